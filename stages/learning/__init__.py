@@ -1,0 +1,1 @@
+"""Models, losses, rollouts, rewards. Takes numbers and tensors, never a recipe."""

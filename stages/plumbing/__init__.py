@@ -1,0 +1,1 @@
+"""Artifact, command line, typed settings, progress. Standard library only."""

@@ -1,0 +1,139 @@
+"""An artifact is a folder with a manifest.json. It appears by one rename, complete, or not at all.
+
+A stage writes into `<out>.partial/`. What it is to make (stage, settings, digests of its inputs) is its *order*; a
+partial folder left by a crash is resumed when its order is unchanged, and set aside otherwise.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+ORDER = "order.json"
+LOCK = ".lock"
+TRACEBACK = "traceback.txt"
+
+
+class ArtifactError(ValueError):
+    """An artifact is missing, in the way, or being made by someone else; the message says what to do."""
+
+
+def sha256_of_file(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest(source: str | Path) -> str:
+    """One hash that names an input: an artifact's manifest (and so its whole ancestry), a file, or a folder's files.
+
+    Raises ArtifactError when nothing is there, or when an artifact was begun and not finished.
+    """
+    path = Path(source)
+    if (path / MANIFEST).is_file():
+        return sha256_of_file(path / MANIFEST)
+    if path.is_file():
+        return sha256_of_file(path)
+    if not path.is_dir():
+        raise ArtifactError(f"there is no {path}: make it first")
+    if (path / ORDER).exists():
+        raise ArtifactError(f"{path} is not finished (it has no {MANIFEST}): run its stage again")
+    lines = [f"{file.relative_to(path)} {sha256_of_file(file)}" for file in _files(path)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def read_manifest(artifact: Path) -> dict:
+    """The manifest of a finished artifact; ArtifactError if there is none."""
+    try:
+        return json.loads((Path(artifact) / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArtifactError(f"{artifact} is not a finished artifact (it has no {MANIFEST})") from None
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write whole or not at all: a reader never sees half a file."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    os.replace(draft, path)
+
+
+def is_made(out: Path, order: dict) -> bool:
+    """Whether `out` already holds just this. Raises ArtifactError when it holds something else that is finished."""
+    if not (out / MANIFEST).exists():
+        _refuse_foreign(out)
+        return False
+    if json.loads((out / ORDER).read_text(encoding="utf-8")) == order:
+        return True
+    raise ArtifactError(f"{out} holds a finished {read_manifest(out)['stage']} of other settings or inputs: "
+                        f"give another --out, or --force to replace it")
+
+
+@contextmanager
+def making(out: Path, order: dict) -> Iterator[Path]:
+    """`<out>.partial`, locked, holding what an interrupted run of the same order left there.
+
+    On leaving, `publish` must have been called, or the folder stays for the next try.
+    """
+    partial = out.with_name(out.name + ".partial")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(out):
+        if partial.exists() and _order_in(partial) != order:
+            partial.rename(_free_name(out, "set-aside"))
+        partial.mkdir(exist_ok=True)
+        (partial / TRACEBACK).unlink(missing_ok=True)
+        write_json(partial / ORDER, order)
+        yield partial
+
+
+def publish(partial: Path, out: Path, manifest: dict) -> None:
+    """Add the digests of the files, write the manifest last, and rename into place."""
+    listed = {str(f.relative_to(partial)): {"bytes": f.stat().st_size, "sha256": sha256_of_file(f)}
+              for f in _files(partial) if f.name not in (MANIFEST, ORDER)}
+    write_json(partial / MANIFEST, manifest | {"files": listed})
+    old = None
+    if out.exists():
+        old = _free_name(out, "replaced")
+        out.rename(old)
+    partial.rename(out)
+    if old:
+        shutil.rmtree(old)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.rglob("*") if f.is_file())
+
+
+def _order_in(partial: Path) -> dict | None:
+    try:
+        return json.loads((partial / ORDER).read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Snakemake deletes a manifest before it makes the artifact anew; the order beside it says that the folder is ours."""
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / ORDER).exists())):
+        raise ArtifactError(f"{out} is in the way and is not an artifact of this project: give another --out")
+
+
+def _free_name(out: Path, word: str) -> Path:
+    number = 1
+    while (name := out.with_name(f"{out.name}.{word}-{number}")).exists():
+        number += 1
+    return name
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """The kernel drops the lock when the process dies, however it dies: nothing to unlock by hand."""
+    path = out.with_name(f".{out.name}{LOCK}")
+    with open(path, "w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ArtifactError(f"another process is making {out} at this moment") from None
+        yield

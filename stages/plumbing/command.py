@@ -1,0 +1,156 @@
+"""A stage's command line, validation, manifest and resume, derived once from the signature of its `run`.
+
+    def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]
+
+`config` is a section of the recipe, `out` the folder to fill, every keyword-only argument a named input: a Path, or
+`list[str]` for several sources that may also be hub ids.
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import inspect
+import platform
+import resource
+import subprocess
+import sys
+import time
+import traceback
+import typing
+from collections.abc import Callable
+from pathlib import Path
+
+from stages.plumbing import artifact, settings
+from stages.recipe import Recipe, load
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
+            "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
+DEFAULT_RECIPE = "configs/demo.yaml"
+
+
+def main(run: Callable) -> None:
+    """The command of a stage: parse, check, make, publish. Exits 1 with one line for a user's mistake."""
+    arguments = parser_of(run).parse_args()
+    try:
+        make(run, *_orders(run, vars(arguments)))
+    except (ValueError, OSError) as error:
+        _say(f"{stage_of(run)}: error: {error}")
+        _keep_traceback(Path(arguments.out))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        _say(f"{stage_of(run)}: interrupted; the same command goes on from its last checkpoint")
+        sys.exit(130)
+
+
+def parser_of(run: Callable) -> argparse.ArgumentParser:
+    """Named flags only: --recipe, one for each input, --out, and one for each value of the stage's section."""
+    parser = argparse.ArgumentParser(prog=f"python -m stages.{stage_of(run)}", description=inspect.getdoc(inspect.getmodule(run)),
+                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
+    for name, hint in inputs_of(run).items():
+        many = {"nargs": "+"} if hint == list[str] else {}
+        parser.add_argument(f"--{name}", required=True, metavar="FOLDER", help="input artifact" if not many else "sources", **many)
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
+    parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
+    group = parser.add_argument_group(f"settings, laid over the recipe's section {section_name(run)!r}")
+    for name, default, doc in settings.leaves(config_class(run)()):
+        group.add_argument(f"--{name.replace('_', '-')}", dest=f"set {name}", metavar="VALUE",
+                           help=f"{doc} (published: {default})".replace("%", "%%"))
+    return parser
+
+
+def make(run: Callable, config: object, out: Path, inputs: dict, force: bool = False) -> None:
+    """Run a stage into `<out>.partial` and publish it; do nothing when `out` holds just this already."""
+    stage = stage_of(run)
+    order = {"stage": stage, "config": settings.as_dict(config),
+             "inputs": {name: _described(source) for name, source in inputs.items()}}
+    if force and (out / artifact.MANIFEST).exists():
+        (out / artifact.MANIFEST).unlink()
+    if artifact.is_made(out, order):
+        _say(f"{stage}: {out} is already made")
+        return
+    start = time.monotonic()
+    with artifact.making(out, order) as partial:
+        metrics = run(config, partial, **inputs)
+        manifest = order | {"metrics": metrics, "seconds": round(time.monotonic() - start, 2)} | _circumstances()
+        artifact.publish(partial, out, manifest)
+    _say(f"{stage}: {out} made in {manifest['seconds']:.0f} s" + "".join(f", {k} {v:.4g}" for k, v in _headline(metrics)))
+
+
+def stage_of(run: Callable) -> str:
+    return Path(inspect.getfile(run)).stem
+
+
+def config_class(run: Callable) -> type:
+    return typing.get_type_hints(run)["config"]
+
+
+def section_name(run: Callable) -> str:
+    """The recipe's section of this stage's settings."""
+    return next(f.name for f in dataclasses.fields(Recipe) if typing.get_type_hints(Recipe)[f.name] is config_class(run))
+
+
+def inputs_of(run: Callable) -> dict[str, type]:
+    """Named inputs and their types: the keyword-only arguments."""
+    hints = typing.get_type_hints(run)
+    return {name: hints[name] for name, p in inspect.signature(run).parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def _orders(run: Callable, given: dict) -> tuple[object, Path, dict, bool]:
+    config = getattr(load(given["recipe"]), section_name(run))
+    flat = {key.removeprefix("set "): value for key, value in given.items() if key.startswith("set ") and value is not None}
+    config = settings.laid_over(config, settings.nested(flat), "command line", from_text=True)
+    inputs = {name: given[name] if hint == list[str] else Path(given[name]) for name, hint in inputs_of(run).items()}
+    return config, Path(given["out"]), inputs, given["force"]
+
+
+def _described(source: Path | list[str]) -> dict | list[dict]:
+    if isinstance(source, list):
+        return [_described_source(item) for item in source]
+    return {"path": str(source), "sha256": artifact.digest(source)}
+
+
+def _described_source(source: str) -> dict:
+    """A source that is not on this disk is taken for a hub id; the stage says so if it is not one."""
+    return {"path": source, "sha256": artifact.digest(source) if Path(source).exists() else None}
+
+
+def _circumstances() -> dict:
+    torch = sys.modules.get("torch")
+    gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {"peak_memory_mib": round(peak / 1024), "device": gpu or f"cpu ({platform.machine()})",
+            "threads": torch.get_num_threads() if torch is not None else 1, "python": platform.python_version(),
+            "versions": {name: version for name in PACKAGES if (version := _version(name))}, "commit": _commit()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parent
+    try:
+        return subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"],
+                              capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _headline(metrics: dict) -> list[tuple[str, float]]:
+    return [(key, value) for key, value in metrics.items() if isinstance(value, int | float)][:4]
+
+
+def _keep_traceback(out: Path) -> None:
+    """One line for the person; the whole story beside what was begun, for whoever mends it."""
+    partial = out.with_name(out.name + ".partial")
+    if partial.is_dir():
+        (partial / artifact.TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
+        _say(f"details: {partial / artifact.TRACEBACK}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,130 @@
+"""Mappings and text to frozen dataclasses, strictly: an unknown key or a wrong type is one clear line."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from typing import Any, Literal, Union
+
+
+class SettingsError(ValueError):
+    """A user's setting is wrong; the message is one line that says where and what to do."""
+
+
+def of(default: Any, doc: str) -> Any:
+    """A dataclass field with its default and one line of meaning, unit and source."""
+    return dataclasses.field(default=default, metadata={"doc": doc})
+
+
+def as_dict(settings: Any) -> dict:
+    """Plain JSON values (tuples become lists)."""
+    def plain(value):
+        return list(value) if isinstance(value, tuple) else value
+    return dataclasses.asdict(settings, dict_factory=lambda items: {key: plain(value) for key, value in items})
+
+
+def laid_over(settings: Any, values: dict, where: str, *, from_text: bool = False) -> Any:
+    """A copy of `settings` with `values` laid over it; nested sections are laid over their own present values.
+
+    from_text: text is converted by the field's type (command line, Snakemake); otherwise text for a number is refused.
+    """
+    hints = typing.get_type_hints(type(settings))
+    changes = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise SettingsError(f"{where}: unknown key {key!r}{_nearest(key, hints)}")
+        present = getattr(settings, key)
+        place = f"{where}: {key}"
+        if dataclasses.is_dataclass(present):
+            if not isinstance(value, dict):
+                raise SettingsError(f"{place} is a section: give it as {{name: value}}, not {value!r}")
+            changes[key] = laid_over(present, value, place, from_text=from_text)
+        else:
+            changes[key] = _typed(hints[key], value, place, from_text)
+    try:
+        return dataclasses.replace(settings, **changes)
+    except SettingsError:
+        raise
+    except ValueError as error:  # a check across fields, in __post_init__
+        raise SettingsError(f"{where}: {error}") from None
+
+
+def leaves(settings: Any, prefix: str = "") -> list[tuple[str, Any, str]]:
+    """(dotted name, present value, doc) of every value, nested sections unfolded."""
+    found = []
+    for field in dataclasses.fields(settings):
+        value, name = getattr(settings, field.name), prefix + field.name
+        if dataclasses.is_dataclass(value):
+            found += leaves(value, name + ".")
+        else:
+            found.append((name, value, field.metadata["doc"]))
+    return found
+
+
+def nested(flat: dict[str, Any]) -> dict:
+    """{'lora.r': 4} to {'lora': {'r': 4}}."""
+    tree: dict = {}
+    for dotted, value in flat.items():
+        *path, last = dotted.split(".")
+        branch = tree
+        for part in path:
+            branch = branch.setdefault(part, {})
+        branch[last] = value
+    return tree
+
+
+def _nearest(key: str, known) -> str:
+    close = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
+
+
+def _typed(hint: Any, value: Any, place: str, from_text: bool) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):  # X | None
+        if value is None or (from_text and value in ("null", "none", "None", "")):
+            return None
+        return _typed(next(a for a in arguments if a is not type(None)), value, place, from_text)
+    if origin is Literal:
+        if value not in arguments:
+            raise SettingsError(f"{place} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
+        return value
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise SettingsError(f"{place} must be a list, not {value!r}")
+        return tuple(_typed(arguments[0], item, place, from_text) for item in items)
+    return _scalar(hint, value, place, from_text)
+
+
+def _scalar(hint: type, value: Any, place: str, from_text: bool) -> Any:
+    if from_text and isinstance(value, str) and hint is not str:
+        value = _from_text(hint, value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise SettingsError(f"{place} must be {_KIND[hint]}, not {value!r}{_yaml_hint(hint, value)}")
+
+
+_KIND = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def _from_text(hint: type, text: str) -> Any:
+    if hint is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return hint(text)
+    except ValueError:
+        return text
+
+
+def _yaml_hint(hint: type, value: Any) -> str:
+    if hint not in (int, float) or not isinstance(value, str):
+        return ""
+    try:
+        number = float(value)
+    except ValueError:
+        return ""
+    if "e" in value.lower() and "." not in value:
+        return f" (YAML reads {value} as text: write {number:.1e})".replace("e+0", "e+").replace("e-0", "e-")
+    return " (drop the quotes)"

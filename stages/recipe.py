@@ -1,0 +1,253 @@
+"""Every hyper-parameter of every stage. Defaults are StackLLaMA's published values; a recipe file lists differences.
+
+Each field says its meaning, its unit (where the name does not) and where the default comes from:
+[paper] the StackLLaMA blog post (Hugging Face, 2023), [script] TRL's examples/research_projects/stack_llama/scripts,
+[run] that folder's README, [card] the data set cards, [ours] chosen here.
+"""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from stages.plumbing.settings import SettingsError, as_dict, laid_over, of
+
+Precision = Literal["fp32", "bf16", "int8", "nf4"]
+
+
+def _divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
+    if part < 1 or whole % part:
+        raise ValueError(f"{whole_name} ({whole}) must be a multiple of {part_name} ({part})")
+
+
+@dataclass(frozen=True)
+class Posts:
+    """Dump to questions with scored answers."""
+
+    min_answers: int = of(2, "questions with fewer answers are dropped [card]")
+    max_bad_rows_share: float = of(0.01, "stop when more than this share of the rows cannot be read [ours]")
+    max_row_bytes: int = of(16_777_216, "rows over this size are set aside [ours]")
+    questions_per_part: int = of(50_000, "questions in one part-*.parquet [ours]")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Questions to preference pairs, split by question."""
+
+    max_pairs_per_question: int = of(10, "drawn without replacement from all pairs that differ in score [paper]")
+    finetune_share: float = of(3.0, "part of the questions, relative to the other three [card: millions]")
+    reward_share: float = of(3.0, "as finetune_share [card]")
+    rl_share: float = of(3.0, "as finetune_share [card]")
+    evaluation_share: float = of(1.8, "as finetune_share; never trained on [card]")
+    seed: int = of(42, "of the split and of the draw of pairs [card]")
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The small LLaMA that is trained when base.model is 'scratch'."""
+
+    vocabulary_tokens: int = of(2048, "size of the byte-level BPE, special tokens included [ours]")
+    hidden_size: int = of(128, "width of the residual stream [ours]")
+    intermediate_size: int = of(384, "width of the gated MLP [ours]")
+    layers: int = of(4, "transformer blocks [ours]")
+    heads: int = of(4, "attention heads [ours]")
+    max_position_tokens: int = of(1024, "longest sequence [ours]")
+    initializer_range: float = of(0.05, "standard deviation of the initial weights; 0.02 learns facts slower here [ours]")
+    epochs: float = of(2.0, "passes over the site's text [ours]")
+    max_tokens: int = of(8_000_000, "stop after this many tokens, whatever epochs says [ours]")
+    learning_rate: float = of(2e-3, "peak step size of AdamW [ours]")
+    weight_decay: float = of(0.05, "of AdamW [ours]")
+    warmup_share: float = of(0.05, "share of the steps in which the step size rises [ours]")
+    sequence_length_tokens: int = of(256, "length of a packed block [ours]")
+    batch_sequences: int = of(16, "blocks a step [ours]")
+    save_every_steps: int = of(250, "steps between checkpoints [ours]")
+
+
+@dataclass(frozen=True)
+class Base:
+    """The pretrained model that everything starts from."""
+
+    model: str = of("huggyllama/llama-7b", "hub id, local folder, or 'scratch' [paper: LLaMA 7B]")
+    revision: str | None = of(None, "commit or tag of a hub model; null is the newest [ours]")
+    scratch: Scratch = of(Scratch(), "used only when model is 'scratch'")
+    seed: int = of(42, "of initialisation and order [ours]")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A low-rank adapter (Hu et al. 2021)."""
+
+    r: int = of(16, "rank [script]")
+    alpha: int = of(32, "scale is alpha / r [script]")
+    dropout: float = of(0.05, "on the adapter's input while it trains [script]")
+    target_modules: tuple[str, ...] = of((), "names of linear layers; empty: PEFT's choice for the family [script]")
+
+
+@dataclass(frozen=True)
+class Sft:
+    """Supervised fine-tuning on the better answers of the finetune split."""
+
+    lora: Lora = of(Lora(), "the adapter")
+    precision: Precision = of("int8", "of the frozen base while it trains [script]")
+    packing: Literal["wrapped", "bfd"] = of("wrapped", "'wrapped': concatenate and cut [script]; 'bfd': no attention across documents")
+    sequence_length_tokens: int = of(1024, "length of a packed block [script]")
+    batch_sequences: int = of(32, "blocks an optimiser step [run: 4 on each of 8 processes]")
+    microbatch_sequences: int = of(4, "blocks a forward pass [script]")
+    max_steps: int | None = of(5000, "optimiser steps; null: epochs decides [run]")
+    epochs: float = of(1.0, "passes over the packed blocks, when max_steps is null [ours]")
+    learning_rate: float = of(1e-5, "peak step size, cosine to 0 [run; the script's default is 1e-4]")
+    warmup_steps: int = of(100, "steps in which the step size rises [script]")
+    weight_decay: float = of(0.05, "of AdamW [script]")
+    gradient_checkpointing: bool = of(False, "recompute activations in the backward pass [script: off by default]")
+    save_every_steps: int = of(1000, "steps between checkpoints [script]")
+    evaluate_every_steps: int = of(1000, "steps between evaluations [script]")
+    seed: int = of(0, "of initialisation, order and dropout [script]")
+
+    def __post_init__(self):
+        _divides(self.microbatch_sequences, self.batch_sequences, "microbatch_sequences", "batch_sequences")
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Pairwise reward model: loss -log sigmoid(r_j - r_k)."""
+
+    lora: Lora = of(Lora(r=8, alpha=32, dropout=0.1), "the adapter [script]")
+    precision: Precision = of("bf16", "of the frozen base while it trains [script]")
+    batching: Literal["pair", "question"] = of("pair", "'pair' [script]; 'question': each answer forwarded once, all its pairs in one step (InstructGPT 3.5)")
+    max_length_tokens: int = of(512, "longer texts are dropped and counted [script]")
+    train_pairs: int = of(100_000, "at most, from the reward split [script]")
+    batch_pairs: int = of(32, "pairs (or questions) an optimiser step [script: 4 on each of 8 processes]")
+    microbatch_pairs: int = of(4, "pairs (or questions) a forward pass [script]")
+    epochs: float = of(1.0, "passes over the pairs [script]")
+    learning_rate: float = of(2e-5, "peak step size, linear to 0 [script]")
+    weight_decay: float = of(0.001, "of AdamW [script]")
+    gradient_checkpointing: bool = of(False, "recompute activations in the backward pass [script: off by default]")
+    validation_share: float = of(0.05, "of the reward split's questions, held out to pick the best checkpoint [ours]")
+    save_every_steps: int = of(500, "steps between checkpoints and evaluations [script]")
+    seed: int = of(0, "of the head, order and dropout [script]")
+
+    def __post_init__(self):
+        _divides(self.microbatch_pairs, self.batch_pairs, "microbatch_pairs", "batch_pairs")
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Adapter into base weights, in fp32 on the unquantised base."""
+
+    dtype: Literal["fp32", "bf16"] = of("bf16", "of the saved weights [script]")
+    max_logit_difference: float = of(1e-3, "largest |adapter-on minus merged| in fp32 that is published [ours]")
+
+
+@dataclass(frozen=True)
+class Ppo:
+    """Proximal policy optimisation against the reward model, with a KL penalty to the SFT model."""
+
+    lora: Lora = of(Lora(), "the policy's adapter [script]")
+    precision: Precision = of("int8", "of the frozen base [script]")
+    iterations: int = of(2500, "rollout phases [script: 20,000 'steps' over batches of 8]")
+    rollout_prompts: int = of(64, "prompts a rollout phase [run: 8 on each of 8 processes]")
+    minibatch_prompts: int = of(64, "prompts an optimiser step [run: 8 accumulated, 8 processes]")
+    microbatch_prompts: int = of(8, "prompts a forward pass; gradients add up to the minibatch [ours]")
+    epochs: int = of(4, "passes over each rollout batch [run]")
+    max_prompt_tokens: int = of(512, "longer prompts are dropped and counted [script]")
+    max_response_tokens: int = of(128, "sampling stops here if EOS did not come [run]")
+    temperature: float = of(1.0, "divides the logits in old, new and reference log-probabilities alike [script]")
+    learning_rate: float = of(1.4e-5, "step size of Adam [run]")
+    learning_rate_decay: bool = of(False, "linear to 0 over the run [N implementation details; script: off]")
+    max_gradient_norm: float = of(1.0, "global norm clip [Llama 2]")
+    gamma: float = of(1.0, "discount [TRL default]")
+    gae_lambda: float = of(0.95, "of generalised advantage estimation [TRL default]")
+    clip_range: float = of(0.2, "of the probability ratio [TRL default]")
+    value_clip_range: float = of(0.2, "of the value function [TRL default]")
+    value_coefficient: float = of(0.1, "weight of the value loss [TRL default]")
+    kl_coefficient: float = of(0.2, "beta at the start [script]")
+    kl_target_nats: float | None = of(6.0, "a response's KL that the adaptive beta steers to; null: beta is fixed [TRL default]")
+    kl_horizon_responses: int = of(10_000, "time constant of the adaptive beta [TRL default]")
+    update_kl_limit: float | None = of(0.15, "stop an update when the policy moved this far from the rollout's, nats a token [TRL: 1.5 x target_kl 0.1]")
+    max_ratio: float = of(10.0, "skip and count a minibatch whose mean ratio is above [TRL default]")
+    missing_eos_penalty: float = of(1.0, "taken from the reward of a response that did not end [N+ implementation details]")
+    validation_prompts: int = of(64, "held-out prompts of the rl split, for choosing the policy [ours]")
+    evaluate_every_iterations: int = of(10, "iterations between evaluations on them [ours]")
+    max_kl_nats: float = of(10.0, "stop, and never keep a policy, above this KL a response on held-out prompts [ours]")
+    save_every_iterations: int = of(10, "iterations between checkpoints [ours]")
+    seed: int = of(0, "of prompts, sampling and minibatches [script]")
+
+    def __post_init__(self):
+        _divides(self.minibatch_prompts, self.rollout_prompts, "minibatch_prompts", "rollout_prompts")
+        _divides(self.microbatch_prompts, self.minibatch_prompts, "microbatch_prompts", "minibatch_prompts")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Held-out comparison of reward model with baselines, and of SFT with PPO."""
+
+    max_pairs: int = of(20_000, "held-out pairs that the reward model is judged on, at most [ours]")
+    prompts: int = of(256, "held-out prompts that SFT and PPO both answer [ours]")
+    batch_prompts: int = of(64, "prompts a forward pass [ours]")
+    max_prompt_tokens: int = of(512, "as in ppo [script]")
+    max_response_tokens: int = of(128, "as in ppo [run]")
+    temperature: float = of(1.0, "of both policies [script]")
+    bootstrap_samples: int = of(2000, "for 95 % intervals, by question [ours]")
+    gold: str | None = of(None, "'package.module:function' over (questions, responses) that knows the truth [ours]")
+    side_by_side: int = of(40, "questions shown with all answers in the report [ours]")
+    seed: int = of(0, "of sampling and bootstrap [ours]")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole run."""
+
+    name: str = of("stackllama", "results go to results/<name>/")
+    dump: tuple[str, ...] = of((), "folders, Posts.xml files, .7z archives, parquet folders or hub ids")
+    posts: Posts = of(Posts(), "dump to posts")
+    pairs: Pairs = of(Pairs(), "posts to pairs")
+    base: Base = of(Base(), "the pretrained model")
+    sft: Sft = of(Sft(), "supervised fine-tuning")
+    reward: Reward = of(Reward(), "reward model")
+    merge: Merge = of(Merge(), "adapter into base, for sft, reward and ppo")
+    ppo: Ppo = of(Ppo(), "policy optimisation")
+    evaluate: Evaluate = of(Evaluate(), "held-out evaluation")
+
+
+def load(path: str | Path, overrides: dict | None = None) -> Recipe:
+    """Recipe file, then overrides laid over it. Keys beside the sections: `seed`, which every section with a seed takes.
+
+    Values of `overrides` may be text (Snakemake hands nested --config values over as strings): they are converted
+    by the field's type. Values of the file may not. Raises SettingsError with one line for people.
+    """
+    recipe = _with_seed(Recipe(), {}, str(path), from_text=False)
+    recipe = _with_seed(recipe, _read_yaml(Path(path)), str(path), from_text=False)
+    return _with_seed(recipe, overrides or {}, "--config", from_text=True)
+
+
+def _with_seed(recipe: Recipe, values: dict, where: str, from_text: bool) -> Recipe:
+    values = dict(values)
+    seed = values.pop("seed", None)
+    if seed is not None:
+        try:
+            seed = int(seed)
+        except (TypeError, ValueError):
+            raise SettingsError(f"{where}: seed must be a whole number, not {seed!r}") from None
+        seeded = {f.name: replace(getattr(recipe, f.name), seed=seed)
+                  for f in fields(recipe) if hasattr(getattr(recipe, f.name), "seed")}
+        recipe = replace(recipe, **seeded)
+    return laid_over(recipe, values, where, from_text=from_text)
+
+
+def _read_yaml(path: Path) -> dict:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(sorted(str(p) for p in Path("configs").glob("*.yaml")))
+        raise SettingsError(f"no recipe at {path}; there are: {known}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values or {}, dict):
+        raise SettingsError(f"{path} must map names to values")
+    return values or {}
+
+
+def section(recipe: Recipe, name: str) -> dict:
+    """One section as plain values: what a Snakemake rule holds in `params` and a manifest records."""
+    return as_dict(getattr(recipe, name))

@@ -1,0 +1,1 @@
+"""Dumps, Markdown, scores, pairs, the prompt template. No torch."""
