@@ -13,7 +13,8 @@ import yaml
 
 from stages.plumbing.settings import SettingsError, as_dict, laid_over, of
 
-Precision = Literal["fp32", "bf16", "int8", "nf4"]
+DEFAULT_RECIPE = "configs/demo.yaml"
+Precision = Literal["fp32", "mixed", "bf16", "int8", "nf4"]
 
 
 def _divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
@@ -53,7 +54,7 @@ class Scratch:
     layers: int = of(4, "transformer blocks [ours]")
     heads: int = of(4, "attention heads [ours]")
     max_position_tokens: int = of(1024, "longest sequence [ours]")
-    initializer_range: float = of(0.05, "standard deviation of the initial weights; 0.02 learns facts slower here [ours]")
+    initializer_range: float = of(0.05, "standard deviation of initial weights; 0.02 learns facts slower here [ours]")
     epochs: float = of(2.0, "passes over the site's text [ours]")
     max_tokens: int = of(8_000_000, "stop after this many tokens, whatever epochs says [ours]")
     learning_rate: float = of(2e-3, "peak step size of AdamW [ours]")
@@ -61,6 +62,7 @@ class Scratch:
     warmup_share: float = of(0.05, "share of the steps in which the step size rises [ours]")
     sequence_length_tokens: int = of(256, "length of a packed block [ours]")
     batch_sequences: int = of(16, "blocks a step [ours]")
+    precision: Literal["fp32", "mixed"] = of("mixed", "'mixed': fp32 weights, bf16 matrix products [ours]")
     save_every_steps: int = of(250, "steps between checkpoints [ours]")
 
 
@@ -90,7 +92,8 @@ class Sft:
 
     lora: Lora = of(Lora(), "the adapter")
     precision: Precision = of("int8", "of the frozen base while it trains [script]")
-    packing: Literal["wrapped", "bfd"] = of("wrapped", "'wrapped': concatenate and cut [script]; 'bfd': no attention across documents")
+    packing: Literal["wrapped", "bfd"] = of(
+        "wrapped", "'wrapped': concatenate and cut [script]; 'bfd': no attention across documents")
     sequence_length_tokens: int = of(1024, "length of a packed block [script]")
     batch_sequences: int = of(32, "blocks an optimiser step [run: 4 on each of 8 processes]")
     microbatch_sequences: int = of(4, "blocks a forward pass [script]")
@@ -114,7 +117,8 @@ class Reward:
 
     lora: Lora = of(Lora(r=8, alpha=32, dropout=0.1), "the adapter [script]")
     precision: Precision = of("bf16", "of the frozen base while it trains [script]")
-    batching: Literal["pair", "question"] = of("pair", "'pair' [script]; 'question': each answer forwarded once, all its pairs in one step (InstructGPT 3.5)")
+    batching: Literal["pair", "question"] = of(
+        "pair", "'pair' [script]; 'question': each answer forwarded once, all its pairs in one step [InstructGPT 3.5]")
     max_length_tokens: int = of(512, "longer texts are dropped and counted [script]")
     train_pairs: int = of(100_000, "at most, from the reward split [script]")
     batch_pairs: int = of(32, "pairs (or questions) an optimiser step [script: 4 on each of 8 processes]")
@@ -162,11 +166,12 @@ class Ppo:
     value_clip_range: float = of(0.2, "of the value function [TRL default]")
     value_coefficient: float = of(0.1, "weight of the value loss [TRL default]")
     kl_coefficient: float = of(0.2, "beta at the start [script]")
-    kl_target_nats: float | None = of(6.0, "a response's KL that the adaptive beta steers to; null: beta is fixed [TRL default]")
+    kl_target_nats: float | None = of(6.0, "KL a response that the adaptive beta steers to; null: fixed beta [TRL default]")
     kl_horizon_responses: int = of(10_000, "time constant of the adaptive beta [TRL default]")
-    update_kl_limit: float | None = of(0.15, "stop an update when the policy moved this far from the rollout's, nats a token [TRL: 1.5 x target_kl 0.1]")
+    update_kl_limit: float | None = of(
+        0.15, "stop an update when the policy moved this far from the rollout's, nats a token [TRL: 1.5 x 0.1]")
     max_ratio: float = of(10.0, "skip and count a minibatch whose mean ratio is above [TRL default]")
-    missing_eos_penalty: float = of(1.0, "taken from the reward of a response that did not end [N+ implementation details]")
+    missing_eos_penalty: float = of(1.0, "taken from the reward of a response without EOS [N+ implementation details]")
     validation_prompts: int = of(64, "held-out prompts of the rl split, for choosing the policy [ours]")
     evaluate_every_iterations: int = of(10, "iterations between evaluations on them [ours]")
     max_kl_nats: float = of(10.0, "stop, and never keep a policy, above this KL a response on held-out prompts [ours]")
@@ -190,8 +195,15 @@ class Evaluate:
     temperature: float = of(1.0, "of both policies [script]")
     bootstrap_samples: int = of(2000, "for 95 % intervals, by question [ours]")
     gold: str | None = of(None, "'package.module:function' over (questions, responses) that knows the truth [ours]")
-    side_by_side: int = of(40, "questions shown with all answers in the report [ours]")
     seed: int = of(0, "of sampling and bootstrap [ours]")
+
+
+@dataclass(frozen=True)
+class Report:
+    """One page for people."""
+
+    side_by_side: int = of(40, "questions shown with all answers [ours]")
+    figure_width_inches: float = of(7.0, "of each figure [ours]")
 
 
 @dataclass(frozen=True)
@@ -208,16 +220,17 @@ class Recipe:
     merge: Merge = of(Merge(), "adapter into base, for sft, reward and ppo")
     ppo: Ppo = of(Ppo(), "policy optimisation")
     evaluate: Evaluate = of(Evaluate(), "held-out evaluation")
+    report: Report = of(Report(), "the page at the end")
 
 
 def load(path: str | Path, overrides: dict | None = None) -> Recipe:
-    """Recipe file, then overrides laid over it. Keys beside the sections: `seed`, which every section with a seed takes.
+    """Recipe file, then overrides laid over it. A key beside the sections: `seed`, which every section with a seed takes.
 
+    A file that gives no name is named after itself.
     Values of `overrides` may be text (Snakemake hands nested --config values over as strings): they are converted
     by the field's type. Values of the file may not. Raises SettingsError with one line for people.
     """
-    recipe = _with_seed(Recipe(), {}, str(path), from_text=False)
-    recipe = _with_seed(recipe, _read_yaml(Path(path)), str(path), from_text=False)
+    recipe = _with_seed(Recipe(name=Path(path).stem), _read_yaml(Path(path)), str(path), from_text=False)
     return _with_seed(recipe, overrides or {}, "--config", from_text=True)
 
 

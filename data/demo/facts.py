@@ -1,13 +1,15 @@
-"""The truth of the demo site: which value is right for which tool, its phrases, and what a good answer is worth.
-
-The generator writes the site from these tables and `gold.py` reads texts back with them, so the two cannot drift apart.
-"""
+"""The truth of the demo site, its phrases and what an answer is worth: written by the generator, read by `gold.py`."""
 
 import re
 from itertools import combinations, product
 from typing import NamedTuple
 
-TOOLS = tuple("harbor finch maple pixel cobalt otter lantern quartz falcon saffron breeze nimbus".split())
+
+def _pool(words: str, form: str = "{}") -> tuple[str, ...]:
+    return tuple(form.format(word) for word in words.split())
+
+
+TOOLS = _pool("harbor finch maple pixel cobalt otter lantern quartz falcon saffron breeze nimbus")
 
 
 class Attribute(NamedTuple):
@@ -25,9 +27,7 @@ class Attribute(NamedTuple):
 ATTRIBUTES = {
     "dry-run": Attribute(
         "dry run flag",
-        tuple(
-            "--simulate --preview --rehearse --pretend --plan --noop --trial --mock --sketch --ghost --draft --peek".split()
-        ),
+        _pool("simulate preview rehearse pretend plan noop trial mock sketch ghost draft peek", "--{}"),
         (
             "which flag makes a dry run in {tool}",
             "how do I do a dry run with {tool}",
@@ -46,7 +46,7 @@ ATTRIBUTES = {
     ),
     "port": Attribute(
         "default port",
-        tuple("4471 5120 6033 7208 8144 9017 3309 2756 5894 6621 7745 8932".split()),
+        _pool("4471 5120 6033 7208 8144 9017 3309 2756 5894 6621 7745 8932"),
         (
             "which port does {tool} listen on",
             "what is the default port of {tool}",
@@ -65,7 +65,7 @@ ATTRIBUTES = {
     ),
     "settings": Attribute(
         "settings file",
-        tuple(f"{name}.conf" for name in "amber birch cedar delta ember fjord grove hazel iris juniper kelp lotus".split()),
+        _pool("amber birch cedar delta ember fjord grove hazel iris juniper kelp lotus", "{}.conf"),
         (
             "which file holds the settings of {tool}",
             "where does {tool} keep its settings",
@@ -84,7 +84,7 @@ ATTRIBUTES = {
     ),
     "cache": Attribute(
         "cache command",
-        tuple("purge sweep rinse wipe flush scrub prune drain cleanse reset tidy shed".split()),
+        _pool("purge sweep rinse wipe flush scrub prune drain cleanse reset tidy shed"),
         (
             "which command clears the cache of {tool}",
             "how do I clear the cache in {tool}",
@@ -101,49 +101,13 @@ ATTRIBUTES = {
         ),
         ("{tool} {value}", "{tool} {value} all", "{tool} {value} cache"),
     ),
-    "format": Attribute(
-        "output format",
-        tuple("json yaml toml csv xml avro parquet msgpack ini tsv cbor orc".split()),
-        (
-            "which output format does {tool} write",
-            "what is the output format of {tool}",
-            "in which format does {tool} save its results",
-            "which format do I have to parse after {tool} has run",
-            "what format do the results of {tool} have",
-        ),
-        ("In {tool}, the output format is {value}.", "The results of {tool} are saved as {value}."),
-        ("The output format is {value}.", "It writes {value} by default.", "You have to parse {value}."),
-        (
-            "the results are passed to other programs in this form",
-            "the writer of the tool knows only this form",
-            "this form keeps the names and the types together",
-        ),
-        ("{tool} save {value}", "{tool} list as {value}", "parse {value} results"),
-    ),
-    "token": Attribute(
-        "token variable",
-        tuple("AUTHKEY PASSKEY SECRET BADGE TICKET SEAL STAMP CREDS PERMIT GRANT VOUCHER COUPON".split()),
-        (
-            "which variable holds the token for {tool}",
-            "what is the token variable of {tool}",
-            "where does {tool} look for the access token",
-            "which variable do I set to log in to {tool}",
-            "how do I give {tool} my access token",
-        ),
-        ("In {tool}, the token variable is {value}.", "The token of {tool} goes into {value}."),
-        ("Set the variable {value}.", "The token variable is {value}.", "It takes the token from {value}."),
-        (
-            "the token is read from the shell at every call",
-            "a token in a file would be seen by other users",
-            "the login step asks the shell for this name",
-        ),
-        ("export {value}=abc", "{value}=abc {tool} login", "echo ${value}"),
-    ),
 }
 
 Fact = tuple[str, str]  # (tool, attribute)
 TRUTH: dict[Fact, str] = {
-    (tool, name): value for name, attribute in ATTRIBUTES.items() for tool, value in zip(TOOLS, attribute.values)
+    (tool, name): value
+    for name, attribute in ATTRIBUTES.items()
+    for tool, value in zip(TOOLS, attribute.values, strict=True)
 }
 FACT_PAIRS: tuple[tuple[Fact, Fact], ...] = tuple(
     ((tool_a, a), (tool_b, b)) for a, b in combinations(ATTRIBUTES, 2) for tool_a, tool_b in product(TOOLS, TOOLS)

@@ -46,6 +46,12 @@ def digest(source: str | Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def folder_of(path: str | Path) -> Path:
+    """An artifact may be named by its folder or by its manifest (Snakemake knows files)."""
+    path = Path(path)
+    return path.parent if path.name == MANIFEST else path
+
+
 def read_manifest(artifact: Path) -> dict:
     """The manifest of a finished artifact; ArtifactError if there is none."""
     try:
@@ -115,7 +121,7 @@ def _order_in(partial: Path) -> dict | None:
 
 
 def _refuse_foreign(out: Path) -> None:
-    """Snakemake deletes a manifest before it makes the artifact anew; the order beside it says that the folder is ours."""
+    """Snakemake deletes a manifest before it makes the artifact anew; the order beside it says the folder is ours."""
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / ORDER).exists())):
         raise ArtifactError(f"{out} is in the way and is not an artifact of this project: give another --out")
 

@@ -7,7 +7,6 @@
 """
 
 import argparse
-import dataclasses
 import importlib.metadata
 import inspect
 import platform
@@ -21,11 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stages.plumbing import artifact, settings
-from stages.recipe import Recipe, load
+from stages.recipe import DEFAULT_RECIPE, Recipe, load
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
             "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
-DEFAULT_RECIPE = "configs/demo.yaml"
 
 
 def main(run: Callable) -> None:
@@ -35,7 +33,7 @@ def main(run: Callable) -> None:
         make(run, *_orders(run, vars(arguments)))
     except (ValueError, OSError) as error:
         _say(f"{stage_of(run)}: error: {error}")
-        _keep_traceback(Path(arguments.out))
+        _keep_traceback(artifact.folder_of(arguments.out))
         sys.exit(1)
     except KeyboardInterrupt:
         _say(f"{stage_of(run)}: interrupted; the same command goes on from its last checkpoint")
@@ -44,12 +42,13 @@ def main(run: Callable) -> None:
 
 def parser_of(run: Callable) -> argparse.ArgumentParser:
     """Named flags only: --recipe, one for each input, --out, and one for each value of the stage's section."""
-    parser = argparse.ArgumentParser(prog=f"python -m stages.{stage_of(run)}", description=inspect.getdoc(inspect.getmodule(run)),
-                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m stages.{stage_of(run)}", description=inspect.getdoc(inspect.getmodule(run)),
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
     for name, hint in inputs_of(run).items():
-        many = {"nargs": "+"} if hint == list[str] else {}
-        parser.add_argument(f"--{name}", required=True, metavar="FOLDER", help="input artifact" if not many else "sources", **many)
+        kind = {"nargs": "+", "help": "sources"} if hint == list[str] else {"help": "input artifact"}
+        parser.add_argument(f"--{name}", required=True, metavar="FOLDER", **kind)
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
     parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
     group = parser.add_argument_group(f"settings, laid over the recipe's section {section_name(run)!r}")
@@ -74,7 +73,8 @@ def make(run: Callable, config: object, out: Path, inputs: dict, force: bool = F
         metrics = run(config, partial, **inputs)
         manifest = order | {"metrics": metrics, "seconds": round(time.monotonic() - start, 2)} | _circumstances()
         artifact.publish(partial, out, manifest)
-    _say(f"{stage}: {out} made in {manifest['seconds']:.0f} s" + "".join(f", {k} {v:.4g}" for k, v in _headline(metrics)))
+    headline = "".join(f", {key} {value:.4g}" for key, value in _headline(metrics))
+    _say(f"{stage}: {out} made in {manifest['seconds']:.0f} s{headline}")
 
 
 def stage_of(run: Callable) -> str:
@@ -87,7 +87,7 @@ def config_class(run: Callable) -> type:
 
 def section_name(run: Callable) -> str:
     """The recipe's section of this stage's settings."""
-    return next(f.name for f in dataclasses.fields(Recipe) if typing.get_type_hints(Recipe)[f.name] is config_class(run))
+    return next(name for name, hint in typing.get_type_hints(Recipe).items() if hint is config_class(run))
 
 
 def inputs_of(run: Callable) -> dict[str, type]:
@@ -98,10 +98,12 @@ def inputs_of(run: Callable) -> dict[str, type]:
 
 def _orders(run: Callable, given: dict) -> tuple[object, Path, dict, bool]:
     config = getattr(load(given["recipe"]), section_name(run))
-    flat = {key.removeprefix("set "): value for key, value in given.items() if key.startswith("set ") and value is not None}
+    flat = {key.removeprefix("set "): value for key, value in given.items() if key.startswith("set ")}
+    flat = {name: value for name, value in flat.items() if value is not None}
     config = settings.laid_over(config, settings.nested(flat), "command line", from_text=True)
-    inputs = {name: given[name] if hint == list[str] else Path(given[name]) for name, hint in inputs_of(run).items()}
-    return config, Path(given["out"]), inputs, given["force"]
+    inputs = {name: given[name] if hint == list[str] else artifact.folder_of(given[name])
+              for name, hint in inputs_of(run).items()}
+    return config, artifact.folder_of(given["out"]), inputs, given["force"]
 
 
 def _described(source: Path | list[str]) -> dict | list[dict]:

@@ -32,7 +32,7 @@ def laid_over(settings: Any, values: dict, where: str, *, from_text: bool = Fals
     changes = {}
     for key, value in values.items():
         if key not in hints:
-            raise SettingsError(f"{where}: unknown key {key!r}{_nearest(key, hints)}")
+            raise SettingsError(f"{where}: unknown key {key!r}{nearest(key, hints)}")
         present = getattr(settings, key)
         place = f"{where}: {key}"
         if dataclasses.is_dataclass(present):
@@ -73,7 +73,7 @@ def nested(flat: dict[str, Any]) -> dict:
     return tree
 
 
-def _nearest(key: str, known) -> str:
+def nearest(key: str, known) -> str:
     close = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
 

@@ -1,0 +1,27 @@
+# make ppo: set up this machine, then a Stack Exchange dump to an aligned answer model. make test, make lint.
+PYTHON ?= python3
+# Without a GPU, from PyPI's big CUDA build to the small one: make ppo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: ppo install test lint
+
+ppo: install
+	$(BIN)/snakemake --cores all ppo
+
+install: $(READY)
+
+# torch first, by its exact version: any other order or range may bring gigabytes of CUDA to a machine without a GPU.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet --requirement constraints.txt
+	touch $@
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/snakemake --lint

@@ -1,0 +1,52 @@
+"""A Stack Exchange dump to an aligned answer model: snakemake --cores all ppo
+
+Which folder feeds which. What a stage does is in stages/<stage>.py, how much of it in configs/<recipe>.yaml.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from snakemake.utils import min_version
+
+from stages import recipe as recipes
+from stages.plumbing import run_folder
+
+min_version("9.0")
+
+try:
+    RECIPE = run_folder.asked_recipe(config)
+    DUMP_FILES = run_folder.dump_files(RECIPE.dump)
+except run_folder.SettingsError as error:
+    sys.exit(f"snakemake: error: {error}")
+
+RUN = f"results/{RECIPE.name}"
+RECIPE_FILE = f"{RUN}/recipe.yaml"
+
+# Stages run with the Python that runs Snakemake.
+os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
+
+
+report: "workflow/report/workflow.rst"
+
+
+include: "workflow/rules/data.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/evaluate.smk"
+
+
+onstart:
+    run_folder.begin(RECIPE)
+
+
+onsuccess:
+    print(run_folder.summary(RECIPE), file=sys.stderr)
+
+
+# The whole thing: the merged policy, its evaluation and the report.
+rule ppo:
+    default_target: True
+    localrule: True
+    input:
+        rules.ppo_merged.output,
+        rules.report.output,

@@ -1,0 +1,88 @@
+"""The gold score of an answer to a question of the demo site: what the learnt reward only estimates.
+
+Questions and responses are Markdown or plain text; a response may be the raw output of a language model.
+"""
+
+import re
+
+from data.demo.facts import (
+    ATTRIBUTES,
+    EXPLAINS,
+    FILLERS,
+    RUDENESS,
+    TOOLS,
+    TRUTH,
+    Fact,
+    Features,
+    count_words,
+    quality,
+)
+
+KEYS = ("gold", *Features._fields)
+
+
+def score(questions: list[str], responses: list[str]) -> dict[str, list[float | None]]:
+    """Gold score, share of right facts and the other features of every response; None for a foreign question."""
+    rows = [_row(question, response) for question, response in zip(questions, responses, strict=True)]
+    return {key: [None if row is None else row[i] for row in rows] for i, key in enumerate(KEYS)}
+
+
+def asked_facts(question: str) -> set[Fact]:
+    """The (tool, attribute) facts that a question's text asks for; empty when it is not of this site."""
+    text = _flat(question).lower()
+    found = [(match[match.lastindex], name) for name, pattern in _ASKS.items() for match in pattern.finditer(text)]
+    named = {tool for tool, _ in found if tool != "it"}
+    return {(tool, name) for found_tool, name in found for tool in ({found_tool} if found_tool != "it" else named)}
+
+
+def features_of(facts: set[Fact], response: str) -> Features:
+    """What `quality` needs to know about a response to a question that asks for `facts`."""
+    stated = {name: set(_VALUES[name].findall(response)) for _, name in facts}
+    blocks = "\n".join(_FENCED.findall(response))
+    text = _flat(response).lower()
+    return Features(
+        # Stating a second value besides the right one is a guess, not an answer.
+        correct=sum(stated[name] == {TRUTH[tool, name]} for tool, name in facts) / len(facts),
+        code=any(_VALUES[name].search(blocks) for _, name in facts),
+        explanation=bool(EXPLAINS.search(text)),
+        filler=bool(_FILLER.search(text)),
+        rude=bool(_RUDE.search(text)),
+        off_topic=not any(stated.values()),
+        words=count_words(response),
+    )
+
+
+def _row(question: str, response: str) -> tuple[float, ...] | None:
+    facts = asked_facts(question)
+    if not facts:
+        return None
+    features = features_of(facts, response)
+    return (quality(features), *map(float, features))
+
+
+def _flat(text: str) -> str:
+    """Text on one line without its code ticks, so that a phrase is found however it is wrapped or marked."""
+    return " ".join(text.replace("`", "").split())
+
+
+def _ask_pattern(name: str) -> re.Pattern:
+    tool = rf"\b({'|'.join(TOOLS)}|it)\b"
+    clauses = (re.escape(ask.lower()).replace(r"\{tool\}", tool) for ask in ATTRIBUTES[name].asks)
+    return re.compile("|".join(f"(?:{clause})" for clause in clauses))
+
+
+def _value_pattern(values: tuple[str, ...]) -> re.Pattern:
+    """Whole values only: neither `--plan` in `--planner` nor `4471` in `44719`, but `4471` before a full stop."""
+    return re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, values))})(?!\w|[.-]\w)")
+
+
+def _phrase_pattern(sentences: tuple[str, ...]) -> re.Pattern:
+    """A sentence counts once its first four words are there: models like to change the rest."""
+    starts = (" ".join(re.findall(r"[\w',]+", sentence.lower())[:4]) for sentence in sentences)
+    return re.compile("|".join(rf"\b{re.escape(start)}(?!\w)" for start in starts))
+
+
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_ASKS = {name: _ask_pattern(name) for name in ATTRIBUTES}
+_VALUES = {name: _value_pattern(attribute.values) for name, attribute in ATTRIBUTES.items()}
+_FILLER, _RUDE = _phrase_pattern(FILLERS), _phrase_pattern(RUDENESS)

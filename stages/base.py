@@ -1,0 +1,64 @@
+"""Base: the pretrained model that everything starts from; or, with 'scratch', a tokenizer and a small LLaMA of the site's own.
+
+    python -m stages.base --recipe configs/demo.yaml --pairs results/demo/pairs --out results/demo/base
+
+A hub id or a local folder is used as it is. 'scratch' trains on the questions and answers of every split but the
+evaluation's, one question with one answer a document: with all answers in one document, later answers are learnt by
+copying earlier ones.
+"""
+
+from pathlib import Path
+
+import torch
+
+from stages.learning.language_modelling import collate_blocks, packed
+from stages.learning.scratch import small_llama, train_tokenizer
+from stages.learning.training import Training, train
+from stages.learning.weights import copy_pretrained
+from stages.recipe import Base, Scratch
+from stages.text.template import pair_ids, prompt_text
+from stages.text.tables import answers_of
+
+TRAINED_ON = ("finetune", "reward", "rl")
+
+
+def run(config: Base, out: Path, *, pairs: Path) -> dict[str, float]:
+    """Fill `out` with a plain Hugging Face model folder and its tokenizer."""
+    if config.model != "scratch":
+        return copy_pretrained(config.model, config.revision, out)
+    return _from_scratch(config.scratch, config.seed, out, pairs)
+
+
+def _from_scratch(scratch: Scratch, seed: int, out: Path, pairs: Path) -> dict[str, float]:
+    texts = [(question, answer) for split in TRAINED_ON for question, answer in answers_of(pairs, split)]
+    tokenizer = train_tokenizer((prompt_text(q) + a for q, a in texts), scratch.vocabulary_tokens)
+    documents = [pair_ids(tokenizer, question, answer) for question, answer in texts]
+    shuffled = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
+    blocks = packed([documents[i] for i in shuffled], scratch.sequence_length_tokens, "wrapped")
+    steps = _steps(scratch, len(blocks))
+    torch.manual_seed(seed)
+    model = small_llama(tokenizer, hidden_size=scratch.hidden_size, intermediate_size=scratch.intermediate_size,
+                        layers=scratch.layers, heads=scratch.heads, max_position_tokens=scratch.max_position_tokens,
+                        initializer_range=scratch.initializer_range)
+    history = train(model, blocks, collate_blocks, Training(
+        batch=scratch.batch_sequences, microbatch=scratch.batch_sequences, learning_rate=scratch.learning_rate,
+        schedule="cosine", weight_decay=scratch.weight_decay, seed=seed, precision=scratch.precision, max_steps=steps,
+        warmup_steps=round(scratch.warmup_share * steps), save_every_steps=scratch.save_every_steps), out, "base")
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    tokens = sum(map(len, documents))
+    return {"documents": len(documents), "tokens": tokens, "parameters": model.num_parameters(), "steps": steps,
+            "loss": [row["loss"] for row in history if "loss" in row][-1]}
+
+
+def _steps(scratch: Scratch, blocks: int) -> int:
+    """Optimiser steps: `epochs` passes, or `max_tokens`, whichever is less."""
+    tokens_a_step = scratch.batch_sequences * scratch.sequence_length_tokens
+    wanted = scratch.epochs * blocks / scratch.batch_sequences
+    return max(1, round(min(wanted, scratch.max_tokens / tokens_a_step)))
+
+
+if __name__ == "__main__":
+    from stages.plumbing.command import main
+
+    main(run)

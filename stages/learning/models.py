@@ -1,0 +1,117 @@
+"""Load models and tokenizers: one place for precision, device, special tokens and adapters.
+
+Precisions: 'fp32'; 'mixed' (fp32 weights, bf16 matrix products by autocast); 'bf16' (bf16 weights); 'int8' and 'nf4'
+(bitsandbytes). fp16 is not offered: its range loses gradients without loss scaling.
+"""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_for_kbit_training
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+QUANTISED = ("int8", "nf4")
+PAD = "<pad>"
+
+
+def device() -> torch.device:
+    """The process's accelerator, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def load_causal(folder: Path | str, precision: str = "fp32") -> PreTrainedModel:
+    """A causal language model on this process's device, in eval mode."""
+    return _load(AutoModelForCausalLM, folder, precision)
+
+
+def load_scorer(folder: Path | str, precision: str = "fp32", new_head: bool = False) -> PreTrainedModel:
+    """A sequence classifier with one output, in eval mode.
+
+    new_head: `folder` is a causal model, and the head is to be made (see reward_model.initialise_head). Otherwise
+    every tensor must be there: a head that is missing would be random, and no score would mean anything (ValueError).
+    """
+    return _load(AutoModelForSequenceClassification, folder, precision, num_labels=1, may_miss=("score.weight",) if new_head else ())
+
+
+def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerBase:
+    """The tokenizer, with a pad token distinct from BOS and EOS; ValueError without an EOS.
+
+    A tokenizer without such a pad gets an extra id. It may lie outside the embedding: batches carry 0 in its place,
+    masked (see `batched`), so that nothing is resized.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer in {folder} has no end-of-sequence token: answers could never end")
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id, tokenizer.bos_token_id):
+        tokenizer.add_special_tokens({"pad_token": PAD})
+    return tokenizer
+
+
+def check_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
+    """ValueError unless tokenizer and model agree on what ends a text (a known silent fault of LLaMA conversions)."""
+    ids = config.eos_token_id
+    expected = ids if isinstance(ids, list) else [ids]
+    if ids is not None and tokenizer.eos_token_id not in expected:
+        raise ValueError(f"the tokenizer ends texts with id {tokenizer.eos_token_id}, the model's config with {ids}: "
+                         f"correct config.json or the tokenizer of the base")
+
+
+def batched(rows: list[list[int]], side: str = "right", where: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ragged token ids to (input_ids, keep_mask), both [rows, longest] int64; filler is id 0 and masked."""
+    longest = max(map(len, rows))
+    input_ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    keep_mask = torch.zeros_like(input_ids)
+    for index, row in enumerate(rows):
+        place = slice(0, len(row)) if side == "right" else slice(longest - len(row), longest)
+        input_ids[index, place] = torch.tensor(row)
+        keep_mask[index, place] = 1
+    return input_ids.to(where), keep_mask.to(where)
+
+
+def positions(keep_mask: torch.Tensor) -> torch.Tensor:
+    """Position ids [rows, length]: a real token's position counts the real tokens before it, whatever the padding."""
+    return (keep_mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def autocast(precision: str):
+    """The context of a forward pass in this precision."""
+    return torch.autocast(device().type, dtype=torch.bfloat16) if precision == "mixed" else nullcontext()
+
+
+def add_lora(model: PreTrainedModel, *, r: int, alpha: int, dropout: float, target_modules: tuple[str, ...],
+             precision: str, scorer: bool = False) -> PeftModel:
+    """A fresh adapter on a frozen base; only it (and a scorer's head) requires gradients."""
+    if precision in QUANTISED:
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    config = LoraConfig(task_type=TaskType.SEQ_CLS if scorer else TaskType.CAUSAL_LM, r=r, lora_alpha=alpha,
+                        lora_dropout=dropout, bias="none", target_modules=list(target_modules) or None,
+                        modules_to_save=["score"] if scorer else None)
+    return get_peft_model(model, config)
+
+
+def _load(kind, folder, precision: str, may_miss: tuple[str, ...] = (), **more) -> PreTrainedModel:
+    where = device()
+    if precision == "int8":
+        more["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
+    elif precision == "nf4":
+        more["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+                                                         bnb_4bit_compute_dtype=torch.bfloat16,
+                                                         llm_int8_skip_modules=["lm_head", "score"])
+    dtype = torch.float32 if precision in ("fp32", "mixed") else torch.bfloat16
+    model, info = kind.from_pretrained(folder, dtype=dtype, device_map={"": where}, use_safetensors=True,
+                                       output_loading_info=True, **more)
+    missing = set(info["missing_keys"]) - set(may_miss)
+    if missing:
+        raise ValueError(f"{folder} lacks the weights {', '.join(sorted(missing)[:3])}: they would be random")
+    return model.eval()

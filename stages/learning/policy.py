@@ -1,0 +1,77 @@
+"""The policy: one frozen base; the adapter is the policy, the base without it the reference; a value head on top.
+
+Dropout is off throughout: old, new and reference log-probabilities must come from the same function.
+Shapes: B rows, T tokens of prompt and response, R response tokens, V vocabulary, D width.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from stages.learning.models import autocast, batched, positions
+
+
+class Scored(NamedTuple):
+    """What a forward pass says of given responses; all [B, R], fp32."""
+
+    log_p: torch.Tensor
+    values: torch.Tensor
+    entropy: torch.Tensor
+    mask: torch.Tensor
+
+
+class Policy(nn.Module):
+    """A causal model with a LoRA adapter, and a linear value head that starts at 0 (N implementation details).
+
+    The value head reads the policy's own last hidden state, and its gradient flows into the adapter, as in TRL's
+    AutoModelForCausalLMWithValueHead.
+    """
+
+    def __init__(self, model, temperature: float, precision: str):
+        super().__init__()
+        self.model, self.temperature, self.precision = model.eval(), temperature, precision
+        self.value_head = nn.Linear(model.config.hidden_size, 1, device=model.device, dtype=torch.float32)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Name to parameter, of everything that learns."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def forward(self, prompts: list[list[int]], responses: list[list[int]]) -> Scored:
+        """Score the responses under the policy."""
+        hidden, chosen, mask = self._response_states(prompts, responses)
+        log_p, entropy = self._log_probabilities(hidden, chosen)
+        return Scored(log_p, self.value_head(hidden.float()).squeeze(-1), entropy, mask)
+
+    @torch.no_grad()
+    def reference(self, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
+        """Log-probabilities [B, R] under the reference: the same base with the adapter off."""
+        with self.model.disable_adapter():
+            hidden, chosen, _ = self._response_states(prompts, responses)
+            return self._log_probabilities(hidden, chosen)[0]
+
+    def _response_states(self, prompts, responses) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Hidden states [B, R, D] from which each response token is predicted, the tokens [B, R], and their mask."""
+        rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+        input_ids, keep_mask = batched(rows, where=self.model.device)
+        chosen, mask = batched(responses, where=self.model.device)
+        first = torch.tensor([len(prompt) - 1 for prompt in prompts], device=chosen.device)
+        place = first[:, None] + torch.arange(chosen.shape[1], device=chosen.device)
+        place = torch.where(mask.bool(), place, 0)
+        causal = self.model.get_base_model()
+        trunk = getattr(causal, causal.base_model_prefix)
+        with autocast(self.precision):
+            states = trunk(input_ids=input_ids, attention_mask=keep_mask, position_ids=positions(keep_mask)).last_hidden_state
+        return states.gather(1, place[..., None].expand(-1, -1, states.shape[-1])), chosen, mask.float()
+
+    def _log_probabilities(self, hidden: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of the chosen tokens and, without gradient, the entropy; logits at response positions only."""
+        with autocast(self.precision):
+            logits = self.model.get_base_model().get_output_embeddings()(hidden)
+        scores = torch.log_softmax(logits.float() / self.temperature, dim=-1)
+        log_p = scores.gather(-1, chosen[..., None]).squeeze(-1)
+        with torch.no_grad():
+            entropy = -(scores.exp() * scores).sum(-1)
+        return log_p, entropy

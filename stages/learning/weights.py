@@ -1,0 +1,44 @@
+"""Model folders: bring a pretrained one in, unchanged and without pickles."""
+
+import os
+import shutil
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig
+
+from stages.learning.models import check_special_tokens, load_tokenizer
+
+WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+
+
+def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, float]:
+    """A local folder or hub model into `out` as it is (hard links where the disk allows), checked to be usable.
+
+    ValueError when it is neither, has no safetensors weights, or its tokenizer and configuration disagree.
+    """
+    source = Path(model) if Path(model).is_dir() else _download(model, revision)
+    files = [f for pattern in WANTED for f in sorted(source.glob(pattern))]
+    if not any(f.suffix == ".safetensors" for f in files):
+        raise ValueError(f"{model} has no .safetensors weights; pickled weights are never loaded. "
+                         f"Convert it with save_pretrained(..., safe_serialization=True)")
+    for file in files:
+        _link_or_copy(file.resolve(), out / file.name)
+    check_special_tokens(load_tokenizer(out), AutoConfig.from_pretrained(out))
+    return {"bytes": sum(f.stat().st_size for f in out.glob("*.safetensors"))}
+
+
+def _download(model: str, revision: str | None) -> Path:
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(WANTED)))
+    except Exception as error:  # the hub client raises many kinds; each means: it cannot be had
+        raise ValueError(f"{model!r} is neither 'scratch' nor a local folder, and the hub does not give it: "
+                         f"{str(error).splitlines()[0]}") from error
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copyfile(source, target)

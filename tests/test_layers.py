@@ -1,0 +1,111 @@
+"""Who may import whom (DESIGN 2), read from the source, and the sizes that keep it readable."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "stages").rglob("*.py"))
+LEARNING = {"torch", "transformers", "peft", "trl", "datasets", "accelerate", "bitsandbytes", "tokenizers", "safetensors"}
+FOR_ALL = ("stages.plumbing.progress", "stages.plumbing.artifact")  # a progress bar, a JSON file written whole
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Every imported module; `from stages.text import scoring` counts as stages.text.scoring too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the layer"
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def of_ours(names: set[str], *allowed: str) -> set[str]:
+    """Imports from stages/ that are not `allowed` (a module or what is under it)."""
+    inside = {name for name in names if name.split(".")[0] == "stages" and name != "stages"}
+    return {name for name in inside if not any(name == ok or name.startswith(ok + ".") for ok in allowed)}
+
+
+def room(path: Path) -> str:
+    inside = path.relative_to(ROOT / "stages").parts
+    return inside[0] if len(inside) > 1 else "recipe" if path.stem == "recipe" else "stage"
+
+
+def in_room(name: str) -> list:
+    return [pytest.param(path, id=path.stem) for path in SOURCES if room(path) == name and path.stem != "__init__"]
+
+
+@pytest.mark.parametrize("path", in_room("stage"))
+def test_a_stage_uses_recipe_text_and_learning_and_plumbing_for_its_command(path):
+    tree = parsed(path)
+    last = tree.body[-1]
+    assert isinstance(last, ast.If) and ast.unparse(last.test) == "__name__ == '__main__'", "ends in its command"
+    assert of_ours(imported(last)) == {"stages.plumbing.command", "stages.plumbing.command.main"}
+    tree.body = tree.body[:-1]
+    names = imported(tree) - {"stages.plumbing"}
+    assert not of_ours(names, "stages.recipe", "stages.text", "stages.learning", *FOR_ALL)
+
+
+@pytest.mark.parametrize("path", in_room("learning"))
+def test_learning_takes_numbers_and_tensors_never_a_recipe(path):
+    assert not of_ours(imported(parsed(path)) - {"stages.plumbing"}, "stages.learning", "stages.text", *FOR_ALL)
+
+
+@pytest.mark.parametrize("path", in_room("text"))
+def test_text_knows_neither_torch_nor_stages(path):
+    names = imported(parsed(path))
+    assert not {name for name in names if name.split(".")[0] in LEARNING - {"datasets", "tokenizers"}}
+    assert not of_ours(names - {"stages.plumbing"}, "stages.text", *FOR_ALL)
+
+
+@pytest.mark.parametrize("path", in_room("plumbing"))
+def test_plumbing_is_standard_library_and_recipe(path):
+    names = imported(parsed(path))
+    assert not of_ours(names, "stages.plumbing", "stages.recipe")
+    assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names) | {"stages", "yaml"}
+
+
+def test_recipe_needs_settings_only():
+    names = imported(parsed(ROOT / "stages/recipe.py"))
+    assert not of_ours(names, "stages.plumbing.settings")
+    assert {name.split(".")[0] for name in names} <= {"dataclasses", "pathlib", "typing", "yaml", "stages"}
+
+
+def test_the_snakefile_needs_recipe_and_plumbing_only():
+    lines = [line for line in (ROOT / "Snakefile").read_text().splitlines() if line.startswith(("import ", "from "))]
+    names = imported(ast.parse("\n".join(lines)))
+    assert not of_ours(names, "stages.recipe", "stages.plumbing") - {"stages.plumbing"}
+    assert {name.split(".")[0] for name in names} == {"os", "sys", "pathlib", "snakemake", "stages"}
+
+
+def test_rules_hold_no_logic():
+    for path in [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")]:
+        words = path.read_text()
+        assert not [word for word in ("run:", "script:", "lambda", "def ") if f"    {word}" in words], path
+
+
+def test_every_file_says_what_it_is():
+    for path in SOURCES:
+        assert ast.get_docstring(parsed(path)), path
+
+
+def test_no_drawer_for_odds_and_ends():
+    drawers = {"utils", "util", "common", "helpers", "helper", "misc", "core"}
+    assert not [path for path in [*SOURCES, *(ROOT / "workflow").rglob("*")] if path.stem in drawers]
+
+
+def test_sizes():
+    """As the admired codebases at their tail: 90 % of files under 250 lines, 90 % of functions under 40."""
+    lengths = [len(path.read_text().splitlines()) for path in SOURCES]
+    assert sum(length < 250 for length in lengths) >= 0.9 * len(lengths)
+    functions = [node.end_lineno - node.lineno + 1 for path in SOURCES for node in ast.walk(parsed(path))
+                 if isinstance(node, ast.FunctionDef)]
+    assert sum(length < 40 for length in functions) >= 0.9 * len(functions)

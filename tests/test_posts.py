@@ -1,0 +1,331 @@
+"""Dumps to questions with scored answers: real ones, odd ones, broken ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stages import posts
+from stages.recipe import Posts
+from stages.text import rows as row_reading
+from stages.text import runs, sources
+from tests import dumps
+from tests.dumps import answer, document, make_posts, plain, posts_of, question, row, write
+
+STRICT = Posts()
+
+
+def quarantine(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "posts/quarantine.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("name, questions, answers", [
+    ("beer.stackexchange.com.7z", 1029, 2277), ("coffee.stackexchange.com", 225, 327), ("economics-2012", 411, 525),
+    ("matheducators.stackexchange.com.7z", 397, 1507)])
+def test_real_dump_counts(tmp_path, name, questions, answers):
+    """README.md of the real dumps states all questions and all answers of each."""
+    metrics, _ = make_posts(tmp_path / "posts", str(dumps.real(name)), config=STRICT)
+    dropped = metrics["dropped"]
+    assert metrics["questions"] + dropped["questions with too few answers"] == questions
+    assert metrics["answers"] + dropped["answers of questions with too few"] == answers
+    assert metrics["rows_set_aside"] == 0
+
+
+def test_a_folder_of_sites(tmp_path):
+    metrics, records = make_posts(tmp_path / "posts", str(dumps.real()), config=STRICT)
+    assert len(metrics["sites"]) == 7
+    assert [(r["site"], r["question_id"]) for r in records] == sorted((r["site"], r["question_id"]) for r in records)
+
+
+def test_record(tmp_path):
+    asked = question(10, AcceptedAnswerId=12, Tags="<a><b-c>", ContentLicense="CC BY-SA 9")
+    answered = answer(12, 10, 7, OwnerDisplayName="Ann & Bob") + answer(11, 10, -3)
+    _, [record] = posts_of(tmp_path, answered, row(Id=1, PostTypeId=4, Score=0), asked)
+    assert record == {
+        "question_id": 10, "site": "site.test", "title": "title 10", "question": "<p>question 10</p>", "markup": "html",
+        "tags": ["a", "b-c"], "date": "2020-01-01T00:00:00.000", "url": "https://site.test/questions/10",
+        "author": "user 7", "license": "CC BY-SA 9", "answers": [
+            {"id": 11, "text": "<p>answer 11</p>", "author": "user 8", "votes": -3, "accepted": False, "score": -1},
+            {"id": 12, "text": "<p>answer 12</p>", "author": "Ann & Bob", "votes": 7, "accepted": True, "score": 4}]}
+
+
+@pytest.mark.parametrize("tags, expected", [("<a><b>", ["a", "b"]), ("|a|b|", ["a", "b"]), ("", [])])
+def test_tags(tmp_path, tags, expected):
+    assert posts_of(tmp_path, plain(), question(9, Tags=tags), answer(8, 9), answer(7, 9))[1][1]["tags"] == expected
+
+
+@pytest.mark.parametrize("date, name", [("2011-04-07", "CC BY-SA 2.5"), ("2011-04-08", "CC BY-SA 3.0"),
+                                        ("2018-05-02", "CC BY-SA 4.0"), ("zzz", "CC BY-SA 4.0")])
+def test_license_of_dumps_that_do_not_say(tmp_path, date, name):
+    assert posts_of(tmp_path, question(1, CreationDate=date), answer(2, 1), answer(3, 1))[1][0]["license"] == name
+
+
+def test_text_is_unescaped_exactly_once(tmp_path):
+    body = "<p>AT&T &amp; &lt;b&gt; \"q\" 'q' é 😀\n\ttab</p>"
+    raw = document(plain(), question(10, Body=body), answer(11, 10, Body=body), answer(12, 10))
+    assert b"AT&amp;T &amp;amp; &amp;lt;b" in raw
+    _, records = make_posts(tmp_path / "posts", write(tmp_path, raw.replace(b"\ttab", b"&#x9;tab")))
+    assert records[1]["question"] == records[1]["answers"][0]["text"] == body
+
+
+@pytest.mark.parametrize("change", [
+    lambda raw: b"\xef\xbb\xbf" + raw,
+    lambda raw: raw.replace(b"\n", b"\r\n"),
+    lambda raw: raw.replace(b'"', b"'"),
+    lambda raw: raw.replace(b" />\n", b"/>"),
+    lambda raw: raw.replace(b' Score="', b'\n\t Score = "'),
+    lambda raw: raw.replace(b" />", b"></row>"),
+    lambda raw: raw.replace(b"<posts>", b"<!-- a -->\n<?pi?><posts >"),
+    lambda raw: raw.replace(b"  <row", b"  <!-- a comment > -->\n<row", 1),
+    lambda raw: raw.replace(b"</posts>\n", b"</posts>"),
+    lambda raw: b"\n".join([*raw.split(b"\n")[:2], *reversed(raw.split(b"\n")[2:-2]), b"</posts>"]),
+], ids=["bom", "crlf", "single quotes", "one line", "rows over lines", "end tags", "comments", "first comment",
+        "no newline", "reversed"])
+@pytest.mark.parametrize("block_bytes", [1 << 20, 50])
+def test_spellings_of_one_dump(tmp_path, monkeypatch, change, block_bytes):
+    monkeypatch.setattr(row_reading, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(row_reading, "HEAD_BYTES", 100)
+    raw = document(*(plain(number) for number in range(1, 40, 3)))
+    _, expected = make_posts(tmp_path / "a", write(tmp_path, raw))
+    assert len(expected) == 13
+    assert make_posts(tmp_path / "b", write(tmp_path, change(raw)), config=STRICT)[1] == expected
+
+
+def test_names_in_lower_case_and_empty_attributes(tmp_path):
+    rows = [question(1, LastEditorDisplayName="", OwnerUserId="", AcceptedAnswerId=""), answer(2, 1),
+            answer(3, 1, OwnerDisplayName="")]
+    path = write(tmp_path, document(*rows), name="old.site/posts.xml")
+    _, [record] = make_posts(tmp_path / "posts", str(tmp_path / "old.site"))
+    assert (record["site"], record["author"], record["answers"][1]["author"]) == ("old.site", "unknown", "user 8")
+    assert make_posts(tmp_path / "again", path)[1] == [record]
+
+
+@pytest.mark.parametrize("name, site", [
+    ("x.site.com.7z", "x.site.com"), ("stackoverflow.com-Posts.7z", "stackoverflow.com")])
+def test_archive(tmp_path, name, site):
+    given = dumps.archive(tmp_path, document(plain()), name, member="some/folder/posts.XML")
+    assert [r["site"] for r in make_posts(tmp_path / "posts", given)[1]] == [site]
+
+
+BAD_ROWS = {
+    "invalid UTF-8": (question(50).encode().replace(b"question 50", b"\xff\xfe"), None),
+    "control character": (question(50).encode().replace(b"question 50", b"a\x01"), None),
+    "control reference": (question(50).encode().replace(b"question 50", b"a&#x1;"), None),
+    "surrogate reference": (question(50).encode().replace(b"question 50", b"a&#xD800;"), None),
+    "unknown entity": (question(50).encode().replace(b"question 50", b"&bomb;"), "bomb"),
+    "Id missing": (row(PostTypeId=1, Score=1).encode(), "no Id"),
+    "Id a word": (question("x").encode(), "Id is 'x'"),
+    "Id as Python writes": (question("1_0").encode(), "Id is '1_0'"),
+    "Id too big": (question(10**30).encode(), "Id is"),
+    "Score missing": (row(Id=50, PostTypeId=1).encode(), "no Score"),
+    "Score a fraction": (question(50, Score="1.5").encode(), "Score is '1.5'"),
+    "ParentId missing": (row(Id=50, PostTypeId=2, Score=1).encode(), "no ParentId"),
+    "an element inside": (b'<row Id="50" PostTypeId="1" Score="1"><b/></row>\n', "something other"),
+    "no end": (b'<row Id="50" PostTypeId="1" Score="1">\n', None),
+    "too long": (question(50, Body="x" * 5000).encode(), "over 2000 bytes"),
+    "much too long": (question(50, Body="x" * 300_000).encode(), "over 2000 bytes"),
+}
+
+
+@pytest.mark.parametrize("bad, reason", BAD_ROWS.values(), ids=BAD_ROWS)
+@pytest.mark.parametrize("last", [False, True])
+def test_one_bad_row_is_set_aside(tmp_path, monkeypatch, bad, reason, last):
+    monkeypatch.setattr(row_reading, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(row_reading, "HEAD_BYTES", 400)
+    before, after = plain(1).encode(), b"" if last else plain(20).encode()
+    raw = document().replace(b"</posts>", before + bad + after + b"</posts>")
+    config = Posts(max_bad_rows_share=0.2 if not last else 0.3, max_row_bytes=2000)
+    metrics, records = make_posts(tmp_path / "posts", write(tmp_path, raw), config=config)
+    assert [r["question_id"] for r in records] == ([1] if last else [1, 20])
+    [aside] = quarantine(tmp_path)
+    assert metrics["rows_set_aside"] == 1 and aside["line"] == 6
+    assert (reason or "") in aside["reason"] and aside["reason"]
+    if b' Id="50"' in bad:
+        assert aside["id"] == "50"
+
+
+def test_a_row_that_libxml2_would_refuse_for_its_size_is_read(tmp_path):
+    body = "<p>" + "x" * 12_000_000
+    assert posts_of(tmp_path, plain(), question(9, Body=body), answer(8, 9), answer(7, 9))[1][1]["question"] == body
+
+
+def test_too_many_bad_rows_stop_the_stage(tmp_path):
+    with pytest.raises(ValueError, match=r"1 of 4 rows cannot be read.*max_bad_rows_share"):
+        posts_of(tmp_path, plain(), question("x"), config=Posts(max_bad_rows_share=0.2))
+
+
+def test_identical_rows_count_once_and_different_ones_are_refused(tmp_path):
+    metrics, [record] = posts_of(tmp_path / "same", plain(), answer(2, 1, 5), question(1))
+    assert len(record["answers"]) == 2 and metrics["dropped"] == {"identical copies of a row": 2}
+    for number, other in enumerate([answer(2, 1, 6), answer(2, 77, 5), question(2), answer(1, 1), answer(1, 3)]):
+        with pytest.raises(ValueError, match=r"two different rows have Id [12]: lines [34] and 6"):
+            posts_of(tmp_path / str(number), plain(), other)
+
+
+def test_reasons_for_dropping(tmp_path):
+    foreign = question(50, AcceptedAnswerId=2) + answer(51, 50) + answer(52, 50)
+    metrics, records = posts_of(tmp_path, plain(1), question(10), answer(11, 10), question(20), answer(30, 999),
+                                row(Id=40, PostTypeId=5, Score=0), foreign)
+    assert [r["question_id"] for r in records] == [1, 50] and not any(a["accepted"] for a in records[1]["answers"])
+    assert metrics["dropped"] == {"questions with too few answers": 2, "answers of questions with too few": 1,
+                                  "answers without their question": 1, "other post types": 1}
+    assert metrics["accepted_answers_not_in_the_file"] == 1
+
+
+def test_min_answers(tmp_path):
+    assert len(posts_of(tmp_path, plain(1), question(10), answer(11, 10), config=Posts(min_answers=1))[1]) == 2
+
+
+BOMB = b'<!DOCTYPE posts [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
+NO_DUMP = {
+    "empty": (b"", "it is empty"),
+    "HTML": (b"<!DOCTYPE html><html><body>404</body></html>", "looks like an HTML page"),
+    "another table": (b'<?xml version="1.0"?>\n<votes>\n<row Id="1"/></votes>', "root element is <votes>"),
+    "zip": (b"PK\x03\x04....", "looks like a zip"),
+    "UTF-16": (document(plain()).decode().encode("utf-16"), "UTF-16"),
+    "text": (b"Id,Score\n1,2\n", "not XML"),
+    "no rows": (b"<posts />", "no rows"),
+    "not one row": (b"<posts>\n</posts>", "without a single row"),
+    "encoding": (document(plain(), head='<?xml version="1.0" encoding="latin-1"?>'), "encoding latin-1"),
+    "doctype": (document(plain()).replace(b"<posts>", BOMB + b"\n<posts>"), "line 2 declares a DOCTYPE"),
+    "doctype in the table": (document(plain()).replace(b"<posts>", b"<posts>\n" + BOMB), "line 3 declares a DOCTYPE"),
+    "doctype among rows": (document(plain(), BOMB.decode(), plain(9)), "line [0-9]+ declares a DOCTYPE"),
+    "cut in a row": (document(plain())[:-40], "cut short"),
+    "cut after a row": (document(plain()).removesuffix(b"</posts>\n"), "cut short"),
+    "something else in the table": (document("<note/>\n", plain()), "other than rows"),
+}
+
+
+@pytest.mark.parametrize("content, message", NO_DUMP.values(), ids=NO_DUMP)
+def test_what_is_no_dump_is_refused(tmp_path, content, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make_posts(tmp_path / "posts", write(tmp_path, content))
+    assert "Posts.xml" in str(error.value) and "\n" not in str(error.value)
+    assert not list((tmp_path / "posts").glob("scratch*"))
+
+
+def test_archives_that_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no Posts\.xml, but Votes.xml"):
+        make_posts(tmp_path / "a", dumps.archive(tmp_path, b"<votes/>", "votes.7z", member="Votes.xml"))
+    with pytest.raises(ValueError, match="not a 7z archive"):
+        make_posts(tmp_path / "b", write(tmp_path, b"<html>", "page.7z"))
+    whole = dumps.archive(tmp_path, document(*(plain(n) for n in range(1, 3000, 3))), "whole.7z")
+    content = bytearray(Path(whole).read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    with pytest.raises(ValueError, match="damaged"):
+        make_posts(tmp_path / "c", write(tmp_path, bytes(content), "flipped.7z"))
+    with pytest.raises(ValueError, match="damaged"):
+        make_posts(tmp_path / "d", write(tmp_path, bytes(content[:500]), "short.7z"))
+
+
+def test_a_full_disk_is_said_before_unpacking(tmp_path, monkeypatch):
+    given = dumps.archive(tmp_path, document(plain()))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10}))
+    with pytest.raises(ValueError, match="scratch space"):
+        make_posts(tmp_path / "posts", given)
+
+
+def test_places_that_are_no_source(tmp_path):
+    write(tmp_path, b"hello", "README.md")
+    for given, message in [(str(tmp_path / "nowhere"), "no such file"), (str(tmp_path), r"holds README\.md"),
+                           (str(tmp_path / "README.md"), "not a dump"), ("some/missing.7z", "no such file")]:
+        with pytest.raises(ValueError, match=message):
+            sources.sources_of([given])
+    one, other = write(tmp_path, document(plain())), dumps.archive(tmp_path, document(plain()))
+    with pytest.raises(ValueError, match=r"both site\.test"):
+        sources.sources_of([one, other])
+
+
+PAIRED = {"qid": 5, "question": "How *many*?", "date": "2015/09/02", "response_j": "ten", "response_k": "two",
+          "metadata": ["https://a.b.com/questions/5", "https://a.b.com", "https://a.b.com/users/1/"]}
+PREFERRED = {"qid": 5, "question": "<p>Q</p>", "date": "2015/09/02", "metadata": PAIRED["metadata"], "answers": [
+    {"answer_id": 6, "author": "Ann", "author_id": 1, "pm_score": 4, "selected": True, "text": "x"},
+    {"answer_id": 7, "author": "B", "author_id": 2, "pm_score": 0, "selected": False, "text": "y"}]}
+
+
+@pytest.mark.parametrize("published", ["local", "hub"])
+def test_published_sets(tmp_path, monkeypatch, published):
+    def given(rows):
+        if published == "hub":
+            monkeypatch.setattr("datasets.load_dataset", lambda place, split, streaming: iter(rows))
+            return "owner/name"
+        (tmp_path / "set/data").mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "set/data/x.parquet")
+        return str(tmp_path / "set")
+
+    metrics, [first, second, *_] = make_posts(tmp_path / "a", given([PAIRED, PAIRED | {"response_k": "none"},
+                                                                     PAIRED | {"response_j": None}]))
+    assert [(a["text"], a["score"], a["votes"]) for a in second["answers"]] == [("ten", 1, None), ("none", 0, None)]
+    assert (first["site"], first["question_id"], first["markup"]) == ("a.b.com", 5, "markdown")
+    assert metrics["rows_set_aside"] == 1
+    _, [record] = make_posts(tmp_path / "b", given([PREFERRED]))
+    assert [(a["id"], a["score"], a["accepted"]) for a in record["answers"]] == [(6, 4, True), (7, 0, False)]
+    assert record["markup"] == "html" and record["answers"][0]["author"] == "Ann"
+    with pytest.raises(ValueError, match="columns qid, text; expected"):
+        make_posts(tmp_path / "c", given([{"qid": 1, "text": "x"}]))
+
+
+def test_a_hub_id_that_cannot_be_had(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise ConnectionError("no\nnetwork")
+    monkeypatch.setattr("datasets.load_dataset", fail)
+    with pytest.raises(ValueError, match=r"owner/name: no such file.*hub: ConnectionError: no network"):
+        make_posts(tmp_path / "posts", "owner/name")
+
+
+def test_the_same_bytes_whatever_the_memory_and_the_order_of_sources(tmp_path, monkeypatch):
+    several = [write(tmp_path, document(*(plain(n) for n in range(start, 900, 3))), f"{start}.test/Posts.xml")
+               for start in (1, 2)]
+    config = Posts(questions_per_part=250)
+    make_posts(tmp_path / "a", *several, config=config)
+    monkeypatch.setattr(runs, "RUN_BYTES", 20_000)
+    monkeypatch.setattr(runs, "RANGE_BYTES", 5_000)
+    monkeypatch.setattr(runs, "MARK_BYTES", 500)
+    make_posts(tmp_path / "b", *reversed(several), config=config)
+    names = sorted(p.name for p in (tmp_path / "a").glob("part-*"))
+    assert names == [f"part-0000{n}.parquet" for n in range(3)]
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_what_a_killed_run_left_is_gone(tmp_path):
+    out = tmp_path / "posts"
+    write(out, b"old", "scratch/posts/run-00000.arrow")
+    write(out, b"old", "part-00007.parquet")
+    posts.run(STRICT, out, dump=[write(tmp_path, document(plain()))])
+    assert sorted(p.name for p in out.iterdir()) == ["part-00000.parquet", "quarantine.jsonl"]
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from stages import posts
+from stages.recipe import Posts
+from stages.text import runs
+runs.RUN_BYTES = runs.RANGE_BYTES = 4 << 20
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+posts.run(Posts(), Path(sys.argv[2]), dump=[sys.argv[1]])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_dump(tmp_path):
+    """60 MB of posts in runs of 4 MB: what is added to the bare process stays below the file's size."""
+    body = "<p>" + "some text " * 400
+    path = tmp_path / "site.test/Posts.xml"
+    path.parent.mkdir()
+    with open(path, "wb") as stream:
+        stream.write(b"<posts>\n")
+        for number in range(1, 15_000, 3):
+            answers = (answer(number + more, number, Body=body) for more in (1, 2))
+            stream.write("".join([question(number, Body=body), *answers]).encode())
+        stream.write(b"</posts>\n")
+    assert path.stat().st_size > 60e6
+    (tmp_path / "out").mkdir()
+    told = subprocess.run([sys.executable, "-c", MEASURE, str(path), str(tmp_path / "out")], capture_output=True,
+                          text=True, check=True, cwd=Path(__file__).parents[1])
+    assert float(told.stdout) < 60, f"{told.stdout} MiB"

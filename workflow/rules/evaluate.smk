@@ -1,0 +1,47 @@
+# Held-out questions: the reward model beside cheap baselines, PPO beside SFT.
+rule evaluate:
+    input:
+        sft=rules.sft_merged.output,
+        ppo=rules.ppo_merged.output,
+        reward=rules.reward_merged.output,
+        pairs=rules.pairs.output,
+    output:
+        f"{RUN}/evaluate/manifest.json",
+    log:
+        f"{RUN}/logs/evaluate.log",
+    params:
+        recipe=RECIPE_FILE,
+        config=recipes.section(RECIPE, "evaluate"),
+    threads: workflow.cores
+    conda:
+        "../../environment.yml"
+    shell:
+        "python -m stages.evaluate --recipe {params.recipe:q} --sft {input.sft:q} --ppo {input.ppo:q} --reward {input.reward:q} --pairs {input.pairs:q} --out {output:q}"
+        " 2>&1 | tee -a {log:q}"
+
+
+# One page for people, and the short table in numbers.
+rule report:
+    input:
+        posts=rules.posts.output,
+        pairs=rules.pairs.output,
+        base=rules.base.output,
+        sft=rules.sft.output,
+        reward=rules.reward.output,
+        ppo=rules.ppo_train.output,
+        evaluate=rules.evaluate.output,
+    output:
+        manifest=f"{RUN}/report/manifest.json",
+        page=report(f"{RUN}/report/report.html", caption="../report/page.rst", category="Report", labels={"run": RECIPE.name}),
+    log:
+        f"{RUN}/logs/report.log",
+    params:
+        recipe=RECIPE_FILE,
+        config=recipes.section(RECIPE, "report"),
+    conda:
+        "../../environment.yml"
+    shell:
+        "python -m stages.report --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
+        " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --ppo {input.ppo:q}"
+        " --evaluate {input.evaluate:q} --out {output.manifest:q}"
+        " 2>&1 | tee -a {log:q}"
