@@ -166,7 +166,7 @@ class Ppo:
     value_clip_range: float = of(0.2, "of the value function [TRL default]")
     value_coefficient: float = of(0.1, "weight of the value loss [TRL default]")
     kl_coefficient: float = of(0.2, "beta at the start [script]")
-    kl_target_nats: float | None = of(6.0, "KL a response that the adaptive beta steers to; null: fixed beta [TRL default]")
+    kl_target_nats: float | None = of(6.0, "KL a response that beta is steered to; null: fixed beta [TRL default]")
     kl_horizon_responses: int = of(10_000, "time constant of the adaptive beta [TRL default]")
     update_kl_limit: float | None = of(
         0.15, "stop an update when the policy moved this far from the rollout's, nats a token [TRL: 1.5 x 0.1]")
@@ -224,9 +224,9 @@ class Recipe:
 
 
 def load(path: str | Path, overrides: dict | None = None) -> Recipe:
-    """Recipe file, then overrides laid over it. A key beside the sections: `seed`, which every section with a seed takes.
+    """Recipe file, then overrides laid over it. A file that gives no name is named after itself.
 
-    A file that gives no name is named after itself.
+    A key beside the sections is `seed`, which every section with a seed takes.
     Values of `overrides` may be text (Snakemake hands nested --config values over as strings): they are converted
     by the field's type. Values of the file may not. Raises SettingsError with one line for people.
     """

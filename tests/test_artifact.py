@@ -57,7 +57,7 @@ def test_another_order_sets_the_begun_work_aside(tmp_path):
 
 def test_a_finished_artifact_of_another_order_is_not_overwritten(tmp_path):
     make(tmp_path / "a")
-    with pytest.raises(ArtifactError, match="finished probe of other settings or inputs.*--force"):
+    with pytest.raises(ArtifactError, match=r"finished probe of other settings or inputs.*--force"):
         is_made(tmp_path / "a", ORDER | {"config": {"x": 2}})
 
 

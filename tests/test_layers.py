@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
-LEARNING = {"torch", "transformers", "peft", "trl", "datasets", "accelerate", "bitsandbytes", "tokenizers", "safetensors"}
+LEARNING = {"torch", "transformers", "peft", "trl", "datasets", "accelerate", "bitsandbytes", "tokenizers",
+            "safetensors"}
 FOR_ALL = ("stages.plumbing.progress", "stages.plumbing.artifact")  # a progress bar, a JSON file written whole
 
 

@@ -148,6 +148,30 @@ def test_one_bad_row_is_set_aside(tmp_path, monkeypatch, bad, reason, last):
         assert aside["id"] == "50"
 
 
+def test_places_of_bad_rows_and_no_more_in_memory_than_a_row_may_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_reading, "BLOCK_BYTES", 5000)
+    monkeypatch.setattr(row_reading, "HEAD_BYTES", 400)
+    sizes, rows_of = [], row_reading._rows_of
+    monkeypatch.setattr(row_reading, "_rows_of", lambda block, *rest: sizes.append(len(block)) or rows_of(block, *rest))
+    long = question(50).replace("question 50", "x\n" * 50_000)
+    raw = document(plain(1), long, plain(10), question("y"), question(60).replace("<p", "<p"), long.replace("50", "51"))
+    raw = raw.replace(b"question 60", b"&#x1;")
+    make_posts(tmp_path / "posts", write(tmp_path, raw), config=Posts(max_bad_rows_share=0.5, max_row_bytes=2000))
+    aside = quarantine(tmp_path)
+    assert [a["line"] for a in aside] == [6, 50_010, 50_011, 50_012]
+    lines = raw.splitlines(keepends=True)
+    for record in aside:
+        if record["offset"] is not None:  # found by the reader of bytes
+            assert record["offset"] == sum(map(len, lines[:record["line"] - 1])) + 2
+    assert max(sizes) < 8000
+
+
+def test_a_row_in_a_comment_is_no_row(tmp_path):
+    metrics, records = posts_of(tmp_path, plain(1), plain(10), "<!-- " + question(20) + "-->\n", plain(30))
+    assert [r["question_id"] for r in records] == [1, 30]  # 10 lost the answer that the comment begins behind
+    assert metrics["rows_set_aside"] == 2
+
+
 def test_a_row_that_libxml2_would_refuse_for_its_size_is_read(tmp_path):
     body = "<p>" + "x" * 12_000_000
     assert posts_of(tmp_path, plain(), question(9, Body=body), answer(8, 9), answer(7, 9))[1][1]["question"] == body

@@ -71,9 +71,9 @@ def test_a_recipe_without_a_name_is_named_after_its_file(written):
 
 def test_mistakes_in_a_file_name_it(written, monkeypatch):
     path = written("ppo: {lerning_rate: 0.1}")
-    with pytest.raises(SettingsError, match="mine.yaml: ppo: unknown key 'lerning_rate'; did you mean 'learning_rate'"):
+    with pytest.raises(SettingsError, match=r"mine\.yaml: ppo: unknown key 'lerning_rate'; did you mean 'learning"):
         load(path)
-    with pytest.raises(SettingsError, match="YAML reads 2e-5 as text: write 2.0e-5"):
+    with pytest.raises(SettingsError, match=r"YAML reads 2e-5 as text: write 2\.0e-5"):
         load(written("ppo: {learning_rate: 2e-5}"))
     with pytest.raises(SettingsError, match=r"rollout_prompts \(64\) must be a multiple of minibatch_prompts \(48\)"):
         load(written("ppo: {minibatch_prompts: 48}"))
@@ -82,7 +82,7 @@ def test_mistakes_in_a_file_name_it(written, monkeypatch):
     with pytest.raises(SettingsError, match="must map names to values"):
         load(written("[1, 2]"))
     monkeypatch.chdir(ROOT)
-    with pytest.raises(SettingsError, match="no recipe at nowhere.yaml; there are: configs/demo.yaml"):
+    with pytest.raises(SettingsError, match=r"no recipe at nowhere\.yaml; there are: configs/demo\.yaml"):
         load("nowhere.yaml")
 
 
@@ -111,8 +111,8 @@ def names_read(path: Path) -> str:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             lines.append(re.escape(node.attr))
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and isinstance(node.args[1], ast.JoinedStr):
-            shape = node.args[1].values
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            shape = getattr(node.args[1], "values", [node.args[1]])
             lines.append("".join(re.escape(v.value) if isinstance(v, ast.Constant) else r"\w+" for v in shape))
     return "|".join(lines)
 

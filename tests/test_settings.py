@@ -81,5 +81,6 @@ def test_text_that_is_no_number_is_refused_too():
 
 def test_plain_values_and_dotted_names():
     assert as_dict(Outer(names=("q",)))["names"] == ["q"]
-    assert [name for name, _, _ in leaves(Outer())] == ["inner.r", "inner.dropout", "rate", "steps", "kind", "names", "on"]
+    names = [name for name, _, _ in leaves(Outer())]
+    assert names == ["inner.r", "inner.dropout", "rate", "steps", "kind", "names", "on"]
     assert nested({"inner.r": 4, "rate": 1}) == {"inner": {"r": 4}, "rate": 1}

@@ -49,7 +49,8 @@ def test_conda_users_get_the_same_set():
 def test_every_import_is_a_stated_dependency():
     source = "\n".join(path.read_text() for path in (ROOT / "stages").rglob("*.py"))
     imported = set(re.findall(r"^\s*(?:import|from) (\w+)", source, re.MULTILINE)) - set(sys.stdlib_module_names)
-    stated = {{"pyyaml": "yaml", "beautifulsoup4": "bs4"}.get(wanted.name, wanted.name) for wanted in RANGES} | {"stages"}
+    renamed = {"pyyaml": "yaml", "beautifulsoup4": "bs4"}
+    stated = {renamed.get(wanted.name, wanted.name) for wanted in RANGES} | {"stages"}
     assert imported <= stated, f"not in pyproject.toml: {imported - stated}"
 
 

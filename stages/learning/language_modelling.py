@@ -21,13 +21,13 @@ def packed(documents: Iterable[list[int]], block_tokens: int, strategy: str) -> 
 
     'wrapped' keeps every token; a last short block stays short. 'bfd' cuts a document longer than a block into pieces.
     """
-    rows = [document[start:start + block_tokens] for document in documents
-            for start in (range(0, len(document), block_tokens) if strategy == "bfd" else [0])
-            ] if strategy == "bfd" else list(documents)
+    rows = list(documents)
+    if strategy == "bfd":  # TRL would drop what does not fit into a block
+        rows = [document[start:start + block_tokens] for document in rows for start in range(0, len(document), block_tokens)]
     return pack_dataset(Dataset.from_dict({"input_ids": rows}), block_tokens, strategy=strategy)
 
 
-def collate_blocks(items: list[dict]) -> dict[str, torch.Tensor]:
+def collate_blocks(items: list[dict]) -> dict:
     """Blocks to a batch [blocks, longest]: labels from lengths, never from ids, so that EOS keeps its label.
 
     With documents marked, positions restart at each, which is also how Transformers derives the block-diagonal mask;
@@ -45,7 +45,8 @@ def collate_blocks(items: list[dict]) -> dict[str, torch.Tensor]:
         input_ids[row, :len(ids)] = labels[row, :len(ids)] = ids
         labels[row, starts] = IGNORED
         position_ids[row, :len(ids)] = torch.cat([torch.arange(n) for n in lengths])
-    return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+    # With a cache Transformers would not look at the positions, and documents would attend to each other.
+    return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids, "use_cache": False}
 
 
 @torch.no_grad()

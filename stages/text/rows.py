@@ -173,7 +173,7 @@ def _alone(row: bytes, line: int, offset: int, reading: Reading) -> dict[str, st
         raise ValueError(f"{reading.name}: line {line} {DOCTYPE}")
     row = row.rstrip()
     too_long = len(row) > reading.max_row_bytes
-    if not too_long and (parsed := _parsed(row)) and len(parsed) == 1:
+    if not too_long and (parsed := _parsed(row)):
         return parsed[0]
     number = re.search(rb"""\sId\s*=\s*["'](-?\d{1,19})["']""", row[:TAIL_BYTES])
     reason = f"over {reading.max_row_bytes} bytes" if too_long else _fault(row)
@@ -182,7 +182,7 @@ def _alone(row: bytes, line: int, offset: int, reading: Reading) -> dict[str, st
 
 
 class _Target:
-    """Collects the attributes of rows; anything else inside <posts> makes the count of rows disagree."""
+    """Collects the attributes of rows, and None for anything else inside <posts>: other elements, and text."""
 
     def __init__(self):
         self.found: list[dict[str, str] | None] = []
@@ -190,6 +190,10 @@ class _Target:
     def start(self, tag, attributes):
         if tag != "posts":
             self.found.append(attributes if tag == "row" else None)
+
+    def data(self, text):
+        if not text.isspace():
+            self.found.append(None)
 
     def end(self, tag):
         pass

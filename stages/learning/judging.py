@@ -1,0 +1,118 @@
+"""The reward model judged on held-out pairs, beside cheap baselines on the same pairs.
+
+A judge gives every text a number; it is right on a pair when the better answer's is higher (ties count one half).
+Shapes: N pairs, M distinct texts.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stages.learning.statistics import group_numbers, wins
+from stages.learning.text_measures import has_code
+from stages.text.template import answer_ids, prompt_ids
+
+# To add a baseline that needs no model: one line, a function of the answer's text.
+CHEAP: dict[str, Callable[[str], float]] = {"longer answer wins": len, "has code": has_code}
+LOG_PROBABILITY = "SFT log-probability"
+EQUAL_LENGTH = 0.1  # lengths that differ by less than this share of the longer
+GAPS = {"1": (1, 1), "2": (2, 2), "3+": (3, float("inf"))}
+
+
+@dataclass(frozen=True)
+class HeldOutPairs:
+    """Pairs as indices into distinct (question, answer) texts."""
+
+    rows: list[dict]  # [N] of the pairs table
+    texts: list[tuple[str, str]]  # [M] question, answer
+    prompts: list[list[int]]  # [M] token ids
+    answers: list[list[int]]  # [M] token ids, closed by EOS
+    better: np.ndarray  # [N] index of the better text
+    worse: np.ndarray  # [N]
+    groups: np.ndarray  # [N] number of the question
+    dropped: int  # pairs over the length limit
+
+    def decided(self, scores: np.ndarray) -> np.ndarray:
+        """1, 1/2 or 0 for each pair [N], given a score for each text [M]."""
+        scores = np.asarray(scores, float)
+        return wins(scores[self.better], scores[self.worse])
+
+
+def held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_tokens: int, seed: int) -> HeldOutPairs:
+    """At most `max_pairs` rows of a pairs table, a seeded choice; those with a text over `max_tokens` are dropped."""
+    prompts: dict[str, list[int]] = {}
+    place: dict[tuple, int] = {}
+    kept, ids, better, worse = [], [], [], []
+    drawn = _drawn(rows, max_pairs, seed)
+    for row in drawn:
+        if row["question"] not in prompts:
+            prompts[row["question"]] = prompt_ids(tokenizer, row["question"])
+        prompt = prompts[row["question"]]
+        answers = [answer_ids(tokenizer, row[name]) for name in ("response_j", "response_k")]
+        if len(prompt) + max(map(len, answers)) > max_tokens:
+            continue
+        for name, answer, side in zip(("response_j", "response_k"), answers, (better, worse), strict=True):
+            text = (row["question"], row[name])
+            if text not in place:
+                place[text] = len(ids)
+                ids.append((prompt, answer))
+            side.append(place[text])
+        kept.append(row)
+    return HeldOutPairs(kept, list(place), [prompt for prompt, _ in ids], [answer for _, answer in ids],
+                        np.array(better, dtype=int), np.array(worse, dtype=int),
+                        group_numbers((row["site"], row["qid"]) for row in kept), len(drawn) - len(kept))
+
+
+def judged(pairs: HeldOutPairs, reward: np.ndarray, log_probability: np.ndarray, gold: np.ndarray | None,
+           estimate: Callable) -> dict:
+    """Accuracy of the reward model [M] beside the baselines, and where it holds; `gold` [M] decides for the ceiling.
+
+    estimate: (values [N], groups [N]) to a mean with its interval (statistics.estimate).
+    """
+    def accuracy(right: np.ndarray, where: np.ndarray | None = None) -> dict | None:
+        return estimate(right if where is None else np.where(where, right, np.nan), pairs.groups)
+
+    right = pairs.decided(reward)
+    cheap = {name: pairs.decided([judge(answer) for _, answer in pairs.texts]) for name, judge in CHEAP.items()}
+    best = max(cheap, key=lambda name: cheap[name].mean()) if len(right) else None
+    return {
+        "pairs": len(pairs.rows), "questions": len(set(pairs.groups.tolist())), "texts": len(pairs.texts),
+        "dropped_over_length": pairs.dropped, "accuracy": accuracy(right),
+        "baselines": {**{name: accuracy(values) for name, values in cheap.items()},
+                      LOG_PROBABILITY: accuracy(pairs.decided(log_probability))},
+        "best_cheap_baseline": best,
+        "above_best_cheap_baseline": accuracy(right - cheap[best]) if best else None,
+        "oracle": None if gold is None else accuracy(pairs.decided(gold)),
+        "both_have_code": accuracy(right, _both_have_code(pairs)),
+        "about_equal_length": accuracy(right, _equal_length(pairs)),
+        "by_score_gap": {name: accuracy(right, (low <= _gaps(pairs)) & (_gaps(pairs) <= high))
+                         for name, (low, high) in GAPS.items()},
+    }
+
+
+def _drawn(rows: Iterable[dict], count: int, seed: int) -> list[dict]:
+    """`count` rows, each set equally likely, in their order; no more are in memory (a reservoir, Vitter 1985)."""
+    generator, held = random.Random(seed), []
+    for number, row in enumerate(rows):
+        if number < count:
+            held.append((number, row))
+        elif (place := generator.randrange(number + 1)) < count:
+            held[place] = (number, row)
+    return [row for _, row in sorted(held, key=lambda item: item[0])]
+
+
+def _both_have_code(pairs: HeldOutPairs) -> np.ndarray:
+    code = np.array([has_code(answer) for _, answer in pairs.texts], dtype=bool)
+    return code[pairs.better] & code[pairs.worse]
+
+
+def _equal_length(pairs: HeldOutPairs) -> np.ndarray:
+    length = np.array([len(answer) for _, answer in pairs.texts], dtype=float)
+    one, other = length[pairs.better], length[pairs.worse]
+    return np.abs(one - other) < EQUAL_LENGTH * np.maximum(one, other)
+
+
+def _gaps(pairs: HeldOutPairs) -> np.ndarray:
+    return np.array([row["score_j"] - row["score_k"] for row in pairs.rows], dtype=float)

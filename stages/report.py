@@ -1,0 +1,129 @@
+"""Report: one self-contained page that says what a run did, whether it worked, and whether the policy cheated.
+
+    python -m stages.report --recipe configs/demo.yaml --posts results/demo/posts --pairs results/demo/pairs \\
+        --base results/demo/base --sft results/demo/sft --reward results/demo/reward --ppo results/demo/ppo \\
+        --evaluate results/demo/evaluate --out results/demo/report
+
+Writes report.html (no network, no script), metrics.json as evaluate made it, and figures/*.png.
+"""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from stages import recipe
+from stages.plumbing.artifact import digest, read_manifest, write_json
+from stages.recipe import Report
+from stages.text import findings, sections
+from stages.text.curves import curves_of, history_of
+from stages.text.elements import Html, element, joined, picture, table
+from stages.text.figures import Histogram, Intervals, png
+from stages.text.page import page
+
+NAMED_SITES = 5
+
+
+def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, reward: Path, ppo: Path,
+        evaluate: Path) -> dict[str, float]:
+    """Fill `out` from finished artifacts; sft, reward and ppo are the adapters, which hold the histories."""
+    folders = {"posts": posts, "pairs": pairs, "base": base, "sft": sft, "reward": reward, "ppo": ppo,
+               "evaluate": evaluate}
+    manifests = {stage: read_manifest(folder) for stage, folder in folders.items()}
+    metrics = json.loads((evaluate / "metrics.json").read_text(encoding="utf-8"))
+    samples = pq.read_table(evaluate / "samples.parquet").to_pylist()
+    drawn = _Figures(out, config.figure_width_inches)
+    kind, words = findings.verdict(metrics)
+    rows = [[label, value] for label, value in metrics["table"]]
+    lead = joined([sections.verdict_box(kind, words), table(["", "estimate, 95 % interval"], rows)])
+    shown = _spread(samples, config.side_by_side)
+    html = page(f"{_sites(manifests['posts'])}: from posts to an aligned answer model", lead, {
+        "Pipeline": sections.pipeline(manifests),
+        "Data": _data(manifests),
+        "Learning curves": _learning(drawn, {stage: folders[stage] for stage in ("base", "sft", "reward", "ppo")}),
+        "Reward model": _reward_model(drawn, metrics["reward_model"]),
+        "Policies": _policies(drawn, metrics, samples),
+        "Answers side by side": _side_by_side(shown, len(samples)),
+        "Recipe": joined(sections.recipe(stage, made["config"], recipe.section(recipe.Recipe(), stage))
+                         for stage, made in manifests.items()),
+        "Provenance": sections.provenance(manifests, {stage: digest(folder) for stage, folder in folders.items()})})
+    (out / "report.html").write_text(html, encoding="utf-8")
+    write_json(out / "metrics.json", metrics)
+    return {"page_bytes": len(html.encode()), "figures": drawn.count, "answers_shown": len(shown)}
+
+
+class _Figures:
+    """Draws figures, light and dark, into out/figures and as elements of the page."""
+
+    def __init__(self, out: Path, width_inches: float):
+        self.folder, self.width, self.count = out / "figures", width_inches, 0
+        self.folder.mkdir(exist_ok=True)
+
+    def grid(self, figures: dict) -> Html:
+        """Figures by file name, beside one another as far as the screen allows."""
+        return element("div", *(self._one(name, figure) for name, figure in figures.items()), class_="figures")
+
+    def _one(self, name: str, figure) -> Html:
+        light, dark = (png(figure, self.width, dark) for dark in (False, True))
+        (self.folder / f"{name}.png").write_bytes(light)
+        (self.folder / f"{name}-dark.png").write_bytes(dark)
+        self.count += 1
+        return picture(light, dark, figure.title)
+
+
+def _sites(posts: dict) -> str:
+    names = list(posts["metrics"].get("sites", {}))
+    more = f" and {len(names) - NAMED_SITES} more" if len(names) > NAMED_SITES else ""
+    return (", ".join(names[:NAMED_SITES]) or "A dump") + more
+
+
+def _data(manifests: dict[str, dict]) -> Html:
+    return joined(part for stage in ("posts", "pairs") for part in (
+        element("h3", stage.capitalize()), sections.counts(manifests[stage]["metrics"])))
+
+
+def _learning(drawn: _Figures, folders: dict[str, Path]) -> Html:
+    figures = {name: figure for stage, folder in folders.items()
+               for name, figure in curves_of(stage, history_of(folder)).items()}
+    return drawn.grid(figures) if figures else element("p", "No history was kept.")
+
+
+def _reward_model(drawn: _Figures, reward: dict) -> Html:
+    rows = {"reward model": reward["accuracy"], **reward["baselines"], "oracle": reward["oracle"]}
+    rows = {name: found for name, found in rows.items() if found}
+    figure = Intervals("Held-out pairs ranked right", "share of pairs, 95 % interval", rows, 0.5)
+    words = (f"{reward['pairs']:,} pairs of {reward['questions']:,} held-out questions; "
+             f"{reward['dropped_over_length']:,} pairs dropped as over-long. Ties count one half.")
+    return joined([element("p", words, class_="faint"), sections.reward_accuracy(reward),
+                   drawn.grid({"evaluate-accuracy": figure} if rows else {})])
+
+
+def _policies(drawn: _Figures, metrics: dict, samples: list[dict]) -> Html:
+    words = (f"Both policies answered the same {metrics['prompts']:,} held-out questions with the same random numbers; "
+             f"{metrics['prompts_over_length']:,} questions were over-long. Rewards are the reward model's own: an "
+             f"answer that did not end pays no penalty here.")
+    rewards = {label: [row[f"reward_{name}"] for row in samples if row[f"reward_{name}"] is not None]
+               for label, name in sections.WRITERS}
+    rewards = {label: found for label, found in rewards.items() if found}
+    gold = element("p", "No gold score applies to these questions: only the learnt reward is known.")
+    if metrics["gold"]:
+        gold = joined([element("h3", "Gold score: what the truth says"), sections.gold_scores(metrics["gold"])])
+    return joined([element("p", words, class_="faint"), sections.policies(metrics), gold, drawn.grid(
+        {"evaluate-rewards": Histogram("Learnt reward of the answers", "reward", rewards)})])
+
+
+def _side_by_side(shown: list[dict], every: int) -> Html:
+    words = f"{len(shown)} of {every:,} held-out questions, evenly spaced by number, not chosen by quality."
+    return joined([element("p", words, class_="faint"), sections.side_by_side(shown)])
+
+
+def _spread(samples: list[dict], count: int) -> list[dict]:
+    """`count` rows, evenly spaced."""
+    count = min(count, len(samples))
+    return [samples[i * len(samples) // count] for i in range(count)]
+
+
+if __name__ == "__main__":
+    from stages.plumbing.command import main
+
+    main(run)

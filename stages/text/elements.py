@@ -1,0 +1,63 @@
+"""HTML that escapes by construction: whatever is not an element is text, and text is escaped."""
+
+import base64
+import html
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+VOID = ("meta", "img", "source", "br")
+
+
+class Html(str):
+    """Markup made here; any other string is text of someone else's."""
+
+
+def element(name: str, /, *children: object, **attributes: object) -> Html:
+    """<name attributes>children</name>. A trailing underscore of an attribute's name is dropped (class_), True stands
+    for a bare attribute, None for none at all."""
+    given = "".join(f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(str(value))}"')
+                    for key, value in attributes.items() if value is not None)
+    if name in VOID:
+        return Html(f"<{name}{given}>")
+    return Html(f"<{name}{given}>{joined(children)}</{name}>")
+
+
+def joined(children: Iterable[object]) -> Html:
+    """Elements as they are, everything else escaped."""
+    return Html("".join(child if isinstance(child, Html) else html.escape(str(child)) for child in children))
+
+
+def link(text: str, address: str | None) -> Html:
+    """A link, if the address is an http(s) one; else the text alone."""
+    try:
+        parts = urlsplit(address or "")
+    except ValueError:
+        return joined([text])
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        return joined([text])
+    return element("a", text, href=address, rel="noopener noreferrer nofollow")
+
+
+def quoted(text: str) -> Html:
+    """A post or an answer exactly as written; its own direction of writing stays inside."""
+    return element("pre", text, dir="auto")
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]], numeric: bool = True) -> Html:
+    """A table that scrolls sideways by itself on a narrow screen; all columns but the first hold numbers, or none."""
+    body = [element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in cells))
+            for first, *cells in rows]
+    top = element("thead", element("tr", *(element("th", name, scope="col") for name in head)))
+    return element("div", element("table", top, element("tbody", *body), class_="numbers" if numeric else None),
+                   class_="scroll", tabindex="0")
+
+
+def picture(light: bytes, dark: bytes, caption: str) -> Html:
+    """Two PNGs as one figure, embedded: the dark one where the reader's screen is dark."""
+    return element("figure", element(
+        "picture", element("source", srcset=_data(dark), media="(prefers-color-scheme: dark)"),
+        element("img", src=_data(light), alt=caption)))
+
+
+def _data(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -1,0 +1,90 @@
+"""Figures of a run as PNG, light and dark. Colours of Okabe and Ito, which most colour-blind readers can tell apart."""
+
+import io
+from dataclasses import dataclass
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+ASPECT = 0.56
+DPI = 110
+# Each figure is shown at about half its width, on a phone as on a desk: letters are drawn that much larger.
+BASE = {"font.family": "DejaVu Sans", "font.size": 15, "axes.titlesize": 16, "axes.titlelocation": "left",
+        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+        "lines.linewidth": 2.4, "legend.frameon": False, "figure.constrained_layout.use": True}
+LIGHT = ("#ffffff", "#24292f", ("#0072B2", "#D55E00", "#009E73", "#CC79A7"))
+DARK = ("#1c1f24", "#d7dbe0", ("#56B4E9", "#E69F00", "#2FC79A", "#E5A3C7"))
+DASHES = ("-", "--", "-.", ":")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Lines over one axis: label to [(x, y), ...]."""
+
+    title: str
+    x_label: str
+    lines: dict[str, list[tuple[float, float]]]
+
+    def draw(self, axes, colours) -> None:
+        for (label, points), colour, dash in zip(self.lines.items(), colours, DASHES, strict=False):
+            axes.plot(*zip(*points, strict=True), dash, color=colour, label=label,
+                      marker="o" if len(points) < 30 else None, markersize=5)
+        axes.set_xlabel(self.x_label)
+        if len(self.lines) > 1:
+            axes.legend()
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Estimates (mean, low, high) beside one another; a line at `reference`."""
+
+    title: str
+    x_label: str
+    rows: dict[str, dict]
+    reference: float
+
+    def draw(self, axes, colours) -> None:
+        for place, found in enumerate(self.rows.values()):
+            low, high = (found["mean"] if found[end] is None else found[end] for end in ("low", "high"))
+            colour = colours[0] if place == 0 else colours[1]
+            axes.plot([low, high], [place, place], color=colour)
+            axes.plot([found["mean"]], [place], "o", color=colour, markersize=9)
+        axes.axvline(self.reference, linestyle=":", color="gray")
+        axes.set_yticks(range(len(self.rows)), list(self.rows))
+        axes.set_ylim(len(self.rows) - 0.5, -0.5)
+        axes.set_xlabel(self.x_label)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often each value comes up: label to values."""
+
+    title: str
+    x_label: str
+    values: dict[str, list[float]]
+
+    def draw(self, axes, colours) -> None:
+        every = [value for values in self.values.values() for value in values]
+        low, high = min(every), max(every)
+        edges = [low + (high - low or 1) * i / 24 for i in range(25)]
+        for (label, values), colour, dash in zip(self.values.items(), colours, DASHES, strict=False):
+            axes.hist(values, edges, histtype="step", color=colour, linestyle=dash, linewidth=2.4, label=label)
+        axes.set_xlabel(self.x_label)
+        axes.set_ylabel("answers")
+        axes.legend()
+
+
+def png(figure: Curves | Intervals | Histogram, width_inches: float, dark: bool) -> bytes:
+    """One figure as a PNG file; the same figure gives the same bytes."""
+    ground, ink, colours = DARK if dark else LIGHT
+    inked = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
+    with matplotlib.rc_context({**BASE, **inked, "axes.facecolor": ground, "figure.facecolor": ground}):
+        drawn = Figure(figsize=(width_inches, ASPECT * width_inches), dpi=DPI)
+        FigureCanvasAgg(drawn)
+        axes = drawn.add_subplot()
+        figure.draw(axes, colours)
+        axes.set_title(figure.title)
+        stream = io.BytesIO()
+        drawn.savefig(stream, format="png", metadata={"Software": None})
+    return stream.getvalue()

@@ -1,0 +1,105 @@
+"""What an evaluation says, for people: the short table and the verdict in plain words.
+
+Takes the metrics that stages/evaluate.py writes. An estimate is {mean, low, high, count, groups}, or None where
+nothing applies.
+"""
+
+PLAIN = (("ended by EOS", "eos_rate", "0.3f"), ("length in tokens", "response_tokens", "0.1f"),
+         ("repetition", "repetition", "0.3f"))
+
+
+def table(metrics: dict) -> list[list[str]]:
+    """[label, value] rows: the few numbers that say whether it worked."""
+    reward, policies, ppo = metrics["reward_model"], metrics["policies"], metrics["ppo_against_sft"]
+    rows = [["reward accuracy", estimate_text(reward["accuracy"])]]
+    if best := reward["best_cheap_baseline"]:
+        rows += [["best cheap baseline", f"{estimate_text(reward['baselines'][best])} ({best})"],
+                 ["reward above baseline", estimate_text(reward["above_best_cheap_baseline"], signed=True)],
+                 ["accuracy, both have code", estimate_text(reward["both_have_code"])]]
+    rows += [["reward, SFT -> PPO", _change(policies["sft"]["reward"]["mean"], policies["ppo"]["reward"]["mean"],
+                                            ppo["reward_difference"])],
+             ["win rate, PPO against SFT", estimate_text(ppo["win_rate"])]]
+    rows += [[f"{name}, SFT -> PPO", _change(metrics["gold"][name]["sft"], metrics["gold"][name]["ppo"],
+                                             metrics["gold"][name]["difference"])]
+             for name in ("gold", "correct") if name in (metrics["gold"] or {})]
+    rows += [["KL to SFT, nats a response", estimate_text(ppo["kl_k1"], "0.2f")]]
+    return rows + [[f"{label}, SFT -> PPO", f"{policies['sft'][name]:{form}} -> {policies['ppo'][name]:{form}}"]
+                   for label, name, form in PLAIN]
+
+
+def verdict(metrics: dict) -> tuple[str, str]:
+    """(kind, paragraph): kind is 'hacking', 'better', 'worse', 'flat' or 'unknown' (no gold score)."""
+    kind, policy = _policy_words(metrics)
+    return kind, " ".join([_reward_words(metrics["reward_model"]), *policy, _cost_words(metrics)])
+
+
+def estimate_text(found: dict | None, form: str = "0.3f", signed: bool = False) -> str:
+    """'0.713 [0.690, 0.735]', with the sign written out for a difference."""
+    if found is None:
+        return "none"
+    form = f"+{form}" if signed else form
+    if found["low"] is None:
+        return f"{found['mean']:{form}}"
+    return f"{found['mean']:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
+
+
+def direction(found: dict | None) -> int:
+    """1 when the whole interval lies above 0, -1 when below, 0 when it holds 0 or there is none."""
+    if found is None or found["low"] is None:
+        return 0
+    return int(found["low"] > 0) - int(found["high"] < 0)
+
+
+def _change(before: float, after: float, difference: dict) -> str:
+    return f"{before:0.3f} -> {after:0.3f} (paired {estimate_text(difference, signed=True)})"
+
+
+def _reward_words(reward: dict) -> str:
+    best = reward["best_cheap_baseline"]
+    if not best:
+        return "The reward model could not be judged: there is no held-out pair."
+    start = (f"On {reward['pairs']} held-out pairs of {reward['questions']} questions the reward model ranks "
+             f"{_percent(reward['accuracy'])} right, the best cheap baseline ({best}) "
+             f"{_percent(reward['baselines'][best])}")
+    difference = reward["above_best_cheap_baseline"]
+    end = {1: "the reward model beats it", -1: "the reward model is worse than the baseline",
+           0: "the reward model did not beat it: they cannot be told apart"}[direction(difference)]
+    return f"{start}: {end} (difference {estimate_text(difference, signed=True)})."
+
+
+def _policy_words(metrics: dict) -> tuple[str, list[str]]:
+    difference, gold = metrics["ppo_against_sft"]["reward_difference"], metrics["gold"]
+    learnt = direction(difference)
+    words = [{1: "PPO beats SFT in learnt reward", -1: "PPO is worse than SFT even in learnt reward",
+              0: "PPO did not beat SFT in learnt reward"}[learnt] +
+             f" ({estimate_text(difference, signed=True)}, paired over {difference['count']} prompts)."]
+    if not gold:
+        words.append("Only the learnt reward is known here: no gold score applies to these questions, so this run "
+                     "cannot say whether the answers became better or only more to the reward model's taste.")
+        return {1: "unknown", 0: "flat", -1: "worse"}[learnt], words
+    true = direction(gold["gold"]["difference"])
+    change = f"({estimate_text(gold['gold']['difference'], signed=True)})"
+    if learnt > 0 and true <= 0:
+        words.append(f"This is reward hacking: the learnt reward rose while the gold score "
+                     f"{'fell' if true < 0 else 'stayed flat'} {change}.")
+        return "hacking", words
+    words.append({1: f"The gold score, which knows the truth, rose {change}.",
+                  0: f"The gold score, which knows the truth, did not move beyond chance {change}.",
+                  -1: f"The gold score, which knows the truth, fell {change}."}[true])
+    if correct := gold.get("correct"):
+        words.append({1: "Correctness alone rose", 0: "Correctness alone did not move beyond chance",
+                      -1: "But correctness alone fell"}[direction(correct["difference"])] +
+                     f" ({estimate_text(correct['difference'], signed=True)}).")
+    if learnt > 0:
+        return "better", words
+    return ("worse" if true < 0 or learnt < 0 else "flat"), words
+
+
+def _cost_words(metrics: dict) -> str:
+    kl, ppo = metrics["ppo_against_sft"]["kl_k1"], metrics["policies"]["ppo"]
+    return (f"It cost a KL of {estimate_text(kl, '0.2f')} nats a response to the SFT model; "
+            f"{100 * ppo['eos_rate']:.1f} % of PPO's responses end by themselves.")
+
+
+def _percent(found: dict) -> str:
+    return f"{100 * found['mean']:.1f} %"

@@ -1,0 +1,168 @@
+"""The report's sections, each a function of facts that are already there: metrics, manifests, rows of samples."""
+
+from stages.text.elements import Html, element, joined, link, quoted, table
+from stages.text.findings import estimate_text
+
+HEADLINES = {
+    "better": "PPO made the answers better", "worse": "PPO made the answers worse", "hacking": "Reward hacking",
+    "flat": "No gain shown", "unknown": "The learnt reward rose; nothing else is known"}
+POLICY_ROWS = (("mean length, tokens", "response_tokens", ".1f"), ("ended by EOS", "eos_rate", ".3f"),
+               ("repetition, share of repeated 4-grams", "repetition", ".4f"), ("distinct-2", "distinct_2", ".3f"),
+               ("distinct responses", "distinct_responses", ".3f"), ("with a code block", "code_share", ".3f"))
+WRITERS = (("SFT", "sft"), ("PPO", "ppo"), ("Best human answer", "human"))
+
+
+def verdict_box(kind: str, words: str) -> Html:
+    """The one paragraph that says whether it worked."""
+    return element("div", element("strong", HEADLINES[kind]), element("p", words), class_=f"verdict {kind}")
+
+
+def pipeline(manifests: dict[str, dict]) -> Html:
+    """Each stage with its time and memory."""
+    longest = max(made["seconds"] for made in manifests.values()) or 1
+    rows = [[stage, _clock(made["seconds"]), _bar(made["seconds"] / longest), f"{made['peak_memory_mib']:,} MiB",
+             made["device"], made["threads"]] for stage, made in manifests.items()]
+    return table(["stage", "time", "", "peak memory", "device", "threads"], rows)
+
+
+def counts(metrics: dict) -> Html:
+    """Every count of a stage; a mapping (drop reasons, sites, splits) becomes rows below its name."""
+    rows = []
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            inner = [(key, part) for key, part in value.items() if _is_count(part)]
+            rows += [[f"{_words(name)}: {key}", f"{part:,}"] for key, part in inner]
+            rows += [[f"{_words(name)}: {key}", _listed(part)] for key, part in value.items() if isinstance(part, dict)]
+        elif _is_count(value):
+            rows.append([_words(name), f"{value:,}"])
+    return table(["", "count"], rows)
+
+
+def reward_accuracy(reward: dict) -> Html:
+    """Share of held-out pairs ranked right: the reward model, its baselines, and where it holds."""
+    rows = [["reward model", *_estimate_cells(reward["accuracy"])]]
+    rows += [[f"baseline: {name}", *_estimate_cells(found)] for name, found in reward["baselines"].items()]
+    if reward["best_cheap_baseline"]:
+        rows.append([f"reward model minus “{reward['best_cheap_baseline']}”",
+                     *_estimate_cells(reward["above_best_cheap_baseline"], signed=True)])
+    if reward["oracle"]:
+        rows.append(["an oracle that knows the truth (ceiling)", *_estimate_cells(reward["oracle"])])
+    rows += [["reward model, both answers have code", *_estimate_cells(reward["both_have_code"])],
+             ["reward model, about equal length (under 10 % apart)", *_estimate_cells(reward["about_equal_length"])]]
+    rows += [[f"reward model, scores {gap} apart", *_estimate_cells(found)]
+             for gap, found in reward["by_score_gap"].items()]
+    return table(["pairs ranked right", "share", "95 % interval", "pairs"], rows)
+
+
+def policies(metrics: dict) -> Html:
+    """SFT and PPO on the same prompts with the same random numbers."""
+    sft, ppo = (metrics["policies"][name] for name in ("sft", "ppo"))
+    gain, human = metrics["ppo_against_sft"], metrics["best_human_answer"]
+    rows = [["mean reward", *(estimate_text(side["reward"]) for side in (sft, ppo, human))]]
+    rows += [[label, f"{sft[name]:{form}}", f"{ppo[name]:{form}}", f"{human[name]:{form}}" if name in human else "–"]
+             for label, name, form in POLICY_ROWS]
+    against = [["reward, PPO minus SFT (paired)", estimate_text(gain["reward_difference"], signed=True)],
+               ["win rate of PPO against SFT", estimate_text(gain["win_rate"])],
+               ["KL to SFT (k1), nats a response", estimate_text(gain["kl_k1"])],
+               ["KL to SFT (k3), nats a response", estimate_text(gain["kl_k3"])]]
+    return joined([table(["", "SFT", "PPO", "best human answer"], rows),
+                   table(["PPO against SFT", "estimate, 95 % interval"], against)])
+
+
+def gold_scores(found: dict) -> Html:
+    """What the scorer that knows the truth says."""
+    rows = [[name, *("–" if numbers[side] is None else f"{numbers[side]:.3f}" for side in ("sft", "ppo", "human")),
+             estimate_text(numbers["difference"], signed=True)] for name, numbers in found.items()]
+    return table(["", "SFT", "PPO", "best human answer", "PPO minus SFT, paired"], rows)
+
+
+def side_by_side(samples: list[dict]) -> Html:
+    """Each question with its answers, their rewards and, where known, gold scores."""
+    return joined(element("article", _asked(row), quoted(row["question"]), element(
+        "div", *(_answer(row, label, name) for label, name in WRITERS), class_="answers")) for row in samples)
+
+
+def recipe(stage: str, values: dict, published: dict) -> Html:
+    """A stage's settings, those that differ from the published ones first and marked."""
+    present, default = _leaves(values), _leaves(published)
+    names = sorted(present, key=lambda name: present[name] == default.get(name))
+    differing = [name for name in names if present[name] != default.get(name)]
+    rows = [[element("span", name, class_="differs") if name in differing else name, _plain(present[name]),
+             _plain(default.get(name))] for name in names]
+    summary = f"{stage}: {len(differing)} of {len(names)} settings differ from the published ones"
+    return element("details", element("summary", summary), table(["setting", "here", "published"], rows, numeric=False),
+                   open=True if differing else None)
+
+
+def provenance(manifests: dict[str, dict], digests: dict[str, str]) -> Html:
+    """What made each artifact: commit, versions, and the digest that names its whole ancestry."""
+    rows = [[stage, element("code", digests[stage][:16]), element("code", (made["commit"] or "unknown")[:20]),
+             ", ".join(sorted(_input_names(made)))] for stage, made in manifests.items()]
+    versions = sorted({(name, version) for made in manifests.values() for name, version in made["versions"].items()})
+    python = ", ".join(sorted({made["python"] for made in manifests.values()}))
+    return joined([table(["artifact", "sha256 of its manifest", "commit", "made from"], rows, numeric=False),
+                   element("p", f"Python {python}; " + ", ".join(f"{name} {version}" for name, version in versions),
+                           class_="faint")])
+
+
+def _asked(row: dict) -> Html:
+    asker, answerer = [*row["authors"], "", ""][:2]
+    parts = [link(f"{row['site']}, question {row['qid']}", row["url"])]
+    parts += [f", asked by {asker}"] if asker else []
+    parts += [f", best answer by {answerer}"] if answerer else []
+    return element("p", *parts, ". CC BY-SA.", class_="faint")
+
+
+def _answer(row: dict, label: str, name: str) -> Html:
+    numbers = [("reward", row[f"reward_{name}"]), ("gold", row.get(f"gold_{name}"))]
+    said = ", ".join(f"{word} {value:.2f}" for word, value in numbers if value is not None)
+    return element("div", element("b", label), element("span", said), quoted(row[name]))
+
+
+def _estimate_cells(found: dict | None, signed: bool = False) -> list[str]:
+    if found is None:
+        return ["–", "–", "0"]
+    interval = "–" if found["low"] is None else f"{found['low']:.3f} to {found['high']:.3f}"
+    return [f"{found['mean']:{'+' if signed else ''}.3f}", interval, f"{found['count']:,}"]
+
+
+def _input_names(made: dict) -> list[str]:
+    given = [value if isinstance(value, list) else [value] for value in made["inputs"].values()]
+    return [source["path"].rstrip("/").rsplit("/", 1)[-1] for sources in given for source in sources]
+
+
+def _bar(share: float) -> Html:
+    return element("span", class_="bar", style=f"width:{100 * share:.1f}%")
+
+
+def _leaves(values: dict, prefix: str = "") -> dict[str, object]:
+    found = {}
+    for name, value in values.items():
+        found |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "(none)"
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _listed(found: dict) -> str:
+    return ", ".join(f"{count:,} {_words(name)}" for name, count in found.items() if _is_count(count))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"

@@ -1,0 +1,154 @@
+"""Policy and reference: same function, same positions, whatever the padding (CORRECTNESS A2, A7, G2, G6, P1, P5, P6)."""
+
+import pytest
+import tiny
+import torch
+
+from stages.learning import models
+from stages.learning.policy import Policy
+from stages.learning.ppo import Update, _microbatch_loss, experience, ppo_epochs
+from stages.learning.rollout import Rollout, sample
+
+PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
+UPDATE = Update(epochs=2, minibatch=4, microbatch=2, gamma=1.0, gae_lambda=0.95, clip_range=0.2, value_clip_range=0.2,
+                value_coefficient=0.1, max_gradient_norm=1.0, max_ratio=10.0, update_kl_limit=None)
+
+
+def make_policy(family="llama", temperature=1.0):
+    tok = tiny.tokenizer()
+    model = tiny.llama(tok) if family == "llama" else tiny.gpt2(len(tok))
+    torch.manual_seed(0)
+    model = models.add_lora(model, r=4, alpha=8, dropout=0.3, target_modules=(), precision="fp32")
+    return Policy(model, temperature, "fp32")
+
+
+def rolled(policy, temperature=1.0):
+    return sample(policy.model, PROMPTS, max_new_tokens=12, temperature=temperature, eos_id=2,
+                  generator=torch.Generator().manual_seed(0))
+
+
+def moved(policy):
+    """The policy after some learning: B is no longer 0."""
+    with torch.no_grad():
+        for name, parameter in policy.trained().items():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+    return policy
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_log_probabilities_are_those_of_the_unpadded_model(family, temperature):
+    policy = moved(make_policy(family, temperature))
+    rollout = rolled(policy, temperature)
+    with torch.no_grad():
+        scored = policy(rollout.prompts, rollout.responses)
+        for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
+            logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1:-1].double() / temperature
+            expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
+            assert torch.allclose(scored.log_p[row, :len(response)].double(), expected, atol=1e-5)
+            assert scored.mask[row].tolist() == [1.0] * len(response) + [0.0] * (scored.mask.shape[1] - len(response))
+
+
+def test_a_fresh_adapter_is_the_reference_to_the_last_bit_and_a_moved_one_is_not():
+    policy = make_policy()
+    rollout = rolled(policy)
+    fresh = experience(policy, rollout, torch.zeros(4), 0.1, UPDATE)
+    assert torch.equal(fresh.log_p, fresh.log_ref) and fresh.sequence_kl() == 0.0
+    assert abs(experience(moved(policy), rollout, torch.zeros(4), 0.1, UPDATE).sequence_kl()) > 1e-3
+
+
+def test_the_value_head_starts_at_zero_and_reads_the_state_before_the_token():
+    policy = make_policy()
+    rollout = rolled(policy)
+    with torch.no_grad():
+        assert (policy(rollout.prompts, rollout.responses).values == 0).all()
+        policy.value_head.weight.fill_(0.1)
+        values = policy(rollout.prompts, rollout.responses).values
+        prompt, response = rollout.prompts[0], rollout.responses[0]
+        hidden = policy.model.get_base_model().model(torch.tensor([prompt + response])).last_hidden_state[0]
+        assert float(values[0, 0]) == pytest.approx(float(0.1 * hidden[len(prompt) - 1].sum()), abs=1e-5)
+
+
+def test_ratio_is_one_in_every_minibatch_when_nothing_is_learnt():
+    policy = moved(make_policy())
+    seen = experience(policy, rolled(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE)
+    still = torch.optim.SGD(policy.trained().values(), lr=0.0)
+    found = ppo_epochs(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
+    assert found["ratio"] == pytest.approx(1.0, abs=1e-5) and abs(found["update_kl"]) < 1e-9
+    assert found["clip_fraction"] == 0 and found["minibatches"] == 2
+
+
+@pytest.mark.parametrize("microbatch", [1, 2, 4])
+def test_gradient_does_not_depend_on_the_microbatch(microbatch):
+    policy = moved(make_policy())
+    seen = experience(policy, rolled(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE)
+    tokens = float(seen.mask.sum())
+
+    def gradient(size):
+        policy.zero_grad()
+        for rows in torch.arange(4).split(size):
+            _microbatch_loss(policy, seen, rows, tokens, UPDATE)[0].backward()
+        return torch.cat([p.grad.flatten() for p in policy.trained().values()])
+
+    assert torch.allclose(gradient(microbatch), gradient(4), atol=1e-7) and float(gradient(4).norm()) > 1e-4
+
+
+def test_every_response_is_used_once_an_epoch_in_a_fresh_order(monkeypatch):
+    policy = make_policy()
+    seen = experience(policy, rolled(policy), torch.zeros(4), 0.1, UPDATE)
+    used = []
+    import stages.learning.ppo as engine
+    real = engine._microbatch_loss
+    monkeypatch.setattr(engine, "_microbatch_loss", lambda p, s, rows, t, u: used.append(rows.tolist()) or real(p, s, rows, t, u))
+    ppo_epochs(policy, torch.optim.SGD(policy.trained().values(), lr=0.0), seen, UPDATE, torch.Generator().manual_seed(1))
+    flat = [row for rows in used for row in rows]
+    assert sorted(flat[:4]) == sorted(flat[4:]) == [0, 1, 2, 3] and flat[:4] != flat[4:]
+
+
+def test_a_minibatch_that_ran_away_is_skipped_and_counted():
+    policy = make_policy()
+    seen = experience(policy, rolled(policy), torch.zeros(4), 0.1, UPDATE)
+    seen = type(seen)(**{**vars(seen), "log_p": seen.log_p - 5.0})  # as if the policy were e^5 times likelier now
+    before = {name: p.clone() for name, p in policy.trained().items()}
+    found = ppo_epochs(policy, torch.optim.SGD(policy.trained().values(), lr=1.0), seen, UPDATE, torch.Generator())
+    assert found["skipped"] == 2 and all(torch.equal(p, before[name]) for name, p in policy.trained().items())
+
+
+def test_an_update_that_moved_far_enough_stops():
+    policy = make_policy()
+    seen = experience(policy, rolled(policy), torch.tensor([3.0, -3.0, 3.0, -3.0]), 0.0, UPDATE)
+    eager = Update(**{**vars(UPDATE), "epochs": 50, "update_kl_limit": 1e-3})
+    found = ppo_epochs(policy, torch.optim.Adam(policy.trained().values(), lr=0.05), seen, eager, torch.Generator())
+    assert found["stopped_early"] == 1.0 and found["minibatches"] < 50
+
+
+def test_only_the_adapter_and_the_value_head_learn():
+    policy = make_policy()
+    base = {name: p.clone() for name, p in policy.named_parameters() if not p.requires_grad}
+    seen = experience(policy, rolled(policy), torch.tensor([3.0, -3.0, 3.0, -3.0]), 0.0, UPDATE)
+    ppo_epochs(policy, torch.optim.Adam(policy.trained().values(), lr=0.01), seen, UPDATE, torch.Generator())
+    assert all("lora_" in name or name.startswith("value_head") for name in policy.trained())
+    assert base and all(torch.equal(p, base[name]) for name, p in policy.named_parameters() if name in base)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_ppo_finds_the_best_arm_of_a_rigged_bandit(seed):
+    """The first token decides: 1 for the third most likely one, 0 for all others. The optimum is known: 1."""
+    policy, prompt = make_policy(), [1, 40, 50]
+    with torch.no_grad():
+        best = int(policy.model(torch.tensor([prompt])).logits[0, -1].topk(3).indices[2])
+    optimizer = torch.optim.Adam(policy.trained().values(), lr=0.01)
+    update = Update(**{**vars(UPDATE), "epochs": 4, "minibatch": 64, "microbatch": 64})
+    for step in range(40):
+        generator = torch.Generator().manual_seed(1000 * seed + step)
+        rollout = sample(policy.model, [prompt] * 64, max_new_tokens=1, temperature=1.0, eos_id=-1, generator=generator)
+        scores = torch.tensor([float(response[0] == best) for response in rollout.responses])
+        ppo_epochs(policy, optimizer, experience(policy, rollout, scores, 0.0, update), update, generator)
+    with torch.no_grad():
+        assert float(torch.softmax(policy.model(torch.tensor([prompt])).logits[0, -1], -1)[best]) > 0.95
+
+
+def test_rollouts_hold_the_ids_that_are_scored():
+    rollout = Rollout([[1, 5]], [[7, 2]], [True])
+    scored = make_policy()(rollout.prompts, rollout.responses)
+    assert scored.mask.tolist() == [[1.0, 1.0]]

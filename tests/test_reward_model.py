@@ -1,0 +1,136 @@
+"""The head, where it is read, and that it is never lost (CORRECTNESS R2-R4, R6, M2, failures 1 and 8)."""
+
+import math
+import shutil
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from stages.learning import models
+from stages.learning.merging import merge
+from stages.learning.preference_data import collate_examples, examples
+from stages.learning.reward_model import Scorer, initialise_head, raw_scores, save_normalisation
+
+TEXTS = [[1, 40, 50, 60, 2], [1, 45, 2], [1, 90, 2, 91, 92, 93, 2]]  # the last has an EOS inside
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny.save_base(tmp_path_factory.mktemp("models") / "base")
+
+
+@pytest.fixture(scope="module")
+def adapter(base, tmp_path_factory):
+    """A reward adapter that has moved away from its initial values, as after training."""
+    model = models.load_scorer(base, "fp32", new_head=True)
+    initialise_head(model, torch.Generator().manual_seed(0))
+    model = models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    folder = tmp_path_factory.mktemp("models") / "reward"
+    model.eval().save_pretrained(folder)
+    models.load_tokenizer(base).save_pretrained(folder)
+    ids, mask = models.batched(TEXTS)
+    with torch.no_grad():
+        scores = raw_scores(model, ids, mask)
+    save_normalisation(folder, float(scores.mean()), 1.0, 3)
+    return folder, scores
+
+
+@pytest.fixture(scope="module")
+def scorer_model(base):
+    model = models.load_scorer(base, "fp32", new_head=True)
+    initialise_head(model, torch.Generator().manual_seed(0))
+    return model
+
+
+@torch.no_grad()
+def score(model, rows, side="right", extra=0, filler=0):
+    ids, mask = models.batched(rows, side=side)
+    pad = (0, extra) if side == "right" else (extra, 0)
+    ids, mask = (torch.nn.functional.pad(x, pad) for x in (ids, mask))
+    return raw_scores(model, torch.where(mask.bool(), ids, filler), mask)
+
+
+def test_score_does_not_depend_on_padding_side_length_filler_or_order(scorer_model):
+    alone = torch.cat([score(scorer_model, [row]) for row in TEXTS])
+    for changes in ({"side": "left"}, {"extra": 7}, {"side": "left", "extra": 5}, {"filler": 2}, {"filler": 7, "extra": 3}):
+        assert torch.allclose(score(scorer_model, TEXTS, **changes), alone, atol=1e-5), changes
+    assert torch.allclose(score(scorer_model, TEXTS[::-1]), alone.flip(0), atol=1e-5)
+
+
+def test_only_the_last_real_position_is_read(scorer_model):
+    """By hand: the trunk's state at that position times the head."""
+    with torch.no_grad():
+        hidden = scorer_model.model(torch.tensor([TEXTS[2]])).last_hidden_state[0, len(TEXTS[2]) - 1]
+        expected = float(hidden @ scorer_model.score.weight[0])
+    assert float(score(scorer_model, [TEXTS[2]])) == pytest.approx(expected, abs=1e-6)
+
+
+def test_agrees_with_transformers_own_head(scorer_model):
+    with torch.no_grad():
+        for row in TEXTS:
+            ids = torch.tensor([row])
+            own = scorer_model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            assert float(own) == pytest.approx(float(score(scorer_model, [row])), abs=1e-6)
+
+
+def test_head_starts_normal_with_variance_one_over_width_plus_one(base):
+    model = models.load_scorer(base, "fp32", new_head=True)
+    draws = []
+    for seed in range(200):
+        initialise_head(model, torch.Generator().manual_seed(seed))
+        draws.append(model.score.weight.detach().clone())
+    width = model.config.hidden_size
+    assert float(torch.cat(draws).std()) == pytest.approx(1 / math.sqrt(width + 1), rel=0.05)
+
+
+def test_scores_are_the_same_before_saving_after_reload_and_after_merging(base, adapter, tmp_path):
+    folder, before = adapter
+    merge(base, folder, tmp_path / "merged", "fp32", 1e-3)
+    merged = models.load_scorer(tmp_path / "merged")
+    assert torch.allclose(score(merged, TEXTS), before, atol=1e-4)
+    saved = load_file(folder / "adapter_model.safetensors")
+    assert torch.equal(merged.score.weight, next(t for name, t in saved.items() if name.endswith("score.weight")))
+
+
+def test_reference_answers_average_zero_through_the_scorer(base, adapter, tmp_path):
+    merge(base, adapter[0], tmp_path / "merged", "fp32", 1e-3)
+    rewards = Scorer(models.load_scorer(tmp_path / "merged"), "fp32", batch_rows=2)(TEXTS)
+    assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-5) and float(rewards.std()) > 1e-3
+
+
+def test_an_adapter_without_its_head_is_refused(base, adapter, tmp_path):
+    shutil.copytree(adapter[0], tmp_path / "headless")
+    weights = tmp_path / "headless" / "adapter_model.safetensors"
+    save_file({name: t for name, t in load_file(weights).items() if "score" not in name}, weights)
+    with pytest.raises(ValueError, match="no score head"):
+        merge(base, tmp_path / "headless", tmp_path / "merged", "fp32", 1e-3)
+
+
+def test_a_merged_model_without_its_head_is_refused(base):
+    with pytest.raises(ValueError, match="score.weight"):
+        models.load_scorer(base)
+
+
+def rows(pairs):
+    return [{"site": "s", "qid": q, "question": f"q{q}", "response_j": j, "response_k": k} for q, j, k in pairs]
+
+
+def test_by_question_every_answer_stands_once_and_every_pair_is_kept():
+    tok = tiny.tokenizer()
+    table = rows([(1, "a", "b"), (1, "a", "c"), (1, "b", "c"), (2, "d", "e")])
+    made, dropped = examples(table, tok, max_length_tokens=99, by_question=True, max_pairs=99)
+    assert [(len(e.texts), e.pairs) for e in made] == [(3, [(0, 1), (0, 2), (1, 2)]), (2, [(0, 1)])] and dropped == 0
+    batch = collate_examples(made)
+    assert batch["better"].tolist() == [0, 0, 1, 3] and batch["worse"].tolist() == [1, 2, 2, 4]
+
+
+def test_over_long_pairs_are_dropped_and_counted():
+    tok = tiny.tokenizer()
+    made, dropped = examples(rows([(1, "a", "b" * 400), (2, "a", "b")]), tok, max_length_tokens=60, by_question=False, max_pairs=9)
+    assert len(made) == 1 and dropped == 1
