@@ -9,6 +9,7 @@ that a resumed run is bit for bit the uninterrupted one. The policy that did bes
 
 import hashlib
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -22,6 +23,7 @@ from stages.learning.policy import Policy
 from stages.learning.ppo import Update, experience, ppo_epochs
 from stages.learning.reward_model import Scorer
 from stages.learning.rollout import Rollout, sample, sample_in_batches
+from stages.learning.weights import save_adapter
 from stages.plumbing.progress import Progress
 from stages.recipe import Ppo
 from stages.text.tables import questions_of
@@ -175,12 +177,12 @@ class _Loop:
         self.best, self.stopped = facts["best"], facts["stopped"]
         for name in ("history", "timing", "samples"):
             _keep_until(self.out / f"{name}.jsonl", self.iteration)
+        print(f"ppo: resumed at iteration {self.iteration}", file=sys.stderr, flush=True)
 
     def finish(self) -> dict[str, float]:
         """Write the best policy as the artifact."""
         self._load(self.best_weights)
-        self.policy.model.save_pretrained(self.out)
-        self.tokenizer.save_pretrained(self.out)
+        save_adapter(self.policy.model, self.tokenizer, self.out)
         save_file({name: t.detach().cpu().contiguous() for name, t in self.policy.value_head.state_dict().items()},
                   self.out / "value_head.safetensors")
         checkpoint.remove(self.out)
@@ -197,7 +199,7 @@ class _Loop:
         c = self.config
         print(f"ppo: {len(self.prompts)} prompts; {c.iterations} iterations x {c.rollout_prompts} prompts x {c.epochs} epochs / "
               f"{c.minibatch_prompts} a minibatch = {c.iterations * c.epochs * c.rollout_prompts // c.minibatch_prompts} "
-              f"optimiser steps", flush=True)
+              f"optimiser steps", file=sys.stderr, flush=True)
 
 
 def _prompts(config: Ppo, tokenizer, pairs: Path) -> tuple[list[list[int]], list[list[int]], int]:
@@ -214,7 +216,7 @@ def _prompts(config: Ppo, tokenizer, pairs: Path) -> tuple[list[list[int]], list
 
 def _check_start(kl: float) -> None:
     """A fresh adapter is the reference: any KL at the first rollout is a fault, not a number to train on."""
-    print(f"ppo: KL to the SFT model before the first update: {kl:.2g}", flush=True)
+    print(f"ppo: KL to the SFT model before the first update: {kl:.2g}", file=sys.stderr, flush=True)
     if not abs(kl) < KL_ZERO:
         raise ValueError(f"the policy starts {kl:.3g} nats from its reference instead of 0: the adapter is not fresh, or "
                          f"the precision is too low to tell them apart")

@@ -34,8 +34,8 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
     samples = pq.read_table(evaluate / "samples.parquet").to_pylist()
     drawn = _Figures(out, config.figure_width_inches)
     kind, words = findings.verdict(metrics)
-    rows = [[label, value] for label, value in metrics["table"]]
-    lead = joined([sections.verdict_box(kind, words), table(["", "estimate, 95 % interval"], rows)])
+    rows = [[text.replace("->", "→") for text in row] for row in metrics["table"]]
+    lead = joined([sections.verdict_box(kind, words), table(["", "estimate, 95 % interval"], rows, numeric=False)])
     shown = _spread(samples, config.side_by_side)
     html = page(f"{_sites(manifests['posts'])}: from posts to an aligned answer model", lead, {
         "Pipeline": sections.pipeline(manifests),
@@ -44,8 +44,7 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
         "Reward model": _reward_model(drawn, metrics["reward_model"]),
         "Policies": _policies(drawn, metrics, samples),
         "Answers side by side": _side_by_side(shown, len(samples)),
-        "Recipe": joined(sections.recipe(stage, made["config"], recipe.section(recipe.Recipe(), stage))
-                         for stage, made in manifests.items()),
+        "Recipe": _recipe(manifests),
         "Provenance": sections.provenance(manifests, {stage: digest(folder) for stage, folder in folders.items()})})
     (out / "report.html").write_text(html, encoding="utf-8")
     write_json(out / "metrics.json", metrics)
@@ -115,6 +114,12 @@ def _policies(drawn: _Figures, metrics: dict, samples: list[dict]) -> Html:
 def _side_by_side(shown: list[dict], every: int) -> Html:
     words = f"{len(shown)} of {every:,} held-out questions, evenly spaced by number, not chosen by quality."
     return joined([element("p", words, class_="faint"), sections.side_by_side(shown)])
+
+
+def _recipe(manifests: dict[str, dict]) -> Html:
+    words = element("p", "A default is the published value, where one was published.", class_="faint")
+    return joined([words, *(sections.recipe(stage, made["config"], recipe.section(recipe.Recipe(), stage))
+                            for stage, made in manifests.items())])
 
 
 def _spread(samples: list[dict], count: int) -> list[dict]:

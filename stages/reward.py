@@ -15,6 +15,7 @@ from stages.learning.losses import pairwise_loss
 from stages.learning.preference_data import Example, collate_examples, examples
 from stages.learning.reward_model import Scorer, initialise_head, raw_scores, save_normalisation
 from stages.learning.training import Training, train
+from stages.learning.weights import save_adapter
 from stages.recipe import Reward
 from stages.text.tables import rows_of
 
@@ -46,8 +47,7 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
         keep_best="validation_accuracy" if validation else None)
     model.eval()
     _normalise(model, training, config.precision, out)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    save_adapter(model, tokenizer, out)
     return {"pairs": sum(len(e.pairs) for e in training), "texts": sum(len(e.texts) for e in training),
             "dropped_over_length": dropped, "validation_pairs": sum(len(e.pairs) for e in validation),
             "validation_accuracy": max((row.get("validation_accuracy", 0.0) for row in history), default=0.0)}

@@ -15,6 +15,7 @@ from stages.learning import models
 from stages.learning.language_modelling import answer_log_probabilities, collate_blocks, packed
 from stages.learning.rollout import sample
 from stages.learning.training import Training, train
+from stages.learning.weights import save_adapter
 from stages.plumbing.artifact import write_json
 from stages.recipe import Sft
 from stages.text.tables import questions_of, rows_of
@@ -40,8 +41,7 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
         max_steps=config.max_steps, epochs=config.epochs, warmup_steps=config.warmup_steps,
         gradient_checkpointing=config.gradient_checkpointing, save_every_steps=config.save_every_steps),
         out, "sft", evaluate=watched.measure, evaluate_every_steps=config.evaluate_every_steps)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    save_adapter(model, tokenizer, out)
     write_json(out / "samples.json", watched.samples())
     tokens = sum(map(len, documents))
     return {"documents": len(documents), "tokens": tokens, "blocks": len(blocks), **_last_evaluation(history)}

@@ -132,6 +132,13 @@ def test_a_question_is_paired_alike_in_any_company(tmp_path):
     assert len(alone) == 10
 
 
+def test_questions_alike_are_drawn_apart(tmp_path):
+    alike = [question(100), question(200), *(answer(qid + n, qid, 2**n) for qid in (100, 200) for n in range(1, 20))]
+    _, table = pairs_of(tmp_path, *alike)
+    first, second = (table[table.qid == qid][["score_j", "score_k"]].values.tolist() for qid in (100, 200))
+    assert len(first) == len(second) == 10 and first != second
+
+
 def test_the_published_pairs_come_through_as_they_are(tmp_path):
     rows = [{"qid": 5, "question": "How *many*?", "date": "2015/09/02", "response_j": f"best {n}",
              "response_k": "my\\_var <b>", "metadata": ["https://a.b.com/questions/5", "https://a.b.com"]}

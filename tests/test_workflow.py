@@ -89,9 +89,9 @@ def test_nothing_made_yet_plans_everything_and_writes_nothing(tmp_path, checkout
 
 
 def test_parsing_takes_under_two_seconds_and_no_torch(checkout):
-    start = time.process_time(), os.times().children_user
+    before = os.times().children_user
     snakemake(checkout, "--list-rules")
-    assert os.times().children_user - start[1] < 2
+    assert os.times().children_user - before < 2
     imports = subprocess.run([sys.executable, "-X", "importtime", *command("--list-rules")[1:]], cwd=checkout,
                              capture_output=True, text=True).stderr
     assert "stages.recipe" in imports and not re.search(r"\b(torch|transformers|datasets)$", imports, re.MULTILINE)

@@ -6,7 +6,9 @@ progress line.
 """
 
 import json
+import math
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,10 @@ COMPLETE = "complete"
 CHECKPOINTS = "checkpoints"
 HISTORY = "history.jsonl"
 BEST = "best.safetensors"
-CLOCK_KEYS = ("runtime", "per_second", "total_flos")  # differ from run to run: not part of the result
+# Differ from run to run, or restart when a run resumes: not part of the result.
+UNREPEATABLE = ("runtime", "per_second", "total_flos", "train_loss")
+# The mean loss since the last line is lost in a kill, so a line falls on every checkpoint.
+LOG_EVERY_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,6 @@ class Training:
     epochs: float = 1.0
     warmup_steps: int = 0
     gradient_checkpointing: bool = False
-    log_every_steps: int = 10
 
 
 def train(model, dataset, collate: Callable, settings: Training, out: Path, label: str,
@@ -59,7 +63,10 @@ def train(model, dataset, collate: Callable, settings: Training, out: Path, labe
                        callbacks=[book])
     trainer.own_loss = loss
     trainer.remove_callback_by_name("PrinterCallback")
-    trainer.train(resume_from_checkpoint=last_checkpoint(out))
+    checkpoint = last_checkpoint(out)
+    if checkpoint:
+        print(f"{label}: resumed at {Path(checkpoint).name}", file=sys.stderr, flush=True)
+    trainer.train(resume_from_checkpoint=checkpoint)
     if keep_best:
         _load_trained(model, out / BEST)
         (out / BEST).unlink()
@@ -89,7 +96,7 @@ def _arguments(settings: Training, out: Path) -> TrainingArguments:
         gradient_checkpointing=settings.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
         save_strategy="steps", save_steps=settings.save_every_steps, save_total_limit=2,
-        logging_steps=settings.log_every_steps, logging_first_step=True, report_to=[], disable_tqdm=True,
+        logging_steps=math.gcd(LOG_EVERY_STEPS, settings.save_every_steps), logging_first_step=True, report_to=[], disable_tqdm=True,
         remove_unused_columns=False, dataloader_pin_memory=torch.cuda.is_available())
 
 
@@ -118,7 +125,7 @@ class _Book(TrainerCallback):
         self.progress = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.rows = [_without_clock(row) for row in state.log_history]
+        self.rows = [_repeatable(row) for row in state.log_history]
         self._write()
         self.progress = Progress(self.label, state.max_steps, "steps", done=state.global_step)
 
@@ -137,7 +144,7 @@ class _Book(TrainerCallback):
             self.on_log(args, state, control)
 
     def on_log(self, args, state, control, **kwargs):
-        self.rows = [row for entry in state.log_history if set(row := _without_clock(entry)) - {"step", "epoch"}]
+        self.rows = [row for entry in state.log_history if set(row := _repeatable(entry)) - {"step", "epoch"}]
         self._write()
 
     def on_save(self, args, state, control, **kwargs):
@@ -151,7 +158,7 @@ class _Book(TrainerCallback):
 
     def _write(self) -> None:
         draft = self.path.with_suffix(".tmp")
-        draft.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        draft.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in self.rows))
         draft.replace(self.path)
 
 
@@ -169,5 +176,5 @@ def _load_trained(model, path: Path) -> None:
                 parameter.copy_(saved.pop(name))
 
 
-def _without_clock(row: dict) -> dict:
-    return {key: value for key, value in row.items() if not any(word in key for word in CLOCK_KEYS)}
+def _repeatable(row: dict) -> dict:
+    return {key: value for key, value in row.items() if not any(word in key for word in UNREPEATABLE)}

@@ -1,5 +1,6 @@
-"""Model folders: bring a pretrained one in, unchanged and without pickles."""
+"""Model folders: bring a pretrained one in, unchanged and without pickles; write an adapter out."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ from huggingface_hub import snapshot_download
 from transformers import AutoConfig
 
 from stages.learning.models import check_special_tokens, load_tokenizer
+from stages.plumbing.artifact import write_json
 
 WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
@@ -26,6 +28,16 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
         _link_or_copy(file.resolve(), out / file.name)
     check_special_tokens(load_tokenizer(out), AutoConfig.from_pretrained(out))
     return {"bytes": sum(f.stat().st_size for f in out.glob("*.safetensors"))}
+
+
+def save_adapter(model, tokenizer, out: Path) -> None:
+    """A PEFT adapter folder with its tokenizer, the same bytes from every process."""
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    config = json.loads((out / "adapter_config.json").read_text(encoding="utf-8"))
+    # PEFT keeps these in sets, whose order changes from process to process.
+    write_json(out / "adapter_config.json", {key: sorted(value) if isinstance(value, list) else value
+                                             for key, value in config.items()})
 
 
 def _download(model: str, revision: str | None) -> Path:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 VOID = ("meta", "img", "source", "br")
+# Control characters, which HTML may not hold, become their visible signs; tab and line feed stay.
+VISIBLE = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
 
 
 class Html(str):
@@ -15,7 +17,7 @@ class Html(str):
 def element(name: str, /, *children: object, **attributes: object) -> Html:
     """<name attributes>children</name>. A trailing underscore of an attribute's name is dropped (class_), True stands
     for a bare attribute, None for none at all."""
-    given = "".join(f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(str(value))}"')
+    given = "".join(f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{_escaped(value)}"')
                     for key, value in attributes.items() if value is not None)
     if name in VOID:
         return Html(f"<{name}{given}>")
@@ -24,7 +26,7 @@ def element(name: str, /, *children: object, **attributes: object) -> Html:
 
 def joined(children: Iterable[object]) -> Html:
     """Elements as they are, everything else escaped."""
-    return Html("".join(child if isinstance(child, Html) else html.escape(str(child)) for child in children))
+    return Html("".join(child if isinstance(child, Html) else _escaped(child) for child in children))
 
 
 def link(text: str, address: str | None) -> Html:
@@ -57,6 +59,10 @@ def picture(light: bytes, dark: bytes, caption: str) -> Html:
     return element("figure", element(
         "picture", element("source", srcset=_data(dark), media="(prefers-color-scheme: dark)"),
         element("img", src=_data(light), alt=caption)))
+
+
+def _escaped(text: object) -> str:
+    return html.escape(str(text).replace("\r\n", "\n").translate(VISIBLE))
 
 
 def _data(png: bytes) -> str:

@@ -4,8 +4,8 @@ Takes the metrics that stages/evaluate.py writes. An estimate is {mean, low, hig
 nothing applies.
 """
 
-PLAIN = (("ended by EOS", "eos_rate", "0.3f"), ("length in tokens", "response_tokens", "0.1f"),
-         ("repetition", "repetition", "0.3f"))
+PLAIN = (("ended by EOS", "eos_rate", ".3f"), ("length in tokens", "response_tokens", ".1f"),
+         ("repetition", "repetition", ".3f"))
 
 
 def table(metrics: dict) -> list[list[str]]:
@@ -22,22 +22,22 @@ def table(metrics: dict) -> list[list[str]]:
     rows += [[f"{name}, SFT -> PPO", _change(metrics["gold"][name]["sft"], metrics["gold"][name]["ppo"],
                                              metrics["gold"][name]["difference"])]
              for name in ("gold", "correct") if name in (metrics["gold"] or {})]
-    rows += [["KL to SFT, nats a response", estimate_text(ppo["kl_k1"], "0.2f")]]
+    rows += [["KL to SFT, nats a response", estimate_text(ppo["kl_k1"], ".2f")]]
     return rows + [[f"{label}, SFT -> PPO", f"{policies['sft'][name]:{form}} -> {policies['ppo'][name]:{form}}"]
                    for label, name, form in PLAIN]
 
 
 def verdict(metrics: dict) -> tuple[str, str]:
-    """(kind, paragraph): kind is 'hacking', 'better', 'worse', 'flat' or 'unknown' (no gold score)."""
+    """(kind, paragraph): kind is 'better', 'mixed', 'flat', 'worse', 'hacking' or 'unknown' (no gold)."""
     kind, policy = _policy_words(metrics)
     return kind, " ".join([_reward_words(metrics["reward_model"]), *policy, _cost_words(metrics)])
 
 
-def estimate_text(found: dict | None, form: str = "0.3f", signed: bool = False) -> str:
+def estimate_text(found: dict | None, form: str = ".3f", signed: bool = False) -> str:
     """'0.713 [0.690, 0.735]', with the sign written out for a difference."""
     if found is None:
         return "none"
-    form = f"+{form}" if signed else form
+    form = ("+z" if signed else "z") + form
     if found["low"] is None:
         return f"{found['mean']:{form}}"
     return f"{found['mean']:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
@@ -51,7 +51,7 @@ def direction(found: dict | None) -> int:
 
 
 def _change(before: float, after: float, difference: dict) -> str:
-    return f"{before:0.3f} -> {after:0.3f} (paired {estimate_text(difference, signed=True)})"
+    return f"{before:z.3f} -> {after:z.3f} (paired {estimate_text(difference, signed=True)})"
 
 
 def _reward_words(reward: dict) -> str:
@@ -91,15 +91,15 @@ def _policy_words(metrics: dict) -> tuple[str, list[str]]:
                       -1: "But correctness alone fell"}[direction(correct["difference"])] +
                      f" ({estimate_text(correct['difference'], signed=True)}).")
     if learnt > 0:
-        return "better", words
+        return ("mixed" if correct and direction(correct["difference"]) < 0 else "better"), words
     return ("worse" if true < 0 or learnt < 0 else "flat"), words
 
 
 def _cost_words(metrics: dict) -> str:
     kl, ppo = metrics["ppo_against_sft"]["kl_k1"], metrics["policies"]["ppo"]
     return (f"It cost a KL of {estimate_text(kl, '0.2f')} nats a response to the SFT model; "
-            f"{100 * ppo['eos_rate']:.1f} % of PPO's responses end by themselves.")
+            f"{100 * ppo['eos_rate']:.1f}\u00a0% of PPO's responses end by themselves.")
 
 
 def _percent(found: dict) -> str:
-    return f"{100 * found['mean']:.1f} %"
+    return f"{100 * found['mean']:.1f}\u00a0%"

@@ -5,11 +5,12 @@ from stages.text.findings import estimate_text
 
 HEADLINES = {
     "better": "PPO made the answers better", "worse": "PPO made the answers worse", "hacking": "Reward hacking",
-    "flat": "No gain shown", "unknown": "The learnt reward rose; nothing else is known"}
+    "mixed": "The gold score rose, but correctness fell", "flat": "No gain shown",
+    "unknown": "The learnt reward rose; nothing else is known"}
 POLICY_ROWS = (("mean length, tokens", "response_tokens", ".1f"), ("ended by EOS", "eos_rate", ".3f"),
                ("repetition, share of repeated 4-grams", "repetition", ".4f"), ("distinct-2", "distinct_2", ".3f"),
                ("distinct responses", "distinct_responses", ".3f"), ("with a code block", "code_share", ".3f"))
-WRITERS = (("SFT", "sft"), ("PPO", "ppo"), ("Best human answer", "human"))
+WRITERS = (("SFT", "sft"), ("PPO", "ppo"), ("Best human", "human"))
 
 
 def verdict_box(kind: str, words: str) -> Html:
@@ -83,15 +84,17 @@ def side_by_side(samples: list[dict]) -> Html:
 
 
 def recipe(stage: str, values: dict, published: dict) -> Html:
-    """A stage's settings, those that differ from the published ones first and marked."""
+    """A stage's settings: those that differ from the published default, and the others folded away."""
     present, default = _leaves(values), _leaves(published)
-    names = sorted(present, key=lambda name: present[name] == default.get(name))
-    differing = [name for name in names if present[name] != default.get(name)]
-    rows = [[element("span", name, class_="differs") if name in differing else name, _plain(present[name]),
-             _plain(default.get(name))] for name in names]
-    summary = f"{stage}: {len(differing)} of {len(names)} settings differ from the published ones"
-    return element("details", element("summary", summary), table(["setting", "here", "published"], rows, numeric=False),
-                   open=True if differing else None)
+    rows = {True: [], False: []}
+    for name, value in present.items():
+        same = value == default.get(name)
+        rows[same].append([name, _plain(value), *([] if same else [_plain(default.get(name))])])
+    words = f"{stage}: {len(rows[False])} of {len(present)} settings differ from the default"
+    differing = table(["setting", "here", "default"], rows[False], numeric=False) if rows[False] else ""
+    others = element("details", element("summary", f"{len(rows[True])} as by default"),
+                     table(["setting", "here"], rows[True], numeric=False))
+    return joined([element("h3", words), differing, others])
 
 
 def provenance(manifests: dict[str, dict], digests: dict[str, str]) -> Html:
@@ -108,8 +111,8 @@ def provenance(manifests: dict[str, dict], digests: dict[str, str]) -> Html:
 def _asked(row: dict) -> Html:
     asker, answerer = [*row["authors"], "", ""][:2]
     parts = [link(f"{row['site']}, question {row['qid']}", row["url"])]
-    parts += [f", asked by {asker}"] if asker else []
-    parts += [f", best answer by {answerer}"] if answerer else []
+    parts += [", asked by ", element("bdi", asker)] if asker else []
+    parts += [", best answer by ", element("bdi", answerer)] if answerer else []
     return element("p", *parts, ". CC BY-SA.", class_="faint")
 
 
@@ -122,8 +125,9 @@ def _answer(row: dict, label: str, name: str) -> Html:
 def _estimate_cells(found: dict | None, signed: bool = False) -> list[str]:
     if found is None:
         return ["–", "–", "0"]
-    interval = "–" if found["low"] is None else f"{found['low']:.3f} to {found['high']:.3f}"
-    return [f"{found['mean']:{'+' if signed else ''}.3f}", interval, f"{found['count']:,}"]
+    form = "+z.3f" if signed else "z.3f"
+    interval = "–" if found["low"] is None else f"{found['low']:{form}} to {found['high']:{form}}"
+    return [f"{found['mean']:{form}}", interval, f"{found['count']:,}"]
 
 
 def _input_names(made: dict) -> list[str]:
@@ -132,7 +136,8 @@ def _input_names(made: dict) -> list[str]:
 
 
 def _bar(share: float) -> Html:
-    return element("span", class_="bar", style=f"width:{100 * share:.1f}%")
+    bar = element("span", class_="bar", style=f"width:{100 * share:.1f}%")
+    return element("span", bar, class_="track")
 
 
 def _leaves(values: dict, prefix: str = "") -> dict[str, object]:

@@ -1,0 +1,249 @@
+"""The reward model beside baselines on literal pairs; two policies compared; the whole stage on tiny models."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import LlamaForSequenceClassification
+
+from stages import evaluate
+from stages.learning import comparison, models
+from stages.learning.judging import held_out_pairs, judged
+from stages.learning.language_modelling import answer_log_probabilities
+from stages.learning.scratch import small_llama, train_tokenizer
+from stages.learning.statistics import estimate
+from stages.learning.text_measures import distinct, has_code, repetition
+from stages.recipe import Evaluate
+from stages.text import gold
+from stages.text.template import answer_ids, prompt_ids
+
+CODE = "Do this:\n\n```\nls\n```"
+CONFIG = Evaluate(max_pairs=50, prompts=6, batch_prompts=4, max_prompt_tokens=60, max_response_tokens=6,
+                  bootstrap_samples=50)
+means = partial(estimate, samples=50, seed=0)
+
+
+def row(qid: int, better: str, worse: str, gap: int = 1, question: str | None = None) -> dict:
+    return {"site": "s", "qid": qid, "question": question or f"What is {qid}?", "response_j": better,
+            "response_k": worse, "score_j": gap, "score_k": 0, "date": "",
+            "metadata": [f"https://s/{qid}", "s", "ann", "bob", "cat"]}
+
+
+PAIRS = [row(1, "a long answer", "short", 1), row(1, CODE, "a long answer", 2), row(2, "tiny", "a long answer", 5),
+         row(2, CODE + " ", CODE, 3), row(3, "four", "five", 1)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([text for pair in PAIRS for text in (pair["question"], pair["response_j"])], 300)
+
+
+@pytest.fixture(scope="module")
+def folders(tokenizer, tmp_path_factory):
+    """Two policies of different random weights, a reward model and a pairs table."""
+    root = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("sft", "ppo")):
+        torch.manual_seed(seed)
+        model = tiny(tokenizer)
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    config = model.config
+    config.num_labels, config.reward_mean = 1, 0.25
+    LlamaForSequenceClassification(config).save_pretrained(root / "reward")
+    tokenizer.save_pretrained(root / "reward")
+    (root / "pairs").mkdir()
+    rows = PAIRS + [row(number, f"answer {number}", "no", 2) for number in range(4, 12)]
+    pq.write_table(pa.Table.from_pylist(rows), root / "pairs/evaluation.parquet")
+    return {name: root / name for name in ("sft", "ppo", "reward", "pairs")}
+
+
+def tiny(tokenizer):
+    return small_llama(tokenizer, hidden_size=16, intermediate_size=32, layers=1, heads=2, max_position_tokens=96,
+                       initializer_range=0.3)
+
+
+class Words:
+    """A tokenizer of one id a word: enough to count lengths."""
+
+    bos_token_id, eos_token_id = None, 0
+
+    def __call__(self, text, **_):
+        return SimpleNamespace(input_ids=[1] * len(text.split()))
+
+
+def held(rows=PAIRS, max_pairs=50, max_tokens=999):
+    return held_out_pairs(rows, Words(), max_pairs=max_pairs, max_tokens=max_tokens, seed=0)
+
+
+def test_each_text_is_held_once_and_pairs_point_at_it():
+    pairs = held()
+    assert len(pairs.texts) == len(set(pairs.texts)) == 9
+    assert pairs.texts[pairs.worse[1]] == pairs.texts[pairs.better[0]] == ("What is 1?", "a long answer")
+    assert pairs.groups.tolist() == [0, 0, 1, 1, 2]
+
+
+def test_long_pairs_are_dropped_and_counted_and_the_choice_is_seeded():
+    assert [r["qid"] for r in held(max_tokens=9).rows] == [1, 2, 3] and held(max_tokens=9).dropped == 2
+    rows = [row(number, "a", "b") for number in range(200)]
+    some = [r["qid"] for r in held(rows, max_pairs=20).rows]
+    assert len(some) == 20 and some == sorted(some) == [r["qid"] for r in held(rows, max_pairs=20).rows]
+    assert max(some) > 100
+
+
+def test_baselines_on_literal_pairs():
+    pairs = held()
+    reward = np.arange(len(pairs.texts), 0, -1, dtype=float)  # texts that come earlier score higher
+    found = judged(pairs, reward, -reward, reward, means)
+    assert found["baselines"]["longer answer wins"]["mean"] == (1 + 1 + 0 + 1 + 0.5) / 5
+    assert found["baselines"]["has code"]["mean"] == (0.5 + 1 + 0.5 + 0.5 + 0.5) / 5
+    assert found["best_cheap_baseline"] == "longer answer wins"
+    right = [1, 0, 1, 1, 1]
+    assert found["accuracy"]["mean"] == found["oracle"]["mean"] == pytest.approx(0.8)
+    assert found["baselines"]["SFT log-probability"]["mean"] == pytest.approx(0.2)
+    assert found["above_best_cheap_baseline"]["mean"] == pytest.approx(0.8 - 0.7)
+    assert (found["both_have_code"]["count"], found["both_have_code"]["mean"]) == (1, right[3])
+    assert found["about_equal_length"]["count"] == 2  # code against code, four against five
+    assert {name: got["count"] for name, got in found["by_score_gap"].items()} == {"1": 2, "2": 1, "3+": 2}
+    assert found["by_score_gap"]["2"]["mean"] == 0
+    assert (found["pairs"], found["questions"]) == (5, 3)
+
+
+def test_text_measures():
+    assert has_code(CODE) and has_code("```\nx\n```") and not has_code("`x` and ``` in a line")
+    assert repetition([1, 2, 3, 4, 5]) == 0 and repetition([1]) == 0
+    assert repetition([7] * 8) == 1 - 1 / 5
+    assert distinct([[1, 2, 3], [1, 2]]) == 2 / 3 and distinct([[1]]) == 0
+
+
+def test_log_probabilities_are_those_of_single_texts(folders, tokenizer):
+    model = models.load_causal(folders["sft"])
+    prompts = [prompt_ids(tokenizer, question) for question in ("What is 1?", "a long answer to what is short", "x")]
+    responses = [answer_ids(tokenizer, answer) for answer in ("short", "a", "four five a long answer")]
+    together = comparison.log_probabilities(model, prompts, responses, 1.0, "t")
+    for prompt, response, got in zip(prompts, responses, together, strict=True):
+        ids, mask = models.batched([prompt + response])
+        alone = answer_log_probabilities(model, ids, mask, [len(prompt)])[0]
+        torch.testing.assert_close(got, alone, atol=1e-4, rtol=1e-4)
+    hot = comparison.log_probabilities(model, prompts, responses, 2.0, "t")
+    assert not torch.allclose(hot[0], together[0])
+
+
+def test_each_batch_has_its_own_random_numbers(folders, tokenizer, monkeypatch):
+    """A model that stops at once must not shift the numbers of the next batch."""
+    model = models.load_causal(folders["sft"])
+    prompts = [prompt_ids(tokenizer, f"What is {number}?") for number in range(6)]
+    first_numbers, sample = [], comparison.sample
+
+    def watched(*args, generator, **settings):
+        first_numbers.append(float(torch.rand(1, generator=generator.clone_state())))
+        return sample(*args, generator=generator, **settings)
+
+    monkeypatch.setattr(comparison, "sample", watched)
+    for longest in (8, 1):
+        comparison.answers_of(model, tokenizer, prompts, batch_prompts=3, max_new_tokens=longest, temperature=1.0,
+                              seed=1, label="t")
+    assert first_numbers[:2] == first_numbers[2:] and len(set(first_numbers)) == 2
+
+
+def run(folders, out, config=CONFIG, **instead) -> tuple[dict, dict]:
+    out.mkdir(exist_ok=True)
+    returned = evaluate.run(config, out, **{**folders, **instead})
+    return returned, json.loads((out / "metrics.json").read_text())
+
+
+def numbers(value) -> list[float]:
+    if isinstance(value, dict | list):
+        return [n for part in (value.values() if isinstance(value, dict) else value) for n in numbers(part)]
+    return [value] if isinstance(value, int | float) else []
+
+
+def test_the_stage_end_to_end(folders, tmp_path):
+    returned, metrics = run(folders, tmp_path / "out")
+    assert all(map(math.isfinite, numbers(metrics))) and all(map(math.isfinite, returned.values()))
+    assert metrics["gold"] is None and metrics["prompts"] == 6 and metrics["reward_model"]["pairs"] == 13
+    assert metrics["ppo_against_sft"]["kl_k3"]["mean"] > 0
+    assert 8 <= len(metrics["table"]) <= 14 and all(len(line) == 2 for line in metrics["table"])
+    samples = pq.read_table(tmp_path / "out/samples.parquet").to_pylist()
+    assert len(samples) == 6 and len({line["qid"] for line in samples}) == 6
+    assert samples[0]["authors"] == ["ann", "bob"] and samples[0]["url"].startswith("https://s/")
+    difference = [line["reward_ppo"] - line["reward_sft"] for line in samples]
+    assert metrics["ppo_against_sft"]["reward_difference"]["mean"] == pytest.approx(np.mean(difference))
+    pairs = pq.read_table(tmp_path / "out/per_pair.parquet").to_pandas()
+    assert metrics["reward_model"]["accuracy"]["mean"] == pytest.approx(((pairs.reward_j > pairs.reward_k) + 0.5 * (
+        pairs.reward_j == pairs.reward_k)).mean())
+    assert run(folders, tmp_path / "again")[1] == metrics
+
+
+def test_a_policy_against_itself_gains_nothing(folders, tmp_path):
+    metrics = run(folders, tmp_path / "out", ppo=folders["sft"])[1]
+    against = metrics["ppo_against_sft"]
+    assert (against["kl_k1"]["mean"], against["kl_k3"]["mean"]) == (0.0, 0.0)
+    assert [against["win_rate"][name] for name in ("mean", "low", "high")] == [0.5] * 3
+    assert against["reward_difference"]["mean"] == against["reward_difference"]["high"] == 0.0
+    assert metrics["policies"]["sft"] == metrics["policies"]["ppo"]
+
+
+GOLD = '''
+def score(questions, responses):
+    """Knows questions with an even number; the more words the better."""
+    known = [any(c in q for c in "02468") for q in questions]
+    return {"gold": [float(len(r.split())) if k else None for k, r in zip(known, responses)],
+            "correct": [1.0 if k else None for k in known]}
+def nothing(questions, responses):
+    return {"gold": [None] * len(questions)}
+def nameless(questions, responses):
+    return {"points": [1.0] * len(questions)}
+'''
+
+
+def test_gold_is_told_where_it_applies(folders, tmp_path, monkeypatch, capsys):
+    (tmp_path / "truth_of_this_test.py").write_text(GOLD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    config = replace(CONFIG, prompts=50, gold="truth_of_this_test:score")
+    returned, metrics = run(folders, tmp_path / "out", config)
+    assert metrics["gold"]["gold"]["difference"]["count"] == 5 < metrics["prompts"]  # 2, 4, 6, 8 and 10
+    assert metrics["gold"]["correct"]["difference"]["mean"] == 0 and metrics["gold"]["gold"]["human"] > 0
+    assert 0 < metrics["reward_model"]["oracle"]["count"] < metrics["reward_model"]["pairs"]
+    assert returned["correct_difference"] == 0 and "gold, SFT -> PPO" in [label for label, _ in metrics["table"]]
+    samples = pq.read_table(tmp_path / "out/samples.parquet").to_pylist()
+    assert {line["qid"] for line in samples if line["gold_ppo"] is None} == {1, 3, 5, 7, 9, 11}
+    metrics = run(folders, tmp_path / "none", replace(config, gold="truth_of_this_test:nothing"))[1]
+    assert metrics["gold"] is None and metrics["reward_model"]["oracle"] is None
+    assert "knows none of these questions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("nowhere.at_all:score", "cannot load 'nowhere.at_all:score'"), ("json:nothing_there", "cannot load"),
+    ("json", "should look like package.module:function"), ("json:__name__", "is not a function")])
+def test_a_wrong_gold_name_is_one_line(name, says):
+    with pytest.raises(ValueError, match=says) as error:
+        gold.load(name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_gold_scorer_must_give_gold_for_every_response():
+    with pytest.raises(ValueError, match="no 'gold'"):
+        gold.scores(lambda q, r: {"points": [1.0]}, ["q"], ["r"])
+    with pytest.raises(ValueError, match="1 values of 'gold' for 2 responses"):
+        gold.scores(lambda q, r: {"gold": [1.0]}, ["q", "q"], ["r", "r"])
+
+
+def test_what_cannot_be_evaluated_is_said(folders, tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="no held-out question of at most 2 tokens"):
+        run(folders, tmp_path / "a", replace(CONFIG, max_prompt_tokens=2))
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        run(folders, tmp_path / "b", replace(CONFIG, temperature=0.0))
+    other = train_tokenizer(["something else entirely, entirely else"], 290)
+    tiny(other).save_pretrained(tmp_path / "other")
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="has another tokenizer"):
+        run(folders, tmp_path / "c", ppo=tmp_path / "other")
