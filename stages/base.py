@@ -1,10 +1,11 @@
-"""Base: the pretrained model that everything starts from; or, with 'scratch', a tokenizer and a small LLaMA of the site's own.
+"""Base: the pretrained model that everything starts from; with 'scratch', a small LLaMA of the site's own.
 
     python -m stages.base --recipe configs/demo.yaml --pairs results/demo/pairs --out results/demo/base
 
 A hub id or a local folder is used as it is. 'scratch' trains on the questions and answers of every split but the
 evaluation's, one question with one answer a document: with all answers in one document, later answers are learnt by
-copying earlier ones.
+copying earlier ones. Documents do not see each other ('bfd'): a small model learns which tool a question names far sooner
+when no other stands before it (48 facts, 0.8 M tokens: 0.64 of greedy answers right against 0.07).
 """
 
 from pathlib import Path
@@ -16,8 +17,8 @@ from stages.learning.scratch import small_llama, train_tokenizer
 from stages.learning.training import Training, train
 from stages.learning.weights import copy_pretrained
 from stages.recipe import Base, Scratch
-from stages.text.template import pair_ids, prompt_text
 from stages.text.tables import answers_of
+from stages.text.template import pair_ids, prompt_text
 
 TRAINED_ON = ("finetune", "reward", "rl")
 
@@ -34,21 +35,47 @@ def _from_scratch(scratch: Scratch, seed: int, out: Path, pairs: Path) -> dict[s
     tokenizer = train_tokenizer((prompt_text(q) + a for q, a in texts), scratch.vocabulary_tokens)
     documents = [pair_ids(tokenizer, question, answer) for question, answer in texts]
     shuffled = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
-    blocks = packed([documents[i] for i in shuffled], scratch.sequence_length_tokens, "wrapped")
+    blocks = packed([documents[i] for i in shuffled], scratch.sequence_length_tokens, "bfd")
     steps = _steps(scratch, len(blocks))
     torch.manual_seed(seed)
-    model = small_llama(tokenizer, hidden_size=scratch.hidden_size, intermediate_size=scratch.intermediate_size,
-                        layers=scratch.layers, heads=scratch.heads, max_position_tokens=scratch.max_position_tokens,
-                        initializer_range=scratch.initializer_range)
-    history = train(model, blocks, collate_blocks, Training(
-        batch=scratch.batch_sequences, microbatch=scratch.batch_sequences, learning_rate=scratch.learning_rate,
-        schedule="cosine", weight_decay=scratch.weight_decay, seed=seed, precision=scratch.precision, max_steps=steps,
-        warmup_steps=round(scratch.warmup_share * steps), save_every_steps=scratch.save_every_steps), out, "base")
+    model = small_llama(
+        tokenizer,
+        hidden_size=scratch.hidden_size,
+        intermediate_size=scratch.intermediate_size,
+        layers=scratch.layers,
+        heads=scratch.heads,
+        max_position_tokens=scratch.max_position_tokens,
+        initializer_range=scratch.initializer_range,
+    )
+    history = train(
+        model,
+        blocks,
+        collate_blocks,
+        Training(
+            batch=scratch.batch_sequences,
+            microbatch=scratch.batch_sequences,
+            learning_rate=scratch.learning_rate,
+            schedule="cosine",
+            weight_decay=scratch.weight_decay,
+            seed=seed,
+            precision=scratch.precision,
+            max_steps=steps,
+            warmup_steps=round(scratch.warmup_share * steps),
+            save_every_steps=scratch.save_every_steps,
+        ),
+        out,
+        "base",
+    )
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     tokens = sum(map(len, documents))
-    return {"documents": len(documents), "tokens": tokens, "parameters": model.num_parameters(), "steps": steps,
-            "loss": [row["loss"] for row in history if "loss" in row][-1]}
+    return {
+        "documents": len(documents),
+        "tokens": tokens,
+        "parameters": model.num_parameters(),
+        "steps": steps,
+        "loss": [row["loss"] for row in history if "loss" in row][-1],
+    }
 
 
 def _steps(scratch: Scratch, blocks: int) -> int:

@@ -1,6 +1,7 @@
 """PPO: make the SFT model's answers score higher, without leaving it too far.
 
-    python -m stages.ppo --recipe configs/demo.yaml --policy results/demo/sft-merged --reward results/demo/reward-merged --pairs results/demo/pairs --out results/demo/ppo
+    python -m stages.ppo --policy results/demo/sft-merged --reward results/demo/reward-merged \\
+        --pairs results/demo/pairs --out results/demo/ppo
 
 Our own loop: sample responses, score them with the reward model, take beta times the KL to the SFT model off, estimate
 advantages, update. Everything random in an iteration is drawn from generators seeded by (seed, purpose, iteration), so
@@ -8,9 +9,9 @@ that a resumed run is bit for bit the uninterrupted one. The policy that did bes
 """
 
 import hashlib
-import json
+import itertools
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from time import monotonic
 
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 
 from stages.learning import checkpoint, models
 from stages.learning.advantages import adapted_beta
+from stages.learning.journal import append, keep_until
 from stages.learning.policy import Policy
 from stages.learning.ppo import Update, experience, ppo_epochs
 from stages.learning.reward_model import Scorer
@@ -34,7 +36,7 @@ KL_ZERO = 1e-4  # nats a response that rounding may make of an exact 0
 
 
 def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path) -> dict[str, float]:
-    """Fill `out` with a PEFT adapter, value_head.safetensors, the tokenizer, history.jsonl, timing.jsonl, samples.jsonl."""
+    """Fill `out` with a PEFT adapter, value_head.safetensors, the tokenizer, and history, timing, samples .jsonl."""
     loop = _Loop(config, out, policy, reward, pairs)
     loop.resume()
     loop.train()
@@ -55,10 +57,7 @@ class _Loop:
         self.policy = Policy(model, config.temperature, config.precision)
         self.scorer = Scorer(models.load_scorer(reward, config.precision), config.precision)
         self.optimizer = torch.optim.Adam(self.policy.trained().values(), lr=config.learning_rate, eps=1e-5)
-        self.update = Update(epochs=config.epochs, minibatch=config.minibatch_prompts, microbatch=config.microbatch_prompts,
-                             **{name: getattr(config, name) for name in (
-                                 "gamma", "gae_lambda", "clip_range", "value_clip_range", "value_coefficient",
-                                 "max_gradient_norm", "max_ratio", "update_kl_limit")})
+        self.update = Update(**{field.name: getattr(config, field.name) for field in fields(Update)})
         self.beta, self.iteration, self.stopped = config.kl_coefficient, 0, False
         self.best = {"objective": float("-inf"), "iteration": 0}
         self.best_weights: dict[str, torch.Tensor] = {}
@@ -94,32 +93,67 @@ class _Loop:
         statistics = ppo_epochs(self.policy, self.optimizer, seen, self.update, self._generator("minibatches"))
         clock.append(monotonic())
         self.iteration += 1
-        row = {"iteration": self.iteration, "reward": float(scores.mean()), "reward_std": float(scores.std()), "kl": kl,
-               "beta": self.beta, "objective": float(scores.mean()) - self.beta * kl,
-               "entropy": float((seen.entropy * seen.mask).sum() / seen.mask.sum()),
-               "explained_variance": _explained_variance(seen), "learning_rate": self._learning_rate(),
-               **_response_numbers(rollout), **statistics}
+        row = {
+            "iteration": self.iteration,
+            "reward": float(scores.mean()),
+            "reward_std": float(scores.std()),
+            "kl": kl,
+            "beta": self.beta,
+            "objective": float(scores.mean()) - self.beta * kl,
+            "entropy": float((seen.entropy * seen.mask).sum() / seen.mask.sum()),
+            "explained_variance": _explained_variance(seen),
+            "learning_rate": self._learning_rate(),
+            **_response_numbers(rollout),
+            **statistics,
+        }
         if self.config.kl_target_nats is not None:
-            self.beta = adapted_beta(self.beta, kl, self.config.kl_target_nats, self.config.kl_horizon_responses, len(scores))
-        _append(self.out / "history.jsonl", row)
-        seconds = dict(zip(("rollout", "score", "experience", "update"),
-                           (round(b - a, 3) for a, b in zip(clock, clock[1:], strict=False)), strict=True))
-        _append(self.out / "timing.jsonl", {"iteration": self.iteration, **seconds, "tokens": sum(map(len, rollout.responses))})
+            self.beta = adapted_beta(
+                self.beta, kl, self.config.kl_target_nats, self.config.kl_horizon_responses, len(scores)
+            )
+        append(self.out / "history.jsonl", row)
+        seconds = dict(
+            zip(
+                ("rollout", "score", "experience", "update"),
+                (round(b - a, 3) for a, b in itertools.pairwise(clock)),
+                strict=True,
+            )
+        )
+        append(
+            self.out / "timing.jsonl",
+            {"iteration": self.iteration, **seconds, "tokens": sum(map(len, rollout.responses))},
+        )
         return row
 
     def _evaluate(self) -> None:
-        """Held-out prompts, always the same random numbers: keep the best policy, stop one that left the SFT model too far."""
-        rollout = sample_in_batches(self.policy.model, self.validation, self.config.rollout_prompts,
-                                    generator=torch.Generator().manual_seed(self.config.seed), **self._sampling())
+        """Held-out prompts, the same random numbers each time: keep the best policy, stop one that went too far."""
+        rollout = sample_in_batches(
+            self.policy.model,
+            self.validation,
+            self.config.rollout_prompts,
+            generator=torch.Generator().manual_seed(self.config.seed),
+            **self._sampling(),
+        )
         scores = self._scores(rollout)
         kl = experience(self.policy, rollout, scores, 0.0, self.update).sequence_kl()
-        row = {"iteration": self.iteration, "reward": float(scores.mean()), "kl": kl,
-               "objective": float(scores.mean()) - self.config.kl_coefficient * kl, **_response_numbers(rollout)}
-        _append(self.out / "history.jsonl", {f"validation_{k}" if k != "iteration" else k: v for k, v in row.items()})
+        row = {
+            "iteration": self.iteration,
+            "reward": float(scores.mean()),
+            "kl": kl,
+            "objective": float(scores.mean()) - self.config.kl_coefficient * kl,
+            **_response_numbers(rollout),
+        }
+        append(self.out / "history.jsonl", {f"validation_{k}" if k != "iteration" else k: v for k, v in row.items()})
         texts = rollout.texts(self.tokenizer)
         for prompt, text, score in list(zip(self.validation, texts, scores.tolist(), strict=True))[:SHOWN]:
-            _append(self.out / "samples.jsonl", {"iteration": self.iteration, "prompt": self.tokenizer.decode(
-                prompt, skip_special_tokens=True), "response": text, "reward": score})
+            append(
+                self.out / "samples.jsonl",
+                {
+                    "iteration": self.iteration,
+                    "prompt": self.tokenizer.decode(prompt, skip_special_tokens=True),
+                    "response": text,
+                    "reward": score,
+                },
+            )
         self.stopped = kl > self.config.max_kl_nats
         if not self.stopped and row["objective"] > self.best["objective"]:
             self.best = {**row, "iteration": self.iteration}
@@ -135,8 +169,12 @@ class _Loop:
         return sample(self.policy.model, prompts, generator=self._generator("sampling"), **self._sampling())
 
     def _sampling(self) -> dict:
-        return {"max_new_tokens": self.config.max_response_tokens, "temperature": self.config.temperature,
-                "eos_id": self.tokenizer.eos_token_id, "precision": self.config.precision}
+        return {
+            "max_new_tokens": self.config.max_response_tokens,
+            "temperature": self.config.temperature,
+            "eos_id": self.tokenizer.eos_token_id,
+            "precision": self.config.precision,
+        }
 
     def _generator(self, purpose: str) -> torch.Generator:
         name = f"{self.config.seed}/{purpose}/{self.iteration}".encode()
@@ -159,11 +197,14 @@ class _Loop:
 
     def _save(self) -> None:
         best = {f"best.{name}": tensor for name, tensor in self.best_weights.items()}
-        checkpoint.save(self.out, {**self.policy.trained(), **checkpoint.optimizer_tensors(self.optimizer), **best},
-                        {"iteration": self.iteration, "beta": self.beta, "best": self.best, "stopped": self.stopped})
+        checkpoint.save(
+            self.out,
+            {**self.policy.trained(), **checkpoint.optimizer_tensors(self.optimizer), **best},
+            {"iteration": self.iteration, "beta": self.beta, "best": self.best, "stopped": self.stopped},
+        )
 
     def resume(self) -> None:
-        """Go on from the last checkpoint, if there is one: weights, optimiser, beta, best, and the files' lines up to it."""
+        """Go on from the last checkpoint, if there is one: weights, optimiser, beta, best, the files up to it."""
         found = checkpoint.load(self.out)
         if found is None:
             for name in ("history", "timing", "samples"):
@@ -176,19 +217,27 @@ class _Loop:
         self.iteration, self.beta = facts["iteration"], facts["beta"]
         self.best, self.stopped = facts["best"], facts["stopped"]
         for name in ("history", "timing", "samples"):
-            _keep_until(self.out / f"{name}.jsonl", self.iteration)
-        print(f"ppo: resumed at iteration {self.iteration}", file=sys.stderr, flush=True)
+            keep_until(self.out / f"{name}.jsonl", self.iteration)
+        _say(f"resumed at iteration {self.iteration}")
 
     def finish(self) -> dict[str, float]:
         """Write the best policy as the artifact."""
         self._load(self.best_weights)
         save_adapter(self.policy.model, self.tokenizer, self.out)
-        save_file({name: t.detach().cpu().contiguous() for name, t in self.policy.value_head.state_dict().items()},
-                  self.out / "value_head.safetensors")
+        save_file(
+            {name: t.detach().cpu().contiguous() for name, t in self.policy.value_head.state_dict().items()},
+            self.out / "value_head.safetensors",
+        )
         checkpoint.remove(self.out)
-        return {"best_iteration": self.best["iteration"], "iterations": self.iteration, "stopped_by_kl": self.stopped,
-                "validation_reward": self.best["reward"], "validation_kl": self.best["kl"],
-                "prompts": len(self.prompts), "prompts_over_length": self.dropped}
+        return {
+            "best_iteration": self.best["iteration"],
+            "iterations": self.iteration,
+            "stopped_by_kl": self.stopped,
+            "validation_reward": self.best["reward"],
+            "validation_kl": self.best["kl"],
+            "prompts": len(self.prompts),
+            "prompts_over_length": self.dropped,
+        }
 
     def _load(self, tensors: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
@@ -197,9 +246,11 @@ class _Loop:
 
     def _say_plan(self) -> None:
         c = self.config
-        print(f"ppo: {len(self.prompts)} prompts; {c.iterations} iterations x {c.rollout_prompts} prompts x {c.epochs} epochs / "
-              f"{c.minibatch_prompts} a minibatch = {c.iterations * c.epochs * c.rollout_prompts // c.minibatch_prompts} "
-              f"optimiser steps", file=sys.stderr, flush=True)
+        minibatches = c.rollout_prompts // c.minibatch_prompts
+        _say(
+            f"{len(self.prompts)} prompts; {c.iterations} iterations of {c.rollout_prompts} prompts, {c.epochs} epochs"
+            f" x {minibatches} minibatches = {c.iterations * c.epochs * minibatches} optimiser steps"
+        )
 
 
 def _prompts(config: Ppo, tokenizer, pairs: Path) -> tuple[list[list[int]], list[list[int]], int]:
@@ -207,25 +258,32 @@ def _prompts(config: Ppo, tokenizer, pairs: Path) -> tuple[list[list[int]], list
     every = [prompt_ids(tokenizer, row["question"]) for row in questions_of(pairs, "rl")]
     fitting = [prompt for prompt in every if len(prompt) <= config.max_prompt_tokens]
     if len(fitting) < config.validation_prompts + config.rollout_prompts:
-        raise ValueError(f"{pairs} has {len(fitting)} prompts of at most {config.max_prompt_tokens} tokens in its rl split; "
-                         f"ppo needs validation_prompts + rollout_prompts = {config.validation_prompts + config.rollout_prompts}")
+        raise ValueError(
+            f"{pairs} has {len(fitting)} prompts of at most {config.max_prompt_tokens} tokens in its rl split; "
+            f"ppo needs validation_prompts + rollout_prompts = {config.validation_prompts + config.rollout_prompts}"
+        )
     order = torch.randperm(len(fitting), generator=torch.Generator().manual_seed(config.seed)).tolist()
     mixed = [fitting[i] for i in order]
-    return mixed[config.validation_prompts:], mixed[:config.validation_prompts], len(every) - len(fitting)
+    return mixed[config.validation_prompts :], mixed[: config.validation_prompts], len(every) - len(fitting)
 
 
 def _check_start(kl: float) -> None:
     """A fresh adapter is the reference: any KL at the first rollout is a fault, not a number to train on."""
-    print(f"ppo: KL to the SFT model before the first update: {kl:.2g}", file=sys.stderr, flush=True)
+    _say(f"KL to the SFT model before the first update: {kl:.2g}")
     if not abs(kl) < KL_ZERO:
-        raise ValueError(f"the policy starts {kl:.3g} nats from its reference instead of 0: the adapter is not fresh, or "
-                         f"the precision is too low to tell them apart")
+        raise ValueError(
+            f"the policy starts {kl:.3g} nats from its reference instead of 0: the adapter is not fresh, or "
+            f"the precision is too low to tell them apart"
+        )
 
 
 def _response_numbers(rollout: Rollout) -> dict[str, float]:
     count = len(rollout.responses)
-    return {"response_tokens": sum(map(len, rollout.responses)) / count, "eos_rate": sum(rollout.ended) / count,
-            "distinct_responses": len({tuple(r) for r in rollout.responses}) / count}
+    return {
+        "response_tokens": sum(map(len, rollout.responses)) / count,
+        "eos_rate": sum(rollout.ended) / count,
+        "distinct_responses": len({tuple(r) for r in rollout.responses}) / count,
+    }
 
 
 def _explained_variance(seen) -> float:
@@ -234,22 +292,8 @@ def _explained_variance(seen) -> float:
     return float(1 - (returns - values).var() / returns.var().clamp(min=1e-8))
 
 
-def _append(path: Path, row: dict) -> None:
-    with open(path, "a", encoding="utf-8") as stream:
-        stream.write(json.dumps(row) + "\n")
-
-
-def _keep_until(path: Path, iteration: int) -> None:
-    """Drop lines of iterations after the checkpoint, and one that a kill cut short."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if row["iteration"] <= iteration:
-            kept.append(line + "\n")
-    path.write_text("".join(kept), encoding="utf-8")
+def _say(text: str) -> None:
+    print(f"ppo: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class Merge:
 class Ppo:
     """Proximal policy optimisation against the reward model, with a KL penalty to the SFT model."""
 
-    lora: Lora = of(Lora(), "the policy's adapter [script]")
+    lora: Lora = of(Lora(dropout=0.0), "the policy's adapter [script, but no dropout: ratios compare like with like]")
     precision: Precision = of("int8", "of the frozen base [script]")
     iterations: int = of(2500, "rollout phases [script: 20,000 'steps' over batches of 8]")
     rollout_prompts: int = of(64, "prompts a rollout phase [run: 8 on each of 8 processes]")
@@ -179,6 +179,8 @@ class Ppo:
     seed: int = of(0, "of prompts, sampling and minibatches [script]")
 
     def __post_init__(self):
+        if self.lora.dropout:
+            raise ValueError("lora.dropout must be 0 in ppo: old and new log-probabilities must come from one function")
         _divides(self.minibatch_prompts, self.rollout_prompts, "minibatch_prompts", "rollout_prompts")
         _divides(self.microbatch_prompts, self.minibatch_prompts, "microbatch_prompts", "minibatch_prompts")
 

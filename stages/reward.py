@@ -1,6 +1,6 @@
 """Reward: which of two answers do people prefer? A LoRA adapter and a score head on the SFT model.
 
-    python -m stages.reward --recipe configs/demo.yaml --base results/demo/sft-merged --pairs results/demo/pairs --out results/demo/reward
+    python -m stages.reward --base results/demo/sft-merged --pairs results/demo/pairs --out results/demo/reward
 
 Loss -log sigmoid(r_j - r_k). Some of the reward split's questions are held out, and the state that ranks their pairs
 best is kept. At the end the scores are shifted so that reference answers average 0.
@@ -39,38 +39,70 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
     def evaluate():
         return {"validation_accuracy": accuracy(model, validation, config.precision)} if validation else {}
 
-    history = train(model, training, collate_examples, Training(
-        batch=config.batch_pairs, microbatch=config.microbatch_pairs, learning_rate=config.learning_rate,
-        schedule="linear", weight_decay=config.weight_decay, seed=config.seed, precision=config.precision,
-        epochs=config.epochs, gradient_checkpointing=config.gradient_checkpointing,
-        save_every_steps=config.save_every_steps), out, "reward", loss, evaluate, config.save_every_steps,
-        keep_best="validation_accuracy" if validation else None)
+    history = train(
+        model,
+        training,
+        collate_examples,
+        Training(
+            batch=config.batch_pairs,
+            microbatch=config.microbatch_pairs,
+            learning_rate=config.learning_rate,
+            schedule="linear",
+            weight_decay=config.weight_decay,
+            seed=config.seed,
+            precision=config.precision,
+            epochs=config.epochs,
+            gradient_checkpointing=config.gradient_checkpointing,
+            save_every_steps=config.save_every_steps,
+        ),
+        out,
+        "reward",
+        loss,
+        evaluate,
+        config.save_every_steps,
+        keep_best="validation_accuracy" if validation else None,
+    )
     model.eval()
     _normalise(model, training, config.precision, out)
     save_adapter(model, tokenizer, out)
-    return {"pairs": sum(len(e.pairs) for e in training), "texts": sum(len(e.texts) for e in training),
-            "dropped_over_length": dropped, "validation_pairs": sum(len(e.pairs) for e in validation),
-            "validation_accuracy": max((row.get("validation_accuracy", 0.0) for row in history), default=0.0)}
+    return {
+        "pairs": sum(len(e.pairs) for e in training),
+        "texts": sum(len(e.texts) for e in training),
+        "dropped_over_length": dropped,
+        "validation_pairs": sum(len(e.pairs) for e in validation),
+        "validation_accuracy": max((row.get("validation_accuracy", 0.0) for row in history), default=0.0),
+    }
 
 
 def accuracy(model, items: list[Example], precision: str) -> float:
     """Share of pairs whose better text scores higher; ties count one half."""
     scores = Scorer(model, precision)([text for item in items for text in item.texts])
     split = scores.split([len(item.texts) for item in items])
-    right = [float(s[j] > s[k]) + 0.5 * float(s[j] == s[k]) for item, s in zip(items, split, strict=True) for j, k in item.pairs]
+    right = [
+        float(s[j] > s[k]) + 0.5 * float(s[j] == s[k])
+        for item, s in zip(items, split, strict=True)
+        for j, k in item.pairs
+    ]
     return sum(right) / len(right)
 
 
 def _examples(config: Reward, tokenizer, pairs: Path) -> tuple[list[Example], list[Example], int]:
     """Training and validation examples, divided by question, and the number of over-long pairs dropped."""
-    made, dropped = examples(rows_of(pairs, "reward"), tokenizer, max_length_tokens=config.max_length_tokens,
-                             by_question=config.batching == "question", max_pairs=config.train_pairs)
+    made, dropped = examples(
+        rows_of(pairs, "reward"),
+        tokenizer,
+        max_length_tokens=config.max_length_tokens,
+        by_question=config.batching == "question",
+        max_pairs=config.train_pairs,
+    )
     questions = sorted({example.question for example in made})
     if len(questions) < 2:
-        raise ValueError(f"{pairs} has {len(questions)} usable questions in its reward split "
-                         f"({dropped} pairs over {config.max_length_tokens} tokens): nothing to learn from")
+        raise ValueError(
+            f"{pairs} has {len(questions)} usable questions in its reward split "
+            f"({dropped} pairs over {config.max_length_tokens} tokens): nothing to learn from"
+        )
     order = torch.randperm(len(questions), generator=torch.Generator().manual_seed(config.seed)).tolist()
-    held = {questions[i] for i in order[:round(config.validation_share * len(questions))]}
+    held = {questions[i] for i in order[: round(config.validation_share * len(questions))]}
     return [e for e in made if e.question not in held], [e for e in made if e.question in held], dropped
 
 

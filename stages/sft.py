@@ -1,6 +1,6 @@
 """SFT: teach the base model to answer, on packed question-answer text, through a LoRA adapter.
 
-    python -m stages.sft --recipe configs/demo.yaml --base results/demo/base --pairs results/demo/pairs --out results/demo/sft
+    python -m stages.sft --base results/demo/base --pairs results/demo/pairs --out results/demo/sft
 
 As published: every row of the finetune split gives one document, the question with its better answer, so that an answer
 that wins more pairs is seen more often. Every answer is closed by a labelled EOS.
@@ -35,12 +35,29 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
     models.check_special_tokens(tokenizer, model.config)
     model = models.add_lora(model, precision=config.precision, **vars(config.lora))
     watched = _Watched(model, tokenizer, pairs, config)
-    history = train(model, blocks, collate_blocks, Training(
-        batch=config.batch_sequences, microbatch=config.microbatch_sequences, learning_rate=config.learning_rate,
-        schedule="cosine", weight_decay=config.weight_decay, seed=config.seed, precision=config.precision,
-        max_steps=config.max_steps, epochs=config.epochs, warmup_steps=config.warmup_steps,
-        gradient_checkpointing=config.gradient_checkpointing, save_every_steps=config.save_every_steps),
-        out, "sft", evaluate=watched.measure, evaluate_every_steps=config.evaluate_every_steps)
+    history = train(
+        model,
+        blocks,
+        collate_blocks,
+        Training(
+            batch=config.batch_sequences,
+            microbatch=config.microbatch_sequences,
+            learning_rate=config.learning_rate,
+            schedule="cosine",
+            weight_decay=config.weight_decay,
+            seed=config.seed,
+            precision=config.precision,
+            max_steps=config.max_steps,
+            epochs=config.epochs,
+            warmup_steps=config.warmup_steps,
+            gradient_checkpointing=config.gradient_checkpointing,
+            save_every_steps=config.save_every_steps,
+        ),
+        out,
+        "sft",
+        evaluate=watched.measure,
+        evaluate_every_steps=config.evaluate_every_steps,
+    )
     save_adapter(model, tokenizer, out)
     write_json(out / "samples.json", watched.samples())
     tokens = sum(map(len, documents))
@@ -48,8 +65,10 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
 
 
 def _documents(pairs: Path, tokenizer, seed: int) -> list[list[int]]:
-    documents = [pair_ids(tokenizer, row["question"], row["response_j"])
-                 for row in rows_of(pairs, "finetune", ["question", "response_j"])]
+    documents = [
+        pair_ids(tokenizer, row["question"], row["response_j"])
+        for row in rows_of(pairs, "finetune", ["question", "response_j"])
+    ]
     if not documents:
         raise ValueError(f"{pairs} has no pairs in its finetune split: nothing to train on")
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -62,8 +81,11 @@ class _Watched:
     def __init__(self, model, tokenizer, pairs: Path, config: Sft):
         self.model, self.tokenizer, self.config = model, tokenizer, config
         limit = config.sequence_length_tokens
-        self.rows = [row for row in questions_of(pairs, "evaluation")
-                     if len(pair_ids(tokenizer, row["question"], row["response_j"])) <= limit][:WATCHED_QUESTIONS]
+        self.rows = [
+            row
+            for row in questions_of(pairs, "evaluation")
+            if len(pair_ids(tokenizer, row["question"], row["response_j"])) <= limit
+        ][:WATCHED_QUESTIONS]
         self.prompts = [prompt_ids(tokenizer, row["question"]) for row in self.rows]
 
     def measure(self) -> dict[str, float]:
@@ -71,7 +93,9 @@ class _Watched:
             return {}
         nats, tokens = 0.0, 0
         for prompt, row in zip(self.prompts, self.rows, strict=True):
-            ids, mask = models.batched([prompt + answer_ids(self.tokenizer, row["response_j"])], where=self.model.device)
+            ids, mask = models.batched(
+                [prompt + answer_ids(self.tokenizer, row["response_j"])], where=self.model.device
+            )
             scores = answer_log_probabilities(self.model, ids, mask, [len(prompt)])[0]
             nats, tokens = nats - float(scores.sum()), tokens + len(scores)
         return {"perplexity": math.exp(nats / tokens), "eos_rate": sum(self._rollout().ended) / len(self.rows)}
@@ -80,14 +104,27 @@ class _Watched:
         if not self.rows:
             return []
         rollout = self._rollout()
-        return [{"question": row["question"], "answer": answer, "ended": ended, "best_human_answer": row["response_j"],
-                 "source": row["metadata"]} for row, answer, ended
-                in zip(self.rows, rollout.texts(self.tokenizer), rollout.ended, strict=True)]
+        return [
+            {
+                "question": row["question"],
+                "answer": answer,
+                "ended": ended,
+                "best_human_answer": row["response_j"],
+                "source": row["metadata"],
+            }
+            for row, answer, ended in zip(self.rows, rollout.texts(self.tokenizer), rollout.ended, strict=True)
+        ]
 
     def _rollout(self):
-        return sample(self.model, self.prompts, max_new_tokens=SAMPLE_TOKENS, temperature=1.0,
-                      eos_id=self.tokenizer.eos_token_id, generator=torch.Generator().manual_seed(self.config.seed),
-                      precision=self.config.precision)
+        return sample(
+            self.model,
+            self.prompts,
+            max_new_tokens=SAMPLE_TOKENS,
+            temperature=1.0,
+            eos_id=self.tokenizer.eos_token_id,
+            generator=torch.Generator().manual_seed(self.config.seed),
+            precision=self.config.precision,
+        )
 
 
 def _last_evaluation(history: list[dict]) -> dict[str, float]:

@@ -51,7 +51,9 @@ def test_whitening_against_plain_python_and_pads_change_nothing():
     mean = sum(inside) / len(inside)
     sd = (sum((x - mean) ** 2 for x in inside) / len(inside) + 1e-8) ** 0.5
     found = whiten(values, mask)
-    assert [float(found[r, t]) for r, n in enumerate(lengths) for t in range(n)] == pytest.approx([(x - mean) / sd for x in inside])
+    assert [float(found[r, t]) for r, n in enumerate(lengths) for t in range(n)] == pytest.approx(
+        [(x - mean) / sd for x in inside]
+    )
     wider = whiten(torch.nn.functional.pad(values, (0, 3), value=9.0), torch.nn.functional.pad(mask, (0, 3)))
     assert torch.allclose(wider[:, :-3], found, atol=1e-12) and (wider[:, -3:] == 0).all()
 

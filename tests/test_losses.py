@@ -18,8 +18,10 @@ def test_pairwise_loss_against_plain_python():
     assert float(pairwise_loss(torch.tensor(better), torch.tensor(worse))) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("ratio, advantage, moves", [(1.5, 1.0, False), (0.5, -1.0, False), (0.5, 1.0, True),
-                                                     (1.5, -1.0, True), (1.1, 1.0, True)])
+@pytest.mark.parametrize(
+    "ratio, advantage, moves",
+    [(1.5, 1.0, False), (0.5, -1.0, False), (0.5, 1.0, True), (1.5, -1.0, True), (1.1, 1.0, True)],
+)
 def test_policy_loss_has_no_gradient_where_clipping_says_so(ratio, advantage, moves):
     r = torch.tensor([[ratio]], requires_grad=True)
     policy_loss(r, torch.tensor([[advantage]]), 0.2).sum().backward()

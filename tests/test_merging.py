@@ -1,4 +1,4 @@
-"""One rule for every merge: what a fresh load computes is what base and adapter computed (CORRECTNESS M1, failures 10, 11)."""
+"""One rule for every merge: a fresh load computes what base and adapter did (CORRECTNESS M1, failures 10, 11)."""
 
 import pytest
 import tiny

@@ -1,4 +1,4 @@
-"""Policy and reference: same function, same positions, whatever the padding (CORRECTNESS A2, A7, G2, G6, P1, P5, P6)."""
+"""Policy and reference: same function, same positions, any padding (CORRECTNESS A2, A7, G2, G6, P1, P5, P6)."""
 
 import pytest
 import tiny
@@ -10,8 +10,19 @@ from stages.learning.ppo import Update, _microbatch_loss, experience, ppo_epochs
 from stages.learning.rollout import Rollout, sample
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
-UPDATE = Update(epochs=2, minibatch=4, microbatch=2, gamma=1.0, gae_lambda=0.95, clip_range=0.2, value_clip_range=0.2,
-                value_coefficient=0.1, max_gradient_norm=1.0, max_ratio=10.0, update_kl_limit=None)
+UPDATE = Update(
+    epochs=2,
+    minibatch_prompts=4,
+    microbatch_prompts=2,
+    gamma=1.0,
+    gae_lambda=0.95,
+    clip_range=0.2,
+    value_clip_range=0.2,
+    value_coefficient=0.1,
+    max_gradient_norm=1.0,
+    max_ratio=10.0,
+    update_kl_limit=None,
+)
 
 
 def make_policy(family="llama", temperature=1.0):
@@ -23,8 +34,14 @@ def make_policy(family="llama", temperature=1.0):
 
 
 def rolled(policy, temperature=1.0):
-    return sample(policy.model, PROMPTS, max_new_tokens=12, temperature=temperature, eos_id=2,
-                  generator=torch.Generator().manual_seed(0))
+    return sample(
+        policy.model,
+        PROMPTS,
+        max_new_tokens=12,
+        temperature=temperature,
+        eos_id=2,
+        generator=torch.Generator().manual_seed(0),
+    )
 
 
 def moved(policy):
@@ -43,9 +60,11 @@ def test_log_probabilities_are_those_of_the_unpadded_model(family, temperature):
     with torch.no_grad():
         scored = policy(rollout.prompts, rollout.responses)
         for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
-            logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1:-1].double() / temperature
+            logits = (
+                policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / temperature
+            )
             expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
-            assert torch.allclose(scored.log_p[row, :len(response)].double(), expected, atol=1e-5)
+            assert torch.allclose(scored.log_p[row, : len(response)].double(), expected, atol=1e-5)
             assert scored.mask[row].tolist() == [1.0] * len(response) + [0.0] * (scored.mask.shape[1] - len(response))
 
 
@@ -98,9 +117,14 @@ def test_every_response_is_used_once_an_epoch_in_a_fresh_order(monkeypatch):
     seen = experience(policy, rolled(policy), torch.zeros(4), 0.1, UPDATE)
     used = []
     import stages.learning.ppo as engine
+
     real = engine._microbatch_loss
-    monkeypatch.setattr(engine, "_microbatch_loss", lambda p, s, rows, t, u: used.append(rows.tolist()) or real(p, s, rows, t, u))
-    ppo_epochs(policy, torch.optim.SGD(policy.trained().values(), lr=0.0), seen, UPDATE, torch.Generator().manual_seed(1))
+    monkeypatch.setattr(
+        engine, "_microbatch_loss", lambda p, s, rows, t, u: used.append(rows.tolist()) or real(p, s, rows, t, u)
+    )
+    ppo_epochs(
+        policy, torch.optim.SGD(policy.trained().values(), lr=0.0), seen, UPDATE, torch.Generator().manual_seed(1)
+    )
     flat = [row for rows in used for row in rows]
     assert sorted(flat[:4]) == sorted(flat[4:]) == [0, 1, 2, 3] and flat[:4] != flat[4:]
 
@@ -140,7 +164,7 @@ def test_ppo_finds_the_best_arm_of_a_rigged_bandit(seed):
         policy.model.get_input_embeddings().weight.mul_(2)
         best = int(policy.model(torch.tensor([prompt])).logits[0, -1].topk(3).indices[2])
     optimizer = torch.optim.Adam(policy.trained().values(), lr=0.01)
-    update = Update(**{**vars(UPDATE), "epochs": 4, "minibatch": 64, "microbatch": 64})
+    update = Update(**{**vars(UPDATE), "epochs": 4, "minibatch_prompts": 64, "microbatch_prompts": 64})
     for step in range(40):
         generator = torch.Generator().manual_seed(1000 * seed + step)
         rollout = sample(policy.model, [prompt] * 64, max_new_tokens=1, temperature=1.0, eos_id=-1, generator=generator)

@@ -25,7 +25,7 @@ PUBLISHED = {
     "reward.lora.r": 8, "reward.lora.alpha": 32, "reward.lora.dropout": 0.1, "reward.precision": "bf16",
     "reward.max_length_tokens": 512, "reward.train_pairs": 100_000, "reward.learning_rate": 2e-5,
     "reward.weight_decay": 0.001, "reward.epochs": 1.0,
-    "ppo.lora.r": 16, "ppo.lora.alpha": 32, "ppo.lora.dropout": 0.05, "ppo.precision": "int8",
+    "ppo.lora.r": 16, "ppo.lora.alpha": 32, "ppo.lora.dropout": 0.0, "ppo.precision": "int8",
     "ppo.learning_rate": 1.4e-5, "ppo.epochs": 4, "ppo.max_response_tokens": 128, "ppo.kl_coefficient": 0.2,
     "ppo.kl_target_nats": 6.0, "ppo.kl_horizon_responses": 10_000, "ppo.gamma": 1.0, "ppo.gae_lambda": 0.95,
     "ppo.clip_range": 0.2, "ppo.value_clip_range": 0.2, "ppo.value_coefficient": 0.1, "ppo.temperature": 1.0,

@@ -11,6 +11,7 @@ import pytest
 
 from stages import recipe, report
 from stages.text import findings
+from stages.text.curves import curves_of
 from stages.text.elements import element, link, quoted
 
 EVIL = '<script>alert(1)</script> "quoted" \'single\' & <img src=x onerror=alert(2)> مرحبا \x08 </pre>'
@@ -147,6 +148,14 @@ def test_the_page_says_all(artifacts, tmp_path):
     assert "base-loss" not in names  # this base was not trained here
 
 
+def test_curves_take_the_numbers_they_name():
+    history = [{"iteration": 0, "validation_kl": 0.0}, {"iteration": 1, "kl": 0.5}, {"iteration": 2, "kl": 0.75}]
+    drawn = curves_of("ppo", history)
+    assert set(drawn) == {"ppo-kl"}
+    assert drawn["ppo-kl"].lines == {"rollouts": [(1, 0.5), (2, 0.75)], "validation": [(0, 0.0)]}
+    assert curves_of("base", []) == {}
+
+
 def test_no_more_answers_than_asked_for(artifacts, tmp_path):
     write(artifacts, metrics(), [sample(number) for number in range(10)])
     page = page_of(artifacts, tmp_path, recipe.Report(side_by_side=4, figure_width_inches=3.0))
@@ -195,8 +204,8 @@ def test_an_interval_of_one_question_decides_nothing():
     assert "did not beat SFT" in findings.verdict(numbers)[1]
 
 
-@pytest.mark.parametrize("address", ["javascript:alert(1)", "data:text/html,x", "//evil", "", None, "http://[",
-                                     "file:///x"])
+@pytest.mark.parametrize("address", ["javascript:alert(1)", "javascript://x/%0aalert(1)", "data:text/html,x", "//evil",
+                                     "", None, "http://[", "file:///x"])
 def test_only_http_links(address):
     assert link("<b>", address) == "&lt;b&gt;"
 

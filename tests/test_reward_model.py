@@ -58,7 +58,13 @@ def score(model, rows, side="right", extra=0, filler=0):
 
 def test_score_does_not_depend_on_padding_side_length_filler_or_order(scorer_model):
     alone = torch.cat([score(scorer_model, [row]) for row in TEXTS])
-    for changes in ({"side": "left"}, {"extra": 7}, {"side": "left", "extra": 5}, {"filler": 2}, {"filler": 7, "extra": 3}):
+    for changes in (
+        {"side": "left"},
+        {"extra": 7},
+        {"side": "left", "extra": 5},
+        {"filler": 2},
+        {"filler": 7, "extra": 3},
+    ):
         assert torch.allclose(score(scorer_model, TEXTS, **changes), alone, atol=1e-5), changes
     assert torch.allclose(score(scorer_model, TEXTS[::-1]), alone.flip(0), atol=1e-5)
 
@@ -113,7 +119,7 @@ def test_an_adapter_without_its_head_is_refused(base, adapter, tmp_path):
 
 
 def test_a_merged_model_without_its_head_is_refused(base):
-    with pytest.raises(ValueError, match="score.weight"):
+    with pytest.raises(ValueError, match=r"score\.weight"):
         models.load_scorer(base)
 
 
@@ -132,5 +138,7 @@ def test_by_question_every_answer_stands_once_and_every_pair_is_kept():
 
 def test_over_long_pairs_are_dropped_and_counted():
     tok = tiny.tokenizer()
-    made, dropped = examples(rows([(1, "a", "b" * 400), (2, "a", "b")]), tok, max_length_tokens=60, by_question=False, max_pairs=9)
+    made, dropped = examples(
+        rows([(1, "a", "b" * 400), (2, "a", "b")]), tok, max_length_tokens=60, by_question=False, max_pairs=9
+    )
     assert len(made) == 1 and dropped == 1

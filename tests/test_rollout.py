@@ -23,8 +23,11 @@ def models():
 def eager_to_end(model, eos_bias: float):
     """The same model with EOS made likelier, so that rows end at different steps."""
     head = model.get_output_embeddings()
-    head.register_forward_hook(lambda module, inputs, output: output.index_add(-1, torch.tensor([2]), torch.full(
-        (*output.shape[:-1], 1), eos_bias)))
+    head.register_forward_hook(
+        lambda module, inputs, output: output.index_add(
+            -1, torch.tensor([2]), torch.full((*output.shape[:-1], 1), eos_bias)
+        )
+    )
     return model
 
 
@@ -48,7 +51,7 @@ def test_a_row_does_not_depend_on_which_others_have_ended():
     with_others = draw(model, PROMPTS * 4)
     never_ending = draw(model, PROMPTS * 4, eos_id=-1)  # nobody leaves the batch
     for kept, long in zip(with_others.responses, never_ending.responses, strict=True):
-        assert long[:len(kept)] == kept
+        assert long[: len(kept)] == kept
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -69,9 +72,18 @@ def test_same_generator_same_tokens_and_another_seed_others(models):
 
 
 def test_batches_keep_the_order_of_the_prompts(models):
-    rollout = sample_in_batches(models["llama"], PROMPTS, 3, max_new_tokens=8, temperature=0, eos_id=2,
-                                generator=torch.Generator().manual_seed(0))
-    assert rollout.responses == [draw(models["llama"], [p], temperature=0, max_new_tokens=8).responses[0] for p in PROMPTS]
+    rollout = sample_in_batches(
+        models["llama"],
+        PROMPTS,
+        3,
+        max_new_tokens=8,
+        temperature=0,
+        eos_id=2,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert rollout.responses == [
+        draw(models["llama"], [p], temperature=0, max_new_tokens=8).responses[0] for p in PROMPTS
+    ]
 
 
 def test_the_mode_is_restored_even_when_sampling_fails(models):

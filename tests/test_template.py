@@ -18,13 +18,13 @@ def test_the_template_is_the_published_one():
 @pytest.mark.parametrize("answer", ["use it", " use it", "\nuse", "", "</s> is the end token", "é 漢字"])
 def test_prompt_tokens_are_a_prefix_of_prompt_and_answer(tok, answer):
     prompt = prompt_ids(tok, "which flag?")
-    assert pair_ids(tok, "which flag?", answer)[:len(prompt)] == prompt
+    assert pair_ids(tok, "which flag?", answer)[: len(prompt)] == prompt
 
 
 def test_joint_encoding_would_merge_across_the_boundary(tok):
     """The trap is real for this tokenizer: were it not, the test above would prove nothing."""
     joint = tok("Question: x\n\nAnswer: use", add_special_tokens=False).input_ids
-    assert joint[:len(prompt_ids(tok, "x")) - 1] != prompt_ids(tok, "x")[1:]
+    assert joint[: len(prompt_ids(tok, "x")) - 1] != prompt_ids(tok, "x")[1:]
 
 
 def test_every_answer_ends_in_eos_once_and_starts_with_bos_once(tok):

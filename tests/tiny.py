@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from stages.learning.scratch import small_llama, train_tokenizer
 
-WORDS = "use the flag port file with tool run open read write list make stop start cache clear copy".split()
+WORDS = ("use the flag port file with tool run open read write list make stop start cache clear copy").split()  # noqa: SIM905
 
 
 def sentence(rng: random.Random, words: int) -> str:
@@ -24,14 +24,18 @@ def tokenizer():
 
 def llama(tok, seed: int = 0):
     torch.manual_seed(seed)
-    return small_llama(tok, hidden_size=32, intermediate_size=64, layers=2, heads=2, max_position_tokens=256,
-                       initializer_range=0.2).eval()
+    return small_llama(
+        tok, hidden_size=32, intermediate_size=64, layers=2, heads=2, max_position_tokens=256, initializer_range=0.2
+    ).eval()
 
 
 def gpt2(vocabulary: int):
     torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, n_embd=32, n_layer=2, n_head=2, n_positions=128,
-                                      bos_token_id=1, eos_token_id=2)).eval()
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=vocabulary, n_embd=32, n_layer=2, n_head=2, n_positions=128, bos_token_id=1, eos_token_id=2
+        )
+    ).eval()
 
 
 def save_base(folder: Path, seed: int = 0) -> Path:
@@ -51,8 +55,18 @@ def save_pairs(folder: Path, questions_per_split: int = 40) -> Path:
             qid += 1
             question = sentence(rng, 8)
             for other in range(rng.randint(1, 3)):
-                rows.append({"qid": qid, "site": "tiny", "question": question,
-                             "response_j": f"use the flag {qid}", "response_k": f"{sentence(rng, 5)} {other}",
-                             "score_j": 3, "score_k": other, "date": "2026-01-01", "metadata": ["", "tiny", "", "", ""]})
+                rows.append(
+                    {
+                        "qid": qid,
+                        "site": "tiny",
+                        "question": question,
+                        "response_j": f"use the flag {qid}",
+                        "response_k": f"{sentence(rng, 5)} {other}",
+                        "score_j": 3,
+                        "score_k": other,
+                        "date": "2026-01-01",
+                        "metadata": ["", "tiny", "", "", ""],
+                    }
+                )
         parquet.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
     return folder

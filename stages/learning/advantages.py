@@ -5,8 +5,10 @@ import torch
 from stages.learning.losses import masked_mean
 
 
-def token_rewards(scores: torch.Tensor, log_p: torch.Tensor, log_ref: torch.Tensor, mask: torch.Tensor, beta: float) -> torch.Tensor:
-    """-beta (log p - log p_ref) at every response token, plus the row's score [B] at its last one (InstructGPT eq. 2)."""
+def token_rewards(
+    scores: torch.Tensor, log_p: torch.Tensor, log_ref: torch.Tensor, mask: torch.Tensor, beta: float
+) -> torch.Tensor:
+    """-beta (log p - log p_ref) at every response token, plus the row's score [B] at its last (InstructGPT eq. 2)."""
     rewards = torch.where(mask.bool(), -beta * (log_p - log_ref), 0.0)
     last = mask.sum(-1).long() - 1
     rewards[torch.arange(len(scores)), last] += scores
@@ -14,7 +16,7 @@ def token_rewards(scores: torch.Tensor, log_p: torch.Tensor, log_ref: torch.Tens
 
 
 def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float) -> torch.Tensor:
-    """Generalised advantage estimates [B, R]; the value after the last response token is 0 (arXiv 1506.02438, eq. 16)."""
+    """Generalised advantage estimates [B, R]; the value after the last token is 0 (arXiv 1506.02438, eq. 16)."""
     values = torch.where(mask.bool(), values, 0.0)
     advantages = torch.zeros_like(rewards)
     following = torch.zeros_like(rewards[:, 0])

@@ -46,7 +46,11 @@ def remove(root: Path) -> None:
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimiser's state, flat: 'optimizer.<parameter index>.<key>'."""
     state = optimizer.state_dict()["state"]
-    return {f"optimizer.{index}.{key}": torch.as_tensor(value) for index, entry in state.items() for key, value in entry.items()}
+    return {
+        f"optimizer.{index}.{key}": torch.as_tensor(value)
+        for index, entry in state.items()
+        for key, value in entry.items()
+    }
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:

@@ -44,16 +44,31 @@ def longest_text(*folders) -> int:
     return min(getattr(config, "max_position_embeddings", None) or 2**31 for config in configs)
 
 
-def answers_of(model, tokenizer, prompts: list[list[int]], *, batch_prompts: int, max_new_tokens: int,
-               temperature: float, seed: int, label: str) -> Answers:
+def answers_of(
+    model,
+    tokenizer,
+    prompts: list[list[int]],
+    *,
+    batch_prompts: int,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    label: str,
+) -> Answers:
     """Sample an answer to each prompt. Each batch has a generator of its own, seeded by its place: two models then meet
     the same random numbers, however long either one's answers are."""
     progress = Progress(label, len(prompts), "answers")
     responses: list = [None] * len(prompts)
     ended: list = [None] * len(prompts)
     for start, chunk in _chunks([len(prompt) for prompt in prompts], batch_prompts):
-        part = sample(model, [prompts[i] for i in chunk], max_new_tokens=max_new_tokens, temperature=temperature,
-                      eos_id=tokenizer.eos_token_id, generator=torch.Generator().manual_seed(seed * 1_000_003 + start))
+        part = sample(
+            model,
+            [prompts[i] for i in chunk],
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            eos_id=tokenizer.eos_token_id,
+            generator=torch.Generator().manual_seed(seed * 1_000_003 + start),
+        )
         for i, response, end in zip(chunk, part.responses, part.ended, strict=True):
             responses[i], ended[i] = response, end
         progress.advance(len(chunk))
@@ -62,8 +77,9 @@ def answers_of(model, tokenizer, prompts: list[list[int]], *, batch_prompts: int
 
 
 @torch.no_grad()
-def log_probabilities(model, prompts: list[list[int]], responses: list[list[int]], temperature: float,
-                      label: str) -> list[torch.Tensor]:
+def log_probabilities(
+    model, prompts: list[list[int]], responses: list[list[int]], temperature: float, label: str
+) -> list[torch.Tensor]:
     """Log-probability, in nats, of each response token given what stands before it: 1-D fp32 on the CPU, one a row."""
     progress = Progress(label, len(prompts), "texts")
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
@@ -72,11 +88,12 @@ def log_probabilities(model, prompts: list[list[int]], responses: list[list[int]
         # Padded on the left, all responses end together: only the last logits need be made.
         ids, mask = models.batched([prompts[i] + responses[i] for i in chunk], side="left", where=model.device)
         kept = max(len(responses[i]) for i in chunk) + 1
-        logits = model(input_ids=ids, attention_mask=mask, position_ids=models.positions(mask),
-                       logits_to_keep=kept).logits
+        logits = model(
+            input_ids=ids, attention_mask=mask, position_ids=models.positions(mask), logits_to_keep=kept
+        ).logits
         for row, i in enumerate(chunk):
             count = len(responses[i])
-            scores = logits[row, -count - 1:-1].float() / temperature
+            scores = logits[row, -count - 1 : -1].float() / temperature
             found[i] = -functional.cross_entropy(scores, ids[row, -count:], reduction="none").cpu()
         progress.advance(len(chunk))
     progress.finish()
@@ -86,17 +103,24 @@ def log_probabilities(model, prompts: list[list[int]], responses: list[list[int]
 def policy_numbers(answers: Answers, rewards: np.ndarray, estimate: Callable) -> dict:
     """One policy's answers in numbers; `rewards` [N] as the reward model gives them, whether or not an answer ended."""
     count = len(answers.responses)
-    return {"reward": estimate(rewards, np.arange(count)),
-            "response_tokens": sum(map(len, answers.responses)) / count,
-            "eos_rate": sum(answers.ended) / count,
-            "repetition": sum(map(text_measures.repetition, answers.responses)) / count,
-            "distinct_2": text_measures.distinct(answers.responses),
-            "distinct_responses": len(set(answers.texts)) / count,
-            "code_share": sum(map(text_measures.has_code, answers.texts)) / count}
+    return {
+        "reward": estimate(rewards, np.arange(count)),
+        "response_tokens": sum(map(len, answers.responses)) / count,
+        "eos_rate": sum(answers.ended) / count,
+        "repetition": sum(map(text_measures.repetition, answers.responses)) / count,
+        "distinct_2": text_measures.distinct(answers.responses),
+        "distinct_responses": len(set(answers.texts)) / count,
+        "code_share": sum(map(text_measures.has_code, answers.texts)) / count,
+    }
 
 
-def gain(rewards: np.ndarray, reference_rewards: np.ndarray, log_p: list[torch.Tensor], log_ref: list[torch.Tensor],
-         estimate: Callable) -> dict:
+def gain(
+    rewards: np.ndarray,
+    reference_rewards: np.ndarray,
+    log_p: list[torch.Tensor],
+    log_ref: list[torch.Tensor],
+    estimate: Callable,
+) -> dict:
     """What a policy gained over its reference on the same prompts [N], and the KL it paid, in nats a response.
 
     log_p, log_ref: of the policy's own responses, under the policy and under the reference. kl_k1 is unbiased and
@@ -104,10 +128,12 @@ def gain(rewards: np.ndarray, reference_rewards: np.ndarray, log_p: list[torch.T
     """
     alone = np.arange(len(rewards))  # every prompt is a question of its own
     rows = list(zip(log_p, log_ref, strict=True))
-    return {"reward_difference": estimate(rewards - reference_rewards, alone),
-            "win_rate": estimate(wins(rewards, reference_rewards), alone),
-            "kl_k1": estimate(np.array([float(kl_k1(p, ref).sum()) for p, ref in rows]), alone),
-            "kl_k3": estimate(np.array([float(kl_k3(p, ref).sum()) for p, ref in rows]), alone)}
+    return {
+        "reward_difference": estimate(rewards - reference_rewards, alone),
+        "win_rate": estimate(wins(rewards, reference_rewards), alone),
+        "kl_k1": estimate(np.array([float(kl_k1(p, ref).sum()) for p, ref in rows]), alone),
+        "kl_k3": estimate(np.array([float(kl_k3(p, ref).sum()) for p, ref in rows]), alone),
+    }
 
 
 def gold_gain(sft: dict, ppo: dict, human: dict, estimate: Callable) -> dict | None:
@@ -133,4 +159,4 @@ def _chunks(lengths: list[int], size: int):
     """(place, indices) of rows of like length: fewer pads."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     for start in range(0, len(order), size):
-        yield start, order[start:start + size]
+        yield start, order[start : start + size]

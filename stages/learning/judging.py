@@ -60,17 +60,26 @@ def held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_token
                 ids.append((prompt, answer))
             side.append(place[text])
         kept.append(row)
-    return HeldOutPairs(kept, list(place), [prompt for prompt, _ in ids], [answer for _, answer in ids],
-                        np.array(better, dtype=int), np.array(worse, dtype=int),
-                        group_numbers((row["site"], row["qid"]) for row in kept), len(drawn) - len(kept))
+    return HeldOutPairs(
+        kept,
+        list(place),
+        [prompt for prompt, _ in ids],
+        [answer for _, answer in ids],
+        np.array(better, dtype=int),
+        np.array(worse, dtype=int),
+        group_numbers((row["site"], row["qid"]) for row in kept),
+        len(drawn) - len(kept),
+    )
 
 
-def judged(pairs: HeldOutPairs, reward: np.ndarray, log_probability: np.ndarray, gold: np.ndarray | None,
-           estimate: Callable) -> dict:
+def judged(
+    pairs: HeldOutPairs, reward: np.ndarray, log_probability: np.ndarray, gold: np.ndarray | None, estimate: Callable
+) -> dict:
     """Accuracy of the reward model [M] beside the baselines, and where it holds; `gold` [M] decides for the ceiling.
 
     estimate: (values [N], groups [N]) to a mean with its interval (statistics.estimate).
     """
+
     def accuracy(right: np.ndarray, where: np.ndarray | None = None) -> dict | None:
         return estimate(right if where is None else np.where(where, right, np.nan), pairs.groups)
 
@@ -78,17 +87,23 @@ def judged(pairs: HeldOutPairs, reward: np.ndarray, log_probability: np.ndarray,
     cheap = {name: pairs.decided([judge(answer) for _, answer in pairs.texts]) for name, judge in CHEAP.items()}
     best = max(cheap, key=lambda name: cheap[name].mean()) if len(right) else None
     return {
-        "pairs": len(pairs.rows), "questions": len(set(pairs.groups.tolist())), "texts": len(pairs.texts),
-        "dropped_over_length": pairs.dropped, "accuracy": accuracy(right),
-        "baselines": {**{name: accuracy(values) for name, values in cheap.items()},
-                      LOG_PROBABILITY: accuracy(pairs.decided(log_probability))},
+        "pairs": len(pairs.rows),
+        "questions": len(set(pairs.groups.tolist())),
+        "texts": len(pairs.texts),
+        "dropped_over_length": pairs.dropped,
+        "accuracy": accuracy(right),
+        "baselines": {
+            **{name: accuracy(values) for name, values in cheap.items()},
+            LOG_PROBABILITY: accuracy(pairs.decided(log_probability)),
+        },
         "best_cheap_baseline": best,
         "above_best_cheap_baseline": accuracy(right - cheap[best]) if best else None,
         "oracle": None if gold is None else accuracy(pairs.decided(gold)),
         "both_have_code": accuracy(right, _both_have_code(pairs)),
         "about_equal_length": accuracy(right, _equal_length(pairs)),
-        "by_score_gap": {name: accuracy(right, (low <= _gaps(pairs)) & (_gaps(pairs) <= high))
-                         for name, (low, high) in GAPS.items()},
+        "by_score_gap": {
+            name: accuracy(right, (low <= _gaps(pairs)) & (_gaps(pairs) <= high)) for name, (low, high) in GAPS.items()
+        },
     }
 
 

@@ -23,7 +23,11 @@ def packed(documents: Iterable[list[int]], block_tokens: int, strategy: str) -> 
     """
     rows = list(documents)
     if strategy == "bfd":  # TRL would drop what does not fit into a block
-        rows = [document[start:start + block_tokens] for document in rows for start in range(0, len(document), block_tokens)]
+        rows = [
+            document[start : start + block_tokens]
+            for document in rows
+            for start in range(0, len(document), block_tokens)
+        ]
     return pack_dataset(Dataset.from_dict({"input_ids": rows}), block_tokens, strategy=strategy)
 
 
@@ -42,20 +46,22 @@ def collate_blocks(items: list[dict]) -> dict:
         ids = torch.tensor(item["input_ids"])
         lengths = item.get("seq_lengths") or [len(ids)]
         starts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
-        input_ids[row, :len(ids)] = labels[row, :len(ids)] = ids
+        input_ids[row, : len(ids)] = labels[row, : len(ids)] = ids
         labels[row, starts] = IGNORED
-        position_ids[row, :len(ids)] = torch.cat([torch.arange(n) for n in lengths])
+        position_ids[row, : len(ids)] = torch.cat([torch.arange(n) for n in lengths])
     # With a cache Transformers would not look at the positions, and documents would attend to each other.
     return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids, "use_cache": False}
 
 
 @torch.no_grad()
-def answer_log_probabilities(model, input_ids: torch.Tensor, keep_mask: torch.Tensor, prompt_lengths: list[int]) -> list[torch.Tensor]:
+def answer_log_probabilities(
+    model, input_ids: torch.Tensor, keep_mask: torch.Tensor, prompt_lengths: list[int]
+) -> list[torch.Tensor]:
     """Log-probability of each answer token, a 1-D fp32 tensor a row (right-padded rows [rows, length])."""
     logits = model(input_ids=input_ids, attention_mask=keep_mask, position_ids=positions(keep_mask)).logits
     found = []
     for row, start in enumerate(prompt_lengths):
         end = int(keep_mask[row].sum())
-        scores = functional.log_softmax(logits[row, start - 1:end - 1].float(), dim=-1)
+        scores = functional.log_softmax(logits[row, start - 1 : end - 1].float(), dim=-1)
         found.append(scores.gather(-1, input_ids[row, start:end, None]).squeeze(-1))
     return found

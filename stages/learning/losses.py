@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def pairwise_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
-    """-log sigmoid(r_j - r_k), a scalar mean over pairs [B]; ln 2 when scores tie (InstructGPT eq. 1, one pair each)."""
+    """-log sigmoid(r_j - r_k), a scalar mean over pairs [B]; ln 2 when scores tie (InstructGPT eq. 1)."""
     return -functional.logsigmoid(better - worse).mean()
 
 
@@ -27,7 +27,9 @@ def policy_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_range, 1 + clip_range))
 
 
-def value_loss(values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip_range: float) -> torch.Tensor:
+def value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip_range: float
+) -> torch.Tensor:
     """Per token: half the larger of the squared errors, unclipped and clipped around the old value [B, R]."""
     clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
     return 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2)

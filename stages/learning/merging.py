@@ -21,8 +21,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def merge(base: Path, adapter: Path, out: Path, dtype: str, max_difference: float) -> dict[str, float]:
     """Write the merged model to `out`; ValueError, and nothing worth publishing, if it does not compute the same.
 
-    Returns the largest absolute differences of the outputs on fixed random ids: adapter on against merged (fp32), merged
-    against merged and rounded to the saved type, and that against the model reloaded from disk.
+    Returns the largest absolute differences of the outputs on fixed random ids: adapter on against merged (fp32),
+    merged against merged and rounded to the saved type, and that against the model reloaded from disk.
     """
     out.mkdir(parents=True, exist_ok=True)
     scorer = PeftConfig.from_pretrained(adapter).task_type == "SEQ_CLS"
@@ -71,13 +71,21 @@ def _compared(adapter_on, merged, rounded, reloaded, max_difference: float) -> d
     reloading = float((rounded - reloaded).abs().max())
     allowed = RELOAD_TOLERANCE * max(1.0, float(merged.abs().max()))
     if not merging <= max_difference:
-        raise ValueError(f"the merged model differs from base and adapter by {merging:.2g} in a logit (allowed: "
-                         f"merge.max_logit_difference {max_difference:.2g}): nothing is published")
+        raise ValueError(
+            f"the merged model differs from base and adapter by {merging:.2g} in a logit (allowed: "
+            f"merge.max_logit_difference {max_difference:.2g}): nothing is published"
+        )
     if not reloading <= allowed:
-        raise ValueError(f"the model reloaded from disk differs from the one saved by {reloading:.2g} in a logit "
-                         f"(allowed: {allowed:.2g}): nothing is published")
-    return {"merge_difference": merging, "rounding_difference": float((merged - rounded).abs().max()),
-            "reload_difference": reloading, "largest_output": float(merged.abs().max())}
+        raise ValueError(
+            f"the model reloaded from disk differs from the one saved by {reloading:.2g} in a logit "
+            f"(allowed: {allowed:.2g}): nothing is published"
+        )
+    return {
+        "merge_difference": merging,
+        "rounding_difference": float((merged - rounded).abs().max()),
+        "reload_difference": reloading,
+        "largest_output": float(merged.abs().max()),
+    }
 
 
 def _saved_head(adapter: Path) -> torch.Tensor:

@@ -41,7 +41,13 @@ def load_scorer(folder: Path | str, precision: str = "fp32", new_head: bool = Fa
     new_head: `folder` is a causal model, and the head is to be made (see reward_model.initialise_head). Otherwise
     every tensor must be there: a head that is missing would be random, and no score would mean anything (ValueError).
     """
-    return _load(AutoModelForSequenceClassification, folder, precision, num_labels=1, may_miss=("score.weight",) if new_head else ())
+    return _load(
+        AutoModelForSequenceClassification,
+        folder,
+        precision,
+        num_labels=1,
+        may_miss=("score.weight",) if new_head else (),
+    )
 
 
 def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerBase:
@@ -63,11 +69,15 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedC
     ids = config.eos_token_id
     expected = ids if isinstance(ids, list) else [ids]
     if ids is not None and tokenizer.eos_token_id not in expected:
-        raise ValueError(f"the tokenizer ends texts with id {tokenizer.eos_token_id}, the model's config with {ids}: "
-                         f"correct config.json or the tokenizer of the base")
+        raise ValueError(
+            f"the tokenizer ends texts with id {tokenizer.eos_token_id}, the model's config with {ids}: "
+            f"correct config.json or the tokenizer of the base"
+        )
 
 
-def batched(rows: list[list[int]], side: str = "right", where: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def batched(
+    rows: list[list[int]], side: str = "right", where: torch.device | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Ragged token ids to (input_ids, keep_mask), both [rows, longest] int64; filler is id 0 and masked."""
     longest = max(map(len, rows))
     input_ids = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -89,14 +99,28 @@ def autocast(precision: str):
     return torch.autocast(device().type, dtype=torch.bfloat16) if precision == "mixed" else nullcontext()
 
 
-def add_lora(model: PreTrainedModel, *, r: int, alpha: int, dropout: float, target_modules: tuple[str, ...],
-             precision: str, scorer: bool = False) -> PeftModel:
+def add_lora(
+    model: PreTrainedModel,
+    *,
+    r: int,
+    alpha: int,
+    dropout: float,
+    target_modules: tuple[str, ...],
+    precision: str,
+    scorer: bool = False,
+) -> PeftModel:
     """A fresh adapter on a frozen base; only it (and a scorer's head) requires gradients."""
     if precision in QUANTISED:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    config = LoraConfig(task_type=TaskType.SEQ_CLS if scorer else TaskType.CAUSAL_LM, r=r, lora_alpha=alpha,
-                        lora_dropout=dropout, bias="none", target_modules=list(target_modules) or None,
-                        modules_to_save=["score"] if scorer else None)
+    config = LoraConfig(
+        task_type=TaskType.SEQ_CLS if scorer else TaskType.CAUSAL_LM,
+        r=r,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        bias="none",
+        target_modules=list(target_modules) or None,
+        modules_to_save=["score"] if scorer else None,
+    )
     return get_peft_model(model, config)
 
 
@@ -105,12 +129,16 @@ def _load(kind, folder, precision: str, may_miss: tuple[str, ...] = (), **more) 
     if precision == "int8":
         more["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
     elif precision == "nf4":
-        more["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
-                                                         bnb_4bit_compute_dtype=torch.bfloat16,
-                                                         llm_int8_skip_modules=["lm_head", "score"])
+        more["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_compute_dtype=torch.bfloat16,
+            llm_int8_skip_modules=["lm_head", "score"],
+        )
     dtype = torch.float32 if precision in ("fp32", "mixed") else torch.bfloat16
-    model, info = kind.from_pretrained(folder, dtype=dtype, device_map={"": where}, use_safetensors=True,
-                                       output_loading_info=True, **more)
+    model, info = kind.from_pretrained(
+        folder, dtype=dtype, device_map={"": where}, use_safetensors=True, output_loading_info=True, **more
+    )
     missing = set(info["missing_keys"]) - set(may_miss)
     if missing:
         raise ValueError(f"{folder} lacks the weights {', '.join(sorted(missing)[:3])}: they would be random")

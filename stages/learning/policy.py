@@ -53,7 +53,7 @@ class Policy(nn.Module):
             return self._log_probabilities(hidden, chosen)[0]
 
     def _response_states(self, prompts, responses) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Hidden states [B, R, D] from which each response token is predicted, the tokens [B, R], and their mask."""
+        """Hidden states [B, R, D] that predict each response token, the tokens [B, R], and their mask."""
         rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
         input_ids, keep_mask = batched(rows, where=self.model.device)
         chosen, mask = batched(responses, where=self.model.device)
@@ -63,11 +63,13 @@ class Policy(nn.Module):
         causal = self.model.get_base_model()
         trunk = getattr(causal, causal.base_model_prefix)
         with autocast(self.precision):
-            states = trunk(input_ids=input_ids, attention_mask=keep_mask, position_ids=positions(keep_mask)).last_hidden_state
+            states = trunk(
+                input_ids=input_ids, attention_mask=keep_mask, position_ids=positions(keep_mask)
+            ).last_hidden_state
         return states.gather(1, place[..., None].expand(-1, -1, states.shape[-1])), chosen, mask.float()
 
     def _log_probabilities(self, hidden: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of the chosen tokens and, without gradient, the entropy; logits at response positions only."""
+        """Log-probability of the chosen tokens and, without gradient, the entropy; logits of the response only."""
         with autocast(self.precision):
             logits = self.model.get_base_model().get_output_embeddings()(hidden)
         scores = torch.log_softmax(logits.float() / self.temperature, dim=-1)

@@ -22,7 +22,9 @@ class Example:
     pairs: list[tuple[int, int]] = field(default_factory=list)
 
 
-def examples(rows, tokenizer, *, max_length_tokens: int, by_question: bool, max_pairs: int) -> tuple[list[Example], int]:
+def examples(
+    rows, tokenizer, *, max_length_tokens: int, by_question: bool, max_pairs: int
+) -> tuple[list[Example], int]:
     """Rows of a pairs table to examples, in their order; and how many pairs were dropped as over-long."""
     made: list[Example] = []
     place: dict[tuple, dict[str, int]] = {}
@@ -60,4 +62,9 @@ def collate_examples(items: list[Example]) -> dict[str, torch.Tensor]:
         worse += [len(texts) + k for _, k in item.pairs]
         texts += item.texts
     input_ids, keep_mask = batched(texts)
-    return {"input_ids": input_ids, "attention_mask": keep_mask, "better": torch.tensor(better), "worse": torch.tensor(worse)}
+    return {
+        "input_ids": input_ids,
+        "attention_mask": keep_mask,
+        "better": torch.tensor(better),
+        "worse": torch.tensor(worse),
+    }

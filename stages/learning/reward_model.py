@@ -16,7 +16,7 @@ NORMALISATION = "normalisation.json"
 
 
 def initialise_head(model, generator: torch.Generator) -> None:
-    """score.weight ~ Normal(0, 1/sqrt(D+1)) ("The N Implementation Details of RLHF with PPO", detail on the reward head)."""
+    """score.weight ~ Normal(0, 1/sqrt(D+1)) ("The N Implementation Details of RLHF with PPO")."""
     weight = model.score.weight
     drawn = torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[1] + 1)
     with torch.no_grad():
@@ -49,7 +49,7 @@ class Scorer:
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         scores = torch.empty(len(rows))
         for start in range(0, len(order), self.batch_rows):
-            chunk = order[start:start + self.batch_rows]
+            chunk = order[start : start + self.batch_rows]
             ids, mask = batched([rows[i] for i in chunk], where=self.model.device)
             with autocast(self.precision):
                 scores[chunk] = raw_scores(self.model, ids, mask).cpu()

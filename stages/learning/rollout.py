@@ -1,5 +1,5 @@
 """Sampling from a policy: plain softmax at a temperature, true EOS, nothing filtered, so that the scored distribution
-is the sampled one (top-k, top-p, repetition penalties or a suppressed EOS make the KL estimate systematically negative).
+is the sampled one (top-k, top-p, repetition penalties or a suppressed EOS bias the KL estimate below 0).
 
 Shapes: B rows (prompts), P longest prompt, V vocabulary.
 """
@@ -37,8 +37,16 @@ def rollout_mode(model):
 
 
 @torch.no_grad()
-def sample(model, prompts: list[list[int]], *, max_new_tokens: int, temperature: float, eos_id: int,
-           generator: torch.Generator, precision: str = "fp32") -> Rollout:
+def sample(
+    model,
+    prompts: list[list[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    eos_id: int,
+    generator: torch.Generator,
+    precision: str = "fp32",
+) -> Rollout:
     """One response to each prompt; temperature 0 is greedy.
 
     Each row takes one uniform number a step from `generator` (a CPU generator), so that a row's tokens do not depend on
@@ -53,8 +61,14 @@ def sample(model, prompts: list[list[int]], *, max_new_tokens: int, temperature:
         for _ in range(max_new_tokens):
             uniform = torch.rand(len(prompts), generator=generator, dtype=torch.float64)
             with autocast(precision):
-                logits = model(input_ids=step_ids, attention_mask=keep_mask, position_ids=place, past_key_values=cache,
-                               use_cache=True, logits_to_keep=1).logits[:, -1]
+                logits = model(
+                    input_ids=step_ids,
+                    attention_mask=keep_mask,
+                    position_ids=place,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                ).logits[:, -1]
             chosen = _choose(logits.float(), temperature, uniform[rows].to(where))
             for row, token in zip(rows, chosen.tolist(), strict=True):
                 responses[row].append(token)
@@ -62,7 +76,12 @@ def sample(model, prompts: list[list[int]], *, max_new_tokens: int, temperature:
             if not len(alive):
                 break
             if len(alive) < len(rows):
-                rows, chosen, keep_mask, place = [rows[i] for i in alive.tolist()], chosen[alive], keep_mask[alive], place[alive]
+                rows, chosen, keep_mask, place = (
+                    [rows[i] for i in alive.tolist()],
+                    chosen[alive],
+                    keep_mask[alive],
+                    place[alive],
+                )
                 cache.batch_select_indices(alive)
             step_ids, place = chosen[:, None], place[:, -1:] + 1
             keep_mask = torch.cat([keep_mask, keep_mask.new_ones(len(rows), 1)], dim=1)
@@ -75,7 +94,7 @@ def sample_in_batches(model, prompts: list[list[int]], batch_prompts: int, **set
     responses: list = [None] * len(prompts)
     ended: list = [None] * len(prompts)
     for start in range(0, len(order), batch_prompts):
-        chunk = order[start:start + batch_prompts]
+        chunk = order[start : start + batch_prompts]
         part = sample(model, [prompts[i] for i in chunk], **settings)
         for i, response, end in zip(chunk, part.responses, part.ended, strict=True):
             responses[i], ended[i] = response, end
@@ -87,4 +106,8 @@ def _choose(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> 
     if temperature == 0:
         return logits.argmax(-1)
     cumulative = torch.softmax(logits.double() / temperature, dim=-1).cumsum(-1)
-    return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:]).squeeze(-1).clamp(max=logits.shape[-1] - 1)
+    return (
+        torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:])
+        .squeeze(-1)
+        .clamp(max=logits.shape[-1] - 1)
+    )

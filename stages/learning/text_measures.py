@@ -23,4 +23,4 @@ def distinct(texts: Iterable[Sequence[int]], n: int = 2) -> float:
 
 
 def _grams(tokens: Sequence[int], n: int) -> list[tuple]:
-    return [tuple(tokens[i:i + n]) for i in range(len(tokens) - n + 1)]
+    return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]

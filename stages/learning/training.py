@@ -47,9 +47,18 @@ class Training:
     gradient_checkpointing: bool = False
 
 
-def train(model, dataset, collate: Callable, settings: Training, out: Path, label: str,
-          loss: Callable | None = None, evaluate: Callable[[], dict] | None = None,
-          evaluate_every_steps: int | None = None, keep_best: str | None = None) -> list[dict]:
+def train(
+    model,
+    dataset,
+    collate: Callable,
+    settings: Training,
+    out: Path,
+    label: str,
+    loss: Callable | None = None,
+    evaluate: Callable[[], dict] | None = None,
+    evaluate_every_steps: int | None = None,
+    keep_best: str | None = None,
+) -> list[dict]:
     """Train in place, going on from the last complete checkpoint under `out`; returns the history.
 
     dataset: a map-style data set; collate: list of its items to a dict of tensors; loss: (model, batch) to a scalar
@@ -59,8 +68,9 @@ def train(model, dataset, collate: Callable, settings: Training, out: Path, labe
     """
     set_seed(settings.seed)
     book = _Book(out / HISTORY, label, evaluate, evaluate_every_steps, keep_best)
-    trainer = _Trainer(model=model, args=_arguments(settings, out), train_dataset=dataset, data_collator=collate,
-                       callbacks=[book])
+    trainer = _Trainer(
+        model=model, args=_arguments(settings, out), train_dataset=dataset, data_collator=collate, callbacks=[book]
+    )
     trainer.own_loss = loss
     trainer.remove_callback_by_name("PrinterCallback")
     checkpoint = last_checkpoint(out)
@@ -87,17 +97,31 @@ def last_checkpoint(out: Path) -> str | None:
 
 def _arguments(settings: Training, out: Path) -> TrainingArguments:
     return TrainingArguments(
-        output_dir=str(out / CHECKPOINTS), per_device_train_batch_size=settings.microbatch,
+        output_dir=str(out / CHECKPOINTS),
+        per_device_train_batch_size=settings.microbatch,
         gradient_accumulation_steps=settings.batch // settings.microbatch,
-        max_steps=settings.max_steps or -1, num_train_epochs=settings.epochs,
-        learning_rate=settings.learning_rate, lr_scheduler_type=settings.schedule, warmup_steps=settings.warmup_steps,
-        weight_decay=settings.weight_decay, seed=settings.seed, data_seed=settings.seed,
-        bf16=settings.precision in ("mixed", "bf16", "nf4"), use_cpu=not torch.cuda.is_available(),
-        gradient_checkpointing=settings.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
-        save_strategy="steps", save_steps=settings.save_every_steps, save_total_limit=2,
-        logging_steps=math.gcd(LOG_EVERY_STEPS, settings.save_every_steps), logging_first_step=True, report_to=[], disable_tqdm=True,
-        remove_unused_columns=False, dataloader_pin_memory=torch.cuda.is_available())
+        max_steps=settings.max_steps or -1,
+        num_train_epochs=settings.epochs,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=settings.schedule,
+        warmup_steps=settings.warmup_steps,
+        weight_decay=settings.weight_decay,
+        seed=settings.seed,
+        data_seed=settings.seed,
+        bf16=settings.precision in ("mixed", "bf16", "nf4"),
+        use_cpu=not torch.cuda.is_available(),
+        activation_checkpointing=settings.gradient_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
+        save_strategy="steps",
+        save_steps=settings.save_every_steps,
+        save_total_limit=2,
+        logging_steps=math.gcd(LOG_EVERY_STEPS, settings.save_every_steps),
+        logging_first_step=True,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
 
 
 class _Trainer(Trainer):
@@ -117,8 +141,9 @@ class _Trainer(Trainer):
 class _Book(TrainerCallback):
     """History, progress, evaluations, and the mark of a complete checkpoint."""
 
-    def __init__(self, path: Path, label: str, evaluate: Callable | None, evaluate_every_steps: int | None,
-                 keep_best: str | None):
+    def __init__(
+        self, path: Path, label: str, evaluate: Callable | None, evaluate_every_steps: int | None, keep_best: str | None
+    ):
         self.path, self.label = path, label
         self.evaluate, self.every, self.keep_best = evaluate, evaluate_every_steps, keep_best
         self.rows: list[dict] = []

@@ -22,8 +22,10 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
     source = Path(model) if Path(model).is_dir() else _download(model, revision)
     files = [f for pattern in WANTED for f in sorted(source.glob(pattern))]
     if not any(f.suffix == ".safetensors" for f in files):
-        raise ValueError(f"{model} has no .safetensors weights; pickled weights are never loaded. "
-                         f"Convert it with save_pretrained(..., safe_serialization=True)")
+        raise ValueError(
+            f"{model} has no .safetensors weights; pickled weights are never loaded. "
+            f"Convert it with save_pretrained(..., safe_serialization=True)"
+        )
     for file in files:
         _link_or_copy(file.resolve(), out / file.name)
     check_special_tokens(load_tokenizer(out), AutoConfig.from_pretrained(out))
@@ -36,16 +38,20 @@ def save_adapter(model, tokenizer, out: Path) -> None:
     tokenizer.save_pretrained(out)
     config = json.loads((out / "adapter_config.json").read_text(encoding="utf-8"))
     # PEFT keeps these in sets, whose order changes from process to process.
-    write_json(out / "adapter_config.json", {key: sorted(value) if isinstance(value, list) else value
-                                             for key, value in config.items()})
+    write_json(
+        out / "adapter_config.json",
+        {key: sorted(value) if isinstance(value, list) else value for key, value in config.items()},
+    )
 
 
 def _download(model: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(WANTED)))
     except Exception as error:  # the hub client raises many kinds; each means: it cannot be had
-        raise ValueError(f"{model!r} is neither 'scratch' nor a local folder, and the hub does not give it: "
-                         f"{str(error).splitlines()[0]}") from error
+        raise ValueError(
+            f"{model!r} is neither 'scratch' nor a local folder, and the hub does not give it: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

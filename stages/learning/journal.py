@@ -1,0 +1,23 @@
+"""Series as JSON lines, one a step, that a killed and resumed run holds once."""
+
+import json
+from pathlib import Path
+
+
+def append(path: Path, row: dict) -> None:
+    """One more line."""
+    with open(path, "a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row) + "\n")
+
+
+def keep_until(path: Path, iteration: int) -> None:
+    """Drop lines of iterations after a checkpoint's, and one that a kill cut short."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if row["iteration"] <= iteration:
+            kept.append(line + "\n")
+    path.write_text("".join(kept), encoding="utf-8")
