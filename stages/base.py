@@ -4,8 +4,8 @@
 
 A hub id or a local folder is used as it is. 'scratch' trains on the questions and answers of every split but the
 evaluation's, one question with one answer a document: with all answers in one document, later answers are learnt by
-copying earlier ones. Documents do not see each other ('bfd'): a small model learns which tool a question names far sooner
-when no other stands before it (48 facts, 0.8 M tokens: 0.64 of greedy answers right against 0.07).
+copying earlier ones. Documents do not see each other ('bfd'): a small model learns which tool a question names far
+sooner when no other stands before it (48 facts, 0.8 M tokens: 0.64 of greedy answers right, not 0.07).
 """
 
 from pathlib import Path

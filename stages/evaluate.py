@@ -108,14 +108,15 @@ def _policies(config: Evaluate, tokenizer, sft: Path, ppo: Path, prompts: list[l
 def _rewards(reward: Path, prompts: list[list], answers: list[list]) -> list[np.ndarray]:
     """Rewards of prompts with answers, by list; NaN for an answer of None. Each distinct text is scored once."""
     scorer = Scorer(models.load_scorer(reward), "fp32")
-    texts = [[None if end is None else (*start, *end) for start, end in zip(*both, strict=True)]
+    texts = [[None if end is None else (tuple(start), tuple(end)) for start, end in zip(*both, strict=True)]
              for both in zip(prompts, answers, strict=True)]
-    distinct = sorted({text for part in texts for text in part if text is not None}, key=lambda text: (len(text), text))
+    distinct = sorted({text for part in texts for text in part if text is not None},
+                      key=lambda text: (sum(map(len, text)), text))
     known: dict = {None: float("nan")}
     starts = range(0, len(distinct), SCORED_AT_ONCE)
     for start in track(starts, "evaluate: rewards", len(starts), f"x {SCORED_AT_ONCE} texts"):
         chunk = distinct[start:start + SCORED_AT_ONCE]
-        known |= zip(chunk, scorer(chunk).tolist(), strict=True)
+        known |= zip(chunk, scorer(*zip(*chunk, strict=True)).tolist(), strict=True)
     return [np.array([known[text] for text in part]) for part in texts]
 
 

@@ -161,9 +161,8 @@ class _Loop:
 
     def _scores(self, rollout: Rollout) -> torch.Tensor:
         """Rewards [rows] of the ids as sampled; a response that did not end pays."""
-        rows = [prompt + response for prompt, response in zip(rollout.prompts, rollout.responses, strict=True)]
         ended = torch.tensor(rollout.ended, dtype=torch.float32)
-        return self.scorer(rows) - self.config.missing_eos_penalty * (1 - ended)
+        return self.scorer(rollout.prompts, rollout.responses) - self.config.missing_eos_penalty * (1 - ended)
 
     def _sample(self, prompts: list[list[int]]) -> Rollout:
         return sample(self.policy.model, prompts, generator=self._generator("sampling"), **self._sampling())

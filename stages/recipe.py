@@ -119,6 +119,8 @@ class Reward:
     precision: Precision = of("bf16", "of the frozen base while it trains [script]")
     batching: Literal["pair", "question"] = of(
         "pair", "'pair' [script]; 'question': each answer forwarded once, all its pairs in one step [InstructGPT 3.5]")
+    pooling: Literal["last token", "answer mean"] = of(
+        "last token", "where the head is read: at the last token [script], or at each of the answer's, averaged")
     max_length_tokens: int = of(512, "longer texts are dropped and counted [script]")
     train_pairs: int = of(100_000, "at most, from the reward split [script]")
     batch_pairs: int = of(32, "pairs (or questions) an optimiser step [script: 4 on each of 8 processes]")

@@ -6,6 +6,7 @@ Loss -log sigmoid(r_j - r_k). Some of the reward split's questions are held out,
 best is kept. At the end the scores are shifted so that reference answers average 0.
 """
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from stages.learning import models
 from stages.learning.losses import pairwise_loss
 from stages.learning.preference_data import Example, collate_examples, examples
-from stages.learning.reward_model import Scorer, initialise_head, raw_scores, save_normalisation
+from stages.learning.reward_model import Scorer, initialise_head, raw_scores, save_scoring
 from stages.learning.training import Training, train
 from stages.learning.weights import save_adapter
 from stages.recipe import Reward
@@ -23,7 +24,7 @@ REFERENCE_ANSWERS = 2000  # that the normalisation averages over
 
 
 def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
-    """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, normalisation.json and history.jsonl."""
+    """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, scoring.json and history.jsonl."""
     tokenizer = models.load_tokenizer(base)
     training, validation, dropped = _examples(config, tokenizer, pairs)
     torch.manual_seed(config.seed)
@@ -32,17 +33,19 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
     model.config.pad_token_id = tokenizer.pad_token_id
     model = models.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
 
+    scorer = Scorer(model, config.precision, config.pooling)
+
     def loss(model, batch):
-        scores = raw_scores(model, batch["input_ids"], batch["attention_mask"])
+        scores = raw_scores(model, batch["input_ids"], batch["keep_mask"], batch["read_mask"])
         return pairwise_loss(scores[batch["better"]], scores[batch["worse"]])
 
     def evaluate():
-        return {"validation_accuracy": accuracy(model, validation, config.precision)} if validation else {}
+        return {"validation_accuracy": accuracy(scorer, validation)} if validation else {}
 
     history = train(
         model,
         training,
-        collate_examples,
+        partial(collate_examples, pooling=config.pooling),
         Training(
             batch=config.batch_pairs,
             microbatch=config.microbatch_pairs,
@@ -63,27 +66,23 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
         keep_best="validation_accuracy" if validation else None,
     )
     model.eval()
-    _normalise(model, training, config.precision, out)
+    save_scoring(out, config.pooling, _reference_scores(scorer, training))
     save_adapter(model, tokenizer, out)
     return {
         "pairs": sum(len(e.pairs) for e in training),
-        "texts": sum(len(e.texts) for e in training),
+        "answers": sum(len(e.answers) for e in training),
         "dropped_over_length": dropped,
         "validation_pairs": sum(len(e.pairs) for e in validation),
         "validation_accuracy": max((row.get("validation_accuracy", 0.0) for row in history), default=0.0),
     }
 
 
-def accuracy(model, items: list[Example], precision: str) -> float:
+def accuracy(scorer: Scorer, items: list[Example]) -> float:
     """Share of pairs whose better text scores higher; ties count one half."""
-    scores = Scorer(model, precision)([text for item in items for text in item.texts])
-    split = scores.split([len(item.texts) for item in items])
-    right = [
-        float(s[j] > s[k]) + 0.5 * float(s[j] == s[k])
-        for item, s in zip(items, split, strict=True)
-        for j, k in item.pairs
-    ]
-    return sum(right) / len(right)
+    scores = scorer([item.prompt for item in items for _ in item.answers], [a for item in items for a in item.answers])
+    split = scores.split([len(item.answers) for item in items])
+    gaps = torch.cat([s[j : j + 1] - s[k] for item, s in zip(items, split, strict=True) for j, k in item.pairs])
+    return float((gaps > 0).float().mean() + 0.5 * (gaps == 0).float().mean())
 
 
 def _examples(config: Reward, tokenizer, pairs: Path) -> tuple[list[Example], list[Example], int]:
@@ -106,11 +105,10 @@ def _examples(config: Reward, tokenizer, pairs: Path) -> tuple[list[Example], li
     return [e for e in made if e.question not in held], [e for e in made if e.question in held], dropped
 
 
-def _normalise(model, items: list[Example], precision: str, out: Path) -> None:
-    """Reference answers (those that win a pair) average 0."""
-    better = [item.texts[index] for item in items for index in sorted({j for j, _ in item.pairs})][:REFERENCE_ANSWERS]
-    scores = Scorer(model, precision)(better)
-    save_normalisation(out, float(scores.mean()), float(scores.std(correction=0)), len(better))
+def _reference_scores(scorer: Scorer, items: list[Example]) -> torch.Tensor:
+    """Raw scores of reference answers: those that win a pair."""
+    winners = [(item.prompt, item.answers[j]) for item in items for j in sorted({j for j, _ in item.pairs})]
+    return scorer(*map(list, zip(*winners[:REFERENCE_ANSWERS], strict=True)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,15 @@ from safetensors.torch import load_file, save_file
 from stages.learning import models
 from stages.learning.merging import merge
 from stages.learning.preference_data import collate_examples, examples
-from stages.learning.reward_model import Scorer, initialise_head, raw_scores, save_normalisation
+from stages.learning.reward_model import (
+    ANSWER_MEAN,
+    LAST_TOKEN,
+    Scorer,
+    initialise_head,
+    raw_scores,
+    save_scoring,
+    text_batch,
+)
 
 TEXTS = [[1, 40, 50, 60, 2], [1, 45, 2], [1, 90, 2, 91, 92, 93, 2]]  # the last has an EOS inside
 
@@ -34,10 +42,8 @@ def adapter(base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "reward"
     model.eval().save_pretrained(folder)
     models.load_tokenizer(base).save_pretrained(folder)
-    ids, mask = models.batched(TEXTS)
-    with torch.no_grad():
-        scores = raw_scores(model, ids, mask)
-    save_normalisation(folder, float(scores.mean()), 1.0, 3)
+    scores = score(model, TEXTS)
+    save_scoring(folder, LAST_TOKEN, scores)
     return folder, scores
 
 
@@ -49,15 +55,23 @@ def scorer_model(base):
 
 
 @torch.no_grad()
-def score(model, rows, side="right", extra=0, filler=0):
-    ids, mask = models.batched(rows, side=side)
-    pad = (0, extra) if side == "right" else (extra, 0)
-    ids, mask = (torch.nn.functional.pad(x, pad) for x in (ids, mask))
-    return raw_scores(model, torch.where(mask.bool(), ids, filler), mask)
+def score(model, rows, pooling=LAST_TOKEN, side="right", extra=0, filler=0):
+    """Raw scores of rows whose first token is the prompt, padded as asked."""
+    batch = text_batch([row[:1] for row in rows], [row[1:] for row in rows], pooling)
+    batch = {name: torch.nn.functional.pad(tensor, (0, extra)) for name, tensor in batch.items()}
+    if side == "left":
+        pads = batch["keep_mask"].shape[1] - batch["keep_mask"].sum(-1)
+        batch = {
+            name: torch.stack([row.roll(int(n)) for row, n in zip(tensor, pads, strict=True)])
+            for name, tensor in batch.items()
+        }
+    batch["input_ids"] = torch.where(batch["keep_mask"].bool(), batch["input_ids"], filler)
+    return raw_scores(model, **batch)
 
 
-def test_score_does_not_depend_on_padding_side_length_filler_or_order(scorer_model):
-    alone = torch.cat([score(scorer_model, [row]) for row in TEXTS])
+@pytest.mark.parametrize("pooling", [LAST_TOKEN, ANSWER_MEAN])
+def test_score_does_not_depend_on_padding_side_length_filler_or_order(scorer_model, pooling):
+    alone = torch.cat([score(scorer_model, [row], pooling) for row in TEXTS])
     for changes in (
         {"side": "left"},
         {"extra": 7},
@@ -65,16 +79,16 @@ def test_score_does_not_depend_on_padding_side_length_filler_or_order(scorer_mod
         {"filler": 2},
         {"filler": 7, "extra": 3},
     ):
-        assert torch.allclose(score(scorer_model, TEXTS, **changes), alone, atol=1e-5), changes
-    assert torch.allclose(score(scorer_model, TEXTS[::-1]), alone.flip(0), atol=1e-5)
+        assert torch.allclose(score(scorer_model, TEXTS, pooling, **changes), alone, atol=1e-5), changes
+    assert torch.allclose(score(scorer_model, TEXTS[::-1], pooling), alone.flip(0), atol=1e-5)
 
 
-def test_only_the_last_real_position_is_read(scorer_model):
-    """By hand: the trunk's state at that position times the head."""
+def test_the_head_is_read_where_the_pooling_says(scorer_model):
+    """By hand: the trunk's states at those positions times the head."""
     with torch.no_grad():
-        hidden = scorer_model.model(torch.tensor([TEXTS[2]])).last_hidden_state[0, len(TEXTS[2]) - 1]
-        expected = float(hidden @ scorer_model.score.weight[0])
-    assert float(score(scorer_model, [TEXTS[2]])) == pytest.approx(expected, abs=1e-6)
+        hidden = scorer_model.model(torch.tensor([TEXTS[2]])).last_hidden_state[0] @ scorer_model.score.weight[0]
+    assert float(score(scorer_model, [TEXTS[2]])) == pytest.approx(float(hidden[-1]), abs=1e-6)
+    assert float(score(scorer_model, [TEXTS[2]], ANSWER_MEAN)) == pytest.approx(float(hidden[1:].mean()), abs=1e-6)
 
 
 def test_agrees_with_transformers_own_head(scorer_model):
@@ -106,7 +120,8 @@ def test_scores_are_the_same_before_saving_after_reload_and_after_merging(base, 
 
 def test_reference_answers_average_zero_through_the_scorer(base, adapter, tmp_path):
     merge(base, adapter[0], tmp_path / "merged", "fp32", 1e-3)
-    rewards = Scorer(models.load_scorer(tmp_path / "merged"), "fp32", batch_rows=2)(TEXTS)
+    scorer = Scorer(models.load_scorer(tmp_path / "merged"), "fp32", batch_rows=2)
+    rewards = scorer([text[:1] for text in TEXTS], [text[1:] for text in TEXTS])
     assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-5) and float(rewards.std()) > 1e-3
 
 
@@ -131,8 +146,8 @@ def test_by_question_every_answer_stands_once_and_every_pair_is_kept():
     tok = tiny.tokenizer()
     table = rows([(1, "a", "b"), (1, "a", "c"), (1, "b", "c"), (2, "d", "e")])
     made, dropped = examples(table, tok, max_length_tokens=99, by_question=True, max_pairs=99)
-    assert [(len(e.texts), e.pairs) for e in made] == [(3, [(0, 1), (0, 2), (1, 2)]), (2, [(0, 1)])] and dropped == 0
-    batch = collate_examples(made)
+    assert [(len(e.answers), e.pairs) for e in made] == [(3, [(0, 1), (0, 2), (1, 2)]), (2, [(0, 1)])] and dropped == 0
+    batch = collate_examples(made, LAST_TOKEN)
     assert batch["better"].tolist() == [0, 0, 1, 3] and batch["worse"].tolist() == [1, 2, 2, 4]
 
 

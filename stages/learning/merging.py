@@ -11,7 +11,7 @@ from peft import PeftConfig, PeftModel
 from safetensors import safe_open
 
 from stages.learning import models
-from stages.learning.reward_model import keep_normalisation
+from stages.learning.reward_model import keep_scoring
 
 PROBE_ROWS, PROBE_TOKENS = 4, 48
 RELOAD_TOLERANCE = 1e-4  # of the largest |output|: the same weights, computed once more
@@ -38,7 +38,7 @@ def merge(base: Path, adapter: Path, out: Path, dtype: str, max_difference: floa
     tokenizer = models.load_tokenizer(adapter)
     if scorer:
         model.config.pad_token_id = tokenizer.pad_token_id
-        keep_normalisation(adapter, out, model.config)
+        keep_scoring(adapter, out, model.config)
     _cast(model, DTYPES[dtype])
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -1,4 +1,4 @@
-"""Preference pairs as training examples: each text once, its pairs as indices.
+"""Preference pairs as training examples: each answer once, its pairs as indices.
 
 An example is one question with some of its answers (token ids, each forwarded once) and the pairs (better, worse) among
 them. 'pair' batching makes one example a pair; 'question' gathers all pairs of a question, so that each of its answers
@@ -9,17 +9,27 @@ from dataclasses import dataclass, field
 
 import torch
 
-from stages.learning.models import batched
+from stages.learning.reward_model import text_batch
 from stages.text.template import answer_ids, prompt_ids
 
 
 @dataclass
 class Example:
-    """One question's texts and its pairs (index of the better text, index of the worse)."""
+    """One question, answers to it, and pairs of them (index of the better, index of the worse)."""
 
-    question: tuple
-    texts: list[list[int]] = field(default_factory=list)
+    question: tuple  # site, question id
+    prompt: list[int]
+    answers: list[list[int]] = field(default_factory=list)
     pairs: list[tuple[int, int]] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)  # answer's text to its index
+
+    def add_pair(self, texts: tuple[str, str], answers: list[list[int]]) -> None:
+        """A better and a worse answer; one that stands here already is not added again."""
+        for text, answer in zip(texts, answers, strict=True):
+            if text not in self.places:
+                self.places[text] = len(self.answers)
+                self.answers.append(answer)
+        self.pairs.append((self.places[texts[0]], self.places[texts[1]]))
 
 
 def examples(
@@ -27,44 +37,30 @@ def examples(
 ) -> tuple[list[Example], int]:
     """Rows of a pairs table to examples, in their order; and how many pairs were dropped as over-long."""
     made: list[Example] = []
-    place: dict[tuple, dict[str, int]] = {}
     kept = dropped = 0
-    prompt: tuple[tuple, list[int]] = ((), [])
     for row in rows:
         if kept == max_pairs:
             break
-        key = (row["site"], row["qid"])
-        if prompt[0] != key:
-            prompt = (key, prompt_ids(tokenizer, row["question"]))
-        texts = [prompt[1] + answer_ids(tokenizer, row[name]) for name in ("response_j", "response_k")]
-        if max(map(len, texts)) > max_length_tokens:
+        key, texts = (row["site"], row["qid"]), (row["response_j"], row["response_k"])
+        same = bool(made) and made[-1].question == key
+        prompt = made[-1].prompt if same else prompt_ids(tokenizer, row["question"])
+        answers = [answer_ids(tokenizer, text) for text in texts]
+        if len(prompt) + max(map(len, answers)) > max_length_tokens:
             dropped += 1
             continue
-        if not (by_question and made and made[-1].question == key):
-            made.append(Example(key))
-            place = {}
-        indices = []
-        for name, text in zip(("response_j", "response_k"), texts, strict=True):
-            if row[name] not in place:
-                place[row[name]] = len(made[-1].texts)
-                made[-1].texts.append(text)
-            indices.append(place[row[name]])
-        made[-1].pairs.append((indices[0], indices[1]))
+        if not (by_question and same):
+            made.append(Example(key, prompt))
+        made[-1].add_pair(texts, answers)
         kept += 1
     return made, dropped
 
 
-def collate_examples(items: list[Example]) -> dict[str, torch.Tensor]:
-    """Examples to a batch: texts [rows, T] right-padded, `better` and `worse` row indices [pairs]."""
-    texts, better, worse = [], [], []
+def collate_examples(items: list[Example], pooling: str) -> dict[str, torch.Tensor]:
+    """Examples to a batch: texts [rows, T], `better` and `worse` row indices [pairs]."""
+    prompts, answers, better, worse = [], [], [], []
     for item in items:
-        better += [len(texts) + j for j, _ in item.pairs]
-        worse += [len(texts) + k for _, k in item.pairs]
-        texts += item.texts
-    input_ids, keep_mask = batched(texts)
-    return {
-        "input_ids": input_ids,
-        "attention_mask": keep_mask,
-        "better": torch.tensor(better),
-        "worse": torch.tensor(worse),
-    }
+        better += [len(answers) + j for j, _ in item.pairs]
+        worse += [len(answers) + k for _, k in item.pairs]
+        prompts += [item.prompt] * len(item.answers)
+        answers += item.answers
+    return text_batch(prompts, answers, pooling) | {"better": torch.tensor(better), "worse": torch.tensor(worse)}
