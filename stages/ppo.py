@@ -256,14 +256,15 @@ def _prompts(config: Ppo, tokenizer, pairs: Path) -> tuple[list[list[int]], list
     """Prompts of the rl split for training and for validation, each question once; how many were over-long."""
     every = [prompt_ids(tokenizer, row["question"]) for row in questions_of(pairs, "rl")]
     fitting = [prompt for prompt in every if len(prompt) <= config.max_prompt_tokens]
-    if len(fitting) < config.validation_prompts + config.rollout_prompts:
+    held = min(config.validation_prompts, len(fitting) // 4)  # a small site keeps most of its prompts for training
+    if not held:
         raise ValueError(
-            f"{pairs} has {len(fitting)} prompts of at most {config.max_prompt_tokens} tokens in its rl split; "
-            f"ppo needs validation_prompts + rollout_prompts = {config.validation_prompts + config.rollout_prompts}"
+            f"{pairs} has {len(fitting)} prompts of at most {config.max_prompt_tokens} tokens in its rl split "
+            f"({len(every) - len(fitting)} are longer): ppo needs at least 4"
         )
     order = torch.randperm(len(fitting), generator=torch.Generator().manual_seed(config.seed)).tolist()
     mixed = [fitting[i] for i in order]
-    return mixed[config.validation_prompts :], mixed[: config.validation_prompts], len(every) - len(fitting)
+    return mixed[held:], mixed[:held], len(every) - len(fitting)
 
 
 def _check_start(kl: float) -> None:

@@ -119,8 +119,8 @@ class Reward:
     precision: Precision = of("bf16", "of the frozen base while it trains [script]")
     batching: Literal["pair", "question"] = of(
         "pair", "'pair' [script]; 'question': each answer forwarded once, all its pairs in one step [InstructGPT 3.5]")
-    pooling: Literal["last token", "answer mean"] = of(
-        "last token", "where the head is read: at the last token [script], or at each of the answer's, averaged")
+    log_probability_weight: float = of(
+        0.0, "times an answer's mean log-probability a token, added to the head's score; 0: the head alone [script]")
     max_length_tokens: int = of(512, "longer texts are dropped and counted [script]")
     train_pairs: int = of(100_000, "at most, from the reward split [script]")
     batch_pairs: int = of(32, "pairs (or questions) an optimiser step [script: 4 on each of 8 processes]")
@@ -174,7 +174,7 @@ class Ppo:
         0.15, "stop an update when the policy moved this far from the rollout's, nats a token [TRL: 1.5 x 0.1]")
     max_ratio: float = of(10.0, "skip and count a minibatch whose mean ratio is above [TRL default]")
     missing_eos_penalty: float = of(1.0, "taken from the reward of a response without EOS [N+ implementation details]")
-    validation_prompts: int = of(64, "held-out prompts of the rl split, for choosing the policy [ours]")
+    validation_prompts: int = of(64, "of the rl split, held out to choose the policy; at most a quarter [ours]")
     evaluate_every_iterations: int = of(10, "iterations between evaluations on them [ours]")
     max_kl_nats: float = of(10.0, "stop, and never keep a policy, above this KL a response on held-out prompts [ours]")
     save_every_iterations: int = of(10, "iterations between checkpoints [ours]")

@@ -6,7 +6,6 @@ Loss -log sigmoid(r_j - r_k). Some of the reward split's questions are held out,
 best is kept. At the end the scores are shifted so that reference answers average 0.
 """
 
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from stages.learning import models
 from stages.learning.losses import pairwise_loss
 from stages.learning.preference_data import Example, collate_examples, examples
-from stages.learning.reward_model import Scorer, initialise_head, raw_scores, save_scoring
+from stages.learning.reward_model import Scorer, check_tied, initialise_head, raw_scores, save_scoring
 from stages.learning.training import Training, train
 from stages.learning.weights import save_adapter
 from stages.recipe import Reward
@@ -29,15 +28,17 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
     training, validation, dropped = _examples(config, tokenizer, pairs)
     torch.manual_seed(config.seed)
     model = models.load_scorer(base, config.precision, new_head=True)
+    check_tied(model.config, config.log_probability_weight)
     initialise_head(model, torch.Generator().manual_seed(config.seed))
     model.config.pad_token_id = tokenizer.pad_token_id
     model = models.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
 
-    scorer = Scorer(model, config.precision, config.pooling)
+    scorer = Scorer(model, config.precision, config.log_probability_weight)
 
     def loss(model, batch):
-        scores = raw_scores(model, batch["input_ids"], batch["keep_mask"], batch["read_mask"])
-        return pairwise_loss(scores[batch["better"]], scores[batch["worse"]])
+        better, worse = batch.pop("better"), batch.pop("worse")
+        scores = raw_scores(model, **batch, log_probability_weight=config.log_probability_weight)
+        return pairwise_loss(scores[better], scores[worse])
 
     def evaluate():
         return {"validation_accuracy": accuracy(scorer, validation)} if validation else {}
@@ -45,7 +46,7 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
     history = train(
         model,
         training,
-        partial(collate_examples, pooling=config.pooling),
+        collate_examples,
         Training(
             batch=config.batch_pairs,
             microbatch=config.microbatch_pairs,
@@ -66,7 +67,7 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
         keep_best="validation_accuracy" if validation else None,
     )
     model.eval()
-    save_scoring(out, config.pooling, _reference_scores(scorer, training))
+    save_scoring(out, config.log_probability_weight, _reference_scores(scorer, training))
     save_adapter(model, tokenizer, out)
     return {
         "pairs": sum(len(e.pairs) for e in training),

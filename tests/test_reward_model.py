@@ -12,9 +12,8 @@ from stages.learning import models
 from stages.learning.merging import merge
 from stages.learning.preference_data import collate_examples, examples
 from stages.learning.reward_model import (
-    ANSWER_MEAN,
-    LAST_TOKEN,
     Scorer,
+    check_tied,
     initialise_head,
     raw_scores,
     save_scoring,
@@ -43,7 +42,7 @@ def adapter(base, tmp_path_factory):
     model.eval().save_pretrained(folder)
     models.load_tokenizer(base).save_pretrained(folder)
     scores = score(model, TEXTS)
-    save_scoring(folder, LAST_TOKEN, scores)
+    save_scoring(folder, 0.0, scores)
     return folder, scores
 
 
@@ -55,9 +54,9 @@ def scorer_model(base):
 
 
 @torch.no_grad()
-def score(model, rows, pooling=LAST_TOKEN, side="right", extra=0, filler=0):
+def score(model, rows, weight=0.0, side="right", extra=0, filler=0):
     """Raw scores of rows whose first token is the prompt, padded as asked."""
-    batch = text_batch([row[:1] for row in rows], [row[1:] for row in rows], pooling)
+    batch = text_batch([row[:1] for row in rows], [row[1:] for row in rows])
     batch = {name: torch.nn.functional.pad(tensor, (0, extra)) for name, tensor in batch.items()}
     if side == "left":
         pads = batch["keep_mask"].shape[1] - batch["keep_mask"].sum(-1)
@@ -66,12 +65,12 @@ def score(model, rows, pooling=LAST_TOKEN, side="right", extra=0, filler=0):
             for name, tensor in batch.items()
         }
     batch["input_ids"] = torch.where(batch["keep_mask"].bool(), batch["input_ids"], filler)
-    return raw_scores(model, **batch)
+    return raw_scores(model, **batch, log_probability_weight=weight)
 
 
-@pytest.mark.parametrize("pooling", [LAST_TOKEN, ANSWER_MEAN])
-def test_score_does_not_depend_on_padding_side_length_filler_or_order(scorer_model, pooling):
-    alone = torch.cat([score(scorer_model, [row], pooling) for row in TEXTS])
+@pytest.mark.parametrize("weight", [0.0, 2.0])
+def test_score_does_not_depend_on_padding_side_length_filler_or_order(scorer_model, weight):
+    alone = torch.cat([score(scorer_model, [row], weight) for row in TEXTS])
     for changes in (
         {"side": "left"},
         {"extra": 7},
@@ -79,16 +78,34 @@ def test_score_does_not_depend_on_padding_side_length_filler_or_order(scorer_mod
         {"filler": 2},
         {"filler": 7, "extra": 3},
     ):
-        assert torch.allclose(score(scorer_model, TEXTS, pooling, **changes), alone, atol=1e-5), changes
-    assert torch.allclose(score(scorer_model, TEXTS[::-1], pooling), alone.flip(0), atol=1e-5)
+        assert torch.allclose(score(scorer_model, TEXTS, weight, **changes), alone, atol=1e-5), changes
+    assert torch.allclose(score(scorer_model, TEXTS[::-1], weight), alone.flip(0), atol=1e-5)
 
 
-def test_the_head_is_read_where_the_pooling_says(scorer_model):
-    """By hand: the trunk's states at those positions times the head."""
+def test_only_the_last_real_position_is_read(scorer_model):
+    """By hand: the trunk's state at that position times the head."""
     with torch.no_grad():
         hidden = scorer_model.model(torch.tensor([TEXTS[2]])).last_hidden_state[0] @ scorer_model.score.weight[0]
     assert float(score(scorer_model, [TEXTS[2]])) == pytest.approx(float(hidden[-1]), abs=1e-6)
-    assert float(score(scorer_model, [TEXTS[2]], ANSWER_MEAN)) == pytest.approx(float(hidden[1:].mean()), abs=1e-6)
+
+
+def test_the_log_probability_term_is_the_language_models_own(scorer_model, base):
+    """Against the causal model of the same weights, the mean over the answer's tokens by hand."""
+    language_model = models.load_causal(base)
+    for row in TEXTS:
+        with torch.no_grad():
+            log_p = torch.log_softmax(language_model(torch.tensor([row])).logits[0].double(), -1)
+        mean = sum(float(log_p[t - 1, row[t]]) for t in range(1, len(row))) / (len(row) - 1)
+        term = score(scorer_model, [row], 2.0) - score(scorer_model, [row], 0.0)
+        assert float(term) == pytest.approx(2.0 * mean, abs=1e-4)
+
+
+def test_the_log_probability_term_is_refused_where_the_output_layer_is_not_tied(scorer_model):
+    check_tied(scorer_model.config, 1.0)
+    untied = type(scorer_model.config)(tie_word_embeddings=False)
+    check_tied(untied, 0.0)
+    with pytest.raises(ValueError, match="tied"):
+        check_tied(untied, 1.0)
 
 
 def test_agrees_with_transformers_own_head(scorer_model):
@@ -147,7 +164,7 @@ def test_by_question_every_answer_stands_once_and_every_pair_is_kept():
     table = rows([(1, "a", "b"), (1, "a", "c"), (1, "b", "c"), (2, "d", "e")])
     made, dropped = examples(table, tok, max_length_tokens=99, by_question=True, max_pairs=99)
     assert [(len(e.answers), e.pairs) for e in made] == [(3, [(0, 1), (0, 2), (1, 2)]), (2, [(0, 1)])] and dropped == 0
-    batch = collate_examples(made, LAST_TOKEN)
+    batch = collate_examples(made)
     assert batch["better"].tolist() == [0, 0, 1, 3] and batch["worse"].tolist() == [1, 2, 2, 4]
 
 

@@ -22,7 +22,7 @@ def tokenizer():
     return train_tokenizer([f"Question: {sentence(rng, 12)}\n\nAnswer: " for _ in range(200)], 320)
 
 
-def llama(tok, seed: int = 0):
+def llama(tok, seed: int = 0, width: int = 32):
     torch.manual_seed(seed)
     return small_llama(
         tok, hidden_size=32, intermediate_size=64, layers=2, heads=2, max_position_tokens=256, initializer_range=0.2
@@ -38,9 +38,9 @@ def gpt2(vocabulary: int):
     ).eval()
 
 
-def save_base(folder: Path, seed: int = 0) -> Path:
+def save_base(folder: Path, seed: int = 0, width: int = 32) -> Path:
     tok = tokenizer()
-    llama(tok, seed).save_pretrained(folder)
+    llama(tok, seed, width).save_pretrained(folder)
     tok.save_pretrained(folder)
     return folder
 

@@ -55,7 +55,7 @@ def examples(
     return made, dropped
 
 
-def collate_examples(items: list[Example], pooling: str) -> dict[str, torch.Tensor]:
+def collate_examples(items: list[Example]) -> dict[str, torch.Tensor]:
     """Examples to a batch: texts [rows, T], `better` and `worse` row indices [pairs]."""
     prompts, answers, better, worse = [], [], [], []
     for item in items:
@@ -63,4 +63,4 @@ def collate_examples(items: list[Example], pooling: str) -> dict[str, torch.Tens
         worse += [len(answers) + k for _, k in item.pairs]
         prompts += [item.prompt] * len(item.answers)
         answers += item.answers
-    return text_batch(prompts, answers, pooling) | {"better": torch.tensor(better), "worse": torch.tensor(worse)}
+    return text_batch(prompts, answers) | {"better": torch.tensor(better), "worse": torch.tensor(worse)}

@@ -1,9 +1,9 @@
-"""The reward model: one score for an answer to a prompt; where it is read, and where its zero lies.
+"""The reward model: one score for an answer to a prompt, read at the last real token; and where its zero lies.
 
-Pooling 'last token' reads the head at the last real token, as published. 'answer mean' reads it at every token of the
-answer, EOS included, and averages: what is wrong with an answer can then be seen where it is said, without having to
-be carried to the end first.
-Shapes: B rows, T tokens, D width.
+Beside the published head there is an optional second term, `log_probability_weight` times the answer's mean
+log-probability a token under the model's own trunk. What the language model knows (which value is the likely one) is
+there at each token; a head at the last token would first have to learn to carry it to the end.
+Shapes: B rows, T tokens, D width, V vocabulary.
 """
 
 import json
@@ -16,7 +16,6 @@ from stages.learning.models import autocast, batched, positions
 from stages.plumbing.artifact import write_json
 
 SCORING = "scoring.json"
-LAST_TOKEN, ANSWER_MEAN = "last token", "answer mean"
 
 
 def initialise_head(model, generator: torch.Generator) -> None:
@@ -27,41 +26,65 @@ def initialise_head(model, generator: torch.Generator) -> None:
         weight.copy_(drawn.to(weight))
 
 
-def text_batch(prompts: list[list[int]], answers: list[list[int]], pooling: str) -> dict[str, torch.Tensor]:
-    """Prompts with answers, right-padded: `input_ids`, `keep_mask` and `read_mask`, each [B, T].
-
-    read_mask is 1 where the head is read: at the last real token, or at every token of the answer.
-    """
+def text_batch(prompts: list[list[int]], answers: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Prompts with answers, right-padded: `input_ids`, `keep_mask` and `answer_mask`, each [B, T]."""
     rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
     input_ids, keep_mask = batched(rows)
-    read_mask = torch.zeros_like(keep_mask)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        end = len(prompt) + len(answer)
-        read_mask[row, end - 1 if pooling == LAST_TOKEN else len(prompt) : end] = 1
-    return {"input_ids": input_ids, "keep_mask": keep_mask, "read_mask": read_mask}
+    starts = torch.tensor([len(prompt) for prompt in prompts])
+    answer_mask = keep_mask * (torch.arange(keep_mask.shape[1]) >= starts[:, None])
+    return {"input_ids": input_ids, "keep_mask": keep_mask, "answer_mask": answer_mask}
 
 
 def raw_scores(
-    model, input_ids: torch.Tensor, keep_mask: torch.Tensor, read_mask: torch.Tensor
+    model,
+    input_ids: torch.Tensor,
+    keep_mask: torch.Tensor,
+    answer_mask: torch.Tensor,
+    log_probability_weight: float,
 ) -> torch.Tensor:
-    """Scores [B] fp32 of rows [B, T]: the head on the mean of the last hidden states where `read_mask` is 1.
+    """Scores [B] fp32 of rows [B, T]: the head at the last real token, plus the weighted mean log-probability.
 
     Positions come from the mask, never from an id: padding side, filler id and order of the rows do not matter.
     """
     classifier = model.get_base_model() if hasattr(model, "get_base_model") else model
     trunk = getattr(classifier, classifier.base_model_prefix)
     hidden = trunk(input_ids=input_ids, attention_mask=keep_mask, position_ids=positions(keep_mask)).last_hidden_state
-    read = read_mask[..., None].to(hidden.dtype)
-    pooled = (hidden * read).sum(1) / read.sum(1)
-    return classifier.score(pooled.to(_head_dtype(classifier))).squeeze(-1).float()
+    last = (keep_mask * torch.arange(keep_mask.shape[1], device=keep_mask.device)).argmax(-1)
+    pooled = hidden[torch.arange(len(last), device=last.device), last]
+    scores = classifier.score(pooled.to(_head_dtype(classifier))).squeeze(-1).float()
+    if log_probability_weight:
+        vocabulary = classifier.get_input_embeddings().weight
+        scores = scores + log_probability_weight * _mean_log_probability(hidden, vocabulary, input_ids, answer_mask)
+    return scores
+
+
+def check_tied(config, log_probability_weight: float) -> None:
+    """A sequence classifier carries no language-model head: its log-probabilities need one tied to the embeddings."""
+    if log_probability_weight and not config.tie_word_embeddings:
+        raise ValueError("reward.log_probability_weight needs a model whose output layer is tied to its embeddings; "
+                         "this one's is not: set it to 0")
+
+
+def _mean_log_probability(hidden, vocabulary, input_ids, answer_mask) -> torch.Tensor:
+    """Mean log-probability [B] of the answers' tokens, with logits only where they are needed."""
+    predicts = answer_mask[:, 1:].bool()  # position t predicts token t + 1
+    logits = hidden[:, :-1][predicts].to(vocabulary.dtype) @ vocabulary.T
+    chosen = input_ids[:, 1:][predicts]
+    log_p = -torch.nn.functional.cross_entropy(logits.float(), chosen, reduction="none")
+    spread = torch.zeros(predicts.shape, device=log_p.device).masked_scatter(predicts, log_p)
+    return spread.sum(-1) / predicts.sum(-1)
 
 
 class Scorer:
-    """Prompts and answers to rewards. A merged model carries its pooling and its normalisation in its config."""
+    """Prompts and answers to rewards. A merged model carries its weights and normalisation in its config.
 
-    def __init__(self, model, precision: str, pooling: str | None = None, batch_rows: int = 64):
+    log_probability_weight: given while the model trains; a merged model knows its own.
+    """
+
+    def __init__(self, model, precision: str, log_probability_weight: float | None = None, batch_rows: int = 64):
         self.model, self.precision, self.batch_rows = model, precision, batch_rows
-        self.pooling = pooling or getattr(model.config, "reward_pooling", LAST_TOKEN)
+        own = getattr(model.config, "reward_log_probability_weight", 0.0)
+        self.weight = own if log_probability_weight is None else log_probability_weight
         self.mean = float(getattr(model.config, "reward_mean", 0.0))
 
     @torch.no_grad()
@@ -71,26 +94,34 @@ class Scorer:
         scores = torch.empty(len(prompts))
         for start in range(0, len(order), self.batch_rows):
             chunk = order[start : start + self.batch_rows]
-            batch = text_batch([prompts[i] for i in chunk], [answers[i] for i in chunk], self.pooling)
+            batch = text_batch([prompts[i] for i in chunk], [answers[i] for i in chunk])
+            batch = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
             with autocast(self.precision):
-                found = raw_scores(self.model, **{name: tensor.to(self.model.device) for name, tensor in batch.items()})
-            scores[chunk] = found.cpu()
+                scores[chunk] = raw_scores(self.model, **batch, log_probability_weight=self.weight).cpu()
         return scores - self.mean
 
 
-def save_scoring(folder: Path, pooling: str, scores: torch.Tensor) -> None:
-    """How to score: the pooling, and where 0 lies, the mean raw score of reference answers (arXiv 2403.17031)."""
-    write_json(folder / SCORING, {"pooling": pooling, "mean": float(scores.mean()),
-                                  "std": float(scores.std(correction=0)), "reference_answers": len(scores)})
+def save_scoring(folder: Path, log_probability_weight: float, scores: torch.Tensor) -> None:
+    """How to score, and where 0 lies: the mean raw score of reference answers (arXiv 2403.17031)."""
+    write_json(
+        folder / SCORING,
+        {
+            "log_probability_weight": log_probability_weight,
+            "mean": float(scores.mean()),
+            "std": float(scores.std(correction=0)),
+            "reference_answers": len(scores),
+        },
+    )
 
 
 def keep_scoring(adapter: Path, out: Path, config) -> None:
-    """Carry pooling and normalisation from an adapter into a merged model: as a file, and in its config.json."""
+    """Carry this from an adapter into a merged model: as a file, and in its config.json."""
     try:
         found = json.loads((adapter / SCORING).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{adapter} has no {SCORING}: is it a finished reward artifact?") from None
-    config.reward_pooling, config.reward_mean, config.reward_std = found["pooling"], found["mean"], found["std"]
+    config.reward_log_probability_weight = found["log_probability_weight"]
+    config.reward_mean, config.reward_std = found["mean"], found["std"]
     write_json(out / SCORING, found)
 
 

@@ -1,0 +1,97 @@
+"""Loading: precisions, special tokens, pads, what learns (CORRECTNESS S2, S5, failures 2, 11, 14, 20)."""
+
+import shutil
+
+import pytest
+import tiny
+import torch
+from transformers import AutoTokenizer
+
+from stages.learning import models
+from stages.learning.policy import Policy
+from stages.learning.ppo import Update, experience
+from stages.learning.rollout import sample
+from stages.learning.weights import copy_pretrained
+from stages.plumbing.artifact import sha256_of_file
+
+UPDATE = Update(1, 4, 4, 1.0, 0.95, 0.2, 0.2, 0.1, 1.0, 10.0, None)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny.save_base(tmp_path_factory.mktemp("models") / "base", width=128)  # nf4 on a CPU packs blocks of 64
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16", "int8", "nf4"])
+def test_every_precision_learns_in_the_adapter_and_leaves_the_base_alone(base, precision):
+    model = models.load_causal(base, precision)
+    model = models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision=precision)
+    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+    ids = torch.randint(3, 300, (2, 12), generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(4):
+        with models.autocast(precision):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    assert frozen and all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "nf4"])
+def test_a_fresh_policy_starts_at_its_reference_in_every_precision(base, precision):
+    model = models.add_lora(
+        models.load_causal(base, precision), r=4, alpha=8, dropout=0.0, target_modules=(), precision=precision
+    )
+    policy = Policy(model, 1.0, precision)
+    rollout = sample(
+        policy.model,
+        [[1, 40, 50], [1, 60]],
+        max_new_tokens=6,
+        temperature=1.0,
+        eos_id=2,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert abs(experience(policy, rollout, torch.zeros(2), 0.1, UPDATE).sequence_kl()) < 1e-4
+
+
+def test_a_tokenizer_without_a_pad_gets_one_of_its_own(base, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(tmp_path)
+    found = models.load_tokenizer(tmp_path)
+    assert found.pad_token_id not in (found.eos_token_id, found.bos_token_id, None)
+
+
+def test_a_tokenizer_that_ends_texts_otherwise_than_the_model_is_refused(base):
+    model = models.load_causal(base)
+    tokenizer = models.load_tokenizer(base)
+    models.check_special_tokens(tokenizer, model.config)
+    model.config.eos_token_id = 7
+    with pytest.raises(ValueError, match="ends texts with id 2"):
+        models.check_special_tokens(tokenizer, model.config)
+
+
+def test_filler_is_an_id_every_embedding_has_and_is_masked():
+    ids, mask = models.batched([[5, 6, 7], [8]], side="left")
+    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert models.positions(mask).tolist() == [[0, 1, 2], [0, 0, 0]]
+
+
+def test_a_local_model_is_used_as_it_is(base, tmp_path):
+    copy_pretrained(str(base), None, tmp_path)
+    names = {"model.safetensors", "config.json", "tokenizer.json"}
+    assert all(sha256_of_file(tmp_path / name) == sha256_of_file(base / name) for name in names)
+
+
+def test_pickled_weights_and_unknown_models_are_refused_in_one_line(base, tmp_path):
+    folder = tmp_path / "pickled"
+    shutil.copytree(base, folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"no \.safetensors weights"):
+        copy_pretrained(str(folder), None, tmp_path)
+    with pytest.raises(ValueError, match="neither 'scratch' nor a local folder"):
+        copy_pretrained("no-such-owner/no-such-model", None, tmp_path)
