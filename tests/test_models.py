@@ -26,8 +26,10 @@ def base(tmp_path_factory):
 def test_every_precision_learns_in_the_adapter_and_leaves_the_base_alone(base, precision):
     model = models.load_causal(base, precision)
     model = models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision=precision)
-    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
     ids = torch.randint(3, 300, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model(input_ids=ids)  # as sampling does; it must not stop the learning that follows
+    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     for _ in range(4):

@@ -25,7 +25,8 @@ def tokenizer():
 def llama(tok, seed: int = 0, width: int = 32):
     torch.manual_seed(seed)
     return small_llama(
-        tok, hidden_size=32, intermediate_size=64, layers=2, heads=2, max_position_tokens=256, initializer_range=0.2
+        tok, hidden_size=width, intermediate_size=2 * width, layers=2, heads=2, max_position_tokens=256,
+        initializer_range=0.2,
     ).eval()
 
 

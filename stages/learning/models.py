@@ -142,4 +142,9 @@ def _load(kind, folder, precision: str, may_miss: tuple[str, ...] = (), **more) 
     missing = set(info["missing_keys"]) - set(may_miss)
     if missing:
         raise ValueError(f"{folder} lacks the weights {', '.join(sorted(missing)[:3])}: they would be random")
+    for module in model.modules():
+        # bitsandbytes repacks nf4 weights at the first forward without gradients on such a CPU, and from then on no
+        # gradient flows through them: an adapter would stop learning in silence after the first sample is drawn.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     return model.eval()
