@@ -14,7 +14,7 @@ import torch
 
 from stages.learning.language_modelling import collate_blocks, packed
 from stages.learning.scratch import small_llama, train_tokenizer
-from stages.learning.training import Training, train
+from stages.learning.training import Training, remove_checkpoints, train
 from stages.learning.weights import copy_pretrained
 from stages.recipe import Base, Scratch
 from stages.text.tables import answers_of
@@ -51,23 +51,21 @@ def _from_scratch(scratch: Scratch, seed: int, out: Path, pairs: Path) -> dict[s
         model,
         blocks,
         collate_blocks,
-        Training(
+        Training.like(
+            scratch,
             batch=scratch.batch_sequences,
             microbatch=scratch.batch_sequences,
-            learning_rate=scratch.learning_rate,
             schedule="cosine",
-            weight_decay=scratch.weight_decay,
-            seed=seed,
-            precision=scratch.precision,
             max_steps=steps,
             warmup_steps=round(scratch.warmup_share * steps),
-            save_every_steps=scratch.save_every_steps,
+            seed=seed,
         ),
         out,
         "base",
     )
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    remove_checkpoints(out)
     tokens = sum(map(len, documents))
     return {
         "documents": len(documents),

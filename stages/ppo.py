@@ -100,10 +100,10 @@ class _Loop:
             "kl": kl,
             "beta": self.beta,
             "objective": float(scores.mean()) - self.beta * kl,
-            "entropy": float((seen.entropy * seen.mask).sum() / seen.mask.sum()),
-            "explained_variance": _explained_variance(seen),
+            "entropy": seen.mean_entropy(),
+            "explained_variance": seen.explained_variance(),
             "learning_rate": self._learning_rate(),
-            **_response_numbers(rollout),
+            **rollout.numbers(),
             **statistics,
         }
         if self.config.kl_target_nats is not None:
@@ -130,7 +130,7 @@ class _Loop:
             self.policy.model,
             self.validation,
             self.config.rollout_prompts,
-            generator=torch.Generator().manual_seed(self.config.seed),
+            seed=self.config.seed,
             **self._sampling(),
         )
         scores = self._scores(rollout)
@@ -140,7 +140,7 @@ class _Loop:
             "reward": float(scores.mean()),
             "kl": kl,
             "objective": float(scores.mean()) - self.config.kl_coefficient * kl,
-            **_response_numbers(rollout),
+            **rollout.numbers(),
         }
         append(self.out / "history.jsonl", {f"validation_{k}" if k != "iteration" else k: v for k, v in row.items()})
         texts = rollout.texts(self.tokenizer)
@@ -275,21 +275,6 @@ def _check_start(kl: float) -> None:
             f"the policy starts {kl:.3g} nats from its reference instead of 0: the adapter is not fresh, or "
             f"the precision is too low to tell them apart"
         )
-
-
-def _response_numbers(rollout: Rollout) -> dict[str, float]:
-    count = len(rollout.responses)
-    return {
-        "response_tokens": sum(map(len, rollout.responses)) / count,
-        "eos_rate": sum(rollout.ended) / count,
-        "distinct_responses": len({tuple(r) for r in rollout.responses}) / count,
-    }
-
-
-def _explained_variance(seen) -> float:
-    inside = seen.mask.bool()
-    returns, values = seen.returns[inside], seen.values[inside]
-    return float(1 - (returns - values).var() / returns.var().clamp(min=1e-8))
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,7 @@ from stages.learning import models
 from stages.learning.losses import pairwise_loss
 from stages.learning.preference_data import Example, collate_examples, examples
 from stages.learning.reward_model import Scorer, check_tied, initialise_head, raw_scores, save_scoring
-from stages.learning.training import Training, train
+from stages.learning.training import Training, remove_checkpoints, train
 from stages.learning.weights import save_adapter
 from stages.recipe import Reward
 from stages.text.tables import rows_of
@@ -47,18 +47,7 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
         model,
         training,
         collate_examples,
-        Training(
-            batch=config.batch_pairs,
-            microbatch=config.microbatch_pairs,
-            learning_rate=config.learning_rate,
-            schedule="linear",
-            weight_decay=config.weight_decay,
-            seed=config.seed,
-            precision=config.precision,
-            epochs=config.epochs,
-            gradient_checkpointing=config.gradient_checkpointing,
-            save_every_steps=config.save_every_steps,
-        ),
+        Training.like(config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear"),
         out,
         "reward",
         loss,
@@ -69,6 +58,7 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
     model.eval()
     save_scoring(out, config.log_probability_weight, _reference_scores(scorer, training))
     save_adapter(model, tokenizer, out)
+    remove_checkpoints(out)
     return {
         "pairs": sum(len(e.pairs) for e in training),
         "answers": sum(len(e.answers) for e in training),

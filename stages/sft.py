@@ -14,7 +14,7 @@ import torch
 from stages.learning import models
 from stages.learning.language_modelling import answer_log_probabilities, collate_blocks, packed
 from stages.learning.rollout import sample
-from stages.learning.training import Training, train
+from stages.learning.training import Training, remove_checkpoints, train
 from stages.learning.weights import save_adapter
 from stages.plumbing.artifact import write_json
 from stages.recipe import Sft
@@ -39,19 +39,8 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
         model,
         blocks,
         collate_blocks,
-        Training(
-            batch=config.batch_sequences,
-            microbatch=config.microbatch_sequences,
-            learning_rate=config.learning_rate,
-            schedule="cosine",
-            weight_decay=config.weight_decay,
-            seed=config.seed,
-            precision=config.precision,
-            max_steps=config.max_steps,
-            epochs=config.epochs,
-            warmup_steps=config.warmup_steps,
-            gradient_checkpointing=config.gradient_checkpointing,
-            save_every_steps=config.save_every_steps,
+        Training.like(
+            config, batch=config.batch_sequences, microbatch=config.microbatch_sequences, schedule="cosine"
         ),
         out,
         "sft",
@@ -60,6 +49,7 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
     )
     save_adapter(model, tokenizer, out)
     write_json(out / "samples.json", watched.samples())
+    remove_checkpoints(out)
     tokens = sum(map(len, documents))
     return {"documents": len(documents), "tokens": tokens, "blocks": len(blocks), **_last_evaluation(history)}
 

@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaForSequenceClassification
 
 from stages import evaluate
-from stages.learning import comparison, models
+from stages.learning import comparison, models, rollout
 from stages.learning.judging import held_out_pairs, judged
 from stages.learning.language_modelling import answer_log_probabilities
 from stages.learning.scratch import small_llama, train_tokenizer
@@ -140,13 +140,13 @@ def test_each_batch_has_its_own_random_numbers(folders, tokenizer, monkeypatch):
     """A model that stops at once must not shift the numbers of the next batch."""
     model = models.load_causal(folders["sft"])
     prompts = [prompt_ids(tokenizer, f"What is {number}?") for number in range(6)]
-    first_numbers, sample = [], comparison.sample
+    first_numbers, sample = [], rollout.sample
 
     def watched(*args, generator, **settings):
         first_numbers.append(float(torch.rand(1, generator=generator.clone_state())))
         return sample(*args, generator=generator, **settings)
 
-    monkeypatch.setattr(comparison, "sample", watched)
+    monkeypatch.setattr(rollout, "sample", watched)
     for longest in (8, 1):
         comparison.answers_of(model, tokenizer, prompts, batch_prompts=3, max_new_tokens=longest, temperature=1.0,
                               seed=1, label="t")

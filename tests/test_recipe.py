@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from stages import recipe as recipes
+from stages.learning.ppo import Update
+from stages.learning.training import Training
 from stages.plumbing.settings import SettingsError, as_dict, leaves
 from stages.recipe import Lora, Recipe, load
 
@@ -105,15 +107,21 @@ def test_a_resolved_recipe_loads_as_itself(tmp_path):
     assert load(tmp_path / "recipe.yaml") == recipe
 
 
+TAKEN_BY_NAME = {"Training.like(": Training, "fields(Update)": Update}  # same-named fields are handed on
+
+
 def names_read(path: Path) -> str:
     """A pattern of the attributes a module reads; `getattr(config, f"{x}_share")` reads every name of that shape."""
-    lines = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    source, lines = path.read_text(), []
+    for call, taker in TAKEN_BY_NAME.items():
+        lines += [field.name for field in dataclasses.fields(taker)] if call in source else []
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             lines.append(re.escape(node.attr))
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
-            shape = getattr(node.args[1], "values", [node.args[1]])
-            lines.append("".join(re.escape(v.value) if isinstance(v, ast.Constant) else r"\w+" for v in shape))
+            parts = getattr(node.args[1], "values", [node.args[1]])
+            if any(isinstance(part, ast.Constant) for part in parts):
+                lines.append("".join(re.escape(v.value) if isinstance(v, ast.Constant) else r"\w+" for v in parts))
     return "|".join(lines)
 
 

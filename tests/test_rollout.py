@@ -76,14 +76,24 @@ def test_batches_keep_the_order_of_the_prompts(models):
         models["llama"],
         PROMPTS,
         3,
+        seed=0,
         max_new_tokens=8,
         temperature=0,
         eos_id=2,
-        generator=torch.Generator().manual_seed(0),
     )
     assert rollout.responses == [
         draw(models["llama"], [p], temperature=0, max_new_tokens=8).responses[0] for p in PROMPTS
     ]
+
+
+def test_two_models_meet_the_same_random_numbers_however_long_their_answers():
+    """One model ends its answers early, the other never: the second batch must not feel it."""
+    settings = {"seed": 5, "max_new_tokens": 12, "temperature": 1.0}
+    model = eager_to_end(tiny.llama(tiny.tokenizer()), 5.0)
+    short = sample_in_batches(model, PROMPTS * 2, 3, eos_id=2, **settings)
+    long = sample_in_batches(model, PROMPTS * 2, 3, eos_id=-1, **settings)
+    assert sum(map(len, short.responses)) < sum(map(len, long.responses))
+    assert all(b[: len(a)] == a for a, b in zip(short.responses, long.responses, strict=True))
 
 
 def test_the_mode_is_restored_even_when_sampling_fails(models):

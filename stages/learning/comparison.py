@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from stages.learning import models, text_measures
 from stages.learning.losses import kl_k1, kl_k3
-from stages.learning.rollout import sample
+from stages.learning.rollout import sample_in_batches
 from stages.learning.statistics import wins
 from stages.plumbing.progress import Progress
 
@@ -55,25 +55,20 @@ def answers_of(
     seed: int,
     label: str,
 ) -> Answers:
-    """Sample an answer to each prompt. Each batch has a generator of its own, seeded by its place: two models then meet
-    the same random numbers, however long either one's answers are."""
+    """Sample an answer to each prompt; two models asked alike meet the same random numbers."""
     progress = Progress(label, len(prompts), "answers")
-    responses: list = [None] * len(prompts)
-    ended: list = [None] * len(prompts)
-    for start, chunk in _chunks([len(prompt) for prompt in prompts], batch_prompts):
-        part = sample(
-            model,
-            [prompts[i] for i in chunk],
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            eos_id=tokenizer.eos_token_id,
-            generator=torch.Generator().manual_seed(seed * 1_000_003 + start),
-        )
-        for i, response, end in zip(chunk, part.responses, part.ended, strict=True):
-            responses[i], ended[i] = response, end
-        progress.advance(len(chunk))
+    rollout = sample_in_batches(
+        model,
+        prompts,
+        batch_prompts,
+        seed,
+        progress.advance,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        eos_id=tokenizer.eos_token_id,
+    )
     progress.finish()
-    return Answers(responses, tokenizer.batch_decode(responses, skip_special_tokens=True), ended)
+    return Answers(rollout.responses, rollout.texts(tokenizer), rollout.ended)
 
 
 @torch.no_grad()
@@ -84,7 +79,7 @@ def log_probabilities(
     progress = Progress(label, len(prompts), "texts")
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
     found: list = [None] * len(prompts)
-    for _, chunk in _chunks(lengths, max(1, FORWARD_TOKENS // max(lengths, default=1))):
+    for chunk in models.chunks_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths, default=1))):
         # Padded on the left, all responses end together: only the last logits need be made.
         ids, mask = models.batched([prompts[i] + responses[i] for i in chunk], side="left", where=model.device)
         kept = max(len(responses[i]) for i in chunk) + 1
@@ -153,10 +148,3 @@ def gold_gain(sft: dict, ppo: dict, human: dict, estimate: Callable) -> dict | N
 
 def _mean(values: np.ndarray) -> float | None:
     return None if np.isnan(values).all() else float(np.nanmean(values))
-
-
-def _chunks(lengths: list[int], size: int):
-    """(place, indices) of rows of like length: fewer pads."""
-    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
-    for start in range(0, len(order), size):
-        yield start, order[start : start + size]

@@ -4,6 +4,7 @@ Precisions: 'fp32'; 'mixed' (fp32 weights, bf16 matrix products by autocast); 'b
 (bitsandbytes). fp16 is not offered: its range loses gradients without loss scaling.
 """
 
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -87,6 +88,13 @@ def batched(
         input_ids[index, place] = torch.tensor(row)
         keep_mask[index, place] = 1
     return input_ids.to(where), keep_mask.to(where)
+
+
+def chunks_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Indices in groups of at most `size`, like lengths together: fewer pads. The order depends on the lengths only."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
 
 
 def positions(keep_mask: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,16 @@ class Experience:
         """KL(policy || reference), k1, summed over a response, mean over responses, in nats."""
         return float(((self.log_p - self.log_ref) * self.mask).sum(-1).mean())
 
+    def mean_entropy(self) -> float:
+        """Of the policy's distribution at a response token, in nats."""
+        return float(losses.masked_mean(self.entropy, self.mask))
+
+    def explained_variance(self) -> float:
+        """1 - Var(returns - values) / Var(returns): 1 for a perfect value function, 0 for a constant one."""
+        inside = self.mask.bool()
+        returns, values = self.returns[inside], self.values[inside]
+        return float(1 - (returns - values).var() / returns.var().clamp(min=1e-8))
+
 
 @torch.no_grad()
 def experience(policy: Policy, rollout: Rollout, scores: torch.Tensor, beta: float, update: Update) -> Experience:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from stages.learning.models import autocast, batched, positions
+from stages.learning.models import autocast, batched, chunks_by_length, positions
 from stages.plumbing.artifact import write_json
 
 SCORING = "scoring.json"
@@ -90,10 +90,9 @@ class Scorer:
     @torch.no_grad()
     def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
         """Rewards [B] fp32 on the CPU; rows are grouped by length, results in the order given."""
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]) + len(answers[i]))
+        lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
         scores = torch.empty(len(prompts))
-        for start in range(0, len(order), self.batch_rows):
-            chunk = order[start : start + self.batch_rows]
+        for chunk in chunks_by_length(lengths, self.batch_rows):
             batch = text_batch([prompts[i] for i in chunk], [answers[i] for i in chunk])
             batch = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
             with autocast(self.precision):

@@ -4,13 +4,14 @@ is the sampled one (top-k, top-p, repetition penalties or a suppressed EOS bias 
 Shapes: B rows (prompts), P longest prompt, V vocabulary.
 """
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from transformers import DynamicCache
 
-from stages.learning.models import autocast, batched, positions
+from stages.learning.models import autocast, batched, chunks_by_length, positions
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,15 @@ class Rollout:
 
     def texts(self, tokenizer) -> list[str]:
         return tokenizer.batch_decode(self.responses, skip_special_tokens=True)
+
+    def numbers(self) -> dict[str, float]:
+        """Mean length, share that ended, share of distinct responses."""
+        count = len(self.responses)
+        return {
+            "response_tokens": sum(map(len, self.responses)) / count,
+            "eos_rate": sum(self.ended) / count,
+            "distinct_responses": len({tuple(response) for response in self.responses}) / count,
+        }
 
 
 @contextmanager
@@ -88,16 +98,27 @@ def sample(
     return Rollout(prompts, responses, [response[-1] == eos_id for response in responses])
 
 
-def sample_in_batches(model, prompts: list[list[int]], batch_prompts: int, **settings) -> Rollout:
-    """`sample` in batches of prompts of like length (fewer pads), results in the order given."""
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+def sample_in_batches(
+    model,
+    prompts: list[list[int]],
+    batch_prompts: int,
+    seed: int,
+    advance: Callable[[int], None] = lambda count: None,
+    **settings,
+) -> Rollout:
+    """`sample` in batches of prompts of like length, results in the order given; `advance` counts prompts done.
+
+    Each batch has a generator of its own, seeded by its place: two models then meet the same random numbers, however
+    long either one's answers are.
+    """
     responses: list = [None] * len(prompts)
     ended: list = [None] * len(prompts)
-    for start in range(0, len(order), batch_prompts):
-        chunk = order[start : start + batch_prompts]
-        part = sample(model, [prompts[i] for i in chunk], **settings)
+    for place, chunk in enumerate(chunks_by_length([len(prompt) for prompt in prompts], batch_prompts)):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
+        part = sample(model, [prompts[i] for i in chunk], generator=generator, **settings)
         for i, response, end in zip(chunk, part.responses, part.ended, strict=True):
             responses[i], ended[i] = response, end
+        advance(len(chunk))
     return Rollout(prompts, responses, ended)
 
 

@@ -10,7 +10,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -46,6 +46,12 @@ class Training:
     warmup_steps: int = 0
     gradient_checkpointing: bool = False
 
+    @classmethod
+    def like(cls, settings: object, **own) -> "Training":
+        """The fields that `settings` has by the same name, and the rest as given."""
+        shared = {f.name: getattr(settings, f.name) for f in fields(cls) if hasattr(settings, f.name)}
+        return cls(**(shared | own))
+
 
 def train(
     model,
@@ -79,9 +85,13 @@ def train(
     trainer.train(resume_from_checkpoint=checkpoint)
     if keep_best:
         _load_trained(model, out / BEST)
-        (out / BEST).unlink()
-    shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
     return book.rows
+
+
+def remove_checkpoints(out: Path) -> None:
+    """Once the result is saved; until then, a killed process goes on from here."""
+    shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+    (out / BEST).unlink(missing_ok=True)
 
 
 def last_checkpoint(out: Path) -> str | None:
