@@ -39,8 +39,8 @@ def figures(run: Path) -> dict:
 def gains(run: Path) -> dict[str, np.ndarray]:
     """PPO minus SFT for every held-out prompt, by name."""
     table = parquet.read_table(run / "evaluate" / "samples.parquet")
-    column = lambda name: np.array(table[name].to_pylist(), float)  # noqa: E731
-    return {name: column(f"{name}_ppo") - column(f"{name}_sft") for name in GAINS if f"{name}_ppo" in table.column_names}
+    numbers = {name: np.array(table[name].to_pylist(), float) for name in table.column_names if name.startswith(GAINS)}
+    return {name: numbers[f"{name}_ppo"] - numbers[f"{name}_sft"] for name in GAINS if f"{name}_ppo" in numbers}
 
 
 def together(runs: list[Path]) -> dict:
