@@ -142,6 +142,13 @@ def test_reference_answers_average_zero_through_the_scorer(base, adapter, tmp_pa
     assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-5) and float(rewards.std()) > 1e-3
 
 
+def test_scoring_with_dropout_on_is_refused(scorer_model):
+    scorer_model.train()
+    with pytest.raises(AssertionError, match="dropout"):
+        Scorer(scorer_model, "fp32")([[1]], [[5, 2]])
+    scorer_model.eval()
+
+
 def test_an_adapter_without_its_head_is_refused(base, adapter, tmp_path):
     shutil.copytree(adapter[0], tmp_path / "headless")
     weights = tmp_path / "headless" / "adapter_model.safetensors"

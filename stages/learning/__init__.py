@@ -1,6 +1,7 @@
 """Models, losses, rollouts, rewards. Takes numbers and tensors, never a recipe."""
 
 import logging
+import warnings
 
 from datasets.utils.logging import disable_progress_bar as disable_datasets_bar
 from transformers.utils.logging import disable_progress_bar as disable_transformers_bar
@@ -11,5 +12,7 @@ from transformers.utils.logging import set_verbosity_error
 disable_datasets_bar()
 disable_transformers_bar()
 set_verbosity_error()
+# PEFT and TrainingArguments still use names that Transformers has renamed; nothing a reader of the log can do about it.
+warnings.filterwarnings("ignore", message=r".*activation_checkpointing", category=FutureWarning)
 # On a CPU bitsandbytes recommends an optional kernel at every import, whether or not anything is quantised.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

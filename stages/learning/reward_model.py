@@ -90,6 +90,7 @@ class Scorer:
     @torch.no_grad()
     def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
         """Rewards [B] fp32 on the CPU; rows are grouped by length, results in the order given."""
+        assert not self.model.training, "dropout would act on the scores"
         lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
         scores = torch.empty(len(prompts))
         for chunk in chunks_by_length(lengths, self.batch_rows):

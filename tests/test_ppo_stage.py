@@ -1,0 +1,75 @@
+"""What the PPO stage adds to the engine: prompts, missing-EOS penalty, start-up check (CORRECTNESS G5, D6, D8)."""
+
+from types import SimpleNamespace
+
+import pytest
+import tiny
+import torch
+
+from stages import ppo
+from stages.learning.rollout import Rollout
+from stages.recipe import Ppo
+from stages.text.template import prompt_ids
+
+
+def penalised(rollout: Rollout) -> list[float]:
+    loop = SimpleNamespace(scorer=lambda prompts, answers: torch.full((len(prompts),), 2.0), config=Ppo())
+    return ppo._Loop._scores(loop, rollout).tolist()
+
+
+def test_only_a_response_that_did_not_end_pays():
+    """An EOS in the prompt does not count as an end; one as the last allowed token does."""
+    rollout = Rollout([[1, 2, 9], [1, 9], [1, 9]], [[7, 8, 9], [7, 8, 2], [2]], [False, True, True])
+    assert penalised(rollout) == [1.0, 2.0, 2.0]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return tiny.save_pairs(tmp_path_factory.mktemp("ppo") / "pairs", questions_per_split=40)
+
+
+def test_prompts_are_unique_questions_split_without_overlap(pairs):
+    tok = tiny.tokenizer()
+    training, validation, dropped = ppo._prompts(Ppo(validation_prompts=6), tok, pairs)
+    assert len(training) == 34 and len(validation) == 6 and dropped == 0
+    assert len({tuple(prompt) for prompt in training + validation}) == 40  # the table holds up to three pairs of each
+
+
+def test_a_small_site_keeps_three_quarters_of_its_prompts_for_training(pairs):
+    training, validation, _ = ppo._prompts(Ppo(validation_prompts=64), tiny.tokenizer(), pairs)
+    assert (len(training), len(validation)) == (30, 10)
+
+
+def test_over_long_prompts_are_dropped_and_counted_never_cut(pairs):
+    tok = tiny.tokenizer()
+    every = [prompt for part in ppo._prompts(Ppo(), tok, pairs)[:2] for prompt in part]
+    limit = sorted(map(len, every))[20]
+    training, validation, dropped = ppo._prompts(Ppo(max_prompt_tokens=limit), tok, pairs)
+    kept = training + validation
+    assert max(map(len, kept)) <= limit and dropped == sum(len(prompt) > limit for prompt in every) > 0
+    assert all(prompt[-2:] == prompt_ids(tok, "x")[-2:] for prompt in kept)
+
+
+def test_too_few_prompts_are_refused_in_one_line(pairs):
+    with pytest.raises(ValueError, match="ppo needs at least 4"):
+        ppo._prompts(Ppo(max_prompt_tokens=3), tiny.tokenizer(), pairs)
+
+
+def test_a_policy_that_does_not_start_at_its_reference_is_refused():
+    ppo._check_start(0.0)
+    for kl in (0.5, -0.5, float("nan")):
+        with pytest.raises(ValueError, match="instead of 0"):
+            ppo._check_start(kl)
+
+
+def test_every_prompt_is_used_once_a_pass_in_a_fresh_order():
+    loop = SimpleNamespace(config=Ppo(rollout_prompts=8, minibatch_prompts=8), prompts=list(range(12)), iteration=0)
+    drawn = []
+    for loop.iteration in range(3):
+        drawn += ppo._Loop._prompt_order(loop)
+    assert sorted(drawn[:12]) == sorted(drawn[12:]) == list(range(12)) and drawn[:12] != drawn[12:]
+
+
+def test_dropout_in_ppo_is_refused():
+    with pytest.raises(ValueError, match=r"lora\.dropout must be 0"):
+        Ppo(lora=ppo.Ppo().lora.__class__(dropout=0.1))
