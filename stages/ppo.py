@@ -160,9 +160,12 @@ class _Loop:
             self.best_weights = {name: p.detach().clone() for name, p in self.policy.trained().items()}
 
     def _scores(self, rollout: Rollout) -> torch.Tensor:
-        """Rewards [rows] of the ids as sampled; a response that did not end pays."""
+        """Rewards [rows] of the ids as sampled, clipped; a response that did not end pays."""
+        rewards = self.scorer(rollout.prompts, rollout.responses)
+        if self.config.reward_clip is not None:
+            rewards = rewards.clamp(-self.config.reward_clip, self.config.reward_clip)
         ended = torch.tensor(rollout.ended, dtype=torch.float32)
-        return self.scorer(rollout.prompts, rollout.responses) - self.config.missing_eos_penalty * (1 - ended)
+        return rewards - self.config.missing_eos_penalty * (1 - ended)
 
     def _sample(self, prompts: list[list[int]]) -> Rollout:
         return sample(self.policy.model, prompts, generator=self._generator("sampling"), **self._sampling())

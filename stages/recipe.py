@@ -173,6 +173,7 @@ class Ppo:
     update_kl_limit: float | None = of(
         0.15, "stop an update when the policy moved this far from the rollout's, nats a token [TRL: 1.5 x 0.1]")
     max_ratio: float = of(10.0, "skip and count a minibatch whose mean ratio is above [TRL default]")
+    reward_clip: float | None = of(None, "rewards beyond plus or minus this are cut to it; null: none are [script]")
     missing_eos_penalty: float = of(1.0, "taken from the reward of a response without EOS [N+ implementation details]")
     validation_prompts: int = of(64, "of the rl split, held out to choose the policy; at most a quarter [ours]")
     evaluate_every_iterations: int = of(10, "iterations between evaluations on them [ours]")

@@ -12,8 +12,8 @@ from stages.recipe import Ppo
 from stages.text.template import prompt_ids
 
 
-def penalised(rollout: Rollout) -> list[float]:
-    loop = SimpleNamespace(scorer=lambda prompts, answers: torch.full((len(prompts),), 2.0), config=Ppo())
+def penalised(rollout: Rollout, config: Ppo = Ppo()) -> list[float]:
+    loop = SimpleNamespace(scorer=lambda prompts, answers: torch.full((len(prompts),), 2.0), config=config)
     return ppo._Loop._scores(loop, rollout).tolist()
 
 
@@ -21,6 +21,11 @@ def test_only_a_response_that_did_not_end_pays():
     """An EOS in the prompt does not count as an end; one as the last allowed token does."""
     rollout = Rollout([[1, 2, 9], [1, 9], [1, 9]], [[7, 8, 9], [7, 8, 2], [2]], [False, True, True])
     assert penalised(rollout) == [1.0, 2.0, 2.0]
+
+
+def test_rewards_are_clipped_before_the_penalty():
+    rollout = Rollout([[1], [1]], [[7], [2]], [False, True])
+    assert penalised(rollout, Ppo(reward_clip=1.5)) == [0.5, 1.5]
 
 
 @pytest.fixture(scope="module")
