@@ -1,6 +1,7 @@
 """Merge: one adapter into its base, for sft, reward and ppo alike.
 
-    python -m stages.merge --base results/demo/base --adapter results/demo/sft --out results/demo/sft-merged
+    python -m stages.merge --recipe configs/demo.yaml --base results/demo/base \\
+        --adapter results/demo/sft --out results/demo/sft-merged
 
 The result is a plain model folder that `from_pretrained` loads. It is reloaded from disk and compared with the base
 with its adapter on before it is published; if they differ, nothing is. It never pushes anywhere.

@@ -1,7 +1,7 @@
 """PPO: make the SFT model's answers score higher, without leaving it too far.
 
-    python -m stages.ppo --policy results/demo/sft-merged --reward results/demo/reward-merged \\
-        --pairs results/demo/pairs --out results/demo/ppo
+    python -m stages.ppo --recipe configs/demo.yaml --policy results/demo/sft-merged \\
+        --reward results/demo/reward-merged --pairs results/demo/pairs --out results/demo/ppo
 
 Our own loop: sample responses, score them with the reward model, take beta times the KL to the SFT model off, estimate
 advantages, update. Everything random in an iteration is drawn from generators seeded by (seed, purpose, iteration), so

@@ -1,6 +1,7 @@
 """Reward: which of two answers do people prefer? A LoRA adapter and a score head on the SFT model.
 
-    python -m stages.reward --base results/demo/sft-merged --pairs results/demo/pairs --out results/demo/reward
+    python -m stages.reward --recipe configs/demo.yaml --base results/demo/sft-merged \\
+        --pairs results/demo/pairs --out results/demo/reward
 
 Loss -log sigmoid(r_j - r_k). Some of the reward split's questions are held out, and the state that ranks their pairs
 best is kept. At the end the scores are shifted so that reference answers average 0.

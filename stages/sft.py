@@ -1,6 +1,7 @@
 """SFT: teach the base model to answer, on packed question-answer text, through a LoRA adapter.
 
-    python -m stages.sft --base results/demo/base --pairs results/demo/pairs --out results/demo/sft
+    python -m stages.sft --recipe configs/demo.yaml --base results/demo/base \\
+        --pairs results/demo/pairs --out results/demo/sft
 
 As published: every row of the finetune split gives one document, the question with its better answer, so that an answer
 that wins more pairs is seen more often. Every answer is closed by a labelled EOS.
