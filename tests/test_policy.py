@@ -131,7 +131,7 @@ def test_every_response_is_used_once_an_epoch_in_a_fresh_order(monkeypatch):
 
 def test_a_minibatch_that_ran_away_is_skipped_and_counted():
     policy = make_policy()
-    seen = experience(policy, rolled(policy), torch.zeros(4), 0.1, UPDATE)
+    seen = experience(policy, rolled(policy), torch.tensor([1.0, -1.0, 1.0, -1.0]), 0.1, UPDATE)
     seen = type(seen)(**{**vars(seen), "log_p": seen.log_p - 5.0})  # as if the policy were e^5 times likelier now
     before = {name: p.clone() for name, p in policy.trained().items()}
     found = ppo_epochs(policy, torch.optim.SGD(policy.trained().values(), lr=1.0), seen, UPDATE, torch.Generator())
