@@ -102,6 +102,12 @@ def positions(keep_mask: torch.Tensor) -> torch.Tensor:
     return (keep_mask.cumsum(-1) - 1).clamp(min=0)
 
 
+def last_hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, keep_mask: torch.Tensor) -> torch.Tensor:
+    """What the trunk under a model's head computes, [rows, length, width], for rows padded on either side."""
+    trunk = getattr(model, model.base_model_prefix)
+    return trunk(input_ids=input_ids, attention_mask=keep_mask, position_ids=positions(keep_mask)).last_hidden_state
+
+
 def autocast(precision: str):
     """The context of a forward pass in this precision."""
     return torch.autocast(device().type, dtype=torch.bfloat16) if precision == "mixed" else nullcontext()

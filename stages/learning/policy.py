@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from stages.learning.models import autocast, batched, positions
+from stages.learning.models import autocast, batched, last_hidden_states
 
 
 class Scored(NamedTuple):
@@ -60,12 +60,8 @@ class Policy(nn.Module):
         first = torch.tensor([len(prompt) - 1 for prompt in prompts], device=chosen.device)
         place = first[:, None] + torch.arange(chosen.shape[1], device=chosen.device)
         place = torch.where(mask.bool(), place, 0)
-        causal = self.model.get_base_model()
-        trunk = getattr(causal, causal.base_model_prefix)
         with autocast(self.precision):
-            states = trunk(
-                input_ids=input_ids, attention_mask=keep_mask, position_ids=positions(keep_mask)
-            ).last_hidden_state
+            states = last_hidden_states(self.model.get_base_model(), input_ids, keep_mask)
         return states.gather(1, place[..., None].expand(-1, -1, states.shape[-1])), chosen, mask.float()
 
     def _log_probabilities(self, hidden: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

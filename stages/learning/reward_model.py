@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from stages.learning.models import autocast, batched, chunks_by_length, positions
+from stages.learning.models import autocast, batched, chunks_by_length, last_hidden_states
 from stages.plumbing.artifact import write_json
 
 SCORING = "scoring.json"
@@ -47,8 +47,7 @@ def raw_scores(
     Positions come from the mask, never from an id: padding side, filler id and order of the rows do not matter.
     """
     classifier = model.get_base_model() if hasattr(model, "get_base_model") else model
-    trunk = getattr(classifier, classifier.base_model_prefix)
-    hidden = trunk(input_ids=input_ids, attention_mask=keep_mask, position_ids=positions(keep_mask)).last_hidden_state
+    hidden = last_hidden_states(classifier, input_ids, keep_mask)
     last = (keep_mask * torch.arange(keep_mask.shape[1], device=keep_mask.device)).argmax(-1)
     pooled = hidden[torch.arange(len(last), device=last.device), last]
     scores = classifier.score(pooled.to(_head_dtype(classifier))).squeeze(-1).float()

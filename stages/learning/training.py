@@ -15,8 +15,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
+from stages.plumbing.artifact import write_text
 from stages.plumbing.progress import Progress
 
 COMPLETE = "complete"
@@ -78,7 +79,7 @@ def train(
         model=model, args=_arguments(settings, out), train_dataset=dataset, data_collator=collate, callbacks=[book]
     )
     trainer.own_loss = loss
-    trainer.remove_callback_by_name("PrinterCallback")
+    trainer.remove_callback(PrinterCallback)
     checkpoint = last_checkpoint(out)
     if checkpoint:
         print(f"{label}: resumed at {Path(checkpoint).name}", file=sys.stderr, flush=True)
@@ -142,11 +143,6 @@ class _Trainer(Trainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return self.own_loss(model, inputs)
 
-    def remove_callback_by_name(self, name: str) -> None:
-        for callback in list(self.callback_handler.callbacks):
-            if type(callback).__name__ == name:
-                self.remove_callback(callback)
-
 
 class _Book(TrainerCallback):
     """History, progress, evaluations, and the mark of a complete checkpoint."""
@@ -192,9 +188,7 @@ class _Book(TrainerCallback):
         return max((row[self.keep_best] for row in self.rows if self.keep_best in row), default=float("-inf"))
 
     def _write(self) -> None:
-        draft = self.path.with_suffix(".tmp")
-        draft.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in self.rows))
-        draft.replace(self.path)
+        write_text(self.path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in self.rows))
 
 
 def _save_trained(model, path: Path) -> None:

@@ -60,11 +60,16 @@ def read_manifest(artifact: Path) -> dict:
         raise ArtifactError(f"{artifact} is not a finished artifact (it has no {MANIFEST})") from None
 
 
-def write_json(path: Path, value: object) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write whole or not at all: a reader never sees half a file."""
     draft = path.with_name(path.name + ".tmp")
-    draft.write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)
+
+
+def write_json(path: Path, value: object) -> None:
+    """`write_text` of a value as indented JSON."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def is_made(out: Path, order: dict) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from stages.plumbing.artifact import write_text
 from stages.plumbing.settings import SettingsError, as_dict, nearest
 from stages.recipe import DEFAULT_RECIPE, Recipe, load
 
@@ -93,9 +94,7 @@ def begin(recipe: Recipe) -> None:
     _held.append(lock)
     path, text = folder / "recipe.yaml", yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
-        draft = path.with_name("recipe.yaml.tmp")
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
+        write_text(path, text)
 
 
 def summary(recipe: Recipe) -> str:
