@@ -16,6 +16,7 @@ min_version("9.0")
 
 try:
     RECIPE = run_folder.asked_recipe(config)
+    SHARES = run_folder.asked_shares(config)
     DUMP_FILES = run_folder.dump_files(RECIPE.dump)
 except run_folder.SettingsError as error:
     sys.exit(f"snakemake: error: {error}")

@@ -131,11 +131,10 @@ def _gold(truth: Callable | None, held: HeldOutPairs, asked: _Asked, answers: di
 
 
 def _write_samples(path: Path, asked: _Asked, answers: dict, rewards: dict, golds: dict | None) -> None:
-    about = [[*row["metadata"], *[""] * 4][:4] for row in asked.rows]  # url, site, author of question, of best answer
     texts = {"sft": answers["sft"].texts, "ppo": answers["ppo"].texts, "human": asked.human}
     columns = {"site": [row["site"] for row in asked.rows], "qid": [row["qid"] for row in asked.rows],
-               "question": asked.questions, "url": [row[0] for row in about],
-               "authors": [[row[2] or "", row[3] or ""] for row in about], **texts}
+               "question": asked.questions, "url": [row["metadata"][0] for row in asked.rows],
+               "authors": [row["authors"][:2] for row in asked.rows], **texts}  # of question, of best answer
     columns |= {f"reward_{name}": _nullable(rewards[name]) for name in texts}
     for name, numbers in (golds or {}).items():
         columns |= {f"{key}_{name}": _nullable(values) for key, values in numbers.items()}

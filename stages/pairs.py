@@ -2,158 +2,104 @@
 
     python -m stages.pairs --recipe configs/demo.yaml --posts results/demo/posts --out results/demo/pairs
 
-Writes finetune, reward, rl and evaluation `.parquet`: one row a pair, with the columns of stack-exchange-paired and the
-two scores. A question is in one of them only; consumers of prompts take each (site, qid) once.
+Writes the folders finetune, reward, rl and evaluation with a `part-*.parquet` for each part of the posts (columns:
+stages/text/tables.py), and README.md, a data set card. A question is in one split only; consumers of prompts take each
+(site, qid) once. Parts that were done before a kill are not done again.
 """
 
-from collections import Counter
-from contextlib import ExitStack
+import json
+import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.plumbing.artifact import write_json, write_text
+from stages.plumbing.progress import Progress
+from stages.plumbing.workers import each
 from stages.recipe import Pairs
-from stages.text import questions
-from stages.text.markdown import NotConvertedError, markdown_of
-from stages.text.pairing import pairs_of, split_of
-from stages.text.tables import SPLITS
+from stages.text.card import pairs_card
+from stages.text.markdown import Limits
+from stages.text.paired import Group, Lengths, Rules, paired
+from stages.text.pairs_tally import PairsTally
+from stages.text.questions import parts_of
+from stages.text.tables import SPLITS, Shard
 
-ROW_GROUP_PAIRS = 2000
-DROPPED_IDS = 20  # named for each reason; all are counted
-SCHEMA = pa.schema([
-    ("qid", pa.int64()), ("site", pa.string()), ("question", pa.string()), ("response_j", pa.string()),
-    ("response_k", pa.string()), ("score_j", pa.int64()), ("score_k", pa.int64()), ("date", pa.string()),
-    ("metadata", pa.list_(pa.string())),
-])
+SCRATCH = "scratch"
 
 
-def run(config: Pairs, out: Path, *, posts: Path) -> dict:
-    """Fill `out` and return counts: pairs_drawn = the pairs written + the sum of `dropped_pairs`.
+def run(config: Pairs, out: Path, *, posts: Path, processes: int = 1, share: str = "1/1") -> dict:
+    """Fill `out` and return counts: pairs_drawn = pairs + the sum of `dropped_pairs`, posts_in = posts_out + the sum of
+    `dropped_posts`.
 
-    response_j is the better answer (score_j > score_k); metadata is [url of the question, site, author of the question,
-    author of response_j, author of response_k]. Raises ValueError when no pair comes of what `posts` holds.
+    `share` "3/50" makes the third of 50 shares of the parts, for stages.gather to bring together. The result does not
+    depend on `processes`. Raises ValueError when no pair comes of all that `posts` holds.
     """
-    tally = Tally()
-    with ExitStack() as stack:
-        writers = {name: stack.enter_context(PairWriter(out / f"{name}.parquet")) for name in SPLITS}
-        for question in questions.read(posts):
-            split = split_of(question["site"], question["question_id"], _shares(config), config.seed)
-            pairs = _pairs(question, config, tally)
-            writers[split].add(pairs)
-            tally.questions[split] += bool(pairs)
-            tally.pairs[split] += len(pairs)
-    metrics = tally.metrics()
-    if not metrics["pairs"]:
+    parts = _share_of(parts_of(posts), share)
+    scratch = out / SCRATCH
+    for folder in (scratch, *(out / split for split in SPLITS)):
+        folder.mkdir(exist_ok=True)
+    total = PairsTally()
+    for tally in _made(parts, _rules(config), out, scratch, processes):
+        total.add(tally)
+    metrics = total.metrics()
+    if not metrics["pairs"] and share == "1/1":
         raise ValueError(f"{posts}: no pair comes of its questions; dropped: {metrics['dropped_questions']}")
+    write_text(out / "README.md", pairs_card(vars(config), metrics))
+    shutil.rmtree(scratch)
     return metrics
 
 
-def _shares(config: Pairs) -> dict[str, float]:
-    return {name: getattr(config, f"{name}_share") for name in SPLITS}
+def _share_of(parts: list[Path], share: str) -> list[Path]:
+    asked = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", share, re.ASCII)
+    if not asked or int(asked[1]) > int(asked[2]):
+        raise ValueError(f"share {share!r}: give its number and how many there are, as 3/50")
+    return parts[int(asked[1]) - 1::int(asked[2])]
 
 
-class Tally:
-    """What was counted, and the first few ids behind each reason for which a post was dropped."""
-
-    def __init__(self):
-        self.questions, self.pairs = Counter(dict.fromkeys(SPLITS, 0)), Counter(dict.fromkeys(SPLITS, 0))
-        self.dropped_questions, self.dropped_pairs = Counter(), Counter()
-        self.drawn = self.conversions = 0
-        self.not_converted: dict[str, list[str]] = {}
-        self.failures: Counter = Counter()
-
-    def failed(self, reason: str, post: str) -> None:
-        """Count one post without Markdown; `post` is its site and id."""
-        self.failures[reason] += 1
-        named = self.not_converted.setdefault(reason, [])
-        if len(named) < DROPPED_IDS:
-            named.append(post)
-
-    def metrics(self) -> dict:
-        return {"pairs": self.pairs.total(), "questions": self.questions.total(), "pairs_drawn": self.drawn,
-                "conversions": self.conversions,
-                "pairs_by_split": dict(self.pairs), "questions_by_split": dict(self.questions),
-                "dropped_questions": dict(sorted(self.dropped_questions.items())),
-                "dropped_pairs": dict(sorted(self.dropped_pairs.items())),
-                "posts_not_converted": dict(sorted(self.failures.items())),
-                "posts_not_converted_ids": self.not_converted}
+def _rules(config: Pairs) -> Rules:
+    limits = Limits(config.max_post_characters, config.max_post_tags, config.max_post_depth, config.max_post_blanks)
+    lengths = Lengths(config.length_unit, config.tokenizer, (config.min_question_length, config.max_question_length),
+                      (config.min_answer_length, config.max_answer_length))
+    shares = tuple((name, getattr(config, f"{name}_share")) for name in SPLITS)
+    return Rules(config.max_pairs_per_question, config.min_score_gap, config.seed, shares, config.markdown, limits,
+                 lengths)
 
 
-def _pairs(question: dict, config: Pairs, tally: Tally) -> list[dict]:
-    """Rows of SCHEMA of one question: pairs are drawn first, then each post that they need is converted once."""
-    answers, site, qid = question["answers"], question["site"], question["question_id"]
-    drawn = pairs_of([a["score"] for a in answers], config.max_pairs_per_question, config.seed, site, qid)
-    if not drawn:
-        tally.dropped_questions["all scores equal"] += 1
-        return []
-    tally.drawn += len(drawn)
-    prompt = _converted(question["question"], question["markup"], f"{site} {qid}", tally)
-    texts = {} if not prompt else {
-        number: _converted(answers[number]["text"], question["markup"], f"{site} {answers[number]['id']}", tally)
-        for number in sorted({number for pair in drawn for number in pair})}
-    rows = []
-    for j, k in drawn:
-        if reason := _unusable(prompt, texts.get(j), texts.get(k)):
-            tally.dropped_pairs[reason] += 1
+def _made(parts: list[Path], rules: Rules, out: Path, scratch: Path, processes: int) -> Iterator[dict]:
+    """What was counted in each part, made now or before a kill."""
+    sizes = {part: pq.read_metadata(part) for part in parts}
+    todo = [part for part in parts if not _tally_of(part, scratch).exists()]
+    groups = [Group(part, number, rules) for part in todo for number in range(sizes[part].num_row_groups)]
+    results = each(paired, groups, processes)
+    progress = Progress("pair", sum(size.num_rows for size in sizes.values()), "questions")
+    for part in parts:
+        if part in todo:
+            _make(part, (next(results) for _ in range(sizes[part].num_row_groups)), out, scratch, progress)
         else:
-            rows.append(_row(question, answers[j], answers[k], prompt, texts[j], texts[k]))
-    if not rows:
-        tally.dropped_questions["all pairs dropped"] += 1
-    return rows
+            progress.advance(sizes[part].num_rows)
+        yield json.loads(_tally_of(part, scratch).read_text(encoding="utf-8"))
+    progress.finish()
 
 
-def _converted(text: str, markup: str, post: str, tally: Tally) -> str | None:
-    """Markdown; "" where there is nothing but white space; None where the conversion failed."""
-    tally.conversions += 1
-    try:
-        markdown = markdown_of(text, markup)
-    except NotConvertedError as reason:
-        tally.failed(str(reason), post)
-        return None
-    return markdown if markdown.strip() else ""
+def _make(part: Path, results: Iterator[tuple[dict, dict]], out: Path, scratch: Path, progress: Progress) -> None:
+    """The shards of one part: written in scratch space, moved when all are whole, and last what was counted."""
+    shards = {split: Shard(scratch / f"{split}.parquet") for split in SPLITS}
+    total = PairsTally()
+    for tables, tally in results:
+        for split, table in tables.items():
+            shards[split].add(table)
+        total.add(tally)
+        progress.advance(tally["counts"]["posts_in"]["questions"])
+    for split, shard in shards.items():
+        shard.close()
+        (scratch / f"{split}.parquet").replace(out / split / part.name)
+    write_json(_tally_of(part, scratch), total.as_dict())
 
 
-def _unusable(question: str | None, better: str | None, worse: str | None) -> str | None:
-    if not question:
-        return "question not converted" if question is None else "question empty"
-    if better is None or worse is None:
-        return "answer not converted"
-    if not (better and worse):
-        return "answer empty"
-    return "answers equal" if better.strip() == worse.strip() else None
-
-
-def _row(question: dict, better: dict, worse: dict, prompt: str, response_j: str, response_k: str) -> dict:
-    return {"qid": question["question_id"], "site": question["site"], "question": prompt, "response_j": response_j,
-            "response_k": response_k, "score_j": better["score"], "score_k": worse["score"], "date": question["date"],
-            "metadata": [question["url"], question["site"], question["author"], better["author"], worse["author"]]}
-
-
-class PairWriter:
-    """One parquet file, with one row group in memory; written even when it stays empty."""
-
-    def __init__(self, path: Path):
-        self.path, self.held = path, []
-
-    def add(self, rows: list[dict]) -> None:
-        """Take in rows of SCHEMA."""
-        self.held += rows
-        while len(self.held) >= ROW_GROUP_PAIRS:
-            self._flush()
-
-    def _flush(self) -> None:
-        group, self.held = self.held[:ROW_GROUP_PAIRS], self.held[ROW_GROUP_PAIRS:]
-        self.writer.write_table(pa.Table.from_pylist(group, schema=SCHEMA))
-
-    def __enter__(self) -> "PairWriter":
-        self.writer = pq.ParquetWriter(self.path, SCHEMA, compression="zstd")
-        return self
-
-    def __exit__(self, kind, error, trace) -> None:
-        if self.held and not error:
-            self._flush()
-        self.writer.close()
+def _tally_of(part: Path, scratch: Path) -> Path:
+    return scratch / f"{part.stem}.json"
 
 
 if __name__ == "__main__":

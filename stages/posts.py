@@ -2,81 +2,230 @@
 
     python -m stages.posts --recipe configs/demo.yaml --dump data/demo --out results/demo/posts
 
-Writes `part-*.parquet`, by site and question id, and `quarantine.jsonl`, a line for each row that cannot be used.
+Writes `part-*.parquet`, in an order that is a shuffle by seed, `quarantine.jsonl`, a line for each row that cannot be
+used, and README.md, a data set card. Memory stays flat: tables are read in spans, spans leave sorted runs in scratch
+space, and each part is joined from slices of these. Whatever is done before a kill is not done again.
 """
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
-from typing import TextIO
 
+from stages.plumbing.artifact import write_json, write_text
+from stages.plumbing.progress import Progress
+from stages.plumbing.workers import each
 from stages.recipe import Posts
-from stages.text.questions import Parts
-from stages.text.rows import Reading
-from stages.text.sources import Source, sources_of
+from stages.text import claims, head
+from stages.text.card import posts_card
+from stages.text.join import Origin, double_id
+from stages.text.partition import SPAN_BYTES, Span, partition
+from stages.text.parts import Part, link_parts, make_part, passed_over
+from stages.text.published import Records, groups_of, parquet_files, partition_records
+from stages.text.rows import check_share
+from stages.text.selection import Selection
+from stages.text.sources import Source, Table, sources_of
+from stages.text.tally import in_order
+from stages.text.unpack import check_space, unpacked
 
 SCRATCH = "scratch"
 DROPPED = "dropped: "
+Work = Span | Records
 
 
-def run(config: Posts, out: Path, *, dump: list[str]) -> dict:
+def run(config: Posts, out: Path, *, dump: list[str], processes: int = 1) -> dict:
     """Fill `out` and return counts: rows_read = questions + answers + rows_set_aside + the sum of `dropped`.
 
-    The columns are in stages/text/questions.py. Text stays as the source has it (HTML or Markdown).
-    Raises ValueError with one line for people when a source cannot be used or nothing comes of all of them.
+    The columns are in stages/text/questions.py. Text stays as the source has it (HTML or Markdown). The result does not
+    depend on `processes`. Raises ValueError with one line for people when a source cannot be used or nothing comes of
+    all of them.
     """
-    sources = sources_of(dump)
-    for left in out.glob("part-*.parquet"):  # by a run that was interrupted
-        left.unlink()
-    total: Counter = Counter()
-    sites: dict[str, Counter] = {}
-    with (open(out / "quarantine.jsonl", "w", encoding="utf-8") as quarantine,
-          Parts(out, config.questions_per_part) as parts):
-        for source in sources:
-            for question in _kept(source, config, out, quarantine, total):
-                parts.add(question)
-                sites.setdefault(question["site"], Counter()).update(questions=1, answers=len(question["answers"]))
-    metrics = _metrics(total, sites)
-    if not metrics["questions"]:
-        raise ValueError(f"{', '.join(dump)}: no question with at least {config.min_answers} answers; "
-                         f"dropped: {metrics['dropped']}")
+    scratch = out / SCRATCH
+    scratch.mkdir(exist_ok=True)
+    try:
+        metrics = _fill(out, scratch, config, dump, processes)
+    except ValueError:  # the same again would fail the same way: nothing to resume, and it may be the disk that is full
+        shutil.rmtree(scratch)
+        raise
+    write_text(out / "README.md", posts_card(vars(config), metrics))
+    shutil.rmtree(scratch)
     return metrics
 
 
-def _kept(source: Source, config: Posts, out: Path, quarantine: TextIO, total: Counter) -> Iterator[dict]:
-    """Questions of one source with enough answers; what was counted is added to `total` at the end."""
-    with _scratch(out) as scratch:
-        reading = Reading(source.place, scratch, quarantine, config.max_row_bytes, config.max_bad_rows_share)
-        for question in source.questions(reading):
-            answers = len(question["answers"])
-            if answers >= config.min_answers:
-                yield question
-            else:
-                reading.counts["dropped: questions with too few answers"] += 1
-                reading.counts["dropped: answers of questions with too few"] += answers
-    total.update(reading.counts)
-
-
-@contextmanager
-def _scratch(out: Path) -> Iterator[Path]:
-    """An empty folder inside `out`, gone afterwards; one that a killed run left is emptied first."""
-    folder = out / SCRATCH
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+def _fill(out: Path, scratch: Path, config: Posts, dump: list[str], processes: int) -> dict:
+    sources = _wanted(sources_of(dump), config)
+    origins, work = _plan(sources, config, scratch)
     try:
-        yield folder
+        counts = _scanned(work, sources, config, processes)
     finally:
-        shutil.rmtree(folder)
+        _write_quarantine(work, out)
+    parts = _parts(config, scratch, origins, counts["posts"]["text_bytes"], processes)
+    metrics = _metrics(counts, _made(parts, config.max_questions, processes))
+    if not metrics["questions"]:
+        raise ValueError(f"{', '.join(dump)}: no question is left of {metrics['rows_read']} rows; "
+                         f"dropped: {metrics['dropped']}")
+    link_parts(parts, config.part_bytes, out)
+    return metrics
 
 
-def _metrics(total: Counter, sites: dict[str, Counter]) -> dict:
-    dropped = {key[len(DROPPED):]: count for key, count in sorted(total.items()) if key.startswith(DROPPED)}
-    kept = {name: sum(site[name] for site in sites.values()) for name in ("questions", "answers")}
-    read = {name: total[name] for name in ("rows_read", "rows_set_aside", "bytes_read")}
-    return kept | read | {"accepted_answers_not_in_the_file": total["accepted answers not in the file"],
-                          "dropped": dropped, "sites": {site: dict(counts) for site, counts in sites.items()}}
+def _wanted(sources: list[Source], config: Posts) -> list[Source]:
+    """Dumps of the sites that are asked for; published sets hold many sites and are looked through."""
+    wanted = [source for source in sources if not config.sites or source.site is None or source.site in config.sites]
+    if not wanted:
+        raise ValueError(f"none of the sites {', '.join(config.sites)} is here, but "
+                         f"{', '.join(source.site for source in sources)}")
+    if config.votes == "up":
+        for source in wanted:
+            if source.votes is None:
+                raise ValueError(f"{source.place}: votes=up needs the site's Votes.xml, which is not here")
+    return wanted
+
+
+def _plan(sources: list[Source], config: Posts, scratch: Path) -> tuple[list[Origin], list[Work]]:
+    """Unpack what is packed, and cut all into pieces of work."""
+    origins, work = [], []
+    for number, source in enumerate(sources):
+        if source.kind == "dump":
+            tables = [source.posts] + [source.votes] * (config.votes == "up")
+            paths = [_plain(table, scratch) for table in tables]
+            origins.append(Origin(source.place, source.site, paths[0]))
+            for table, path in zip(tables, paths, strict=True):
+                work += _spans(table, path, number, source, config, scratch, len(work))
+        else:
+            origins.append(Origin(source.place, source.place, Path(source.place)))
+            work += _records(source, number, config, scratch, len(work))
+    _forget_other(work, scratch)
+    return origins, work
+
+
+def _plain(table: Table, scratch: Path) -> Path:
+    path = unpacked(table, scratch)
+    if path == Path(table.path):
+        check_space(table.path, scratch, 2 * path.stat().st_size)
+    return path
+
+
+def _spans(table: Table, path: Path, number: int, source: Source, config: Posts, scratch: Path, first: int
+           ) -> list[Span]:
+    root = table.name.lower()
+    return [Span(first + n, number, source.place, source.site, root, path, place, scratch, config.seed,
+                 config.max_row_bytes, config.max_bad_rows_share)
+            for n, place in enumerate(head.places(path, root, source.place, SPAN_BYTES))]
+
+
+def _records(source: Source, number: int, config: Posts, scratch: Path, first: int) -> list[Records]:
+    if source.kind == "hub":
+        pieces = [(source.place, None, None)]
+    else:
+        pieces = [(str(file), *piece) for file in parquet_files(source.place) for piece in groups_of(file)]
+    return [Records(first + n, number, *piece, scratch, config.seed, config.max_bad_rows_share)
+            for n, piece in enumerate(pieces)]
+
+
+def _forget_other(work: list[Work], scratch: Path) -> None:
+    """What was begun by a version of this code that cut the work in another way is of no use."""
+    plan, path = [str(piece) for piece in work], scratch / "plan.json"
+    if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != plan:
+        for kind in ("span", "posts", "claims", "votes", "records", "quarantine", "ups", "part"):
+            for left in scratch.glob(f"{kind}-*"):
+                left.unlink()
+        write_json(path, plan)
+
+
+def _scanned(work: list[Work], sources: list[Source], config: Posts, processes: int) -> dict[str, Counter]:
+    """Read everything; what was counted in each kind of table."""
+    sizes = [piece.bytes if isinstance(piece, Records) else piece.place.stop - piece.place.start for piece in work]
+    progress = Progress("read", sum(size or 0 for size in sizes), "bytes")
+    counts: dict[tuple[str, int], Counter] = {(piece.table, piece.source): Counter() for piece in work}
+    for piece, size, found in zip(work, sizes, each(_scan, work, processes), strict=True):
+        counts[piece.table, piece.source].update(found)
+        progress.advance(size or 0, f"{sum(count['rows_read'] for count in counts.values()):,} rows")
+    progress.finish()
+    for (table, source), count in counts.items():
+        if not count["rows_read"]:
+            raise ValueError(f"{sources[source].place}: a {table} table without a single row")
+        check_share(sources[source].place, count, config.max_bad_rows_share)
+    return {kind: sum((count for (table, _), count in counts.items() if (table == "votes") == (kind == "votes")),
+                      Counter()) for kind in ("posts", "votes")}
+
+
+def _scan(piece: Work) -> dict[str, int]:
+    return partition(piece) if isinstance(piece, Span) else partition_records(piece)
+
+
+def _write_quarantine(work: list[Work], out: Path) -> None:
+    """One file, with the line of each row of a dump."""
+    with open(out / "quarantine.jsonl", "w", encoding="utf-8") as stream:
+        for piece in (piece for piece in work if piece.quarantine.exists()):
+            with open(piece.quarantine, encoding="utf-8") as lines:
+                records = sorted(map(json.loads, lines), key=itemgetter("offset"))
+            if isinstance(piece, Span):
+                lines = head.lines_of(piece.path, [record["offset"] for record in records]) if records else []
+                records = [record | {"line": line} for record, line in zip(records, lines, strict=True)]
+            stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def _parts(config: Posts, scratch: Path, origins: list[Origin], text_bytes: int, processes: int) -> list[Part]:
+    """The parts to make, after a check that no Id stands for two posts."""
+    number = max(1, -(-text_bytes // config.part_bytes))
+    files = {kind: sorted(scratch.glob(f"{kind}-*.arrow")) for kind in ("posts", "claims", "votes", "records")}
+    sites = [origin.site for origin in origins]
+    checks = [claims.Check(n, number, files["claims"], files["votes"], sites, config.seed,
+                           scratch / f"ups-{n:05d}.arrow") for n in range(number if files["claims"] else 0)]
+    for clash in each(claims.check, checks, processes):
+        if clash:
+            raise double_id(origins[clash.source], clash.post, clash.offsets)
+    selection = Selection(config.sites, config.tags, config.asked_from, config.asked_before, config.code_languages,
+                          config.min_answers)
+    ups = [check.out for check in checks if files["votes"]]
+    return [Part(n, number, files["posts"], ups, files["records"], origins, selection, config.max_question_bytes,
+                 scratch / f"part-{n:05d}.parquet") for n in range(number)]
+
+
+def _made(parts: list[Part], limit: int | None, processes: int) -> dict[str, Counter]:
+    """Make the parts, up to `limit` questions in all; what was counted in them, added up."""
+    total: dict[str, Counter] = {}
+    progress = Progress("join", len(parts), "parts")
+    for tally in _tallies(parts, limit, processes):
+        for name, counts in tally.items():
+            total.setdefault(name, Counter()).update(counts)
+        progress.advance(1, f"{total['questions'].total():,} questions")
+    progress.finish()
+    return total
+
+
+def _tallies(parts: list[Part], limit: int | None, processes: int) -> Iterator[dict[str, dict]]:
+    if limit is None:
+        yield from each(make_part, parts, processes)
+        return
+    made, left = each(make_part, parts, processes), limit
+    for part in parts:
+        if left:
+            tally = next(made)
+            if sum(tally["questions"].values()) > left:
+                tally = make_part(part, left)
+            left -= sum(tally["questions"].values())
+        else:
+            made.close()  # and with it the parts that workers are ahead with
+            tally = passed_over(part)
+        yield tally
+
+
+def _metrics(counts: dict[str, Counter], tally: dict[str, Counter]) -> dict:
+    read, votes = counts["posts"], counts["votes"]
+    dropped = Counter({key[len(DROPPED):]: n for key, n in read.items() if key.startswith(DROPPED)}) + tally["dropped"]
+    sites = {site: {"questions": tally["questions"][site], "answers": tally["answers"][site]}
+             for site in sorted(tally["questions"])}
+    names = ("dropped_questions", "licenses", "scores", "years", "question_characters", "answer_characters")
+    return {"questions": tally["questions"].total(), "answers": tally["answers"].total(),
+            "rows_read": read["rows_read"], "rows_set_aside": read["rows_set_aside"],
+            "votes_read": votes["rows_read"], "votes_set_aside": votes["rows_set_aside"],
+            "bytes_read": read["bytes_read"] + votes["bytes_read"],
+            "accepted_answers_not_in_the_file": tally["accepted_not_in_the_file"].total(),
+            "dropped": dict(sorted(dropped.items())), "sites": sites,
+            **{name: in_order(tally[name]) for name in names}}
 
 
 if __name__ == "__main__":

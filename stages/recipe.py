@@ -6,6 +6,7 @@ Each field says its meaning, its unit (where the name does not) and where the de
 """
 
 from dataclasses import dataclass, fields, replace
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -22,14 +23,38 @@ def _divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
         raise ValueError(f"{whole_name} ({whole}) must be a multiple of {part_name} ({part})")
 
 
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True)
 class Posts:
     """Dump to questions with scored answers."""
 
+    votes: Literal["net", "up"] = of("net", "up minus down, as the dump's Score [ours: not stated]; 'up': of Votes.xml")
     min_answers: int = of(2, "questions with fewer answers are dropped [card]")
+    sites: tuple[str, ...] = of((), "only these; empty: all [card]")
+    tags: tuple[str, ...] = of((), "only questions with one of these; empty: all [card]")
+    asked_from: str | None = of(None, "only questions of this day and later, as 2015-01-31 [ours: not limited]")
+    asked_before: str | None = of(None, "only questions of before this day, as 2016-01-31 [ours: not limited]")
+    code_languages: tuple[str, ...] = of(
+        (), "only questions with a code block, or an answer's, marked as one of these; empty: all [card]")
+    max_questions: int | None = of(None, "keep so many, drawn by `seed`; null: all [card]")
     max_bad_rows_share: float = of(0.01, "stop when more than this share of the rows cannot be read [ours]")
     max_row_bytes: int = of(16_777_216, "rows over this size are set aside [ours]")
-    questions_per_part: int = of(50_000, "questions in one part-*.parquet [ours]")
+    max_question_bytes: int = of(67_108_864, "questions that with their answers are over this size are dropped [ours]")
+    part_bytes: int = of(134_217_728, "of posts' text, from which one part-*.parquet is made, about [ours]")
+    seed: int = of(42, "of the order of the questions, and so of which `max_questions` are kept [card]")
+
+    def __post_init__(self):
+        for name in ("asked_from", "asked_before"):
+            if getattr(self, name) is not None and not _is_day(getattr(self, name)):
+                raise ValueError(f"{name} must be a day, as 2015-01-31, not {getattr(self, name)!r}")
+        if self.max_questions is not None and self.max_questions < 1:
+            raise ValueError(f"max_questions must be 1 or more, or null, not {self.max_questions}")
 
 
 @dataclass(frozen=True)
@@ -37,11 +62,31 @@ class Pairs:
     """Questions to preference pairs, split by question."""
 
     max_pairs_per_question: int = of(10, "drawn without replacement from all pairs that differ in score [paper]")
+    min_score_gap: int = of(1, "least difference of a pair's scores [paper: any]")
+    markdown: Literal["published", "clean"] = of(
+        "published", "'published': markdownify's defaults, blank lines collapsed, in code too [card: notebook]; "
+        "'clean': code as it is, nothing escaped")
+    length_unit: Literal["characters", "tokens"] = of("characters", "of the four lengths below, in Markdown [ours]")
+    tokenizer: str | None = of(None, "folder or hub id, when length_unit is tokens [ours]")
+    min_question_length: int = of(0, "shorter questions are dropped [card: none]")
+    max_question_length: int | None = of(None, "longer questions are dropped; null: none [card]")
+    min_answer_length: int = of(0, "pairs with a shorter answer are dropped [card: none]")
+    max_answer_length: int | None = of(None, "pairs with a longer answer are dropped; null: none [card]")
+    max_post_characters: int = of(200_000, "of HTML or of Markdown; posts over this are not converted [ours]")
+    max_post_tags: int = of(5_000, "posts with more '<' are not converted [ours]")
+    max_post_depth: int = of(100, "posts with more nested elements are not converted [ours]")
+    max_post_blanks: int = of(1_000, "posts with more white space in a row are not converted [ours]")
     finetune_share: float = of(3.0, "part of the questions, relative to the other three [card: millions]")
     reward_share: float = of(3.0, "as finetune_share [card]")
     rl_share: float = of(3.0, "as finetune_share [card]")
     evaluation_share: float = of(1.8, "as finetune_share; never trained on [card]")
     seed: int = of(42, "of the split and of the draw of pairs [card]")
+
+    def __post_init__(self):
+        if self.min_score_gap < 1:
+            raise ValueError(f"min_score_gap must be 1 or more, not {self.min_score_gap}")
+        if self.length_unit == "tokens" and not self.tokenizer:
+            raise ValueError("length_unit tokens needs a tokenizer: a folder or hub id")
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class _Watched:
                 "answer": answer,
                 "ended": ended,
                 "best_human_answer": row["response_j"],
-                "source": row["metadata"],
+                "source": row["metadata"][0],
             }
             for row, answer, ended in zip(self.rows, rollout.texts(self.tokenizer), rollout.ended, strict=True)
         ]

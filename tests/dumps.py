@@ -62,14 +62,19 @@ def archive(folder: Path, content: bytes, name: str = "site.test.7z", member: st
     return str(folder / name)
 
 
-def make_posts(out: Path, *dump: str, config: Posts = LENIENT) -> tuple[dict, list[dict]]:
-    """Run the stage: (metrics, records); every row read must be accounted for, and no scratch be left."""
-    out.mkdir(parents=True)
-    metrics = posts.run(config, out, dump=list(dump))
+def make_posts(out: Path, *dump: str, config: Posts = LENIENT, processes: int = 1) -> tuple[dict, list[dict]]:
+    """Run the stage: (metrics, records by site and id); every row read must be accounted for, no scratch be left."""
+    out.mkdir(parents=True, exist_ok=True)
+    metrics = posts.run(config, out, dump=list(dump), processes=processes)
     used = metrics["questions"] + metrics["answers"] + metrics["rows_set_aside"] + sum(metrics["dropped"].values())
     assert metrics["rows_read"] == used
-    assert {p.suffix for p in out.iterdir()} == {".parquet", ".jsonl"}
-    return metrics, [r for file in sorted(out.glob("part-*.parquet")) for r in pq.read_table(file).to_pylist()]
+    assert {p.suffix for p in out.iterdir()} == {".parquet", ".jsonl", ".md"}
+    return metrics, sorted(records(out), key=lambda r: (r["site"], r["question_id"]))
+
+
+def records(posts: Path) -> list[dict]:
+    """Question records in the order of the artifact."""
+    return [r for file in sorted(posts.glob("part-*.parquet")) for r in pq.read_table(file).to_pylist()]
 
 
 def posts_of(folder: Path, *rows: str, config: Posts = LENIENT) -> tuple[dict, list[dict]]:

@@ -34,7 +34,7 @@ means = partial(estimate, samples=50, seed=0)
 def row(qid: int, better: str, worse: str, gap: int = 1, question: str | None = None) -> dict:
     return {"site": "s", "qid": qid, "question": question or f"What is {qid}?", "response_j": better,
             "response_k": worse, "score_j": gap, "score_k": 0, "date": "",
-            "metadata": [f"https://s/{qid}", "s", "ann", "bob", "cat"]}
+            "metadata": [f"https://s/{qid}", "https://s", ""], "authors": ["ann", "bob", "cat"]}
 
 
 PAIRS = [row(1, "a long answer", "short", 1), row(1, CODE, "a long answer", 2), row(2, "tiny", "a long answer", 5),
@@ -61,7 +61,8 @@ def folders(tokenizer, tmp_path_factory):
     tokenizer.save_pretrained(root / "reward")
     (root / "pairs").mkdir()
     rows = PAIRS + [row(number, f"answer {number}", "no", 2) for number in range(4, 12)]
-    pq.write_table(pa.Table.from_pylist(rows), root / "pairs/evaluation.parquet")
+    (root / "pairs/evaluation").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), root / "pairs/evaluation/part-00000.parquet")
     return {name: root / name for name in ("sft", "ppo", "reward", "pairs")}
 
 

@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
 LEARNING = {"torch", "transformers", "peft", "trl", "datasets", "accelerate", "bitsandbytes", "tokenizers",
             "safetensors"}
-FOR_ALL = ("stages.plumbing.progress", "stages.plumbing.artifact")  # a progress bar, a JSON file written whole
+FOR_ALL = ("stages.plumbing.progress", "stages.plumbing.artifact",  # a progress bar, a JSON file written whole
+           "stages.plumbing.workers")  # several processes
 
 
 def imported(tree: ast.AST) -> set[str]:
@@ -77,7 +78,7 @@ def test_plumbing_is_standard_library_and_recipe(path):
 def test_recipe_needs_settings_only():
     names = imported(parsed(ROOT / "stages/recipe.py"))
     assert not of_ours(names, "stages.plumbing.settings")
-    assert {name.split(".")[0] for name in names} <= {"dataclasses", "pathlib", "typing", "yaml", "stages"}
+    assert {name.split(".")[0] for name in names} <= {"dataclasses", "datetime", "pathlib", "typing", "yaml", "stages"}
 
 
 def test_the_snakefile_needs_recipe_and_plumbing_only():

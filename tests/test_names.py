@@ -123,6 +123,25 @@ def test_the_files_of_a_dump_that_matter(site):
         "one/Posts.xml", "one/beer.7z", "one/sub.site/posts.XML", "two/beer.7z"]
 
 
+def test_votes_and_packed_tables_are_among_the_files_of_a_dump(site):
+    for file in ("one/x-Posts.7z", "one/x-votes.7z", "one/x-Users.7z", "one/Posts.xml.gz", "one/Votes.xml.zst",
+                 "one/y-Votes.xml", "one/PostHistory.xml.gz", "one/y.XML"):
+        (site / file).write_text("")
+    assert dump_files(("one/x-Posts.7z",)) == ["one/x-Posts.7z", "one/x-votes.7z"]
+    assert dump_files(("one/Posts.xml.gz",)) == ["one/Posts.xml.gz", "one/Votes.xml.zst"]
+    assert dump_files(("one/x-Posts.7z", "one/x-votes.7z")) == ["one/x-Posts.7z", "one/x-votes.7z"]
+    assert dump_files(("one/y.XML", "one/beer.7z")) == ["one/y-Votes.xml", "one/y.XML", "one/beer.7z"]
+    assert dump_files(("one",)) == [f"one/{name}" for name in (
+        "Posts.xml.gz", "Votes.xml.zst", "beer.7z", "x-Posts.7z", "x-votes.7z", "y-Votes.xml", "y.XML")]
+
+
+@pytest.mark.parametrize("name", ["x.7z", "x.xml", "x.xml.gz", "X.XML.ZST", "x.parquet"])
+def test_a_label_leaves_the_ending_out_and_a_missing_file_is_no_hub_id(name):
+    assert label((name,)).lower().startswith("x-")
+    with pytest.raises(SettingsError, match="there is no"):
+        place_of(f"nowhere/{name}")
+
+
 def test_begin_writes_the_resolved_recipe_only_when_it_changed():
     recipe = asked_recipe({"dump": "one/beer.7z", "ppo": {"learning_rate": "1e-7"}})
     path = Path("results") / recipe.name / "recipe.yaml"

@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stages import pairs
+from stages import gather, pairs
+from stages.plumbing.command import make
 from stages.recipe import Pairs, Posts
+from stages.text import paired, tables
 from tests import dumps
 from tests.dumps import answer, document, make_posts, plain, question, write
 
@@ -18,13 +20,16 @@ SPLITS = ("finetune", "reward", "rl", "evaluation")
 PUBLISHED = Pairs()
 
 
-def make_pairs(out: Path, posts: Path, config: Pairs = PUBLISHED) -> tuple[dict, dict[str, pandas.DataFrame]]:
-    """Run the stage: (metrics, table of each split)."""
-    out.mkdir(parents=True)
-    metrics = pairs.run(config, out, posts=posts)
-    tables = {name: pandas.read_parquet(out / f"{name}.parquet") for name in SPLITS}
+def make_pairs(out: Path, posts: Path, config: Pairs = PUBLISHED, **options
+               ) -> tuple[dict, dict[str, pandas.DataFrame]]:
+    """Run the stage: (metrics, table of each split); every post and pair must be accounted for."""
+    out.mkdir(parents=True, exist_ok=True)
+    metrics = pairs.run(config, out, posts=posts, **options)
+    tables = {name: pandas.read_parquet(out / name) for name in SPLITS}
     assert metrics["pairs_by_split"] == {name: len(table) for name, table in tables.items()}
     assert metrics["pairs_drawn"] == metrics["pairs"] + sum(metrics["dropped_pairs"].values())
+    assert metrics["posts_in"] == metrics["posts_out"] + sum(metrics["dropped_posts"].values())
+    assert {p.name for p in out.iterdir()} == {*SPLITS, "README.md"}
     return metrics, tables
 
 
@@ -65,20 +70,25 @@ def test_a_row(tmp_path):
     _, table = pairs_of(tmp_path, question(1, OwnerDisplayName="Asker", Body="<p><b>Why</b>?</p>", Title="Title"),
                         answer(2, 1, 0, OwnerUserId=22), answer(3, 1, 3, OwnerUserId=33))
     [row] = table.to_dict("records")
-    assert list(row.pop("metadata")) == ["https://site.test/questions/1", "site.test", "Asker", "user 33", "user 22"]
-    assert row == {"qid": 1, "site": "site.test", "question": "**Why**?", "response_j": "answer 3",
-                   "response_k": "answer 2", "score_j": 2, "score_k": 0, "date": "2020-01-01T00:00:00.000"}
+    lists = {name: list(row.pop(name)) for name in ("metadata", "authors", "author_urls", "licenses")}
+    user = "https://site.test/users/"
+    assert lists == {"metadata": ["https://site.test/questions/1", "https://site.test", f"{user}7"],
+                     "authors": ["Asker", "user 33", "user 22"], "licenses": ["CC BY-SA 4.0"] * 3,
+                     "author_urls": [f"{user}7", f"{user}33", f"{user}22"]}
+    assert row == {"qid": 1, "site": "site.test", "question": "**Why**?", "response_j": "answer 3", "answer_j": 3,
+                   "response_k": "answer 2", "answer_k": 2, "score_j": 2, "score_k": 0,
+                   "date": "2020-01-01T00:00:00.000"}
 
 
 def test_each_needed_post_is_converted_once(tmp_path, monkeypatch):
     converted = []
-    monkeypatch.setattr(pairs, "markdown_of", lambda text, markup: converted.append(text) or text)
+    monkeypatch.setattr(paired, "_converter", lambda *_: lambda text, markup: converted.append(text) or text)
     many = [answer(number, 1, number) for number in range(2, 12)]
     unneeded = [question(50), answer(51, 50, 1), answer(52, 50, 1)]
     metrics, table = pairs_of(tmp_path, question(1), *many, *unneeded, config=Pairs(max_pairs_per_question=3))
     needed = {*table.question, *table.response_j, *table.response_k}
     assert len(table) == 3 and sorted(converted) == sorted(needed)
-    assert metrics["conversions"] == len(needed) and metrics["dropped_questions"] == {"all scores equal": 1}
+    assert metrics["conversions"] == len(needed) and metrics["dropped_questions"] == {"no two scores differ enough": 1}
 
 
 def test_reasons_for_dropping(tmp_path):
@@ -93,8 +103,13 @@ def test_reasons_for_dropping(tmp_path):
     assert list(table.qid) == [100]
     assert metrics["dropped_pairs"] == {"answer empty": 3, "answers equal": 1, "answer not converted": 1,
                                         "question not converted": 1, "question empty": 1}
-    assert metrics["dropped_questions"] == {"all pairs dropped": 5}
-    assert metrics["posts_not_converted_ids"] == {"nested too deeply": ["site.test 31", "site.test 40"]}
+    assert metrics["dropped_questions"] == {"question without a usable pair": 3, "question not converted": 1,
+                                            "question empty": 1}
+    assert metrics["dropped_posts"] == {
+        "question without a usable pair": 3, "question not converted": 3, "question empty": 3,
+        "answer empty": 2, "answer not converted": 1, "answer in dropped pairs only": 4}
+    assert {reason: sorted(ids) for reason, ids in metrics["posts_not_converted_ids"].items()} == {
+        "nested too deeply": ["site.test 31", "site.test 40"]}
 
 
 def test_splits_by_question_across_sites(tmp_path):
@@ -114,13 +129,153 @@ def test_splits_by_question_across_sites(tmp_path):
     assert only["questions_by_split"] == {"finetune": 0, "reward": 400, "rl": 0, "evaluation": 0}
 
 
-def test_the_same_bytes_on_a_rerun_and_for_any_size_of_part(tmp_path):
+def shards(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_the_same_bytes_on_a_rerun_and_for_any_number_of_processes(tmp_path, monkeypatch):
     given = write(tmp_path, document(*(plain(n) for n in range(1, 3000, 3))))
-    for name, size in (("a", 50_000), ("b", 50_000), ("c", 77)):
-        make_posts(tmp_path / name / "posts", given, config=Posts(questions_per_part=size))
+    monkeypatch.setattr("stages.text.questions.GROUP_QUESTIONS", 50)
+    make_posts(tmp_path / "posts", given, config=Posts(part_bytes=200_000))
+    for name, processes in (("a", 1), ("b", 1), ("c", 2), ("d", 4)):
+        make_pairs(tmp_path / name, tmp_path / "posts", processes=processes)
+    expected = shards(tmp_path / "a")
+    assert len(expected) == 1 + 4 * len(list((tmp_path / "posts").glob("part-*"))) > 12
+    assert all(shards(tmp_path / name) == expected for name in "bcd")
+
+
+def test_the_order_of_pairs_does_not_know_of_parts(tmp_path):
+    given, found = write(tmp_path, document(*(plain(n) for n in range(1, 3000, 3)))), {}
+    for name, part_bytes in (("a", 1 << 27), ("b", 100_000)):
+        make_posts(tmp_path / name / "posts", given, config=Posts(part_bytes=part_bytes))
         make_pairs(tmp_path / name / "pairs", tmp_path / name / "posts")
-    for split in SPLITS:
-        assert len({(tmp_path / name / "pairs" / f"{split}.parquet").read_bytes() for name in "abc"}) == 1
+        found[name] = [list(tables.rows_of(tmp_path / name / "pairs", split)) for split in SPLITS]
+    assert found["a"] == found["b"] and sum(map(len, found["a"])) == 1000
+
+
+def test_shares_gathered_are_the_whole(tmp_path):
+    make_posts(tmp_path / "posts", write(tmp_path, document(*(plain(n) for n in range(1, 3000, 3)))),
+               config=Posts(part_bytes=100_000))
+    artifacts = {"posts": tmp_path / "posts"}
+    make(pairs.run, PUBLISHED, tmp_path / "whole", artifacts, {"processes": 1, "share": "1/1"})
+    for number in (1, 2, 3):
+        make(pairs.run, PUBLISHED, tmp_path / f"{number}-of-3", artifacts, {"processes": 1, "share": f"{number}/3"})
+    given = [str(tmp_path / f"{number}-of-3" / "manifest.json") for number in (3, 1, 2)]
+    make(gather.run, PUBLISHED, tmp_path / "gathered", {"shares": given})
+    whole, gathered = shards(tmp_path / "whole"), shards(tmp_path / "gathered")
+    assert whole.keys() == gathered.keys() and len(whole) > 20
+    assert all(whole[name] == gathered[name] for name in whole if name.endswith((".parquet", ".md")))
+    for bad, message in [(given[:2], r"these are the shares 3/3, 1/3; needed are 1/2, 2/2"),
+                         ([given[0], given[0], given[1]], "these are the shares")]:
+        with pytest.raises(ValueError, match=message):
+            make(gather.run, PUBLISHED, tmp_path / "no", {"shares": bad})
+    make(pairs.run, Pairs(seed=1), tmp_path / "other", artifacts, {"share": "2/3"})
+    with pytest.raises(ValueError, match="another config than"):
+        make(gather.run, PUBLISHED, tmp_path / "no", {"shares": [given[0], given[1], str(tmp_path / "other")]})
+
+
+@pytest.mark.parametrize("share", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", ""])
+def test_shares_that_are_none(tmp_path, share):
+    make_posts(tmp_path / "posts", write(tmp_path, document(plain())))
+    with pytest.raises(ValueError, match="give its number and how many"):
+        pairs.run(PUBLISHED, tmp_path / "posts", posts=tmp_path / "posts", share=share)
+
+
+def test_killed_pairs_go_on_with_the_parts_that_are_missing(tmp_path, monkeypatch):
+    make_posts(tmp_path / "posts", write(tmp_path, document(*(plain(n) for n in range(1, 3000, 3)))),
+               config=Posts(part_bytes=100_000))
+    make_pairs(tmp_path / "whole", tmp_path / "posts")
+    convert, calls = paired._converter, []
+
+    def breaks_after(limit):
+        def convert_some(*style):
+            calls.append(1)
+            if len(calls) > limit:
+                raise KeyboardInterrupt
+            return convert(*style)
+        return convert_some
+    out = tmp_path / "killed"
+    out.mkdir()
+    for _ in range(3):
+        calls.clear()
+        monkeypatch.setattr(paired, "_converter", breaks_after(900))
+        with pytest.raises(KeyboardInterrupt):
+            pairs.run(PUBLISHED, out, posts=tmp_path / "posts")
+    monkeypatch.setattr(paired, "_converter", breaks_after(900))
+    calls.clear()
+    make_pairs(out, tmp_path / "posts")
+    assert 0 < len(calls) < 900 and shards(out) == shards(tmp_path / "whole")
+
+
+def test_min_score_gap(tmp_path):
+    rows = [question(1), *(answer(n + 2, 1, votes) for n, votes in enumerate((0, 1, 3, 7, 15, 31)))]
+    for gap, count in ((1, 10), (3, 6), (4, 3), (5, 1)):
+        _, table = pairs_of(tmp_path / str(gap), *rows, config=Pairs(min_score_gap=gap))
+        assert len(table) == count and (table.score_j - table.score_k).min() >= gap
+    with pytest.raises(ValueError, match="no two scores differ enough"):
+        pairs_of(tmp_path / "6", *rows, config=Pairs(min_score_gap=6))
+
+
+LENGTHS = {
+    "short answer": ({"min_answer_length": 5}, {"answer too short": 1}),
+    "long answer": ({"max_answer_length": 20}, {"answer too long": 1}),
+    "short question": ({"min_question_length": 99}, None),
+    "all fit": ({"min_answer_length": 1, "max_answer_length": 40, "max_question_length": 9}, {}),
+}
+
+
+@pytest.mark.parametrize("lengths, dropped", LENGTHS.values(), ids=LENGTHS)
+def test_lengths_in_characters(tmp_path, lengths, dropped):
+    rows = [question(1, Body="why, then"), answer(2, 1, 9, Body="x" * 40), answer(3, 1, 3, Body="1234567890"),
+            answer(4, 1, 0, Body="no")]
+    if dropped is None:
+        with pytest.raises(ValueError, match="question too short"):
+            pairs_of(tmp_path, *rows, config=Pairs(**lengths))
+        return
+    metrics, table = pairs_of(tmp_path, *rows, config=Pairs(**lengths))
+    assert len(table) == (1 if dropped else 3)
+    assert metrics["dropped_pairs"] == dict.fromkeys(dropped, 2)
+    assert metrics["dropped_posts"] == dropped
+
+
+def test_lengths_in_tokens(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    tokenizer = Tokenizer(models.WordLevel({"?": 0, "a": 1}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer.save(str(tmp_path / "tokenizer/tokenizer.json"))
+    rows = [question(1), answer(2, 1, 9, Body="a a a a"), answer(3, 1, 3, Body="a" * 99), answer(4, 1, 0, Body="b c")]
+    config = {"length_unit": "tokens", "max_answer_length": 3, "tokenizer": str(tmp_path / "tokenizer")}
+    metrics, table = pairs_of(tmp_path, *rows, config=Pairs(**config))
+    assert list(table.answer_j) == [3] and metrics["dropped_posts"] == {"answer too long": 1}
+    with pytest.raises(ValueError, match=r"tokenizer .*nowhere: no such folder"):
+        pairs_of(tmp_path / "b", *rows, config=Pairs(**config | {"tokenizer": str(tmp_path / "nowhere")}))
+
+
+def test_clean_and_published_markdown(tmp_path):
+    code = answer(2, 1, 9, Body="<pre><code>\n\n  x\n\n\n  y</code></pre>")
+    rows = [question(1, Body="<p>my_var</p>"), code, answer(3, 1)]
+    for style, texts in (("published", ("my\\_var", "```\n  x\n\n  y\n```")),
+                         ("clean", ("my_var", "```\n\n\n  x\n\n\n  y\n```"))):
+        _, table = pairs_of(tmp_path / style, *rows, config=Pairs(markdown=style))
+        assert (table.question[0], table.response_j[0]) == texts
+
+
+@pytest.mark.parametrize("limit, body, reason", [
+    ({"max_post_characters": 50}, "x" * 51, "too long"), ({"max_post_tags": 3}, "<b>1</b>" * 2, "too many tags"),
+    ({"max_post_depth": 3}, "<div>" * 4 + "x", "nested too deeply"),
+    ({"max_post_blanks": 10}, "x" + " " * 11 + "y", "too much white space")])
+def test_caps_come_from_the_recipe(tmp_path, limit, body, reason):
+    rows = [plain(10), question(1), answer(2, 1, 9, Body=body), answer(3, 1)]
+    metrics, table = pairs_of(tmp_path, *rows, config=Pairs(**limit))
+    assert metrics["posts_not_converted"] == {reason: 1} and list(table.qid) == [10]
+
+
+def test_columns_of_the_published_set_stand_in_the_same_places(tmp_path):
+    """lvwerra/stack-exchange-paired: qid, question, date, metadata of three, response_j, response_k."""
+    _, table = pairs_of(tmp_path, plain(1))
+    assert {"qid", "question", "date", "metadata", "response_j", "response_k"} <= set(table.columns)
+    assert [len(row) for row in table.metadata] == [3]
 
 
 def test_a_question_is_paired_alike_in_any_company(tmp_path):
@@ -153,5 +308,5 @@ def test_the_published_pairs_come_through_as_they_are(tmp_path):
 def test_what_cannot_be_used_is_said(tmp_path):
     with pytest.raises(ValueError, match="no part-"):
         make_pairs(tmp_path / "a", tmp_path)
-    with pytest.raises(ValueError, match=r"no pair comes of its questions.*all scores equal"):
+    with pytest.raises(ValueError, match=r"no pair comes of its questions.*no two scores differ"):
         pairs_of(tmp_path / "b", question(1), answer(2, 1), answer(3, 1))

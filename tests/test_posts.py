@@ -1,18 +1,14 @@
 """Dumps to questions with scored answers: real ones, odd ones, broken ones."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stages import posts
 from stages.recipe import Posts
+from stages.text import head
 from stages.text import rows as row_reading
-from stages.text import runs, sources
 from tests import dumps
 from tests.dumps import answer, document, make_posts, plain, posts_of, question, row, write
 
@@ -30,8 +26,8 @@ def test_real_dump_counts(tmp_path, name, questions, answers):
     """README.md of the real dumps states all questions and all answers of each."""
     metrics, _ = make_posts(tmp_path / "posts", str(dumps.real(name)), config=STRICT)
     dropped = metrics["dropped"]
-    assert metrics["questions"] + dropped["questions with too few answers"] == questions
-    assert metrics["answers"] + dropped["answers of questions with too few"] == answers
+    assert metrics["questions"] + metrics["dropped_questions"]["too few answers"] == questions
+    assert metrics["questions"] + metrics["answers"] + dropped["too few answers"] == questions + answers
     assert metrics["rows_set_aside"] == 0
 
 
@@ -45,12 +41,24 @@ def test_record(tmp_path):
     asked = question(10, AcceptedAnswerId=12, Tags="<a><b-c>", ContentLicense="CC BY-SA 9")
     answered = answer(12, 10, 7, OwnerDisplayName="Ann & Bob") + answer(11, 10, -3)
     _, [record] = posts_of(tmp_path, answered, row(Id=1, PostTypeId=4, Score=0), asked)
+    user, later = "https://site.test/users/", {"license": "CC BY-SA 4.0", "accepted": False}
     assert record == {
         "question_id": 10, "site": "site.test", "title": "title 10", "question": "<p>question 10</p>", "markup": "html",
         "tags": ["a", "b-c"], "date": "2020-01-01T00:00:00.000", "url": "https://site.test/questions/10",
-        "author": "user 7", "license": "CC BY-SA 9", "answers": [
-            {"id": 11, "text": "<p>answer 11</p>", "author": "user 8", "votes": -3, "accepted": False, "score": -1},
-            {"id": 12, "text": "<p>answer 12</p>", "author": "Ann & Bob", "votes": 7, "accepted": True, "score": 4}]}
+        "author": "user 7", "author_url": f"{user}7", "license": "CC BY-SA 9", "answers": [
+            later | {"id": 11, "text": "<p>answer 11</p>", "author": "user 8", "author_url": f"{user}8", "votes": -3,
+                     "score": -1},
+            later | {"id": 12, "text": "<p>answer 12</p>", "author": "Ann & Bob", "author_url": f"{user}8", "votes": 7,
+                     "accepted": True, "score": 4}]}
+
+
+@pytest.mark.parametrize("day, license", [
+    ("2011-04-07", "2.5"), ("2011-04-08", "3.0"), ("2018-05-01", "3.0"), ("2018-05-02", "4.0"), ("", "2.5")])
+def test_the_license_of_the_day_where_a_row_does_not_say(tmp_path, day, license):
+    rows = [question(1, CreationDate=day), answer(2, 1, CreationDate="2012-01-01"), answer(3, 1, ContentLicense="")]
+    _, [record] = posts_of(tmp_path, *rows)
+    assert [record["license"], *(a["license"] for a in record["answers"])] == [
+        f"CC BY-SA {version}" for version in (license, "3.0", "4.0")]
 
 
 @pytest.mark.parametrize("tags, expected", [("<a><b>", ["a", "b"]), ("|a|b|", ["a", "b"]), ("", [])])
@@ -88,7 +96,7 @@ def test_text_is_unescaped_exactly_once(tmp_path):
 @pytest.mark.parametrize("block_bytes", [1 << 20, 50])
 def test_spellings_of_one_dump(tmp_path, monkeypatch, change, block_bytes):
     monkeypatch.setattr(row_reading, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(row_reading, "HEAD_BYTES", 100)
+    monkeypatch.setattr(head, "HEAD_BYTES", 100)
     raw = document(*(plain(number) for number in range(1, 40, 3)))
     _, expected = make_posts(tmp_path / "a", write(tmp_path, raw))
     assert len(expected) == 13
@@ -102,13 +110,6 @@ def test_names_in_lower_case_and_empty_attributes(tmp_path):
     _, [record] = make_posts(tmp_path / "posts", str(tmp_path / "old.site"))
     assert (record["site"], record["author"], record["answers"][1]["author"]) == ("old.site", "unknown", "user 8")
     assert make_posts(tmp_path / "again", path)[1] == [record]
-
-
-@pytest.mark.parametrize("name, site", [
-    ("x.site.com.7z", "x.site.com"), ("stackoverflow.com-Posts.7z", "stackoverflow.com")])
-def test_archive(tmp_path, name, site):
-    given = dumps.archive(tmp_path, document(plain()), name, member="some/folder/posts.XML")
-    assert [r["site"] for r in make_posts(tmp_path / "posts", given)[1]] == [site]
 
 
 BAD_ROWS = {
@@ -135,7 +136,7 @@ BAD_ROWS = {
 @pytest.mark.parametrize("last", [False, True])
 def test_one_bad_row_is_set_aside(tmp_path, monkeypatch, bad, reason, last):
     monkeypatch.setattr(row_reading, "BLOCK_BYTES", 10_000)
-    monkeypatch.setattr(row_reading, "HEAD_BYTES", 400)
+    monkeypatch.setattr(head, "HEAD_BYTES", 400)
     before, after = plain(1).encode(), b"" if last else plain(20).encode()
     raw = document().replace(b"</posts>", before + bad + after + b"</posts>")
     config = Posts(max_bad_rows_share=0.2 if not last else 0.3, max_row_bytes=2000)
@@ -150,7 +151,7 @@ def test_one_bad_row_is_set_aside(tmp_path, monkeypatch, bad, reason, last):
 
 def test_places_of_bad_rows_and_no_more_in_memory_than_a_row_may_have(tmp_path, monkeypatch):
     monkeypatch.setattr(row_reading, "BLOCK_BYTES", 5000)
-    monkeypatch.setattr(row_reading, "HEAD_BYTES", 400)
+    monkeypatch.setattr(head, "HEAD_BYTES", 400)
     sizes, rows_of = [], row_reading._rows_of
     monkeypatch.setattr(row_reading, "_rows_of", lambda block, *rest: sizes.append(len(block)) or rows_of(block, *rest))
     long = question(50).replace("question 50", "x\n" * 50_000)
@@ -161,8 +162,7 @@ def test_places_of_bad_rows_and_no_more_in_memory_than_a_row_may_have(tmp_path, 
     assert [a["line"] for a in aside] == [6, 50_010, 50_011, 50_012]
     lines = raw.splitlines(keepends=True)
     for record in aside:
-        if record["offset"] is not None:  # found by the reader of bytes
-            assert record["offset"] == sum(map(len, lines[:record["line"] - 1])) + 2
+        assert record["offset"] == sum(map(len, lines[:record["line"] - 1])) + 2
     assert max(sizes) < 8000
 
 
@@ -195,8 +195,8 @@ def test_reasons_for_dropping(tmp_path):
     metrics, records = posts_of(tmp_path, plain(1), question(10), answer(11, 10), question(20), answer(30, 999),
                                 row(Id=40, PostTypeId=5, Score=0), foreign)
     assert [r["question_id"] for r in records] == [1, 50] and not any(a["accepted"] for a in records[1]["answers"])
-    assert metrics["dropped"] == {"questions with too few answers": 2, "answers of questions with too few": 1,
-                                  "answers without their question": 1, "other post types": 1}
+    assert metrics["dropped"] == {"too few answers": 3, "answers without their question": 1, "other post types": 1}
+    assert metrics["dropped_questions"] == {"too few answers": 2}
     assert metrics["accepted_answers_not_in_the_file"] == 1
 
 
@@ -230,38 +230,6 @@ def test_what_is_no_dump_is_refused(tmp_path, content, message):
         make_posts(tmp_path / "posts", write(tmp_path, content))
     assert "Posts.xml" in str(error.value) and "\n" not in str(error.value)
     assert not list((tmp_path / "posts").glob("scratch*"))
-
-
-def test_archives_that_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no Posts\.xml, but Votes.xml"):
-        make_posts(tmp_path / "a", dumps.archive(tmp_path, b"<votes/>", "votes.7z", member="Votes.xml"))
-    with pytest.raises(ValueError, match="not a 7z archive"):
-        make_posts(tmp_path / "b", write(tmp_path, b"<html>", "page.7z"))
-    whole = dumps.archive(tmp_path, document(*(plain(n) for n in range(1, 3000, 3))), "whole.7z")
-    content = bytearray(Path(whole).read_bytes())
-    content[len(content) // 3] ^= 0xFF
-    with pytest.raises(ValueError, match="damaged"):
-        make_posts(tmp_path / "c", write(tmp_path, bytes(content), "flipped.7z"))
-    with pytest.raises(ValueError, match="damaged"):
-        make_posts(tmp_path / "d", write(tmp_path, bytes(content[:500]), "short.7z"))
-
-
-def test_a_full_disk_is_said_before_unpacking(tmp_path, monkeypatch):
-    given = dumps.archive(tmp_path, document(plain()))
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10}))
-    with pytest.raises(ValueError, match="scratch space"):
-        make_posts(tmp_path / "posts", given)
-
-
-def test_places_that_are_no_source(tmp_path):
-    write(tmp_path, b"hello", "README.md")
-    for given, message in [(str(tmp_path / "nowhere"), "no such file"), (str(tmp_path), r"holds README\.md"),
-                           (str(tmp_path / "README.md"), "not a dump"), ("some/missing.7z", "no such file")]:
-        with pytest.raises(ValueError, match=message):
-            sources.sources_of([given])
-    one, other = write(tmp_path, document(plain())), dumps.archive(tmp_path, document(plain()))
-    with pytest.raises(ValueError, match=r"both site\.test"):
-        sources.sources_of([one, other])
 
 
 PAIRED = {"qid": 5, "question": "How *many*?", "date": "2015/09/02", "response_j": "ten", "response_k": "two",
@@ -301,55 +269,3 @@ def test_a_hub_id_that_cannot_be_had(tmp_path, monkeypatch):
         make_posts(tmp_path / "posts", "owner/name")
 
 
-def test_the_same_bytes_whatever_the_memory_and_the_order_of_sources(tmp_path, monkeypatch):
-    several = [write(tmp_path, document(*(plain(n) for n in range(start, 900, 3))), f"{start}.test/Posts.xml")
-               for start in (1, 2)]
-    config = Posts(questions_per_part=250)
-    make_posts(tmp_path / "a", *several, config=config)
-    monkeypatch.setattr(runs, "RUN_BYTES", 20_000)
-    monkeypatch.setattr(runs, "RANGE_BYTES", 5_000)
-    monkeypatch.setattr(runs, "MARK_BYTES", 500)
-    make_posts(tmp_path / "b", *reversed(several), config=config)
-    names = sorted(p.name for p in (tmp_path / "a").glob("part-*"))
-    assert names == [f"part-0000{n}.parquet" for n in range(3)]
-    for name in names:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
-def test_what_a_killed_run_left_is_gone(tmp_path):
-    out = tmp_path / "posts"
-    write(out, b"old", "scratch/posts/run-00000.arrow")
-    write(out, b"old", "part-00007.parquet")
-    posts.run(STRICT, out, dump=[write(tmp_path, document(plain()))])
-    assert sorted(p.name for p in out.iterdir()) == ["part-00000.parquet", "quarantine.jsonl"]
-
-
-MEASURE = """
-import resource, sys
-from pathlib import Path
-from stages import posts
-from stages.recipe import Posts
-from stages.text import runs
-runs.RUN_BYTES = runs.RANGE_BYTES = 4 << 20
-start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-posts.run(Posts(), Path(sys.argv[2]), dump=[sys.argv[1]])
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
-"""
-
-
-def test_memory_does_not_grow_with_the_dump(tmp_path):
-    """60 MB of posts in runs of 4 MB: what is added to the bare process stays below the file's size."""
-    body = "<p>" + "some text " * 400
-    path = tmp_path / "site.test/Posts.xml"
-    path.parent.mkdir()
-    with open(path, "wb") as stream:
-        stream.write(b"<posts>\n")
-        for number in range(1, 15_000, 3):
-            answers = (answer(number + more, number, Body=body) for more in (1, 2))
-            stream.write("".join([question(number, Body=body), *answers]).encode())
-        stream.write(b"</posts>\n")
-    assert path.stat().st_size > 60e6
-    (tmp_path / "out").mkdir()
-    told = subprocess.run([sys.executable, "-c", MEASURE, str(path), str(tmp_path / "out")], capture_output=True,
-                          text=True, check=True, cwd=Path(__file__).parents[1])
-    assert float(told.stdout) < 60, f"{told.stdout} MiB"

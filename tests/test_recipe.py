@@ -93,6 +93,23 @@ def test_overrides_come_last_and_may_be_text(written):
     assert (recipe.ppo.learning_rate, recipe.ppo.epochs) == (2e-5, 2)
 
 
+@pytest.mark.parametrize("day", ["2015-01-31", '"2015-01-31"'])
+def test_days_with_and_without_quotes(written, day):
+    assert load(written(f"posts: {{asked_from: {day}}}")).posts.asked_from == "2015-01-31"
+    for bad in ("2015", "2015-1-31", '"20150131"', '"2015-02-30"', "soon"):
+        with pytest.raises(SettingsError, match="asked_before must be a"):
+            load(written(f"posts: {{asked_before: {bad}}}"))
+
+
+@pytest.mark.parametrize("section, message", [
+    ("pairs: {min_score_gap: 0}", "min_score_gap must be 1 or more"),
+    ("pairs: {length_unit: tokens}", "length_unit tokens needs a tokenizer"),
+    ("posts: {max_questions: 0}", "max_questions must be 1 or more")])
+def test_data_settings_that_cannot_be(written, section, message):
+    with pytest.raises(SettingsError, match=message):
+        load(written(section))
+
+
 def test_one_seed_for_every_section_that_has_one(written):
     recipe = load(written("seed: 7\nppo: {seed: 9}"))
     assert (recipe.pairs.seed, recipe.sft.seed, recipe.ppo.seed) == (7, 7, 9)

@@ -66,8 +66,10 @@ def save_pairs(folder: Path, questions_per_split: int = 40) -> Path:
                         "score_j": 3,
                         "score_k": other,
                         "date": "2026-01-01",
-                        "metadata": ["", "tiny", "", "", ""],
+                        "metadata": ["", "https://tiny", ""],
+                        "authors": ["", "", ""],
                     }
                 )
-        parquet.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+        (folder / split).mkdir(exist_ok=True)
+        parquet.write_table(pa.Table.from_pylist(rows), folder / split / "part-00000.parquet")
     return folder

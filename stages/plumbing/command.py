@@ -3,7 +3,8 @@
     def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]
 
 `config` is a section of the recipe, `out` the folder to fill, every keyword-only argument a named input: a Path, or
-`list[str]` for several sources that may also be hub ids.
+`list[str]` for several sources that may also be hub ids. A keyword with a default is an option: an int (`processes`)
+says how the work is done and does not change what comes of it, a str (`share`) says what is asked for.
 """
 
 import argparse
@@ -49,6 +50,8 @@ def parser_of(run: Callable) -> argparse.ArgumentParser:
     for name, hint in inputs_of(run).items():
         kind = {"nargs": "+", "help": "sources"} if hint == list[str] else {"help": "input artifact"}
         parser.add_argument(f"--{name}", required=True, metavar="FOLDER", **kind)
+    for name, default in options_of(run).items():
+        parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
     parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
     group = parser.add_argument_group(f"settings, laid over the recipe's section {section_name(run)!r}")
@@ -58,11 +61,13 @@ def parser_of(run: Callable) -> argparse.ArgumentParser:
     return parser
 
 
-def make(run: Callable, config: object, out: Path, inputs: dict, force: bool = False) -> None:
+def make(run: Callable, config: object, out: Path, inputs: dict, options: dict | None = None, force: bool = False
+         ) -> None:
     """Run a stage into `<out>.partial` and publish it; do nothing when `out` holds just this already."""
-    stage = stage_of(run)
+    stage, options = stage_of(run), options or {}
+    asked = {name: value for name, value in options.items() if isinstance(value, str)}
     order = {"stage": stage, "config": settings.as_dict(config),
-             "inputs": {name: _described(source) for name, source in inputs.items()}}
+             "inputs": {name: _described(source) for name, source in inputs.items()}, **asked}
     if force and (out / artifact.MANIFEST).exists():
         (out / artifact.MANIFEST).unlink()
     if artifact.is_made(out, order):
@@ -70,7 +75,7 @@ def make(run: Callable, config: object, out: Path, inputs: dict, force: bool = F
         return
     start = time.monotonic()
     with artifact.making(out, order) as partial:
-        metrics = run(config, partial, **inputs)
+        metrics = run(config, partial, **inputs, **options)
         manifest = order | {"metrics": metrics, "seconds": round(time.monotonic() - start, 2)} | _circumstances()
         artifact.publish(partial, out, manifest)
     headline = "".join(f", {key} {value:.4g}" for key, value in _headline(metrics))
@@ -91,19 +96,29 @@ def section_name(run: Callable) -> str:
 
 
 def inputs_of(run: Callable) -> dict[str, type]:
-    """Named inputs and their types: the keyword-only arguments."""
+    """Named inputs and their types: the keyword-only arguments without a default."""
     hints = typing.get_type_hints(run)
-    return {name: hints[name] for name, p in inspect.signature(run).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return {name: hints[name] for name, p in _keywords(run).items() if p.default is p.empty}
 
 
-def _orders(run: Callable, given: dict) -> tuple[object, Path, dict, bool]:
+def options_of(run: Callable) -> dict[str, int | str]:
+    """Options and their defaults: the keyword-only arguments that have one."""
+    return {name: p.default for name, p in _keywords(run).items() if p.default is not p.empty}
+
+
+def _keywords(run: Callable) -> dict[str, inspect.Parameter]:
+    return {name: p for name, p in inspect.signature(run).parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def _orders(run: Callable, given: dict) -> tuple[object, Path, dict, dict, bool]:
     config = getattr(load(given["recipe"]), section_name(run))
     flat = {key.removeprefix("set "): value for key, value in given.items() if key.startswith("set ")}
     flat = {name: value for name, value in flat.items() if value is not None}
     config = settings.laid_over(config, settings.nested(flat), "command line", from_text=True)
     inputs = {name: given[name] if hint == list[str] else artifact.folder_of(given[name])
               for name, hint in inputs_of(run).items()}
-    return config, artifact.folder_of(given["out"]), inputs, given["force"]
+    options = {name: given[name] for name in options_of(run)}
+    return config, artifact.folder_of(given["out"]), inputs, options, given["force"]
 
 
 def _described(source: Path | list[str]) -> dict | list[dict]:

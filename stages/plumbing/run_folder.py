@@ -21,9 +21,11 @@ from stages.recipe import DEFAULT_RECIPE, Recipe, load
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-DUMP_FILE = re.compile(r"posts\.xml|.*\.(7z|parquet)", re.IGNORECASE)
+SUFFIX = r"\.(?:7z|xml|xml\.gz|xml\.zst)"  # how a file of a dump ends, as in stages/text/sources.py
+UNUSED = r"(?:.+-)?(?:Badges|Comments|PostHistory|PostLinks|Tags|Users)\."
+DUMP_FILE = re.compile(rf"(?!{UNUSED}).+(?:{SUFFIX}|\.parquet)", re.IGNORECASE)
 LABEL_CHARACTERS = 100
-KNOWN = ("recipe", "seed", *(field.name for field in fields(Recipe)))
+KNOWN = ("recipe", "seed", "shares", *(field.name for field in fields(Recipe)))
 _held = []  # open lock files: the kernel drops the lock when this process ends, however it ends
 
 
@@ -33,6 +35,7 @@ def asked_recipe(config: dict) -> Recipe:
         if key not in KNOWN:
             raise SettingsError(f"--config: unknown key {key!r}{nearest(key, KNOWN)}")
     values = dict(config)
+    values.pop("shares", None)  # how the work is done, not what
     path, dump, name = values.pop("recipe", DEFAULT_RECIPE), values.pop("dump", None), values.pop("name", None)
     recipe = load(path, values)
     dumps = tuple(sorted(place_of(source) for source in (recipe.dump if dump is None else _listed(dump))))
@@ -43,6 +46,14 @@ def asked_recipe(config: dict) -> Recipe:
     recipe = replace(recipe, name=checked_name(str(name)), dump=dumps)
     _refuse_other_dump(recipe)
     return recipe
+
+
+def asked_shares(config: dict) -> int:
+    """Jobs that pairs are scattered over (key: shares): one, unless a cluster is to make them."""
+    text = str(config.get("shares", 1))
+    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII):
+        raise SettingsError(f"--config: shares must be a whole number from 1 to 9999, not {text!r}")
+    return int(text)
 
 
 def place_of(source: str) -> str:
@@ -61,7 +72,7 @@ def place_of(source: str) -> str:
 def label(dumps: tuple[str, ...]) -> str:
     """Names of the dumps for people, and a hash of their places against two of the same name."""
     names = (Path(os.path.abspath(dump)).name for dump in dumps)
-    bare = "+".join(re.sub(r"\.(7z|xml)$", "", name, flags=re.IGNORECASE) for name in names)
+    bare = "+".join(re.sub(rf"({SUFFIX}|\.parquet)$", "", name, flags=re.IGNORECASE) for name in names)
     readable = re.sub(r"[^A-Za-z0-9._+-]", "_", bare)[:LABEL_CHARACTERS]
     return f"{readable}-{hashlib.sha256(json.dumps(dumps).encode()).hexdigest()[:8]}"
 
@@ -77,9 +88,22 @@ def dump_files(dumps: tuple[str, ...]) -> list[str]:
     """The files on this disk that posts are read from (a hub id has none): a newer one makes posts anew."""
     found = []
     for place in map(Path, dumps):
-        inside = (file for file in place.rglob("*") if DUMP_FILE.fullmatch(file.name)) if place.is_dir() else [place]
-        found += sorted(str(file) for file in inside if file.is_file() and not set("{}") & set(str(file)))
-    return found
+        if place.is_dir():
+            files = {file for file in place.rglob("*") if DUMP_FILE.fullmatch(file.name)}
+        else:
+            files = {place, *_votes_beside(place)}
+        found += sorted(str(file) for file in files if file.is_file() and not set("{}") & set(str(file)))
+    return list(dict.fromkeys(found))
+
+
+def _votes_beside(posts: Path) -> list[Path]:
+    """Votes.xml of a Posts.xml, SITE-Votes.7z of a SITE-Posts.7z: read with it without being named."""
+    if not posts.is_file():
+        return []
+    site = re.sub(rf"-?\b(posts)?{SUFFIX}$", "", posts.name, flags=re.IGNORECASE)
+    named = [f"{site}-"] if site else ["", f"{posts.absolute().parent.name}-"]
+    votes = re.compile(rf"(?:{'|'.join(map(re.escape, named))})(?i:votes{SUFFIX})")
+    return [file for file in posts.parent.iterdir() if votes.fullmatch(file.name)]
 
 
 def begin(recipe: Recipe) -> None:

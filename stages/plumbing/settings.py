@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import types
 import typing
+from datetime import date
 from typing import Any, Literal, Union
 
 
@@ -99,6 +100,8 @@ def _typed(hint: Any, value: Any, place: str, from_text: bool) -> Any:
 def _scalar(hint: type, value: Any, place: str, from_text: bool) -> Any:
     if from_text and isinstance(value, str) and hint is not str:
         value = _from_text(hint, value)
+    if hint is str and isinstance(value, date):  # YAML reads 2015-01-31 as one
+        return value.isoformat()
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):

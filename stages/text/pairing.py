@@ -2,19 +2,22 @@
 
 import hashlib
 import random
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
 
-def pairs_of(scores: Sequence[int], limit: int, seed: int, site: str, question_id: int) -> list[tuple[int, int]]:
-    """At most `limit` pairs (better, worse) of positions in `scores`, drawn without replacement, whose scores differ.
+def pairs_of(scores: Sequence[int], limit: int, seed: int, site: str, question_id: int, min_gap: int = 1
+             ) -> list[tuple[int, int]]:
+    """At most `limit` pairs (better, worse) of positions in `scores`, drawn without replacement.
+
+    The scores of a pair differ by `min_gap` (1 or more) at least.
 
     Pairs are numbered without being built: 10,000 answers have 50 million. In the order of their numbers: best first.
     """
     order = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: equal scores keep the answers' order
     falling = [-scores[i] for i in order]
-    first_worse = [bisect_right(falling, score) for score in falling]
+    first_worse = [bisect_left(falling, score + min_gap) for score in falling]
     through = list(accumulate(len(order) - first for first in first_worse))  # pairs of the best, of the best two, ...
     total = through[-1] if through else 0
     numbers = range(total)

@@ -6,18 +6,49 @@
 `metadata` is [url of the question, url of the site, url of its author]. Neither says votes, titles or tags.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.plumbing.progress import Progress
+from stages.plumbing.artifact import write_json
+from stages.plumbing.progress import track
+from stages.text import order
+from stages.text.questions import SCHEMA, size_of
 from stages.text.rows import Reading
+from stages.text.runs import KEY, RECORD_ORDER, write_run
 
 BATCH_ROWS = 1000
+SPAN_BYTES = 32 << 20
 LICENSE = "CC BY-SA 4.0"  # of the tables, as their cards say
+
+
+@dataclass(frozen=True)
+class Records:
+    """One piece of work: some row groups of one parquet file, or all of a hub data set (`groups` is None)."""
+
+    number: int
+    source: int
+    place: str
+    groups: tuple[int, ...] | None
+    bytes: int | None
+    folder: Path
+    seed: int
+    max_bad_rows_share: float
+    table = "records"
+
+    @property
+    def done(self) -> Path:
+        return self.folder / f"span-{self.number:05d}.json"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.folder / f"quarantine-{self.number:05d}.jsonl"
 
 
 def parquet_files(place: str) -> list[Path]:
@@ -26,24 +57,48 @@ def parquet_files(place: str) -> list[Path]:
     return sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
 
 
-def local_questions(place: str, reading: Reading) -> Iterator[dict]:
-    """Question records (schema: stages/posts.py) of a local copy. ValueError when it is neither of the two tables."""
-    files = parquet_files(place)
-    progress = Progress(f"read {place}", sum(f.stat().st_size for f in files), "bytes")
-    for file in files:
-        try:
-            table = pq.ParquetFile(file)
-        except pa.ArrowInvalid:
-            raise ValueError(f"{file}: not a parquet file, or cut short; download it again") from None
-        yield from _records(_rows(table), _shape(table.schema_arrow.names, str(file)), reading)
-        progress.advance(file.stat().st_size)
-        reading.counts["bytes_read"] += file.stat().st_size
-    progress.finish()
-    reading.check_share()
+def groups_of(file: Path) -> Iterator[tuple[tuple[int, ...], int]]:
+    """(row groups, their bytes) in pieces of about SPAN_BYTES. ValueError when it is neither of the two tables."""
+    try:
+        table = pq.ParquetFile(file)
+    except pa.ArrowInvalid:
+        raise ValueError(f"{file}: not a parquet file, or cut short; download it again") from None
+    _shape(table.schema_arrow.names, str(file))
+    held, size = [], 0
+    for group in range(table.num_row_groups):
+        held.append(group)
+        size += table.metadata.row_group(group).total_byte_size
+        if size >= SPAN_BYTES:
+            yield tuple(held), size
+            held, size = [], 0
+    if held:
+        yield tuple(held), size
 
 
-def hub_questions(place: str, reading: Reading) -> Iterator[dict]:
-    """Question records of a hub data set, streamed. ValueError when it cannot be had, or is neither table."""
+def partition_records(work: Records) -> dict[str, int]:
+    """Rows to runs of question records; returns what was counted. ValueError when a hub data set cannot be had."""
+    if work.done.exists():
+        return json.loads(work.done.read_text())
+    for left in work.folder.glob(f"records-{work.number:05d}-*"):
+        left.unlink()
+    with open(work.quarantine, "w", encoding="utf-8") as quarantine:
+        reading = Reading(work.place, quarantine, 0, work.max_bad_rows_share)
+        rows, shape = _local(work) if work.groups is not None else _hub(work.place)
+        for number, held in enumerate(_batches(_records(rows, shape, reading))):
+            reading.counts["text_bytes"] += sum(size for *_, size in held)
+            write_run(work.folder / f"records-{work.number:05d}-{number:05d}.arrow", _table(held, work), RECORD_ORDER)
+    counts = dict(reading.counts) | {"bytes_read": work.bytes or 0}
+    write_json(work.done, counts)
+    return counts
+
+
+def _local(work: Records) -> tuple[Iterator[dict], Callable[[dict], dict]]:
+    table = pq.ParquetFile(work.place)
+    batches = table.iter_batches(BATCH_ROWS, row_groups=list(work.groups))
+    return (row for batch in batches for row in batch.to_pylist()), _shape(table.schema_arrow.names, work.place)
+
+
+def _hub(place: str) -> tuple[Iterator[dict], Callable[[dict], dict]]:
     import datasets  # slow to import, and needed for hub ids only
     try:
         stream = iter(datasets.load_dataset(place, split="train", streaming=True))
@@ -52,12 +107,7 @@ def hub_questions(place: str, reading: Reading) -> Iterator[dict]:
         raise ValueError(f"{place}: no such file or folder, nor to be had from the hub: {_line(error)}") from None
     if first is None:
         raise ValueError(f"{place}: the data set is empty")
-    progress = Progress(f"read {place}", None, "rows")
-    for record in _records(_chain(first, stream), _shape(first, place), reading):
-        yield record
-        progress.advance()
-    progress.finish()
-    reading.check_share()
+    return track(_chain(first, stream), f"read {place}", None, "rows"), _shape(first, place)
 
 
 def _line(error: Exception) -> str:
@@ -69,9 +119,28 @@ def _chain(first: dict, rest: Iterator[dict]) -> Iterator[dict]:
     yield from rest
 
 
-def _rows(table: pq.ParquetFile) -> Iterator[dict]:
-    for batch in table.iter_batches(BATCH_ROWS):
-        yield from batch.to_pylist()
+def _batches(records: Iterator[tuple[int, dict]]) -> Iterator[list[tuple[int, dict, int]]]:
+    held, total = [], 0
+    for number, record in records:
+        held.append((number, record, size_of(record)))
+        total += held[-1][-1]
+        if total >= SPAN_BYTES:
+            yield held
+            held, total = [], 0
+    if held:
+        yield held
+
+
+def _table(held: list[tuple[int, dict, int]], work: Records) -> pa.Table:
+    """Records with their key: each site's questions have an order of their own."""
+    numbers, records, sizes = zip(*held, strict=True)
+    table = pa.Table.from_pylist(list(records), schema=SCHEMA)
+    key = np.array([order.keys(record["site"], f"{work.seed} question", np.array([record["question_id"]]))[0]
+                    for record in records], dtype=np.uint64)
+    number = np.array(numbers, dtype=np.int64) + (work.number << 40)
+    return table.add_column(0, KEY, pa.array(key)).append_column("number", pa.array(number)) \
+        .append_column("size", pa.array(sizes, pa.int64())) \
+        .append_column("source", pa.array(np.full(len(held), work.source, dtype=np.int32)))
 
 
 def _shape(columns: Iterable[str], place: str) -> Callable[[dict], dict]:
@@ -83,16 +152,17 @@ def _shape(columns: Iterable[str], place: str) -> Callable[[dict], dict]:
                      f"response_j, response_k (stack-exchange-paired) or answers (stack-exchange-preferences)")
 
 
-def _records(rows: Iterable[dict], shape: Callable[[dict], dict], reading: Reading) -> Iterator[dict]:
+def _records(rows: Iterable[dict], shape: Callable[[dict], dict], reading: Reading) -> Iterator[tuple[int, dict]]:
     for number, row in enumerate(rows, 1):
         try:
             record = shape(row)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             reading.counts["rows_read"] += 1
             reading.set_aside(_line(error), number, str(row.get("qid")))
+            reading.check_share()
             continue
         reading.counts["rows_read"] += 1 + len(record["answers"])  # a row a post, as in a dump
-        yield record
+        yield number, record
 
 
 def _from_paired(row: dict) -> dict:
@@ -104,12 +174,14 @@ def _from_paired(row: dict) -> dict:
 def _from_preferences(row: dict) -> dict:
     """`pm_score` is the published score, `selected` the acceptance."""
     answers = [_answer(int(a["answer_id"]), _text(a["text"]), int(a["pm_score"]), a["author"] or "unknown",
-                       bool(a["selected"])) for a in row["answers"]]
+                       a.get("author_profile") or "", bool(a["selected"])) for a in row["answers"]]
     return _record(row, "html", answers)
 
 
-def _answer(number: int, text: str, score: int, author: str = "unknown", accepted: bool = False) -> dict:
-    return {"id": number, "text": text, "author": author, "votes": None, "accepted": accepted, "score": score}
+def _answer(number: int, text: str, score: int, author: str = "unknown", author_url: str = "",
+            accepted: bool = False) -> dict:
+    return {"id": number, "text": text, "author": author, "author_url": author_url, "license": LICENSE, "votes": None,
+            "accepted": accepted, "score": score}
 
 
 def _record(row: dict, markup: str, answers: list[dict]) -> dict:
@@ -117,7 +189,8 @@ def _record(row: dict, markup: str, answers: list[dict]) -> dict:
     site = re.sub(r"^\w+://", "", metadata[1]).strip("/") if len(metadata) > 1 else "unknown"
     return {"question_id": int(row["qid"]), "site": site, "title": "", "question": _text(row["question"]),
             "markup": markup, "tags": [], "date": _text(row["date"]), "url": metadata[0] if metadata else "",
-            "author": metadata[2] if len(metadata) > 2 else "unknown", "license": LICENSE, "answers": answers}
+            "author": "unknown", "author_url": metadata[2] if len(metadata) > 2 else "", "license": LICENSE,
+            "answers": answers}
 
 
 def _text(value: object) -> str:

@@ -1,8 +1,9 @@
-"""Bytes of a Posts.xml to rows: streaming, strict, in flat memory, and one bad row never takes the others with it.
+"""Bytes of a dump's XML table to rows: streaming, strict, in flat memory, and one bad row never costs the others.
 
-Raw `<` cannot stand in an attribute, so `<row` marks the start of a row and nothing else. The file is read in blocks of
-whole rows; each block is parsed by lxml on its own, and only a block that fails is parsed again row by row. A DOCTYPE
-can therefore never reach the parser (and no entity is ever expanded but XML's own five and character references).
+Raw `<` cannot stand in an attribute, so `<row` marks the start of a row and nothing else: a table can be cut anywhere
+into spans that are read apart. A span is read in blocks of whole rows; each block is parsed by lxml on its own, and
+only a block that fails is parsed again row by row. A DOCTYPE can therefore never reach the parser (and no entity is
+ever expanded but XML's own five and character references).
 """
 
 import json
@@ -10,193 +11,150 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from lxml import etree
 
-from stages.plumbing.progress import Progress
+from stages.text.head import DOCTYPE, PROLOG, Place, lines_of
 
 BLOCK_BYTES = 1 << 20
-HEAD_BYTES = 1 << 16
-TAIL_BYTES = 1 << 10
+HEAD_OF_ROW_BYTES = 1 << 10
 ROWS_BEFORE_EARLY_STOP = 100_000
 ROW = b"<row"
-DOCTYPE = "declares a DOCTYPE, which a dump never has"
-END = re.compile(rb"</posts\s*>\s*\Z")
-PROLOG = re.compile(rb"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
-LOOKS = ((rb"7z\xbc\xaf\x27\x1c", "a 7z archive (name it .7z)"), (rb"PK\x03\x04", "a zip archive"),
-         (rb"\x1f\x8b", "a gzip archive"), (rb"PAR1", "a parquet file"), (rb"\xff\xfe|\xfe\xff", "UTF-16 text"),
-         (rb"(?i)<!doctype\s+html|<html", "an HTML page"))
+ANY_ROW = re.compile(ROW)
 
 
 @dataclass
 class Reading:
-    """One source while it is read: what bounds it, where its bad rows go, what was counted.
+    """What is read, what bounds it, where its bad rows go, what was counted.
 
-    Counts: rows_read, rows_set_aside, bytes_read, `dropped: REASON`; every row read is used, set aside or dropped.
+    Counts: rows_read, rows_set_aside, `dropped: REASON`; every row read is used, set aside or dropped.
     """
 
     name: str
-    scratch: Path
     quarantine: TextIO
     max_row_bytes: int
     max_bad_rows_share: float
     counts: Counter = field(default_factory=Counter)
 
-    def set_aside(self, reason: str, line: int, row: str | None, offset: int | None = None) -> None:
-        """Write one bad row's place (1-based line, byte offset) and reason to quarantine.jsonl."""
+    def set_aside(self, reason: str, offset: int, row: str | None) -> None:
+        """Write one bad row's place (byte offset, or number of the record) and reason to the quarantine."""
         self.counts["rows_set_aside"] += 1
-        record = {"source": self.name, "line": line, "offset": offset, "id": row, "reason": reason}
+        record = {"source": self.name, "offset": offset, "id": row, "reason": reason}
         self.quarantine.write(json.dumps(record, ensure_ascii=False) + "\n")
 
-    def check_share(self, at_least: int = 1) -> None:
+    def check_share(self, at_least: int = ROWS_BEFORE_EARLY_STOP) -> None:
         """ValueError when too many of the rows read so far (once there are `at_least`) were set aside."""
-        rows, bad = self.counts["rows_read"], self.counts["rows_set_aside"]
-        if rows >= at_least and bad > self.max_bad_rows_share * rows:
-            raise ValueError(f"{self.name}: {bad} of {rows} rows cannot be read, more than max_bad_rows_share="
-                             f"{self.max_bad_rows_share:g} allows; reasons are in {self.quarantine.name}")
+        check_share(self.name, self.counts, self.max_bad_rows_share, at_least)
 
 
-def rows(path: Path, reading: Reading) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, attributes) of every row of a Posts.xml that is well-formed XML, in the file's order.
+def check_share(name: str, counts: Counter, allowed: float, at_least: int = 1) -> None:
+    """ValueError when too many of `rows_read` are `rows_set_aside`."""
+    rows_read, bad = counts["rows_read"], counts["rows_set_aside"]
+    if rows_read >= at_least and bad > allowed * rows_read:
+        raise ValueError(f"{name}: {bad} of {rows_read} rows cannot be read, more than max_bad_rows_share={allowed:g} "
+                         f"allows; quarantine.jsonl in the stage's .partial folder says why")
 
-    Raises ValueError when the file is no Posts.xml, is cut short, holds a DOCTYPE, or holds too many bad rows.
+
+def rows(path: Path, place: Place, reading: Reading) -> Iterator[tuple[int, dict[str, str]]]:
+    """(byte offset, attributes) of every well-formed row that starts in `place`, in the file's order.
+
+    Raises ValueError at a DOCTYPE, at anything that is no row, and at too many bad rows.
     """
-    progress = Progress(f"read {reading.name}", path.stat().st_size, "bytes")
     with open(path, "rb") as stream:
-        head = stream.read(HEAD_BYTES)
-        progress.advance(len(head))
-        start = _start_of_rows(head, reading.name)
-        _check_end(stream, reading.name)
-        line = head[:start].count(b"\n") + 1
-        for offset, block, newlines in _blocks(stream, head[start:], start, reading, progress):
-            yield from _rows_of(block, line, offset, reading)
-            reading.check_share(at_least=ROWS_BEFORE_EARLY_STOP)
-            line += newlines
-    progress.finish()
-    reading.counts["bytes_read"] += path.stat().st_size
-    if not reading.counts["rows_read"]:
-        raise ValueError(f"{reading.name}: a posts table without a single row")
-    reading.check_share()
+        for offset, block in _blocks(stream, place, reading.max_row_bytes):
+            yield from _rows_of(block, offset, path, reading)
+            reading.check_share()
 
 
-def _start_of_rows(head: bytes, name: str) -> int:
-    """Offset behind `<posts>`."""
-    bom = 3 if head.startswith(b"\xef\xbb\xbf") else 0
-    root = PROLOG.match(head, bom).end()
-    rest = head[root:]
-    declared = re.search(rb"""encoding\s*=\s*["']([^"']*)""", head[:root])
-    if declared and declared[1].lower() not in (b"utf-8", b"utf8", b"ascii", b"us-ascii"):
-        raise ValueError(f"{name}: declares the encoding {declared[1].decode('ascii', 'replace')}; a dump is UTF-8")
-    if opened := re.match(rb"<posts\s*>", rest):
-        return root + opened.end()
-    raise ValueError(f"{name}: not the Posts.xml of a dump: {_looks_like(rest, head[:root].count(10) + 1)}")
-
-
-def _looks_like(rest: bytes, line: int) -> str:
-    if not rest:
-        return "it is empty"
-    for pattern, what in LOOKS:
-        if re.match(pattern, rest):
-            return f"it looks like {what}"
-    if rest.startswith(b"<!DOCTYPE"):
-        return f"line {line} {DOCTYPE}"
-    if re.match(rb"<posts\s*/>", rest):
-        return "its table has no rows"
-    if root := re.match(rb"<([A-Za-z_][\w.-]*)", rest):
-        return f"its root element is <{root[1].decode()}>, of another table or another kind of file; expected <posts>"
-    return "it is not XML"
-
-
-def _check_end(stream: BinaryIO, name: str) -> None:
-    """Before hours are spent on the rows. Leaves the stream where it was."""
-    place = stream.tell()
-    stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
-    if not END.search(stream.read()):
-        raise ValueError(f"{name}: cut short: the file does not end with </posts>; get or unpack it again")
-    stream.seek(place)
-
-
-def _blocks(stream: BinaryIO, held: bytes, offset: int, reading: Reading, progress: Progress
-            ) -> Iterator[tuple[int, bytes, int]]:
-    """(offset, whole rows, number of newlines); of a row over the limit only its first limit + 1 bytes."""
-    while chunk := stream.read(BLOCK_BYTES):
-        progress.advance(len(chunk))
+def _blocks(stream: BinaryIO, place: Place, max_row_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, whole rows) of the rows that start in `place`; of a row over the limit its first limit + 1 bytes."""
+    stream.seek(place.start)
+    offset, held = place.start, b""
+    if not place.first:
+        offset, held = _next_row(stream, offset, held, place.end)
+    while offset < place.stop:
+        chunk = stream.read(min(BLOCK_BYTES, place.end - stream.tell()))
         held += chunk
-        cut = held.rfind(ROW)
-        if cut > 0:
-            yield offset, held[:cut], held.count(b"\n", 0, cut)
-            offset, held = offset + cut, held[cut:]
-        elif len(held) > reading.max_row_bytes:
-            first = held[:reading.max_row_bytes + 1]
-            skipped, newlines, held = _skip_row(stream, held, progress)
-            yield offset, first, newlines
-            offset += skipped
-    yield offset, held[:END.search(held, max(0, len(held) - TAIL_BYTES)).start()], 0
-
-
-def _skip_row(stream: BinaryIO, held: bytes, progress: Progress) -> tuple[int, int, bytes]:
-    """Read past one row. Returns bytes and newlines skipped, and the bytes from the next row (or `</posts>`) on."""
-    skipped = newlines = 0
-    while (following := held.find(ROW, 1)) < 0:
-        chunk = stream.read(BLOCK_BYTES)
+        last = held.rfind(ROW)
+        if offset + last >= place.stop:
+            yield offset, held[:held.find(ROW, place.stop - offset)]
+            return
         if not chunk:
-            following = END.search(held, max(0, len(held) - TAIL_BYTES)).start()
-            break
-        progress.advance(len(chunk))
-        gone = max(0, len(held) - TAIL_BYTES)
-        skipped, newlines, held = skipped + gone, newlines + held.count(b"\n", 0, gone), held[gone:] + chunk
-    return skipped + following, newlines + held.count(b"\n", 0, following), held[following:]
+            yield offset, held
+            return
+        if last > 0:
+            yield offset, held[:last]
+            offset, held = offset + last, held[last:]
+        elif len(held) > max_row_bytes:
+            yield offset, held[:max_row_bytes + 1]
+            offset, held = _next_row(stream, offset + 1, held[1:], place.end)
 
 
-def _rows_of(block: bytes, line: int, offset: int, reading: Reading) -> Iterator[tuple[int, dict[str, str]]]:
-    before, *pieces = block.split(ROW)
+def _next_row(stream: BinaryIO, offset: int, held: bytes, end: int) -> tuple[int, bytes]:
+    """(offset, bytes read from there on) of the first row at `offset` or behind it; (end, nothing) without one."""
+    while (found := held.find(ROW)) < 0:
+        kept = min(len(held), len(ROW) - 1)
+        offset, held = offset + len(held) - kept, held[len(held) - kept:]
+        chunk = stream.read(min(BLOCK_BYTES, end - stream.tell()))
+        if not chunk:
+            return end, b""
+        held += chunk
+    return offset + found, held[found:]
+
+
+def _rows_of(block: bytes, offset: int, path: Path, reading: Reading) -> Iterator[tuple[int, dict[str, str]]]:
+    starts = [found.start() for found in ANY_ROW.finditer(block)]
+    before = block[:starts[0] if starts else len(block)]
     if not PROLOG.fullmatch(before):
         what = DOCTYPE if b"<!DOCTYPE" in before else "holds something other than rows"
-        raise ValueError(f"{reading.name}: line {line + before[:len(before) - len(before.lstrip())].count(10)} {what}")
-    line, offset = line + before.count(b"\n"), offset + len(before)
-    reading.counts["rows_read"] += len(pieces)
+        [line] = lines_of(path, [offset + len(before) - len(before.lstrip())])
+        raise ValueError(f"{reading.name}: line {line} {what}")
+    reading.counts["rows_read"] += len(starts)
     parsed = _parsed(block) if len(block) <= reading.max_row_bytes else None
-    if parsed is not None and len(parsed) != len(pieces):
-        parsed = None
-    for number, piece in enumerate(pieces):
-        row = parsed[number] if parsed else _alone(ROW + piece, line, offset, reading)
+    if parsed is not None and len(parsed) == len(starts):
+        yield from zip((offset + start for start in starts), parsed, strict=True)
+        return
+    for start, stop in pairwise([*starts, len(block)]):
+        row = _alone(block[start:stop], offset + start, path, reading)
         if row is not None:
-            yield line, row
-        line, offset = line + piece.count(b"\n"), offset + len(ROW) + len(piece)
+            yield offset + start, row
 
 
-def _alone(row: bytes, line: int, offset: int, reading: Reading) -> dict[str, str] | None:
+def _alone(row: bytes, offset: int, path: Path, reading: Reading) -> dict[str, str] | None:
     """One row of a block that does not parse as a whole; None when this is the row at fault."""
     if b"<!DOCTYPE" in row:
-        raise ValueError(f"{reading.name}: line {line} {DOCTYPE}")
+        raise ValueError(f"{reading.name}: line {lines_of(path, [offset])[0]} {DOCTYPE}")
     row = row.rstrip()
     too_long = len(row) > reading.max_row_bytes
     if not too_long and (parsed := _parsed(row)):
         return parsed[0]
-    number = re.search(rb"""\sId\s*=\s*["'](-?\d{1,19})["']""", row[:TAIL_BYTES])
+    number = re.search(rb"""\sId\s*=\s*["'](-?\d{1,19})["']""", row[:HEAD_OF_ROW_BYTES])
     reason = f"over {reading.max_row_bytes} bytes" if too_long else _fault(row)
-    reading.set_aside(reason, line, number[1].decode() if number else None, offset)
+    reading.set_aside(reason, offset, number[1].decode() if number else None)
     return None
 
 
 class _Target:
-    """Collects the attributes of rows, and None for anything else inside <posts>: other elements, and text."""
+    """Collects the attributes of rows, and None for anything else inside the table: other elements, and text."""
 
     def __init__(self):
         self.found: list[dict[str, str] | None] = []
+        self.depth = 0
 
     def start(self, tag, attributes):
-        if tag != "posts":
-            self.found.append(attributes if tag == "row" else None)
+        self.depth += 1
+        if self.depth > 1:
+            self.found.append(attributes if tag == "row" and self.depth == 2 else None)
 
     def data(self, text):
         if not text.isspace():
             self.found.append(None)
 
     def end(self, tag):
-        pass
+        self.depth -= 1
 
     def close(self):
         return self.found
@@ -213,7 +171,7 @@ def _parsed(rows_of_block: bytes) -> list[dict[str, str]] | None:
 
 def _feed(rows_of_block: bytes) -> list:
     parser = etree.XMLParser(target=_Target(), huge_tree=True)  # max_row_bytes bounds a row, not libxml2's 10 MB
-    for part in (b"<posts>", rows_of_block, b"</posts>"):
+    for part in (b"<table>", rows_of_block, b"</table>"):
         parser.feed(part)
     return parser.close()
 

@@ -1,80 +1,54 @@
-"""Sorting more rows than memory holds: sorted runs on disk, then ranges of the key that fit in memory one by one.
+"""Runs: tables on disk that are sorted by a uint64 column `key`, so that all rows of a range of keys are found at once.
 
-The result is one order over all rows, whatever the sizes below are; they only bound memory: about three times
-RUN_BYTES while rows come in, and RANGE_BYTES + MARK_BYTES a run, plus the rows of one key, while ranges go out.
+What is partitioned here is read back range by range, from every run a slice: memory holds a range, whatever the total.
 """
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-RUN_BYTES = 64 << 20
-RANGE_BYTES = 64 << 20
-MARK_BYTES = 64 << 10
-ROW_OVERHEAD_BYTES = 200
+KEY = pa.field("key", pa.uint64())
+POST_ORDER = ["key", "source", "home", "kind", "id", "offset"]
+CLAIM_ORDER = ["key", "source", "id", "offset"]
+RECORD_ORDER = ["key", "source", "number"]
 
 
-class Runs:
-    """Rows of `schema`, to be had back in the order of the columns `order`; the first of these is the (int64) key."""
+def write_run(path: Path, table: pa.Table, order: list[str]) -> None:
+    """Write `table` sorted by the columns `order` (the first is `key`), whole or not at all."""
+    table = in_order(table, order).combine_chunks()
+    with whole(path) as draft, pa.ipc.new_file(str(draft), table.schema) as writer:
+        writer.write_table(table)
 
-    def __init__(self, folder: Path, schema: pa.Schema, order: list[str]):
-        folder.mkdir(parents=True)
-        self.folder, self.schema, self.order = folder, schema, order
-        self.paths: list[Path] = []
-        self.marks: list[np.ndarray] = []  # one key a MARK_BYTES of each run: where to cut ranges
-        self._clear()
 
-    def _clear(self) -> None:
-        self.columns: list[list] = [[] for _ in self.schema]
-        self.sizes: list[int] = []
-        self.held = 0
+def in_order(table: pa.Table, order: list[str]) -> pa.Table:
+    return table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in order]))
 
-    def add(self, row: tuple, size: int = 0) -> None:
-        """Take in one row; `size` is the length of its texts."""
-        for column, value in zip(self.columns, row, strict=True):
-            column.append(value)
-        self.sizes.append(size + ROW_OVERHEAD_BYTES)
-        self.held += self.sizes[-1]
-        if self.held >= RUN_BYTES:
-            self._spill()
 
-    def _spill(self) -> None:
-        table = pa.table(self.columns, schema=self.schema)
-        order = self._sorted_indices(table)
-        table = table.take(order).combine_chunks()
-        filled = np.cumsum(np.asarray(self.sizes)[order.to_numpy()])
-        marked = np.searchsorted(filled, np.arange(MARK_BYTES, filled[-1], MARK_BYTES))
-        self.marks.append(table[self.order[0]].to_numpy()[marked])
-        path = self.folder / f"run-{len(self.paths):05d}.arrow"
-        with pa.ipc.new_file(str(path), self.schema) as writer:
-            writer.write_table(table)
-        self.paths.append(path)
-        self._clear()
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A name to write to, this process's own, that becomes `path` at the end."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    yield draft
+    os.replace(draft, path)
 
-    def _sorted_indices(self, table: pa.Table) -> pa.Array:
-        return pc.sort_indices(table, sort_keys=[(name, "ascending") for name in self.order])
 
-    def ranges(self) -> Iterator[pa.Table]:
-        """All rows in order; every key's rows lie in one table."""
-        if self.sizes:
-            self._spill()
-        if not self.paths:
-            return
-        marks = np.sort(np.concatenate(self.marks))
-        cuts = np.unique(marks[::max(1, RANGE_BYTES // MARK_BYTES)][1:]).tolist()
-        for low, high in zip([None, *cuts], [*cuts, None], strict=True):
-            table = pa.concat_tables([self._slice(path, low, high) for path in self.paths])
-            if len(table):
-                yield table.take(self._sorted_indices(table))
+def slices(paths: list[Path], low: int, high: int, columns: list[str] | None = None) -> pa.Table:
+    """All rows with low <= key < high, of these columns (None: all), not yet in order. At least one path."""
+    return pa.concat_tables(_slice(path, low, high, columns) for path in paths)
 
-    def _slice(self, path: Path, low: int | None, high: int | None) -> pa.Table:
-        # Opened anew for each range: a big dump has more runs than a process may hold open files.
-        with pa.memory_map(str(path)) as mapped:
-            table = pa.ipc.open_file(mapped).read_all()
-        keys = table[self.order[0]].to_numpy()
-        first = 0 if low is None else int(np.searchsorted(keys, low))
-        last = len(keys) if high is None else int(np.searchsorted(keys, high))
-        return table.slice(first, last - first)
+
+def _slice(path: Path, low: int, high: int, columns: list[str] | None) -> pa.Table:
+    # Opened anew each time: a big dump has more runs than a process may hold open files. The file's pages stay on disk
+    # but for the slice.
+    with pa.memory_map(str(path)) as mapped:
+        table = pa.ipc.open_file(mapped).read_all()
+    keys = table["key"].to_numpy()
+    first = np.searchsorted(keys, np.uint64(low))
+    last = np.searchsorted(keys, np.uint64(high - 1), "right")
+    table = table.slice(int(first), int(last - first))
+    return table.select(columns) if columns else table

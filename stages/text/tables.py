@@ -1,21 +1,60 @@
-"""Read the tables of a pairs artifact."""
+"""The pairs artifact: a folder a split, with part-00000.parquet, ... in it; a row is a pair, better answer first.
+
+Columns as in lvwerra/stack-exchange-paired (metadata: url of the question, of the site, of the asker), the two scores,
+and what CC BY-SA asks for: ids of the answers (their url is SITE/a/ID), authors, their pages and the licenses, each for
+[question, response_j, response_k].
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow.parquet as parquet
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 SPLITS = ("finetune", "reward", "rl", "evaluation")
+GROUP_PAIRS = 2000
+GROUP_BYTES = 16 << 20
+TEXTS = pa.list_(pa.string())
+SCHEMA = pa.schema([
+    ("qid", pa.int64()), ("site", pa.string()), ("question", pa.string()), ("response_j", pa.string()),
+    ("response_k", pa.string()), ("score_j", pa.int64()), ("score_k", pa.int64()), ("date", pa.string()),
+    ("metadata", TEXTS), ("answer_j", pa.int64()), ("answer_k", pa.int64()), ("authors", TEXTS),
+    ("author_urls", TEXTS), ("licenses", TEXTS),
+])
+
+
+class Shard:
+    """Writes one file of SCHEMA, with one row group in memory; written even when it stays empty."""
+
+    def __init__(self, path: Path):
+        self.writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+        self.held: list[pa.Table] = []
+
+    def add(self, pairs: pa.Table) -> None:
+        """Take in rows of SCHEMA."""
+        self.held.append(pairs)
+        if sum(map(len, self.held)) >= GROUP_PAIRS or sum(table.nbytes for table in self.held) >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if table := pa.concat_tables([SCHEMA.empty_table(), *self.held]):
+            self.writer.write_table(table.combine_chunks())
+        self.held = []
+
+    def close(self) -> None:
+        self._flush()
+        self.writer.close()
 
 
 def rows_of(pairs: Path, split: str, columns: list[str] | None = None) -> Iterator[dict]:
     """The rows of one split as dictionaries, read group by group; ValueError when the table is missing."""
-    path = Path(pairs) / f"{split}.parquet"
-    if not path.is_file():
-        raise ValueError(f"{pairs} has no {split}.parquet: is it a pairs artifact?")
-    with parquet.ParquetFile(path) as table:
-        for batch in table.iter_batches(columns=columns):
-            yield from batch.to_pylist()
+    files = sorted((Path(pairs) / split).glob("part-*.parquet"))
+    if not files:
+        raise ValueError(f"{pairs} has no {split}/part-*.parquet: is it a pairs artifact?")
+    for file in files:
+        with pq.ParquetFile(file) as table:
+            for batch in table.iter_batches(columns=columns):
+                yield from batch.to_pylist()
 
 
 def answers_of(pairs: Path, split: str) -> Iterator[tuple[str, str]]:

@@ -10,26 +10,70 @@ rule posts:
         recipe=RECIPE_FILE,
         config=recipes.section(RECIPE, "posts"),
         dump=RECIPE.dump,
+    threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
         "python -m stages.posts --recipe {params.recipe:q} --dump {params.dump:q} --out {output:q}"
+        " --processes {threads}"
         " 2>&1 | tee -a {log:q}"
 
 
-# Questions to preference pairs, split by question.
-rule pairs:
-    input:
-        posts=rules.posts.output,
-    output:
-        f"{RUN}/pairs/manifest.json",
-    log:
-        f"{RUN}/logs/pairs.log",
-    params:
-        recipe=RECIPE_FILE,
-        config=recipes.section(RECIPE, "pairs"),
-    conda:
-        "../../environment.yml"
-    shell:
-        "python -m stages.pairs --recipe {params.recipe:q} --posts {input.posts:q} --out {output:q}"
-        " 2>&1 | tee -a {log:q}"
+# Questions to preference pairs, split by question: in one job, or scattered over SHARES jobs and gathered.
+if SHARES == 1:
+
+    rule pairs:
+        input:
+            posts=rules.posts.output,
+        output:
+            f"{RUN}/pairs/manifest.json",
+        log:
+            f"{RUN}/logs/pairs.log",
+        params:
+            recipe=RECIPE_FILE,
+            config=recipes.section(RECIPE, "pairs"),
+        threads: workflow.cores
+        conda:
+            "../../environment.yml"
+        shell:
+            "python -m stages.pairs --recipe {params.recipe:q} --posts {input.posts:q} --out {output:q}"
+            " --processes {threads}"
+            " 2>&1 | tee -a {log:q}"
+
+else:
+
+    rule pairs_share:
+        input:
+            posts=rules.posts.output,
+        output:
+            f"{RUN}/pairs-shares/{{share}}-of-{SHARES}/manifest.json",
+        log:
+            f"{RUN}/logs/pairs-share-{{share}}-of-{SHARES}.log",
+        params:
+            recipe=RECIPE_FILE,
+            config=recipes.section(RECIPE, "pairs"),
+            shares=SHARES,
+        wildcard_constraints:
+            share=r"\d+",
+        conda:
+            "../../environment.yml"
+        shell:
+            "python -m stages.pairs --recipe {params.recipe:q} --posts {input.posts:q} --out {output:q}"
+            " --share {wildcards.share}/{params.shares} --processes {threads}"
+            " 2>&1 | tee -a {log:q}"
+
+    rule pairs:
+        input:
+            shares=expand(rules.pairs_share.output, share=range(1, SHARES + 1)),
+        output:
+            f"{RUN}/pairs/manifest.json",
+        log:
+            f"{RUN}/logs/pairs.log",
+        params:
+            recipe=RECIPE_FILE,
+            config=recipes.section(RECIPE, "pairs"),
+        conda:
+            "../../environment.yml"
+        shell:
+            "python -m stages.gather --recipe {params.recipe:q} --shares {input.shares:q} --out {output:q}"
+            " 2>&1 | tee -a {log:q}"

@@ -1,0 +1,62 @@
+"""Gather: shares of the pairs, made apart from each other, to the one pairs artifact that a single command would make.
+
+    python -m stages.pairs --recipe configs/demo.yaml --posts results/demo/posts --share 1/2 --out results/mine/1
+    python -m stages.pairs --recipe configs/demo.yaml --posts results/demo/posts --share 2/2 --out results/mine/2
+    python -m stages.gather --recipe configs/demo.yaml --shares results/mine/1 results/mine/2 --out results/mine/pairs
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from stages.plumbing.artifact import folder_of, read_manifest, write_text
+from stages.recipe import Pairs
+from stages.text.card import pairs_card
+from stages.text.pairs_tally import added
+from stages.text.tables import SPLITS
+
+
+def run(config: Pairs, out: Path, *, shares: list[str]) -> dict:
+    """Fill `out` with the shards of all shares and return the sum of their counts.
+
+    Raises ValueError when they are not all the shares of one whole, or hold no pair.
+    """
+    folders = [folder_of(share) for share in shares]
+    manifests = [read_manifest(folder) for folder in folders]
+    _check_whole(folders, manifests)
+    for split in SPLITS:
+        shutil.rmtree(out / split, ignore_errors=True)
+        (out / split).mkdir()
+        for folder in folders:
+            for shard in sorted((folder / split).glob("part-*.parquet")):
+                _link(shard, out / split / shard.name)
+    metrics = added([manifest["metrics"] for manifest in manifests])
+    if not metrics["pairs"]:
+        raise ValueError(f"no pair in {len(shares)} shares; dropped: {metrics['dropped_questions']}")
+    write_text(out / "README.md", pairs_card(vars(config), metrics))
+    return metrics
+
+
+def _check_whole(folders: list[Path], manifests: list[dict]) -> None:
+    first = manifests[0]
+    asked = [f"{number}/{len(folders)}" for number in range(1, len(folders) + 1)]
+    found = [manifest.get("share") for manifest in manifests]
+    if sorted(map(str, found)) != sorted(asked):
+        raise ValueError(f"these are the shares {', '.join(map(str, found))}; needed are {', '.join(asked)}")
+    for folder, manifest in zip(folders, manifests, strict=True):
+        for name in ("config", "inputs"):
+            if manifest[name] != first[name]:
+                raise ValueError(f"{folder} was made with another {name} than {folders[0]}: make its share again")
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name for the same bytes; a copy where the file system cannot."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+if __name__ == "__main__":
+    from stages.plumbing.command import main
+    main(run)

@@ -1,0 +1,249 @@
+"""The README.md of a posts or pairs folder: a Hugging Face data set card, so that the folder can be uploaded as it is.
+
+Counts come from the stage's metrics; what these do not hold is left out. Names in them (sites, licences, reasons)
+come from the data and are escaped in stages/text/histograms.py.
+"""
+
+import re
+from itertools import pairwise
+
+import yaml
+
+from stages.text.histograms import cell, funnel, histogram, largest, plain, table, with_sum
+from stages.text.tables import SPLITS
+
+# Of the Hub's list (huggingface.co/docs/hub/repositories-licenses); it has no cc-by-sa-2.5.
+HUB_LICENSES = {"cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-3.0", "cc-by-4.0", "cc0-1.0", "unknown"}
+LICENSE_LINK = "https://stackoverflow.com/help/licensing"
+SHARE_ALIKE = re.compile(r"cc-by-sa-(2\.5|3\.0|4\.0)")
+TAGS = ["stack-exchange", "human-feedback"]
+POSTS_TITLE = "Stack Exchange questions with scored answers"
+PAIRS_TITLE = "Stack Exchange preference pairs"
+PURPOSES = {"finetune": "supervised fine-tuning", "reward": "the reward model", "rl": "prompts of PPO",
+            "evaluation": "held out; never trained on"}
+
+POSTS_COLUMNS = [
+    ("`question_id`", "integer", "number of the question on its site"),
+    ("`site`", "text", "host name of the site; with `question_id` it names a question"),
+    ("`title`", "text", "title of the question; empty where the source has none"),
+    ("`question`", "text", "body of the question, raw"),
+    ("`markup`", "text", "`html` or `markdown`: of the question and its answers"),
+    ("`tags`", "list of text", "tags of the question"),
+    ("`date`", "text", "when the question was posted, as the source writes it (dumps: ISO 8601, UTC)"),
+    ("`url`", "text", "address of the question"),
+    ("`author`", "text", "name of who asked; `user N` or `unknown` where the source has no name"),
+    ("`author_url`", "text", "address of their profile; empty where it is not known"),
+    ("`license`", "text", "licence of the question"),
+    ("`answers`", "list of struct", "its answers: the fields below"),
+    ("`answers.id`", "integer", "number of the answer on its site"),
+    ("`answers.text`", "text", "body of the answer, raw"),
+    ("`answers.author`, `answers.author_url`, `answers.license`", "text", "as above, of the answer"),
+    ("`answers.votes`", "integer, votes", "net, or up votes (see the rule below); null where the source does not say"),
+    ("`answers.accepted`", "boolean", "who asked accepted this answer"),
+    ("`answers.score`", "integer", "rank among the question's answers: the rule is below"),
+]
+PAIRS_COLUMNS = [
+    ("`qid`", "integer", "number of the question on its site"),
+    ("`site`", "text", "host name of the site; with `qid` it names a question"),
+    ("`question`", "text", "the question, in Markdown"),
+    ("`response_j`", "text", "the better answer, in Markdown"),
+    ("`response_k`", "text", "the worse answer, in Markdown"),
+    ("`score_j`, `score_k`", "integer", "their scores (the rule is below): `score_j` is the higher one"),
+    ("`date`", "text", "when the question was posted, as the source writes it (dumps: ISO 8601, UTC)"),
+    ("`metadata`", "list of text", "address of the question, of its site, and of the profile of who asked"),
+    ("`answer_j`, `answer_k`", "integer", "numbers of the two answers on their site"),
+    ("`authors`", "list of text", "names of who wrote the question, `response_j` and `response_k`"),
+    ("`author_urls`", "list of text", "addresses of their profiles, in this order; empty where not known"),
+    ("`licenses`", "list of text", "licences of the three posts, in this order"),
+]
+
+SCORE_RULE = (
+    "An answer's score is `round(log2(1 + votes))`, plus 1 if who asked accepted it, and -1 if its votes are negative "
+    "(accepted or not). Votes are net (up minus down), or up votes where the posts were made with `votes: up`.")
+DATES = (
+    "What people post on Stack Exchange is licensed under CC BY-SA, in the version of the day (UTC): 2.5 before "
+    "2011-04-08, 3.0 from then on, 4.0 since 2018-05-02. An edited post has the version of the day of its last edit. "
+    "A dump since 2020 states each post's licence; for an older one it follows from the date, and for a published "
+    f"table it is the one on that table's card. See <{LICENSE_LINK}>.")
+DUTIES = (
+    "Who shows a post or passes it on must say which site it is from, link to the question, name the author of each "
+    "post shown and link the name to the profile, name the licence with a link to it, say what was changed, and share "
+    "adaptations under the same licence or one that it allows.")
+LIMITS = [
+    "In net votes, 100 up and 100 down look like none at all. Votes show what readers liked, not what is true, and "
+    "older posts had more time to get them.",
+    "Published tables used as a source give no votes, titles or tags. The scores of `stack-exchange-preferences` are "
+    "kept as published; `stack-exchange-paired` publishes none, so its better answer has 1 and the other one 0.",
+    "A text is its last revision in the source; the author is who posted it first. Editors are not named.",
+    "People wrote the texts, and nobody checked them: they can be wrong, out of date or hostile, and hold personal "
+    "data. The authors' names are there because the licence asks for them.",
+]
+RAW_LIMIT = "Bodies are raw HTML (or Markdown) from strangers: sanitise them before a browser shows them."
+MARKDOWN_LIMIT = "Markdown can carry HTML and links from strangers: sanitise what it renders to before it is shown."
+ROWS_KEPT = {"questions": "kept: questions", "answers": "kept: answers", "rows_set_aside": "in `quarantine.jsonl`"}
+HISTOGRAMS = [("scores", ["score", "answers"]), ("score_gaps", ["`score_j - score_k`", "pairs"]),
+              ("question_characters", ["characters", "questions"]), ("answer_characters", ["characters", "answers"]),
+              ("years", ["year", "questions"])]
+
+
+def posts_card(config: dict, metrics: dict) -> str:
+    """README.md of a posts folder, from the stage's settings and metrics."""
+    at_least = f" with at least {cell(config['min_answers'])} answers" if "min_answers" in config else ""
+    return _joined(
+        _front_matter(POSTS_TITLE, metrics, metrics.get("questions"), {"train": "part-*.parquet"}, TAGS),
+        f"# {POSTS_TITLE}",
+        f"Questions{at_least} from Stack Exchange sites, each with its answers, their votes and a score that ranks "
+        f"them.{_sizes(metrics, 'questions', 'answers')} Texts are as in the source.",
+        _loading("train"),
+        _section("A row is a question", table(["column", "type, unit", "meaning"], POSTS_COLUMNS)),
+        _section("How it was made", SCORE_RULE, _settings(config)),
+        _section("Counts", _sites(metrics, "questions", "answers"),
+                 _others(metrics, bytes_read="bytes read",
+                         accepted_answers_not_in_the_file="accepted answers that the source does not hold")),
+        _section("From rows to posts", _funnel(metrics, "rows of the source", ROWS_KEPT, "dropped", "rows_read"),
+                 _reasons(metrics, "dropped_questions", "questions")),
+        _histograms(metrics),
+        _licence(metrics, "`license` is the question's, `answers.license` an answer's; `url`, authors and profiles "
+                          "stand beside them."),
+        _limits(*LIMITS, RAW_LIMIT)) + "\n"
+
+
+def pairs_card(config: dict, metrics: dict) -> str:
+    """README.md of a pairs folder, from the stage's settings and metrics."""
+    counts = metrics.get("pairs_by_split", {})
+    filled = [name for name in SPLITS if counts.get(name) != 0] or SPLITS  # of the others there may be no file
+    return _joined(
+        _front_matter(PAIRS_TITLE, metrics, metrics.get("pairs"), {name: f"{name}/part-*.parquet" for name in filled},
+                      [*TAGS, "preference", "rlhf", "reward-model"]),
+        f"# {PAIRS_TITLE}",
+        "Pairs of answers to one question from Stack Exchange sites, first the one with the higher score."
+        f"{_sizes(metrics, 'pairs', 'questions')} Texts are Markdown; the columns are those of "
+        "`lvwerra/stack-exchange-paired` and more.",
+        _loading(filled[0]),
+        _section("A row is a pair of answers", table(["column", "type, unit", "meaning"], PAIRS_COLUMNS)),
+        _section("How it was made", SCORE_RULE, _drawing(config), _settings(config)),
+        _section("Counts", _splits(metrics), _sites(metrics, "questions", "pairs"),
+                 _others(metrics, conversions="posts converted to Markdown")),
+        _section("From posts to pairs",
+                 _funnel(metrics, "posts in", {"posts_out": "kept"}, "dropped_posts", "posts_in"),
+                 _funnel(metrics, "questions in", {"questions": "kept"}, "dropped_questions"),
+                 _funnel(metrics, "pairs drawn", {"pairs": "kept"}, "dropped_pairs", "pairs_drawn"),
+                 _reasons(metrics, "posts_not_converted", "posts")),
+        _histograms(metrics),
+        _licence(metrics, "`licenses` are those of the question, `response_j` and `response_k`, as are `authors` and "
+                          "`author_urls`; `metadata` begins with the link. HTML was converted to Markdown: say so."),
+        _limits(*LIMITS, MARKDOWN_LIMIT)) + "\n"
+
+
+def _joined(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def _section(title: str, *parts: str) -> str:
+    """A heading over those parts that are there; nothing when none is."""
+    return _joined(f"## {title}", *parts) if any(parts) else ""
+
+
+def _front_matter(title: str, metrics: dict, rows: int | None, files: dict[str, str], tags: list[str]) -> str:
+    sites = list(metrics.get("sites", {}))
+    values = {"pretty_name": f"{title}: {plain(sites[0])}" if len(sites) == 1 else title,
+              **_hub_license(metrics.get("licenses", {})),
+              "task_categories": ["question-answering", "text-generation"], "tags": tags}
+    if rows is not None:
+        values["size_categories"] = [_size_category(rows)]
+    files = [{"split": split, "path": path} for split, path in files.items()]
+    values["configs"] = [{"config_name": "default", "data_files": files}]
+    return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
+
+
+def _hub_license(names: dict) -> dict:
+    """The Hub's identifiers when it has one for each name; otherwise 'other', named after all of them."""
+    found = sorted({_identifier(name) for name in names})
+    if set(found) <= HUB_LICENSES:
+        return {"license": found[0] if len(found) == 1 else found} if found else {}
+    link = {"license_link": LICENSE_LINK} if all(map(SHARE_ALIKE.fullmatch, found)) else {}
+    return {"license": "other", "license_name": "-and-".join(found)[:100], **link}
+
+
+def _identifier(name: object) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", str(name).lower()).strip("-.") or "unknown"
+
+
+def _size_category(rows: int) -> str:
+    """The Hub's name for a number of rows: n<1K, 1K<n<10K, ..., n>1T."""
+    names = ["1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T"]
+    categories = ["n<1K", *(f"{low}<n<{high}" for low, high in pairwise(names)), "n>1T"]
+    return categories[sum(rows >= 10 ** power for power in range(3, 13))]
+
+
+def _sizes(metrics: dict, *names: str) -> str:
+    counts = {name: metrics[name] for name in names if name in metrics}
+    counts |= {"sites": len(metrics["sites"])} if "sites" in metrics else {}
+    return f" In numbers: {', '.join(f'{name} {count:,}' for name, count in counts.items())}." if counts else ""
+
+
+def _loading(split: str) -> str:
+    return f'```python\nfrom datasets import load_dataset\n\nrows = load_dataset("THIS_FOLDER", split="{split}")\n```'
+
+
+def _settings(config: dict) -> str:
+    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in config.items()}
+    return table(["setting", "value"], [(cell(name), cell(", ".join(str(one) for one in values if one is not None)))
+                                        for name, values in lists.items()])
+
+
+def _drawing(config: dict) -> str:
+    most = cell(config["max_pairs_per_question"]) if "max_pairs_per_question" in config else "a set number"
+    return (f"Of the pairs of a question's answers whose scores differ enough, at most {most} are drawn without "
+            "replacement, by seed, site and question. The split is drawn by question: no question is in two. A pair is "
+            "dropped when a text is empty, outside the set lengths or not to be converted, or both answers are equal.")
+
+
+def _splits(metrics: dict) -> str:
+    pairs, questions = metrics.get("pairs_by_split", {}), metrics.get("questions_by_split", {})
+    rows = [(f"`{name}`: {PURPOSES[name]}", pairs.get(name, 0), questions.get(name, 0))
+            for name in SPLITS if name in pairs or name in questions]
+    return table(["split", "pairs", "questions"], with_sum(rows))
+
+
+def _sites(metrics: dict, *names: str) -> str:
+    rows = [(cell(site), *(counts.get(name, 0) for name in names)) for site, counts in metrics.get("sites", {}).items()]
+    return table(["site", *names], with_sum(largest(rows, rest="more sites")))
+
+
+def _others(metrics: dict, **names: str) -> str:
+    return table(["also counted", ""], [(words, metrics[name]) for name, words in names.items() if name in metrics])
+
+
+def _by_reason(metrics: dict, name: str) -> list[tuple]:
+    return largest([(f"dropped: {cell(reason)}", n) for reason, n in metrics.get(name, {}).items() if n])
+
+
+def _reasons(metrics: dict, name: str, counted: str) -> str:
+    return table([name.replace("_", " "), counted], with_sum(_by_reason(metrics, name)))
+
+
+def _funnel(metrics: dict, head: str, kept: dict[str, str], dropped: str, total: str = "") -> str:
+    """What was kept (metric: its words) and dropped, and their sum; `total` is the metric that it must come to."""
+    rows = [(words, metrics[name]) for name, words in kept.items() if name in metrics] + _by_reason(metrics, dropped)
+    return table([head, "count"], funnel(rows, metrics.get(total)))
+
+
+def _histograms(metrics: dict) -> str:
+    found = [histogram(metrics.get(name, {}), heads, binned=name.endswith("characters")) for name, heads in HISTOGRAMS]
+    return _section("Histograms", *found)
+
+
+def _licence(metrics: dict, where: str) -> str:
+    names = table(["licence", "posts"], with_sum(largest([
+        (_linked(name), count) for name, count in metrics.get("licenses", {}).items()], rest="more licences")))
+    return _section("Licence and attribution", DATES, names, DUTIES, where)
+
+
+def _linked(name: str) -> str:
+    version = SHARE_ALIKE.fullmatch(_identifier(name))
+    return f"[{cell(name)}](https://creativecommons.org/licenses/by-sa/{version[1]}/)" if version else cell(name)
+
+
+def _limits(*limits: str) -> str:
+    return _section("Known limits", "\n".join(f"- {limit}" for limit in limits))

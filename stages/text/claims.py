@@ -1,0 +1,75 @@
+"""Which question each post belongs to: no Id may stand for two posts, and up votes find their way to the question."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from stages.text import order
+from stages.text.runs import CLAIM_ORDER, KEY, in_order, slices, write_run
+
+
+@dataclass(frozen=True)
+class Check:
+    """One piece of work: the posts whose key lies in one part, of `parts`; `votes` is empty unless they are wanted."""
+
+    part: int
+    parts: int
+    claims: list[Path]
+    votes: list[Path]
+    sites: list[str]  # by number of the source
+    seed: int
+    out: Path
+
+
+@dataclass(frozen=True)
+class Clash:
+    """Two rows of one source that have one Id, and different questions."""
+
+    source: int
+    post: int
+    offsets: tuple[int, int]
+
+
+def check(work: Check) -> Clash | None:
+    """The first clash of this part; without one, and with votes, `out` gets the up votes of each post by question."""
+    if work.votes and work.out.exists():
+        return None
+    low, high = order.bounds(work.part, work.parts)
+    table = in_order(slices(work.claims, low, high), CLAIM_ORDER)
+    if clash := _clash(table):
+        return clash
+    if work.votes:
+        write_run(work.out, _ups(table, slices(work.votes, low, high), work), ["key", "source", "id"])
+    return None
+
+
+def _clash(claims: pa.Table) -> Clash | None:
+    sources, ids, homes, offsets = (claims[name].to_numpy() for name in ("source", "id", "home", "offset"))
+    found = ((ids[1:] == ids[:-1]) & (sources[1:] == sources[:-1]) & (homes[1:] != homes[:-1])).nonzero()[0]
+    if not len(found):
+        return None
+    at = found[0]
+    return Clash(int(sources[at]), int(ids[at]), (int(offsets[at]), int(offsets[at + 1])))
+
+
+def _ups(claims: pa.Table, votes: pa.Table, work: Check) -> pa.Table:
+    """(key of the question, source, post, up votes); votes for posts that are not there are nobody's."""
+    summed = votes.group_by(["source", "id"]).aggregate([("ups", "sum")])
+    homes = claims.select(["source", "id", "home"]).group_by(["source", "id", "home"]).aggregate([])
+    joined = summed.join(homes, ["source", "id"], join_type="inner").combine_chunks()
+    return pa.concat_tables([*_by_source(joined, work), _empty()])
+
+
+def _by_source(joined: pa.Table, work: Check) -> Iterator[pa.Table]:
+    sources = joined["source"].to_numpy()
+    for source in np.unique(sources):
+        rows = joined.filter(pa.array(sources == source))
+        keys = order.keys(work.sites[source], f"{work.seed} question", rows["home"].to_numpy())
+        yield pa.table([keys, rows["source"], rows["id"], rows["ups_sum"]], schema=_empty().schema)
+
+
+def _empty() -> pa.Table:
+    return pa.schema([KEY, ("source", pa.int32()), ("id", pa.int64()), ("ups", pa.int64())]).empty_table()

@@ -1,0 +1,149 @@
+"""Spans of a dump's tables to sorted runs: each span is read, checked and written on its own, in any process.
+
+A span leaves in its folder posts-NUMBER.arrow and claims-NUMBER.arrow (or votes-NUMBER.arrow), quarantine-NUMBER.jsonl
+and, last, span-NUMBER.json with what was counted: where that stands, the span is done.
+"""
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stages.plumbing.artifact import write_json
+from stages.text import head, order
+from stages.text.rows import Reading, rows
+from stages.text.runs import CLAIM_ORDER, KEY, POST_ORDER, write_run
+
+SPAN_BYTES = 32 << 20
+QUESTION, ANSWER = 1, 2
+UP_VOTE = "2"
+INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+LICENSES = (("2018-05-02", "CC BY-SA 3.0"), ("2011-04-08", "CC BY-SA 2.5"))  # until, name; 4.0 since
+ROW_OVERHEAD_BYTES = 200
+NUMBERS = ("Id", "PostTypeId", "ParentId", "Score", "AcceptedAnswerId", "OwnerUserId")
+TEXTS = {"body": "Body", "title": "Title", "tags": "Tags", "date": "CreationDate", "author": "OwnerDisplayName"}
+
+
+@dataclass(frozen=True)
+class Span:
+    """One piece of work: rows of one table of one site, and what bounds them."""
+
+    number: int
+    source: int  # place in the list of the run's sources
+    name: str  # for messages
+    site: str
+    table: str  # "posts" or "votes"
+    path: Path
+    place: head.Place
+    folder: Path
+    seed: int
+    max_row_bytes: int
+    max_bad_rows_share: float
+
+    def file(self, kind: str) -> Path:
+        return self.folder / f"{kind}-{self.number:05d}.{'arrow' if kind in ('posts', 'claims', 'votes') else 'json'}"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.folder / f"quarantine-{self.number:05d}.jsonl"
+
+
+def partition(span: Span) -> dict[str, int]:
+    """Read a span, leave its files, return what was counted (with `text_bytes` of its posts). ValueError as `rows`."""
+    done = span.file("span")
+    if done.exists():
+        return json.loads(done.read_text())
+    with open(span.quarantine, "w", encoding="utf-8") as quarantine:
+        reading = Reading(span.name, quarantine, span.max_row_bytes, span.max_bad_rows_share)
+        write = _partition_posts if span.table == "posts" else _partition_votes
+        write(span, reading)
+    counts = dict(reading.counts) | {"bytes_read": span.place.stop - span.place.start}
+    write_json(done, counts)
+    return counts
+
+
+def _partition_posts(span: Span, reading: Reading) -> None:
+    offsets, found = [], []
+    for offset, row in rows(span.path, span.place, reading):
+        offsets.append(offset)
+        found.append(row)
+    posts = _posts(offsets, found, reading)
+    reading.counts["text_bytes"] += pc.sum(posts["size"]).as_py() or 0
+    posts = posts.append_column("source", _constant(span.source, len(posts)))
+    claims = posts.select(["source", "id", "home", "offset"])
+    write_run(span.file("posts"), _with_keys(posts, span, "question", "home"), POST_ORDER)
+    write_run(span.file("claims"), _with_keys(claims, span, "post", "id"), CLAIM_ORDER)
+
+
+def _posts(offsets: list[int], found: list[dict[str, str]], reading: Reading) -> pa.Table:
+    """Questions and answers; rows that cannot be used are set aside, wiki pages and other types counted."""
+    number = {name: _integers([row.get(name) for row in found]) for name in NUMBERS}
+    kind = number["PostTypeId"]
+    home = pc.if_else(pc.equal(kind, ANSWER), number["ParentId"], number["Id"])
+    named = pc.and_(pc.is_valid(kind), pc.is_valid(number["Id"]))
+    other = pc.and_(named, pc.fill_null(pc.and_(pc.not_equal(kind, QUESTION), pc.not_equal(kind, ANSWER)), False))
+    usable = pc.and_(named, pc.and_(pc.is_valid(home), pc.is_valid(number["Score"])))
+    for at in pc.indices_nonzero(pc.invert(pc.or_(usable, other))).to_pylist():
+        reading.set_aside(_fault(found[at]), offsets[at], found[at].get("Id"))
+    if others := pc.sum(other).as_py():
+        reading.counts["dropped: other post types"] += others
+    text = {column: pa.array([row.get(name, "") for row in found], pa.string()) for column, name in TEXTS.items()}
+    license = pa.array([row.get("ContentLicense") or None for row in found], pa.string())
+    size = pc.add(pc.add(pc.binary_length(text["body"]), pc.binary_length(text["title"])), ROW_OVERHEAD_BYTES)
+    posts = pa.table({"home": home, "kind": kind, "id": number["Id"], "offset": pa.array(offsets, pa.int64()),
+                      "votes": number["Score"], "accepted": number["AcceptedAnswerId"], **text,
+                      "user": number["OwnerUserId"], "license": pc.coalesce(license, _licenses(text["date"])),
+                      "size": pc.cast(size, pa.int64())})
+    return posts.filter(pc.and_not(usable, other))
+
+
+def _integers(values: list[str | None]) -> pa.Array:
+    """int64; null for what is no whole number."""
+    texts = pa.array(values, pa.string())
+    whole_number = pc.match_substring_regex(texts, rf"\A(?:{INTEGER.pattern})\z")
+    return pc.cast(pc.if_else(whole_number, texts, None), pa.int64())
+
+
+def _fault(row: dict[str, str]) -> str:
+    """Why a row cannot be used; it cannot."""
+    needed = ("PostTypeId", "Id", "Score", "ParentId")
+    name = next(name for name in needed if not INTEGER.fullmatch(row.get(name, "")))
+    text = row.get(name, "")
+    return f"{name} is {text[:40]!r}, not a whole number" if text else f"no {name}"
+
+
+def _licenses(dates: pa.Array) -> pa.Array:
+    """Dumps before 2020 do not say: the terms of the day then (stackoverflow.com/help/licensing)."""
+    found = pa.array(["CC BY-SA 4.0"] * len(dates), pa.string())
+    for until, name in LICENSES:
+        found = pc.if_else(pc.less(dates, until), name, found)
+    return found
+
+
+def _partition_votes(span: Span, reading: Reading) -> None:
+    """Up votes of each post; other kinds of votes are read past."""
+    ups: Counter = Counter()
+    for offset, row in rows(span.path, span.place, reading):
+        post = row.get("PostId", "")
+        if not INTEGER.fullmatch(post):
+            reading.set_aside(f"PostId is {post[:40]!r}, not a whole number", offset, row.get("Id"))
+        elif row.get("VoteTypeId") == UP_VOTE:
+            ups[int(post)] += 1
+    table = pa.table({"source": _constant(span.source, len(ups)), "id": pa.array(ups.keys(), pa.int64()),
+                      "ups": pa.array(ups.values(), pa.int64())})
+    write_run(span.file("votes"), _with_keys(table, span, "post", "id"), ["key", "source", "id"])
+
+
+def _constant(value: int, length: int) -> pa.Array:
+    return pa.array(np.full(length, value, dtype=np.int32))
+
+
+def _with_keys(table: pa.Table, span: Span, purpose: str, column: str) -> pa.Table:
+    """`table` with its `key`: the order of the site's questions, or of its posts."""
+    found = order.keys(span.site, f"{span.seed} {purpose}", table[column].to_numpy())
+    return table.add_column(0, KEY, pa.array(found))
