@@ -11,6 +11,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from operator import itemgetter
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from stages.text.tally import in_order
 from stages.text.unpack import check_space, unpacked
 
 SCRATCH = "scratch"
+RUNS = ("posts", "sizes", "claims", "votes", "ups", "records", "recordsizes")
+HUB_BYTES = 8 << 30  # taken for the size of a hub data set, which is not known before
 DROPPED = "dropped: "
 Work = Span | Records
 
@@ -61,7 +64,7 @@ def _fill(out: Path, scratch: Path, config: Posts, dump: list[str], processes: i
         counts = _scanned(work, sources, config, processes)
     finally:
         _write_quarantine(work, out)
-    parts = _parts(config, scratch, origins, counts["posts"]["text_bytes"], processes)
+    parts = _parts(config, scratch, origins, work[0].parts, processes)
     metrics = _metrics(counts, _made(parts, config.max_questions, processes))
     if not metrics["questions"]:
         raise ValueError(f"{', '.join(dump)}: no question is left of {metrics['rows_read']} rows; "
@@ -85,17 +88,18 @@ def _wanted(sources: list[Source], config: Posts) -> list[Source]:
 
 def _plan(sources: list[Source], config: Posts, scratch: Path) -> tuple[list[Origin], list[Work]]:
     """Unpack what is packed, and cut all into pieces of work."""
-    origins, work = [], []
-    for number, source in enumerate(sources):
+    origins, pieces = [], []
+    for source in sources:
+        tables = {}
         if source.kind == "dump":
-            tables = [source.posts] + [source.votes] * (config.votes == "up")
-            paths = [_plain(table, scratch) for table in tables]
-            origins.append(Origin(source.place, source.site, paths[0]))
-            for table, path in zip(tables, paths, strict=True):
-                work += _spans(table, path, number, source, config, scratch, len(work))
-        else:
-            origins.append(Origin(source.place, source.place, Path(source.place)))
-            work += _records(source, number, config, scratch, len(work))
+            tables = {table.name.lower(): _plain(table, scratch)
+                      for table in [source.posts] + [source.votes] * (config.votes == "up")}
+        origins.append(Origin(source.place, source.site or source.place, tables.get("posts", Path(source.place))))
+        pieces.append(_pieces(source, tables))
+    parts = _number_of_parts(pieces, config.part_bytes)
+    numbers = count()
+    work = [_work(next(numbers), place, source, piece, parts, config, scratch)
+            for place, source in enumerate(sources) for piece in pieces[place]]
     _forget_other(work, scratch)
     return origins, work
 
@@ -107,47 +111,57 @@ def _plain(table: Table, scratch: Path) -> Path:
     return path
 
 
-def _spans(table: Table, path: Path, number: int, source: Source, config: Posts, scratch: Path, first: int
-           ) -> list[Span]:
-    root = table.name.lower()
-    return [Span(first + n, number, source.place, source.site, root, path, place, scratch, config.seed,
-                 config.max_row_bytes, config.max_bad_rows_share)
-            for n, place in enumerate(head.places(path, root, source.place, SPAN_BYTES))]
-
-
-def _records(source: Source, number: int, config: Posts, scratch: Path, first: int) -> list[Records]:
+def _pieces(source: Source, tables: dict[str, Path]) -> list[tuple]:
+    """(table, path, place in it) of a dump; (file, row groups, bytes) of a published set."""
     if source.kind == "hub":
-        pieces = [(source.place, None, None)]
-    else:
-        pieces = [(str(file), *piece) for file in parquet_files(source.place) for piece in groups_of(file)]
-    return [Records(first + n, number, *piece, scratch, config.seed, config.max_bad_rows_share)
-            for n, piece in enumerate(pieces)]
+        return [(source.place, None, HUB_BYTES)]
+    if source.kind == "parquet":
+        return [(str(file), *piece) for file in parquet_files(source.place) for piece in groups_of(file)]
+    return [(table, path, place) for table, path in tables.items()
+            for place in head.places(path, table, source.place, SPAN_BYTES)]
+
+
+def _number_of_parts(pieces: list[list[tuple]], part_bytes: int) -> int:
+    sizes = (piece[2] if isinstance(piece[2], int) else piece[2].bytes for of_source in pieces for piece in of_source
+             if piece[0] != "votes")
+    return max(1, -(-sum(sizes) // part_bytes))
+
+
+def _work(number: int, source_number: int, source: Source, piece: tuple, parts: int, config: Posts, scratch: Path
+          ) -> Work:
+    common = {"number": number, "source": source_number, "parts": parts, "folder": scratch, "seed": config.seed,
+              "max_bad_rows_share": config.max_bad_rows_share}
+    if source.kind == "dump":
+        table, path, place = piece
+        return Span(name=source.place, site=source.site, table=table, path=path, place=place,
+                    max_row_bytes=config.max_row_bytes, **common)
+    return Records(place=piece[0], groups=piece[1], bytes=piece[2], **common)
 
 
 def _forget_other(work: list[Work], scratch: Path) -> None:
     """What was begun by a version of this code that cut the work in another way is of no use."""
     plan, path = [str(piece) for piece in work], scratch / "plan.json"
     if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != plan:
-        for kind in ("span", "posts", "claims", "votes", "records", "quarantine", "ups", "part"):
-            for left in scratch.glob(f"{kind}-*"):
+        for left in scratch.iterdir():
+            if left.suffix != ".xml":  # unpacked tables are as good as before
                 left.unlink()
         write_json(path, plan)
 
 
 def _scanned(work: list[Work], sources: list[Source], config: Posts, processes: int) -> dict[str, Counter]:
     """Read everything; what was counted in each kind of table."""
-    sizes = [piece.bytes if isinstance(piece, Records) else piece.place.stop - piece.place.start for piece in work]
-    progress = Progress("read", sum(size or 0 for size in sizes), "bytes")
+    sizes = [piece.bytes if isinstance(piece, Records) else piece.place.bytes for piece in work]
+    progress = Progress("read", sum(sizes), "bytes")
     counts: dict[tuple[str, int], Counter] = {(piece.table, piece.source): Counter() for piece in work}
     for piece, size, found in zip(work, sizes, each(_scan, work, processes), strict=True):
         counts[piece.table, piece.source].update(found)
-        progress.advance(size or 0, f"{sum(count['rows_read'] for count in counts.values()):,} rows")
+        progress.advance(size, f"{sum(of['rows_read'] for of in counts.values()):,} rows")
     progress.finish()
-    for (table, source), count in counts.items():
-        if not count["rows_read"]:
+    for (table, source), found in counts.items():
+        if not found["rows_read"]:
             raise ValueError(f"{sources[source].place}: a {table} table without a single row")
-        check_share(sources[source].place, count, config.max_bad_rows_share)
-    return {kind: sum((count for (table, _), count in counts.items() if (table == "votes") == (kind == "votes")),
+        check_share(sources[source].place, found, config.max_bad_rows_share)
+    return {kind: sum((found for (table, _), found in counts.items() if (table == "votes") == (kind == "votes")),
                       Counter()) for kind in ("posts", "votes")}
 
 
@@ -167,21 +181,20 @@ def _write_quarantine(work: list[Work], out: Path) -> None:
             stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
-def _parts(config: Posts, scratch: Path, origins: list[Origin], text_bytes: int, processes: int) -> list[Part]:
+def _parts(config: Posts, scratch: Path, origins: list[Origin], number: int, processes: int) -> list[Part]:
     """The parts to make, after a check that no Id stands for two posts."""
-    number = max(1, -(-text_bytes // config.part_bytes))
-    files = {kind: sorted(scratch.glob(f"{kind}-*.arrow")) for kind in ("posts", "claims", "votes", "records")}
+    runs = {kind: sorted(scratch.glob(f"{kind}-*.arrow")) for kind in RUNS}
     sites = [origin.site for origin in origins]
-    checks = [claims.Check(n, number, files["claims"], files["votes"], sites, config.seed,
-                           scratch / f"ups-{n:05d}.arrow") for n in range(number if files["claims"] else 0)]
+    checks = [claims.Check(n, number, runs["claims"], runs["votes"], sites, config.seed, scratch / f"ups-{n:05d}.arrow")
+              for n in range(number if runs["claims"] else 0)]
     for clash in each(claims.check, checks, processes):
         if clash:
             raise double_id(origins[clash.source], clash.post, clash.offsets)
+    runs["ups"] = [check.out for check in checks if runs["votes"]]
     selection = Selection(config.sites, config.tags, config.asked_from, config.asked_before, config.code_languages,
                           config.min_answers)
-    ups = [check.out for check in checks if files["votes"]]
-    return [Part(n, number, files["posts"], ups, files["records"], origins, selection, config.max_question_bytes,
-                 scratch / f"part-{n:05d}.parquet") for n in range(number)]
+    return [Part(n, runs, origins, selection, config.max_question_bytes, scratch / f"part-{n:05d}.parquet")
+            for n in range(number)]
 
 
 def _made(parts: list[Part], limit: int | None, processes: int) -> dict[str, Counter]:

@@ -183,7 +183,7 @@ def test_shares_that_are_none(tmp_path, share):
 
 def test_killed_pairs_go_on_with_the_parts_that_are_missing(tmp_path, monkeypatch):
     make_posts(tmp_path / "posts", write(tmp_path, document(*(plain(n) for n in range(1, 3000, 3)))),
-               config=Posts(part_bytes=100_000))
+               config=Posts(part_bytes=50_000))
     make_pairs(tmp_path / "whole", tmp_path / "posts")
     convert, calls = paired._converter, []
 

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from stages.recipe import Posts
-from stages.text import head, join, order, partition
+from stages.text import head, join, order, partition, runs
 from stages.text.rows import Reading, rows
 from stages.text.scoring import answer_score
 from tests import dumps
@@ -74,7 +74,7 @@ def test_the_same_bytes_for_any_processes_spans_and_order_of_sources(tmp_path, m
         make_posts(tmp_path / name, *several, config=SMALL, processes=processes)
     monkeypatch.setattr(partition, "SPAN_BYTES", 3000)
     monkeypatch.setattr("stages.posts.SPAN_BYTES", 3000)
-    monkeypatch.setattr(join, "SLICE_BYTES", 5000)
+    monkeypatch.setattr(join, "CUT_BYTES", 5000)
     make_posts(tmp_path / "d", *reversed(several), config=SMALL)
     expected = bytes_of(tmp_path / "a")
     assert len(expected) > 8 and len(records(tmp_path / "a")) == 600
@@ -105,11 +105,18 @@ def test_keys_are_splitmix64_and_spread():
     assert len(set(keys.tolist())) == 10_000 and abs(keys.astype(float).mean() / 2**64 - 0.5) < 0.01
 
 
-def test_bounds_of_parts_join_and_cover_all():
-    for parts in (1, 3, 750):
-        ends = [order.bounds(part, parts) for part in range(parts)]
-        assert ends[0][0] == 0 and ends[-1][1] == 2**64
-        assert all(one[1] == other[0] for one, other in pairwise(ends))
+@pytest.mark.parametrize("parts", [1, 3, 750])
+def test_parts_of_runs_are_all_rows_once_in_ranges_of_keys(tmp_path, parts):
+    keys = np.random.default_rng(0).integers(0, 2**64, 600, dtype=np.uint64)
+    keys[:4] = 0, 2**64 - 1, 2**63, 2**63
+    for number, held in enumerate((keys[:600 // 7], keys[600 // 7:], keys[:0])):
+        runs.write_run(tmp_path / f"{number}", pa.table({"key": held, "n": np.arange(len(held))}), ["key"], parts)
+    found = [runs.part_of([tmp_path / "0", tmp_path / "1", tmp_path / "2"], part)["key"].to_numpy()
+             for part in range(parts)]
+    assert sorted(np.concatenate(found).tolist()) == sorted(keys.tolist())
+    assert [part for part, held in enumerate(found) for key in held.tolist() if key * parts >> 64 != part] == []
+    half = runs.part_of([tmp_path / "1"], parts // 2, lambda keys: keys % 2 == 0)["key"].to_numpy()
+    assert half.tolist() == sorted(k for k in keys[600 // 7:].tolist() if k % 2 == 0 and k * parts >> 64 == parts // 2)
 
 
 SELECTED = {
@@ -261,7 +268,7 @@ from pathlib import Path
 from stages import posts
 from stages.recipe import Posts
 from stages.text import join
-posts.SPAN_BYTES = join.SLICE_BYTES = 4 << 20
+posts.SPAN_BYTES = join.CUT_BYTES = 4 << 20
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 posts.run(Posts(part_bytes=8 << 20), Path(sys.argv[2]), dump=[sys.argv[1]])
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)

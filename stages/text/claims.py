@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from stages.text import order
-from stages.text.runs import CLAIM_ORDER, KEY, in_order, slices, write_run
+from stages.text.runs import CLAIM_ORDER, KEY, in_order, part_of, write_run
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,11 @@ def check(work: Check) -> Clash | None:
     """The first clash of this part; without one, and with votes, `out` gets the up votes of each post by question."""
     if work.votes and work.out.exists():
         return None
-    low, high = order.bounds(work.part, work.parts)
-    table = in_order(slices(work.claims, low, high), CLAIM_ORDER)
+    table = in_order(part_of(work.claims, work.part), CLAIM_ORDER)
     if clash := _clash(table):
         return clash
     if work.votes:
-        write_run(work.out, _ups(table, slices(work.votes, low, high), work), ["key", "source", "id"])
+        write_run(work.out, _ups(table, part_of(work.votes, work.part), work), ["key", "source", "id"], work.parts)
     return None
 
 

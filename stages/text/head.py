@@ -26,6 +26,10 @@ class Place:
     end: int
     first: bool
 
+    @property
+    def bytes(self) -> int:
+        return self.stop - self.start
+
 
 def places(path: Path, root: str, name: str, span_bytes: int) -> Iterator[Place]:
     """The table's rows in spans of `span_bytes`. ValueError when it is no such table, or is cut short."""

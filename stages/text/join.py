@@ -1,4 +1,4 @@
-"""Posts to questions with scored answers, from slices of the runs that hold them."""
+"""Posts to questions with scored answers, from the parts of the runs that hold them."""
 
 import re
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from stages.text.head import lines_of
 from stages.text.partition import QUESTION
-from stages.text.runs import POST_ORDER, in_order, slices
+from stages.text.runs import POST_ORDER, in_order, part_of
 from stages.text.scoring import answer_score
 from stages.text.tally import Tally
 
-SLICE_BYTES = 32 << 20
+CUT_BYTES = 192 << 20
 BATCH_ROWS = 1000
 
 
@@ -29,33 +29,44 @@ class Origin:
     path: Path
 
 
-def cuts(runs: list[Path], bounds: tuple[int, int], max_question_bytes: int, tally: Tally) -> list[tuple[int, int]]:
-    """Ranges of keys that hold SLICE_BYTES at most, or one question; questions over the limit are in none of them."""
-    if not runs:
+@dataclass(frozen=True)
+class Cut:
+    """Keys that are joined at once: from `low` to `high`, both included, without those in `over`."""
+
+    low: int
+    high: int
+    over: tuple[int, ...]
+
+    def __call__(self, keys: np.ndarray) -> np.ndarray:
+        wanted = (keys >= np.uint64(self.low)) & (keys <= np.uint64(self.high))
+        return wanted & ~np.isin(keys, np.array(self.over, dtype=np.uint64)) if self.over else wanted
+
+
+def cuts(sizes: list[Path], part: int, max_question_bytes: int, tally: Tally) -> list[Cut]:
+    """A part in one, unless it holds more than CUT_BYTES; questions over their limit are in no cut, but counted."""
+    if not sizes:
         return []
-    index = slices(runs, *bounds, ["key", "size"])
-    keys, which, posts = np.unique(index["key"].to_numpy(), return_inverse=True, return_counts=True)
-    sizes = np.bincount(which, weights=index["size"].to_numpy(), minlength=len(keys))
-    over = sizes > max_question_bytes
-    for number in posts[over]:
+    index = part_of(sizes, part)
+    keys, which = np.unique(index["key"].to_numpy(), return_inverse=True)
+    size_of, posts = (np.bincount(which, weights=index[name].to_numpy(), minlength=len(keys))
+                      for name in ("size", "posts"))
+    big = size_of > max_question_bytes
+    for number in posts[big]:
         tally.drop("over max_question_bytes", int(number))
-    run_of = np.cumsum(over)[~over]  # of keys without one between them that is left out
-    keys, through = keys[~over], np.cumsum(sizes[~over])
-    found, first = [], 0
-    while first < len(keys):
-        before = through[first - 1] if first else 0
-        full = int(np.searchsorted(through, before + SLICE_BYTES, "right"))
-        last = min(max(first + 1, full), int(np.searchsorted(run_of, run_of[first], "right")))
-        found.append((int(keys[first]), int(keys[last - 1]) + 1))
-        first = last
-    return found
+    over, keys = tuple(keys[big].tolist()), keys[~big]
+    if not len(keys):
+        return []
+    group = (np.cumsum(size_of[~big]) // CUT_BYTES).astype(int)
+    firsts = np.flatnonzero(np.diff(group, prepend=-1))
+    lasts = [*(firsts[1:] - 1), len(keys) - 1]
+    return [Cut(int(keys[first]), int(keys[last]), over) for first, last in zip(firsts, lasts, strict=True)]
 
 
-def joined(posts: list[Path], ups: list[Path], low: int, high: int, origins: list[Origin], tally: Tally
+def joined(posts: list[Path], ups: list[Path], part: int, cut: Cut, origins: list[Origin], tally: Tally
            ) -> Iterator[tuple[int, dict]]:
-    """(key, question record) of the keys from `low` up to `high`; without `ups`, votes are the posts' own."""
-    votes = _ups(ups, low, high) if ups else None
-    rows = as_dicts(slices(posts, low, high), POST_ORDER)
+    """(key, question record) of the keys in `cut`; without `ups`, votes are the posts' own."""
+    votes = _ups(ups, part, cut) if ups else None
+    rows = as_dicts(part_of(posts, part, cut), POST_ORDER)
     for (key, source, _), group in groupby(rows, key=itemgetter("key", "source", "home")):
         origin = origins[source]
         question, *answers = _without_copies(group, origin, tally)
@@ -67,9 +78,9 @@ def joined(posts: list[Path], ups: list[Path], low: int, high: int, origins: lis
         yield key, _question(question, answers, origin, tally)
 
 
-def _ups(runs: list[Path], low: int, high: int) -> dict[tuple[int, int], int]:
+def _ups(runs: list[Path], part: int, cut: Cut) -> dict[tuple[int, int], int]:
     """Up votes by (source, post)."""
-    table = slices(runs, low, high)
+    table = part_of(runs, part, cut)
     return dict(zip(zip(table["source"].to_pylist(), table["id"].to_pylist(), strict=True),
                     table["ups"].to_pylist(), strict=True))
 

@@ -24,6 +24,6 @@ def keys(site: str, purpose: str, ids: np.ndarray) -> np.ndarray:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def bounds(part: int, parts: int) -> tuple[int, int]:
-    """First key of a part, and of the part after it."""
-    return END * part // parts, END * (part + 1) // parts
+def first_key(part: int, parts: int) -> int:
+    """Where a part begins: parts are ranges of keys of one length."""
+    return END * part // parts

@@ -1,13 +1,15 @@
 """Spans of a dump's tables to sorted runs: each span is read, checked and written on its own, in any process.
 
-A span leaves in its folder posts-NUMBER.arrow and claims-NUMBER.arrow (or votes-NUMBER.arrow), quarantine-NUMBER.jsonl
-and, last, span-NUMBER.json with what was counted: where that stands, the span is done.
+A span leaves in its folder posts-, sizes- and claims-NUMBER.arrow (or votes-NUMBER.arrow), quarantine-NUMBER.jsonl and,
+last, span-NUMBER.json with what was counted: where that stands, the span is done.
 """
 
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ UP_VOTE = "2"
 INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 LICENSES = (("2018-05-02", "CC BY-SA 3.0"), ("2011-04-08", "CC BY-SA 2.5"))  # until, name; 4.0 since
 ROW_OVERHEAD_BYTES = 200
+BATCH_ROWS = 2000
 NUMBERS = ("Id", "PostTypeId", "ParentId", "Score", "AcceptedAnswerId", "OwnerUserId")
 TEXTS = {"body": "Body", "title": "Title", "tags": "Tags", "date": "CreationDate", "author": "OwnerDisplayName"}
 
@@ -38,6 +41,7 @@ class Span:
     name: str  # for messages
     site: str
     table: str  # "posts" or "votes"
+    parts: int
     path: Path
     place: head.Place
     folder: Path
@@ -46,7 +50,12 @@ class Span:
     max_bad_rows_share: float
 
     def file(self, kind: str) -> Path:
-        return self.folder / f"{kind}-{self.number:05d}.{'arrow' if kind in ('posts', 'claims', 'votes') else 'json'}"
+        """Of what this span leaves: "posts", "sizes", "claims" or "votes"."""
+        return self.folder / f"{kind}-{self.number:05d}.arrow"
+
+    @property
+    def done(self) -> Path:
+        return self.folder / f"span-{self.number:05d}.json"
 
     @property
     def quarantine(self) -> Path:
@@ -54,33 +63,34 @@ class Span:
 
 
 def partition(span: Span) -> dict[str, int]:
-    """Read a span, leave its files, return what was counted (with `text_bytes` of its posts). ValueError as `rows`."""
-    done = span.file("span")
-    if done.exists():
-        return json.loads(done.read_text())
+    """Read a span, leave its files, return what was counted. ValueError as `rows`."""
+    if span.done.exists():
+        return json.loads(span.done.read_text())
     with open(span.quarantine, "w", encoding="utf-8") as quarantine:
         reading = Reading(span.name, quarantine, span.max_row_bytes, span.max_bad_rows_share)
         write = _partition_posts if span.table == "posts" else _partition_votes
         write(span, reading)
-    counts = dict(reading.counts) | {"bytes_read": span.place.stop - span.place.start}
-    write_json(done, counts)
+    counts = dict(reading.counts) | {"bytes_read": span.place.bytes}
+    write_json(span.done, counts)
     return counts
 
 
 def _partition_posts(span: Span, reading: Reading) -> None:
-    offsets, found = [], []
-    for offset, row in rows(span.path, span.place, reading):
-        offsets.append(offset)
-        found.append(row)
-    posts = _posts(offsets, found, reading)
-    reading.counts["text_bytes"] += pc.sum(posts["size"]).as_py() or 0
+    found = rows(span.path, span.place, reading)
+    tables = [_posts([], [], reading)]
+    while batch := list(islice(found, BATCH_ROWS)):  # a table is a fraction of the size of its rows
+        tables.append(_posts(*zip(*batch, strict=True), reading))
+    posts = pa.concat_tables(tables)
     posts = posts.append_column("source", _constant(span.source, len(posts)))
     claims = posts.select(["source", "id", "home", "offset"])
-    write_run(span.file("posts"), _with_keys(posts, span, "question", "home"), POST_ORDER)
-    write_run(span.file("claims"), _with_keys(claims, span, "post", "id"), CLAIM_ORDER)
+    write_run(span.file("claims"), _with_keys(claims, span, "post", "id"), CLAIM_ORDER, span.parts)
+    posts = _with_keys(posts, span, "question", "home")
+    sizes = posts.select(["key", "size"]).append_column("posts", _constant(1, len(posts)))
+    write_run(span.file("sizes"), sizes, ["key"], span.parts)
+    write_run(span.file("posts"), posts, POST_ORDER, span.parts)
 
 
-def _posts(offsets: list[int], found: list[dict[str, str]], reading: Reading) -> pa.Table:
+def _posts(offsets: Sequence[int], found: Sequence[dict[str, str]], reading: Reading) -> pa.Table:
     """Questions and answers; rows that cannot be used are set aside, wiki pages and other types counted."""
     number = {name: _integers([row.get(name) for row in found]) for name in NUMBERS}
     kind = number["PostTypeId"]
@@ -136,7 +146,7 @@ def _partition_votes(span: Span, reading: Reading) -> None:
             ups[int(post)] += 1
     table = pa.table({"source": _constant(span.source, len(ups)), "id": pa.array(ups.keys(), pa.int64()),
                       "ups": pa.array(ups.values(), pa.int64())})
-    write_run(span.file("votes"), _with_keys(table, span, "post", "id"), ["key", "source", "id"])
+    write_run(span.file("votes"), _with_keys(table, span, "post", "id"), ["key", "source", "id"], span.parts)
 
 
 def _constant(value: int, length: int) -> pa.Array:

@@ -13,10 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.plumbing.artifact import write_json
-from stages.text import order
 from stages.text.join import Origin, as_dicts, cuts, joined
 from stages.text.questions import SCHEMA, questions_in, write_part
-from stages.text.runs import RECORD_ORDER, slices, whole
+from stages.text.runs import RECORD_ORDER, part_of, whole
 from stages.text.selection import Selection
 from stages.text.tally import Tally
 
@@ -26,10 +25,7 @@ class Part:
     """One piece of work: `out` is made of the keys of part `number` of `parts`, and last, beside it, its tally."""
 
     number: int
-    parts: int
-    posts: list[Path]
-    ups: list[Path]  # empty: votes are the posts' own
-    records: list[Path]
+    runs: dict[str, list[Path]]  # by kind: posts, sizes, ups (empty: votes are the posts' own), records, recordsizes
     origins: list[Origin]
     selection: Selection
     max_question_bytes: int
@@ -38,10 +34,6 @@ class Part:
     @property
     def tally(self) -> Path:
         return self.out.with_suffix(".json")
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        return order.bounds(self.number, self.parts)
 
 
 def make_part(part: Part, limit: int | None = None) -> dict[str, dict]:
@@ -74,14 +66,14 @@ def _kept(part: Part, tally: Tally) -> Iterator[dict]:
 
 
 def _posts(part: Part, tally: Tally) -> Iterator[tuple[int, dict]]:
-    for low, high in cuts(part.posts, part.bounds, part.max_question_bytes, tally):
-        yield from joined(part.posts, part.ups, low, high, part.origins, tally)
+    for cut in cuts(part.runs["sizes"], part.number, part.max_question_bytes, tally):
+        yield from joined(part.runs["posts"], part.runs["ups"], part.number, cut, part.origins, tally)
 
 
 def _records(part: Part, tally: Tally) -> Iterator[tuple[int, dict]]:
     """What came as questions already, from the published sets."""
-    for low, high in cuts(part.records, part.bounds, part.max_question_bytes, tally):
-        for record in as_dicts(slices(part.records, low, high), RECORD_ORDER):
+    for cut in cuts(part.runs["recordsizes"], part.number, part.max_question_bytes, tally):
+        for record in as_dicts(part_of(part.runs["records"], part.number, cut), RECORD_ORDER):
             yield record["key"], {name: record[name] for name in SCHEMA.names}
 
 
@@ -90,11 +82,8 @@ def passed_over(part: Part) -> dict[str, dict]:
     part.out.unlink(missing_ok=True)
     part.tally.unlink(missing_ok=True)
     tally = Tally()
-    low, high = part.bounds
-    posts = len(slices(part.posts, low, high, ["key"])) if part.posts else 0
-    if part.records:
-        answers = slices(part.records, low, high, ["answers"])["answers"]
-        posts += len(answers) + pc.sum(pc.list_value_length(answers)).as_py()
+    posts = sum(pc.sum(part_of(part.runs[kind], part.number)["posts"]).as_py() or 0
+                for kind in ("sizes", "recordsizes") if part.runs[kind])
     tally.drop("over max_questions", posts, questions=0)
     return tally.as_dict()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.plumbing.artifact import write_json
@@ -36,7 +37,8 @@ class Records:
     source: int
     place: str
     groups: tuple[int, ...] | None
-    bytes: int | None
+    bytes: int
+    parts: int
     folder: Path
     seed: int
     max_bad_rows_share: float
@@ -79,15 +81,18 @@ def partition_records(work: Records) -> dict[str, int]:
     """Rows to runs of question records; returns what was counted. ValueError when a hub data set cannot be had."""
     if work.done.exists():
         return json.loads(work.done.read_text())
-    for left in work.folder.glob(f"records-{work.number:05d}-*"):
+    for left in work.folder.glob(f"record*-{work.number:05d}-*"):
         left.unlink()
     with open(work.quarantine, "w", encoding="utf-8") as quarantine:
         reading = Reading(work.place, quarantine, 0, work.max_bad_rows_share)
         rows, shape = _local(work) if work.groups is not None else _hub(work.place)
         for number, held in enumerate(_batches(_records(rows, shape, reading))):
-            reading.counts["text_bytes"] += sum(size for *_, size in held)
-            write_run(work.folder / f"records-{work.number:05d}-{number:05d}.arrow", _table(held, work), RECORD_ORDER)
-    counts = dict(reading.counts) | {"bytes_read": work.bytes or 0}
+            table, name = _table(held, work), f"{work.number:05d}-{number:05d}.arrow"
+            posts = pc.add(pc.list_value_length(table["answers"]), 1)
+            sizes = table.select(["key", "size"]).append_column("posts", posts)
+            write_run(work.folder / f"recordsizes-{name}", sizes, ["key"], work.parts)
+            write_run(work.folder / f"records-{name}", table, RECORD_ORDER, work.parts)
+    counts = dict(reading.counts) | {"bytes_read": work.bytes if work.groups else 0}
     write_json(work.done, counts)
     return counts
 

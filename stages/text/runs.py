@@ -1,16 +1,19 @@
-"""Runs: tables on disk that are sorted by a uint64 column `key`, so that all rows of a range of keys are found at once.
+"""Runs: tables on disk, sorted by a uint64 column `key`, and cut into parts: equal ranges of keys, a batch each.
 
-What is partitioned here is read back range by range, from every run a slice: memory holds a range, whatever the total.
+What many spans left is read back part by part, from each run one batch: memory holds a part, whatever the total.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from stages.text.order import first_key
 
 KEY = pa.field("key", pa.uint64())
 POST_ORDER = ["key", "source", "home", "kind", "id", "offset"]
@@ -18,15 +21,22 @@ CLAIM_ORDER = ["key", "source", "id", "offset"]
 RECORD_ORDER = ["key", "source", "number"]
 
 
-def write_run(path: Path, table: pa.Table, order: list[str]) -> None:
+def write_run(path: Path, table: pa.Table, order: list[str], parts: int) -> None:
     """Write `table` sorted by the columns `order` (the first is `key`), whole or not at all."""
-    table = in_order(table, order).combine_chunks()
+    table = in_order(table, order)
+    firsts = np.array([first_key(part, parts) for part in range(parts)], dtype=np.uint64)
+    cuts = [*np.searchsorted(table["key"].to_numpy(), firsts).tolist(), len(table)]
     with whole(path) as draft, pa.ipc.new_file(str(draft), table.schema) as writer:
-        writer.write_table(table)
+        for first, last in pairwise(cuts):
+            writer.write_batch(_batch(table.slice(first, last - first)))
 
 
 def in_order(table: pa.Table, order: list[str]) -> pa.Table:
     return table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in order]))
+
+
+def _batch(table: pa.Table) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([column.combine_chunks() for column in table.columns], schema=table.schema)
 
 
 @contextmanager
@@ -37,18 +47,17 @@ def whole(path: Path) -> Iterator[Path]:
     os.replace(draft, path)
 
 
-def slices(paths: list[Path], low: int, high: int, columns: list[str] | None = None) -> pa.Table:
-    """All rows with low <= key < high, of these columns (None: all), not yet in order. At least one path."""
-    return pa.concat_tables(_slice(path, low, high, columns) for path in paths)
+def part_of(runs: list[Path], part: int, keep: Callable[[np.ndarray], np.ndarray] | None = None) -> pa.Table:
+    """The rows of one part, not yet in order; `keep` says of each key whether it is wanted. At least one run."""
+    return pa.concat_tables(_piece(run, part, keep) for run in runs)
 
 
-def _slice(path: Path, low: int, high: int, columns: list[str] | None) -> pa.Table:
-    # Opened anew each time: a big dump has more runs than a process may hold open files. The file's pages stay on disk
-    # but for the slice.
-    with pa.memory_map(str(path)) as mapped:
-        table = pa.ipc.open_file(mapped).read_all()
-    keys = table["key"].to_numpy()
-    first = np.searchsorted(keys, np.uint64(low))
-    last = np.searchsorted(keys, np.uint64(high - 1), "right")
-    table = table.slice(int(first), int(last - first))
-    return table.select(columns) if columns else table
+def _piece(run: Path, part: int, keep: Callable[[np.ndarray], np.ndarray] | None) -> pa.Table:
+    # Read, not mapped: of a mapped file whole stretches around what is used count as memory. Opened anew each time: a
+    # big dump has more runs than a process may hold open files.
+    with pa.OSFile(str(run)) as stream:
+        batch = pa.ipc.open_file(stream).get_batch(part)
+    if keep is not None:
+        wanted = keep(batch["key"].to_numpy())
+        batch = batch if wanted.all() else batch.filter(pa.array(wanted))
+    return pa.Table.from_batches([batch])
