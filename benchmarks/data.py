@@ -1,0 +1,230 @@
+"""The data stages on a dump of any size: what they cost, beside the usual way and beside a bare parser.
+
+    python -m benchmarks.data compare --megabytes 200 --repeats 3    against the usual way
+    python -m benchmarks.data parse --megabytes 200 --repeats 7      parse and partition against a bare expat pass
+    python -m benchmarks.data memory --megabytes 200 1000 4000       flat memory, linear time
+    python -m benchmarks.data processes --megabytes 200              two processes against one (idle machine)
+    python -m benchmarks.data extrapolate memory.json                what stackoverflow.com would take
+
+The dump is made by benchmarks/posts_xml.py. The stages run by their command lines. CPU seconds are user and system, of
+all processes of a run, start and imports included (not in `parse`); MB are 10^6 bytes.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+from benchmarks.measuring import Cost, bytes_in, measured
+from benchmarks.stage_runs import (
+    digests_of,
+    dump,
+    emptied,
+    metrics_of,
+    needed_posts,
+    remove_dumps,
+    run_stage,
+    say,
+)
+from benchmarks.tables import Goal, Result, machine
+
+FEWER_CPU_SECONDS, OF_EXPAT, PEAK_MB, DRIFT, SPEEDUP = 2.5, 0.7, 600, 1.1, 1.8
+STACKOVERFLOW_MB, STACKOVERFLOW_POSTS = 100_000, 60_000_000
+EXPAT = """
+import sys, time, xml.parsers.expat
+start, parser = time.process_time(), xml.parsers.expat.ParserCreate()
+with open(sys.argv[1], "rb") as stream:
+    while block := stream.read(1 << 20):
+        parser.Parse(block)
+parser.Parse(b"", True)
+print(time.process_time() - start)
+"""
+PARTITION = """
+import sys, time
+from pathlib import Path
+from stages.recipe import Posts
+from stages.text.head import places
+from stages.text.partition import SPAN_BYTES, Span, partition
+start, path, limits = time.process_time(), Path(sys.argv[1]), Posts()
+parts = -(-path.stat().st_size // limits.part_bytes)
+for number, place in enumerate(places(path, "posts", "dump", SPAN_BYTES)):
+    partition(Span(number=number, source=0, name="dump", site="site", table="posts", path=path, place=place, parts=parts,
+                   folder=Path(sys.argv[2]), seed=0, max_row_bytes=limits.max_row_bytes,
+                   max_bad_rows_share=limits.max_bad_rows_share))
+print(time.process_time() - start)
+"""
+
+
+def compare(given: argparse.Namespace, folder: Path) -> Result:
+    """Posts and pairs in one process, and the usual way, in turns."""
+    xml, runs = dump(folder, given.megabytes[0], given.seed), []
+    for _ in range(given.repeats):
+        ours = [run_stage(stage, xml, 1) for stage in ("posts", "pairs")]
+        usual = measured("-m", "benchmarks.usual_way", xml, xml.with_name("usual.parquet"))
+        runs += [_named("ours: posts", ours[0]), _named("ours: pairs", ours[1]), _named("usual way", usual)]
+    made, needed = metrics_of(xml, "pairs"), needed_posts(xml.parent / "pairs")
+    posts, pairs, theirs = (_median(runs, name, "cpu") for name in ("ours: posts", "ours: pairs", "usual way"))
+    counted = json.loads(usual.stdout)
+    rows = [[run["name"], run["cpu"], run["wall"], run["peak_mb"]] for run in runs]
+    goals = [
+        Goal("CPU seconds, usual way / ours", theirs / (posts + pairs), at_least=FEWER_CPU_SECONDS),
+        Goal("conversions a needed post", made["conversions"] / needed, 1, 1),
+        Goal("pairs, ours / usual way", made["pairs"] / counted["pairs"], 1, 1),
+    ]
+    title = (f"{given.megabytes[0]:g} MB, 1 process: {made['pairs']:,} pairs; conversions: {made['conversions']:,} "
+             f"(usual way {counted['conversions']:,}), posts needed: {needed:,}")
+    return Result(title, ["run", "CPU s", "wall s", "peak MB"], rows, goals, runs)
+
+
+def parse(given: argparse.Namespace, folder: Path) -> Result:
+    """A bare expat pass without handlers, and our parse and partition, in turns; imports not counted."""
+    xml, runs = dump(folder, given.megabytes[0], given.seed), []
+    for _ in range(given.repeats):
+        scratch = emptied(xml.with_name("partition"))
+        scratch.mkdir()
+        for name, command in (("expat", [EXPAT, xml]), ("partition", [PARTITION, xml, scratch])):
+            cost = measured("-c", *command)
+            seconds = float(cost.stdout)
+            runs.append(_named(name, cost) | {"seconds": seconds, "mb_s": xml.stat().st_size / 1e6 / seconds})
+            say(f"{name}: {runs[-1]['mb_s']:.0f} MB/s")
+    rows = [[name, _median(runs, name, "seconds"), _median(runs, name, "mb_s"), _median(runs, name, "peak_mb")]
+            for name in ("expat", "partition")]
+    goal = Goal("MB/s of partition / of expat", rows[1][2] / rows[0][2], at_least=OF_EXPAT)
+    title = f"{given.megabytes[0]:g} MB, 1 process, medians of {given.repeats}"
+    return Result(title, ["run", "CPU s", "MB a CPU s", "peak MB"], rows, [goal], runs)
+
+
+def memory(given: argparse.Namespace, folder: Path) -> Result:
+    """Each size once. Sizes are removed one by one, unless --keep."""
+    runs = []
+    for megabytes in given.megabytes:
+        xml = dump(folder, megabytes, given.seed)
+        for stage in ("posts", "pairs")[:1 + ("pairs" in given.stages)]:
+            cost = run_stage(stage, xml, given.processes)
+            rows = metrics_of(xml, "posts")["rows_read"]
+            artifact = bytes_in(xml.parent / stage) / 1e6
+            runs.append(_named(stage, cost) | {"megabytes": megabytes, "rows": rows, "processes": given.processes,
+                                               "artifact_mb": artifact, "disk_mb": max(cost.disk_mb, artifact)})
+        if not given.keep:
+            shutil.rmtree(xml.parent)
+    rows = [[run["megabytes"], run["name"], run["cpu"], run["cpu"] / run["megabytes"], run["wall"], run["peak_mb"],
+             run["disk_mb"], run["artifact_mb"]] for run in runs]
+    columns = ["MB", "stage", "CPU s", "CPU s/MB", "wall s", "peak MB", "disk while running, MB", "artifact MB"]
+    title = f"processes: {given.processes}; peak MB is that of the largest process"
+    return Result(title, columns, rows, [goal for name in given.stages for goal in _flat(runs, name)], runs)
+
+
+def _flat(runs: list[dict], stage: str) -> list[Goal]:
+    runs = [run for run in runs if run["name"] == stage]
+    goals = [Goal(f"{stage}: highest peak MB", max(run["peak_mb"] for run in runs), at_most=PEAK_MB)]
+    if len(runs) > 1:
+        before, last, cost = runs[-2], runs[-1], [run["cpu"] / run["megabytes"] for run in runs]
+        goals += [Goal(f"{stage}: peak, last size / one before", last["peak_mb"] / before["peak_mb"], at_most=DRIFT),
+                  Goal(f"{stage}: CPU s/MB, last size / first", cost[-1] / cost[0], at_most=DRIFT)]
+    return goals
+
+
+def processes(given: argparse.Namespace, folder: Path) -> Result:
+    """Wall seconds of one process and of two, in turns, and whether the same bytes come of both."""
+    xml, runs, digests = dump(folder, given.megabytes[0], given.seed), [], []
+    for _ in range(given.repeats):
+        for number in (1, 2):
+            runs += [_named(f"{stage} {number}", run_stage(stage, xml, number)) for stage in ("posts", "pairs")]
+            digests.append(digests_of(xml.parent))
+    differing = sum(digests[0].get(name) != other.get(name) for other in digests for name in digests[0] | other)
+    walls = {run["name"]: _median(runs, run["name"], "wall") for run in runs}
+    walls |= {f"together {n}": walls[f"posts {n}"] + walls[f"pairs {n}"] for n in (1, 2)}
+    rows = [[stage, walls[f"{stage} 1"], walls[f"{stage} 2"], walls[f"{stage} 1"] / walls[f"{stage} 2"]]
+            for stage in ("posts", "pairs", "together")]
+    goals = [Goal("wall of 1 process / of 2, together", rows[2][3], at_least=SPEEDUP),
+             Goal(f"files that differ, of {len(digests[0])}", differing, 0, 0)]
+    title = f"{given.megabytes[0]:g} MB, medians of {given.repeats}"
+    return Result(title, ["stage", "1 process, s", "2 processes, s", "speedup"], rows, goals, runs)
+
+
+def extrapolate(given: argparse.Namespace, folder: Path) -> Result:
+    """CPU seconds and bytes for each MB (and each row) of the largest size measured, times those of the site."""
+    runs = json.loads(given.measured.read_text(encoding="utf-8"))["runs"]
+    largest = max(run["megabytes"] for run in runs)
+    rows = []
+    for run in (run for run in runs if run["megabytes"] == largest):
+        times = STACKOVERFLOW_MB / run["megabytes"]
+        hours, by_rows = run["cpu"] * times / 3600, run["cpu"] / run["rows"] * STACKOVERFLOW_POSTS / 3600
+        rows.append([run["name"], hours, by_rows, *(hours / number for number in given.processes),
+                     run["disk_mb"] * times / 1000, run["artifact_mb"] * times / 1000])
+    if len(rows) > 1:  # the posts stay while pairs are made
+        sums = [sum(column) for column in list(zip(*rows, strict=True))[1:]]
+        rows.append(["together", *sums[:-2], max(rows[0][-2], rows[0][-1] + rows[1][-2]), sums[-1]])
+    columns = ["stage", "CPU h by MB", "CPU h by rows", *(f"h, {number} processes" for number in given.processes),
+               "disk while running, GB", "artifact GB"]
+    title = (f"EXTRAPOLATED, not measured: stackoverflow.com, {STACKOVERFLOW_MB / 1000:g} GB of Posts.xml, "
+             f"{STACKOVERFLOW_POSTS / 1e6:g} million posts,\nfrom {largest:g} MB: CPU s/MB times MB, evenly shared by "
+             "the processes; no disk is ever waited for; the dump itself comes on top")
+    return Result(title, columns, rows)
+
+
+def _named(name: str, cost: Cost) -> dict:
+    return {"name": name} | {key: value for key, value in asdict(cost).items() if key != "stdout"}
+
+
+def _median(runs: list[dict], name: str, key: str) -> float:
+    return median(run[key] for run in runs if run["name"] == name)
+
+
+@contextmanager
+def _work_folder(given: argparse.Namespace) -> Iterator[Path]:
+    """--folder, or a new one; with --keep the dumps and artifacts in it stay."""
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="benchmark-data-"))
+    try:
+        yield folder.absolute()
+    finally:
+        if given.keep:
+            say(f"kept: {folder}")
+        else:
+            remove_dumps(folder)
+            if not given.folder:
+                folder.rmdir()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="BENCHMARK")
+    for benchmark, sizes in ((compare, [200]), (parse, [200]), (memory, [200, 1000, 4000]), (processes, [200])):
+        one = commands.add_parser(benchmark.__name__, help=benchmark.__doc__)
+        one.add_argument("--megabytes", type=float, nargs="+" if benchmark is memory else 1, default=sizes, metavar="N")
+        one.add_argument("--seed", type=int, default=0, metavar="N", help="of the dump that is made")
+        one.add_argument("--folder", type=Path, help="where to work (default: a new one in the system's for such)")
+        one.add_argument("--keep", action="store_true", help="leave dumps and artifacts for the next run")
+        if benchmark is memory:
+            one.add_argument("--processes", type=int, default=1, metavar="N")
+            one.add_argument("--stages", nargs="+", choices=("posts", "pairs"), default=["posts", "pairs"])
+        else:
+            one.add_argument("--repeats", type=int, default=5 if benchmark is parse else 1, metavar="N")
+        one.set_defaults(benchmark=benchmark)
+    one = commands.add_parser("extrapolate", help=extrapolate.__doc__)
+    one.add_argument("measured", type=Path, metavar="FILE", help="the --json of `memory`")
+    one.add_argument("--processes", type=int, nargs="+", default=[1, 2, 16, 64], metavar="N")
+    one.set_defaults(benchmark=extrapolate, folder=None, keep=False)
+    for one in commands.choices.values():
+        one.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    return parser
+
+
+def main() -> None:
+    given = _parser().parse_args()
+    facts = machine()
+    with _work_folder(given) as folder:
+        result = given.benchmark(given, folder)
+    result.show()
+    print(f"\n{facts['cpu']}, {facts['cores']} cores; load average before: {facts['load_average_before'][0]:.2f}")
+    if given.json:
+        result.write(given.json, facts)
+
+
+if __name__ == "__main__":
+    main()
