@@ -53,8 +53,8 @@ from stages.text.partition import SPAN_BYTES, Span, partition
 start, path, limits = time.process_time(), Path(sys.argv[1]), Posts()
 parts = -(-path.stat().st_size // limits.part_bytes)
 for number, place in enumerate(places(path, "posts", "dump", SPAN_BYTES)):
-    partition(Span(number=number, source=0, name="dump", site="site", table="posts", path=path, place=place, parts=parts,
-                   folder=Path(sys.argv[2]), seed=0, max_row_bytes=limits.max_row_bytes,
+    partition(Span(number=number, source=0, name="dump", site="site", table="posts", path=path, place=place,
+                   parts=parts, folder=Path(sys.argv[2]), seed=0, max_row_bytes=limits.max_row_bytes,
                    max_bad_rows_share=limits.max_bad_rows_share))
 print(time.process_time() - start)
 """

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from stages.plumbing.artifact import write_json, write_text
 from stages.plumbing.progress import Progress
-from stages.plumbing.workers import each
+from stages.plumbing.workers import Workers
 from stages.recipe import Pairs
 from stages.text.card import pairs_card
 from stages.text.markdown import Limits
@@ -41,8 +41,9 @@ def run(config: Pairs, out: Path, *, posts: Path, processes: int = 1, share: str
     for folder in (scratch, *(out / split for split in SPLITS)):
         folder.mkdir(exist_ok=True)
     total = PairsTally()
-    for tally in _made(parts, _rules(config), out, scratch, processes):
-        total.add(tally)
+    with Workers(processes) as workers:
+        for tally in _made(parts, _rules(config), out, scratch, workers):
+            total.add(tally)
     metrics = total.metrics()
     if not metrics["pairs"] and share == "1/1":
         raise ValueError(f"{posts}: no pair comes of its questions; dropped: {metrics['dropped_questions']}")
@@ -67,12 +68,12 @@ def _rules(config: Pairs) -> Rules:
                  lengths)
 
 
-def _made(parts: list[Path], rules: Rules, out: Path, scratch: Path, processes: int) -> Iterator[dict]:
+def _made(parts: list[Path], rules: Rules, out: Path, scratch: Path, workers: Workers) -> Iterator[dict]:
     """What was counted in each part, made now or before a kill."""
     sizes = {part: pq.read_metadata(part) for part in parts}
     todo = [part for part in parts if not _tally_of(part, scratch).exists()]
     groups = [Group(part, number, rules) for part in todo for number in range(sizes[part].num_row_groups)]
-    results = each(paired, groups, processes)
+    results = workers.each(paired, groups)
     progress = Progress("pair", sum(size.num_rows for size in sizes.values()), "questions")
     for part in parts:
         if part in todo:

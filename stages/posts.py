@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stages.plumbing.artifact import write_json, write_text
 from stages.plumbing.progress import Progress
-from stages.plumbing.workers import each
+from stages.plumbing.workers import Workers
 from stages.recipe import Posts
 from stages.text import claims, head
 from stages.text.card import posts_card
@@ -48,7 +48,8 @@ def run(config: Posts, out: Path, *, dump: list[str], processes: int = 1) -> dic
     scratch = out / SCRATCH
     scratch.mkdir(exist_ok=True)
     try:
-        metrics = _fill(out, scratch, config, dump, processes)
+        with Workers(processes) as workers:
+            metrics = _fill(out, scratch, config, dump, workers)
     except ValueError:  # the same again would fail the same way: nothing to resume, and it may be the disk that is full
         shutil.rmtree(scratch)
         raise
@@ -57,15 +58,15 @@ def run(config: Posts, out: Path, *, dump: list[str], processes: int = 1) -> dic
     return metrics
 
 
-def _fill(out: Path, scratch: Path, config: Posts, dump: list[str], processes: int) -> dict:
+def _fill(out: Path, scratch: Path, config: Posts, dump: list[str], workers: Workers) -> dict:
     sources = _wanted(sources_of(dump), config)
     origins, work = _plan(sources, config, scratch)
     try:
-        counts = _scanned(work, sources, config, processes)
+        counts = _scanned(work, sources, config, workers)
     finally:
         _write_quarantine(work, out)
-    parts = _parts(config, scratch, origins, work[0].parts, processes)
-    metrics = _metrics(counts, _made(parts, config.max_questions, processes))
+    parts = _parts(config, scratch, origins, work[0].parts, workers)
+    metrics = _metrics(counts, _made(parts, config.max_questions, workers))
     if not metrics["questions"]:
         raise ValueError(f"{', '.join(dump)}: no question is left of {metrics['rows_read']} rows; "
                          f"dropped: {metrics['dropped']}")
@@ -148,12 +149,12 @@ def _forget_other(work: list[Work], scratch: Path) -> None:
         write_json(path, plan)
 
 
-def _scanned(work: list[Work], sources: list[Source], config: Posts, processes: int) -> dict[str, Counter]:
+def _scanned(work: list[Work], sources: list[Source], config: Posts, workers: Workers) -> dict[str, Counter]:
     """Read everything; what was counted in each kind of table."""
     sizes = [piece.bytes if isinstance(piece, Records) else piece.place.bytes for piece in work]
     progress = Progress("read", sum(sizes), "bytes")
     counts: dict[tuple[str, int], Counter] = {(piece.table, piece.source): Counter() for piece in work}
-    for piece, size, found in zip(work, sizes, each(_scan, work, processes), strict=True):
+    for piece, size, found in zip(work, sizes, workers.each(_scan, work), strict=True):
         counts[piece.table, piece.source].update(found)
         progress.advance(size, f"{sum(of['rows_read'] for of in counts.values()):,} rows")
     progress.finish()
@@ -181,13 +182,13 @@ def _write_quarantine(work: list[Work], out: Path) -> None:
             stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
-def _parts(config: Posts, scratch: Path, origins: list[Origin], number: int, processes: int) -> list[Part]:
+def _parts(config: Posts, scratch: Path, origins: list[Origin], number: int, workers: Workers) -> list[Part]:
     """The parts to make, after a check that no Id stands for two posts."""
     runs = {kind: sorted(scratch.glob(f"{kind}-*.arrow")) for kind in RUNS}
     sites = [origin.site for origin in origins]
     checks = [claims.Check(n, number, runs["claims"], runs["votes"], sites, config.seed, scratch / f"ups-{n:05d}.arrow")
               for n in range(number if runs["claims"] else 0)]
-    for clash in each(claims.check, checks, processes):
+    for clash in workers.each(claims.check, checks):
         if clash:
             raise double_id(origins[clash.source], clash.post, clash.offsets)
     runs["ups"] = [check.out for check in checks if runs["votes"]]
@@ -197,11 +198,11 @@ def _parts(config: Posts, scratch: Path, origins: list[Origin], number: int, pro
             for n in range(number)]
 
 
-def _made(parts: list[Part], limit: int | None, processes: int) -> dict[str, Counter]:
+def _made(parts: list[Part], limit: int | None, workers: Workers) -> dict[str, Counter]:
     """Make the parts, up to `limit` questions in all; what was counted in them, added up."""
     total: dict[str, Counter] = {}
     progress = Progress("join", len(parts), "parts")
-    for tally in _tallies(parts, limit, processes):
+    for tally in _tallies(parts, limit, workers):
         for name, counts in tally.items():
             total.setdefault(name, Counter()).update(counts)
         progress.advance(1, f"{total['questions'].total():,} questions")
@@ -209,11 +210,11 @@ def _made(parts: list[Part], limit: int | None, processes: int) -> dict[str, Cou
     return total
 
 
-def _tallies(parts: list[Part], limit: int | None, processes: int) -> Iterator[dict[str, dict]]:
+def _tallies(parts: list[Part], limit: int | None, workers: Workers) -> Iterator[dict[str, dict]]:
     if limit is None:
-        yield from each(make_part, parts, processes)
+        yield from workers.each(make_part, parts)
         return
-    made, left = each(make_part, parts, processes), limit
+    made, left = workers.each(make_part, parts), limit
     for part in parts:
         if left:
             tally = next(made)

@@ -235,22 +235,37 @@ def test_many_answers_to_one_question(tmp_path):
     assert len(record["answers"]) == 10_000
 
 
-def test_posts_killed_again_and_again_come_out_the_same(tmp_path):
-    """kill -9 of the whole group at many moments, then to the end: the same bytes, no leftovers."""
-    given = write(tmp_path, crowd(range(1, 60_000, 3)))
-    command = [sys.executable, "-c", SMALL_SPANS, "--recipe", str(ROOT / "configs/stackllama.yaml"), "--dump", given,
-               "--part-bytes", "400000", "--processes", "2", "--out"]
-    subprocess.run([*command, str(tmp_path / "whole")], cwd=ROOT, check=True, capture_output=True)
-    for wait in (0.9, 1.1, 1.3, 1.5, 1.7, 1.9, 2.1):
-        begun = subprocess.Popen([*command, str(tmp_path / "killed")], cwd=ROOT, start_new_session=True,
+def killed_and_made(command: list[str], folder: Path, waits: tuple[float, ...]) -> tuple[dict, dict]:
+    """(artifact of one run, artifact after kill -9 of the whole group at these seconds and one run to the end)."""
+    subprocess.run([*command, "--out", str(folder / "whole")], cwd=ROOT, check=True, capture_output=True)
+    for wait in waits:
+        begun = subprocess.Popen([*command, "--out", str(folder / "killed")], cwd=ROOT, start_new_session=True,
                                  stderr=subprocess.DEVNULL)
         time.sleep(wait)
         os.killpg(begun.pid, signal.SIGKILL)
-        begun.wait()
-    subprocess.run([*command, str(tmp_path / "killed")], cwd=ROOT, check=True, capture_output=True)
-    one, other = bytes_of(tmp_path / "whole"), bytes_of(tmp_path / "killed")
+        assert begun.wait() == -signal.SIGKILL, "it was done before it was killed"
+    subprocess.run([*command, "--out", str(folder / "killed")], cwd=ROOT, check=True, capture_output=True)
+    assert not [p for p in folder.iterdir() if "partial" in p.name or "set-aside" in p.name]
+    return bytes_of(folder / "whole"), bytes_of(folder / "killed")
+
+
+def test_posts_killed_again_and_again_come_out_the_same(tmp_path):
+    given = write(tmp_path, crowd(range(1, 60_000, 3)))
+    command = [sys.executable, "-c", SMALL_SPANS, "--recipe", str(ROOT / "configs/stackllama.yaml"), "--dump", given,
+               "--part-bytes", "400000", "--processes", "2"]
+    one, other = killed_and_made(command, tmp_path, (0.9, 1.1, 1.3, 1.5, 1.7, 1.9))
     assert one.keys() == other.keys() and len([name for name in one if name.startswith("part-")]) > 10
-    assert all(one[name] == other[name] for name in one if not name.startswith("manifest"))
+    assert all(one[name] == other[name] for name in one if name != "manifest.json")
+
+
+def test_pairs_killed_again_and_again_come_out_the_same(tmp_path):
+    given = write(tmp_path, crowd(range(1, 12_000, 3)))
+    make_posts(tmp_path / "posts", given, config=Posts(part_bytes=100_000))
+    command = [sys.executable, "-m", "stages.pairs", "--recipe", str(ROOT / "configs/stackllama.yaml"), "--posts",
+               str(tmp_path / "posts"), "--processes", "2"]
+    one, other = killed_and_made(command, tmp_path, (1.0, 1.2, 1.4, 1.6))
+    assert one.keys() == other.keys() and len([name for name in one if name.startswith("reward/")]) > 10
+    assert all(one[name] == other[name] for name in one if name != "manifest.json")
 
 
 SMALL_SPANS = """

@@ -1,15 +1,11 @@
-"""Scores, pairs, splits, Markdown, sorted runs: the parts, against plain loops."""
+"""Scores, pairs, splits: the parts, against plain loops."""
 
 import math
 import time
 from collections import Counter
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from stages.text import runs
-from stages.text.markdown import MAX_CHARACTERS, NotConvertedError, markdown_of
 from stages.text.pairing import pairs_of, split_of
 from stages.text.scoring import answer_score
 
@@ -70,90 +66,3 @@ def test_splits_have_their_shares_and_need_no_order():
         ([("site", n, SHARES, 42) for n in range(999)], [("site", n, SHARES, 43) for n in range(999)]),
         ([("site", n, SHARES, 42) for n in range(999)], [("other", n, SHARES, 42) for n in range(999)]))]
     assert min(moved) > 500
-
-
-CODE = "def f(a):\n    if a < b && c:\n\n        return my_var * 2  # *x* &amp;\n\n\tend"
-
-
-def test_code_stays_as_it_is():
-    escaped = CODE.replace("&", "&amp;").replace("<", "&lt;")
-    html = f'<p>Do</p>\n\n<pre class="lang-py prettyprint-override"><code>{escaped}\n</code></pre>\n\n<p>so</p>'
-    assert markdown_of(html, "html") == f"Do\n\n```py\n{CODE}\n```\n\nso"
-
-
-@pytest.mark.parametrize("classes, language", [
-    ("lang-py prettyprint-override", "py"), ("language-c++", "c++"), ("snippet-code-js lang-js", "js"),
-    ("python", "python"), ("lang-objective-c", "objective-c"), ("prettyprint", ""), ("lang-none", ""),
-    ("a`b", ""), ("", "")])
-def test_language_of_code(classes, language):
-    assert markdown_of(f'<pre class="{classes}"><code>x</code></pre>', "html") == f"```{language}\nx\n```"
-
-
-def test_blank_lines_collapse_and_markdown_passes():
-    assert markdown_of("<p>a</p>\n\n\n<pre><code>b\n\n \n\nc</code></pre>", "html") == "a\n\n```\nb\n\nc\n```"
-    assert markdown_of("a *b* <c>\n\n\n\nd", "markdown") == "a *b* <c>\n\n\n\nd"
-    assert markdown_of('<a href="u">t</a> <em>e</em> &lt;i&gt; &amp;amp;', "html") == "[t](u) *e* <i> &amp;"
-
-
-HOSTILE = {
-    "400 nested divs": "<div>" * 400 + "x" + "</div>" * 400,
-    "unclosed": "<p>x" * 4900,
-    "8000 items": "<ol>" + "<li>x</li>" * 8000 + "</ol>",
-    "a megabyte of <": "<" * 1_000_000,
-    "blanks": "<p>a" + " " * 190_000 + "b</p>",
-    "blanks as entities": "<p>a" + "&#32;" * 38_000 + "b</p>",
-    "colspan": "<table>" + "<tr><td colspan=1000>x</td></tr>" * 1000 + "</table>",
-    "growing": "<blockquote>" * 99 + "<br>x" * 2300 + "</blockquote>" * 99,
-    "start": f"<ol start='{'9' * 5000}'><li>x</li></ol>",
-}
-
-
-@pytest.mark.parametrize("html", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_posts_cost_little_and_are_dropped(html):
-    start = time.perf_counter()
-    with pytest.raises(NotConvertedError):
-        markdown_of(html, "html")
-    assert time.perf_counter() - start < 3
-
-
-@pytest.mark.parametrize("html", [
-    "<" * 4999, "<a" * 4999, "<!--" * 4999, "<![CDATA[" * 4999, "<?" * 4999, "</a" * 4999, "<!" + "a" * 9999,
-    "&" * 99_999, "<td>", "<li>", "<ol start=x><li>y", "\0", "<pre>", "", "http://a.b", "<a href>x</a>"])
-def test_odd_posts_cost_little_and_are_text(html):
-    start = time.perf_counter()
-    assert isinstance(markdown_of(html, "html"), str)
-    assert time.perf_counter() - start < 3
-
-
-def test_deep_enough_whoever_calls():
-    """The same post must not pass in one caller and overflow the stack of another."""
-    def called_from(depth):
-        return markdown_of("<div>" * 99 + "x", "html") if not depth else called_from(depth - 1)
-    assert called_from(0) == called_from(300) == "x"
-
-
-def test_text_over_the_cap_is_dropped():
-    with pytest.raises(NotConvertedError, match="too long"):
-        markdown_of("x" * (MAX_CHARACTERS + 1), "markdown")
-
-
-def test_sorted_runs_against_sorted(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "RUN_BYTES", 30_000)
-    monkeypatch.setattr(runs, "RANGE_BYTES", 10_000)
-    monkeypatch.setattr(runs, "MARK_BYTES", 1000)
-    generator = np.random.default_rng(0)
-    rows = [(int(key), number, f"text {number}") for number, key in enumerate(generator.integers(-50, 200, 3000))]
-    schema = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("t", pa.string())])
-    taken = runs.Runs(tmp_path / "runs", schema, ["key", "n"])
-    for row in rows:
-        taken.add(row, size=len(row[2]))
-    tables = list(taken.ranges())
-    assert [tuple(r.values()) for table in tables for r in table.to_pylist()] == sorted(rows)
-    assert len(taken.paths) > 10 and len(tables) > 20
-    assert max(len(table) for table in tables) < 10 * 3000 / len(tables)
-    keys = [set(table["key"].to_pylist()) for table in tables]
-    assert sum(map(len, keys)) == len(set().union(*keys))
-
-
-def test_no_rows_no_ranges(tmp_path):
-    assert list(runs.Runs(tmp_path / "runs", pa.schema([("key", pa.int64())]), ["key"]).ranges()) == []

@@ -58,7 +58,8 @@ def _start_of_rows(head: bytes, root: str, name: str) -> int:
     rest = head[opening:]
     declared = re.search(rb"""encoding\s*=\s*["']([^"']*)""", head[:opening])
     if declared and declared[1].lower() not in (b"utf-8", b"utf8", b"ascii", b"us-ascii"):
-        raise ValueError(f"{name}: declares the encoding {declared[1].decode('ascii', 'replace')}; a dump is UTF-8")
+        encoding = declared[1].decode("ascii", "replace")[:40]
+        raise ValueError(f"{name}: declares the encoding {encoding!r}; a dump is UTF-8")
     if opened := re.match(rb"<%s\s*>" % root.encode(), rest):
         return opening + opened.end()
     what = _looks_like(rest, root, head[:opening].count(b"\n") + 1)

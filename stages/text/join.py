@@ -16,7 +16,7 @@ from stages.text.runs import POST_ORDER, in_order, part_of
 from stages.text.scoring import answer_score
 from stages.text.tally import Tally
 
-CUT_BYTES = 192 << 20
+CUT_BYTES = 48 << 20  # of text; sorting holds it twice
 BATCH_ROWS = 1000
 
 
@@ -87,7 +87,8 @@ def _ups(runs: list[Path], part: int, cut: Cut) -> dict[tuple[int, int], int]:
 
 def as_dicts(table: pa.Table, columns: list[str]) -> Iterator[dict]:
     """Rows in the order of the columns."""
-    for batch in in_order(table, columns).to_batches(max_chunksize=BATCH_ROWS):
+    table = in_order(table, columns)  # and the other order goes
+    for batch in table.to_batches(max_chunksize=BATCH_ROWS):
         yield from batch.to_pylist()
 
 
