@@ -17,7 +17,8 @@ PLAIN = ["x", " ", "\n", "  \n", "\r\n", "é", ">", '"', "\x00", "&lt;", "&amp;"
          "<pre>", "</pre>", "<code>", "</code>", "<ul>", "</ul>", "<li>", "</li>", "<a>", "</a>", "<table>", "</table>",
          "<tr>", "</tr>", "<div>", "</div>", "<s>", "</s>"]
 OTHER = ["&", "& ", "&eacute;", "&lt", "&#60;", "&amp", "<", "<p", "<P>", "<p >", "<p/>", "</br>", "</ p>",
-         "<!-- c -->", "<!-- ", "<script>", "<textarea>", "<title>", "</x>", "<x>", "<p class='a'>", "<p class=a>", '<p class="a"id="b">',
+         "<!-- c -->", "<!-- ", "<script>", "<textarea>",
+         "<title>", "</x>", "<x>", "<p class='a'>", "<p class=a>", '<p class="a"id="b">',
          '<a href="a>b">', "<![CDATA[x]]>", "<?xml?>", "<!DOCTYPE html>"]
 
 

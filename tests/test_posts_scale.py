@@ -235,15 +235,18 @@ def test_many_answers_to_one_question(tmp_path):
     assert len(record["answers"]) == 10_000
 
 
-def killed_and_made(command: list[str], folder: Path, waits: tuple[float, ...]) -> tuple[dict, dict]:
-    """(artifact of one run, artifact after kill -9 of the whole group at these seconds and one run to the end)."""
+def killed_and_made(command: list[str], folder: Path) -> tuple[dict, dict]:
+    """(artifact of one run, artifact after kill -9 of the whole group at several moments and one run to the end)."""
+    start = time.monotonic()
     subprocess.run([*command, "--out", str(folder / "whole")], cwd=ROOT, check=True, capture_output=True)
-    for wait in waits:
+    seconds, kills = time.monotonic() - start, 0
+    for share in (0.3, 0.4, 0.5, 0.6, 0.6, 0.6):
         begun = subprocess.Popen([*command, "--out", str(folder / "killed")], cwd=ROOT, start_new_session=True,
                                  stderr=subprocess.DEVNULL)
-        time.sleep(wait)
+        time.sleep(share * seconds)
         os.killpg(begun.pid, signal.SIGKILL)
-        assert begun.wait() == -signal.SIGKILL, "it was done before it was killed"
+        kills += begun.wait() == -signal.SIGKILL
+    assert kills >= 2, "it was done before it was killed"
     subprocess.run([*command, "--out", str(folder / "killed")], cwd=ROOT, check=True, capture_output=True)
     assert not [p for p in folder.iterdir() if "partial" in p.name or "set-aside" in p.name]
     return bytes_of(folder / "whole"), bytes_of(folder / "killed")
@@ -253,7 +256,7 @@ def test_posts_killed_again_and_again_come_out_the_same(tmp_path):
     given = write(tmp_path, crowd(range(1, 60_000, 3)))
     command = [sys.executable, "-c", SMALL_SPANS, "--recipe", str(ROOT / "configs/stackllama.yaml"), "--dump", given,
                "--part-bytes", "400000", "--processes", "2"]
-    one, other = killed_and_made(command, tmp_path, (0.9, 1.1, 1.3, 1.5, 1.7, 1.9))
+    one, other = killed_and_made(command, tmp_path)
     assert one.keys() == other.keys() and len([name for name in one if name.startswith("part-")]) > 10
     assert all(one[name] == other[name] for name in one if name != "manifest.json")
 
@@ -263,7 +266,7 @@ def test_pairs_killed_again_and_again_come_out_the_same(tmp_path):
     make_posts(tmp_path / "posts", given, config=Posts(part_bytes=100_000))
     command = [sys.executable, "-m", "stages.pairs", "--recipe", str(ROOT / "configs/stackllama.yaml"), "--posts",
                str(tmp_path / "posts"), "--processes", "2"]
-    one, other = killed_and_made(command, tmp_path, (1.0, 1.2, 1.4, 1.6))
+    one, other = killed_and_made(command, tmp_path)
     assert one.keys() == other.keys() and len([name for name in one if name.startswith("reward/")]) > 10
     assert all(one[name] == other[name] for name in one if name != "manifest.json")
 

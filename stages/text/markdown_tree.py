@@ -13,7 +13,8 @@ from bs4.builder._htmlparser import BeautifulSoupHTMLParser
 
 PAIRED = (
     "p", "code", "pre", "a", "em", "strong", "ul", "ol", "li", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "sub",
-    "sup", "kbd", "b", "i", "s", "strike", "del", "div", "span", "table", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd")
+    "sup", "kbd", "b", "i", "s", "strike", "del", "div", "span", "table", "thead", "tbody", "tr", "th", "td",
+    "dl", "dt", "dd")
 VOID = ("br", "hr", "img")
 ENTITIES = {"lt": "<", "gt": ">", "amp": "&", "quot": '"', "nbsp": "\xa0", "#39": "'"}
 ATTRIBUTE = re.compile(r' ([a-z-]+)="([^"<>]*)"')

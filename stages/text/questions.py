@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-GROUP_QUESTIONS = 1000
+GROUP_QUESTIONS = 500
 BATCH_QUESTIONS = 200
 GROUP_CHARACTERS = 16 << 20
 ANSWER = pa.struct([("id", pa.int64()), ("text", pa.string()), ("author", pa.string()), ("author_url", pa.string()),
