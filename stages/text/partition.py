@@ -1,14 +1,10 @@
-"""Spans of a dump's tables to sorted runs: each span is read, checked and written on its own, in any process.
+"""Spans of a dump's tables to sorted runs: posts-, sizes- and claims-NUMBER.arrow, or votes-NUMBER.arrow."""
 
-A span leaves in its folder posts-, sizes- and claims-NUMBER.arrow (or votes-NUMBER.arrow), quarantine-NUMBER.jsonl and,
-last, span-NUMBER.json with what was counted: where that stands, the span is done.
-"""
-
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -16,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.plumbing.artifact import write_json
 from stages.text import head, order
+from stages.text.piece import Piece
 from stages.text.rows import Reading, rows
 from stages.text.runs import CLAIM_ORDER, KEY, POST_ORDER, write_run
 
@@ -32,47 +28,26 @@ NUMBERS = ("Id", "PostTypeId", "ParentId", "Score", "AcceptedAnswerId", "OwnerUs
 TEXTS = {"body": "Body", "title": "Title", "tags": "Tags", "date": "CreationDate", "author": "OwnerDisplayName"}
 
 
-@dataclass(frozen=True)
-class Span:
-    """One piece of work: rows of one table of one site, and what bounds them."""
+@dataclass(frozen=True, kw_only=True)
+class Span(Piece):
+    """Rows of one table of one site that stand next to each other."""
 
-    number: int
-    source: int  # place in the list of the run's sources
     name: str  # for messages
     site: str
     table: str  # "posts" or "votes"
-    parts: int
     path: Path
     place: head.Place
-    folder: Path
-    seed: int
     max_row_bytes: int
-    max_bad_rows_share: float
 
     def file(self, kind: str) -> Path:
         """Of what this span leaves: "posts", "sizes", "claims" or "votes"."""
         return self.folder / f"{kind}-{self.number:05d}.arrow"
 
-    @property
-    def done(self) -> Path:
-        return self.folder / f"span-{self.number:05d}.json"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.folder / f"quarantine-{self.number:05d}.jsonl"
-
 
 def partition(span: Span) -> dict[str, int]:
-    """Read a span, leave its files, return what was counted. ValueError as `rows`."""
-    if span.done.exists():
-        return json.loads(span.done.read_text())
-    with open(span.quarantine, "w", encoding="utf-8") as quarantine:
-        reading = Reading(span.name, quarantine, span.max_row_bytes, span.max_bad_rows_share)
-        write = _partition_posts if span.table == "posts" else _partition_votes
-        write(span, reading)
-    counts = dict(reading.counts) | {"bytes_read": span.place.bytes}
-    write_json(span.done, counts)
-    return counts
+    """Read a span, leave its runs, return what was counted. ValueError as `rows`."""
+    write = _partition_posts if span.table == "posts" else _partition_votes
+    return span.counted(span.name, span.max_row_bytes, span.place.bytes, partial(write, span))
 
 
 def _partition_posts(span: Span, reading: Reading) -> None:

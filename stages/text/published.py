@@ -6,10 +6,10 @@
 `metadata` is [url of the question, url of the site, url of its author]. Neither says votes, titles or tags.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stages.plumbing.artifact import write_json
 from stages.plumbing.progress import track
 from stages.text import order
+from stages.text.piece import Piece
 from stages.text.questions import SCHEMA, size_of
 from stages.text.rows import Reading
 from stages.text.runs import KEY, RECORD_ORDER, write_run
@@ -29,28 +29,14 @@ SPAN_BYTES = 32 << 20
 LICENSE = "CC BY-SA 4.0"  # of the tables, as their cards say
 
 
-@dataclass(frozen=True)
-class Records:
-    """One piece of work: some row groups of one parquet file, or all of a hub data set (`groups` is None)."""
+@dataclass(frozen=True, kw_only=True)
+class Records(Piece):
+    """Some row groups of one parquet file, or all of a hub data set (`groups` is None)."""
 
-    number: int
-    source: int
     place: str
     groups: tuple[int, ...] | None
     bytes: int
-    parts: int
-    folder: Path
-    seed: int
-    max_bad_rows_share: float
     table = "records"
-
-    @property
-    def done(self) -> Path:
-        return self.folder / f"span-{self.number:05d}.json"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.folder / f"quarantine-{self.number:05d}.jsonl"
 
 
 def parquet_files(place: str) -> list[Path]:
@@ -79,22 +65,19 @@ def groups_of(file: Path) -> Iterator[tuple[tuple[int, ...], int]]:
 
 def partition_records(work: Records) -> dict[str, int]:
     """Rows to runs of question records; returns what was counted. ValueError when a hub data set cannot be had."""
-    if work.done.exists():
-        return json.loads(work.done.read_text())
+    return work.counted(work.place, 0, work.bytes if work.groups else 0, partial(_partition, work))
+
+
+def _partition(work: Records, reading: Reading) -> None:
     for left in work.folder.glob(f"record*-{work.number:05d}-*"):
         left.unlink()
-    with open(work.quarantine, "w", encoding="utf-8") as quarantine:
-        reading = Reading(work.place, quarantine, 0, work.max_bad_rows_share)
-        rows, shape = _local(work) if work.groups is not None else _hub(work.place)
-        for number, held in enumerate(_batches(_records(rows, shape, reading))):
-            table, name = _table(held, work), f"{work.number:05d}-{number:05d}.arrow"
-            posts = pc.add(pc.list_value_length(table["answers"]), 1)
-            sizes = table.select(["key", "size"]).append_column("posts", posts)
-            write_run(work.folder / f"recordsizes-{name}", sizes, ["key"], work.parts)
-            write_run(work.folder / f"records-{name}", table, RECORD_ORDER, work.parts)
-    counts = dict(reading.counts) | {"bytes_read": work.bytes if work.groups else 0}
-    write_json(work.done, counts)
-    return counts
+    rows, shape = _local(work) if work.groups is not None else _hub(work.place)
+    for number, held in enumerate(_batches(_records(rows, shape, reading))):
+        table, name = _table(held, work), f"{work.number:05d}-{number:05d}.arrow"
+        posts = pc.add(pc.list_value_length(table["answers"]), 1)
+        sizes = table.select(["key", "size"]).append_column("posts", posts)
+        write_run(work.folder / f"recordsizes-{name}", sizes, ["key"], work.parts)
+        write_run(work.folder / f"records-{name}", table, RECORD_ORDER, work.parts)
 
 
 def _local(work: Records) -> tuple[Iterator[dict], Callable[[dict], dict]]:
