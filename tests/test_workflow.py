@@ -68,14 +68,17 @@ def manifest(folder: Path, stage: str) -> dict:
 # --- what can be said without running ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ALL)
+@pytest.mark.parametrize("rule", [*ALL, "pairs_share"])
 def test_a_rule_gives_a_stage_just_the_inputs_it_names(rule):
-    shell = re.search(rf"^rule {rule}:.*?^    shell:\n(.*?)(?:\n\n|\Z)", RULES, re.DOTALL | re.MULTILINE).group(1)
-    stage = re.search(r"python -m stages\.(\w+)", shell).group(1)
-    tree = ast.parse((ROOT / "stages" / f"{stage}.py").read_text())
-    run = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run")
-    flags = set(re.findall(r" --(\w+)", shell)) - {"recipe", "out"}
-    assert flags == {argument.arg for argument in run.args.kwonlyargs}
+    shells = re.findall(rf"^ *rule {rule}:.*?^ *shell:\n(.*?)(?:\n\n|\Z)", RULES, re.DOTALL | re.MULTILINE)
+    assert len(shells) == (2 if rule == "pairs" else 1)
+    for shell in shells:
+        stage = re.search(r"python -m stages\.(\w+)", shell).group(1)
+        tree = ast.parse((ROOT / "stages" / f"{stage}.py").read_text())
+        run = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run")
+        flags = set(re.findall(r" --(\w+)", shell)) - {"recipe", "out"}
+        inputs = {a.arg for a, default in zip(run.args.kwonlyargs, run.args.kw_defaults, strict=True) if not default}
+        assert inputs <= flags <= {argument.arg for argument in run.args.kwonlyargs}
 
 
 def test_nothing_made_yet_plans_everything_and_writes_nothing(tmp_path, checkout):
@@ -101,6 +104,7 @@ def test_parsing_takes_under_two_seconds_and_no_torch(checkout):
     ("ppo={lerning_rate: 1}", "snakemake: error: --config: ppo: unknown key 'lerning_rate'; did you mean"),
     ("dump=nowhere.7z", "snakemake: error: dump: there is no 'nowhere.7z'"),
     ("name=../up", "snakemake: error: name '../up' cannot name a folder"),
+    ("shares=0", "snakemake: error: --config: shares must be a whole number from 1 to 9999, not '0'"),
 ])
 def test_a_users_mistake_is_one_line(checkout, config, says):
     failed = subprocess.run(command("-n", config=(config,)), cwd=checkout, capture_output=True, text=True)
@@ -111,6 +115,18 @@ def test_a_users_mistake_is_one_line(checkout, config, says):
 
 def test_lint(checkout):
     assert "good condition" in snakemake(checkout, "--lint")
+
+
+def test_pairs_scattered_over_shares_are_the_same_pairs(checkout):
+    small_parts = "posts={part_bytes: 20000}"
+    asked = ("name=scattered", small_parts, "shares=3")
+    assert plan(checkout, "pairs", config=asked) == {"posts", "pairs_share", "pairs"}
+    snakemake(checkout, "pairs", config=asked)
+    snakemake(checkout, "pairs", config=("name=whole", small_parts))
+    found = {name: {str(file.relative_to(checkout / "results" / name)): file.read_bytes()
+                    for file in (checkout / "results" / name / "pairs").rglob("*.parquet")}
+             for name in ("scattered", "whole")}
+    assert found["scattered"] == found["whole"] and len(found["whole"]) >= 12
 
 
 # --- one real run --------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A piece of a source, read on its own, in any process: what all kinds of them have in common.
 
-A piece leaves its runs in a folder, quarantine-NUMBER.jsonl and, last, done-NUMBER.json with what was counted: where that
-stands, it is not read again.
+A piece leaves its runs in a folder, quarantine-NUMBER.jsonl and, last, done-NUMBER.json with what was counted: where
+that stands, it is not read again.
 """
 
 import json
