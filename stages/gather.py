@@ -9,7 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from stages.plumbing.artifact import folder_of, read_manifest, write_text
+from stages.plumbing.artifact import folder_of, read_manifest, write_json, write_text
 from stages.recipe import Pairs
 from stages.text.card import pairs_card
 from stages.text.pairs_tally import added
@@ -34,6 +34,7 @@ def run(config: Pairs, out: Path, *, shares: list[str]) -> dict:
     if not metrics["pairs"]:
         raise ValueError(f"no pair in {len(shares)} shares; dropped: {metrics['dropped_questions']}")
     write_text(out / "README.md", pairs_card(vars(config), metrics))
+    write_json(out / "metrics.json", metrics)
     return metrics
 
 

@@ -3,14 +3,15 @@
     python -m stages.pairs --recipe configs/demo.yaml --posts results/demo/posts --out results/demo/pairs
 
 Writes the folders finetune, reward, rl and evaluation with a `part-*.parquet` for each part of the posts (columns:
-stages/text/tables.py), and README.md, a data set card. A question is in one split only; consumers of prompts take each
-(site, qid) once. Parts that were done before a kill are not done again.
+stages/text/tables.py), metrics.json and README.md, a data set card. A question is in one split only; consumers of
+prompts take each (site, qid) once. Parts that were done before a kill are not done again.
 """
 
 import json
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -26,7 +27,7 @@ from stages.text.pairs_tally import PairsTally
 from stages.text.questions import parts_of
 from stages.text.tables import SPLITS, Shard
 
-SCRATCH = "scratch"
+SCRATCH, METRICS = "scratch", "metrics.json"
 
 
 def run(config: Pairs, out: Path, *, posts: Path, processes: int = 1, share: str = "1/1") -> dict:
@@ -37,19 +38,24 @@ def run(config: Pairs, out: Path, *, posts: Path, processes: int = 1, share: str
     depend on `processes`. Raises ValueError when no pair comes of all that `posts` holds.
     """
     parts = _share_of(parts_of(posts), share)
-    scratch = out / SCRATCH
-    for folder in (scratch, *(out / split for split in SPLITS)):
-        folder.mkdir(exist_ok=True)
+    scratch, told = out / SCRATCH, out / METRICS
+    if not told.exists():  # a run that was killed at the very end has told already
+        for folder in (scratch, *(out / split for split in SPLITS)):
+            folder.mkdir(exist_ok=True)
+        metrics = _total(_made(parts, _rules(config), out, scratch, processes))
+        if not metrics["pairs"] and share == "1/1":
+            raise ValueError(f"{posts}: no pair comes of its questions; dropped: {metrics['dropped_questions']}")
+        write_text(out / "README.md", pairs_card(vars(config), metrics))
+        write_json(told, metrics)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return json.loads(told.read_text(encoding="utf-8"))
+
+
+def _total(tallies: Iterator[dict]) -> dict:
     total = PairsTally()
-    with Workers(processes) as workers:
-        for tally in _made(parts, _rules(config), out, scratch, workers):
-            total.add(tally)
-    metrics = total.metrics()
-    if not metrics["pairs"] and share == "1/1":
-        raise ValueError(f"{posts}: no pair comes of its questions; dropped: {metrics['dropped_questions']}")
-    write_text(out / "README.md", pairs_card(vars(config), metrics))
-    shutil.rmtree(scratch)
-    return metrics
+    for tally in tallies:
+        total.add(tally)
+    return total.metrics()
 
 
 def _share_of(parts: list[Path], share: str) -> list[Path]:
@@ -68,19 +74,20 @@ def _rules(config: Pairs) -> Rules:
                  lengths)
 
 
-def _made(parts: list[Path], rules: Rules, out: Path, scratch: Path, workers: Workers) -> Iterator[dict]:
+def _made(parts: list[Path], rules: Rules, out: Path, scratch: Path, processes: int) -> Iterator[dict]:
     """What was counted in each part, made now or before a kill."""
     sizes = {part: pq.read_metadata(part) for part in parts}
     todo = [part for part in parts if not _tally_of(part, scratch).exists()]
     groups = [Group(part, number, rules) for part in todo for number in range(sizes[part].num_row_groups)]
-    results = workers.each(paired, groups)
     progress = Progress("pair", sum(size.num_rows for size in sizes.values()), "questions")
-    for part in parts:
-        if part in todo:
-            _make(part, (next(results) for _ in range(sizes[part].num_row_groups)), out, scratch, progress)
-        else:
-            progress.advance(sizes[part].num_rows)
-        yield json.loads(_tally_of(part, scratch).read_text(encoding="utf-8"))
+    with Workers(processes) as workers:
+        results = workers.each(paired, groups)
+        for part in parts:
+            if part in todo:
+                _make(part, islice(results, sizes[part].num_row_groups), out, scratch, progress)
+            else:
+                progress.advance(sizes[part].num_rows)
+            yield json.loads(_tally_of(part, scratch).read_text(encoding="utf-8"))
     progress.finish()
 
 

@@ -3,15 +3,15 @@
     python -m stages.posts --recipe configs/demo.yaml --dump data/demo --out results/demo/posts
 
 Writes `part-*.parquet`, in an order that is a shuffle by seed, `quarantine.jsonl`, a line for each row that cannot be
-used, and README.md, a data set card. Memory stays flat: tables are read in spans, spans leave sorted runs in scratch
-space, and each part is joined from slices of these. Whatever is done before a kill is not done again.
+used, metrics.json and README.md, a data set card. Memory stays flat: tables are read in spans, spans leave sorted runs
+in scratch space, and each part is joined from its parts of these. What was done before a kill is not done again.
 """
 
 import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from itertools import count
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
@@ -25,13 +25,13 @@ from stages.text.join import Origin, double_id
 from stages.text.partition import SPAN_BYTES, Span, partition
 from stages.text.parts import Part, link_parts, make_part, passed_over
 from stages.text.published import Records, groups_of, parquet_files, partition_records
-from stages.text.rows import check_share
+from stages.text.rows import ROWS_BEFORE_EARLY_STOP, check_share
 from stages.text.selection import Selection
 from stages.text.sources import Source, Table, sources_of
 from stages.text.tally import in_order
 from stages.text.unpack import check_space, unpacked
 
-SCRATCH = "scratch"
+SCRATCH, METRICS = "scratch", "metrics.json"
 RUNS = ("posts", "sizes", "claims", "votes", "ups", "records", "recordsizes")
 HUB_BYTES = 8 << 30  # taken for the size of a hub data set, which is not known before
 DROPPED = "dropped: "
@@ -45,17 +45,19 @@ def run(config: Posts, out: Path, *, dump: list[str], processes: int = 1) -> dic
     depend on `processes`. Raises ValueError with one line for people when a source cannot be used or nothing comes of
     all of them.
     """
-    scratch = out / SCRATCH
-    scratch.mkdir(exist_ok=True)
-    try:
-        with Workers(processes) as workers:
-            metrics = _fill(out, scratch, config, dump, workers)
-    except ValueError:  # the same again would fail the same way: nothing to resume, and it may be the disk that is full
-        shutil.rmtree(scratch)
-        raise
-    write_text(out / "README.md", posts_card(vars(config), metrics))
-    shutil.rmtree(scratch)
-    return metrics
+    scratch, told = out / SCRATCH, out / METRICS
+    if not told.exists():  # a run that was killed at the very end has told already
+        scratch.mkdir(exist_ok=True)
+        try:
+            with Workers(processes) as workers:
+                metrics = _fill(out, scratch, config, dump, workers)
+        except ValueError:  # the same again would fail the same way, and it may be the disk that is full
+            shutil.rmtree(scratch)
+            raise
+        write_text(out / "README.md", posts_card(vars(config), metrics))
+        write_json(told, metrics)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return json.loads(told.read_text(encoding="utf-8"))
 
 
 def _fill(out: Path, scratch: Path, config: Posts, dump: list[str], workers: Workers) -> dict:
@@ -64,7 +66,7 @@ def _fill(out: Path, scratch: Path, config: Posts, dump: list[str], workers: Wor
     try:
         counts = _scanned(work, sources, config, workers)
     finally:
-        _write_quarantine(work, out)
+        _write_quarantine(work, out / "quarantine.jsonl")
     parts = _parts(config, scratch, origins, work[0].parts, workers)
     metrics = _metrics(counts, _made(parts, config.max_questions, workers))
     if not metrics["questions"]:
@@ -91,18 +93,20 @@ def _plan(sources: list[Source], config: Posts, scratch: Path) -> tuple[list[Ori
     """Unpack what is packed, and cut all into pieces of work."""
     origins, pieces = [], []
     for source in sources:
-        tables = {}
-        if source.kind == "dump":
-            tables = {table.name.lower(): _plain(table, scratch)
-                      for table in [source.posts] + [source.votes] * (config.votes == "up")}
+        tables = {table.name.lower(): _plain(table, scratch) for table in _tables(source, config)}
         origins.append(Origin(source.place, source.site or source.place, tables.get("posts", Path(source.place))))
-        pieces.append(_pieces(source, tables))
-    parts = _number_of_parts(pieces, config.part_bytes)
-    numbers = count()
-    work = [_work(next(numbers), place, source, piece, parts, config, scratch)
-            for place, source in enumerate(sources) for piece in pieces[place]]
+        pieces += [(len(origins) - 1, *piece) for piece in _pieces(source, tables, config)]
+    text_bytes = sum(_bytes(values) for *_, values in pieces if values.get("table") != "votes")
+    common = {"parts": max(1, -(-text_bytes // config.part_bytes)), "folder": scratch, "seed": config.seed,
+              "max_bad_rows_share": config.max_bad_rows_share}
+    work = [kind(number=number, source=source, **common, **values)
+            for number, (source, kind, values) in enumerate(pieces)]
     _forget_other(work, scratch)
     return origins, work
+
+
+def _tables(source: Source, config: Posts) -> list[Table]:
+    return [table for table in (source.posts, source.votes if config.votes == "up" else None) if table]
 
 
 def _plain(table: Table, scratch: Path) -> Path:
@@ -112,31 +116,20 @@ def _plain(table: Table, scratch: Path) -> Path:
     return path
 
 
-def _pieces(source: Source, tables: dict[str, Path]) -> list[tuple]:
-    """(table, path, place in it) of a dump; (file, row groups, bytes) of a published set."""
+def _pieces(source: Source, tables: dict[str, Path], config: Posts) -> list[tuple[type, dict]]:
+    """Kind and values of each piece of a source, but for what is common to all."""
     if source.kind == "hub":
-        return [(source.place, None, HUB_BYTES)]
+        return [(Records, {"place": source.place, "groups": None, "bytes": HUB_BYTES})]
     if source.kind == "parquet":
-        return [(str(file), *piece) for file in parquet_files(source.place) for piece in groups_of(file)]
-    return [(table, path, place) for table, path in tables.items()
-            for place in head.places(path, table, source.place, SPAN_BYTES)]
+        return [(Records, {"place": str(file), "groups": groups, "bytes": size})
+                for file in parquet_files(source.place) for groups, size in groups_of(file)]
+    return [(Span, {"name": source.place, "site": source.site, "table": table, "path": path, "place": place,
+                    "max_row_bytes": config.max_row_bytes})
+            for table, path in tables.items() for place in head.places(path, table, source.place, SPAN_BYTES)]
 
 
-def _number_of_parts(pieces: list[list[tuple]], part_bytes: int) -> int:
-    sizes = (piece[2] if isinstance(piece[2], int) else piece[2].bytes for of_source in pieces for piece in of_source
-             if piece[0] != "votes")
-    return max(1, -(-sum(sizes) // part_bytes))
-
-
-def _work(number: int, source_number: int, source: Source, piece: tuple, parts: int, config: Posts, scratch: Path
-          ) -> Work:
-    common = {"number": number, "source": source_number, "parts": parts, "folder": scratch, "seed": config.seed,
-              "max_bad_rows_share": config.max_bad_rows_share}
-    if source.kind == "dump":
-        table, path, place = piece
-        return Span(name=source.place, site=source.site, table=table, path=path, place=place,
-                    max_row_bytes=config.max_row_bytes, **common)
-    return Records(place=piece[0], groups=piece[1], bytes=piece[2], **common)
+def _bytes(values: dict) -> int:
+    return values["bytes"] if "bytes" in values else values["place"].bytes
 
 
 def _forget_other(work: list[Work], scratch: Path) -> None:
@@ -151,12 +144,13 @@ def _forget_other(work: list[Work], scratch: Path) -> None:
 
 def _scanned(work: list[Work], sources: list[Source], config: Posts, workers: Workers) -> dict[str, Counter]:
     """Read everything; what was counted in each kind of table."""
-    sizes = [piece.bytes if isinstance(piece, Records) else piece.place.bytes for piece in work]
-    progress = Progress("read", sum(sizes), "bytes")
+    progress = Progress("read", sum(_bytes(vars(piece)) for piece in work), "bytes")
     counts: dict[tuple[str, int], Counter] = {(piece.table, piece.source): Counter() for piece in work}
-    for piece, size, found in zip(work, sizes, workers.each(_scan, work), strict=True):
-        counts[piece.table, piece.source].update(found)
-        progress.advance(size, f"{sum(of['rows_read'] for of in counts.values()):,} rows")
+    for piece, found in zip(work, workers.each(_scan, work), strict=True):
+        count = counts[piece.table, piece.source]
+        count.update(found)
+        check_share(sources[piece.source].place, count, config.max_bad_rows_share, ROWS_BEFORE_EARLY_STOP)
+        progress.advance(_bytes(vars(piece)), f"{sum(of['rows_read'] for of in counts.values()):,} rows")
     progress.finish()
     for (table, source), found in counts.items():
         if not found["rows_read"]:
@@ -170,16 +164,16 @@ def _scan(piece: Work) -> dict[str, int]:
     return partition(piece) if isinstance(piece, Span) else partition_records(piece)
 
 
-def _write_quarantine(work: list[Work], out: Path) -> None:
-    """One file, with the line of each row of a dump."""
-    with open(out / "quarantine.jsonl", "w", encoding="utf-8") as stream:
-        for piece in (piece for piece in work if piece.quarantine.exists()):
-            with open(piece.quarantine, encoding="utf-8") as lines:
-                records = sorted(map(json.loads, lines), key=itemgetter("offset"))
-            if isinstance(piece, Span):
-                lines = head.lines_of(piece.path, [record["offset"] for record in records]) if records else []
-                records = [record | {"line": line} for record, line in zip(records, lines, strict=True)]
-            stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+def _write_quarantine(work: list[Work], path: Path) -> None:
+    """One file, by source and place, with the line of each row of a dump."""
+    with open(path, "w", encoding="utf-8") as stream:
+        for file, pieces in groupby(work, key=lambda piece: getattr(piece, "path", None)):
+            lines = head.Lines(file) if file else None
+            for piece in (piece for piece in pieces if piece.quarantine.exists()):
+                with open(piece.quarantine, encoding="utf-8") as records:
+                    for record in sorted(map(json.loads, records), key=itemgetter("offset")):
+                        line = {"line": lines.at(record["offset"])} if lines else {}
+                        stream.write(json.dumps(record | line, ensure_ascii=False) + "\n")
 
 
 def _parts(config: Posts, scratch: Path, origins: list[Origin], number: int, workers: Workers) -> list[Part]:

@@ -68,7 +68,7 @@ def make_posts(out: Path, *dump: str, config: Posts = LENIENT, processes: int = 
     metrics = posts.run(config, out, dump=list(dump), processes=processes)
     used = metrics["questions"] + metrics["answers"] + metrics["rows_set_aside"] + sum(metrics["dropped"].values())
     assert metrics["rows_read"] == used
-    assert {p.suffix for p in out.iterdir()} == {".parquet", ".jsonl", ".md"}
+    assert {p.suffix for p in out.iterdir()} == {".parquet", ".jsonl", ".json", ".md"}
     return metrics, sorted(records(out), key=lambda r: (r["site"], r["question_id"]))
 
 

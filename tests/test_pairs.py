@@ -29,7 +29,7 @@ def make_pairs(out: Path, posts: Path, config: Pairs = PUBLISHED, **options
     assert metrics["pairs_by_split"] == {name: len(table) for name, table in tables.items()}
     assert metrics["pairs_drawn"] == metrics["pairs"] + sum(metrics["dropped_pairs"].values())
     assert metrics["posts_in"] == metrics["posts_out"] + sum(metrics["dropped_posts"].values())
-    assert {p.name for p in out.iterdir()} == {*SPLITS, "README.md"}
+    assert {p.name for p in out.iterdir()} == {*SPLITS, "README.md", "metrics.json"}
     return metrics, tables
 
 
@@ -140,7 +140,7 @@ def test_the_same_bytes_on_a_rerun_and_for_any_number_of_processes(tmp_path, mon
     for name, processes in (("a", 1), ("b", 1), ("c", 2), ("d", 4)):
         make_pairs(tmp_path / name, tmp_path / "posts", processes=processes)
     expected = shards(tmp_path / "a")
-    assert len(expected) == 1 + 4 * len(list((tmp_path / "posts").glob("part-*"))) > 12
+    assert len(expected) == 2 + 4 * len(list((tmp_path / "posts").glob("part-*"))) > 12
     assert all(shards(tmp_path / name) == expected for name in "bcd")
 
 

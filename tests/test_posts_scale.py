@@ -65,7 +65,8 @@ def test_lines_of_offsets(tmp_path, monkeypatch):
     monkeypatch.setattr(head, "CHUNK_BYTES", 3)
     path = tmp_path / "x"
     path.write_bytes(b"ab\n\ncd\r\ne\n")
-    assert head.lines_of(path, [0, 2, 3, 4, 8, 10]) == [1, 1, 2, 3, 4, 5]
+    lines = head.Lines(path)
+    assert [lines.at(offset) for offset in (0, 2, 3, 4, 8, 8, 10)] == [1, 1, 2, 3, 4, 4, 5]
 
 
 def test_the_same_bytes_for_any_processes_spans_and_order_of_sources(tmp_path, monkeypatch):
@@ -233,6 +234,26 @@ def test_many_answers_to_one_question(tmp_path):
     crowded = [question(1), *(answer(n, 1, n % 50) for n in range(2, 10_002))]
     _, [record] = posts_of(tmp_path, *crowded)
     assert len(record["answers"]) == 10_000
+
+
+def test_killed_at_the_very_end_it_is_told_again(tmp_path):
+    given, out = write(tmp_path, crowd(range(1, 90, 3))), tmp_path / "posts"
+    metrics, _ = make_posts(out, given)
+    before = bytes_of(out)
+    (out / "scratch").mkdir()
+    (out / "scratch/done-00000.json").write_text("half of it is gone")
+    assert make_posts(out, given)[0] == metrics and bytes_of(out) == before
+
+
+def test_lines_of_bad_rows_in_many_spans_and_sites(tmp_path, monkeypatch):
+    monkeypatch.setattr("stages.posts.SPAN_BYTES", 100)
+    bad = {f"{name}.test": document(plain(1), question("x"), plain(10), question(f"y{name}"), plain(20)) for name in "ab"}
+    given = [write(tmp_path, content, f"{site}/Posts.xml") for site, content in bad.items()]
+    make_posts(tmp_path / "posts", *given)
+    told = [json.loads(line) for line in (tmp_path / "posts/quarantine.jsonl").read_text().splitlines()]
+    assert [(r["id"], r["line"]) for r in told] == [("x", 6), ("ya", 10), ("x", 6), ("yb", 10)]
+    for record, content in zip(told, [bad["a.test"]] * 2 + [bad["b.test"]] * 2, strict=True):
+        assert content[record["offset"]:].startswith(f'<row Id="{record["id"]}"'.encode())
 
 
 def killed_and_made(command: list[str], folder: Path) -> tuple[dict, dict]:

@@ -40,15 +40,18 @@ def places(path: Path, root: str, name: str, span_bytes: int) -> Iterator[Place]
         yield Place(first, min(first + span_bytes, end), end, first == start)
 
 
-def lines_of(path: Path, offsets: list[int]) -> list[int]:
-    """The 1-based line of each byte offset; these must rise."""
-    found, line, at = [], 1, 0
-    with open(path, "rb") as stream:
-        for offset in offsets:
-            while at < offset and (chunk := stream.read(min(CHUNK_BYTES, offset - at))):
-                line, at = line + chunk.count(b"\n"), at + len(chunk)
-            found.append(line)
-    return found
+class Lines:
+    """The 1-based line of bytes of a file; these must be asked for in rising order, and the file is read once."""
+
+    def __init__(self, path: Path):
+        self.path, self.line, self.place = path, 1, 0
+
+    def at(self, offset: int) -> int:
+        with open(self.path, "rb") as stream:
+            stream.seek(self.place)
+            while self.place < offset and (chunk := stream.read(min(CHUNK_BYTES, offset - self.place))):
+                self.line, self.place = self.line + chunk.count(b"\n"), self.place + len(chunk)
+        return self.line
 
 
 def _start_of_rows(head: bytes, root: str, name: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from stages.text.head import lines_of
+from stages.text.head import Lines
 from stages.text.partition import QUESTION
 from stages.text.runs import POST_ORDER, in_order, part_of
 from stages.text.scoring import answer_score
@@ -105,7 +105,8 @@ def _without_copies(group: Iterator[dict], origin: Origin, tally: Tally) -> list
 
 
 def double_id(origin: Origin, post: int, offsets: tuple[int, int]) -> ValueError:
-    first, second = lines_of(origin.path, sorted(offsets))
+    lines = Lines(origin.path)
+    first, second = (lines.at(offset) for offset in sorted(offsets))
     return ValueError(f"{origin.name}: two different rows have Id {post}: lines {first} and {second}; remove one")
 
 

@@ -17,7 +17,7 @@ from typing import BinaryIO, TextIO
 
 from lxml import etree
 
-from stages.text.head import DOCTYPE, PROLOG, Place, lines_of
+from stages.text.head import DOCTYPE, PROLOG, Lines, Place
 
 BLOCK_BYTES = 1 << 20
 HEAD_OF_ROW_BYTES = 1 << 10
@@ -110,7 +110,7 @@ def _rows_of(block: bytes, offset: int, path: Path, reading: Reading) -> Iterato
     before = block[:starts[0] if starts else len(block)]
     if not PROLOG.fullmatch(before):
         what = DOCTYPE if b"<!DOCTYPE" in before else "holds something other than rows"
-        [line] = lines_of(path, [offset + len(before) - len(before.lstrip())])
+        line = Lines(path).at(offset + len(before) - len(before.lstrip()))
         raise ValueError(f"{reading.name}: line {line} {what}")
     reading.counts["rows_read"] += len(starts)
     parsed = _parsed(block) if len(block) <= reading.max_row_bytes else None
@@ -126,7 +126,7 @@ def _rows_of(block: bytes, offset: int, path: Path, reading: Reading) -> Iterato
 def _alone(row: bytes, offset: int, path: Path, reading: Reading) -> dict[str, str] | None:
     """One row of a block that does not parse as a whole; None when this is the row at fault."""
     if b"<!DOCTYPE" in row:
-        raise ValueError(f"{reading.name}: line {lines_of(path, [offset])[0]} {DOCTYPE}")
+        raise ValueError(f"{reading.name}: line {Lines(path).at(offset)} {DOCTYPE}")
     row = row.rstrip()
     too_long = len(row) > reading.max_row_bytes
     if not too_long and (parsed := _parsed(row)):
