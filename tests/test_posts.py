@@ -1,6 +1,7 @@
 """Dumps to questions with scored answers: real ones, odd ones, broken ones."""
 
 import json
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -223,6 +224,36 @@ NO_DUMP = {
     "cut after a row": (document(plain()).removesuffix(b"</posts>\n"), "cut short"),
     "something else in the table": (document("<note/>\n", plain()), "other than rows"),
 }
+
+
+HOSTILE = {
+    "comments before the table": b"<!---->" * 5000 + b"x",
+    "comments among the rows": document(plain(1), "<!---->" * 5000 + "x" + "<!--" * 5000),
+    "comments that have no end": document("<!--" * 100_000),
+    "white space": b"<posts>" + b" \n" * 2_000_000 + b"</posts>",
+    "instructions": b"<?a?>" * 10_000 + b"<posts>",
+    "rows of nothing": b"<posts>" + b"<row" * 50_000 + b"</posts>",
+    "one long row": b"<posts><row Body='" + b"&#60;" * 3_000_000 + b"</posts>",
+    "one long name": b"<posts><row " + b"a" * 5_000_000 + b"/></posts>",
+    "attributes": b"<posts><row " + b"".join(b"a%d='' " % n for n in range(100_000)) + b"/></posts>",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_files_are_answered_in_seconds(tmp_path, content):
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=r"Posts\.xml"):
+        make_posts(tmp_path / "posts", write(tmp_path, content), config=Posts(max_bad_rows_share=1.0))
+    assert time.monotonic() - start < 20
+
+
+def test_hostile_marks_of_languages_take_no_time(tmp_path):
+    bodies = {1: "<pre " * 200_000, 11: "<pre " + "class " * 200_000, 21: "<pre " + "class='a" * 200_000,
+              31: "<code class='lang-" * 99_999, 41: "<pre class='lang-py'>"}
+    rows = [question(n, Body=body) + answer(n + 1, n) + answer(n + 2, n) for n, body in bodies.items()]
+    start = time.monotonic()
+    assert len(posts_of(tmp_path, *rows, config=Posts(code_languages=("py",)))[1]) == 1
+    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize("content, message", NO_DUMP.values(), ids=NO_DUMP)

@@ -247,7 +247,8 @@ def test_killed_at_the_very_end_it_is_told_again(tmp_path):
 
 def test_lines_of_bad_rows_in_many_spans_and_sites(tmp_path, monkeypatch):
     monkeypatch.setattr("stages.posts.SPAN_BYTES", 100)
-    bad = {f"{name}.test": document(plain(1), question("x"), plain(10), question(f"y{name}"), plain(20)) for name in "ab"}
+    bad = {f"{name}.test": document(plain(1), question("x"), plain(10), question(f"y{name}"), plain(20))
+           for name in "ab"}
     given = [write(tmp_path, content, f"{site}/Posts.xml") for site, content in bad.items()]
     make_posts(tmp_path / "posts", *given)
     told = [json.loads(line) for line in (tmp_path / "posts/quarantine.jsonl").read_text().splitlines()]

@@ -10,7 +10,7 @@ HEAD_BYTES = 1 << 16
 TAIL_BYTES = 1 << 10
 CHUNK_BYTES = 1 << 20
 DOCTYPE = "declares a DOCTYPE, which a dump never has"
-PROLOG = re.compile(rb"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
+PROLOG = re.compile(rb"\s*+(?:(?><\?.*?\?>|<!--.*?-->)\s*+)*+", re.DOTALL)  # never tried in another way: linear
 LOOKS = ((rb"7z\xbc\xaf\x27\x1c", "a 7z archive (name it .7z)"), (rb"PK\x03\x04", "a zip archive"),
          (rb"\x1f\x8b", "gzip (name it .xml.gz)"), (rb"\x28\xb5\x2f\xfd", "zstd (name it .xml.zst)"),
          (rb"PAR1", "a parquet file"), (rb"\xff\xfe|\xfe\xff", "UTF-16 text"),

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-CODE_LANGUAGE = re.compile(r"""<(?:pre|code)\b[^>]*?class\s*=\s*["'][^"'>]*?\blang(?:uage)?-([\w+#.-]+)""", re.ASCII)
+CODE_LANGUAGE = re.compile(r"""<(?:pre|code)\b[^<>]*?class\s*=\s*["'][^"'<>]*?\blang(?:uage)?-([\w+#.-]+)""", re.ASCII)
 
 
 @dataclass(frozen=True)
