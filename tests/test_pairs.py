@@ -45,7 +45,9 @@ def slow_score(votes: int, accepted: bool) -> int:
 
 
 @pytest.mark.parametrize("name, count", [
-    ("coffee.stackexchange.com", 129), ("economics-2012", 280), ("ai.stackexchange.com.7z", 597)])
+    ("coffee.stackexchange.com", 129), ("economics-2012", 280), ("ai.stackexchange.com.7z", 597),
+    ("beer.stackexchange.com.7z", 1789), ("quantumcomputing.stackexchange.com.7z", 572),
+    ("matheducators.stackexchange.com.7z", 1471), ("startups.stackexchange.com.7z", 3079)])
 def test_real_dumps(tmp_path, name, count):
     """Pair counts of the dumps' README.md, and every pair checked against plain loops over the posts."""
     _, records = make_posts(tmp_path / "posts", str(dumps.real(name)), config=Posts())

@@ -22,7 +22,8 @@ def quarantine(folder) -> list[dict]:
 
 @pytest.mark.parametrize("name, questions, answers", [
     ("beer.stackexchange.com.7z", 1029, 2277), ("coffee.stackexchange.com", 225, 327), ("economics-2012", 411, 525),
-    ("matheducators.stackexchange.com.7z", 397, 1507)])
+    ("matheducators.stackexchange.com.7z", 397, 1507), ("ai.stackexchange.com.7z", 604, 1004),
+    ("quantumcomputing.stackexchange.com.7z", 612, 1060), ("startups.stackexchange.com.7z", 3014, 5358)])
 def test_real_dump_counts(tmp_path, name, questions, answers):
     """README.md of the real dumps states all questions and all answers of each."""
     metrics, _ = make_posts(tmp_path / "posts", str(dumps.real(name)), config=STRICT)
