@@ -39,7 +39,7 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
     shown = _spread(samples, config.side_by_side)
     html = page(f"{_sites(manifests['posts'])}: from posts to an aligned answer model", lead, {
         "Pipeline": sections.pipeline(manifests),
-        "Data": _data(manifests),
+        "Data": _data(drawn, manifests),
         "Learning curves": _learning(drawn, {stage: folders[stage] for stage in ("base", "sft", "reward", "ppo")}),
         "Reward model": _reward_model(drawn, metrics["reward_model"]),
         "Policies": _policies(drawn, metrics, samples),
@@ -76,9 +76,10 @@ def _sites(posts: dict) -> str:
     return (", ".join(names[:NAMED_SITES]) or "A dump") + more
 
 
-def _data(manifests: dict[str, dict]) -> Html:
-    return joined(part for stage in ("posts", "pairs") for part in (
-        element("h3", stage.capitalize()), sections.counts(manifests[stage]["metrics"])))
+def _data(drawn: _Figures, manifests: dict[str, dict]) -> Html:
+    metrics = {stage: manifests[stage]["metrics"] for stage in ("posts", "pairs")}
+    return joined(part for stage, found in metrics.items() for part in (
+        element("h3", stage.capitalize()), sections.counts(found), drawn.grid(sections.histograms(stage, found))))
 
 
 def _learning(drawn: _Figures, folders: dict[str, Path]) -> Html:

@@ -16,6 +16,7 @@ BASE = {"font.family": "DejaVu Sans", "font.size": 15, "axes.titlesize": 16, "ax
 LIGHT = ("#ffffff", "#24292f", ("#0072B2", "#D55E00", "#009E73", "#CC79A7"))
 DARK = ("#1c1f24", "#d7dbe0", ("#56B4E9", "#E69F00", "#2FC79A", "#E5A3C7"))
 DASHES = ("-", "--", "-.", ":")
+MOST_TICKS = 9
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,24 @@ class Histogram:
         axes.legend()
 
 
-def png(figure: Curves | Intervals | Histogram, width_inches: float, dark: bool) -> bytes:
+@dataclass(frozen=True)
+class Bars:
+    """Counts that were made before: value to how often, in order."""
+
+    title: str
+    x_label: str
+    y_label: str
+    counts: dict[str, int]
+
+    def draw(self, axes, colours) -> None:
+        axes.bar(range(len(self.counts)), list(self.counts.values()), color=colours[0])
+        every = -(-len(self.counts) // MOST_TICKS)
+        axes.set_xticks(range(0, len(self.counts), every), list(self.counts)[::every])
+        axes.set_xlabel(self.x_label)
+        axes.set_ylabel(self.y_label)
+
+
+def png(figure: Curves | Intervals | Histogram | Bars, width_inches: float, dark: bool) -> bytes:
     """One figure as a PNG file; the same figure gives the same bytes."""
     ground, ink, colours = DARK if dark else LIGHT
     inked = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)

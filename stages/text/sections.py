@@ -1,12 +1,18 @@
 """The report's sections, each a function of facts that are already there: metrics, manifests, rows of samples."""
 
 from stages.text.elements import Html, element, joined, link, quoted, table
+from stages.text.figures import Bars
 from stages.text.findings import estimate_text
 
 HEADLINES = {
     "better": "PPO made the answers better", "worse": "PPO made the answers worse", "hacking": "Reward hacking",
     "mixed": "The gold score rose, but correctness fell", "flat": "No gain shown",
     "unknown": "The learnt reward rose; nothing else is known"}
+COUNTED_BY_VALUE = {  # title, value, what is counted; lengths are in bins that begin at these
+    "scores": ("scores of answers", "score", "answers"), "score_gaps": ("gaps of pairs", "score gap", "pairs"),
+    "years": ("questions by year", "year", "questions"),
+    "question_characters": ("length of questions", "characters, from", "questions"),
+    "answer_characters": ("length of answers", "characters, from", "answers")}
 POLICY_ROWS = (("mean length, tokens", "response_tokens", ".1f"), ("ended by EOS", "eos_rate", ".3f"),
                ("repetition, share of repeated 4-grams", "repetition", ".4f"), ("distinct-2", "distinct_2", ".3f"),
                ("distinct responses", "distinct_responses", ".3f"), ("with a code block", "code_share", ".3f"))
@@ -27,9 +33,14 @@ def pipeline(manifests: dict[str, dict]) -> Html:
 
 
 def counts(metrics: dict) -> Html:
-    """Every count of a stage; a mapping (drop reasons, sites, splits) becomes rows below its name."""
+    """Every count of a stage; a mapping (drop reasons, sites, splits) becomes rows below its name.
+
+    What is counted by value is for `histograms`.
+    """
     rows = []
     for name, value in metrics.items():
+        if name in COUNTED_BY_VALUE:
+            continue
         if isinstance(value, dict):
             inner = [(key, part) for key, part in value.items() if _is_count(part)]
             rows += [[f"{_words(name)}: {key}", f"{part:,}"] for key, part in inner]
@@ -37,6 +48,12 @@ def counts(metrics: dict) -> Html:
         elif _is_count(value):
             rows.append([_words(name), f"{value:,}"])
     return table(["", "count"], rows)
+
+
+def histograms(stage: str, metrics: dict) -> dict[str, Bars]:
+    """Figures of a data stage by file name."""
+    return {f"{stage}-{name.replace('_', '-')}": Bars(f"{stage.capitalize()}: {title}", axis, unit, metrics[name])
+            for name, (title, axis, unit) in COUNTED_BY_VALUE.items() if metrics.get(name)}
 
 
 def reward_accuracy(reward: dict) -> Html:
