@@ -46,7 +46,7 @@ class Posts:
     max_bad_rows_share: float = of(0.01, "stop when more than this share of the rows cannot be read [ours]")
     max_row_bytes: int = of(16_777_216, "rows over this size are set aside [ours]")
     max_question_bytes: int = of(67_108_864, "questions that with their answers are over this size are dropped [ours]")
-    part_bytes: int = of(134_217_728, "of posts' text, from which one part-*.parquet is made, about [ours]")
+    part_bytes: int = of(67_108_864, "of posts' text, from which one part-*.parquet is made, about [ours]")
     seed: int = of(42, "of the order of the questions, and so of which `max_questions` are kept [card]")
 
     def __post_init__(self):

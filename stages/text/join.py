@@ -16,7 +16,7 @@ from stages.text.runs import POST_ORDER, in_order, part_of
 from stages.text.scoring import answer_score
 from stages.text.tally import Tally
 
-CUT_BYTES = 48 << 20  # of text; sorting holds it twice
+CUT_BYTES = 96 << 20  # of text, which sorting holds twice; a part is rarely larger
 BATCH_ROWS = 1000
 
 

@@ -47,7 +47,9 @@ class Span(Piece):
 def partition(span: Span) -> dict[str, int]:
     """Read a span, leave its runs, return what was counted. ValueError as `rows`."""
     write = _partition_posts if span.table == "posts" else _partition_votes
-    return span.counted(span.name, span.max_row_bytes, span.place.bytes, partial(write, span))
+    counts = span.counted(span.name, span.max_row_bytes, span.place.bytes, partial(write, span))
+    pa.default_memory_pool().release_unused()  # or what spans leave behind adds up
+    return counts
 
 
 def _partition_posts(span: Span, reading: Reading) -> None:

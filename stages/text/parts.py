@@ -9,6 +9,7 @@ from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -43,6 +44,7 @@ def make_part(part: Part, limit: int | None = None) -> dict[str, dict]:
     tally = Tally()
     with whole(part.out) as draft:
         write_part(draft, _first(limit, _kept(part, tally), tally))
+    pa.default_memory_pool().release_unused()  # or what parts leave behind adds up
     written = tally.as_dict()
     write_json(part.tally, written)
     return written
