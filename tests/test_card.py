@@ -11,18 +11,12 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, DatasetCardData
 
+from stages.text import questions, tables
 from stages.text.card import pairs_card, posts_card
 from stages.text.histograms import bin_of, cell, funnel, histogram, largest, plain
 
-TEXTS = pa.list_(pa.string())
-ANSWER = pa.struct([("id", pa.int64()), ("text", pa.string()), ("author", pa.string()), ("author_url", pa.string()),
-                    ("license", pa.string()), ("votes", pa.int64()), ("accepted", pa.bool_()), ("score", pa.int64())])
-POSTS = pa.schema([("question_id", pa.int64()), ("tags", TEXTS), ("answers", pa.list_(ANSWER))] + [
-    (name, pa.string()) for name in ("site", "title", "question", "markup", "date", "url", "author", "author_url",
-                                     "license")])
-PAIRS = pa.schema([(name, pa.int64()) for name in ("qid", "score_j", "score_k", "answer_j", "answer_k")] + [
-    (name, pa.string()) for name in ("site", "question", "response_j", "response_k", "date")] + [
-    (name, TEXTS) for name in ("metadata", "authors", "author_urls", "licenses")])
+TEXTS, ANSWER = tables.TEXTS, questions.ANSWER
+POSTS, PAIRS = questions.SCHEMA, tables.SCHEMA
 
 POSTS_CONFIG = {"min_answers": 2, "max_bad_rows_share": 0.01, "tags": ["homebrew", "lager"], "asked_from": None}
 POSTS_METRICS = {
