@@ -11,7 +11,7 @@ from peft import PeftConfig, PeftModel
 from safetensors import safe_open
 
 from stages.learning import models
-from stages.learning.reward_model import keep_scoring
+from stages.learning.reward_model import keep_scoring, raw_scores
 
 PROBE_ROWS, PROBE_TOKENS = 4, 48
 RELOAD_TOLERANCE = 1e-4  # of the largest |output|: the same weights, computed once more
@@ -37,7 +37,9 @@ def merge(base: Path, adapter: Path, out: Path, dtype: str, max_difference: floa
     merged = outputs(model, ids)
     tokenizer = models.load_tokenizer(adapter)
     if scorer:
-        model.config.pad_token_id = tokenizer.pad_token_id
+        # Only an id that the embedding has: most families could not be loaded with another one.
+        pad = tokenizer.pad_token_id
+        model.config.pad_token_id = pad if pad < model.get_input_embeddings().num_embeddings else None
         keep_scoring(adapter, out, model.config)
     _cast(model, DTYPES[dtype])
     model.save_pretrained(out)
@@ -55,9 +57,12 @@ def probe_ids(vocabulary: int) -> torch.Tensor:
 
 @torch.no_grad()
 def outputs(model, ids: torch.Tensor) -> torch.Tensor:
-    """Logits (or the score) of every row, fp32, on the CPU."""
+    """Logits (or the score, read as this project reads it: a classifier's own way needs a pad id) of every row."""
     ids = ids.to(model.device)
-    return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().cpu()
+    keep_mask = torch.ones_like(ids)
+    if hasattr(model, "score"):
+        return raw_scores(model, ids, keep_mask, keep_mask, 0.0).float().cpu()
+    return model(input_ids=ids, attention_mask=keep_mask).logits.float().cpu()
 
 
 def _cast(model, dtype: torch.dtype) -> None:

@@ -20,6 +20,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from stages.learning.families import check_targets, guard, trunk
+
 QUANTISED = ("int8", "nf4")
 PAD = "<pad>"
 
@@ -32,7 +34,7 @@ def device() -> torch.device:
 
 
 def load_causal(folder: Path | str, precision: str = "fp32") -> PreTrainedModel:
-    """A causal language model on this process's device, in eval mode."""
+    """A causal language model on this process's device, in eval mode; packed documents do not attend to each other."""
     return _load(AutoModelForCausalLM, folder, precision)
 
 
@@ -104,8 +106,8 @@ def positions(keep_mask: torch.Tensor) -> torch.Tensor:
 
 def last_hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, keep_mask: torch.Tensor) -> torch.Tensor:
     """What the trunk under a model's head computes, [rows, length, width], for rows padded on either side."""
-    trunk = getattr(model, model.base_model_prefix)
-    return trunk(input_ids=input_ids, attention_mask=keep_mask, position_ids=positions(keep_mask)).last_hidden_state
+    states = trunk(model)(input_ids=input_ids, attention_mask=keep_mask, position_ids=positions(keep_mask))
+    return states.last_hidden_state
 
 
 def autocast(precision: str):
@@ -123,7 +125,11 @@ def add_lora(
     precision: str,
     scorer: bool = False,
 ) -> PeftModel:
-    """A fresh adapter on a frozen base; only it (and a scorer's head) requires gradients."""
+    """A fresh adapter on a frozen base; only it (and a scorer's head) requires gradients.
+
+    target_modules: names of layers; none: those that PEFT knows for the family.
+    """
+    check_targets(model, target_modules)
     if precision in QUANTISED:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     config = LoraConfig(
@@ -161,4 +167,6 @@ def _load(kind, folder, precision: str, may_miss: tuple[str, ...] = (), **more) 
         # gradient flows through them: an adapter would stop learning in silence after the first sample is drawn.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    return model.eval()
+    model.eval()
+    guard(model, packs=kind is AutoModelForCausalLM)
+    return model

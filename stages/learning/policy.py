@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from stages.learning.families import width
 from stages.learning.models import autocast, batched, last_hidden_states
 
 
@@ -31,7 +32,8 @@ class Policy(nn.Module):
     def __init__(self, model, temperature: float, precision: str):
         super().__init__()
         self.model, self.temperature, self.precision = model.eval(), temperature, precision
-        self.value_head = nn.Linear(model.config.hidden_size, 1, device=model.device, dtype=torch.float32)
+        _check_head(model.get_base_model(), precision)
+        self.value_head = nn.Linear(width(model.get_base_model()), 1, device=model.device, dtype=torch.float32)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
@@ -73,3 +75,21 @@ class Policy(nn.Module):
         with torch.no_grad():
             entropy = -(scores.exp() * scores).sum(-1)
         return log_p, entropy
+
+
+@torch.no_grad()
+def _check_head(model, precision: str) -> None:
+    """ValueError unless the logits are the output layer's alone: what is sampled would not be what is scored.
+
+    Some families (Gemma 2, Cohere, Granite) cap or scale them afterwards. No KL to the reference would show it, for
+    policy and reference are scored alike.
+    """
+    ids = torch.arange(2, device=model.device)[None]
+    with autocast(precision):
+        sampled = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        scored = model.get_output_embeddings()(last_hidden_states(model, ids, torch.ones_like(ids)))
+    if not (sampled - scored).abs().max() <= 4 * torch.finfo(scored.dtype).eps * scored.abs().max():
+        raise ValueError(
+            f"{model.config.model_type} changes its logits after the output layer (it caps or scales them): "
+            f"this PPO would score another distribution than the one it samples from"
+        )

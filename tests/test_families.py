@@ -1,0 +1,227 @@
+"""Every family on tiny random models: adapters, positions, padding, sampling, heads, PPO, merging, packing; and what
+no family's peculiarity may do in silence (CORRECTNESS failures 5, 8, 9, 11, 14, 24, 28).
+"""
+
+import pytest
+import torch
+import transformers as hf
+from families import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, save
+
+from stages.learning import merging, models, rollout
+from stages.learning.language_modelling import collate_blocks, packed
+from stages.learning.policy import Policy
+from stages.learning.ppo import Update, experience, ppo_epochs
+from stages.learning.reward_model import Scorer, raw_scores, save_scoring
+
+PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34, 35, 36, 37]]
+ANSWERS = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0], [21, 22, 23, 24, 25], [0]]
+ROWS = [prompt + answer for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
+SCORES = torch.tensor([3.0, -3.0, 2.0, -1.0])
+UPDATE = Update(2, 4, 2, 1.0, 0.95, 0.2, 0.2, 0.1, 1.0, 10.0, None)
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """A function: family to a folder with its model and tokenizer, made once."""
+    folders = {}
+
+    def base(family):
+        if family not in folders:
+            folders[family] = save(FAMILIES[family], tmp_path_factory.mktemp("base"))
+        return folders[family]
+
+    return base
+
+
+def policy_of(folder, temperature=1.0, moved=True):
+    return Policy(adapted(folder, moved=moved), temperature, "fp32")
+
+
+def draw(model, prompts=PROMPTS, **changes):
+    settings = {"max_new_tokens": 12, "temperature": 0, "eos_id": -1, "generator": torch.Generator().manual_seed(3)}
+    return rollout.sample(model, prompts, **(settings | changes))
+
+
+def by_hand(policy, prompt, answer):
+    """Log-probabilities of an answer by a plain forward of the one row: no mask, no positions, no padding."""
+    logits = policy.model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].double()
+    log_p = torch.log_softmax(logits / policy.temperature, -1)
+    return log_p.gather(-1, torch.tensor(answer)[:, None]).squeeze(-1)
+
+
+def real(states, keep_mask):
+    return [row[mask.bool()] for row, mask in zip(states, keep_mask, strict=True)]
+
+
+@every_family
+def test_an_adapter_finds_its_targets_and_is_all_that_learns(bases, family):
+    ids = torch.tensor([ROWS[0]])
+    with torch.no_grad():
+        base_logits = models.load_causal(bases(family))(ids).logits
+    model = adapted(bases(family), moved=False)
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert len(frozen) > 10 and learns and all("lora_" in name for name in learns)
+    assert torch.equal(model(ids).logits, base_logits)
+    model(input_ids=ids, labels=ids).loss.backward()
+    b = {name: p for name, p in learns.items() if "lora_B" in name}
+    assert {name.split(".layers.")[-1].split(".h.")[-1].split(".")[0] for name in b} == {"0", "1"}
+    assert all(torch.isfinite(p.grad).all() and p.grad.norm() > 0 for p in b.values())
+    torch.optim.AdamW(model.parameters(), lr=0.05).step()
+    with torch.no_grad():
+        assert (model(ids).logits - base_logits).abs().max() > 0.01
+        with model.disable_adapter():
+            assert torch.equal(model(ids).logits, base_logits)
+    assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
+
+
+@every_family
+@torch.no_grad()
+def test_log_probabilities_are_the_row_alones_whatever_the_padding_and_the_batch(bases, family):
+    policy = policy_of(bases(family), temperature=0.7)
+    expected = [by_hand(policy, prompt, answer) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
+    for rows in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3], [0]):
+        scored = policy([PROMPTS[i] for i in rows], [ANSWERS[i] for i in rows])
+        for i, log_p, mask in zip(rows, scored.log_p, scored.mask, strict=True):
+            assert torch.allclose(log_p[mask.bool()].double(), expected[i], atol=2e-5)
+    base = policy.model.get_base_model()
+    alone = [models.last_hidden_states(base, *models.batched([row]))[0] for row in ROWS]
+    for side in ("left", "right"):
+        ids, mask = models.batched(ROWS, side)
+        states = real(models.last_hidden_states(base, ids, mask), mask)
+        assert all(torch.allclose(x, y, atol=2e-5) for x, y in zip(states, alone, strict=True))
+
+
+@every_family
+def test_batched_greedy_is_single_greedy_and_stops_at_eos(bases, family):
+    model = adapted(bases(family))
+    never_ending = draw(model).responses
+    assert never_ending == [draw(model, [prompt]).responses[0] for prompt in PROMPTS]
+    eos = never_ending[0][3]
+    found = draw(model, eos_id=eos)
+    expected = [r[: r.index(eos) + 1] if eos in r else r for r in never_ending]
+    assert found.responses == expected and found.ended == [eos in r for r in never_ending] and found.ended[0]
+
+
+@every_family
+def test_what_is_sampled_is_what_is_scored(bases, family, monkeypatch):
+    """The cached, left-padded steps of sampling give the log-probabilities of the one right-padded forward."""
+    policy, seen, real_choose = policy_of(bases(family), temperature=0.7), [], rollout._choose
+
+    def choose(logits, temperature, uniform):
+        chosen = real_choose(logits, temperature, uniform)
+        seen.append(torch.log_softmax(logits / temperature, -1).gather(-1, chosen[:, None]))
+        return chosen
+
+    monkeypatch.setattr(rollout, "_choose", choose)
+    drawn = draw(policy.model, temperature=0.7)
+    with torch.no_grad():
+        assert torch.allclose(policy(drawn.prompts, drawn.responses).log_p, torch.cat(seen, 1), atol=2e-5)
+    still = torch.optim.SGD(policy.trained().values(), lr=0.0)
+    statistics = ppo_epochs(policy, still, experience(policy, drawn, SCORES, 0.1, UPDATE), UPDATE, torch.Generator())
+    assert statistics["ratio"] == pytest.approx(1.0, abs=1e-5) and statistics["clip_fraction"] == 0
+
+
+@every_family
+@torch.no_grad()
+def test_the_value_head_reads_the_state_before_the_token(bases, family):
+    policy = policy_of(bases(family))
+    noisy(policy.value_head.parameters(), 0.5)
+    values = policy(PROMPTS, ANSWERS).values
+    trunk = getattr(policy.model.get_base_model(), policy.model.get_base_model().base_model_prefix)
+    for i, (prompt, answer) in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
+        hidden = trunk(torch.tensor([prompt + answer])).last_hidden_state[0, len(prompt) - 1 : -1]
+        assert torch.allclose(values[i, : len(answer)], policy.value_head(hidden).squeeze(-1), atol=2e-5)
+
+
+@every_family
+@torch.no_grad()
+def test_the_score_is_read_at_the_last_real_token(bases, family):
+    model = adapted(bases(family), scorer=True)
+    classifier = model.get_base_model()
+    trunk = getattr(classifier, classifier.base_model_prefix)
+    expected = torch.cat([classifier.score(trunk(torch.tensor([row])).last_hidden_state[0, -1]) for row in ROWS])
+    for side in ("left", "right"):
+        for filler in (0, 1, 77):
+            ids, mask = models.batched(ROWS, side)
+            ids = torch.where(mask.bool(), ids, filler)
+            assert torch.allclose(raw_scores(model, ids, mask, mask, 0.0), expected, atol=2e-5)
+
+
+@every_family
+def test_one_ppo_update_starts_at_the_reference_and_changes_the_adapter_only(bases, family):
+    policy = policy_of(bases(family), moved=False)
+    before = {name: p.clone() for name, p in policy.named_parameters()}
+    drawn = draw(policy.model, temperature=1.0)
+    seen = experience(policy, drawn, SCORES, 0.1, UPDATE)
+    assert torch.equal(seen.log_p, seen.log_ref) and seen.sequence_kl() == 0.0
+    ppo_epochs(policy, torch.optim.Adam(policy.trained().values(), lr=0.01), seen, UPDATE, torch.Generator())
+    changed = {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == set(policy.trained()) and all("lora_" in n or n.startswith("value_head") for n in changed)
+    assert torch.equal(policy.reference(drawn.prompts, drawn.responses) * seen.mask, seen.log_ref)
+
+
+@every_family
+@pytest.mark.parametrize("scorer", [False, True])
+def test_a_merged_adapter_computes_the_same_when_reloaded(bases, family, scorer, tmp_path):
+    """With a tokenizer whose pad token the embedding does not have."""
+    adapter, merged = tmp_path / "adapter", tmp_path / "merged"
+    model, tokenizer = adapted(bases(family), scorer), models.load_tokenizer(bases(family))
+    assert tokenizer.pad_token_id == VOCABULARY
+    model.save_pretrained(adapter)
+    tokenizer.save_pretrained(adapter)
+    if scorer:
+        scores = Scorer(model, "fp32", 0.0)(PROMPTS, ANSWERS)
+        save_scoring(adapter, 0.0, scores)
+    found = merging.merge(bases(family), adapter, merged, "fp32", 1e-3)
+    assert found["merge_difference"] < 1e-4 and found["reload_difference"] < 1e-5
+    if scorer:
+        again = Scorer(models.load_scorer(merged), "fp32")(PROMPTS, ANSWERS)
+        assert torch.allclose(again, scores - scores.mean(), atol=1e-4)
+        return
+    with torch.no_grad():
+        plain = hf.AutoModelForCausalLM.from_pretrained(merged)
+        assert torch.allclose(plain(torch.tensor([ROWS[0]])).logits, model(torch.tensor([ROWS[0]])).logits, atol=1e-4)
+
+
+@every_family
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@torch.no_grad()
+def test_packed_documents_do_not_see_each_other(bases, family, attention):
+    model = models.load_causal(bases(family))
+    model.set_attn_implementation(attention)
+    alone = [float(model(torch.tensor([row]), labels=torch.tensor([row])).loss) * (len(row) - 1) for row in ROWS]
+    loss = float(model(**collate_blocks(list(packed(ROWS, 32, "bfd")))).loss)
+    assert loss == pytest.approx(sum(alone) / sum(len(row) - 1 for row in ROWS), abs=1e-5)
+
+
+def test_a_table_of_positions_has_an_end_and_rotary_ones_do_not(bases):
+    long = [[5] * (POSITIONS - 4)]
+    for family in ("gpt2", "opt"):
+        model = models.load_causal(bases(family))
+        assert len(draw(model, long, max_new_tokens=5).responses[0]) == 5  # the last token drawn needs no position
+        with pytest.raises(ValueError, match=f"a text of 65 tokens, but .* {POSITIONS} positions"):
+            draw(model, long, max_new_tokens=6)
+    assert len(draw(models.load_causal(bases("pythia")), long).responses[0]) == 12
+
+
+def test_targets_that_are_not_there_are_refused(bases, tmp_path):
+    settings = {"r": 4, "alpha": 8, "dropout": 0.0, "precision": "fp32"}
+    with pytest.raises(ValueError, match=r"lora\.target_modules: gpt2 has no q_proj; it has c_attn, c_fc, c_proj"):
+        models.add_lora(models.load_causal(bases("gpt2")), target_modules=("c_attn", "q_proj"), **settings)
+    unknown = models.load_causal(save(hf.Phi3Config(**GROUPED), tmp_path))
+    with pytest.raises(ValueError, match=r"no LoRA targets for phi3: .* down_proj, gate_up_proj, o_proj, qkv_proj$"):
+        models.add_lora(unknown, target_modules=(), **settings)
+
+
+def test_logits_that_are_capped_after_the_output_layer_are_refused(tmp_path):
+    model = models.load_causal(save(hf.Gemma2Config(**GROUPED, head_dim=8, final_logit_softcapping=1.0), tmp_path))
+    with pytest.raises(ValueError, match="gemma2 changes its logits after the output layer"):
+        Policy(models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32"), 1.0, "fp32")
+
+
+def test_a_family_without_position_ids_is_refused(tmp_path):
+    folder = save(hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4), tmp_path)
+    with pytest.raises(ValueError, match="bloom models take no position ids"):
+        models.load_causal(folder)
