@@ -1,14 +1,12 @@
 """Which question each post belongs to: no Id may stand for two posts, and up votes find their way to the question."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from stages.text import order
-from stages.text.runs import CLAIM_ORDER, KEY, in_order, part_of, write_run
+from stages.text.runs import CLAIM_ORDER, in_order, part_of, write_run
 
 
 @dataclass(frozen=True)
@@ -58,17 +56,7 @@ def _ups(claims: pa.Table, votes: pa.Table, work: Check) -> pa.Table:
     """(key of the question, source, post, up votes); votes for posts that are not there are nobody's."""
     summed = votes.group_by(["source", "id"]).aggregate([("ups", "sum")])
     homes = claims.select(["source", "id", "home"]).group_by(["source", "id", "home"]).aggregate([])
-    joined = summed.join(homes, ["source", "id"], join_type="inner").combine_chunks()
-    return pa.concat_tables([*_by_source(joined, work), _empty()])
-
-
-def _by_source(joined: pa.Table, work: Check) -> Iterator[pa.Table]:
-    sources = joined["source"].to_numpy()
-    for source in np.unique(sources):
-        rows = joined.filter(pa.array(sources == source))
-        keys = order.keys(work.sites[source], f"{work.seed} question", rows["home"].to_numpy())
-        yield pa.table([keys, rows["source"], rows["id"], rows["ups_sum"]], schema=_empty().schema)
-
-
-def _empty() -> pa.Table:
-    return pa.schema([KEY, ("source", pa.int32()), ("id", pa.int64()), ("ups", pa.int64())]).empty_table()
+    joined = summed.join(homes, ["source", "id"], join_type="inner")
+    sites = [work.sites[source] for source in joined["source"].to_pylist()]
+    keys = order.question_keys_by_site(sites, work.seed, joined["home"].to_numpy())
+    return pa.table({"key": keys, "source": joined["source"], "id": joined["id"], "ups": joined["ups_sum"]})

@@ -5,6 +5,7 @@ alike in size.
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,6 +23,25 @@ def keys(site: str, purpose: str, ids: np.ndarray) -> np.ndarray:
     for shift, factor in MIXERS:
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+def question_keys(site: str, seed: int, ids: np.ndarray) -> np.ndarray:
+    """Keys of one site's questions: their place in the run."""
+    return keys(site, f"{seed} question", ids)
+
+
+def question_keys_by_site(sites: Sequence[str], seed: int, ids: np.ndarray) -> np.ndarray:
+    """`question_keys` where each id has a site of its own; `sites` and `ids` are of one length."""
+    names, found = np.asarray(sites, dtype=object), np.empty(len(ids), dtype=np.uint64)
+    for site in set(sites):
+        rows = names == site
+        found[rows] = question_keys(site, seed, ids[rows])
+    return found
+
+
+def post_keys(site: str, seed: int, ids: np.ndarray) -> np.ndarray:
+    """Keys of one site's posts, which bring equal Ids and the votes for them together."""
+    return keys(site, f"{seed} post", ids)
 
 
 def first_key(part: int, parts: int) -> int:

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.text import head, order
+from stages.text import head
+from stages.text.order import post_keys, question_keys
 from stages.text.piece import Piece
 from stages.text.rows import Reading, rows
-from stages.text.runs import CLAIM_ORDER, KEY, POST_ORDER, write_run
+from stages.text.runs import CLAIM_ORDER, POST_ORDER, with_keys, write_run, write_sized
 
 SPAN_BYTES = 32 << 20
 QUESTION, ANSWER = 1, 2
@@ -60,11 +61,11 @@ def _partition_posts(span: Span, reading: Reading) -> None:
     posts = pa.concat_tables(tables)
     posts = posts.append_column("source", _constant(span.source, len(posts)))
     claims = posts.select(["source", "id", "home", "offset"])
-    write_run(span.file("claims"), _with_keys(claims, span, "post", "id"), CLAIM_ORDER, span.parts)
-    posts = _with_keys(posts, span, "question", "home")
-    sizes = posts.select(["key", "size"]).append_column("posts", _constant(1, len(posts)))
-    write_run(span.file("sizes"), sizes, ["key"], span.parts)
-    write_run(span.file("posts"), posts, POST_ORDER, span.parts)
+    claims = with_keys(claims, post_keys(span.site, span.seed, claims["id"].to_numpy()))
+    write_run(span.file("claims"), claims, CLAIM_ORDER, span.parts)
+    posts = with_keys(posts, question_keys(span.site, span.seed, posts["home"].to_numpy()))
+    posts = posts.append_column("posts", _constant(1, len(posts)))
+    write_sized(span.file("posts"), span.file("sizes"), posts, POST_ORDER, span.parts)
 
 
 def _posts(offsets: Sequence[int], found: Sequence[dict[str, str]], reading: Reading) -> pa.Table:
@@ -123,14 +124,10 @@ def _partition_votes(span: Span, reading: Reading) -> None:
             ups[int(post)] += 1
     table = pa.table({"source": _constant(span.source, len(ups)), "id": pa.array(ups.keys(), pa.int64()),
                       "ups": pa.array(ups.values(), pa.int64())})
-    write_run(span.file("votes"), _with_keys(table, span, "post", "id"), ["key", "source", "id"], span.parts)
+    table = with_keys(table, post_keys(span.site, span.seed, table["id"].to_numpy()))
+    write_run(span.file("votes"), table, ["key", "source", "id"], span.parts)
 
 
 def _constant(value: int, length: int) -> pa.Array:
     return pa.array(np.full(length, value, dtype=np.int32))
 
-
-def _with_keys(table: pa.Table, span: Span, purpose: str, column: str) -> pa.Table:
-    """`table` with its `key`: the order of the site's questions, or of its posts."""
-    found = order.keys(span.site, f"{span.seed} {purpose}", table[column].to_numpy())
-    return table.add_column(0, KEY, pa.array(found))

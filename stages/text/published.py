@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.plumbing.progress import track
-from stages.text import order
+from stages.text.order import question_keys_by_site
 from stages.text.piece import Piece
 from stages.text.questions import SCHEMA, size_of
 from stages.text.rows import Reading
-from stages.text.runs import KEY, RECORD_ORDER, write_run
+from stages.text.runs import RECORD_ORDER, with_keys, write_sized
 
 BATCH_ROWS = 1000
 SPAN_BYTES = 32 << 20
@@ -74,10 +74,7 @@ def _partition(work: Records, reading: Reading) -> None:
     rows, shape = _local(work) if work.groups is not None else _hub(work.place)
     for number, held in enumerate(_batches(_records(rows, shape, reading))):
         table, name = _table(held, work), f"{work.number:05d}-{number:05d}.arrow"
-        posts = pc.add(pc.list_value_length(table["answers"]), 1)
-        sizes = table.select(["key", "size"]).append_column("posts", posts)
-        write_run(work.folder / f"recordsizes-{name}", sizes, ["key"], work.parts)
-        write_run(work.folder / f"records-{name}", table, RECORD_ORDER, work.parts)
+        write_sized(work.folder / f"records-{name}", work.folder / f"recordsizes-{name}", table, RECORD_ORDER, work.parts)
 
 
 def _local(work: Records) -> tuple[Iterator[dict], Callable[[dict], dict]]:
@@ -123,12 +120,12 @@ def _table(held: list[tuple[int, dict, int]], work: Records) -> pa.Table:
     """Records with their key: each site's questions have an order of their own."""
     numbers, records, sizes = zip(*held, strict=True)
     table = pa.Table.from_pylist(list(records), schema=SCHEMA)
-    key = np.array([order.keys(record["site"], f"{work.seed} question", np.array([record["question_id"]]))[0]
-                    for record in records], dtype=np.uint64)
-    number = np.array(numbers, dtype=np.int64) + (work.number << 40)
-    return table.add_column(0, KEY, pa.array(key)).append_column("number", pa.array(number)) \
-        .append_column("size", pa.array(sizes, pa.int64())) \
-        .append_column("source", pa.array(np.full(len(held), work.source, dtype=np.int32)))
+    sites, ids = table["site"].to_pylist(), table["question_id"].to_numpy()
+    more = {"number": np.array(numbers, dtype=np.int64) + (work.number << 40), "size": np.array(sizes, dtype=np.int64),
+            "source": np.full(len(held), work.source, dtype=np.int32),
+            "posts": pc.add(pc.list_value_length(table["answers"]), 1)}
+    table = with_keys(table, question_keys_by_site(sites, work.seed, ids))
+    return pa.table({name: table[name] for name in table.column_names} | more)
 
 
 def _shape(columns: Iterable[str], place: str) -> Callable[[dict], dict]:

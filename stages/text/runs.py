@@ -21,6 +21,11 @@ CLAIM_ORDER = ["key", "source", "id", "offset"]
 RECORD_ORDER = ["key", "source", "number"]
 
 
+def with_keys(table: pa.Table, keys: np.ndarray) -> pa.Table:
+    """`table` with its `key` in front."""
+    return table.add_column(0, KEY, pa.array(keys))
+
+
 def write_run(path: Path, table: pa.Table, order: list[str], parts: int) -> None:
     """Write `table` sorted by the columns `order` (the first is `key`), whole or not at all."""
     table = in_order(table, order)
@@ -29,6 +34,12 @@ def write_run(path: Path, table: pa.Table, order: list[str], parts: int) -> None
     with whole(path) as draft, pa.ipc.new_file(str(draft), table.schema) as writer:
         for first, last in pairwise(cuts):
             writer.write_batch(_batch(table.slice(first, last - first)))
+
+
+def write_sized(path: Path, sizes: Path, table: pa.Table, order: list[str], parts: int) -> None:
+    """`write_run`, and beside it how much stands under each key: `size` in bytes, `posts`."""
+    write_run(sizes, table.select(["key", "size", "posts"]), ["key"], parts)
+    write_run(path, table.drop_columns("posts"), order, parts)
 
 
 def in_order(table: pa.Table, order: list[str]) -> pa.Table:
