@@ -3,180 +3,161 @@
     python -m stages.ppo --recipe configs/demo.yaml --policy results/demo/sft-merged \\
         --reward results/demo/reward-merged --pairs results/demo/pairs --out results/demo/ppo
 
-Our own loop: sample responses, score them with the reward model, take beta times the KL to the SFT model off, estimate
-advantages, update. Everything random in an iteration is drawn from generators seeded by (seed, purpose, iteration), so
-that a resumed run is bit for bit the uninterrupted one. The policy that did best on held-out prompts is kept.
+Our own loop: sample responses, score them, take beta times the KL to the SFT model off, estimate advantages, update.
+Everything random in an iteration is drawn from generators seeded by (seed, purpose, iteration), so that a resumed run
+is bit for bit the uninterrupted one. The policy that did best on held-out prompts is kept.
 """
 
 import hashlib
-import itertools
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from time import monotonic
 
 import torch
-from safetensors.torch import save_file
 
-from stages.learning import checkpoint, models
-from stages.learning.advantages import adapted_beta
+from stages.learning import checkpoint, families, models, optimizers, preflight
+from stages.learning.engine import Engine
+from stages.learning.experience import Update
 from stages.learning.journal import append, keep_until
+from stages.learning.kl import KlController
 from stages.learning.policy import Policy
-from stages.learning.ppo import Update, experience, ppo_epochs
 from stages.learning.reward_model import Scorer
-from stages.learning.rollout import Rollout, sample, sample_in_batches
-from stages.learning.weights import save_adapter
+from stages.learning.reward_sources import Source, load_source
+from stages.learning.rewards import Rewards, Shaping
+from stages.learning.sampling import Sampling, draw
+from stages.learning.startup import run_checks
+from stages.learning.stopping import Stopper, StopRules
+from stages.plumbing.artifact import write_json
 from stages.plumbing.progress import Progress
 from stages.recipe import Ppo
 from stages.text.tables import questions_of
 from stages.text.template import prompt_ids
 
 SHOWN = 8  # validation prompts whose answers are kept at every evaluation
-KL_ZERO = 1e-4  # nats a response that rounding may make of an exact 0
+SERIES = ("history", "timing", "samples")
+STARTUP = "startup.json"
 
 
 def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path) -> dict[str, float]:
-    """Fill `out` with a PEFT adapter, value_head.safetensors, the tokenizer, and history, timing, samples .jsonl."""
+    """Fill `out` with a PEFT adapter, value_head.safetensors, the tokenizer, startup.json and history, timing and
+    samples .jsonl."""
     loop = _Loop(config, out, policy, reward, pairs)
-    loop.resume()
+    loop.start_or_resume()
     loop.train()
     return loop.finish()
 
 
 class _Loop:
-    """The state of a run: policy, optimiser, beta, iteration, the best so far; and what is written down."""
+    """The state of a run: the engine, the iteration, the best policy so far; and what is written down."""
 
     def __init__(self, config: Ppo, out: Path, policy: Path, reward: Path, pairs: Path):
-        self.config, self.out = config, out
+        self.config, self.out, self.iteration = config, out, 0
         self.tokenizer = models.load_tokenizer(policy)
         self.prompts, self.validation, self.dropped = _prompts(config, self.tokenizer, pairs)
-        torch.manual_seed(config.seed)
-        model = models.load_causal(policy, config.precision)
-        models.check_special_tokens(self.tokenizer, model.config)
-        model = models.add_lora(model, precision=config.precision, **asdict(config.lora))
-        self.policy = Policy(model, config.temperature, config.precision)
-        self.scorer = Scorer(models.load_scorer(reward, config.precision), config.precision)
-        self.optimizer = torch.optim.Adam(self.policy.trained().values(), lr=config.learning_rate, eps=1e-5)
-        self.update = Update(**{field.name: getattr(config, field.name) for field in fields(Update)})
-        self.beta, self.iteration, self.stopped = config.kl_coefficient, 0, False
-        self.best = {"objective": float("-inf"), "iteration": 0}
+        self.engine, self.sources = _engine(config, self.tokenizer, policy, reward)
+        self.stopper = Stopper(StopRules(**_named(StopRules, config)))
+        self.best: dict[str, float] = {}
         self.best_weights: dict[str, torch.Tensor] = {}
 
+    def start_or_resume(self) -> None:
+        """Go on from the last checkpoint, if there is one; else check that everything is as it should be."""
+        found = checkpoint.load(self.out)
+        for name in SERIES:
+            keep_until(self.out / f"{name}.jsonl", -1 if found is None else found[1]["iteration"])
+        if found is None:
+            self._check()
+            return
+        tensors, facts = found
+        self._load(tensors)
+        checkpoint.restore_optimizer(self.engine.optimizer, tensors)
+        self.best_weights = {name.removeprefix("best."): t for name, t in tensors.items() if name.startswith("best.")}
+        self.iteration, self.best = facts["iteration"], facts["best"]
+        self.stopper = Stopper(self.stopper.rules, **facts["stopper"])
+        self.engine.restore(facts["engine"])
+        _say(f"resumed at iteration {self.iteration}")
+
     def train(self) -> None:
+        c = self.config
         if self.iteration == 0:
-            self._say_plan()
             self._evaluate()
-        progress = Progress("ppo", self.config.iterations, "iterations", done=self.iteration)
-        while self.iteration < self.config.iterations and not self.stopped:
+        progress = Progress("ppo", c.iterations, "iterations", done=self.iteration)
+        while self.iteration < c.iterations and not self.stopper.reason:
             row = self._iterate()
             progress.advance(note=f"reward {row['reward']:.2f}, KL {row['kl']:.2f}, beta {row['beta']:.3f}")
-            if self.iteration % self.config.evaluate_every_iterations == 0 or self.iteration == self.config.iterations:
+            if self.iteration % c.evaluate_every_iterations == 0 or self.iteration == c.iterations:
                 self._evaluate()
-            if self.iteration % self.config.save_every_iterations == 0:
+            if self.iteration % c.save_every_iterations == 0:
                 self._save()
         progress.finish(note=f"best at iteration {self.best['iteration']}")
+        if self.stopper.reason:
+            _say(f"stopped: {self.stopper.reason}")
+
+    def finish(self) -> dict[str, float]:
+        """Write the best policy as the artifact."""
+        self._load(self.best_weights)
+        from safetensors.torch import save_file
+
+        from stages.learning.weights import save_adapter
+        save_adapter(self.engine.policy.model, self.tokenizer, self.out)
+        save_file({n: t.detach().cpu().contiguous() for n, t in self.engine.policy.value_head.state_dict().items()}, self.out / "value_head.safetensors")
+        checkpoint.remove(self.out)
+        return {
+            "best_iteration": self.best["iteration"],
+            "iterations": self.iteration,
+            "stopped_early": bool(self.stopper.reason),
+            "validation_reward": self.best["reward"],
+            "validation_kl": self.best["kl"],
+            "prompts": len(self.prompts),
+            "prompts_over_length": self.dropped,
+        }
+
+    def _check(self) -> None:
+        """Before the first update: the plan, the memory it takes, and proof that the parts fit together."""
+        c, engine = self.config, self.engine
+        minibatches = c.rollout_prompts // c.minibatch_prompts
+        _say(
+            f"{len(self.prompts)} prompts; {c.iterations} iterations x {c.rollout_prompts} prompts x {c.epochs} epochs"
+            f" x {minibatches} minibatches of {c.minibatch_prompts} = {c.iterations * c.epochs * minibatches} optimiser"
+            f" steps; {c.minibatch_prompts // c.microbatch_prompts} microbatches of {c.microbatch_prompts} each"
+        )
+        longest = sorted(self.prompts, key=len)[-c.rollout_prompts :]
+        scorers = {source.name: source.score for source in self.sources}
+        for line in preflight.memory_plan(engine, c.optimizer, longest, scorers):
+            _say(line)
+        first = [self.prompts[i] for i in self._prompt_order()[: c.microbatch_prompts]]
+        rollout = draw(engine.policy, first, engine.sampling, self._generator("startup"))
+        classifiers = preflight.classifiers(self.sources, self.tokenizer)
+        measured = run_checks(engine.policy, rollout, self.tokenizer, classifiers, clip_range=c.clip_range,
+                              microbatch_prompts=c.microbatch_prompts, say=_say)
+        engine.keep_rollout_log_p = measured.keep_rollout_log_p
+        write_json(self.out / STARTUP, asdict(measured))
 
     def _iterate(self) -> dict[str, float]:
-        """Rollout, reward, experience, update, controller: one iteration."""
-        clock = [monotonic()]
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._learning_rate()
-        rollout = self._sample([self.prompts[i] for i in self._prompt_order()])
-        clock.append(monotonic())
-        scores = self._scores(rollout)
-        clock.append(monotonic())
-        seen = experience(self.policy, rollout, scores, self.beta, self.update)
-        kl = seen.sequence_kl()
-        if self.iteration == 0:
-            _check_start(kl)
-        clock.append(monotonic())
-        statistics = ppo_epochs(self.policy, self.optimizer, seen, self.update, self._generator("minibatches"))
-        clock.append(monotonic())
+        row, timing = self.engine.iterate(
+            [self.prompts[i] for i in self._prompt_order()],
+            self._generator,
+            self._learning_rate(),
+            only_values=self.iteration < self.config.critic_warmup_iterations,
+        )
         self.iteration += 1
-        row = {
-            "iteration": self.iteration,
-            "reward": float(scores.mean()),
-            "reward_std": float(scores.std()),
-            "kl": kl,
-            "beta": self.beta,
-            "objective": float(scores.mean()) - self.beta * kl,
-            "entropy": seen.mean_entropy(),
-            "explained_variance": seen.explained_variance(),
-            "learning_rate": self._learning_rate(),
-            **rollout.numbers(),
-            **statistics,
-        }
-        if self.config.kl_target_nats is not None:
-            self.beta = adapted_beta(
-                self.beta, kl, self.config.kl_target_nats, self.config.kl_horizon_responses, len(scores)
-            )
-        append(self.out / "history.jsonl", row)
-        seconds = dict(
-            zip(
-                ("rollout", "score", "experience", "update"),
-                (round(b - a, 3) for a, b in itertools.pairwise(clock)),
-                strict=True,
-            )
-        )
-        append(
-            self.out / "timing.jsonl",
-            {"iteration": self.iteration, **seconds, "tokens": sum(map(len, rollout.responses))},
-        )
+        self.stopper.updated(row, row.pop("skips"))
+        append(self.out / "history.jsonl", {"iteration": self.iteration, **row})
+        append(self.out / "timing.jsonl", {"iteration": self.iteration, **timing})
         return row
 
     def _evaluate(self) -> None:
         """Held-out prompts, the same random numbers each time: keep the best policy, stop one that went too far."""
-        rollout = sample_in_batches(
-            self.policy.model,
-            self.validation,
-            self.config.rollout_prompts,
-            seed=self.config.seed,
-            **self._sampling(),
-        )
-        scores = self._scores(rollout)
-        kl = experience(self.policy, rollout, scores, 0.0, self.update).sequence_kl()
-        row = {
-            "iteration": self.iteration,
-            "reward": float(scores.mean()),
-            "kl": kl,
-            "objective": float(scores.mean()) - self.config.kl_coefficient * kl,
-            **rollout.numbers(),
-        }
-        append(self.out / "history.jsonl", {f"validation_{k}" if k != "iteration" else k: v for k, v in row.items()})
+        row, rollout, rewards = self.engine.held_out(self.validation, self.config.seed, self.config.kl_coefficient)
+        validation = {f"validation_{name}": value for name, value in row.items()}
+        append(self.out / "history.jsonl", {"iteration": self.iteration, **validation})
         texts = rollout.texts(self.tokenizer)
-        for prompt, text, score in list(zip(self.validation, texts, scores.tolist(), strict=True))[:SHOWN]:
-            append(
-                self.out / "samples.jsonl",
-                {
-                    "iteration": self.iteration,
-                    "prompt": self.tokenizer.decode(prompt, skip_special_tokens=True),
-                    "response": text,
-                    "reward": score,
-                },
-            )
-        self.stopped = kl > self.config.max_kl_nats
-        if not self.stopped and row["objective"] > self.best["objective"]:
+        for prompt, text, reward in list(zip(self.validation, texts, rewards.tolist(), strict=True))[:SHOWN]:
+            question = self.tokenizer.decode(prompt, skip_special_tokens=True)
+            sample = {"iteration": self.iteration, "prompt": question, "response": text, "reward": reward}
+            append(self.out / "samples.jsonl", sample)
+        if self.stopper.evaluated(row):
             self.best = {**row, "iteration": self.iteration}
-            self.best_weights = {name: p.detach().clone() for name, p in self.policy.trained().items()}
-
-    def _scores(self, rollout: Rollout) -> torch.Tensor:
-        """Rewards [rows] of the ids as sampled, clipped; a response that did not end pays."""
-        rewards = self.scorer(rollout.prompts, rollout.responses)
-        if self.config.reward_clip is not None:
-            rewards = rewards.clamp(-self.config.reward_clip, self.config.reward_clip)
-        ended = torch.tensor(rollout.ended, dtype=torch.float32)
-        return rewards - self.config.missing_eos_penalty * (1 - ended)
-
-    def _sample(self, prompts: list[list[int]]) -> Rollout:
-        return sample(self.policy.model, prompts, generator=self._generator("sampling"), **self._sampling())
-
-    def _sampling(self) -> dict:
-        return {
-            "max_new_tokens": self.config.max_response_tokens,
-            "temperature": self.config.temperature,
-            "eos_id": self.tokenizer.eos_token_id,
-            "precision": self.config.precision,
-        }
+            self.best_weights = {name: p.detach().clone() for name, p in self.engine.policy.trained().items()}
 
     def _generator(self, purpose: str) -> torch.Generator:
         name = f"{self.config.seed}/{purpose}/{self.iteration}".encode()
@@ -199,60 +180,49 @@ class _Loop:
 
     def _save(self) -> None:
         best = {f"best.{name}": tensor for name, tensor in self.best_weights.items()}
-        checkpoint.save(
-            self.out,
-            {**self.policy.trained(), **checkpoint.optimizer_tensors(self.optimizer), **best},
-            {"iteration": self.iteration, "beta": self.beta, "best": self.best, "stopped": self.stopped},
-        )
-
-    def resume(self) -> None:
-        """Go on from the last checkpoint, if there is one: weights, optimiser, beta, best, the files up to it."""
-        found = checkpoint.load(self.out)
-        if found is None:
-            for name in ("history", "timing", "samples"):
-                (self.out / f"{name}.jsonl").unlink(missing_ok=True)
-            return
-        tensors, facts = found
-        self._load(tensors)
-        checkpoint.restore_optimizer(self.optimizer, tensors)
-        self.best_weights = {name.removeprefix("best."): t for name, t in tensors.items() if name.startswith("best.")}
-        self.iteration, self.beta = facts["iteration"], facts["beta"]
-        self.best, self.stopped = facts["best"], facts["stopped"]
-        for name in ("history", "timing", "samples"):
-            keep_until(self.out / f"{name}.jsonl", self.iteration)
-        _say(f"resumed at iteration {self.iteration}")
-
-    def finish(self) -> dict[str, float]:
-        """Write the best policy as the artifact."""
-        self._load(self.best_weights)
-        save_adapter(self.policy.model, self.tokenizer, self.out)
-        save_file(
-            {name: t.detach().cpu().contiguous() for name, t in self.policy.value_head.state_dict().items()},
-            self.out / "value_head.safetensors",
-        )
-        checkpoint.remove(self.out)
-        return {
-            "best_iteration": self.best["iteration"],
-            "iterations": self.iteration,
-            "stopped_by_kl": self.stopped,
-            "validation_reward": self.best["reward"],
-            "validation_kl": self.best["kl"],
-            "prompts": len(self.prompts),
-            "prompts_over_length": self.dropped,
-        }
+        trained, optimizer = self.engine.policy.trained(), checkpoint.optimizer_tensors(self.engine.optimizer)
+        facts = {"iteration": self.iteration, "best": self.best, "stopper": self.stopper.state(),
+                 "engine": self.engine.state()}
+        checkpoint.save(self.out, {**trained, **optimizer, **best}, facts, number=self.iteration,
+                        keep=self.config.keep_checkpoints)
 
     def _load(self, tensors: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
-            for name, parameter in self.policy.trained().items():
+            for name, parameter in self.engine.policy.trained().items():
                 parameter.copy_(tensors[name])
 
-    def _say_plan(self) -> None:
-        c = self.config
-        minibatches = c.rollout_prompts // c.minibatch_prompts
-        _say(
-            f"{len(self.prompts)} prompts; {c.iterations} iterations of {c.rollout_prompts} prompts, {c.epochs} epochs"
-            f" x {minibatches} minibatches = {c.iterations * c.epochs * minibatches} optimiser steps"
-        )
+
+def _engine(config: Ppo, tokenizer, policy: Path, reward: Path) -> tuple[Engine, list[Source]]:
+    """Everything that an iteration uses, loaded; ValueError for lengths that a model has no positions for."""
+    torch.manual_seed(config.seed)
+    model = models.load_causal(policy, config.precision)
+    families.check_length(model.config, config.max_prompt_tokens + config.max_response_tokens)
+    model = models.add_lora(model, precision=config.precision, **asdict(config.lora))
+    learner = Policy(model, config.temperature, config.precision)
+
+    def reward_model() -> Scorer:
+        model = models.load_scorer(reward, config.precision)
+        families.check_length(model.config, config.max_prompt_tokens + config.max_response_tokens)
+        return Scorer(model, config.precision, batch_rows=config.forward_prompts)
+
+    sources = [load_source(**asdict(entry), reward_model=reward_model, precision=config.precision)
+               for entry in config.rewards]
+    stop_ids = (tokenizer.eos_token_id,) if config.stop_ids is None else config.stop_ids
+    return Engine(
+        policy=learner,
+        rewards=Rewards(sources, tokenizer, Shaping(**_named(Shaping, config))),
+        optimizer=optimizers.build(
+            config.optimizer, learner.trained().values(), learning_rate=config.learning_rate,
+            epsilon=config.adam_epsilon, weight_decay=config.weight_decay, in_backward=config.optimizer_in_backward),
+        controller=KlController(config.kl_coefficient, config.kl_target_nats, config.kl_horizon_responses),
+        sampling=replace(Sampling(**_named(Sampling, config)), stop_ids=stop_ids),
+        update=Update(**_named(Update, config)),
+    ), sources
+
+
+def _named(kind: type, config: Ppo) -> dict:
+    """The settings that `kind` has fields for."""
+    return {field.name: getattr(config, field.name) for field in fields(kind)}
 
 
 def _prompts(config: Ppo, tokenizer, pairs: Path) -> tuple[list[list[int]], list[list[int]], int]:
@@ -268,16 +238,6 @@ def _prompts(config: Ppo, tokenizer, pairs: Path) -> tuple[list[list[int]], list
     order = torch.randperm(len(fitting), generator=torch.Generator().manual_seed(config.seed)).tolist()
     mixed = [fitting[i] for i in order]
     return mixed[held:], mixed[:held], len(every) - len(fitting)
-
-
-def _check_start(kl: float) -> None:
-    """A fresh adapter is the reference: any KL at the first rollout is a fault, not a number to train on."""
-    _say(f"KL to the SFT model before the first update: {kl:.2g}")
-    if not abs(kl) < KL_ZERO:
-        raise ValueError(
-            f"the policy starts {kl:.3g} nats from its reference instead of 0: the adapter is not fresh, or "
-            f"the precision is too low to tell them apart"
-        )
 
 
 def _say(text: str) -> None:

@@ -23,6 +23,14 @@ def _divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
         raise ValueError(f"{whole_name} ({whole}) must be a multiple of {part_name} ({part})")
 
 
+def _check_rewards(rewards: tuple, scaling: str) -> None:
+    names = [reward.source for reward in rewards]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"rewards must name at least one source, and none twice, not {', '.join(names) or 'nothing'}")
+    if scaling == "model" and "model" not in names:
+        raise ValueError("reward_scaling 'model' needs the reward model among rewards: {source: model}")
+
+
 def _is_day(text: str) -> bool:
     try:
         return date.fromisoformat(text).isoformat() == text
@@ -191,6 +199,24 @@ class Merge:
 
 
 @dataclass(frozen=True)
+class RewardSource:
+    """One of the scorers whose weighted sum is the reward of a response."""
+
+    source: str = of(
+        "model", "'model': the reward stage's; a measure: repetition, has_code, response_tokens, response_characters; "
+        "'package.module:function'; folder or hub id of a sequence classifier with one output [script: model]")
+    weight: float = of(1.0, "times its score, in the sum [ours]")
+    reads: Literal["text", "ids"] = of(
+        "text", "what a function is given: (questions, responses) as text, or (prompts, responses) as token ids [ours]")
+    template: str = of("Question: {question}\n\nAnswer: {response}", "what a classifier of a folder or hub id reads; "
+                       "special tokens, an end of sequence among them, spelt out [script]")
+
+    def __post_init__(self):
+        if "{response}" not in self.template:
+            raise ValueError(f"template must say where the {{response}} goes, and {self.template!r} does not")
+
+
+@dataclass(frozen=True)
 class Ppo:
     """Proximal policy optimisation against the reward model, with a KL penalty to the SFT model."""
 
@@ -198,39 +224,90 @@ class Ppo:
     precision: Precision = of("int8", "of the frozen base [script]")
     iterations: int = of(2500, "rollout phases [script: 20,000 'steps' over batches of 8]")
     rollout_prompts: int = of(64, "prompts a rollout phase [run: 8 on each of 8 processes]")
+    forward_prompts: int = of(16, "prompts a forward pass without gradients: reference, values, rewards [ours]")
     minibatch_prompts: int = of(64, "prompts an optimiser step [run: 8 accumulated, 8 processes]")
     microbatch_prompts: int = of(8, "prompts a forward pass; gradients add up to the minibatch [ours]")
     epochs: int = of(4, "passes over each rollout batch [run]")
     max_prompt_tokens: int = of(512, "longer prompts are dropped and counted [script]")
-    max_response_tokens: int = of(128, "sampling stops here if EOS did not come [run]")
+    max_response_tokens: int = of(128, "sampling stops here if no stop id came [run]")
+    response_length: Literal["until_stop", "sampled", "fixed"] = of(
+        "until_stop", "'sampled': a response's most is uniform from min_ to max_response_tokens [script, without stop "
+        "ids]; 'fixed': all are drawn, and cut after the first stop id [N implementation details]")
+    min_response_tokens: int = of(32, "least of the lengths when response_length is 'sampled' [script]")
+    stop_ids: tuple[int, ...] | None = of(
+        None, "token ids that end a response; null: the tokenizer's EOS [ours; script: none that a model has]")
     temperature: float = of(1.0, "divides the logits in old, new and reference log-probabilities alike [script]")
     learning_rate: float = of(1.4e-5, "step size of Adam [run]")
     learning_rate_decay: bool = of(False, "linear to 0 over the run [N implementation details; script: off]")
-    max_gradient_norm: float = of(1.0, "global norm clip [Llama 2]")
+    optimizer: Literal["adam", "adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor"] = of(
+        "adam", "the last three take less memory, the paged one on a CUDA GPU only [TRL default]")
+    adam_epsilon: float = of(1e-5, "of Adam's denominator; Adafactor has its own [N implementation details]")
+    weight_decay: float = of(0.0, "of the optimiser [TRL default]")
+    optimizer_in_backward: bool = of(
+        False, "each parameter steps once its gradient is there, and frees it: for full fine-tuning [torchtune]")
+    max_gradient_norm: float | None = of(1.0, "global norm clip; null: none [Llama 2]")
     gamma: float = of(1.0, "discount [TRL default]")
     gae_lambda: float = of(0.95, "of generalised advantage estimation [TRL default]")
+    advantage_variance: Literal["biased", "unbiased"] = of(
+        "biased", "in whitening: 'biased' divides by the tokens [N implementation details]; 'unbiased': as TRL")
+    critic_warmup_iterations: int = of(0, "first iterations, in which the value head alone learns [NeMo-Aligner]")
+    whiten_rewards: bool = of(False, "token rewards to standard deviation 1, their mean kept [TRL default: off]")
     clip_range: float = of(0.2, "of the probability ratio [TRL default]")
-    value_clip_range: float = of(0.2, "of the value function [TRL default]")
+    value_clip_range: float | None = of(0.2, "of the value, around the old one; null: not clipped [TRL default]")
     value_coefficient: float = of(0.1, "weight of the value loss [TRL default]")
     kl_coefficient: float = of(0.2, "beta at the start [script]")
+    kl_estimator: Literal["k1", "k2", "k3", "absolute"] = of(
+        "k1", "of the KL in the reward; only k1's gradient is the KL's [TRL default: 'kl']")
     kl_target_nats: float | None = of(6.0, "KL a response that beta is steered to; null: fixed beta [TRL default]")
     kl_horizon_responses: int = of(10_000, "time constant of the adaptive beta [TRL default]")
     update_kl_limit: float | None = of(
         0.15, "stop an update when the policy moved this far from the rollout's, nats a token [TRL: 1.5 x 0.1]")
     max_ratio: float = of(10.0, "skip and count a minibatch whose mean ratio is above [TRL default]")
+    rewards: tuple[RewardSource, ...] = of(
+        (RewardSource(),), "what is summed up to a reward: a list of {source, weight, reads, template} [script]")
+    reward_baseline: float = of(0.0, "taken from every sum [script]")
+    reward_scaling: Literal["none", "model", "running"] = of(
+        "none", "divide by a standard deviation: 'model': the reward model's, on reference answers; 'running': that of "
+        "every rollout so far [script: none; TRL, trlX: either]")
     reward_clip: float | None = of(None, "rewards beyond plus or minus this are cut to it; null: none are [script]")
-    missing_eos_penalty: float = of(1.0, "taken from the reward of a response without EOS [N+ implementation details]")
+    missing_eos: Literal["reduce", "replace"] = of(
+        "reduce", "the penalty is taken from the reward [ours]; 'replace': it becomes the reward [N+]")
+    missing_eos_penalty: float = of(1.0, "for a response without EOS, after the clip [N+ implementation details]")
+    short_response_tokens: int = of(0, "responses of fewer tokens, EOS among them, pay short_response_penalty [ours]")
+    short_response_penalty: float = of(0.0, "taken from their reward, after the clip [torchtune: set to -3 under 18]")
     validation_prompts: int = of(64, "of the rl split, held out to choose the policy; at most a quarter [ours]")
     evaluate_every_iterations: int = of(10, "iterations between evaluations on them [ours]")
     max_kl_nats: float = of(10.0, "stop, and never keep a policy, above this KL a response on held-out prompts [ours]")
+    patience_evaluations: int | None = of(None, "stop after so many without a better objective; null: never [ours]")
+    max_skipped_in_a_row: int | None = of(None, "stop when more minibatches in a row are skipped; null: never [ours]")
+    min_entropy_nats: float = of(0.0, "stop when the policy's entropy a token falls below; 0: never [ours]")
     save_every_iterations: int = of(10, "iterations between checkpoints [ours]")
+    keep_checkpoints: int = of(2, "newest ones kept, each with the best policy so far [ours]")
     seed: int = of(0, "of prompts, sampling and minibatches [script]")
 
     def __post_init__(self):
         if self.lora.dropout:
             raise ValueError("lora.dropout must be 0 in ppo: old and new log-probabilities must come from one function")
+        _check_rewards(self.rewards, self.reward_scaling)
         _divides(self.minibatch_prompts, self.rollout_prompts, "minibatch_prompts", "rollout_prompts")
         _divides(self.microbatch_prompts, self.minibatch_prompts, "microbatch_prompts", "minibatch_prompts")
+        if self.patience_evaluations is not None and self.patience_evaluations < 1:
+            raise ValueError(f"patience_evaluations must be 1 or more, or null, not {self.patience_evaluations}")
+        if self.keep_checkpoints < 1:
+            raise ValueError(f"keep_checkpoints must be 1 or more, not {self.keep_checkpoints}")
+        if self.optimizer_in_backward:
+            _check_in_backward(self)
+
+
+def _check_in_backward(ppo: Ppo) -> None:
+    if ppo.microbatch_prompts != ppo.minibatch_prompts:
+        raise ValueError(f"optimizer_in_backward steps at every backward pass: microbatch_prompts "
+                         f"({ppo.microbatch_prompts}) must equal minibatch_prompts ({ppo.minibatch_prompts})")
+    if ppo.max_gradient_norm is not None:
+        raise ValueError("optimizer_in_backward never holds all gradients together, so their global norm cannot be "
+                         "clipped: max_gradient_norm must be null")
+    if ppo.optimizer not in ("adam", "adamw", "adafactor"):
+        raise ValueError(f"optimizer_in_backward goes with adam, adamw or adafactor, not with {ppo.optimizer}")
 
 
 @dataclass(frozen=True)

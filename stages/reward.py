@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from stages.learning import models
+from stages.learning import families, models
 from stages.learning.losses import pairwise_loss
 from stages.learning.preference_data import Example, collate_examples, examples
 from stages.learning.reward_model import Scorer, check_tied, initialise_head, raw_scores, save_scoring
@@ -29,9 +29,9 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
     training, validation, dropped = _examples(config, tokenizer, pairs)
     torch.manual_seed(config.seed)
     model = models.load_scorer(base, config.precision, new_head=True)
+    families.check_length(model.config, config.max_length_tokens)
     check_tied(model.config, config.log_probability_weight)
     initialise_head(model, torch.Generator().manual_seed(config.seed))
-    model.config.pad_token_id = tokenizer.pad_token_id
     model = models.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
 
     scorer = Scorer(model, config.precision, config.log_probability_weight)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from stages.learning import models
+from stages.learning import families, models
 from stages.learning.language_modelling import answer_log_probabilities, collate_blocks, packed
 from stages.learning.rollout import sample
 from stages.learning.training import Training, remove_checkpoints, train
@@ -34,6 +34,7 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
     torch.manual_seed(config.seed)
     model = models.load_causal(base, config.precision)
     models.check_special_tokens(tokenizer, model.config)
+    families.check_length(model.config, config.sequence_length_tokens)
     model = models.add_lora(model, precision=config.precision, **vars(config.lora))
     watched = _Watched(model, tokenizer, pairs, config)
     history = train(
@@ -110,9 +111,9 @@ class _Watched:
         return sample(
             self.model,
             self.prompts,
-            max_new_tokens=SAMPLE_TOKENS,
+            max_new_tokens=min(SAMPLE_TOKENS, self.config.sequence_length_tokens - max(map(len, self.prompts))),
             temperature=1.0,
-            eos_id=self.tokenizer.eos_token_id,
+            stop_ids=[self.tokenizer.eos_token_id],
             generator=torch.Generator().manual_seed(self.config.seed),
             precision=self.config.precision,
         )

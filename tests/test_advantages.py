@@ -1,11 +1,17 @@
-"""Rewards, GAE, whitening and the controller against plain loops in float64 (CORRECTNESS A1-A5, K6, P13)."""
+"""Rewards, GAE and whitening against plain loops in float64 (CORRECTNESS A1-A7, P13)."""
 
 import random
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
-from stages.learning.advantages import adapted_beta, gae, token_rewards, whiten
+from stages.learning.advantages import gae, token_rewards, whiten
+from stages.learning.experience import experience
+from stages.learning.kl import ESTIMATORS
+from stages.learning.rollout import Rollout
+from stages.recipe import Ppo
+from tests.golden.support import Given, float64, rows_of, update
 
 
 def ragged(seed: int, rows: int = 5, columns: int = 9):
@@ -16,16 +22,47 @@ def ragged(seed: int, rows: int = 5, columns: int = 9):
     return draw(), draw(), mask, lengths
 
 
+def brute_force(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+    """One row's advantages as sums of discounted errors; the value after the last token is 0."""
+    errors = [r + gamma * after - v for r, v, after in zip(rewards, values, values[1:] + [0.0], strict=True)]
+    return [sum((gamma * lam) ** (k - t) * errors[k] for k in range(t, len(errors))) for t in range(len(errors))]
+
+
+def whitened(numbers: list[float], freedom: int, keep_mean: bool = False) -> list[float]:
+    mean = sum(numbers) / len(numbers)
+    deviation = (sum((x - mean) ** 2 for x in numbers) / (len(numbers) - freedom) + 1e-8) ** 0.5
+    return [(x - mean) / deviation + (mean if keep_mean else 0.0) for x in numbers]
+
+
+def inside(values: torch.Tensor, lengths: list[int]) -> list[float]:
+    return [float(values[row, t]) for row, length in enumerate(lengths) for t in range(length)]
+
+
 @pytest.mark.parametrize("gamma, lam", [(1.0, 0.95), (0.9, 0.5), (1.0, 1.0), (1.0, 0.0)])
-def test_gae_equals_the_brute_force_sum(gamma, lam):
-    rewards, values, mask, lengths = ragged(1)
-    found = gae(rewards, values, mask, gamma, lam)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_gae_equals_the_brute_force_sum(gamma, lam, seed):
+    rewards, values, mask, lengths = ragged(seed)
+    junk = torch.where(mask > 0, 0.0, float("nan"))
+    found = gae(rewards + junk, values + junk, mask, gamma, lam)
     for row, length in enumerate(lengths):
-        r, v = rewards[row].tolist()[:length], values[row].tolist()[:length] + [0.0]
-        for t in range(length):
-            expected = sum((gamma * lam) ** (k - t) * (r[k] + gamma * v[k + 1] - v[k]) for k in range(t, length))
-            assert float(found[row, t]) == pytest.approx(expected, abs=1e-12)
+        expected = brute_force(rewards[row].tolist()[:length], values[row].tolist()[:length], gamma, lam)
+        assert found[row, :length].tolist() == pytest.approx(expected, abs=1e-12)
         assert (found[row, length:] == 0).all()
+
+
+@pytest.mark.parametrize("junk", [9.0, float("nan"), float("inf")])
+def test_pad_columns_change_no_reward_advantage_or_whitening(junk):
+    log_p, log_ref, mask, _ = ragged(4)
+    values, scores = ragged(5)[0], torch.arange(5).double()
+
+    def chain(pads: int) -> torch.Tensor:
+        wide = [torch.where(pad(mask, (0, pads)) > 0, pad(x, (0, pads)), junk) for x in (log_p, log_ref, values)]
+        keep = pad(mask, (0, pads))
+        rewards = token_rewards(scores, wide[0], wide[1], keep, 0.3)
+        return whiten(gae(rewards, wide[2], keep, 0.98, 0.9), keep)
+
+    found = chain(6)
+    assert torch.allclose(found[:, :-6], chain(0), atol=1e-12) and (found[:, -6:] == 0).all()
 
 
 def test_a_return_is_the_score_less_later_penalties():
@@ -40,29 +77,80 @@ def test_a_return_is_the_score_less_later_penalties():
 
 
 def test_the_score_stands_at_the_last_response_token_and_nowhere_else():
-    zero = torch.zeros(2, 4)
-    mask = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
-    assert token_rewards(torch.tensor([5.0, -7.0]), zero, zero, mask, 0.1).tolist() == [[0, 0, 5, 0], [-7, 0, 0, 0]]
+    zero = torch.zeros(3, 4)
+    mask = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    found = token_rewards(torch.tensor([5.0, -7.0, 2.0]), zero, zero, mask, 0.1)
+    assert found.tolist() == [[0, 0, 5, 0], [-7, 0, 0, 0], [0, 0, 0, 2]]
 
 
-def test_whitening_against_plain_python_and_pads_change_nothing():
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_token_pays_beta_times_its_kl_and_the_last_one_earns_the_score(estimator):
+    log_p, log_ref, mask, lengths = ragged(6)
+    scores = torch.tensor([2.0, -1.0, 0.5, 0.0, 3.0], dtype=torch.float64)
+    found = token_rewards(scores, log_p.clone().requires_grad_(), log_ref, mask, 0.3, estimator)
+    assert not found.requires_grad
+    for row, length in enumerate(lengths):
+        for t in range(mask.shape[1]):
+            kl = float(ESTIMATORS[estimator](log_p[row, t], log_ref[row, t])) if t < length else 0.0
+            score = float(scores[row]) if t == length - 1 else 0.0
+            assert float(found[row, t]) == pytest.approx(score - 0.3 * kl, abs=1e-12)
+
+
+@pytest.mark.parametrize("variance, freedom", [("biased", 0), ("unbiased", 1)])
+@pytest.mark.parametrize("keep_mean", [False, True])
+def test_whitening_against_plain_python(variance, freedom, keep_mean):
     values, _, mask, lengths = ragged(3)
-    inside = [float(values[r, t]) for r, n in enumerate(lengths) for t in range(n)]
-    mean = sum(inside) / len(inside)
-    sd = (sum((x - mean) ** 2 for x in inside) / len(inside) + 1e-8) ** 0.5
-    found = whiten(values, mask)
-    assert [float(found[r, t]) for r, n in enumerate(lengths) for t in range(n)] == pytest.approx(
-        [(x - mean) / sd for x in inside]
+    found = whiten(values + 4.0, mask, variance=variance, keep_mean=keep_mean)
+    expected = whitened(inside(values + 4.0, lengths), freedom, keep_mean)
+    assert inside(found, lengths) == pytest.approx(expected, abs=1e-12) and (found[mask == 0] == 0).all()
+    mean = sum(inside(found, lengths)) / sum(lengths)
+    assert mean == pytest.approx(sum(inside(values + 4.0, lengths)) / sum(lengths) if keep_mean else 0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("variance", ["biased", "unbiased"])
+def test_one_token_is_only_centred_and_equal_ones_do_not_explode(variance):
+    one = torch.tensor([[1.0, 0.0]])
+    assert whiten(torch.tensor([[4.0, 9.0]]), one, variance=variance).tolist() == [[0.0, 0.0]]
+    assert whiten(torch.tensor([[4.0, 9.0]]), one, variance=variance, keep_mean=True).tolist() == [[4.0, 0.0]]
+    assert whiten(torch.full((2, 3), 0.3), torch.ones(2, 3), variance=variance).abs().max() < 1e-2
+
+
+def experienced(**conventions):
+    """An experience of ragged rows, told its numbers, and the numbers of each row."""
+    log_p, log_ref, mask, lengths = ragged(7)
+    values, scores = ragged(8)[0], torch.tensor([2.0, -1.0, 0.5, 0.0, 3.0], dtype=torch.float64)
+    settings = update(forward_prompts=2, gamma=0.98, gae_lambda=0.9, **conventions)
+    rollout = Rollout(**rows_of(mask), ended=[True] * 5)
+    with float64():
+        seen = experience(Given(log_p, values, mask, log_ref), rollout, scores, 0.3, settings)
+    rewards = [
+        [-0.3 * float(log_p[r, t] - log_ref[r, t]) + (float(scores[r]) if t == n - 1 else 0.0) for t in range(n)]
+        for r, n in enumerate(lengths)
+    ]
+    return seen, rewards, [values[r, :n].tolist() for r, n in enumerate(lengths)], lengths
+
+
+def flat(rows: list[list[float]]) -> list[float]:
+    return [number for row in rows for number in row]
+
+
+@pytest.mark.parametrize("variance, freedom", [("biased", 0), ("unbiased", 1)])
+def test_an_experience_whitens_advantages_and_leaves_returns_alone(variance, freedom):
+    """returns = advantages before whitening + old values (A4, A5), all rows of the batch whitened as one."""
+    seen, rewards, values, lengths = experienced(advantage_variance=variance)
+    raw = [brute_force(r, v, 0.98, 0.9) for r, v in zip(rewards, values, strict=True)]
+    assert inside(seen.returns, lengths) == pytest.approx(
+        [a + v for a, v in zip(flat(raw), flat(values), strict=True)], abs=1e-12
     )
-    wider = whiten(torch.nn.functional.pad(values, (0, 3), value=9.0), torch.nn.functional.pad(mask, (0, 3)))
-    assert torch.allclose(wider[:, :-3], found, atol=1e-12) and (wider[:, -3:] == 0).all()
+    assert inside(seen.advantages, lengths) == pytest.approx(whitened(flat(raw), freedom), abs=1e-12)
 
 
-def test_one_token_is_only_centred():
-    assert whiten(torch.tensor([[4.0, 9.0]]), torch.tensor([[1.0, 0.0]])).tolist() == [[0.0, 0.0]]
-
-
-def test_beta_is_constant_at_the_target_and_moves_no_more_than_its_horizon_allows():
-    assert adapted_beta(0.2, 6.0, 6.0, 10_000, 64) == 0.2
-    assert adapted_beta(0.2, 1e9, 6.0, 10_000, 64) == pytest.approx(0.2 * (1 + 0.2 * 64 / 10_000))
-    assert adapted_beta(0.2, -5.0, 6.0, 10_000, 64) == pytest.approx(0.2 * (1 - 0.2 * 64 / 10_000))
+@pytest.mark.parametrize("variance, freedom", [("biased", 0), ("unbiased", 1)])
+def test_whitened_rewards_keep_their_mean(variance, freedom):
+    seen, rewards, values, lengths = experienced(advantage_variance=variance, whiten_rewards=True)
+    numbers = iter(whitened(flat(rewards), freedom, keep_mean=True))
+    even = [[next(numbers) for _ in row] for row in rewards]
+    raw = flat([brute_force(r, v, 0.98, 0.9) for r, v in zip(even, values, strict=True)])
+    expected = [a + v for a, v in zip(raw, flat(values), strict=True)]
+    assert inside(seen.returns, lengths) == pytest.approx(expected, abs=1e-12)
+    assert not Ppo().whiten_rewards and Ppo().advantage_variance == "biased"

@@ -8,9 +8,10 @@ import transformers as hf
 from families import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, save
 
 from stages.learning import merging, models, rollout
+from stages.learning.experience import Update, experience
 from stages.learning.language_modelling import collate_blocks, packed
 from stages.learning.policy import Policy
-from stages.learning.ppo import Update, experience, ppo_epochs
+from stages.learning.ppo import ppo_epochs
 from stages.learning.reward_model import Scorer, raw_scores, save_scoring
 
 PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34, 35, 36, 37]]
@@ -39,7 +40,7 @@ def policy_of(folder, temperature=1.0, moved=True):
 
 
 def draw(model, prompts=PROMPTS, **changes):
-    settings = {"max_new_tokens": 12, "temperature": 0, "eos_id": -1, "generator": torch.Generator().manual_seed(3)}
+    settings = {"max_new_tokens": 12, "temperature": 0, "stop_ids": (), "generator": torch.Generator().manual_seed(3)}
     return rollout.sample(model, prompts, **(settings | changes))
 
 
@@ -99,25 +100,21 @@ def test_batched_greedy_is_single_greedy_and_stops_at_eos(bases, family):
     never_ending = draw(model).responses
     assert never_ending == [draw(model, [prompt]).responses[0] for prompt in PROMPTS]
     eos = never_ending[0][3]
-    found = draw(model, eos_id=eos)
+    found = draw(model, stop_ids=(eos,))
     expected = [r[: r.index(eos) + 1] if eos in r else r for r in never_ending]
     assert found.responses == expected and found.ended == [eos in r for r in never_ending] and found.ended[0]
 
 
 @every_family
-def test_what_is_sampled_is_what_is_scored(bases, family, monkeypatch):
-    """The cached, left-padded steps of sampling give the log-probabilities of the one right-padded forward."""
-    policy, seen, real_choose = policy_of(bases(family), temperature=0.7), [], rollout._choose
-
-    def choose(logits, temperature, uniform):
-        chosen = real_choose(logits, temperature, uniform)
-        seen.append(torch.log_softmax(logits / temperature, -1).gather(-1, chosen[:, None]))
-        return chosen
-
-    monkeypatch.setattr(rollout, "_choose", choose)
-    drawn = draw(policy.model, temperature=0.7)
+def test_what_is_sampled_is_what_is_scored(bases, family):
+    """The steps of sampling, each on cached keys and values, give the log-probabilities and values of one forward."""
+    policy = policy_of(bases(family), temperature=0.7)
     with torch.no_grad():
-        assert torch.allclose(policy(drawn.prompts, drawn.responses).log_p, torch.cat(seen, 1), atol=2e-5)
+        policy.value_head.weight.normal_(generator=torch.Generator().manual_seed(5))
+        drawn = draw(policy.model, temperature=0.7, value_of=policy.values_of)
+        scored = policy(drawn.prompts, drawn.responses)
+    assert torch.allclose(scored.log_p, drawn.log_p, atol=2e-5) and drawn.log_p.abs().sum() > 1
+    assert torch.allclose(scored.values, drawn.values, atol=1e-4) and drawn.values.abs().sum() > 0.1
     still = torch.optim.SGD(policy.trained().values(), lr=0.0)
     statistics = ppo_epochs(policy, still, experience(policy, drawn, SCORES, 0.1, UPDATE), UPDATE, torch.Generator())
     assert statistics["ratio"] == pytest.approx(1.0, abs=1e-5) and statistics["clip_fraction"] == 0
@@ -216,9 +213,16 @@ def test_targets_that_are_not_there_are_refused(bases, tmp_path):
 
 
 def test_logits_that_are_capped_after_the_output_layer_are_refused(tmp_path):
-    model = models.load_causal(save(hf.Gemma2Config(**GROUPED, head_dim=8, final_logit_softcapping=1.0), tmp_path))
+    config = hf.Gemma2Config(**GROUPED, head_dim=8, final_logit_softcapping=1.0, attn_logit_softcapping=None)
+    model = models.load_causal(save(config, tmp_path))
     with pytest.raises(ValueError, match="gemma2 changes its logits after the output layer"):
         Policy(models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32"), 1.0, "fp32")
+
+
+def test_attention_scores_that_are_capped_are_refused(tmp_path):
+    folder = save(hf.Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=5.0), tmp_path)
+    with pytest.raises(ValueError, match="gemma2 caps or shifts its attention scores"):
+        models.load_causal(folder)
 
 
 def test_a_family_without_position_ids_is_refused(tmp_path):

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from stages.learning import losses
-from stages.learning.advantages import adapted_beta, gae, token_rewards, whiten
-from stages.learning.ppo import Experience, experience, ppo_epochs
-from stages.learning.rollout import Rollout
+from stages.learning.advantages import gae, token_rewards, whiten
+from stages.learning.experience import Experience, experience
+from stages.learning.kl import KlController, kl_k1
+from stages.learning.ppo import ppo_epochs
+from stages.learning.rollout import Rollout, sample
 from tests.golden.support import (
     LATE,
     SETTINGS,
@@ -17,6 +19,7 @@ from tests.golden.support import (
     TUNE,
     Given,
     bigram_policy,
+    float64,
     rows_of,
     same,
     tensors,
@@ -39,26 +42,42 @@ def test_masked_mean_and_whitening(peer):
     found = whiten(x["values"], x["mask"])
     same(found, theirs, mask=x["mask"])
     assert (found[x["mask"] == 0] == 0).all()
+    # 1e-7: torchtune's tokens / (tokens - 1) is a float32.
+    same(whiten(x["values"], x["mask"], variance="unbiased"), golden["whitened"], rel=1e-7, mask=x["mask"])
+
+
+def test_whitening_that_keeps_the_mean_against_trl_0_11():
+    x = tensors(TRL["inputs"])
+    found = whiten(x["values"], x["mask"], variance="unbiased", keep_mean=True)
+    same(found, TRL["masked"]["whitened_keeping_mean"], mask=x["mask"])
 
 
 @PEERS
 def test_rewards(peer):
     x, golden = tensors(peer["inputs"]), peer["rewards"]
-    same(losses.kl_k1(x["log_p"], x["log_ref"]), golden["kl"], mask=x["mask"])
+    same(kl_k1(x["log_p"], x["log_ref"]), golden["kl"], mask=x["mask"])
     found = token_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"])
     same(found, golden["rewards"], mask=x["mask"])
     unscored = token_rewards(torch.zeros(8).double(), x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"])
     same(unscored, golden["non_score"], mask=x["mask"])
 
 
+@pytest.mark.parametrize("ours, theirs", [("absolute", "abs"), ("k2", "mse")])
+def test_other_penalties_against_trl_0_11(ours, theirs):
+    x = tensors(TRL["inputs"])
+    found = token_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"], ours)
+    same(found, TRL["penalties"][theirs], mask=x["mask"])
+
+
 @PEERS
-@pytest.mark.parametrize("microbatch", [8, 3])
-def test_an_experience(peer, microbatch):
+@pytest.mark.parametrize("together", [8, 3])
+def test_an_experience(peer, together):
     """From log-probabilities, values and scores to advantages and returns, by the function that the stage calls."""
     x, golden = tensors(peer["inputs"]), tensors(peer["advantages"])
     policy = Given(x["log_p"], x["values"], x["mask"], x["log_ref"])
     rollout = Rollout(**rows_of(x["mask"]), ended=[True] * 8)
-    seen = experience(policy, rollout, x["scores"], SETTINGS["beta"], update(microbatch_prompts=microbatch))
+    with float64():
+        seen = experience(policy, rollout, x["scores"], SETTINGS["beta"], update(forward_prompts=together))
     same(seen.returns, golden["returns"], mask=x["mask"])
     raw = gae(tensors(peer["rewards"])["rewards"], x["values"], x["mask"], SETTINGS["gamma"], SETTINGS["lam"])
     same(raw, golden["returns"] - x["values"], mask=x["mask"])
@@ -71,20 +90,19 @@ def test_an_experience(peer, microbatch):
 def stepped(peer: dict, microbatch: int) -> tuple[Given, dict, dict, Experience]:
     """After one minibatch step on the peer's advantages: policy with gradients, statistics, inputs, experience."""
     x, golden = tensors(peer["inputs"]), tensors(peer["advantages"])
-    zero = torch.zeros_like(x["mask"])
     seen = Experience(
         **rows_of(x["mask"]),
         log_p=x["log_p"],
         log_ref=x["log_ref"],
         values=x["values"],
-        entropy=zero,
         mask=x["mask"],
         advantages=golden["advantages"],
         returns=golden["returns"],
     )
     policy = Given(x["new_log_p"], x["new_values"], x["mask"])
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
-    found = ppo_epochs(policy, optimizer, seen, update(microbatch_prompts=microbatch), torch.Generator())
+    with float64():
+        found = ppo_epochs(policy, optimizer, seen, update(microbatch_prompts=microbatch), torch.Generator())
     return policy, found, x, seen
 
 
@@ -136,7 +154,7 @@ def test_where_clipping_binds(peer):
 def test_statistics_of_an_experience_against_trl_0_11():
     golden, (_, _, x, seen) = TRL["objective"], stepped(TRL, 8)
     same(seen.sequence_kl(), golden["objective/kl"])
-    same(losses.kl_k1(x["log_p"], x["log_ref"]).mul(x["mask"]).sum(-1), golden["objective/kl_dist"])
+    same(kl_k1(x["log_p"], x["log_ref"]).mul(x["mask"]).sum(-1), golden["objective/kl_dist"])
     # Theirs is 1 - mean squared error / variance, where a bias counts as unexplained; ours is 1 - Var / Var.
     error = (seen.returns - seen.values)[x["mask"].bool()]
     unexplained = 1 - golden["ppo/val/var_explained"] - error.mean() ** 2 / golden["ppo/returns/var"]
@@ -145,21 +163,46 @@ def test_statistics_of_an_experience_against_trl_0_11():
 
 def test_the_controller():
     golden = TRL["controller"]
-    beta, found = golden["initial"], []
+    made, found = KlController(golden["initial"], golden["target"], golden["horizon"]), []
     for kl in golden["kls"]:
-        beta = adapted_beta(beta, kl, golden["target"], golden["horizon"], golden["responses"])
-        found.append(beta)
+        made.update(kl, golden["responses"])
+        found.append(made.beta)
     assert found == pytest.approx(golden["betas"], rel=1e-14)
 
 
 def test_a_forward_pass_against_trl_0_11():
-    """Which position predicts which token, its value, its entropy; left-padded there, right-padded here."""
+    """Which position predicts which token, and its value; left-padded there, end to end here."""
     golden = TRL["forward"]
     policy = bigram_policy(golden["table"], golden["value_weights"])
     scored = policy(golden["prompts"], golden["responses"])
     for row, response in enumerate(golden["responses"]):
-        for name in ("log_p", "values", "entropy"):
+        for name in ("log_p", "values"):
             same(getattr(scored, name)[row, : len(response)], golden[name][row], rel=1e-5)
+
+
+def test_the_entropy_of_a_rollout_against_trl_0_11():
+    """A bigram model's entropy is that of the token before, so tokens drawn here can be looked up in their rows."""
+    golden, known = TRL["forward"], {}
+    for prompt, response, row in zip(golden["prompts"], golden["responses"], golden["entropy"], strict=True):
+        known |= dict(zip([prompt[-1], *response[:-1]], row, strict=True))
+    policy = bigram_policy(golden["table"], golden["value_weights"])
+    rollout = sample(
+        policy.model.get_base_model(),
+        golden["prompts"],
+        max_new_tokens=6,
+        temperature=1.0,
+        stop_ids=(1,),
+        generator=torch.Generator().manual_seed(0),
+        value_of=policy.values_of,
+    )
+    found = [
+        (float(rollout.entropy[row, t]), known[before])
+        for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True))
+        for t, before in enumerate([prompt[-1], *response[:-1]])
+        if before in known
+    ]
+    assert len(found) > 20
+    same(*zip(*found, strict=True), rel=1e-5)
 
 
 def test_temperature_against_torchtune():
@@ -183,7 +226,7 @@ def late(section: str) -> dict[str, torch.Tensor]:
 def test_an_experience_against_trl_1_12_with_its_further_step():
     x = late("experience")
     rows = torch.arange(len(x["scores"]))
-    same(losses.kl_k1(x["logprobs"], x["ref_logprobs"]), x["kl"])
+    same(kl_k1(x["logprobs"], x["ref_logprobs"]), x["kl"])
     zero = torch.zeros_like(x["scores"])
     rewards = token_rewards(zero, x["logprobs"], x["ref_logprobs"], x["mask"], SETTINGS["beta"])
     rewards[rows, x["actual_end"].long()] += x["scores"]
@@ -201,7 +244,8 @@ def test_full_responses_against_trl_1_12_as_they_are():
     assert len(x["scores"]) == 4
     policy = Given(x["logprobs"], x["values"], x["mask"], x["ref_logprobs"])
     rollout = Rollout(**rows_of(x["mask"]), ended=[False] * len(x["scores"]))
-    seen = experience(policy, rollout, x["scores"], SETTINGS["beta"], update())
+    with float64():
+        seen = experience(policy, rollout, x["scores"], SETTINGS["beta"], update())
     same(seen.returns, x["returns"], rel=1e-6)
     same(seen.advantages, whiten(x["unwhitened"], x["mask"]), rel=1e-6)
 

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoTokenizer
 
 from stages.learning import models
+from stages.learning.experience import Update, experience
 from stages.learning.policy import Policy
-from stages.learning.ppo import Update, experience
 from stages.learning.rollout import sample
 from stages.learning.weights import copy_pretrained
 from stages.plumbing.artifact import sha256_of_file
@@ -54,7 +54,7 @@ def test_a_fresh_policy_starts_at_its_reference_in_every_precision(base, precisi
         [[1, 40, 50], [1, 60]],
         max_new_tokens=6,
         temperature=1.0,
-        eos_id=2,
+        stop_ids=(2,),
         generator=torch.Generator().manual_seed(0),
     )
     assert abs(experience(policy, rollout, torch.zeros(2), 0.1, UPDATE).sequence_kl()) < 1e-4

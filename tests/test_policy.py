@@ -5,8 +5,9 @@ import tiny
 import torch
 
 from stages.learning import models
+from stages.learning.experience import Update, experience
 from stages.learning.policy import Policy
-from stages.learning.ppo import Update, _microbatch_loss, experience, ppo_epochs
+from stages.learning.ppo import _microbatch_loss, ppo_epochs
 from stages.learning.rollout import Rollout, sample
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
@@ -39,7 +40,7 @@ def rolled(policy, temperature=1.0):
         PROMPTS,
         max_new_tokens=12,
         temperature=temperature,
-        eos_id=2,
+        stop_ids=(2,),
         generator=torch.Generator().manual_seed(0),
     )
 
@@ -167,7 +168,8 @@ def test_ppo_finds_the_best_arm_of_a_rigged_bandit(seed):
     update = Update(**{**vars(UPDATE), "epochs": 4, "minibatch_prompts": 64, "microbatch_prompts": 64})
     for step in range(40):
         generator = torch.Generator().manual_seed(1000 * seed + step)
-        rollout = sample(policy.model, [prompt] * 64, max_new_tokens=1, temperature=1.0, eos_id=-1, generator=generator)
+        one = {"max_new_tokens": 1, "temperature": 1.0, "stop_ids": (), "generator": generator}
+        rollout = sample(policy.model, [prompt] * 64, **one)
         scores = torch.tensor([float(response[0] == best) for response in rollout.responses])
         ppo_epochs(policy, optimizer, experience(policy, rollout, scores, 0.0, update), update, generator)
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 
@@ -9,10 +10,14 @@ import pytest
 import yaml
 
 from stages import recipe as recipes
-from stages.learning.ppo import Update
+from stages.learning.experience import Update
+from stages.learning.reward_sources import MEASURES, load_source
+from stages.learning.rewards import Shaping
+from stages.learning.sampling import Sampling
+from stages.learning.stopping import StopRules
 from stages.learning.training import Training
 from stages.plumbing.settings import SettingsError, as_dict, leaves
-from stages.recipe import Lora, Recipe, load
+from stages.recipe import Lora, Recipe, RewardSource, load
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -30,6 +35,7 @@ PUBLISHED = {
     "ppo.lora.r": 16, "ppo.lora.alpha": 32, "ppo.lora.dropout": 0.0, "ppo.precision": "int8",
     "ppo.learning_rate": 1.4e-5, "ppo.epochs": 4, "ppo.max_response_tokens": 128, "ppo.kl_coefficient": 0.2,
     "ppo.kl_target_nats": 6.0, "ppo.kl_horizon_responses": 10_000, "ppo.gamma": 1.0, "ppo.gae_lambda": 0.95,
+    "ppo.reward_baseline": 0.0, "ppo.reward_scaling": "none", "ppo.reward_clip": None,
     "ppo.clip_range": 0.2, "ppo.value_clip_range": 0.2, "ppo.value_coefficient": 0.1, "ppo.temperature": 1.0,
 }
 
@@ -102,12 +108,25 @@ def test_days_with_and_without_quotes(written, day):
 
 
 @pytest.mark.parametrize("section, message", [
+    ("ppo: {rewards: []}", "ppo: rewards must name at least one source, and none twice, not nothing"),
+    ("ppo: {rewards: [{}, {weight: 2}]}", "none twice, not model, model"),
+    ("ppo: {rewards: [{source: has_code}], reward_scaling: model}", "needs the reward model among rewards"),
+    ("ppo: {rewards: [{template: 'Q: {question}'}]}", "rewards, entry 1: template must say where the {response} goes"),
+    ("ppo: {rewards: [{sauce: model}]}", "rewards, entry 1: unknown key 'sauce'; did you mean 'source'"),
     ("pairs: {min_score_gap: 0}", "min_score_gap must be 1 or more"),
     ("pairs: {length_unit: tokens}", "length_unit tokens needs a tokenizer"),
     ("posts: {max_questions: 0}", "max_questions must be 1 or more")])
-def test_data_settings_that_cannot_be(written, section, message):
+def test_settings_that_cannot_be(written, section, message):
     with pytest.raises(SettingsError, match=message):
         load(written(section))
+
+
+def test_rewards_from_a_file_and_from_snakemake(written):
+    path = written("ppo: {rewards: [{source: model, weight: 0.5}, {source: 'mine.rules:short', reads: ids}]}")
+    assert [(r.source, r.weight, r.reads) for r in load(path).ppo.rewards] == [
+        ("model", 0.5, "text"), ("mine.rules:short", 1.0, "ids")]
+    handed = load(path, {"ppo": {"rewards": [{"source": "has_code", "weight": "-1e-1"}]}})  # values as text
+    assert handed.ppo.rewards == (RewardSource("has_code", -0.1),)
 
 
 def test_one_seed_for_every_section_that_has_one(written):
@@ -119,12 +138,15 @@ def test_one_seed_for_every_section_that_has_one(written):
 
 
 def test_a_resolved_recipe_loads_as_itself(tmp_path):
-    recipe = load(ROOT / "configs/stackllama.yaml", {"ppo": {"learning_rate": "1e-7"}, "dump": ["it's here"]})
+    recipe = load(ROOT / "configs/stackllama.yaml", {"ppo": {"learning_rate": "1e-7", "rewards": "[{source: 'a.b:c'}]"},
+                                                   "dump": ["it's here"]})
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(as_dict(recipe)))
     assert load(tmp_path / "recipe.yaml") == recipe
 
 
-TAKEN_BY_NAME = {"Training.like(": Training, "fields(Update)": Update}  # same-named fields are handed on
+# same-named fields are handed on
+TAKEN_BY_NAME = {"Training.like(": Training, "_named(Update": Update, "_named(Shaping": Shaping,
+                 "_named(Sampling": Sampling, "_named(StopRules": StopRules}
 
 
 def names_read(path: Path) -> str:
@@ -154,6 +176,14 @@ def test_every_setting_is_read_by_its_stage(section):
         needed = [first] if first in HANDED_ON_WHOLE else [first, *rest]
         dead += [dotted] if not all(read.fullmatch(name) for name in needed) else []
     assert not dead, f"settings of {section!r} that stages/{section}.py never reads: {dead}"
+
+
+def test_every_value_of_a_reward_source_says_its_meaning_and_is_read():
+    fields = dataclasses.fields(RewardSource)
+    assert {field.name for field in fields} <= set(inspect.signature(load_source).parameters)  # load_source(**entry)
+    assert all(len(field.metadata["doc"]) > 3 for field in fields)
+    measures = next(field.metadata["doc"] for field in fields if field.name == "source")
+    assert all(name in measures for name in MEASURES)
 
 
 def test_sections_are_plain_values():

@@ -83,7 +83,7 @@ def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, **i
     [
         ("sft", "checkpoints/*/complete", {"base": "base", "pairs": "pairs"}),
         ("reward", "checkpoints/*/complete", {"base": "base", "pairs": "pairs"}),
-        ("ppo", "checkpoint/state.json", {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
+        ("ppo", "checkpoint-*/state.json", {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(made, stage, mark, inputs):

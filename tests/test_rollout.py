@@ -10,7 +10,8 @@ PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36
 
 
 def draw(model, prompts, **changes):
-    settings = {"max_new_tokens": 24, "temperature": 1.0, "eos_id": 2, "generator": torch.Generator().manual_seed(3)}
+    generator = torch.Generator().manual_seed(3)
+    settings = {"max_new_tokens": 24, "temperature": 1.0, "stop_ids": (2,), "generator": generator}
     return sample(model, prompts, **(settings | changes))
 
 
@@ -49,7 +50,7 @@ def test_responses_stop_at_the_first_eos_and_keep_it():
 def test_a_row_does_not_depend_on_which_others_have_ended():
     model = eager_to_end(tiny.llama(tiny.tokenizer()), 4.0)
     with_others = draw(model, PROMPTS * 4)
-    never_ending = draw(model, PROMPTS * 4, eos_id=-1)  # nobody leaves the batch
+    never_ending = draw(model, PROMPTS * 4, stop_ids=())  # nobody leaves the batch
     for kept, long in zip(with_others.responses, never_ending.responses, strict=True):
         assert long[: len(kept)] == kept
 
@@ -79,7 +80,7 @@ def test_batches_keep_the_order_of_the_prompts(models):
         seed=0,
         max_new_tokens=8,
         temperature=0,
-        eos_id=2,
+        stop_ids=(2,),
     )
     assert rollout.responses == [
         draw(models["llama"], [p], temperature=0, max_new_tokens=8).responses[0] for p in PROMPTS
@@ -90,8 +91,8 @@ def test_two_models_meet_the_same_random_numbers_however_long_their_answers():
     """One model ends its answers early, the other never: the second batch must not feel it."""
     settings = {"seed": 5, "max_new_tokens": 12, "temperature": 1.0}
     model = eager_to_end(tiny.llama(tiny.tokenizer()), 5.0)
-    short = sample_in_batches(model, PROMPTS * 2, 3, eos_id=2, **settings)
-    long = sample_in_batches(model, PROMPTS * 2, 3, eos_id=-1, **settings)
+    short = sample_in_batches(model, PROMPTS * 2, 3, stop_ids=(2,), **settings)
+    long = sample_in_batches(model, PROMPTS * 2, 3, stop_ids=(), **settings)
     assert sum(map(len, short.responses)) < sum(map(len, long.responses))
     assert all(b[: len(a)] == a for a, b in zip(short.responses, long.responses, strict=True))
 

@@ -15,6 +15,16 @@ class Inner:
 
 
 @dataclass(frozen=True)
+class Item:
+    name: str = of("first", "label")
+    weight: float = of(1.0, "factor")
+
+    def __post_init__(self):
+        if self.name == "none":
+            raise ValueError("name must not be none")
+
+
+@dataclass(frozen=True)
 class Outer:
     inner: Inner = of(Inner(r=8, dropout=0.1), "adapter")
     rate: float = of(1e-5, "step")
@@ -22,6 +32,7 @@ class Outer:
     kind: Literal["a", "b"] = of("a", "of two")
     names: tuple[str, ...] = of((), "list")
     on: bool = of(False, "switch")
+    items: tuple[Item, ...] = of((Item(),), "list of sections")
 
     def __post_init__(self):
         if self.steps == 13:
@@ -67,6 +78,14 @@ def test_unknown_keys_name_the_nearest():
     ({"on": "yes"}, "here: on must be true or false, not 'yes'"),
     ({"kind": "c"}, "here: kind must be one of 'a', 'b', not 'c'"),
     ({"names": 3}, "here: names must be a list, not 3"),
+    ({"items": 3}, "here: items must be a list of mappings, as [{name: value}] with names of name, weight, not 3"),
+    ({"items": ["a"]},
+     "here: items must be a list of mappings, as [{name: value}] with names of name, weight, not ['a']"),
+    ({"items": {"name": "a"}},
+     "here: items must be a list of mappings, as [{name: value}] with names of name, weight, not {'name': 'a'}"),
+    ({"items": [{}, {"wieght": 1}]}, "here: items, entry 2: unknown key 'wieght'; did you mean 'weight'?"),
+    ({"items": [{"weight": "1"}]}, "here: items, entry 1: weight must be a number, not '1' (drop the quotes)"),
+    ({"items": [{"name": "none"}]}, "here: items, entry 1: name must not be none"),
     ({"inner": 3}, "here: inner is a section: give it as {name: value}, not 3"),
     ({"steps": 13}, "here: steps must not be 13"),
 ])
@@ -79,8 +98,27 @@ def test_text_that_is_no_number_is_refused_too():
     assert complaint({"on": "perhaps"}, from_text=True) == "here: on must be true or false, not 'perhaps'"
 
 
+@pytest.mark.parametrize("text", ['[{"name": "a", "weight": 0.5}, {}]', "[{name: a, weight: 5e-1}, {}]"])
+def test_a_list_of_sections_as_text_is_json_or_yaml(text):
+    assert laid_over(Outer(), {"items": text}, "here", from_text=True).items == (Item("a", 0.5), Item())
+
+
+@pytest.mark.parametrize("text", ["first", "[{", "", "[a, b]", "7"])
+def test_text_that_is_no_list_of_sections_is_one_line(text):
+    assert "here: items must be a list of mappings" in complaint({"items": text}, from_text=True)
+
+
+def test_a_list_of_sections_is_replaced_whole_and_comes_back_as_itself():
+    given = laid_over(Outer(), {"items": [{"name": "a"}, {"weight": 2}]}, "here")
+    assert given.items == (Item("a", 1.0), Item("first", 2.0))
+    assert as_dict(given)["items"] == [{"name": "a", "weight": 1.0}, {"name": "first", "weight": 2.0}]
+    assert laid_over(Outer(), as_dict(given), "here") == given
+    assert laid_over(Outer(), {"items": [{"weight": "2e-1"}]}, "here", from_text=True).items == (Item("first", 0.2),)
+    assert {name: value for name, value, _ in leaves(given)}["items"] == as_dict(given)["items"]
+
+
 def test_plain_values_and_dotted_names():
     assert as_dict(Outer(names=("q",)))["names"] == ["q"]
     names = [name for name, _, _ in leaves(Outer())]
-    assert names == ["inner.r", "inner.dropout", "rate", "steps", "kind", "names", "on"]
+    assert names == ["inner.r", "inner.dropout", "rate", "steps", "kind", "names", "on", "items"]
     assert nested({"inner.r": 4, "rate": 1}) == {"inner": {"r": 4}, "rate": 1}

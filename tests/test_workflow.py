@@ -199,7 +199,7 @@ def test_killed_in_the_middle_the_same_command_resumes_and_makes_the_same(finish
                                start_new_session=True, env=environment())
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        if list(begun.glob("checkpoint/*")) + list(begun.glob("checkpoints/checkpoint-*")):
+        if list(begun.glob("checkpoint-*/*")) + list(begun.glob("checkpoints/checkpoint-*")):
             break
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)

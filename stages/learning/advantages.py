@@ -1,15 +1,28 @@
 """From scores to advantages. Shapes: [B, R] rows by response tokens; `mask` is 1.0 at response tokens."""
 
+from typing import Literal
+
 import torch
 
-from stages.learning.losses import masked_mean
+from stages.learning.kl import ESTIMATORS
+from stages.learning.losses import masked_mean, masked_sum
 
 
 def token_rewards(
-    scores: torch.Tensor, log_p: torch.Tensor, log_ref: torch.Tensor, mask: torch.Tensor, beta: float
+    scores: torch.Tensor,
+    log_p: torch.Tensor,
+    log_ref: torch.Tensor,
+    mask: torch.Tensor,
+    beta: float,
+    kl_estimator: str = "k1",
 ) -> torch.Tensor:
-    """-beta (log p - log p_ref) at every response token, plus the row's score [B] at its last (InstructGPT eq. 2)."""
-    rewards = torch.where(mask.bool(), -beta * (log_p - log_ref), 0.0)
+    """-beta KL at every response token, plus the row's score [B] at its last (InstructGPT eq. 2); no gradient.
+
+    kl_estimator: a name of kl.ESTIMATORS. In a reward only k1's policy gradient is that of the KL, on average: k2 and
+    absolute are biased, and k3, unbiased as a number, also pulls the reference's mass in (trl#3240).
+    """
+    kl = ESTIMATORS[kl_estimator](log_p.detach(), log_ref.detach())
+    rewards = torch.where(mask.bool(), -beta * kl, 0.0)
     last = mask.sum(-1).long() - 1
     rewards[torch.arange(len(scores)), last] += scores
     return rewards
@@ -23,22 +36,26 @@ def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: 
     for t in reversed(range(rewards.shape[1])):
         next_value = values[:, t + 1] if t + 1 < rewards.shape[1] else torch.zeros_like(following)
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        following = (delta + gamma * lam * following) * mask[:, t]
+        following = torch.where(mask[:, t].bool(), delta + gamma * lam * following, 0.0)
         advantages[:, t] = following
     return advantages
 
 
-def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean 0 and standard deviation 1 over the response tokens (biased variance, eps 1e-8); 0 elsewhere.
+def whiten(
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    variance: Literal["biased", "unbiased"] = "biased",
+    keep_mean: bool = False,
+) -> torch.Tensor:
+    """Mean 0 and standard deviation 1 over the response tokens (eps 1e-8 under the root); 0 elsewhere.
 
+    variance: 'unbiased' divides by one token less, as TRL. keep_mean: the mean stays as it was, as rewards need it.
     Fewer than two tokens have no spread: they are only centred.
     """
-    centred = values - masked_mean(values, mask)
-    scale = torch.rsqrt(masked_mean(centred**2, mask) + 1e-8) if mask.sum() > 1 else 1.0
-    return torch.where(mask.bool(), centred * scale, 0.0)
-
-
-def adapted_beta(beta: float, kl: float, target: float, horizon: int, responses: int) -> float:
-    """beta after a batch of `responses` whose mean KL (nats a response) was `kl` (arXiv 1909.08593, section 2.2)."""
-    error = min(max(kl / target - 1, -0.2), 0.2)
-    return beta * (1 + error * responses / horizon)
+    mean, tokens = masked_mean(values, mask), mask.sum()
+    whitened = values - mean
+    if tokens > 1:
+        freedom = tokens if variance == "biased" else tokens - 1
+        whitened = whitened * torch.rsqrt(masked_sum(whitened**2, mask) / freedom + 1e-8)
+    return torch.where(mask.bool(), whitened + mean if keep_mean else whitened, 0.0)

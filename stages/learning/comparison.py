@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import AutoConfig
 
 from stages.learning import models, text_measures
-from stages.learning.losses import kl_k1, kl_k3
+from stages.learning.kl import kl_k1, kl_k3
 from stages.learning.rollout import sample_in_batches
 from stages.learning.statistics import wins
 from stages.plumbing.progress import Progress
@@ -65,7 +65,7 @@ def answers_of(
         progress.advance,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
-        eos_id=tokenizer.eos_token_id,
+        stop_ids=[tokenizer.eos_token_id],
     )
     progress.finish()
     return Answers(rollout.responses, rollout.texts(tokenizer), rollout.ended)

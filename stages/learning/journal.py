@@ -12,6 +12,8 @@ def append(path: Path, row: dict) -> None:
 
 def keep_until(path: Path, iteration: int) -> None:
     """Drop lines of iterations after a checkpoint's, and one that a kill cut short."""
+    if not path.exists():
+        return
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:

@@ -28,19 +28,14 @@ def policy_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float
 
 
 def value_loss(
-    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip_range: float
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip_range: float | None
 ) -> torch.Tensor:
-    """Per token: half the larger of the squared errors, unclipped and clipped around the old value [B, R]."""
-    clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
-    return 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2)
+    """Per token: half the larger of the squared errors, unclipped and clipped around the old value [B, R].
 
-
-def kl_k1(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """KL(p || q) a token, sampled from p: log p - log q. Unbiased, signed (Schulman, "Approximating KL divergence")."""
-    return log_p - log_q
-
-
-def kl_k3(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """KL(p || q) a token, sampled from p: r - 1 - log r with r = q/p. Unbiased, never negative (same source)."""
-    log_ratio = log_q - log_p
-    return log_ratio.exp() - 1 - log_ratio
+    clip_range: None leaves half the squared error.
+    """
+    errors = (values - returns) ** 2
+    if clip_range is not None:
+        clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
+        errors = torch.maximum(errors, (clipped - returns) ** 2)
+    return 0.5 * errors

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_for_kbit_training
+from peft.tuners.lora import LoraLayer
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -20,7 +21,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from stages.learning import attention
 from stages.learning.families import check_targets, guard, trunk
+from stages.learning.ragged import Ragged
 
 QUANTISED = ("int8", "nf4")
 PAD = "<pad>"
@@ -110,6 +113,32 @@ def last_hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, keep_mas
     return states.last_hidden_state
 
 
+def ragged_states(model: PreTrainedModel, batch: Ragged, **cache) -> torch.Tensor:
+    """As `last_hidden_states`, for rows laid end to end: [N, width]. cache: as Transformers takes it."""
+    return attended(model)(
+        input_ids=batch.input_ids, position_ids=batch.positions, attention_mask=attention.NO_MASK, batch=batch,
+        **({"use_cache": False} | cache),
+    ).last_hidden_state[0]
+
+
+def attended(model: PreTrainedModel) -> PreTrainedModel:
+    """The trunk, sure to attend as attention.py does: another implementation would pass over the rows' ends."""
+    inner = trunk(model)
+    if inner.config._attn_implementation != attention.NAME:
+        inner.set_attn_implementation(attention.NAME)
+    return inner
+
+
+def plain(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """The model itself, under its adapters if it has any."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def adapted_layers(model: PreTrainedModel | PeftModel) -> list[LoraLayer]:
+    """The layers that carry an adapter."""
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
 def autocast(precision: str):
     """The context of a forward pass in this precision."""
     return torch.autocast(device().type, dtype=torch.bfloat16) if precision == "mixed" else nullcontext()
@@ -157,7 +186,8 @@ def _load(kind, folder, precision: str, may_miss: tuple[str, ...] = (), **more) 
         )
     dtype = torch.float32 if precision in ("fp32", "mixed") else torch.bfloat16
     model, info = kind.from_pretrained(
-        folder, dtype=dtype, device_map={"": where}, use_safetensors=True, output_loading_info=True, **more
+        folder, dtype=dtype, device_map={"": where}, use_safetensors=True, output_loading_info=True,
+        attn_implementation=attention.NAME, **more
     )
     missing = set(info["missing_keys"]) - set(may_miss)
     if missing:

@@ -1,95 +1,100 @@
-"""The policy: one frozen base; the adapter is the policy, the base without it the reference; a value head on top.
+"""The policy, its reference and its value function, on one frozen base; see roles.py.
+
+The policy is an adapter on the base, or a whole model that learns (then the base is a frozen copy of it); the reference
+is the base alone. Values come from a head on the policy's last hidden state, whose gradient flows into the policy as in
+TRL's AutoModelForCausalLMWithValueHead, or from an adapter of their own.
 
 Dropout is off throughout: old, new and reference log-probabilities must come from the same function.
-Shapes: B rows, T tokens of prompt and response, R response tokens, V vocabulary, D width.
+Shapes: B rows, R response tokens, N tokens of all rows, M response tokens of all rows, D width.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from peft import PeftModel
+from safetensors.torch import save_file
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from stages.learning.families import width
-from stages.learning.models import autocast, batched, last_hidden_states
+from stages.learning.families import trunk, width
+from stages.learning.models import (
+    adapted_layers,
+    autocast,
+    chunks_by_length,
+    last_hidden_states,
+    plain,
+    ragged_states,
+)
+from stages.learning.output_layer import log_probabilities
+from stages.learning.ragged import Texts, by_row, response_tokens
+from stages.learning.roles import (
+    POLICY,
+    VALUE,
+    RewardRole,
+    SharedScorer,
+    acting_as,
+    add_role,
+    parameters_of,
+    replaced_forwards,
+)
+from stages.learning.weights import save_adapter, save_adapters
+
+COMPILED_VARIANTS = 64  # of a layer: by role, place, gradients, kinds of shapes
 
 
 class Scored(NamedTuple):
-    """What a forward pass says of given responses; all [B, R], fp32."""
+    """What a forward pass says of given responses; all [B, R], fp32, 0 outside the mask."""
 
     log_p: torch.Tensor
     values: torch.Tensor
-    entropy: torch.Tensor
     mask: torch.Tensor
 
 
 class Policy(nn.Module):
-    """A causal model with a LoRA adapter, and a linear value head that starts at 0 (N implementation details).
+    """A causal model with a LoRA adapter, or one that learns whole, and a linear value head.
 
-    The value head reads the policy's own last hidden state, and its gradient flows into the adapter, as in TRL's
-    AutoModelForCausalLMWithValueHead.
+    The head starts at 0 ("The N Implementation Details of RLHF with PPO") unless `values_start_from` is called.
+    gradient_checkpointing: updates recompute a layer's activations in the backward pass, sampling is not touched.
+    compiled: layers are compiled by torch.compile in all forward passes but sampling's.
     """
 
-    def __init__(self, model, temperature: float, precision: str):
+    def __init__(
+        self, model, temperature: float, precision: str, *, gradient_checkpointing: bool = False, compiled: bool = False
+    ):
         super().__init__()
         self.model, self.temperature, self.precision = model.eval(), temperature, precision
-        _check_head(model.get_base_model(), precision)
-        self.value_head = nn.Linear(width(model.get_base_model()), 1, device=model.device, dtype=torch.float32)
+        _check_head(self.causal, precision)
+        self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
+        self.gradient_checkpointing, self.compiled = gradient_checkpointing, {} if compiled else None
+        self.samples_values = True
+        self.value_head = nn.Linear(width(self.causal), 1, device=model.device, dtype=torch.float32)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
+    @property
+    def causal(self) -> nn.Module:
+        """The policy's model under its adapters, if it has any."""
+        return plain(self.model)
+
+    @property
+    def base(self) -> nn.Module:
+        """The model whose own weights are frozen: reference, and carrier of the other roles' adapters."""
+        return self.model if self.frozen_copy is None else self.frozen_copy
+
+    def values_start_from(self, reward: Path) -> None:
+        """Give the value function an adapter of its own: a copy of the reward adapter in `reward`, score head and all.
+
+        To be called before an optimiser is made. From then on sampling knows no values: see `with_values`.
+        """
+        self._carry(*add_role(self.base, reward, VALUE, learns=True)[:1])
+
     def trained(self) -> dict[str, nn.Parameter]:
-        """Name to parameter, of everything that learns."""
+        """Name to parameter, of everything that learns; tied weights once."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
-
-    def forward(self, prompts: list[list[int]], responses: list[list[int]]) -> Scored:
-        """Score the responses under the policy."""
-        hidden, chosen, mask = self._response_states(prompts, responses)
-        log_p, entropy = self._log_probabilities(hidden, chosen)
-        return Scored(log_p, self.value_head(hidden.float()).squeeze(-1), entropy, mask)
-
-    @torch.no_grad()
-    def reference(self, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
-        """Log-probabilities [B, R] under the reference: the same base with the adapter off."""
-        with self.model.disable_adapter():
-            hidden, chosen, _ = self._response_states(prompts, responses)
-            return self._log_probabilities(hidden, chosen)[0]
-
-    def _response_states(self, prompts, responses) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Hidden states [B, R, D] that predict each response token, the tokens [B, R], and their mask."""
-        rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
-        input_ids, keep_mask = batched(rows, where=self.model.device)
-        chosen, mask = batched(responses, where=self.model.device)
-        first = torch.tensor([len(prompt) - 1 for prompt in prompts], device=chosen.device)
-        place = first[:, None] + torch.arange(chosen.shape[1], device=chosen.device)
-        place = torch.where(mask.bool(), place, 0)
-        with autocast(self.precision):
-            states = last_hidden_states(self.model.get_base_model(), input_ids, keep_mask)
-        return states.gather(1, place[..., None].expand(-1, -1, states.shape[-1])), chosen, mask.float()
-
-    def _log_probabilities(self, hidden: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of the chosen tokens and, without gradient, the entropy; logits of the response only."""
-        with autocast(self.precision):
-            logits = self.model.get_base_model().get_output_embeddings()(hidden)
-        scores = torch.log_softmax(logits.float() / self.temperature, dim=-1)
-        log_p = scores.gather(-1, chosen[..., None]).squeeze(-1)
-        with torch.no_grad():
-            entropy = -(scores.exp() * scores).sum(-1)
-        return log_p, entropy
-
-
-@torch.no_grad()
-def _check_head(model, precision: str) -> None:
-    """ValueError unless the logits are the output layer's alone: what is sampled would not be what is scored.
-
-    Some families (Gemma 2, Cohere, Granite) cap or scale them afterwards. No KL to the reference would show it, for
-    policy and reference are scored alike.
-    """
-    ids = torch.arange(2, device=model.device)[None]
-    with autocast(precision):
-        sampled = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-        scored = model.get_output_embeddings()(last_hidden_states(model, ids, torch.ones_like(ids)))
-    if not (sampled - scored).abs().max() <= 4 * torch.finfo(scored.dtype).eps * scored.abs().max():
-        raise ValueError(
-            f"{model.config.model_type} changes its logits after the output layer (it caps or scales them): "
-            f"this PPO would score another distribution than the one it samples from"
-        )

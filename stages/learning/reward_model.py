@@ -11,8 +11,11 @@ import math
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from stages.learning.models import autocast, batched, chunks_by_length, last_hidden_states
+from stages.learning.models import autocast, batched, chunks_by_length, last_hidden_states, ragged_states
+from stages.learning.output_layer import log_probabilities
+from stages.learning.ragged import Texts, by_row, response_tokens
 from stages.plumbing.artifact import write_json
 
 SCORING = "scoring.json"
@@ -46,11 +49,10 @@ def raw_scores(
 
     Positions come from the mask, never from an id: padding side, filler id and order of the rows do not matter.
     """
-    classifier = model.get_base_model() if hasattr(model, "get_base_model") else model
+    classifier = _classifier(model)
     hidden = last_hidden_states(classifier, input_ids, keep_mask)
     last = (keep_mask * torch.arange(keep_mask.shape[1], device=keep_mask.device)).argmax(-1)
-    pooled = hidden[torch.arange(len(last), device=last.device), last]
-    scores = classifier.score(pooled.to(_head_dtype(classifier))).squeeze(-1).float()
+    scores = _head_scores(classifier, hidden[torch.arange(len(last), device=last.device), last])
     if log_probability_weight:
         vocabulary = classifier.get_input_embeddings().weight
         scores = scores + log_probability_weight * _mean_log_probability(hidden, vocabulary, input_ids, answer_mask)
@@ -85,6 +87,7 @@ class Scorer:
         own = getattr(model.config, "reward_log_probability_weight", 0.0)
         self.weight = own if log_probability_weight is None else log_probability_weight
         self.mean = float(getattr(model.config, "reward_mean", 0.0))
+        self.std: float | None = getattr(model.config, "reward_std", None)  # on reference answers, for those who scale
 
     @torch.no_grad()
     def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
@@ -93,11 +96,25 @@ class Scorer:
         lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
         scores = torch.empty(len(prompts))
         for chunk in chunks_by_length(lengths, self.batch_rows):
-            batch = text_batch([prompts[i] for i in chunk], [answers[i] for i in chunk])
-            batch = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+            texts = response_tokens([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
             with autocast(self.precision):
-                scores[chunk] = raw_scores(self.model, **batch, log_probability_weight=self.weight).cpu()
+                scores[chunk] = self._raw(texts).cpu()
         return scores - self.mean
+
+    def _raw(self, texts: Texts) -> torch.Tensor:
+        """As `raw_scores`, of texts laid end to end."""
+        classifier = _classifier(self.model)
+        hidden = ragged_states(classifier, texts.batch)
+        scores = _head_scores(classifier, hidden[texts.batch.starts + texts.batch.lengths - 1])
+        if self.weight:
+            layer = nn.utils.skip_init(nn.Linear, *reversed(self._vocabulary().shape), bias=False, device="meta")
+            layer.weight = self._vocabulary()
+            log_p = by_row(log_probabilities(layer, hidden[texts.before], texts.chosen, 1.0), texts)
+            scores = scores + self.weight * log_p.sum(-1) / texts.mask.sum(-1)
+        return scores
+
+    def _vocabulary(self) -> nn.Parameter:
+        return _classifier(self.model).get_input_embeddings().weight
 
 
 def save_scoring(folder: Path, log_probability_weight: float, scores: torch.Tensor) -> None:
@@ -115,15 +132,25 @@ def save_scoring(folder: Path, log_probability_weight: float, scores: torch.Tens
 
 def keep_scoring(adapter: Path, out: Path, config) -> None:
     """Carry this from an adapter into a merged model: as a file, and in its config.json."""
+    write_json(out / SCORING, put_scoring(adapter, config))
+
+
+def put_scoring(adapter: Path, config) -> dict:
+    """Carry this from an adapter into a model's config; gives what it says."""
     try:
         found = json.loads((adapter / SCORING).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{adapter} has no {SCORING}: is it a finished reward artifact?") from None
     config.reward_log_probability_weight = found["log_probability_weight"]
     config.reward_mean, config.reward_std = found["mean"], found["std"]
-    write_json(out / SCORING, found)
+    return found
 
 
-def _head_dtype(classifier) -> torch.dtype:
+def _classifier(model) -> nn.Module:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _head_scores(classifier, pooled: torch.Tensor) -> torch.Tensor:
+    """Scores [B] fp32 of hidden states [B, D]."""
     score = getattr(classifier.score, "modules_to_save", {"default": classifier.score})["default"]
-    return score.weight.dtype
+    return classifier.score(pooled.to(score.weight.dtype)).squeeze(-1).float()

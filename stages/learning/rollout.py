@@ -1,26 +1,34 @@
-"""Sampling from a policy: plain softmax at a temperature, true EOS, nothing filtered, so that the scored distribution
-is the sampled one (top-k, top-p, repetition penalties or a suppressed EOS bias the KL estimate below 0).
+"""Sampling from a policy: the softmax at a temperature, true stop ids, nothing filtered, so that the distribution that
+is scored is the one that was sampled (top-k, top-p, repetition penalties or a suppressed EOS bias the KL estimate).
 
-Shapes: B rows (prompts), P longest prompt, V vocabulary.
+Shapes: B rows (prompts), R response tokens, V vocabulary, D width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from transformers import DynamicCache
 
-from stages.learning.models import autocast, batched, chunks_by_length, positions
+from stages.learning.attention import NO_MASK
+from stages.learning.key_values import KeyValues
+from stages.learning.models import attended, autocast, chunks_by_length, ragged_states
+from stages.learning.ragged import ragged
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Responses as sampled: token ids with the EOS that ended them, if one did."""
+    """Responses as sampled: token ids with the stop id that ended them, if one did.
+
+    log_p, values, entropy: of each sampled token, [B, R] fp32, 0 after a response's end; None unless asked for.
+    """
 
     prompts: list[list[int]]
     responses: list[list[int]]
     ended: list[bool]
+    log_p: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
 
     def texts(self, tokenizer) -> list[str]:
         return tokenizer.batch_decode(self.responses, skip_special_tokens=True)
@@ -51,51 +59,79 @@ def sample(
     model,
     prompts: list[list[int]],
     *,
-    max_new_tokens: int,
+    max_new_tokens: int | Sequence[int],
     temperature: float,
-    eos_id: int,
+    stop_ids: Sequence[int],
     generator: torch.Generator,
     precision: str = "fp32",
+    value_of: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Rollout:
-    """One response to each prompt; temperature 0 is greedy.
+    """One response to each prompt; temperature 0 is greedy. max_new_tokens: of every row, or of each.
 
     Each row takes one uniform number a step from `generator` (a CPU generator), so that a row's tokens do not depend on
-    which other rows have ended; rows that have ended leave the batch.
+    which other rows have ended; rows that have ended leave the batch. value_of: hidden states [B, D] to values [B]; with
+    it the rollout carries log-probabilities, values and entropies.
     """
-    where = next(model.parameters()).device
-    responses: list[list[int]] = [[] for _ in prompts]
-    rows = list(range(len(prompts)))
-    input_ids, keep_mask = batched(prompts, side="left", where=where)
-    step_ids, cache, place = input_ids, DynamicCache(), positions(keep_mask)
-    with rollout_mode(model):
-        for _ in range(max_new_tokens):
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    where, head = next(model.parameters()).device, model.get_output_embeddings()
+    batch = ragged(prompts, where)
+    cache, record = KeyValues(batch), _Record(limits, stop_ids, where)
+    with rollout_mode(model), autocast(precision):
+        hidden = ragged_states(model, batch, past_key_values=cache, use_cache=True)[batch.starts + batch.lengths - 1]
+        while True:
             uniform = torch.rand(len(prompts), generator=generator, dtype=torch.float64)
-            with autocast(precision):
-                logits = model(
-                    input_ids=step_ids,
-                    attention_mask=keep_mask,
-                    position_ids=place,
-                    past_key_values=cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                ).logits[:, -1]
-            chosen = _choose(logits.float(), temperature, uniform[rows].to(where))
-            for row, token in zip(rows, chosen.tolist(), strict=True):
-                responses[row].append(token)
-            alive = (chosen != eos_id).nonzero().squeeze(-1)
-            if not len(alive):
+            drawn = _draw(head(hidden).float(), temperature, uniform[record.rows].to(where))
+            values = value_of(hidden) if value_of else None
+            kept = record.take(*drawn, values)
+            if not len(record.rows):
                 break
-            if len(alive) < len(rows):
-                rows, chosen, keep_mask, place = (
-                    [rows[i] for i in alive.tolist()],
-                    chosen[alive],
-                    keep_mask[alive],
-                    place[alive],
-                )
-                cache.batch_select_indices(alive)
-            step_ids, place = chosen[:, None], place[:, -1:] + 1
-            keep_mask = torch.cat([keep_mask, keep_mask.new_ones(len(rows), 1)], dim=1)
-    return Rollout(prompts, responses, [response[-1] == eos_id for response in responses])
+            tokens = drawn[0]
+            if kept is not None:
+                tokens = tokens[kept]
+                cache.keep(kept)
+            hidden = attended(model)(
+                input_ids=tokens[:, None], position_ids=cache.advance(), attention_mask=NO_MASK, batch=cache,
+                past_key_values=cache, use_cache=True,
+            ).last_hidden_state[:, -1]
+    return record.rollout(prompts, with_numbers=value_of is not None)
+
+
+class _Record:
+    """What was drawn, row by row; which rows are still in the batch."""
+
+    DROP_SHARE = 8  # ended rows leave together, once they are this part of the batch: leaving copies keys and values
+
+    def __init__(self, limits: list[int], stop_ids: Sequence[int], where: torch.device):
+        self.limits, self.stop_ids = limits, set(stop_ids)
+        self.rows = list(range(len(limits)))
+        self.responses: list[list[int]] = [[] for _ in limits]
+        self.done = [False] * len(limits)
+        self.numbers = torch.zeros(3, len(limits), max(limits), device=where)
+        self.step = 0
+
+    def take(self, tokens, log_p, entropy, values) -> torch.Tensor | None:
+        """Note one step of the batch; places in it of the rows that stay, or None when all do."""
+        if values is not None:
+            self.numbers[:, self.rows, self.step] = torch.stack([log_p, values.float(), entropy])
+        self.step += 1
+        for row, token in zip(self.rows, tokens.tolist(), strict=True):
+            if not self.done[row]:
+                self.responses[row].append(token)
+                self.done[row] = token in self.stop_ids or len(self.responses[row]) == self.limits[row]
+        alive = [place for place, row in enumerate(self.rows) if not self.done[row]]
+        if alive and (len(self.rows) - len(alive)) * self.DROP_SHARE < len(self.rows):
+            return None
+        self.rows = [self.rows[place] for place in alive]
+        return torch.tensor(alive, device=tokens.device)
+
+    def rollout(self, prompts: list[list[int]], with_numbers: bool) -> Rollout:
+        ended = [response[-1] in self.stop_ids for response in self.responses]
+        if not with_numbers:
+            return Rollout(prompts, self.responses, ended)
+        columns = torch.arange(max(map(len, self.responses)), device=self.numbers.device)
+        lengths = torch.tensor([len(response) for response in self.responses], device=self.numbers.device)
+        inside = columns < lengths[:, None]
+        return Rollout(prompts, self.responses, ended, *(self.numbers[:, :, : len(columns)] * inside))
 
 
 def sample_in_batches(
@@ -122,13 +158,20 @@ def sample_in_batches(
     return Rollout(prompts, responses, ended)
 
 
-def _choose(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> torch.Tensor:
-    """Inverse-CDF sampling [B, V] -> [B]; float64, since a cumulative sum over a large vocabulary rounds."""
+def _draw(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Tokens [B], their log-probabilities and the distributions' entropies, from logits [B, V], by the inverse CDF.
+
+    The sum over the vocabulary is kept in float64: in fp32 it rounds.
+    """
+    logits = logits if temperature in (0, 1) else logits / temperature
+    scores = torch.log_softmax(logits, dim=-1)
+    shares = scores.exp()
     if temperature == 0:
-        return logits.argmax(-1)
-    cumulative = torch.softmax(logits.double() / temperature, dim=-1).cumsum(-1)
-    return (
-        torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:])
-        .squeeze(-1)
-        .clamp(max=logits.shape[-1] - 1)
-    )
+        tokens = logits.argmax(-1)
+    else:
+        cumulative = shares.cumsum(-1, dtype=torch.float64)
+        tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).squeeze(-1)
+        tokens = tokens.clamp(max=logits.shape[-1] - 1)
+    # 0 log 0 is 0: a logit of -inf has no part in the entropy
+    entropy = -(shares * scores.clamp(min=torch.finfo(scores.dtype).min)).sum(-1)
+    return tokens, scores.gather(-1, tokens[:, None]).squeeze(-1), entropy

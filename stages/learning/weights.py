@@ -34,14 +34,18 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
 
 def save_adapter(model, tokenizer, out: Path) -> None:
     """A PEFT adapter folder with its tokenizer, the same bytes from every process."""
-    model.save_pretrained(out)
+    save_adapters(model, out, ["default"])
     tokenizer.save_pretrained(out)
-    config = json.loads((out / "adapter_config.json").read_text(encoding="utf-8"))
-    # PEFT keeps these in sets, whose order changes from process to process.
-    write_json(
-        out / "adapter_config.json",
-        {key: sorted(value) if isinstance(value, list) else value for key, value in config.items()},
-    )
+
+
+def save_adapters(model, out: Path, names: list[str]) -> None:
+    """These adapters of a PEFT model: the one called 'default' into `out` itself, others into out/<name>."""
+    model.save_pretrained(out, selected_adapters=names)
+    for name in names:
+        file = (out if name == "default" else out / name) / "adapter_config.json"
+        config = json.loads(file.read_text(encoding="utf-8"))
+        # PEFT keeps these in sets, whose order changes from process to process.
+        write_json(file, {key: sorted(value) if isinstance(value, list) else value for key, value in config.items()})
 
 
 def _download(model: str, revision: str | None) -> Path:

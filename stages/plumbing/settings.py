@@ -7,6 +7,8 @@ import typing
 from datetime import date
 from typing import Any, Literal, Union
 
+import yaml
+
 
 class SettingsError(ValueError):
     """A user's setting is wrong; the message is one line that says where and what to do."""
@@ -18,10 +20,8 @@ def of(default: Any, doc: str) -> Any:
 
 
 def as_dict(settings: Any) -> dict:
-    """Plain JSON values (tuples become lists)."""
-    def plain(value):
-        return list(value) if isinstance(value, tuple) else value
-    return dataclasses.asdict(settings, dict_factory=lambda items: {key: plain(value) for key, value in items})
+    """Plain JSON values (tuples become lists, dataclasses mappings, in lists too)."""
+    return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
 
 
 def laid_over(settings: Any, values: dict, where: str, *, from_text: bool = False) -> Any:
@@ -51,14 +51,14 @@ def laid_over(settings: Any, values: dict, where: str, *, from_text: bool = Fals
 
 
 def leaves(settings: Any, prefix: str = "") -> list[tuple[str, Any, str]]:
-    """(dotted name, present value, doc) of every value, nested sections unfolded."""
+    """(dotted name, present plain value, doc) of every value, nested sections unfolded; a list of them is a value."""
     found = []
     for field in dataclasses.fields(settings):
         value, name = getattr(settings, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):
             found += leaves(value, name + ".")
         else:
-            found.append((name, value, field.metadata["doc"]))
+            found.append((name, _plain(value), field.metadata["doc"]))
     return found
 
 
@@ -89,12 +89,38 @@ def _typed(hint: Any, value: Any, place: str, from_text: bool) -> Any:
         if value not in arguments:
             raise SettingsError(f"{place} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
         return value
+    if origin is tuple and dataclasses.is_dataclass(arguments[0]):
+        return _sections(arguments[0], value, place, from_text)
     if origin is tuple:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
             raise SettingsError(f"{place} must be a list, not {value!r}")
         return tuple(_typed(arguments[0], item, place, from_text) for item in items)
     return _scalar(hint, value, place, from_text)
+
+
+def _sections(kind: type, value: Any, place: str, from_text: bool) -> tuple:
+    """A list of mappings, each laid over the defaults of `kind`; text (a command line's) is read as YAML."""
+    items = _read(value) if from_text and isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or not all(isinstance(item, dict) for item in items):
+        known = ", ".join(field.name for field in dataclasses.fields(kind))
+        raise SettingsError(f"{place} must be a list of mappings, as [{{name: value}}] with names of {known}, "
+                            f"not {value!r}")
+    return tuple(laid_over(kind(), item, f"{place}, entry {number}", from_text=from_text)
+                 for number, item in enumerate(items, 1))
+
+
+def _read(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return as_dict(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _scalar(hint: type, value: Any, place: str, from_text: bool) -> Any:

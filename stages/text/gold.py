@@ -5,28 +5,16 @@
 It gives numbers under names, `gold` among them (the higher the better), and None where it knows nothing of a question.
 """
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
+
+from stages.text import functions
 
 MAIN_KEY = "gold"
 
 
 def load(name: str) -> Callable:
     """The function named 'package.module:function', looked for from the current folder too; ValueError without it."""
-    module, separator, function = name.partition(":")
-    if not (module and separator and function):
-        raise ValueError(f"gold: {name!r} should look like package.module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"gold: cannot load {name!r}: {error}") from None
-    if not callable(found):
-        raise ValueError(f"gold: {name!r} is not a function")
-    return found
+    return functions.load(name, "gold")
 
 
 def scores(function: Callable, questions: list[str], responses: list[str]) -> dict[str, list[float]]:

@@ -74,7 +74,8 @@ def _partition(work: Records, reading: Reading) -> None:
     rows, shape = _local(work) if work.groups is not None else _hub(work.place)
     for number, held in enumerate(_batches(_records(rows, shape, reading))):
         table, name = _table(held, work), f"{work.number:05d}-{number:05d}.arrow"
-        write_sized(work.folder / f"records-{name}", work.folder / f"recordsizes-{name}", table, RECORD_ORDER, work.parts)
+        runs = work.folder / f"records-{name}", work.folder / f"recordsizes-{name}"
+        write_sized(*runs, table, RECORD_ORDER, work.parts)
 
 
 def _local(work: Records) -> tuple[Iterator[dict], Callable[[dict], dict]]:

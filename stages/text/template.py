@@ -5,16 +5,26 @@ tokenised jointly, BPE could merge across the boundary, and a policy would be as
 supervised fine-tuning never showed. Template of StackLLaMA (supervised_finetuning.py, prepare_sample_text).
 """
 
+BEFORE, AFTER = "Question: ", "\n\nAnswer: "
+
 
 def prompt_text(question: str) -> str:
     """What stands before the answer."""
-    return f"Question: {question}\n\nAnswer: "
+    return f"{BEFORE}{question}{AFTER}"
 
 
 def prompt_ids(tokenizer, question: str) -> list[int]:
     """Token ids of the prompt, with BOS where the tokenizer uses one."""
     start = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
     return start + _encode(tokenizer, prompt_text(question))
+
+
+def question_of(tokenizer, prompt: list[int]) -> str:
+    """The question that `prompt_ids` put into these token ids; ValueError when they are not of its making."""
+    text = tokenizer.decode(prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    if not (text.startswith(BEFORE) and text.endswith(AFTER)):
+        raise ValueError(f"a prompt does not have the template's shape: {text[:80]!r}")
+    return text[len(BEFORE) : -len(AFTER)]
 
 
 def answer_ids(tokenizer, answer: str) -> list[int]:

@@ -3,6 +3,7 @@
 Numpy only, so that every peer's environment can import it.
 """
 
+import hashlib
 import importlib.metadata
 import json
 import platform
@@ -52,10 +53,92 @@ def language(seed: int = 20260802) -> dict:
     }
 
 
+UPDATE = {
+    "vocabulary": 64,
+    "width": 32,
+    "hidden": 48,
+    "layers": 2,
+    "heads": 4,
+    "r": 4,
+    "alpha": 8,
+    "batch": 6,
+    "minibatch": 2,
+    "epochs": 2,
+    "order_seed": 7,
+    "learning_rate": 3e-3,
+    "adam_epsilon": 1e-8,
+    "clip": 0.05,
+    "value_clip": 0.05,
+    "value_coefficient": 0.5,
+    "beta": 0.2,
+    "gamma": 0.98,
+    "lam": 0.93,
+    "target": 1.0,
+    "horizon": 100,
+}
+
+
+def update_weights(seed: int = 20260803) -> dict:
+    """Name to float32 array of a whole policy: a LLaMA, LoRA on q_proj and v_proj with B not 0, a value head.
+
+    Names are Hugging Face's and PEFT's, without the wrappers' prefixes and PEFT's "default" and "base_layer".
+    """
+    u, draw = UPDATE, np.random.default_rng(seed).normal
+    width, hidden = u["width"], u["hidden"]
+    norm = lambda: 1 + draw(0.0, 0.1, width)  # noqa: E731
+    weights = {"model.embed_tokens.weight": draw(0.0, 1.0, (u["vocabulary"], width)), "model.norm.weight": norm()}
+    weights["lm_head.weight"] = draw(0.0, 0.3, (u["vocabulary"], width))
+    for i in range(u["layers"]):
+        layer = f"model.layers.{i}"
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            weights[f"{layer}.self_attn.{name}.weight"] = draw(0.0, 0.25, (width, width))
+        for name in ("q_proj", "v_proj"):
+            weights[f"{layer}.self_attn.{name}.lora_A.weight"] = draw(0.0, 0.2, (u["r"], width))
+            weights[f"{layer}.self_attn.{name}.lora_B.weight"] = draw(0.0, 0.1, (width, u["r"]))
+        for name in ("gate_proj", "up_proj"):
+            weights[f"{layer}.mlp.{name}.weight"] = draw(0.0, 0.2, (hidden, width))
+        weights[f"{layer}.mlp.down_proj.weight"] = draw(0.0, 0.2, (width, hidden))
+        weights[f"{layer}.input_layernorm.weight"] = norm()
+        weights[f"{layer}.post_attention_layernorm.weight"] = norm()
+    weights |= {"value_head.weight": draw(0.0, 0.2, (1, width)), "value_head.bias": draw(0.0, 0.2, 1)}
+    return {name: value.astype(np.float32) for name, value in weights.items()}
+
+
+def update_rollout(seed: int = 20260804) -> dict:
+    """Ragged prompts and responses of that policy's ids, and a score each. Id 0 is the pad, 1 ends a text."""
+    generator = np.random.default_rng(seed)
+    draw = lambda length: generator.integers(2, UPDATE["vocabulary"], length).tolist()  # noqa: E731
+    return {
+        "prompts": [draw(length) for length in (5, 2, 7, 3, 4, 6)],
+        "responses": [draw(length - 1) + [1] for length in (6, 9, 2, 8, 5, 1)],
+        "scores": generator.normal(0.3, 1.5, UPDATE["batch"]).astype(np.float32).tolist(),
+    }
+
+
+def digest(arrays: dict) -> str:
+    """SHA-256 of named arrays: a test says so when another numpy draws other weights."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        found.update(name.encode() + arrays[name].tobytes())
+    return found.hexdigest()
+
+
+def base_name(name: str) -> str:
+    """A parameter's name as in `update_weights`, from either library's."""
+    for prefix in ("pretrained_model.base_model.model.", "model.base_model.model."):
+        name = name.removeprefix(prefix)
+    name = name.replace("v_head.summary", "value_head")
+    return name.replace(".base_layer", "").replace(".default", "")
+
+
 def plain(value):
-    """Arrays and tensors to nested lists, through dictionaries."""
+    """Arrays and tensors to nested lists, through dictionaries and lists."""
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    if getattr(value, "dtype", None) == np.float32:
+        return np.vectorize(lambda x: float(str(x)), otypes=[float])(value).tolist()  # the shortest that reads back
     return value.tolist() if hasattr(value, "tolist") else value
 
 

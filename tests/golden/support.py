@@ -1,20 +1,26 @@
 """What test_golden.py compares with: the files of values, and a policy that is told its numbers."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from stages.learning.experience import Update
 from stages.learning.models import add_lora
 from stages.learning.policy import Policy, Scored
-from stages.learning.ppo import Update
+from stages.recipe import Ppo
 
 EPS = 1e-8  # under the root of every whitening here
 FOLDER = Path(__file__).parent
-TRL, TUNE, LATE = (
-    json.loads((FOLDER / f"{name}.json").read_text()) for name in ("trl_0_11", "torchtune_0_6", "trl_1_12")
+TRL, TUNE, LATE, UPDATES = (
+    json.loads((FOLDER / f"{name}.json").read_text())
+    for name in ("trl_0_11", "torchtune_0_6", "trl_1_12", "trl_0_11_update")
 )
 SETTINGS = TRL["settings"]
 
@@ -32,8 +38,9 @@ def same(found, expected, rel: float = 1e-9, mask=None) -> None:
 
 
 def update(**changed) -> Update:
-    """The settings of the values: one pass over all rows, no limit in the way."""
-    numbers = {
+    """The settings of the values: one pass over all rows, no limit in the way; the rest as in the recipe."""
+    recipe = Ppo()
+    numbers = {field.name: getattr(recipe, field.name) for field in fields(Update)} | {
         "epochs": 1,
         "minibatch_prompts": 8,
         "microbatch_prompts": 8,
@@ -49,6 +56,16 @@ def update(**changed) -> Update:
     return Update(**(numbers | changed))
 
 
+@contextmanager
+def float64() -> Iterator[None]:
+    """The engine, which works in the default dtype, in the one that these values have."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 class Given(nn.Module):
     """In place of a policy: log-probabilities and values are its parameters; a prompt is the number of its row."""
 
@@ -56,11 +73,12 @@ class Given(nn.Module):
         super().__init__()
         self.log_p, self.values = nn.Parameter(log_p.clone()), nn.Parameter(values.clone())
         self.mask, self.log_ref = mask, log_ref
+        self.model = SimpleNamespace(device=mask.device)
 
     def forward(self, prompts, responses) -> Scored:
         rows, width = self._place(prompts, responses)
         log_p, values, mask = (x[rows, :width] for x in (self.log_p, self.values, self.mask))
-        return Scored(log_p, values, torch.zeros_like(mask), mask)
+        return Scored(log_p, values, mask)
 
     def reference(self, prompts, responses):
         rows, width = self._place(prompts, responses)

@@ -76,7 +76,16 @@ def masked(x: dict) -> dict:
         "variance": core.masked_var(values, mask),
         "variance_biased": core.masked_var(values, mask, unbiased=False),
         "whitened": core.masked_whiten(values, mask),
+        "whitened_keeping_mean": core.masked_whiten(values, mask, shift_mean=False),
     }
+
+
+def penalties(ppo: PPOTrainer, x: dict) -> dict:
+    """The KL penalty's other forms, by trl's names."""
+    found = {}
+    for ppo.config.kl_penalty in ("abs", "mse"):
+        found[ppo.config.kl_penalty] = ppo.compute_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"])[0]
+    return found
 
 
 def controller() -> dict:
@@ -143,6 +152,7 @@ def main() -> None:
         "objective": objective(ppo, x, kls, non_score, advantages, returns),
         "masked": masked(x),
         "controller": controller(),
+        "penalties": penalties(ppo, x),
         "forward": forward(ppo),
     }
     common.write(__file__, ("trl", "transformers", "torch", "numpy"), content)

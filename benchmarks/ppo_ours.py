@@ -1,0 +1,87 @@
+"""Our PPO step on the benchmark's workload: one process, in the project's own environment.
+
+`iterate` is the one function that knows the engine's calls.
+"""
+
+import tempfile
+
+import torch
+from transformers import logging
+
+from benchmarks import ppo_workload as workload
+from benchmarks.ppo_profile import grouped
+from stages.learning import machine, models
+from stages.learning.experience import Update, experience
+from stages.learning.policy import Policy
+from stages.learning.ppo import ppo_epochs
+from stages.learning.reward_model import Scorer
+from stages.learning.rollout import sample
+
+PACKAGES = ("torch", "transformers", "peft")
+
+
+def load(shape: workload.Shape, precision: str) -> tuple[Policy, Scorer, torch.optim.Optimizer]:
+    """Policy, reward model and optimiser on random weights, read from a folder as a stage reads them."""
+    with tempfile.TemporaryDirectory() as folder:
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        workload.language_model(shape).to(dtype).save_pretrained(f"{folder}/lm")
+        workload.reward_model(shape).to(dtype).save_pretrained(f"{folder}/rm")
+        model = models.load_causal(f"{folder}/lm", precision)
+        scorer = Scorer(models.load_scorer(f"{folder}/rm", precision), precision)
+    lora = workload.LORA
+    torch.manual_seed(0)
+    model = models.add_lora(model, r=lora["r"], alpha=lora["lora_alpha"], dropout=lora["lora_dropout"],
+                            target_modules=tuple(lora["target_modules"]), precision=precision)
+    policy = Policy(model, 1.0, precision)
+    return policy, scorer, torch.optim.Adam(policy.trained().values(), lr=workload.LEARNING_RATE, eps=1e-5)
+
+
+def iterate(policy: Policy, scorer: Scorer, optimizer, prompts: list[list[int]], shape: workload.Shape,
+            clock: workload.Clock, generator: torch.Generator) -> None:
+    """One PPO step as stages/ppo.py takes it, each phase on the clock."""
+    update = Update(
+        epochs=shape.epochs, minibatch_prompts=shape.minibatch, microbatch_prompts=shape.minibatch, gamma=1.0,
+        gae_lambda=0.95, clip_range=0.2, value_clip_range=0.2, value_coefficient=0.1, max_gradient_norm=1.0,
+        max_ratio=10.0, update_kl_limit=None, forward_prompts=shape.minibatch)
+    with clock.phase("generate"):
+        rollout = generate(policy, prompts, shape.response, generator)
+    assert all(len(response) == shape.response for response in rollout.responses)
+    with clock.phase("reward"):
+        scores = scorer(rollout.prompts, rollout.responses)
+    with clock.phase("old and reference"):
+        keep = policy.precision == "fp32"  # where a run's start-up check finds them equal
+        seen = experience(policy, rollout, scores, workload.KL_COEFFICIENT, update, keep)
+    with clock.phase("optimise"):
+        ppo_epochs(policy, optimizer, seen, update, generator)
+
+
+def generate(policy: Policy, prompts: list[list[int]], tokens: int, generator: torch.Generator):
+    with policy.merged() as model:
+        return sample(model, prompts, max_new_tokens=tokens, temperature=1.0, stop_ids=[workload.NO_EOS],
+                      generator=generator, precision=policy.precision, value_of=policy.values_of)
+
+
+def main() -> None:
+    given = workload.worker_arguments(__doc__, precision=(str, "fp32"), profile=(int, 0))
+    shape, generator = given.shape, torch.Generator().manual_seed(0)
+    engine, clock = load(shape, given.precision), workload.Clock()
+    steps = workload.prompts(shape, 1 + given.steps)
+    clock.start_step()
+    for prompts in steps:
+        iterate(*engine, prompts, shape, clock, generator)
+        clock.end_step()
+    found = {"peak_mb": workload.peak_mb()}
+    with clock.phase("prefill"):
+        generate(engine[0], steps[-1], 1, generator)
+    found["prefill"] = {"wall": clock.wall["prefill"], "cpu": clock.cpu["prefill"]}
+    if given.profile:
+        found["operators"] = grouped(lambda: iterate(*engine, steps[-1], shape, workload.Clock(), generator))
+    workload.write(given.out, clock, PACKAGES, **found)
+
+
+if __name__ == "__main__":
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    workload.threads()
+    machine.prepare()
+    main()

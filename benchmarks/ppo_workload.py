@@ -1,0 +1,210 @@
+"""The workload that ours and every peer are timed on, and the clock: shapes, prompts, models, words, seconds.
+
+Runs in each peer's own environment: torch and transformers (4.57 to 5.23) are imported where needed, nothing of ours.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PAD, EOS, UNKNOWN = 0, 1, 2
+NO_EOS = 100_000  # an id that no vocabulary here has: every response has its full length, as in StackLLaMA's script
+LEARNING_RATE, KL_COEFFICIENT = 1.41e-5, 0.2
+LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "bias": "none", "target_modules": ["q_proj", "v_proj"]}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One PPO step: a LLaMA and the sizes of a batch; prompts and response in tokens. Defaults as in PEERS.md."""
+
+    width: int = 256
+    layers: int = 6
+    vocabulary: int = 4096
+    prompts: tuple[int, int] = (48, 96)
+    response: int = 64
+    batch: int = 32
+    minibatch: int = 8
+    epochs: int = 4
+
+    def __post_init__(self):
+        if self.batch % self.minibatch or self.width % self.heads or not 1 <= self.prompts[0] <= self.prompts[1]:
+            raise ValueError(f"{self}: the minibatch is to divide the batch, {self.head_width} the width, "
+                             "and the shortest prompt is not to be the longest")
+
+    @property
+    def head_width(self) -> int:
+        return 128 if self.width >= 1024 else 32
+
+    @property
+    def heads(self) -> int:
+        return self.width // self.head_width
+
+    @property
+    def intermediate(self) -> int:
+        """LLaMA's rule, 8/3 of the width, rounded up to a multiple of 256; of 16 for the small ones."""
+        multiple = 256 if self.width >= 1024 else 16
+        return -(-8 * self.width // (3 * multiple)) * multiple
+
+    @property
+    def positions(self) -> int:
+        return max(1024, self.prompts[1] + self.response)
+
+    @classmethod
+    def read(cls, text: str) -> "Shape":
+        found = json.loads(text)
+        return cls(**found | {"prompts": tuple(found["prompts"])})
+
+    def written(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def prompts(shape: Shape, steps: int, seed: int = 7) -> list[list[list[int]]]:
+    """Prompts of each step: lengths uniform in the shape's range, ids drawn from all but the special ones."""
+    rng = random.Random(seed)
+    return [[[rng.randrange(3, shape.vocabulary) for _ in range(rng.randint(*shape.prompts))]
+             for _ in range(shape.batch)] for _ in range(steps)]
+
+
+def config(shape: Shape, **more):
+    from transformers import LlamaConfig
+    return LlamaConfig(
+        vocab_size=shape.vocabulary, hidden_size=shape.width, intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.positions, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
+        pad_token_id=PAD, **more)
+
+
+def language_model(shape: Shape, seed: int = 0):
+    """A LLaMA with random weights, fp32."""
+    from transformers import LlamaForCausalLM
+    return _made(LlamaForCausalLM, config(shape), seed)
+
+
+def reward_model(shape: Shape, seed: int = 1):
+    """The same shape with a head of one score, fp32."""
+    from transformers import LlamaForSequenceClassification
+    return _made(LlamaForSequenceClassification, config(shape, num_labels=1), seed)
+
+
+def _made(kind, config, seed: int):
+    import torch
+    torch.manual_seed(seed)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return kind(config).float()
+
+
+def tokenizer(shape: Shape):
+    """Id i is the word "wi": what is decoded for a peer's reward model comes back as the same ids."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    words = {"<pad>": PAD, "<eos>": EOS, "<unk>": UNKNOWN} | {f"w{i}": i for i in range(3, shape.vocabulary)}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
+                                   model_max_length=shape.positions)
+
+
+def threads() -> None:
+    """OMP_NUM_THREADS threads; PEER_F32=medium lets fp32 products of an untouched peer go to oneDNN."""
+    import torch
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if os.environ.get("PEER_F32"):
+        torch.set_float32_matmul_precision(os.environ["PEER_F32"])
+
+
+class Clock:
+    """Wall and CPU seconds of each phase of each step, and the cores that other processes took meanwhile.
+
+    Made once the models are loaded: an accelerator's peak memory counts from here.
+    """
+
+    def __init__(self):
+        import torch
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        self.steps: list[dict] = []
+        self.start_step()
+
+    def start_step(self) -> None:
+        synchronise()
+        self.wall, self.cpu = {}, {}
+        self.start = time.perf_counter(), time.process_time(), machine_cpu()
+
+    def add(self, name: str, wall: float, cpu: float) -> None:
+        self.wall[name] = self.wall.get(name, 0.0) + wall
+        self.cpu[name] = self.cpu.get(name, 0.0) + cpu
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        synchronise()
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        synchronise()
+        self.add(name, time.perf_counter() - wall, time.process_time() - cpu)
+
+    def timed(self, function: Callable, name: Callable[[tuple], str | None]) -> Callable:
+        """`function` as a phase that its arguments name; None: not timed."""
+        def around(*arguments, **named):
+            phase = name(arguments)
+            if phase is None:
+                return function(*arguments, **named)
+            with self.phase(phase):
+                return function(*arguments, **named)
+        return around
+
+    def end_step(self) -> None:
+        """Close the step, with what no phase covers under "other", and start the next one."""
+        synchronise()
+        wall, cpu, machine = (now - then for now, then in zip(
+            (time.perf_counter(), time.process_time(), machine_cpu()), self.start, strict=True))
+        self.add("other", wall - sum(self.wall.values()), cpu - sum(self.cpu.values()))
+        self.steps.append({"wall": wall, "cpu": cpu, "foreign_cores": max(0.0, machine - cpu) / wall,
+                           "phases": {name: {"wall": self.wall[name], "cpu": self.cpu[name]} for name in self.wall}})
+        self.start_step()
+
+
+def synchronise() -> None:
+    """Wait for the accelerator, if there is one: its work is not done when a call returns."""
+    import torch
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def machine_cpu() -> float:
+    """CPU seconds that everything on this machine has taken since it started, of all cores."""
+    times = [int(word) for word in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]
+    return (sum(times) - times[3] - times[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_mb() -> float:
+    """The most memory, in 10^6 bytes, that this process held; on an accelerator, the most of the accelerator's."""
+    import torch
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e6
+    lines = Path("/proc/self/status").read_text().splitlines()  # ru_maxrss would count the parent's before exec
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 / 1e6
+
+
+def worker_arguments(description: str, **more: tuple) -> argparse.Namespace:
+    """Command line of a worker: a shape, steps after one warm-up, where to write; `more` has name=(type, default)."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--shape", type=Shape.read, default=Shape())
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+    for name, (kind, default) in more.items():
+        parser.add_argument(f"--{name}", type=kind, default=default)
+    return parser.parse_args()
+
+
+def write(out: Path, clock: Clock, packages: tuple[str, ...], **more) -> None:
+    """Steps after the warm-up, the peak, and the versions, as JSON."""
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    found = {"steps": clock.steps[1:], "warm_up": clock.steps[0], "peak_mb": peak_mb(), "versions": versions, **more}
+    out.write_text(json.dumps(found), encoding="utf-8")

@@ -1,0 +1,72 @@
+"""Keys and values of rows that grow token by token; each row begins at column 0, whatever the others' lengths.
+
+Buffers hold GROWTH_COLUMNS columns more than are in use and are attended to whole, behind a mask: a part of them would
+be copied by every product. They grow by the same number when they are full.
+
+Shapes: B rows, H heads of keys, C columns, W width of a head, N prompt tokens of all rows.
+"""
+
+import torch
+from torch.nn import functional
+
+from stages.learning.ragged import Ragged
+
+GROWTH_COLUMNS = 32
+
+
+class KeyValues:
+    """What Transformers calls a cache, and the batch that attention.attend asks which keys a row's new token sees.
+
+    The first forward pass is a Ragged batch of prompts; each one after it brings one token a row.
+    """
+
+    def __init__(self, prompts: Ragged):
+        self.prompts: Ragged | None = prompts
+        self.lengths, self.longest, self.columns = prompts.lengths, int(prompts.lengths.max()), prompts.columns
+        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._masks: dict[int | None, torch.Tensor] = {}
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Transformers asks in order to make positions; ours are given."""
+        return 0
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args, **kwargs):
+        """Take a layer's new keys and values; what its queries may see comes back (Transformers' interface)."""
+        if self.prompts is not None:
+            self.layers.append((self._buffer(key), self._buffer(value)))
+            return key, value
+        row = torch.arange(len(self.lengths), device=key.device)
+        for buffer, new in zip(self.layers[layer_idx], (key, value), strict=True):
+            buffer[row, :, self.lengths - 1] = new[:, :, 0].to(buffer.dtype)
+        return self.layers[layer_idx]
+
+    def advance(self) -> torch.Tensor:
+        """Make room for one token more in each row; their positions [B, 1]."""
+        self.prompts, self.lengths, self.longest = None, self.lengths + 1, self.longest + 1
+        self._masks = {}
+        if self.longest > self.columns:
+            self.columns += GROWTH_COLUMNS
+            self.layers = [tuple(functional.pad(x, (0, 0, 0, GROWTH_COLUMNS)) for x in layer) for layer in self.layers]
+        return (self.lengths - 1)[:, None]
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop all rows but these."""
+        self.lengths = self.lengths[rows]
+        self.layers = [(key[rows], value[rows]) for key, value in self.layers]
+
+    def mask(self, window: int | None) -> torch.Tensor:
+        """[B, 1, 1, columns]: 0 where a row's newest token sees a key, -inf elsewhere; window: how far back it sees."""
+        if window not in self._masks:
+            column, last = torch.arange(self.columns, device=self.lengths.device), self.lengths[:, None]
+            seen = column < last
+            if window is not None:
+                seen &= column >= last - window
+            like = self.layers[0][0]
+            bias = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
+            self._masks[window] = bias[:, None, None]
+        return self._masks[window]
+
+    def _buffer(self, packed: torch.Tensor) -> torch.Tensor:
+        """Keys or values of the prompts, from [1, H, N, W] to [B, H, C, W]."""
+        wide = packed[0].index_select(1, self.prompts.gather)
+        return wide.view(-1, self.prompts.rows, self.prompts.columns, packed.shape[-1]).transpose(0, 1).contiguous()

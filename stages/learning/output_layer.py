@@ -1,0 +1,67 @@
+"""Log-probabilities of given tokens from hidden states: a few rows of logits at a time, never all of them.
+
+Shapes: N tokens, D width, V vocabulary.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}  # at a time: on a CPU what fits its cache
+LEAST_CHUNK_TOKENS = 128
+TOKENS_STEP = 64  # as ragged.TOKENS_STEP
+
+
+def log_probabilities(layer: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log-probability [N] fp32 of the tokens `chosen` [N], softmax(layer(hidden) / temperature), hidden [N, D].
+
+    A frozen linear layer's gradient for `hidden` is known as soon as the logits are: it is made at once, and no logits
+    are kept or made anew. A layer that learns is computed again, chunk by chunk, in the backward pass.
+    """
+    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
+    frozen = type(layer) is nn.Linear and not weight.requires_grad and (bias is None or not bias.requires_grad)
+    parts = []
+    for rows in torch.arange(len(chosen)).split(chunk_tokens(layer, hidden.device)):
+        part, tokens = slice(int(rows[0]), int(rows[-1]) + 1), chosen[rows[0] : rows[-1] + 1]
+        if frozen:
+            parts.append(_FrozenLayer.apply(hidden[part], weight, bias, tokens, temperature))
+        else:
+            parts.append(checkpoint(_chosen, layer, hidden[part], tokens, temperature, use_reentrant=False))
+    return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
+
+
+def chunk_tokens(layer: nn.Module, where: torch.device) -> int:
+    """Tokens whose logits are in memory at once."""
+    return max(LEAST_CHUNK_TOKENS, CHUNK_LOGITS[where.type] // layer.out_features)
+
+
+def _chosen(layer: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor, temperature: float) -> torch.Tensor:
+    return -functional.cross_entropy(layer(hidden).float() / temperature, chosen, reduction="none")
+
+
+class _FrozenLayer(torch.autograd.Function):
+    """d log p / d hidden = (W[chosen] - softmax @ W) / temperature, made in the forward pass."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, chosen, temperature: float):
+        tokens = len(chosen)
+        states = functional.pad(hidden, (0, 0, 0, -tokens % TOKENS_STEP))
+        dtype = weight.dtype
+        if torch.is_autocast_enabled(hidden.device.type):
+            dtype = torch.get_autocast_dtype(hidden.device.type)
+        weight = weight.to(dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = functional.linear(states.to(dtype), weight, None if bias is None else bias.to(dtype)).float()
+            logits = logits if temperature == 1 else logits.div_(temperature)
+            total = logits.logsumexp(-1, keepdim=True)
+            log_p = (logits[:tokens].gather(-1, chosen[:, None]) - total[:tokens]).squeeze(-1)
+            if ctx.needs_input_grad[0]:
+                expected = logits.sub_(total).exp_().to(dtype) @ weight
+                ctx.save_for_backward((weight[chosen] - expected[:tokens]).to(hidden.dtype).div_(temperature))
+        return log_p
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (slope,) = ctx.saved_tensors
+        return gradient[:, None].to(slope.dtype) * slope, None, None, None, None

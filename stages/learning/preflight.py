@@ -1,0 +1,71 @@
+"""Before the first iteration: the worst-case shapes once, so that memory runs out now or not at all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from stages.learning import memory, optimizers
+from stages.learning.engine import Engine
+from stages.learning.experience import experience
+from stages.learning.output_layer import chunk_tokens
+from stages.learning.ppo import gradients_that_fit
+from stages.learning.published_reward import PublishedScorer
+from stages.learning.reward_model import Scorer
+from stages.learning.reward_sources import Source
+from stages.learning.rollout import Rollout, sample
+
+
+def memory_plan(
+    engine: Engine, optimizer_name: str, longest: list[list[int]], scorers: Mapping[str, object]
+) -> list[str]:
+    """Lines of the memory plan; every phase has run once on the longest prompts with responses of full length.
+
+    No weight moves. Microbatches that do not fit are made smaller, for the run that follows as well.
+    """
+    policy, response = engine.policy, engine.sampling.max_response_tokens
+    rollout = Rollout(longest, [[0] * response for _ in longest], [True] * len(longest))
+    full = [prompt + [0] * (response - 1) for prompt in longest]
+
+    def forward():
+        engine.rewards(rollout, update_statistics=False)
+        return experience(policy, rollout, torch.zeros(len(longest)), 0.0, engine.update)
+
+    def update(seen):
+        rows = torch.arange(engine.update.minibatch_prompts)
+        _, size = gradients_that_fit(policy, engine.optimizer, seen, rows, engine.update)
+        engine.update = replace(engine.update, microbatch_prompts=size)
+
+    with optimizers.without_steps(engine.optimizer):
+        costs = memory.dry_run({
+            "rollout": lambda: sample(policy.model, full, max_new_tokens=1, temperature=1.0, stop_ids=(),
+                                      generator=torch.Generator(), precision=policy.precision),
+            "forward": forward,
+            "update": lambda: update(forward()),
+        })
+    engine.optimizer.zero_grad(set_to_none=True)
+    base = policy.model.get_base_model()
+    head, dtype = base.get_output_embeddings(), next(base.parameters()).dtype
+    trained = list(policy.trained().values())
+    models = {name: scorer.model for name, scorer in scorers.items() if isinstance(scorer, Scorer | PublishedScorer)}
+    rows = memory.plan(
+        policy,
+        models,
+        optimizer=optimizer_name,
+        optimizer_bytes=optimizers.state_bytes(optimizer_name, trained),
+        in_backward=isinstance(engine.optimizer, optimizers.InBackward),
+        costs=costs,
+        largest={
+            "keys and values": memory.kv_cache_bytes(base.config, len(full), max(map(len, full)) + 1, dtype),
+            "logits at once": 4 * chunk_tokens(head, policy.model.device) * head.out_features,
+        },
+    )
+    return ["memory plan, at the longest prompts", *memory.table(rows)]
+
+
+def classifiers(sources: Sequence[Source], tokenizer) -> dict[str, tuple]:
+    """Name to (tokenizer, model) of the sources that are sequence classifiers."""
+    own = {source.name: (tokenizer, source.score.model) for source in sources if isinstance(source.score, Scorer)}
+    published = {source.name: (source.score.tokenizer, source.score.model) for source in sources
+                 if isinstance(source.score, PublishedScorer)}
+    return own | published

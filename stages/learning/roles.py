@@ -1,0 +1,156 @@
+"""Roles on one base: policy, value function and reward are adapters of their own on the same frozen weights, which are
+in memory once; the base with none of them on is the reference.
+
+A reward adapter (what stages.reward makes, before it is merged) can become a role here, with the score head it holds.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+from peft import PeftConfig, PeftModel, TaskType, get_peft_model, set_peft_model_state_dict
+from safetensors.torch import load_file
+from torch import nn
+
+from stages.learning.families import trunk
+from stages.learning.models import adapted_layers, plain
+from stages.learning.reward_model import Scorer, put_scoring
+from stages.plumbing import artifact
+
+POLICY, VALUE, REWARD = "default", "value", "reward"  # names of adapters; the first is PEFT's own
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+HEAD = ".score.weight"
+
+
+@contextmanager
+def acting_as(model: nn.Module, role: str | None) -> Iterator[None]:
+    """Forward passes in here go through this adapter alone; None: through the bare base.
+
+    A model without adapters is what it is. What requires gradients goes on requiring them (PEFT's own switches freeze
+    what they turn off).
+    """
+    layers = adapted_layers(model)
+    before = [layer.active_adapters for layer in layers]
+    _activate(layers, [[] if role is None else [role]] * len(layers))
+    try:
+        yield
+    finally:
+        _activate(layers, before)
+
+
+def parameters_of(model: nn.Module, role: str) -> dict[str, nn.Parameter]:
+    """Name to parameter of one adapter."""
+    return {name: p for name, p in model.named_parameters()
+            if ".lora_" in name and name.split(".lora_")[1].split(".")[1] == role}
+
+
+@contextmanager
+def replaced_forwards(modules: Iterable[nn.Module], wrap: Callable[[Callable], Callable]) -> Iterator[None]:
+    """In here each module's forward is wrap(forward)."""
+    before = [(module, module.__dict__.get("forward")) for module in modules]
+    for module, _ in before:
+        module.forward = wrap(module.forward)
+    try:
+        yield
+    finally:
+        for module, own in before:
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the artifact is an adapter, and not a whole model."""
+    return (folder / CONFIG).is_file()
+
+
+def check_base(adapter: Path, base: Path) -> None:
+    """ValueError unless `adapter` was trained on the very weights in `base`, as its manifest says (or, if it has none,
+    as PEFT's configuration does).
+    """
+    if (adapter / artifact.MANIFEST).is_file():
+        found = artifact.read_manifest(adapter)["inputs"].get("base", {"path": "something else", "sha256": None})
+        path, trained_on = found["path"], found["sha256"]
+    else:
+        path = json.loads((adapter / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        trained_on = artifact.digest(path) if Path(path).exists() else None
+    if trained_on != artifact.digest(base):
+        raise ValueError(f"the reward adapter {adapter} was trained on {path}, which is not the policy's base {base}: "
+                         f"train it on that one, or give the merged reward model")
+
+
+def add_role(model: nn.Module, folder: Path, role: str, learns: bool) -> tuple[PeftModel, torch.Tensor]:
+    """Put the reward adapter in `folder` on a causal model under the name `role`; its score head [1, D] comes back too.
+
+    ValueError where it does not fit, or has no head. The roles that are there stay as they are.
+    """
+    tensors = load_file(folder / WEIGHTS)
+    heads = [name for name in tensors if name.endswith(HEAD)]
+    if len(heads) != 1:
+        raise ValueError(f"{folder} holds no score head: it is no reward adapter")
+    head = tensors.pop(heads[0])
+    config = PeftConfig.from_pretrained(folder)
+    config.task_type, config.modules_to_save, config.inference_mode = TaskType.CAUSAL_LM, None, False
+    config.lora_dropout = 0.0  # the scores, and old and new values, must come from one function
+    required = [(p, p.requires_grad) for p in model.parameters()]
+    if isinstance(model, PeftModel):
+        model.add_adapter(role, config)
+    else:
+        model = get_peft_model(model, config, adapter_name=role)
+    try:
+        unexpected = set_peft_model_state_dict(model, tensors, adapter_name=role).unexpected_keys
+    except RuntimeError:  # another shape
+        unexpected = list(tensors)
+    if unexpected or len(parameters_of(model, role)) != len(tensors):
+        raise ValueError(f"{folder} does not fit this {plain(model).config.model_type}: "
+                         f"{len(tensors)} tensors, {len(parameters_of(model, role))} places")
+    for parameter, flag in [*required, *((p, learns) for p in parameters_of(model, role).values())]:
+        parameter.requires_grad_(flag)
+    return model.eval(), head
+
+
+class RewardRole(nn.Module):
+    """A reward adapter on a base that other roles share, in the shape of the classifier that it was trained as."""
+
+    base_model_prefix = "model"
+
+    def __init__(self, model: nn.Module, folder: Path):
+        super().__init__()
+        self.model, head = add_role(model, folder, REWARD, learns=False)
+        self.score = nn.Linear(head.shape[1], 1, bias=False, device=self.device, dtype=head.dtype)
+        self.score.weight = nn.Parameter(head.to(self.device), requires_grad=False)
+        self.config = deepcopy(plain(self.model).config)
+        put_scoring(folder, self.config)
+        self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return plain(self.model).device
+
+    def get_decoder(self) -> nn.Module:
+        return trunk(plain(self.model))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return plain(self.model).get_input_embeddings()
+
+
+class SharedScorer(Scorer):
+    """Prompts and answers to rewards, under the reward adapter of a shared base."""
+
+    def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
+        """As Scorer's: rewards [B] fp32 on the CPU."""
+        with acting_as(self.model.model, REWARD):
+            return super().__call__(prompts, answers)
+
+
+def _activate(layers: list, names: list[list[str]]) -> None:
+    for layer, active in zip(layers, names, strict=True):
+        if layer.active_adapters != active:
+            required = [(p, p.requires_grad) for p in layer.parameters()]
+            layer.set_adapter(active)
+            for parameter, flag in required:
+                parameter.requires_grad_(flag)

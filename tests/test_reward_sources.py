@@ -1,0 +1,389 @@
+"""Rewards of several sources by hand, of the ids as sampled, of published classifiers (CORRECTNESS G5, A8; 32)."""
+
+import json
+import shutil
+import sys
+import types
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
+
+from stages.learning import models
+from stages.learning.published_reward import PublishedScorer
+from stages.learning.reward_model import Scorer, initialise_head
+from stages.learning.reward_sources import MEASURES, Source, load_source
+from stages.learning.rewards import Rewards, Shaping
+from stages.learning.running import RunningMoments
+from stages.learning.scratch import train_tokenizer
+from stages.text.template import answer_ids, prompt_ids, question_of
+
+QUESTIONS = ["which flag?", "{response} or {question}?", "Answer: </s> é 漢字\n\nAnswer: "]
+TEMPLATE = "<s>{question}</s>{response}</s>"
+
+
+@pytest.fixture(scope="module")
+def tok():
+    return tiny.tokenizer()
+
+
+@pytest.fixture
+def functions(monkeypatch):
+    """A module of the user's; what its functions were given is in `seen`."""
+    module = types.ModuleType("my_rewards")
+    module.seen = []
+
+    def spoils(prompts, responses):
+        module.seen.append((prompts, responses))
+        scores = [len(p) + 10.0 * len(r) for p, r in zip(prompts, responses, strict=True)]
+        for row in (*prompts, *responses):
+            if isinstance(row, list):
+                row.clear()
+        return scores
+
+    module.spoils = spoils
+    module.found = None
+    module.gives = lambda prompts, responses: module.found
+    monkeypatch.setitem(sys.modules, "my_rewards", module)
+    return module
+
+
+def rollout(tok, answers=("use it", "a\n```\nb\n```", "make make make make make make"), ended=(True, True, True)):
+    """Prompts of QUESTIONS; responses that did not end have no EOS."""
+    responses = [answer_ids(tok, a)[: None if e else -1] for a, e in zip(answers, ended, strict=True)]
+    return SimpleNamespace(prompts=[prompt_ids(tok, q) for q in QUESTIONS], responses=responses, ended=list(ended))
+
+
+def loaded(source: str, weight: float = 1.0, reads: str = "text", template: str = TEMPLATE, scorer=None) -> Source:
+    return load_source(source=source, weight=weight, reads=reads, template=template, reward_model=lambda: scorer,
+                       precision="fp32")
+
+
+class Told:
+    """A scorer that gives `scores`, whatever it is asked."""
+
+    def __init__(self, *scores: float, std: float | None = 1.0):
+        self.scores, self.std = scores, std
+
+    def __call__(self, prompts, responses):
+        return list(self.scores)
+
+
+def told(*scores: float, std: float | None = 1.0) -> Source:
+    return Source("model", 1.0, "ids", Told(*scores, std=std))
+
+
+def shaped(scores, rows, **shaping) -> list[float]:
+    return Rewards([told(*scores, std=4.0)], None, Shaping(**shaping))(rows, update_statistics=False).rewards.tolist()
+
+
+def bare(responses=((5, 6, 2), (7, 8), (9,)), ended=(True, False, False)):
+    """A rollout that no tokenizer has to read; the second prompt has an EOS (2) inside."""
+    return SimpleNamespace(prompts=[[1, 4], [1, 2, 4], [1]], responses=[list(r) for r in responses], ended=list(ended))
+
+
+def repeated_grams(ids: list[int]) -> float:
+    """Share of 4-grams seen before, counted one by one."""
+    seen, again = [], 0
+    for start in range(len(ids) - 3):
+        gram = ids[start : start + 4]
+        again += gram in seen
+        seen.append(gram)
+    return again / max(1, len(seen))
+
+
+def test_a_weighted_sum_of_three_sources_by_hand(tok, functions):
+    functions.found = torch.tensor([0.5, -1.0, 2.0])
+    sources = [loaded("has_code", -2.0), loaded("repetition", 3.0), loaded("my_rewards:gives", 0.25)]
+    rows = rollout(tok)
+    found = Rewards(sources, tok, Shaping(reward_baseline=1.0))(rows, update_statistics=True)
+    repeated = [repeated_grams(response) for response in rows.responses]
+    assert repeated[0] == 0 and repeated[2] > 0
+    want = [0.125 - 1, -2 + 3 * repeated[1] - 0.25 - 1, 3 * repeated[2] + 0.5 - 1]
+    assert found.rewards.dtype == torch.float32 and found.rewards.tolist() == pytest.approx(want, rel=1e-6)
+    assert {name: part.tolist() for name, part in found.parts.items()} == {
+        "has_code": [0, 1, 0], "repetition": pytest.approx(repeated), "my_rewards:gives": [0.5, -1, 2]}
+    assert found.numbers() == pytest.approx({"reward_has_code": 1 / 3, "reward_repetition": sum(repeated) / 3,
+                                             "reward_my_rewards:gives": 0.5, "reward_scale": 1})
+
+
+def test_measures_read_what_was_sampled(tok):
+    rows = rollout(tok, ended=(True, False, True))
+    text, ids = loaded("response_characters"), loaded("response_tokens")
+    parts = Rewards([text, ids], tok, Shaping())(rows, update_statistics=False).parts
+    assert parts["response_characters"].tolist() == [6, 11, 29]
+    assert parts["response_tokens"].tolist() == [len(response) for response in rows.responses]
+
+
+def test_functions_over_text_and_over_ids(tok, functions):
+    rows = rollout(tok)
+    before = json.dumps([rows.prompts, rows.responses])
+    Rewards([loaded("my_rewards:spoils")], tok, Shaping())(rows, update_statistics=False)
+    assert functions.seen.pop() == (QUESTIONS, ["use it", "a\n```\nb\n```", "make make make make make make"])
+    found = Rewards([loaded("my_rewards:spoils", reads="ids")], tok, Shaping())(rows, update_statistics=False)
+    want = [len(p) + 10 * len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
+    assert found.rewards.tolist() == want
+    assert json.dumps([rows.prompts, rows.responses]) == before, "a function changed the ids that are trained on"
+
+
+def test_the_question_comes_back_whole(tok):
+    assert [question_of(tok, prompt_ids(tok, question)) for question in QUESTIONS] == QUESTIONS
+    with pytest.raises(ValueError, match="does not have the template's shape"):
+        question_of(tok, answer_ids(tok, "Question: no"))
+
+
+def test_the_reward_model_scores_the_ids_that_were_sampled(tok, tmp_path):
+    model = models.load_scorer(tiny.save_base(tmp_path), "fp32", new_head=True)
+    initialise_head(model, torch.Generator().manual_seed(0))
+    scorer, seen = Scorer(model, "fp32"), []
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, given: seen.extend(given[0].flatten().tolist()))
+    # Two pieces that decode to one word: decoding and encoding again would make them other ids.
+    pieces = [*tok("us", add_special_tokens=False).input_ids, *tok("e", add_special_tokens=False).input_ids]
+    assert tok(tok.decode(pieces), add_special_tokens=False).input_ids != pieces
+    rewards = Rewards([loaded("model", scorer=scorer)], tok, Shaping())
+    for response in (pieces, [*pieces, tok.eos_token_id]):
+        prompt = prompt_ids(tok, QUESTIONS[2])
+        seen.clear()
+        found = rewards(SimpleNamespace(prompts=[prompt], responses=[response], ended=[True]), update_statistics=False)
+        text = [*prompt, *response]
+        assert seen[: len(text)] == text and not any(seen[len(text) :]), "the ids, and filler after them"
+        assert torch.equal(found.rewards, scorer([prompt], [response]))
+
+
+def test_the_reward_model_is_loaded_only_when_asked_for():
+    def never():
+        raise AssertionError("loaded")
+    load_source(source="has_code", weight=1.0, reads="text", template="", reward_model=never, precision="fp32")
+
+
+def test_eos_inside_the_prompt_does_not_count():
+    assert shaped([1, 1, 1], bare(), missing_eos_penalty=0.75) == [1, 0.25, 0.25]
+
+
+def test_the_reward_is_reduced_or_replaced():
+    reduce = shaped([5, -3, 0], bare(), missing_eos="reduce", missing_eos_penalty=1.5)
+    replace = shaped([5, -3, 0], bare(), missing_eos="replace", missing_eos_penalty=1.5)
+    assert (reduce, replace) == ([5, -4.5, -1.5], [5, -1.5, -1.5])
+
+
+def test_short_responses_pay_beside_a_missing_eos():
+    settings = {"missing_eos_penalty": 1.0, "short_response_tokens": 3, "short_response_penalty": 0.5}
+    assert shaped([4, 4, 4], bare(), **settings) == [4, 2.5, 2.5]
+    assert shaped([4, 4, 4], bare(), missing_eos="replace", **settings) == [4, -1.5, -1.5]
+    assert shaped([4, 4, 4], bare(), short_response_tokens=2, short_response_penalty=0.5) == [4, 4, 3.5]
+
+
+def test_baseline_then_scale_then_clip_then_penalty():
+    settings = {"reward_baseline": 2.0, "reward_scaling": "model", "reward_clip": 1.0, "missing_eos_penalty": 0.5}
+    # (10 - 2) / 4 = 2 -> 1;  (-6 - 2) / 4 = -2 -> -1 -> -1.5 (not -1 again);  (4 - 2) / 4 = 0.5 -> 0
+    assert shaped([10, -6, 4], bare(), **settings) == [1, -1.5, 0]
+
+
+def test_a_reward_model_without_spread_cannot_scale():
+    for std in (None, 0.0, float("nan")):
+        with pytest.raises(ValueError, match="reward_scaling 'model'"):
+            Rewards([told(1, std=std)], None, Shaping(reward_scaling="model"))
+
+
+def test_the_models_own_spread_comes_from_its_config(tmp_path):
+    model = models.load_scorer(tiny.save_base(tmp_path), "fp32", new_head=True)
+    model.config.reward_std = 2.5
+    rewards = Rewards([loaded("model", scorer=Scorer(model, "fp32"))], None, Shaping(reward_scaling="model"))
+    assert rewards(bare(), update_statistics=False).scale == 2.5
+
+
+def batches(count: int = 6) -> list[list[float]]:
+    drawn = np.random.default_rng(0)
+    return [(1000 + 3 * drawn.standard_normal(3)).astype(np.float32).tolist() for _ in range(count)]
+
+
+def running(state: dict | None = None) -> Rewards:
+    source = told(0, 0, 0)
+    rewards = Rewards([source], None, Shaping(reward_scaling="running", reward_baseline=1000.0))
+    if state:
+        rewards.restore(state)
+    rewards.tell = lambda scores: setattr(source.score, "scores", scores)
+    return rewards
+
+
+def step(rewards: Rewards, scores: list[float], update: bool = True):
+    rewards.tell(scores)
+    return rewards(bare(ended=(True, True, True)), update_statistics=update)
+
+
+def test_the_running_scale_is_that_of_every_score_so_far():
+    rewards, every = running(), []
+    assert step(rewards, batches()[0], update=False).scale == 1, "nothing is known before the first rollout"
+    for batch in batches():
+        found = step(rewards, batch)
+        every += batch
+        std = np.std(np.array(every), ddof=1)
+        assert found.scale == pytest.approx(std, rel=1e-12)
+        assert found.rewards.numpy() == pytest.approx((np.array(batch) - 1000) / std, rel=1e-5)
+        held_out = step(rewards, [0.0, 5000.0, 1.0], update=False)
+        assert held_out.scale == found.scale, "held-out prompts change no statistic"
+
+
+def test_equal_scores_are_not_divided_by_nothing():
+    assert step(running(), [1001.0, 1001.0, 1001.0]).rewards.tolist() == [1, 1, 1]
+
+
+def test_resumed_statistics_are_the_uninterrupted_ones():
+    whole, first = running(), running()
+    for batch in batches()[:3]:
+        step(whole, batch), step(first, batch)
+    resumed = running(json.loads(json.dumps(first.state())))
+    for batch in batches()[3:]:
+        assert torch.equal(step(whole, batch).rewards, step(resumed, batch).rewards)
+    assert whole.state() == resumed.state()
+
+
+def test_statistics_of_several_processes_merge_to_those_of_one():
+    values = [value * 1e6 for batch in batches(9) for value in batch]
+    parts = [RunningMoments.of(values[start:stop]) for start, stop in ((0, 1), (1, 1), (1, 17), (17, 27))]
+    merged = RunningMoments()
+    for part in parts:
+        merged.merge(part)
+    assert (merged.count, merged.mean) == (27, pytest.approx(np.mean(values), rel=1e-14))
+    assert merged.std() == pytest.approx(np.std(values, ddof=1), rel=1e-12)
+    assert RunningMoments().std() is None and RunningMoments.of([3.0]).std() is None
+
+
+@pytest.mark.parametrize(("found", "says"), [
+    ([1.0, 2.0], "gave 2 numbers for 3 responses"),
+    (1.0, "gave one numbers for 3 responses"),
+    ([[1.0], [2.0], [3.0]], "gave 3 x 1 numbers for 3 responses"),
+    ([1.0, float("nan"), 2.0], "gave nan for response 2 of 3: every one needs a finite number"),
+    ([1.0, 2.0, 1e300], "gave inf for response 3 of 3"),
+    ([1.0, None, 2.0], "must give a list of numbers, one a response"),
+    ({"gold": [1.0, 2.0, 3.0]}, "must give a list of numbers, one a response"),
+    (None, "must give a list of numbers, one a response"),
+    (["a", "b", "c"], "must give a list of numbers, one a response"),
+])
+def test_a_source_that_gives_no_finite_number_for_each_response(tok, functions, found, says):
+    functions.found = found
+    rewards = Rewards([loaded("has_code"), loaded("my_rewards:gives")], tok, Shaping())
+    with pytest.raises(ValueError, match="reward source 'my_rewards:gives' " + says) as error:
+        rewards(rollout(tok), update_statistics=True)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("repetitoin", "rewards: 'repetitoin' is neither 'model', nor a measure \\(repetition, has_code"),
+    ("my_rewards:nothing", "rewards: cannot load 'my_rewards:nothing'"),
+    ("my_rewards:seen", "rewards: 'my_rewards:seen' is not a function"),
+    (":f", "rewards: ':f' should look like package.module:function"),
+    ("./no/such/folder", "rewards: cannot use './no/such/folder'"),
+])
+def test_a_source_that_is_not_there(functions, name, says):
+    with pytest.raises(ValueError, match=says) as error:
+        loaded(name)
+    assert "\n" not in str(error.value)
+
+
+# --- published classifiers -------------------------------------------------------------------------------------------
+
+
+def llama_classifier(vocabulary: int, pad: int | None, labels: int = 1):
+    return LlamaForSequenceClassification(LlamaConfig(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=96, pad_token_id=pad, bos_token_id=1, eos_token_id=2, num_labels=labels,
+        initializer_range=0.2))
+
+
+def bert_classifier(vocabulary: int):
+    return BertForSequenceClassification(BertConfig(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=96, pad_token_id=3, num_labels=1, initializer_range=0.2))
+
+
+CLASSIFIERS = {
+    "pad": lambda size: llama_classifier(size, 0),
+    "pad is eos": lambda size: llama_classifier(size, 2),  # the last token, an EOS, is not looked at: as published
+    "no pad": lambda size: llama_classifier(size, None),
+    "pad outside the vocabulary": lambda size: llama_classifier(size, -1),
+    "bert": bert_classifier,
+}
+
+
+@pytest.fixture(scope="module")
+def their_tokenizer():
+    """Another tokenizer than the policy's."""
+    other = train_tokenizer(["the quick brown fox jumps over the lazy dog " * 20], 290)
+    assert other.get_vocab() != tiny.tokenizer().get_vocab()
+    return other
+
+
+def published(folder, tokenizer, model):
+    model.eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_a_published_model_scores_as_its_own_forward_pass_does_for_one_text(kind, tok, their_tokenizer, tmp_path):
+    torch.manual_seed(0)
+    model = CLASSIFIERS[kind](len(their_tokenizer)).eval()
+    folder = str(published(tmp_path, their_tokenizer, model))
+    rows = rollout(tok)
+    found = Rewards([loaded(folder, 2.0)], tok, Shaping())(rows, update_statistics=False)
+    texts = ["<s>which flag?</s>use it</s>", "<s>{response} or {question}?</s>a\n```\nb\n```</s>",
+             "<s>Answer: < /s> é 漢字\n\nAnswer: </s>make make make make make make</s>"]
+    with torch.no_grad():
+        want = [float(model(**their_tokenizer(text, return_tensors="pt", return_token_type_ids=False)).logits)
+                for text in texts]
+    assert len(set(want)) == 3
+    assert found.parts[folder].tolist() == pytest.approx(want, rel=1e-4, abs=1e-6)
+    assert found.rewards.tolist() == pytest.approx([2 * score for score in want], rel=1e-4, abs=1e-6)
+
+
+def test_special_tokens_are_the_templates_alone(their_tokenizer, tmp_path):
+    folder = published(tmp_path, their_tokenizer, llama_classifier(len(their_tokenizer), 0))
+    plain, spelt = (PublishedScorer(folder, TEMPLATE, "fp32")._ids(*texts) for texts in (("ab", ""), ("a</s>b", "<s>")))
+    assert (spelt.count(1), spelt.count(2)) == (plain.count(1), plain.count(2)) and plain.count(2) == 2
+    assert "a< /s>b" in their_tokenizer.decode(spelt)
+
+
+def test_a_text_over_the_length_loses_its_start_and_says_so(their_tokenizer, tmp_path):
+    scorer = PublishedScorer(published(tmp_path, their_tokenizer, bert_classifier(len(their_tokenizer))), TEMPLATE,
+                             "fp32")
+    with pytest.warns(UserWarning, match="reads 96 tokens: longer texts lose their start"):
+        ids = scorer._ids("which flag? " * 60, "the last words")
+        assert torch.isfinite(scorer(["which flag? " * 60], ["the last words"])).all()
+    assert len(ids) == 96 and their_tokenizer.decode(ids).endswith("the last words</s>")
+
+
+@pytest.mark.parametrize("kind", ["two outputs", "no head", "pickled"])
+def test_what_is_no_reward_model_is_refused_in_one_line(kind, their_tokenizer, tmp_path):
+    folder = published(tmp_path, their_tokenizer, llama_classifier(len(their_tokenizer), 0, 2 if kind[0] == "t" else 1))
+    if kind == "no head":
+        tiny.llama(their_tokenizer).save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text()) | {"id2label": {"0": "LABEL_0"}}
+        (folder / "config.json").write_text(json.dumps(config))
+    if kind == "pickled":
+        torch.save(llama_classifier(len(their_tokenizer), 0).state_dict(), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    says = {"two outputs": "but 2: a reward is one number", "no head": "lacks the weights score.weight",
+            "pickled": "no file named model.safetensors"}
+    with pytest.raises(ValueError, match=says[kind]) as error:
+        PublishedScorer(folder, TEMPLATE, "fp32")
+    assert "\n" not in str(error.value) and str(folder) in str(error.value)
+
+
+def test_code_of_a_repository_is_never_run(their_tokenizer, tmp_path):
+    folder = published(tmp_path, their_tokenizer, llama_classifier(len(their_tokenizer), 0))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "theirs.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(ValueError, match="rewards: cannot use"):
+        PublishedScorer(folder, TEMPLATE, "fp32")
+    shutil.rmtree(folder)
+
+
+def test_every_measure_says_what_it_reads():
+    for name, (reads, measure) in MEASURES.items():
+        assert float(measure("text" if reads == "text" else [1, 2, 3])) >= 0, name

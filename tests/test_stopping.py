@@ -1,0 +1,110 @@
+"""Rules that stop a run, each with its reason (failures 25 and 26, CORRECTNESS P12, P16)."""
+
+import json
+import math
+from dataclasses import fields
+from itertools import chain
+
+import pytest
+
+from stages.learning.stopping import Stopper, StopRules
+from stages.recipe import Ppo
+
+NAN = math.nan
+OFF = {"max_kl_nats": 10.0, "patience_evaluations": None, "max_skipped_in_a_row": None, "min_entropy_nats": 0.0}
+
+
+def stopper(**rules):
+    return Stopper(StopRules(**OFF | rules))
+
+
+def evaluate(judge, *objectives, kl=1.0):
+    return [judge.evaluated({"kl": kl, "objective": objective}) for objective in objectives]
+
+
+def test_rules_that_are_off_never_stop():
+    judge = stopper()
+    assert evaluate(judge, 1.0, *[0.0] * 50) == [True] + [False] * 50
+    judge.updated({"entropy": 0.0}, [True] * 50)
+    assert judge.reason is None
+
+
+@pytest.mark.parametrize(("kl", "keep"), [(-2.0, True), (10.0, True), (10.1, False), (math.inf, False), (NAN, False)])
+def test_a_policy_beyond_the_kl_stops_the_run_and_is_never_kept(kl, keep):
+    judge = stopper()
+    assert evaluate(judge, 99.0, kl=kl) == [keep]
+    assert (judge.reason is None) is keep and judge.best_objective == (99.0 if keep else None)
+    assert keep or judge.reason == f"the KL on held-out prompts, {kl:.3g} nats a response, is above max_kl_nats (10)"
+
+
+def test_patience_counts_evaluations_since_the_best():
+    judge = stopper(patience_evaluations=3)
+    assert evaluate(judge, 1.0, 0.5, 1.0, 1.1, 0.0, 1.1) == [True, False, False, True, False, False]
+    assert judge.reason is None and judge.best_objective == 1.1
+    assert evaluate(judge, NAN) == [False]
+    assert judge.reason == "no better objective than 1.1 in patience_evaluations (3) evaluations"
+
+
+def test_an_objective_that_is_no_number_is_never_the_best():
+    judge = stopper(patience_evaluations=2)
+    assert evaluate(judge, NAN) == [False] and judge.best_objective is None
+    assert evaluate(judge, -5.0, NAN) == [True, False] and judge.reason is None
+    worst = stopper(patience_evaluations=1)
+    assert evaluate(worst, NAN) == [False] and worst.reason.startswith("no better objective than any in")
+
+
+def longest_run(flags):
+    return max(map(len, "".join("x" if flag else " " for flag in flags).split()), default=0)
+
+
+@pytest.mark.parametrize("skips", [
+    [[True, True], [True, False]], [[True, False], [True, True]], [[False, True, True, True, False]],
+    [[True, True], [False], [True, True]], [[False, True], [True, True], [True]], [[], [True, True, True]],
+])  # fmt: skip
+def test_skipped_minibatches_are_counted_in_a_row_across_iterations(skips):
+    judge, run = stopper(max_skipped_in_a_row=2), longest_run(chain(*skips))
+    for flags in skips:
+        judge.updated({"entropy": 1.0}, flags)
+    assert (judge.reason is not None) is (run > 2)
+    assert run <= 2 or judge.reason.startswith("3 minibatches in a row were skipped")
+
+
+def test_entropy_below_the_least_stops():
+    judge = stopper(min_entropy_nats=0.5)
+    judge.updated({"entropy": 0.5}, [False])
+    assert judge.reason is None
+    judge.updated({"entropy": 0.3}, [False])
+    assert judge.reason == (
+        "the entropy, 0.3 nats a token, is below min_entropy_nats (0.5): answers have become all alike"
+    )
+    broken = stopper(min_entropy_nats=0.5)
+    broken.updated({"entropy": NAN}, [False])
+    assert broken.reason.startswith("the entropy, nan nats")
+
+
+def test_the_recipe_has_the_rules_and_the_published_run_none_but_the_kl():
+    assert {field.name: getattr(Ppo(), field.name) for field in fields(StopRules)} == OFF
+    with pytest.raises(ValueError, match="patience_evaluations must be 1 or more, or null, not 0"):
+        Ppo(patience_evaluations=0)
+
+
+def test_the_first_reason_stays():
+    judge = stopper(min_entropy_nats=0.5, patience_evaluations=1)
+    judge.updated({"entropy": 0.1}, [])
+    first = judge.reason
+    evaluate(judge, 1.0, 0.0)
+    assert judge.reason == first is not None
+
+
+def test_a_run_goes_on_from_its_state_as_if_uninterrupted():
+    rules = {"patience_evaluations": 3, "max_skipped_in_a_row": 3, "min_entropy_nats": 0.1}
+    rows = [([True], 1.0), ([True, True], 0.5), ([True], 0.6), ([False], 0.7)]
+    whole, parts = stopper(**rules), stopper(**rules)
+    for flags, objective in rows:
+        for judge in (whole, parts):
+            judge.updated({"entropy": 1.0}, flags)
+            evaluate(judge, objective)
+        parts = Stopper(parts.rules, **json.loads(json.dumps(parts.state(), allow_nan=False)))
+        assert parts == whole
+    assert whole.reason == ("4 minibatches in a row were skipped (ratio above max_ratio, or gradient not finite), "
+                            "more than max_skipped_in_a_row (3)")
