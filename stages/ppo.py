@@ -20,7 +20,7 @@ from stages.learning.engine import Engine
 from stages.learning.experience import Update
 from stages.learning.journal import append, keep_until
 from stages.learning.kl import KlController
-from stages.learning.policy import Policy
+from stages.learning.loading import load_policy, load_reward
 from stages.learning.reward_model import Scorer
 from stages.learning.reward_sources import Source, load_source
 from stages.learning.rewards import Rewards, Shaping
@@ -39,8 +39,11 @@ STARTUP = "startup.json"
 
 
 def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path) -> dict[str, float]:
-    """Fill `out` with a PEFT adapter, value_head.safetensors, the tokenizer, startup.json and history, timing and
-    samples .jsonl."""
+    """Fill `out` with the policy (a PEFT adapter, or a whole model), its value_head.safetensors, the tokenizer,
+    startup.json, and history, timing and samples .jsonl.
+
+    reward: the merged reward model, or its adapter, which then shares the policy's base.
+    """
     loop = _Loop(config, out, policy, reward, pairs)
     loop.start_or_resume()
     loop.train()
@@ -95,11 +98,7 @@ class _Loop:
     def finish(self) -> dict[str, float]:
         """Write the best policy as the artifact."""
         self._load(self.best_weights)
-        from safetensors.torch import save_file
-
-        from stages.learning.weights import save_adapter
-        save_adapter(self.engine.policy.model, self.tokenizer, self.out)
-        save_file({n: t.detach().cpu().contiguous() for n, t in self.engine.policy.value_head.state_dict().items()}, self.out / "value_head.safetensors")
+        self.engine.policy.save(self.out, self.tokenizer)
         checkpoint.remove(self.out)
         return {
             "best_iteration": self.best["iteration"],
@@ -125,7 +124,7 @@ class _Loop:
         for line in preflight.memory_plan(engine, c.optimizer, longest, scorers):
             _say(line)
         first = [self.prompts[i] for i in self._prompt_order()[: c.microbatch_prompts]]
-        rollout = draw(engine.policy, first, engine.sampling, self._generator("startup"))
+        rollout = draw(engine.policy, first, engine.sampling, self._generator("startup"), c.microbatch_prompts)
         classifiers = preflight.classifiers(self.sources, self.tokenizer)
         measured = run_checks(engine.policy, rollout, self.tokenizer, classifiers, clip_range=c.clip_range,
                               microbatch_prompts=c.microbatch_prompts, say=_say)
@@ -195,15 +194,17 @@ class _Loop:
 def _engine(config: Ppo, tokenizer, policy: Path, reward: Path) -> tuple[Engine, list[Source]]:
     """Everything that an iteration uses, loaded; ValueError for lengths that a model has no positions for."""
     torch.manual_seed(config.seed)
-    model = models.load_causal(policy, config.precision)
-    families.check_length(model.config, config.max_prompt_tokens + config.max_response_tokens)
-    model = models.add_lora(model, precision=config.precision, **asdict(config.lora))
-    learner = Policy(model, config.temperature, config.precision)
+    learner = load_policy(
+        policy, reward, tune=config.tune, value_model=config.value_model, lora=asdict(config.lora),
+        precision=config.precision, temperature=config.temperature,
+        gradient_checkpointing=config.gradient_checkpointing, compiled=config.compile)
+    longest = config.max_prompt_tokens + config.max_response_tokens
+    families.check_length(learner.causal.config, longest)
 
     def reward_model() -> Scorer:
-        model = models.load_scorer(reward, config.precision)
-        families.check_length(model.config, config.max_prompt_tokens + config.max_response_tokens)
-        return Scorer(model, config.precision, batch_rows=config.forward_prompts)
+        scorer = load_reward(reward, learner, policy, config.forward_prompts)
+        families.check_length(scorer.model.config, longest)
+        return scorer
 
     sources = [load_source(**asdict(entry), reward_model=reward_model, precision=config.precision)
                for entry in config.rewards]

@@ -221,7 +221,14 @@ class Ppo:
     """Proximal policy optimisation against the reward model, with a KL penalty to the SFT model."""
 
     lora: Lora = of(Lora(dropout=0.0), "the policy's adapter [script, but no dropout: ratios compare like with like]")
+    tune: Literal["lora", "full"] = of(
+        "lora", "what learns: an adapter, or every weight (the reference is then a frozen copy) [script]")
     precision: Precision = of("int8", "of the frozen base [script]")
+    value_model: Literal["head", "adapter"] = of(
+        "head", "'head': on the policy's last hidden state, from 0, its gradient into the policy [script]; 'adapter': "
+        "one of its own that starts as the reward model's, given as --reward unmerged [N+]")
+    gradient_checkpointing: bool = of(False, "recompute activations in the update's backward pass [script: off]")
+    compile: bool = of(False, "torch.compile of the layers but in sampling; not for int8 and nf4 [ours: off]")
     iterations: int = of(2500, "rollout phases [script: 20,000 'steps' over batches of 8]")
     rollout_prompts: int = of(64, "prompts a rollout phase [run: 8 on each of 8 processes]")
     forward_prompts: int = of(16, "prompts a forward pass without gradients: reference, values, rewards [ours]")
@@ -286,6 +293,12 @@ class Ppo:
     seed: int = of(0, "of prompts, sampling and minibatches [script]")
 
     def __post_init__(self):
+        if self.tune == "full" and self.precision in ("int8", "nf4"):
+            raise ValueError(f"tune 'full' needs weights that can learn, and {self.precision} is quantised: set "
+                             f"precision to fp32, mixed or bf16")
+        if self.compile and self.precision in ("int8", "nf4"):
+            raise ValueError(f"compile goes with precision fp32, mixed or bf16: the products of {self.precision} "
+                             f"cannot be traced")
         if self.lora.dropout:
             raise ValueError("lora.dropout must be 0 in ppo: old and new log-probabilities must come from one function")
         _check_rewards(self.rewards, self.reward_scaling)

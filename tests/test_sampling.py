@@ -13,7 +13,7 @@ MOST = 12
 def drawn(kind="until_stop", stop_ids=(2,), seed=0, policy=None, rows=8):
     how = Sampling(1.0, stop_ids, kind, min_response_tokens=5, max_response_tokens=MOST)
     policy = policy or moved(make_policy())
-    return draw(policy, PROMPTS * rows, how, torch.Generator().manual_seed(seed))
+    return draw(policy, PROMPTS * rows, how, torch.Generator().manual_seed(seed), forward_prompts=8)
 
 
 def frequent_ids(count=4):

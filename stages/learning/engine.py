@@ -68,7 +68,7 @@ class Engine:
             group["lr"] = learning_rate
         phases = Phases()
         rollout = phases.run("rollout", _response_tokens, lambda: draw(
-            self.policy, prompts, self.sampling, generator("sampling")))
+            self.policy, prompts, self.sampling, generator("sampling"), self.update.forward_prompts))
         scored = phases.run("score", lambda _: _all_tokens(rollout), lambda: self.rewards(
             rollout, update_statistics=True))
         seen = phases.run("experience", lambda _: _all_tokens(rollout), lambda: experience(

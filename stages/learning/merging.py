@@ -1,4 +1,4 @@
-"""An adapter merged into its base: in fp32, on unquantised weights, reloaded from disk and compared.
+"""An adapter merged into its base, or a model that learnt whole: in fp32, reloaded from disk and compared.
 
 Merging into int8 or nf4 weights rounds the change to the quantised grid, and a save can silently break tied weights or
 lose a head: what counts is what a fresh load from disk computes.
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 from peft import PeftConfig, PeftModel
-from safetensors import safe_open
 
 from stages.learning import models
 from stages.learning.reward_model import keep_scoring, raw_scores
+from stages.learning.roles import is_adapter, saved_head
 
 PROBE_ROWS, PROBE_TOKENS = 4, 48
 RELOAD_TOLERANCE = 1e-4  # of the largest |output|: the same weights, computed once more
@@ -21,33 +21,31 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def merge(base: Path, adapter: Path, out: Path, dtype: str, max_difference: float) -> dict[str, float]:
     """Write the merged model to `out`; ValueError, and nothing worth publishing, if it does not compute the same.
 
-    Returns the largest absolute differences of the outputs on fixed random ids: adapter on against merged (fp32),
-    merged against merged and rounded to the saved type, and that against the model reloaded from disk.
+    adapter: an adapter of `base`, or a whole model that learnt from it and has nothing to merge. Returns the largest
+    absolute differences of the outputs on fixed random ids: adapter on against merged (fp32), merged against merged and
+    rounded to the saved type, and that against the model reloaded from disk.
     """
     out.mkdir(parents=True, exist_ok=True)
+    if not is_adapter(adapter):
+        model, tokenizer = models.load_causal(adapter), models.load_tokenizer(adapter)
+        whole = outputs(model, probe_ids(model.config.vocab_size))
+        return _saved(model, tokenizer, out, dtype, whole, max_difference)
     scorer = PeftConfig.from_pretrained(adapter).task_type == "SEQ_CLS"
     model = models.load_scorer(base, new_head=True) if scorer else models.load_causal(base)
-    head = _saved_head(adapter) if scorer else None
+    head = saved_head(adapter) if scorer else None
     model = PeftModel.from_pretrained(model, adapter)
     ids = probe_ids(model.config.vocab_size)
     adapter_on = outputs(model, ids)
     model = model.merge_and_unload(safe_merge=True)
     if scorer and not torch.equal(head.float(), model.score.weight.detach().float().cpu()):
         raise ValueError(f"the score head of {adapter} is not the one in the merged model: nothing is published")
-    merged = outputs(model, ids)
     tokenizer = models.load_tokenizer(adapter)
     if scorer:
         # Only an id that the embedding has: most families could not be loaded with another one.
         pad = tokenizer.pad_token_id
         model.config.pad_token_id = pad if pad < model.get_input_embeddings().num_embeddings else None
         keep_scoring(adapter, out, model.config)
-    _cast(model, DTYPES[dtype])
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    _cast(model, torch.float32)
-    rounded = outputs(model, ids)
-    reloaded = outputs(models.load_scorer(out) if scorer else models.load_causal(out), ids)
-    return _compared(adapter_on, merged, rounded, reloaded, max_difference)
+    return _saved(model, tokenizer, out, dtype, adapter_on, max_difference)
 
 
 def probe_ids(vocabulary: int) -> torch.Tensor:
@@ -63,6 +61,19 @@ def outputs(model, ids: torch.Tensor) -> torch.Tensor:
     if hasattr(model, "score"):
         return raw_scores(model, ids, keep_mask, keep_mask, 0.0).float().cpu()
     return model(input_ids=ids, attention_mask=keep_mask).logits.float().cpu()
+
+
+def _saved(model, tokenizer, out: Path, dtype: str, before: torch.Tensor, max_difference: float) -> dict[str, float]:
+    """Save a model in this type, and compare: with its outputs `before` the merge, and with a fresh load."""
+    ids = probe_ids(model.config.vocab_size)
+    merged = outputs(model, ids)
+    _cast(model, DTYPES[dtype])
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    _cast(model, torch.float32)
+    rounded = outputs(model, ids)
+    load = models.load_scorer if hasattr(model, "score") else models.load_causal
+    return _compared(before, merged, rounded, outputs(load(out), ids), max_difference)
 
 
 def _cast(model, dtype: torch.dtype) -> None:
@@ -91,12 +102,3 @@ def _compared(adapter_on, merged, rounded, reloaded, max_difference: float) -> d
         "reload_difference": reloading,
         "largest_output": float(merged.abs().max()),
     }
-
-
-def _saved_head(adapter: Path) -> torch.Tensor:
-    """The trained head as saved; ValueError without one, for a random head would score at random."""
-    with safe_open(adapter / "adapter_model.safetensors", "pt") as tensors:
-        names = [name for name in tensors.keys() if name.endswith("score.weight")]  # noqa: SIM118 (not a dict)
-        if len(names) != 1:
-            raise ValueError(f"{adapter} holds no score head: this reward adapter cannot be used")
-        return tensors.get_tensor(names[0])

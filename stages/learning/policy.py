@@ -9,10 +9,9 @@ Shapes: B rows, R response tokens, N tokens of all rows, M response tokens of al
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,33 +19,14 @@ import torch
 from peft import PeftModel
 from safetensors.torch import save_file
 from torch import nn
-from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.learning.families import trunk, width
-from stages.learning.models import (
-    adapted_layers,
-    autocast,
-    chunks_by_length,
-    last_hidden_states,
-    plain,
-    ragged_states,
-)
+from stages.learning.layers import Layers
+from stages.learning.models import adapted_layers, autocast, chunks_by_length, last_hidden_states, plain, ragged_states
 from stages.learning.output_layer import log_probabilities
 from stages.learning.ragged import Texts, by_row, response_tokens
-from stages.learning.roles import (
-    POLICY,
-    VALUE,
-    RewardRole,
-    SharedScorer,
-    acting_as,
-    add_role,
-    parameters_of,
-    replaced_forwards,
-)
+from stages.learning.roles import POLICY, VALUE, RewardRole, SharedScorer, acting_as, add_role, parameters_of
 from stages.learning.weights import save_adapter, save_adapters
-
-COMPILED_VARIANTS = 64  # of a layer: by role, place, gradients, kinds of shapes
 
 
 class Scored(NamedTuple):
@@ -72,7 +52,7 @@ class Policy(nn.Module):
         self.model, self.temperature, self.precision = model.eval(), temperature, precision
         _check_head(self.causal, precision)
         self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
-        self.gradient_checkpointing, self.compiled = gradient_checkpointing, {} if compiled else None
+        self.layers = Layers(gradient_checkpointing, compiled)
         self.samples_values = True
         self.value_head = nn.Linear(width(self.causal), 1, device=model.device, dtype=torch.float32)
         nn.init.zeros_(self.value_head.weight)
@@ -93,8 +73,137 @@ class Policy(nn.Module):
 
         To be called before an optimiser is made. From then on sampling knows no values: see `with_values`.
         """
-        self._carry(*add_role(self.base, reward, VALUE, learns=True)[:1])
+        model, head = add_role(self.base, reward, VALUE, learns=True)
+        self._carry(model)
+        self.samples_values = False
+        with torch.no_grad():
+            self.value_head.weight.copy_(head)
+
+    def scorer(self, reward: Path, forward_prompts: int) -> SharedScorer:
+        """The reward adapter in `reward` as one more role on the base: its scores cost no second base in memory."""
+        role = RewardRole(self.base, reward)
+        self._carry(role.model)
+        return SharedScorer(role, self.precision, batch_rows=forward_prompts)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Name to parameter, of everything that learns; tied weights once."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def forward(self, prompts: list[list[int]], responses: list[list[int]]) -> Scored:
+        """Score the responses under the policy."""
+        texts = response_tokens(prompts, responses, self.model.device)
+        hidden = self._states(texts, POLICY)
+        log_p = self._log_p(self.causal, hidden, texts)
+        values = self._head(hidden if self.samples_values else self._states(texts, VALUE))
+        return Scored(by_row(log_p, texts), by_row(values, texts), texts.mask)
+
+    @torch.no_grad()
+    def reference(self, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
+        """Log-probabilities [B, R] under the reference."""
+        texts = response_tokens(prompts, responses, self.model.device)
+        return by_row(self._log_p(plain(self.base), self._states(texts, None), texts), texts)
+
+    def values_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Values [M] fp32 at the policy's hidden states [M, D]; 0 where those do not tell them (see `with_values`)."""
+        return self._head(hidden) if self.samples_values else hidden.new_zeros(len(hidden), dtype=torch.float32)
+
+    @torch.no_grad()
+    def with_values(self, rollout, forward_prompts: int):
+        """The rollout, with values that sampling could not know: those of a value function with an adapter of its own.
+
+        They are those of a forward pass, `forward_prompts` rows at a time.
+        """
+        if self.samples_values or rollout.values is None:
+            return rollout
+        rows = list(zip(rollout.prompts, rollout.responses, strict=True))
+        values = torch.zeros_like(rollout.values)
+        for chunk in chunks_by_length([len(prompt) + len(response) for prompt, response in rows], forward_prompts):
+            texts = response_tokens(*zip(*(rows[i] for i in chunk), strict=True), self.model.device)
+            found = by_row(self._head(self._states(texts, VALUE)), texts)
+            values[chunk, : found.shape[1]] = found.to(values)
+        return replace(rollout, values=values)
+
+    @contextmanager
+    def only_values(self) -> Iterator[None]:
+        """Critic warm-up: what happens here teaches the value function alone, not the policy that it may read."""
+        critic = {*self.value_head.parameters(), *parameters_of(self.base, VALUE).values()}
+        waiting = [p for p in self.trained().values() if p not in critic]
+        for parameter in waiting:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in waiting:
+                parameter.requires_grad_(True)
+
+    @contextmanager
+    def merged(self) -> Iterator[nn.Module]:
+        """The policy as one model without an adapter, for sampling; exact weights come back after it.
+
+        Only where the base's own numbers are fine enough for it: fp32. In bf16 or quantised the sum would be rounded,
+        and the adapter stays beside the base.
+        """
+        exact = self.precision in ("fp32", "mixed")
+        layers = [layer for layer in adapted_layers(self.model) if exact and POLICY in layer.scaling]
+        kept = [layer.get_base_layer().weight.data for layer in layers]
+        if not layers:
+            yield self.model
+            return
+        try:
+            with torch.no_grad():
+                for layer, weight in zip(layers, kept, strict=True):
+                    layer.get_base_layer().weight.data = weight + layer.get_delta_weight(POLICY).to(weight)
+            with acting_as(self.model, None):
+                yield self.causal
+        finally:
+            for layer, weight in zip(layers, kept, strict=True):
+                layer.get_base_layer().weight.data = weight
+
+    def save(self, out: Path, tokenizer) -> None:
+        """Into `out`: the policy (an adapter, or a whole model) with its tokenizer, value_head.safetensors, and in
+        value/ the value function's adapter if it has one."""
+        if self.frozen_copy is None:
+            save_adapter(self.model, tokenizer, out)
+        else:
+            self.model.save_pretrained(out)
+            tokenizer.save_pretrained(out)
+        if not self.samples_values:
+            save_adapters(self.base, out, [VALUE])
+        head = {name: t.detach().cpu().contiguous() for name, t in self.value_head.state_dict().items()}
+        save_file(head, out / "value_head.safetensors")
+
+    def _carry(self, model: nn.Module) -> None:
+        """The base, now with another adapter (PEFT makes another object of a model that had none)."""
+        if self.frozen_copy is not None:
+            self.frozen_copy = model
+
+    def _states(self, texts: Texts, role: str | None) -> torch.Tensor:
+        """Hidden states [M, D] that predict each response token."""
+        model = self.model if role == POLICY else self.base
+        with acting_as(model, role), self.layers.called(trunk(plain(model)), role), autocast(self.precision):
+            return ragged_states(plain(model), texts.batch).index_select(0, texts.before)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.value_head(hidden.float()).squeeze(-1)
+
+    def _log_p(self, model: nn.Module, hidden: torch.Tensor, texts: Texts) -> torch.Tensor:
+        with autocast(self.precision):
+            return log_probabilities(model.get_output_embeddings(), hidden, texts.chosen, self.temperature)
+
+
+@torch.no_grad()
+def _check_head(model, precision: str) -> None:
+    """ValueError unless the logits are the output layer's alone: what is sampled would not be what is scored.
+
+    Some families (Gemma 2, Cohere, Granite) cap or scale them afterwards. No KL to the reference would show it, for
+    policy and reference are scored alike.
+    """
+    ids = torch.arange(2, device=model.device)[None]
+    with autocast(precision):
+        sampled = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        scored = model.get_output_embeddings()(last_hidden_states(model, ids, torch.ones_like(ids)))
+    if not (sampled - scored).abs().max() <= 4 * torch.finfo(scored.dtype).eps * scored.abs().max():
+        raise ValueError(
+            f"{model.config.model_type} changes its logits after the output layer (it caps or scales them): "
+            f"this PPO would score another distribution than the one it samples from"
+        )

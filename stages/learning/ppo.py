@@ -43,7 +43,7 @@ def ppo_epochs(
 def gradients_that_fit(
     policy: Policy, optimizer, seen: Experience, rows: torch.Tensor, update: Update
 ) -> tuple[dict[str, float], int]:
-    """Leave the gradients of a minibatch, rows [b] of `seen`; means of STATISTICS, and the microbatches' size that fits."""
+    """Leave the gradients of a minibatch, rows [b] of `seen`; means of STATISTICS, and the microbatch that fits."""
     call = partial(_gradients, policy, optimizer, seen, rows, update)
     if isinstance(optimizer, InBackward):  # some parameters would have stepped already
         return call(update.microbatch_prompts), update.microbatch_prompts

@@ -44,7 +44,7 @@ def memory_plan(
             "update": lambda: update(forward()),
         })
     engine.optimizer.zero_grad(set_to_none=True)
-    base = policy.model.get_base_model()
+    base = policy.causal
     head, dtype = base.get_output_embeddings(), next(base.parameters()).dtype
     trained = list(policy.trained().values())
     models = {name: scorer.model for name, scorer in scorers.items() if isinstance(scorer, Scorer | PublishedScorer)}

@@ -5,13 +5,14 @@ A reward adapter (what stages.reward makes, before it is merged) can become a ro
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 
 import torch
 from peft import PeftConfig, PeftModel, TaskType, get_peft_model, set_peft_model_state_dict
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -22,7 +23,7 @@ from stages.plumbing import artifact
 
 POLICY, VALUE, REWARD = "default", "value", "reward"  # names of adapters; the first is PEFT's own
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-HEAD = ".score.weight"
+HEAD = "score.weight"
 
 
 @contextmanager
@@ -47,22 +48,6 @@ def parameters_of(model: nn.Module, role: str) -> dict[str, nn.Parameter]:
             if ".lora_" in name and name.split(".lora_")[1].split(".")[1] == role}
 
 
-@contextmanager
-def replaced_forwards(modules: Iterable[nn.Module], wrap: Callable[[Callable], Callable]) -> Iterator[None]:
-    """In here each module's forward is wrap(forward)."""
-    before = [(module, module.__dict__.get("forward")) for module in modules]
-    for module, _ in before:
-        module.forward = wrap(module.forward)
-    try:
-        yield
-    finally:
-        for module, own in before:
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
-
-
 def is_adapter(folder: Path) -> bool:
     """Whether the artifact is an adapter, and not a whole model."""
     return (folder / CONFIG).is_file()
@@ -83,16 +68,22 @@ def check_base(adapter: Path, base: Path) -> None:
                          f"train it on that one, or give the merged reward model")
 
 
+def saved_head(adapter: Path) -> torch.Tensor:
+    """The trained score head as saved, [1, D]; ValueError without one, for a random head would score at random."""
+    with safe_open(adapter / WEIGHTS, "pt") as tensors:
+        names = [name for name in tensors.keys() if name.endswith(HEAD)]  # noqa: SIM118 (not a dict)
+        if len(names) != 1:
+            raise ValueError(f"{adapter} holds no score head: this reward adapter cannot be used")
+        return tensors.get_tensor(names[0])
+
+
 def add_role(model: nn.Module, folder: Path, role: str, learns: bool) -> tuple[PeftModel, torch.Tensor]:
     """Put the reward adapter in `folder` on a causal model under the name `role`; its score head [1, D] comes back too.
 
     ValueError where it does not fit, or has no head. The roles that are there stay as they are.
     """
-    tensors = load_file(folder / WEIGHTS)
-    heads = [name for name in tensors if name.endswith(HEAD)]
-    if len(heads) != 1:
-        raise ValueError(f"{folder} holds no score head: it is no reward adapter")
-    head = tensors.pop(heads[0])
+    head = saved_head(folder)
+    tensors = {name: t for name, t in load_file(folder / WEIGHTS).items() if not name.endswith(HEAD)}
     config = PeftConfig.from_pretrained(folder)
     config.task_type, config.modules_to_save, config.inference_mode = TaskType.CAUSAL_LM, None, False
     config.lora_dropout = 0.0  # the scores, and old and new values, must come from one function

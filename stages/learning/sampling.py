@@ -26,8 +26,10 @@ class Sampling:
     max_response_tokens: int
 
 
-def draw(policy: Policy, prompts: list[list[int]], how: Sampling, generator: torch.Generator) -> Rollout:
-    """A rollout with its log-probabilities, values and entropies."""
+def draw(
+    policy: Policy, prompts: list[list[int]], how: Sampling, generator: torch.Generator, forward_prompts: int
+) -> Rollout:
+    """A rollout with its log-probabilities, values and entropies; forward_prompts: see Policy.with_values."""
     most: int | list[int] = how.max_response_tokens
     if how.response_length == "sampled":
         span = (how.min_response_tokens, how.max_response_tokens + 1)
@@ -38,7 +40,8 @@ def draw(policy: Policy, prompts: list[list[int]], how: Sampling, generator: tor
             stop_ids=() if how.response_length == "fixed" else how.stop_ids,
             precision=policy.precision, value_of=policy.values_of,
         )
-    return cut_at_stop(rollout, how.stop_ids) if how.response_length == "fixed" else rollout
+    rollout = cut_at_stop(rollout, how.stop_ids) if how.response_length == "fixed" else rollout
+    return policy.with_values(rollout, forward_prompts)
 
 
 def cut_at_stop(rollout: Rollout, stop_ids: Sequence[int]) -> Rollout:

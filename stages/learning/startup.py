@@ -134,7 +134,7 @@ def special_ids(tokenizer, readers: dict[str, nn.Module]) -> tuple[int, int]:
 
 def value_head_norm(policy: Policy) -> float:
     """Norm of the value head; ValueError unless it reads the policy's states and is finite."""
-    weight, states = policy.value_head.weight, families.width(policy.model.get_base_model())
+    weight, states = policy.value_head.weight, families.width(policy.causal)
     if tuple(weight.shape) != (1, states) or not weight.isfinite().all():
         finite = "finite" if weight.isfinite().all() else "not finite"
         raise ValueError(f"the value head is {list(weight.shape)} and {finite}, but must be [1, {states}] and finite: "

@@ -99,7 +99,7 @@ rule reward_merged:
 rule ppo_train:
     input:
         policy=rules.sft_merged.output,
-        reward=rules.reward_merged.output,
+        reward=rules.reward.output if RECIPE.ppo.value_model == "adapter" else rules.reward_merged.output,
         pairs=rules.pairs.output,
     output:
         f"{RUN}/ppo/manifest.json",

@@ -1,0 +1,49 @@
+"""The models of a PPO run, from the folders and names that a recipe gives."""
+
+from pathlib import Path
+
+from stages.learning.models import add_lora, load_causal, load_scorer
+from stages.learning.policy import Policy
+from stages.learning.reward_model import Scorer
+from stages.learning.roles import check_base, is_adapter
+
+
+def load_policy(
+    folder: Path,
+    reward: Path,
+    *,
+    tune: str,
+    value_model: str,
+    lora: dict,
+    precision: str,
+    temperature: float,
+    gradient_checkpointing: bool = False,
+    compiled: bool = False,
+) -> Policy:
+    """A fresh policy on the model in `folder`; the names are those of the recipe's section ppo.
+
+    reward: the artifact that a value function with an adapter of its own starts from; ValueError if it is a merged one.
+    """
+    if value_model == "adapter":
+        if not is_adapter(reward):
+            raise ValueError(f"value_model 'adapter' starts from the reward model's adapter, and {reward} is a whole "
+                             f"model: give the artifact of stages.reward as --reward, or set value_model to 'head'")
+        check_base(reward, folder)
+    model = load_causal(folder, precision)
+    if tune == "lora":
+        model = add_lora(model, precision=precision, **lora)
+    policy = Policy(
+        model, temperature, precision, gradient_checkpointing=gradient_checkpointing, compiled=compiled
+    )
+    if value_model == "adapter":
+        policy.values_start_from(reward)
+    return policy
+
+
+def load_reward(reward: Path, policy: Policy, folder: Path, forward_prompts: int = 64) -> Scorer:
+    """The scorer in `reward`: an adapter goes onto the policy's base, which is that in `folder`; a merged model is a
+    model of its own. ValueError where the adapter is of another base."""
+    if not is_adapter(reward):
+        return Scorer(load_scorer(reward, policy.precision), policy.precision, batch_rows=forward_prompts)
+    check_base(reward, folder)
+    return policy.scorer(reward, forward_prompts)

@@ -1,0 +1,377 @@
+"""Roles on one base: policy, reference, values, reward (CORRECTNESS A2, P6, P9, P11, S5, failures 12, 21, 22, 33)."""
+
+import itertools
+import json
+import shutil
+import subprocess
+
+import families
+import pytest
+import tiny
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from stages.learning import loading, merging, models
+from stages.learning.experience import Update, experience, look
+from stages.learning.memory import distinct_bytes, tensors_of
+from stages.learning.policy import Policy
+from stages.learning.ppo import ppo_epochs
+from stages.learning.reward_model import Scorer, save_scoring
+from stages.learning.roles import parameters_of
+from stages.learning.rollout import sample
+from stages.plumbing import artifact
+from stages.recipe import Ppo
+
+PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
+ANSWERS = [[41, 42, 2], [43], [44, 45, 46, 47, 48, 2], [49, 2]]
+UPDATE = Update(2, 4, 2, 1.0, 0.95, 0.2, None, 0.1, 1.0, 1e9, None)
+LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ()}
+HOW = {"tune": "lora", "value_model": "head", "lora": LORA, "precision": "fp32", "temperature": 0.7}
+
+
+def save_reward(base, out, weight=0.0):
+    """A reward adapter that has learnt something, on every layer that policies adapt and more."""
+    families.adapted(base, scorer=True).save_pretrained(out)
+    models.load_tokenizer(base).save_pretrained(out)
+    save_scoring(out, weight, torch.tensor([0.5, 2.0, 0.1]))
+    return out
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny.save_base(tmp_path_factory.mktemp("roles") / "base", width=128)  # nf4 on a CPU packs blocks of 64
+
+
+@pytest.fixture(scope="module")
+def reward(base, tmp_path_factory):
+    return save_reward(base, tmp_path_factory.mktemp("roles") / "reward")
+
+
+@pytest.fixture(scope="module")
+def merged(base, reward, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("roles") / "reward-merged"
+    merging.merge(base, reward, folder, "fp32", 1e-3)
+    return folder
+
+
+def load(base, reward, **changes) -> Policy:
+    torch.manual_seed(0)
+    return loading.load_policy(base, reward, **HOW | changes)
+
+
+def moved(policy: Policy) -> Policy:
+    families.noisy(policy.trained().values(), 0.02)
+    return policy
+
+
+def learn(policy: Policy) -> None:
+    """Two epochs on a rollout, like an iteration."""
+    with policy.merged() as model:
+        rollout = sample(model, PROMPTS, max_new_tokens=8, temperature=0.7, stop_ids=(2,), precision=policy.precision,
+                         generator=torch.Generator().manual_seed(0), value_of=policy.values_of)
+    seen = experience(policy, policy.with_values(rollout, 4), torch.tensor([2.0, -1.0, 0.5, -2.0]), 0.1, UPDATE)
+    optimizer = torch.optim.Adam(policy.trained().values(), lr=0.01)
+    ppo_epochs(policy, optimizer, seen, UPDATE, torch.Generator().manual_seed(0))
+
+
+def log_p_of(model, temperature=0.7) -> list[torch.Tensor]:
+    """Log-probabilities of the ANSWERS, row by row, unpadded, in float64 after the logits."""
+    found = []
+    for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
+        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].double() / temperature
+        found.append(torch.log_softmax(logits, -1).gather(-1, torch.tensor(answer)[:, None]).squeeze(-1))
+    return found
+
+
+def same(found: torch.Tensor, rows: list[torch.Tensor], atol=1e-5) -> bool:
+    return all(torch.allclose(x[: len(row)].double(), row, atol=atol) for x, row in zip(found, rows, strict=True))
+
+
+# Reward
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_reward_adapter_on_the_policys_base_scores_as_the_merged_model(family, tmp_path):
+    base = families.save(families.FAMILIES[family], tmp_path / "base")
+    weight = 2.0 if models.load_causal(base).config.tie_word_embeddings and family != "opt-350m" else 0.0
+    reward = save_reward(base, tmp_path / "reward", weight)
+    merging.merge(base, reward, tmp_path / "merged", "fp32", 1e-3)
+    expected = Scorer(models.load_scorer(tmp_path / "merged"), "fp32")
+    policy = moved(load(base, reward))
+    before = policy(PROMPTS, ANSWERS).log_p
+    scorer = loading.load_reward(reward, policy, base)
+    scores = scorer(PROMPTS, ANSWERS)
+    assert torch.allclose(scores, expected(PROMPTS, ANSWERS), atol=1e-4) and float(scores.std()) > 0.01
+    assert (scorer.std, scorer.mean, scorer.weight) == (expected.std, expected.mean, weight)
+    assert torch.equal(policy(PROMPTS, ANSWERS).log_p, before)
+
+
+def test_a_merged_reward_model_is_a_model_of_its_own(base, merged):
+    policy = load(base, merged)
+    scorer = loading.load_reward(merged, policy, base)
+    assert type(scorer) is Scorer and not {p.data_ptr() for p in scorer.model.parameters()} & {
+        p.data_ptr() for p in policy.parameters()}
+
+
+def test_what_cannot_be_a_role_is_refused_in_one_line(base, reward, merged, tmp_path):
+    other = tiny.save_base(tmp_path / "other", seed=1, width=128)
+    with pytest.raises(ValueError, match="is not the policy's base"):
+        loading.load_reward(reward, load(other, reward), other)
+    with pytest.raises(ValueError, match="is not the policy's base"):
+        load(other, reward, value_model="adapter")
+    with pytest.raises(ValueError, match="is a whole model: give the artifact of stages"):
+        load(base, merged, value_model="adapter")
+    load(base, reward).save(tmp_path / "no-head", models.load_tokenizer(base))
+    with pytest.raises(ValueError, match="holds no score head"):
+        loading.load_reward(tmp_path / "no-head", load(base, reward), base)
+
+
+def test_the_manifest_says_on_what_an_adapter_was_trained(base, reward, tmp_path):
+    """As the stages leave it: the base has moved since, and a same-named one lies where it was."""
+    adapter = shutil.copytree(reward, tmp_path / "reward")
+    renamed = shutil.copytree(base, tmp_path / "renamed")
+    inputs = {"base": {"path": "results/run/sft-merged", "sha256": artifact.digest(renamed)}}
+    artifact.write_json(adapter / "manifest.json", {"stage": "reward", "inputs": inputs})
+    assert loading.load_reward(adapter, load(renamed, adapter), renamed)
+    other = tiny.save_base(tmp_path / "other", seed=1, width=128)
+    with pytest.raises(ValueError, match="was trained on results/run/sft-merged"):
+        loading.load_reward(adapter, load(other, adapter), other)
+
+
+# Memory
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "nf4"])
+def test_the_base_is_in_memory_once_whatever_stands_on_it(base, reward, precision):
+    plain = models.add_lora(models.load_causal(base, precision), precision=precision, **LORA)
+    alone = distinct_bytes(t for t in tensors_of(plain) if not t.requires_grad)
+    policy = load(base, reward, precision=precision, value_model="adapter")
+    scorer = loading.load_reward(reward, policy, base)
+    scorer(PROMPTS, ANSWERS), policy(PROMPTS, ANSWERS), policy.reference(PROMPTS, ANSWERS)
+    every = {(t.data_ptr(), t.nbytes) for module in (policy, scorer.model) for t in tensors_of(module)}
+    roles = [*policy.trained().values(), *parameters_of(policy.base, "reward").values(), scorer.model.score.weight]
+    assert sum(size for _, size in every) == pytest.approx(alone + distinct_bytes(roles), rel=0.02)  # int8 adds scales
+
+
+# Values
+
+def test_a_value_adapter_starts_as_the_reward_model(base, reward, merged):
+    policy = load(base, reward, value_model="adapter")
+    scorer = Scorer(models.load_scorer(merged), "fp32")
+    raw = scorer(PROMPTS, ANSWERS) + scorer.mean
+    values = policy(PROMPTS, [[*answer, 7] for answer in ANSWERS]).values  # read before the 7, at the last token
+    assert torch.allclose(torch.stack([row[len(a)] for row, a in zip(values, ANSWERS, strict=True)]), raw, atol=1e-4)
+    assert torch.allclose(policy(PROMPTS, ANSWERS).log_p, policy.reference(PROMPTS, ANSWERS), atol=1e-6)
+
+
+def test_a_value_adapter_and_the_policy_learn_apart_and_a_head_teaches_the_policy(base, reward):
+    for value_model, apart in (("adapter", True), ("head", False)):
+        policy = moved(load(base, reward, value_model=value_model))
+        own = parameters_of(policy.base, "default")
+        policy(PROMPTS, ANSWERS).values.sum().backward()
+        touched = {name for name, p in policy.trained().items() if p.grad is not None and p.grad.any()}
+        assert {"value_head.weight", "value_head.bias"} < touched
+        assert all((p.grad is None) == apart for p in own.values())
+        policy.zero_grad()
+        policy(PROMPTS, ANSWERS).log_p.sum().backward()
+        assert {name for name, p in policy.trained().items() if p.grad is not None} == {
+            name for name in policy.trained() if ".default." in name}
+
+
+def test_warming_up_the_critic_moves_its_adapter_and_head_alone(base, reward):
+    policy = load(base, reward, value_model="adapter")
+    before = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    trained = list(policy.trained())
+    with policy.only_values():
+        learn(policy)
+    changed = {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name in trained if ".value." in name or name.startswith("value_head")}
+    assert list(policy.trained()) == trained
+
+
+def test_values_that_sampling_cannot_know_are_forwarded_once(base, reward):
+    policy = moved(load(base, reward, value_model="adapter"))
+    rollout = sample(policy.model, PROMPTS, max_new_tokens=8, temperature=0.7, stop_ids=(2,),
+                     generator=torch.Generator().manual_seed(0), value_of=policy.values_of)
+    assert not policy.samples_values and not rollout.values.any()
+    kept = look(policy, policy.with_values(rollout, 2), 4, keep_rollout_log_p=True)
+    forwarded = look(policy, rollout, 4)
+    assert torch.allclose(kept.values, forwarded.values, atol=1e-5) and forwarded.values.std() > 0.01
+    assert torch.allclose(kept.log_p, forwarded.log_p, atol=1e-4)
+    head = load(base, reward)
+    assert head.samples_values and head.with_values(rollout, 2) is rollout
+
+
+# All roles together
+
+@pytest.mark.parametrize("tune", ["lora", "full"])
+def test_a_role_computes_the_same_whatever_was_on_before_it(base, reward, tune):
+    policy = moved(load(base, reward, tune=tune, value_model="adapter"))
+    scorer = loading.load_reward(reward, policy, base)
+    with torch.no_grad():
+        families.noisy(parameters_of(policy.base, "value").values(), 0.05)  # no longer the reward's
+    calls = {
+        "policy": lambda: torch.cat(policy(PROMPTS, ANSWERS)[:2]),
+        "reference": lambda: policy.reference(PROMPTS, ANSWERS),
+        "reward": lambda: scorer(PROMPTS, ANSWERS),
+        "model": lambda: torch.cat(log_p_of(policy.model)),
+    }
+    required = [name for name, p in policy.named_parameters() if p.requires_grad]
+    with torch.no_grad():
+        alone = {name: call() for name, call in calls.items()}
+        for order in itertools.permutations(calls):
+            assert all(torch.equal(calls[name](), alone[name]) for name in order)
+    assert [name for name, p in policy.named_parameters() if p.requires_grad] == required == list(policy.trained())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16", "int8", "nf4"])
+def test_updates_move_policy_and_values_and_nothing_else(base, reward, precision):
+    policy = load(base, reward, precision=precision, value_model="adapter")
+    scorer = loading.load_reward(reward, policy, base)
+    before = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    reference, scores = policy.reference(PROMPTS, ANSWERS), scorer(PROMPTS, ANSWERS)
+    learn(policy)
+    changed = {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == set(policy.trained())
+    assert {".default." in n or ".value." in n or n.startswith("value_head") for n in changed} == {True}
+    assert torch.equal(policy.reference(PROMPTS, ANSWERS), reference)
+    assert torch.equal(scorer(PROMPTS, ANSWERS), scores)
+
+
+@pytest.mark.parametrize(("tune", "value_model"), itertools.product(["lora", "full"], ["head", "adapter"]))
+def test_after_training_the_reference_is_still_the_sft_model(base, reward, tune, value_model):
+    policy = load(base, reward, tune=tune, value_model=value_model)
+    learn(policy)
+    with torch.no_grad():
+        sft = log_p_of(AutoModelForCausalLM.from_pretrained(base).eval())
+        assert same(policy.reference(PROMPTS, ANSWERS), sft)
+        found = policy(PROMPTS, ANSWERS).log_p
+        assert not same(found, sft, atol=1e-2) and same(found, log_p_of(policy.model))
+
+
+# The whole model
+
+def test_full_tuning_learns_what_autograd_says_of_a_plain_model(base, reward):
+    policy = load(base, reward, tune="full")
+    scored = policy(PROMPTS, ANSWERS)
+    ((scored.log_p * scored.mask).sum() / scored.mask.sum()).backward()
+    plain = AutoModelForCausalLM.from_pretrained(base).eval()
+    torch.cat(log_p_of(plain)).mean().backward()
+    expected = {f"model.{name}": p.grad for name, p in plain.named_parameters()}
+    found = {name: p.grad for name, p in policy.trained().items() if not name.startswith("value_head")}
+    assert found.keys() == expected.keys() and plain.config.tie_word_embeddings  # the tied matrix once
+    assert all(torch.allclose(found[name], grad, atol=1e-5) for name, grad in expected.items())
+    assert all(p.grad is None for p in policy.frozen_copy.parameters())
+
+
+@pytest.mark.parametrize("value_model", ["head", "adapter"])
+def test_a_whole_model_is_saved_and_goes_through_merge(base, reward, tmp_path, value_model):
+    policy = moved(load(base, reward, tune="full", value_model=value_model))
+    with policy.merged() as model:
+        assert model is policy.model
+    policy.save(tmp_path / "ppo", models.load_tokenizer(base))
+    assert (tmp_path / "ppo/value").is_dir() == (value_model == "adapter")
+    found = merging.merge(base, tmp_path / "ppo", tmp_path / "merged", "fp32", 1e-6)
+    assert found["merge_difference"] == 0 and found["reload_difference"] < 1e-5
+    with torch.no_grad():
+        assert same(policy(PROMPTS, ANSWERS).log_p, log_p_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")))
+    found = merging.merge(base, tmp_path / "ppo", tmp_path / "rounded", "bf16", 1e-6)
+    assert found["rounding_difference"] > 0 == found["merge_difference"]
+    assert models.load_tokenizer(tmp_path / "rounded").pad_token_id == 0
+
+
+def test_an_adapter_is_saved_alone_in_the_root_and_the_value_functions_beside_it(base, reward, tmp_path):
+    policy = moved(load(base, reward, value_model="adapter"))
+    loading.load_reward(reward, policy, base)
+    policy.save(tmp_path, models.load_tokenizer(base))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["value"]
+    assert load_file(tmp_path / "adapter_model.safetensors").keys() == {
+        name.replace(".default", "").removeprefix("model.") for name in policy.trained() if ".default." in name}
+    with torch.no_grad():
+        again = PeftModel.from_pretrained(models.load_causal(base), tmp_path).eval()
+        assert same(policy(PROMPTS, ANSWERS).log_p, log_p_of(again))
+    value = load_file(tmp_path / "value/adapter_model.safetensors")
+    assert all(torch.equal(p, value[name.replace(".value.", ".")])
+               for name, p in parameters_of(policy.base, "value").items())
+    targets = json.loads((tmp_path / "value/adapter_config.json").read_text())["target_modules"]
+    assert targets == sorted(targets)
+    assert torch.equal(load_file(tmp_path / "value_head.safetensors")["weight"], policy.value_head.weight)
+
+
+@pytest.mark.parametrize("precision", ["int8", "nf4"])
+def test_a_quantised_model_can_neither_learn_whole_nor_be_compiled(precision):
+    with pytest.raises(ValueError, match="tune 'full' needs weights that can learn"):
+        Ppo(tune="full", precision=precision)
+    with pytest.raises(ValueError, match="compile goes with precision fp32, mixed or bf16"):
+        Ppo(compile=True, precision=precision)
+    assert Ppo(tune="full", compile=True, precision="bf16")
+
+
+# Recomputed and compiled layers
+
+def gradients(policy: Policy) -> dict[str, torch.Tensor]:
+    policy.zero_grad()
+    scored = policy(PROMPTS, ANSWERS)
+    policy.reference(PROMPTS, ANSWERS)  # another role is on last, before the backward pass
+    ((scored.values - scored.log_p) * scored.mask).sum().backward()
+    return {name: p.grad.clone() for name, p in policy.trained().items()}
+
+
+@pytest.mark.parametrize(("family", "tune", "value_model"), [
+    ("llama tied", "lora", "head"), ("llama tied", "lora", "adapter"), ("llama tied", "full", "adapter"),
+    ("gpt2", "lora", "adapter"), ("gpt2", "full", "head"), ("opt", "lora", "adapter"), ("opt", "full", "head"),
+    ("pythia", "lora", "adapter"),
+])
+def test_checkpointing_changes_no_gradient_and_leaves_no_trace(family, tune, value_model, tmp_path):
+    base = families.save(families.FAMILIES[family], tmp_path / "base")
+    reward = save_reward(base, tmp_path / "reward")
+    changes = {"tune": tune, "value_model": value_model}
+    expected = gradients(moved(load(base, reward, **changes)))
+    policy = moved(load(base, reward, gradient_checkpointing=True, **changes))
+    calls = []
+    layer = next(m for m in policy.causal.modules() if isinstance(m, GradientCheckpointingLayer))
+    inner = next(m for m in layer.modules() if not list(m.children()))
+    inner.register_forward_hook(lambda *_: calls.append(1))
+    found = gradients(policy)
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    # Twice where it is learnt from, once for the reference; a frozen copy has layers of its own.
+    assert len(calls) == {("lora", "head"): 3, ("lora", "adapter"): 5}.get((tune, value_model), 2)
+    assert not policy.model.training and not any("forward" in m.__dict__ for m in policy.modules())
+
+
+def test_sampling_is_never_checkpointed(base, reward, monkeypatch):
+    policy = load(base, reward, gradient_checkpointing=True)
+    monkeypatch.setattr("stages.learning.layers.checkpoint", None)
+    learn_free = sample(policy.model, PROMPTS, max_new_tokens=4, temperature=1.0, stop_ids=(),
+                        generator=torch.Generator().manual_seed(0), value_of=policy.values_of)
+    look(policy, learn_free, 4)
+
+
+def _compiler() -> bool:
+    try:
+        return subprocess.run(["g++", "--version"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_traced_layers_compute_the_same(base, reward, monkeypatch, gradient_checkpointing):
+    """What torch.compile traces, run by torch itself: the kernels are made in the slow test below."""
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda forward, **how: real(forward, backend="eager", **how))
+    changes = {"value_model": "adapter", "gradient_checkpointing": gradient_checkpointing}
+    expected = gradients(moved(load(base, reward, value_model="adapter")))
+    found = gradients(moved(load(base, reward, compiled=True, **changes)))
+    assert all(torch.allclose(found[name], expected[name], atol=1e-4) for name in expected)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _compiler(), reason="torch.compile needs a C++ compiler on a CPU, and there is no g++")
+def test_compiled_layers_compute_the_same(base, reward):
+    expected = moved(load(base, reward))
+    policy = moved(load(base, reward, compiled=True))
+    found = gradients(policy)
+    assert all(torch.allclose(found[name], grad, atol=1e-4) for name, grad in gradients(expected).items())
+    with torch.no_grad():
+        assert torch.allclose(policy(PROMPTS, ANSWERS).log_p, expected(PROMPTS, ANSWERS).log_p, atol=1e-4)
