@@ -244,6 +244,8 @@ class Ppo:
     stop_ids: tuple[int, ...] | None = of(
         None, "token ids that end a response; null: the tokenizer's EOS [ours; script: none that a model has]")
     temperature: float = of(1.0, "divides the logits in old, new and reference log-probabilities alike [script]")
+    top_k: int = of(0, "sample among so many likeliest tokens, and score among them; 0: all [script]")
+    top_p: float = of(1.0, "of these, the likeliest that hold this share; 1: all; needs top_k [script]")
     learning_rate: float = of(1.4e-5, "step size of Adam [run]")
     learning_rate_decay: bool = of(False, "linear to 0 over the run [N implementation details; script: off]")
     optimizer: Literal["adam", "adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor"] = of(
@@ -301,6 +303,9 @@ class Ppo:
                              f"cannot be traced")
         if self.lora.dropout:
             raise ValueError("lora.dropout must be 0 in ppo: old and new log-probabilities must come from one function")
+        if self.top_p < 1 and not self.top_k:
+            raise ValueError("top_p alone may keep any number of tokens, and each must be scored under the old, new "
+                             "and the reference policy: set top_k, too, or leave top_p at 1")
         _check_rewards(self.rewards, self.reward_scaling)
         _divides(self.minibatch_prompts, self.rollout_prompts, "minibatch_prompts", "rollout_prompts")
         _divides(self.microbatch_prompts, self.minibatch_prompts, "microbatch_prompts", "minibatch_prompts")

@@ -32,6 +32,7 @@ class Drawn:
     responses: list[list[int]]
     log_p: torch.Tensor | None
     values: torch.Tensor | None
+    kept: torch.Tensor | None = None
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +177,7 @@ class Table:
     def __init__(self, nats_a_row):
         self.nats_a_row = nats_a_row
 
-    def __call__(self, prompts, responses):
+    def __call__(self, prompts, responses, kept=None):
         longest = max(map(len, responses))
         rows = [[-0.1 * token for token in response] + [0.0] * (longest - len(response)) for response in responses]
         log_p = torch.tensor(rows) + self.nats_a_row * len(prompts)

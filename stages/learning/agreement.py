@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from stages.learning.experience import kept_of
 from stages.learning.policy import Policy
 
 KL_LIMIT_NATS = 1e-4  # a response; what rounding may make of an exact 0
@@ -24,7 +25,8 @@ def forwarded(score: Callable, rollout, batches: Iterable[torch.Tensor]) -> list
     found = {}
     for rows in batches:
         index = rows.tolist()
-        scored = score([rollout.prompts[i] for i in index], [rollout.responses[i] for i in index])
+        scored = score([rollout.prompts[i] for i in index], [rollout.responses[i] for i in index],
+                       kept_of(rollout, index))
         for place, row in enumerate(index):
             found[row] = [numbers[place, : len(rollout.responses[row])].float().cpu() for numbers in scored]
     return [torch.cat(parts) for parts in zip(*(found[row] for row in sorted(found)), strict=True)]

@@ -53,6 +53,7 @@ class Experience(Seen):
     responses: list[list[int]]
     advantages: torch.Tensor
     returns: torch.Tensor
+    kept: torch.Tensor | None = None
 
     def explained_variance(self) -> float:
         """1 - Var(returns - values) / Var(returns): 1 for a perfect value function, 0 for a constant one."""
@@ -73,7 +74,7 @@ def look(policy: Policy, rollout: Rollout, forward_prompts: int, keep_rollout_lo
     columns = max(map(len, rollout.responses))
     found = torch.zeros(4, len(lengths), columns, device=policy.model.device)
     for rows in chunks_by_length(lengths, forward_prompts):
-        texts = [rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows]
+        texts = [rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows], kept_of(rollout, rows)
         log_ref = policy.reference(*texts)
         if keep:
             log_p, values = rollout.log_p[rows], rollout.values[rows]
@@ -83,6 +84,11 @@ def look(policy: Policy, rollout: Rollout, forward_prompts: int, keep_rollout_lo
         for number, part in enumerate((log_p, log_ref, values, mask)):
             found[number, rows, : part.shape[1]] = part.to(found)
     return Seen(*found)
+
+
+def kept_of(rollout: Rollout | Experience, rows: list[int]) -> torch.Tensor | None:
+    """The tokens that these rows' responses were drawn among, if a filter was on."""
+    return None if rollout.kept is None else rollout.kept[rows]
 
 
 def experience(
@@ -105,4 +111,5 @@ def experience(
         responses=rollout.responses,
         advantages=whiten(advantages, seen.mask, variance=update.advantage_variance),
         returns=advantages + seen.values,
+        kept=rollout.kept,
     )

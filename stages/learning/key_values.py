@@ -9,7 +9,7 @@ Shapes: B rows, H heads of keys, C columns, W width of a head, N prompt tokens o
 import torch
 from torch.nn import functional
 
-from stages.learning.ragged import Ragged
+from stages.learning.ragged import Ragged, rounded_columns
 
 GROWTH_COLUMNS = 32
 
@@ -22,7 +22,10 @@ class KeyValues:
 
     def __init__(self, prompts: Ragged):
         self.prompts: Ragged | None = prompts
-        self.lengths, self.longest, self.columns = prompts.lengths, int(prompts.lengths.max()), prompts.columns
+        self.lengths, self.longest = prompts.lengths, int(prompts.lengths.max())
+        self.columns = rounded_columns(self.longest)
+        column = torch.arange(self.columns, device=prompts.starts.device)
+        self._gather = torch.where(column < self.lengths[:, None], prompts.starts[:, None] + column, 0).flatten()
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._masks: dict[int | None, torch.Tensor] = {}
 
@@ -68,5 +71,5 @@ class KeyValues:
 
     def _buffer(self, packed: torch.Tensor) -> torch.Tensor:
         """Keys or values of the prompts, from [1, H, N, W] to [B, H, C, W]."""
-        wide = packed[0].index_select(1, self.prompts.gather)
-        return wide.view(-1, self.prompts.rows, self.prompts.columns, packed.shape[-1]).transpose(0, 1).contiguous()
+        wide = packed[0].transpose(0, 1).index_select(0, self._gather)
+        return wide.view(len(self.lengths), self.columns, *wide.shape[1:]).transpose(1, 2).contiguous()

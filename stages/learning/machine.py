@@ -1,4 +1,4 @@
-"""The machine's fast routes, taken once at the start and the same in every run on a machine: results stay reproducible."""
+"""The machine's fast routes, taken once at the start, the same in every run on a machine: results stay reproducible."""
 
 import ctypes
 

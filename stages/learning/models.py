@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from stages.learning import attention
+from stages.learning import attention, last_layer
 from stages.learning.families import check_targets, guard, trunk
 from stages.learning.ragged import Ragged
 
@@ -113,12 +113,18 @@ def last_hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, keep_mas
     return states.last_hidden_state
 
 
-def ragged_states(model: PreTrainedModel, batch: Ragged, **cache) -> torch.Tensor:
-    """As `last_hidden_states`, for rows laid end to end: [N, width]. cache: as Transformers takes it."""
-    return attended(model)(
-        input_ids=batch.input_ids, position_ids=batch.positions, attention_mask=attention.NO_MASK, batch=batch,
-        **({"use_cache": False} | cache),
-    ).last_hidden_state[0]
+def ragged_states(model: PreTrainedModel, batch: Ragged, wanted: torch.Tensor, **cache) -> torch.Tensor:
+    """As `last_hidden_states`, for rows laid end to end, at the tokens `wanted` [M]: [M, width].
+
+    cache: as Transformers takes it.
+    """
+    inner = attended(model)
+    with last_layer.only_at(inner, wanted, batch.input_ids.shape[1]):
+        states = inner(
+            input_ids=batch.input_ids, position_ids=batch.positions, attention_mask=attention.NO_MASK, batch=batch,
+            **({"use_cache": False} | cache),
+        ).last_hidden_state[0]
+    return states.index_select(0, wanted)
 
 
 def attended(model: PreTrainedModel) -> PreTrainedModel:

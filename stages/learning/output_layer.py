@@ -8,13 +8,23 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from stages.learning.filtering import chosen_among
+
 CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}  # at a time: on a CPU what fits its cache
 LEAST_CHUNK_TOKENS = 128
 TOKENS_STEP = 64  # as ragged.TOKENS_STEP
 
 
-def log_probabilities(layer: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor, temperature: float) -> torch.Tensor:
+def log_probabilities(
+    layer: nn.Module,
+    hidden: torch.Tensor,
+    chosen: torch.Tensor,
+    temperature: float,
+    kept: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Log-probability [N] fp32 of the tokens `chosen` [N], softmax(layer(hidden) / temperature), hidden [N, D].
+
+    kept: ids [N, K] that the softmax is restricted to, see filtering.py.
 
     A frozen linear layer's gradient for `hidden` is known as soon as the logits are: it is made at once, and no logits
     are kept or made anew. A layer that learns is computed again, chunk by chunk, in the backward pass.
@@ -24,10 +34,11 @@ def log_probabilities(layer: nn.Module, hidden: torch.Tensor, chosen: torch.Tens
     parts = []
     for rows in torch.arange(len(chosen)).split(chunk_tokens(layer, hidden.device)):
         part, tokens = slice(int(rows[0]), int(rows[-1]) + 1), chosen[rows[0] : rows[-1] + 1]
-        if frozen:
+        if frozen and kept is None:
             parts.append(_FrozenLayer.apply(hidden[part], weight, bias, tokens, temperature))
         else:
-            parts.append(checkpoint(_chosen, layer, hidden[part], tokens, temperature, use_reentrant=False))
+            among = None if kept is None else kept[part]
+            parts.append(checkpoint(_chosen, layer, hidden[part], tokens, temperature, among, use_reentrant=False))
     return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
 
 
@@ -36,8 +47,11 @@ def chunk_tokens(layer: nn.Module, where: torch.device) -> int:
     return max(LEAST_CHUNK_TOKENS, CHUNK_LOGITS[where.type] // layer.out_features)
 
 
-def _chosen(layer: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor, temperature: float) -> torch.Tensor:
-    return -functional.cross_entropy(layer(hidden).float() / temperature, chosen, reduction="none")
+def _chosen(layer: nn.Module, hidden, chosen, temperature: float, kept: torch.Tensor | None) -> torch.Tensor:
+    logits = layer(hidden).float() / temperature
+    if kept is not None:
+        return chosen_among(logits, kept, chosen)
+    return -functional.cross_entropy(logits, chosen, reduction="none")
 
 
 class _FrozenLayer(torch.autograd.Function):
@@ -54,12 +68,12 @@ class _FrozenLayer(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             logits = functional.linear(states.to(dtype), weight, None if bias is None else bias.to(dtype)).float()
             logits = logits if temperature == 1 else logits.div_(temperature)
-            total = logits.logsumexp(-1, keepdim=True)
-            log_p = (logits[:tokens].gather(-1, chosen[:, None]) - total[:tokens]).squeeze(-1)
+            picked = logits.sub_(logits.amax(-1, keepdim=True))[:tokens].gather(-1, chosen[:, None])
+            total = logits.exp_().sum(-1, keepdim=True)  # the shares below need these very exponentials
             if ctx.needs_input_grad[0]:
-                expected = logits.sub_(total).exp_().to(dtype) @ weight
+                expected = logits.div_(total).to(dtype) @ weight
                 ctx.save_for_backward((weight[chosen] - expected[:tokens]).to(hidden.dtype).div_(temperature))
-        return log_p
+        return (picked - total[:tokens].log()).squeeze(-1)
 
     @staticmethod
     def backward(ctx, gradient):

@@ -89,19 +89,23 @@ class Policy(nn.Module):
         """Name to parameter, of everything that learns; tied weights once."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
-    def forward(self, prompts: list[list[int]], responses: list[list[int]]) -> Scored:
-        """Score the responses under the policy."""
+    def forward(
+        self, prompts: list[list[int]], responses: list[list[int]], kept: torch.Tensor | None = None
+    ) -> Scored:
+        """Score the responses under the policy; kept: ids [B, R or more, K] that they were drawn among (Rollout)."""
         texts = response_tokens(prompts, responses, self.model.device)
         hidden = self._states(texts, POLICY)
-        log_p = self._log_p(self.causal, hidden, texts)
+        log_p = self._log_p(self.causal, hidden, texts, kept)
         values = self._head(hidden if self.samples_values else self._states(texts, VALUE))
         return Scored(by_row(log_p, texts), by_row(values, texts), texts.mask)
 
     @torch.no_grad()
-    def reference(self, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
-        """Log-probabilities [B, R] under the reference."""
+    def reference(
+        self, prompts: list[list[int]], responses: list[list[int]], kept: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Log-probabilities [B, R] under the reference, of the softmax over the same tokens."""
         texts = response_tokens(prompts, responses, self.model.device)
-        return by_row(self._log_p(plain(self.base), self._states(texts, None), texts), texts)
+        return by_row(self._log_p(plain(self.base), self._states(texts, None), texts, kept), texts)
 
     def values_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """Values [M] fp32 at the policy's hidden states [M, D]; 0 where those do not tell them (see `with_values`)."""
@@ -140,10 +144,9 @@ class Policy(nn.Module):
     def merged(self) -> Iterator[nn.Module]:
         """The policy as one model without an adapter, for sampling; exact weights come back after it.
 
-        Only where the base's own numbers are fine enough for it: fp32. In bf16 or quantised the sum would be rounded,
-        and the adapter stays beside the base.
+        Only in fp32: a coarser sum would be rounded as the update's forward pass, base and adapter apart, is not.
         """
-        exact = self.precision in ("fp32", "mixed")
+        exact = self.precision == "fp32"
         layers = [layer for layer in adapted_layers(self.model) if exact and POLICY in layer.scaling]
         kept = [layer.get_base_layer().weight.data for layer in layers]
         if not layers:
@@ -181,14 +184,16 @@ class Policy(nn.Module):
         """Hidden states [M, D] that predict each response token."""
         model = self.model if role == POLICY else self.base
         with acting_as(model, role), self.layers.called(trunk(plain(model)), role), autocast(self.precision):
-            return ragged_states(plain(model), texts.batch).index_select(0, texts.before)
+            return ragged_states(plain(model), texts.batch, texts.before)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.value_head(hidden.float()).squeeze(-1)
 
-    def _log_p(self, model: nn.Module, hidden: torch.Tensor, texts: Texts) -> torch.Tensor:
+    def _log_p(self, model: nn.Module, hidden: torch.Tensor, texts: Texts, kept: torch.Tensor | None) -> torch.Tensor:
+        if kept is not None:
+            kept = kept[:, : texts.mask.shape[1]].flatten(0, 1)[texts.place]
         with autocast(self.precision):
-            return log_probabilities(model.get_output_embeddings(), hidden, texts.chosen, self.temperature)
+            return log_probabilities(model.get_output_embeddings(), hidden, texts.chosen, self.temperature, kept)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from stages.learning import losses
-from stages.learning.experience import Experience, Update
+from stages.learning.experience import Experience, Update, kept_of
 from stages.learning.kl import kl_k3
 from stages.learning.memory import halving
 from stages.learning.optimizers import InBackward, gradient_norm
@@ -80,7 +80,7 @@ def _microbatch_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of some rows as their share of the minibatch's token mean, and STATISTICS summed over their tokens."""
     index = rows.tolist()
-    scored = policy([seen.prompts[i] for i in index], [seen.responses[i] for i in index])
+    scored = policy([seen.prompts[i] for i in index], [seen.responses[i] for i in index], kept_of(seen, index))
     width = scored.mask.shape[1]
     old_log_p, old_values, advantages, returns = (
         x[rows, :width] for x in (seen.log_p, seen.values, seen.advantages, seen.returns)

@@ -104,12 +104,13 @@ class Scorer:
     def _raw(self, texts: Texts) -> torch.Tensor:
         """As `raw_scores`, of texts laid end to end."""
         classifier = _classifier(self.model)
-        hidden = ragged_states(classifier, texts.batch)
-        scores = _head_scores(classifier, hidden[texts.batch.starts + texts.batch.lengths - 1])
+        last = texts.batch.starts + texts.batch.lengths - 1
+        hidden = ragged_states(classifier, texts.batch, torch.cat([last, texts.before]) if self.weight else last)
+        scores = _head_scores(classifier, hidden[: len(last)])
         if self.weight:
             layer = nn.utils.skip_init(nn.Linear, *reversed(self._vocabulary().shape), bias=False, device="meta")
             layer.weight = self._vocabulary()
-            log_p = by_row(log_probabilities(layer, hidden[texts.before], texts.chosen, 1.0), texts)
+            log_p = by_row(log_probabilities(layer, hidden[len(last) :], texts.chosen, 1.0), texts)
             scores = scores + self.weight * log_p.sum(-1) / texts.mask.sum(-1)
         return scores
 

@@ -1,5 +1,5 @@
-"""Sampling from a policy: the softmax at a temperature, true stop ids, nothing filtered, so that the distribution that
-is scored is the one that was sampled (top-k, top-p, repetition penalties or a suppressed EOS bias the KL estimate).
+"""Sampling from a policy: the softmax at a temperature, true stop ids, nothing filtered unless what was kept is known
+to those who score (filtering.py): repetition penalties, a suppressed EOS or a silent top-k bias the KL estimate.
 
 Shapes: B rows (prompts), R response tokens, V vocabulary, D width.
 """
@@ -7,10 +7,12 @@ Shapes: B rows (prompts), R response tokens, V vocabulary, D width.
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from stages.learning.attention import NO_MASK
+from stages.learning.filtering import among, kept_tokens
 from stages.learning.key_values import KeyValues
 from stages.learning.models import attended, autocast, chunks_by_length, ragged_states
 from stages.learning.ragged import ragged
@@ -21,6 +23,7 @@ class Rollout:
     """Responses as sampled: token ids with the stop id that ended them, if one did.
 
     log_p, values, entropy: of each sampled token, [B, R] fp32, 0 after a response's end; None unless asked for.
+    kept: ids [B, R, K] that each token was drawn among, -1 for none; None: the whole vocabulary.
     """
 
     prompts: list[list[int]]
@@ -29,6 +32,7 @@ class Rollout:
     log_p: torch.Tensor | None = None
     values: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
 
     def texts(self, tokenizer) -> list[str]:
         return tokenizer.batch_decode(self.responses, skip_special_tokens=True)
@@ -65,30 +69,32 @@ def sample(
     generator: torch.Generator,
     precision: str = "fp32",
     value_of: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    top_k: int = 0,
+    top_p: float = 1.0,
 ) -> Rollout:
     """One response to each prompt; temperature 0 is greedy. max_new_tokens: of every row, or of each.
 
     Each row takes one uniform number a step from `generator` (a CPU generator), so that a row's tokens do not depend on
-    which other rows have ended; rows that have ended leave the batch. value_of: hidden states [B, D] to values [B]; with
-    it the rollout carries log-probabilities, values and entropies.
+    which other rows have ended; rows that have ended leave the batch. value_of: hidden states [B, D] to values [B];
+    with it the rollout carries log-probabilities, values and entropies. top_k: 0 is none; top_p counts within it.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     where, head = next(model.parameters()).device, model.get_output_embeddings()
     batch = ragged(prompts, where)
-    cache, record = KeyValues(batch), _Record(limits, stop_ids, where)
+    cache, record = KeyValues(batch), _Record(limits, stop_ids, where, top_k)
     with rollout_mode(model), autocast(precision):
-        hidden = ragged_states(model, batch, past_key_values=cache, use_cache=True)[batch.starts + batch.lengths - 1]
+        hidden = ragged_states(model, batch, batch.starts + batch.lengths - 1, past_key_values=cache, use_cache=True)
         while True:
             uniform = torch.rand(len(prompts), generator=generator, dtype=torch.float64)
-            drawn = _draw(head(hidden).float(), temperature, uniform[record.rows].to(where))
+            drawn = _draw(head(hidden).float(), temperature, uniform[record.rows].to(where), top_k, top_p)
             values = value_of(hidden) if value_of else None
-            kept = record.take(*drawn, values)
+            staying = record.take(drawn, values)
             if not len(record.rows):
                 break
-            tokens = drawn[0]
-            if kept is not None:
-                tokens = tokens[kept]
-                cache.keep(kept)
+            tokens = drawn.tokens
+            if staying is not None:
+                tokens = tokens[staying]
+                cache.keep(staying)
             hidden = attended(model)(
                 input_ids=tokens[:, None], position_ids=cache.advance(), attention_mask=NO_MASK, batch=cache,
                 past_key_values=cache, use_cache=True,
@@ -96,23 +102,36 @@ def sample(
     return record.rollout(prompts, with_numbers=value_of is not None)
 
 
+class _Drawn(NamedTuple):
+    """One step: tokens, log_p, entropy [B], and the ids [B, K] that were kept by a filter."""
+
+    tokens: torch.Tensor
+    log_p: torch.Tensor
+    entropy: torch.Tensor
+    kept: torch.Tensor | None
+
+
 class _Record:
     """What was drawn, row by row; which rows are still in the batch."""
 
     DROP_SHARE = 8  # ended rows leave together, once they are this part of the batch: leaving copies keys and values
 
-    def __init__(self, limits: list[int], stop_ids: Sequence[int], where: torch.device):
+    def __init__(self, limits: list[int], stop_ids: Sequence[int], where: torch.device, top_k: int):
         self.limits, self.stop_ids = limits, set(stop_ids)
         self.rows = list(range(len(limits)))
         self.responses: list[list[int]] = [[] for _ in limits]
         self.done = [False] * len(limits)
         self.numbers = torch.zeros(3, len(limits), max(limits), device=where)
+        self.kept = torch.full((len(limits), max(limits), top_k), -1, device=where) if top_k else None
         self.step = 0
 
-    def take(self, tokens, log_p, entropy, values) -> torch.Tensor | None:
+    def take(self, drawn: _Drawn, values: torch.Tensor | None) -> torch.Tensor | None:
         """Note one step of the batch; places in it of the rows that stay, or None when all do."""
+        tokens = drawn.tokens
         if values is not None:
-            self.numbers[:, self.rows, self.step] = torch.stack([log_p, values.float(), entropy])
+            self.numbers[:, self.rows, self.step] = torch.stack([drawn.log_p, values.float(), drawn.entropy])
+        if self.kept is not None:
+            self.kept[self.rows, self.step, : drawn.kept.shape[1]] = drawn.kept
         self.step += 1
         for row, token in zip(self.rows, tokens.tolist(), strict=True):
             if not self.done[row]:
@@ -131,7 +150,8 @@ class _Record:
         columns = torch.arange(max(map(len, self.responses)), device=self.numbers.device)
         lengths = torch.tensor([len(response) for response in self.responses], device=self.numbers.device)
         inside = columns < lengths[:, None]
-        return Rollout(prompts, self.responses, ended, *(self.numbers[:, :, : len(columns)] * inside))
+        kept = None if self.kept is None else self.kept[:, : len(columns)]
+        return Rollout(prompts, self.responses, ended, *(self.numbers[:, :, : len(columns)] * inside), kept)
 
 
 def sample_in_batches(
@@ -158,20 +178,23 @@ def sample_in_batches(
     return Rollout(prompts, responses, ended)
 
 
-def _draw(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Tokens [B], their log-probabilities and the distributions' entropies, from logits [B, V], by the inverse CDF.
+def _draw(logits: torch.Tensor, temperature: float, uniform: torch.Tensor, top_k: int, top_p: float) -> _Drawn:
+    """Draw from logits [B, V] by the inverse CDF.
 
     The sum over the vocabulary is kept in float64: in fp32 it rounds.
     """
     logits = logits if temperature in (0, 1) else logits / temperature
     scores = torch.log_softmax(logits, dim=-1)
+    kept = kept_tokens(scores, top_k, top_p) if top_k else None
+    scores = scores if kept is None else among(scores, kept)
     shares = scores.exp()
     if temperature == 0:
-        tokens = logits.argmax(-1)
+        places = scores.argmax(-1, keepdim=True)
     else:
         cumulative = shares.cumsum(-1, dtype=torch.float64)
-        tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).squeeze(-1)
-        tokens = tokens.clamp(max=logits.shape[-1] - 1)
+        places = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+        places = places.clamp(max=scores.shape[-1] - 1)
     # 0 log 0 is 0: a logit of -inf has no part in the entropy
     entropy = -(shares * scores.clamp(min=torch.finfo(scores.dtype).min)).sum(-1)
-    return tokens, scores.gather(-1, tokens[:, None]).squeeze(-1), entropy
+    tokens = places if kept is None else kept.gather(-1, places)
+    return _Drawn(tokens.squeeze(-1), scores.gather(-1, places).squeeze(-1), entropy, kept)

@@ -24,6 +24,8 @@ class Sampling:
     response_length: Literal["until_stop", "sampled", "fixed"]
     min_response_tokens: int
     max_response_tokens: int
+    top_k: int = 0
+    top_p: float = 1.0
 
 
 def draw(
@@ -38,7 +40,7 @@ def draw(
         rollout = sample(
             model, prompts, max_new_tokens=most, temperature=how.temperature, generator=generator,
             stop_ids=() if how.response_length == "fixed" else how.stop_ids,
-            precision=policy.precision, value_of=policy.values_of,
+            precision=policy.precision, value_of=policy.values_of, top_k=how.top_k, top_p=how.top_p,
         )
     rollout = cut_at_stop(rollout, how.stop_ids) if how.response_length == "fixed" else rollout
     return policy.with_values(rollout, forward_prompts)
@@ -55,6 +57,7 @@ def cut_at_stop(rollout: Rollout, stop_ids: Sequence[int]) -> Rollout:
         responses=responses,
         ended=[response[-1] in stop_ids for response in responses],
         **{name: x if x is None else x[:, :columns] * inside.to(x) for name, x in numbers.items()},
+        kept=None if rollout.kept is None else rollout.kept[:, :columns],
     )
 
 

@@ -75,12 +75,12 @@ class Given(nn.Module):
         self.mask, self.log_ref = mask, log_ref
         self.model = SimpleNamespace(device=mask.device)
 
-    def forward(self, prompts, responses) -> Scored:
+    def forward(self, prompts, responses, kept=None) -> Scored:
         rows, width = self._place(prompts, responses)
         log_p, values, mask = (x[rows, :width] for x in (self.log_p, self.values, self.mask))
         return Scored(log_p, values, mask)
 
-    def reference(self, prompts, responses):
+    def reference(self, prompts, responses, kept=None):
         rows, width = self._place(prompts, responses)
         return self.log_ref[rows, :width]
 

@@ -1,0 +1,110 @@
+"""Top-k and top-p: what is sampled is what is scored, under old, new and reference (CORRECTNESS G1, feature 6)."""
+
+import math
+
+import pytest
+import tiny
+import torch
+from test_policy import PROMPTS, UPDATE, make_policy, moved
+
+from stages.learning.experience import experience
+from stages.learning.filtering import kept_tokens
+from stages.learning.ppo import ppo_epochs
+from stages.learning.rollout import sample
+from stages.recipe import Ppo
+
+HOW = {"max_new_tokens": 10, "temperature": 0.7, "stop_ids": (2,), "top_k": 7, "top_p": 0.8}
+
+
+def drawn(policy, prompts=PROMPTS, **changed):
+    settings = HOW | {"generator": torch.Generator().manual_seed(0), "value_of": policy.values_of} | changed
+    return sample(policy.model, prompts, **settings)
+
+
+def filtered_by_hand(logits, top_k, top_p):
+    """{id: log-probability} of one row, in plain Python: the likeliest k, then those before top_p is reached."""
+    whole = math.log(sum(math.exp(x) for x in logits))
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])[:top_k]
+    of_k, kept, held = sum(math.exp(logits[i] - whole) for i in order), [], 0.0
+    for i in order:
+        if held < top_p:
+            kept.append(i)
+        held += math.exp(logits[i] - whole) / of_k
+    rest = sum(math.exp(logits[i] - whole) for i in kept)
+    return {i: logits[i] - whole - math.log(rest) for i in kept}
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (9, 0.6), (1, 0.5), (400, 0.9)])
+def test_the_sampler_scores_what_it_sampled_from(top_k, top_p):
+    policy = moved(make_policy(temperature=0.7))
+    rollout = drawn(policy, top_k=top_k, top_p=top_p)
+    for prompt, response, log_p, kept in zip(PROMPTS, rollout.responses, rollout.log_p, rollout.kept, strict=True):
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / 0.7
+        for place, token in enumerate(response):
+            expected = filtered_by_hand(logits[place].tolist(), top_k, top_p)
+            assert set(kept[place].tolist()) - {-1} == set(expected)
+            assert float(log_p[place]) == pytest.approx(expected[token], abs=1e-4)
+
+
+def test_old_new_and_reference_are_of_the_same_tokens():
+    policy = moved(make_policy(temperature=0.7))
+    rollout = drawn(policy)
+    still = torch.optim.SGD(policy.trained().values(), lr=0.0)
+    for keep in (True, False):
+        seen = experience(policy, rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE, keep)
+        assert torch.allclose(seen.log_p, rollout.log_p, atol=1e-5)
+        found = ppo_epochs(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
+        assert found["ratio"] == pytest.approx(1.0, abs=1e-5) and found["clip_fraction"] == 0
+    with policy.model.disable_adapter(), torch.no_grad():
+        prompt, response = rollout.prompts[0], rollout.responses[0]
+        logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / 0.7
+        allowed = rollout.kept[0, : len(response)]
+        for place, token in enumerate(response):
+            ids = [i for i in allowed[place].tolist() if i >= 0]
+            expected = logits[place, token] - logits[place, ids].logsumexp(0)
+            assert float(seen.log_ref[0, place]) == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_a_fresh_adapter_has_no_kl_under_a_filter_either():
+    policy = make_policy(temperature=0.7)
+    assert experience(policy, drawn(policy), torch.zeros(4), 0.1, UPDATE).sequence_kl() == 0.0
+
+
+def test_its_gradient_is_that_of_autograd():
+    policy = moved(make_policy(temperature=0.7))
+    rollout = drawn(policy, PROMPTS[:1])
+    ids, length = torch.tensor([rollout.prompts[0] + rollout.responses[0]]), len(rollout.prompts[0])
+
+    def gradient(total):
+        policy.zero_grad()
+        total.backward()
+        return torch.cat([p.grad.flatten() for p in policy.trained().values() if p.grad is not None])
+
+    ours = gradient(policy(rollout.prompts, rollout.responses, rollout.kept).log_p.sum())
+    logits = policy.model(ids).logits[0, length - 1 : -1] / 0.7
+    outside = torch.ones_like(logits, dtype=torch.bool)
+    for place in range(len(logits)):
+        outside[place, [i for i in rollout.kept[0, place].tolist() if i >= 0]] = False
+    scores = logits.masked_fill(outside, float("-inf")).log_softmax(-1)
+    expected = gradient(scores.gather(-1, ids[0, length:, None]).sum())
+    assert torch.allclose(ours, expected, atol=1e-5) and expected.norm() > 0.1
+
+
+def test_greedy_is_greedy_and_top_p_keeps_at_least_one():
+    policy = moved(make_policy())
+    assert drawn(policy, temperature=0).responses == drawn(policy, temperature=0, top_k=0, top_p=1.0).responses
+    assert kept_tokens(torch.tensor([[9.0, 1.0, 0.0]]), 3, 0.01).tolist() == [[0, -1, -1]]
+
+
+def test_top_p_alone_is_refused_with_the_reason():
+    with pytest.raises(ValueError, match="top_p alone may keep any number of tokens"):
+        Ppo(top_p=0.9)
+    assert Ppo(top_p=0.9, top_k=50).top_k == 50
+
+
+def test_a_filter_larger_than_the_vocabulary_is_none():
+    policy = moved(make_policy())
+    everything = len(tiny.tokenizer()) + 100
+    plain, filtered = drawn(policy, top_k=0, top_p=1.0), drawn(policy, top_k=everything, top_p=1.0)
+    assert torch.allclose(plain.entropy[:, 0], filtered.entropy[:, 0], atol=1e-5)
