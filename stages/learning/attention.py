@@ -18,6 +18,7 @@ BLOCK_QUERIES = 192  # at a time: rows of 768 tokens take a quarter of the time,
 NO_MASK = torch.empty(1, 1, 1, 1)  # four dimensions: Transformers passes it on and builds none of its own
 
 
+@torch.compiler.disable
 def attend(
     module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None, batch=None, **more
 ):
