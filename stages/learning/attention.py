@@ -5,6 +5,8 @@ On a CPU the fused kernel of torch is slower than three products (6 times where 
 so it is left to GPUs. Shapes: B rows, H heads, T columns, N tokens of all rows, W width of a head.
 """
 
+from itertools import islice
+
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -87,6 +89,7 @@ class _RaggedAttention(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             for part in batch.parts:
                 q, k, v = (part.wide(x) for x in (query, key, value))
+                kept += (q, k, v)
                 found = []
                 for block in _blocks(part.columns):
                     seen = slice(0, block.stop)
@@ -94,19 +97,20 @@ class _RaggedAttention(torch.autograd.Function):
                     kept.append(scores.softmax(-1))
                     found.append(torch.bmm(kept[-1], v[:, seen]))
                 out[part.span] = part.narrow(torch.cat(found, 1) if len(found) > 1 else found[0])
-        ctx.save_for_backward(query, key, value, *kept)
+        ctx.save_for_backward(*kept)
         ctx.batch, ctx.scaling = batch, scaling
         return out[None]
 
     @staticmethod
     def backward(ctx, gradient):
-        query, key, value, *kept = ctx.saved_tensors
-        out = [_like(x, ctx.batch) for x in (query, key, value)]
+        kept = iter(ctx.saved_tensors)
+        gradient = gradient[0]
+        out = [_like(gradient, ctx.batch) for _ in range(3)]
         for part in ctx.batch.parts:
-            wide = [part.wide(x) for x in (query, key, value, gradient[0].to(query.dtype))]
-            wide[3].view(part.rows, -1, *wide[3].shape[1:]).mul_(part.inside)
-            weights = [kept.pop(0) for _ in _blocks(part.columns)]
-            for found, whole in zip(_part_gradients(*wide, weights, ctx.scaling), out, strict=True):
+            query, key, value, *weights = islice(kept, 3 + len(_blocks(part.columns)))
+            of_out = part.wide(gradient.to(query.dtype))
+            of_out.view(part.rows, -1, *of_out.shape[1:]).mul_(part.inside)
+            for found, whole in zip(_part_gradients(query, key, value, of_out, weights, ctx.scaling), out, strict=True):
                 whole[part.span] = part.narrow(found)
         return *(x.transpose(0, 1)[None] for x in out), None, None, None
 
