@@ -146,7 +146,8 @@ class _Loop:
 
     def _evaluate(self) -> None:
         """Held-out prompts, the same random numbers each time: keep the best policy, stop one that went too far."""
-        row, rollout, rewards = self.engine.held_out(self.validation, self.config.seed, self.config.kl_coefficient)
+        c = self.config
+        row, rollout, rewards = self.engine.held_out(self.validation, c.rollout_prompts, c.seed, c.kl_coefficient)
         validation = {f"validation_{name}": value for name, value in row.items()}
         append(self.out / "history.jsonl", {"iteration": self.iteration, **validation})
         texts = rollout.texts(self.tokenizer)

@@ -6,12 +6,15 @@ The reward comes after the second token: it must find its way back to the first.
 objective is summed over all first tokens from the policy's own softmax.
 """
 
+from dataclasses import replace
+
 import pytest
+import test_policy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.learning import models
-from stages.learning.experience import Update, experience
+from stages.learning.experience import experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.rollout import sample
@@ -20,19 +23,8 @@ from stages.learning.rollout import sample
 # optimum's logits (gradient ascent on the exact objective ends at 20 to 90 %; here at 99 % or above).
 ARMS, WIDTH, PROMPT, BETA = 16, 64, [1, 2, 3], 0.5
 ITERATIONS, RESPONSES, LEARNING_RATE = 150, 128, 0.01
-UPDATE = Update(
-    epochs=4,
-    minibatch_prompts=RESPONSES,
-    microbatch_prompts=RESPONSES,
-    gamma=1.0,
-    gae_lambda=0.95,
-    clip_range=0.2,
-    value_clip_range=0.2,
-    value_coefficient=0.1,
-    max_gradient_norm=1.0,
-    max_ratio=10.0,
-    update_kl_limit=None,
-    forward_prompts=RESPONSES,
+UPDATE = replace(
+    test_policy.UPDATE, epochs=4, minibatch_prompts=RESPONSES, microbatch_prompts=RESPONSES, forward_prompts=RESPONSES
 )
 
 

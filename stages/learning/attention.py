@@ -26,7 +26,7 @@ def attend(
 ):
     """Transformers' attention interface: query [B, H, T, W] (or [1, H, N, W] with a `batch`) to [B, T, H, W], None.
 
-    batch: a Ragged batch, or a decoder's cache (rollout.KeyValues), that says which keys each query sees.
+    batch: a Ragged batch, or a decoder's cache (key_values.KeyValues), that says which keys each query sees.
     """
     changes = [name for name in ("softcap", "position_bias", "s_aux") if more.get(name) is not None]
     if changes:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional
 from transformers import AutoConfig
 
-from stages.learning import models, text_measures
+from stages.learning import models, output_layer, text_measures
 from stages.learning.kl import kl_k1, kl_k3
+from stages.learning.ragged import response_tokens
 from stages.learning.rollout import sample_in_batches
 from stages.learning.statistics import wins
 from stages.plumbing.progress import Progress
 
-FORWARD_TOKENS = 8192  # in one forward pass: bounds the memory of its logits
+FORWARD_TOKENS = 8192  # in one forward pass: bounds its memory
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,11 @@ def log_probabilities(
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
     found: list = [None] * len(prompts)
     for chunk in models.chunks_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths, default=1))):
-        # Padded on the left, all responses end together: only the last logits need be made.
-        ids, mask = models.batched([prompts[i] + responses[i] for i in chunk], side="left", where=model.device)
-        kept = max(len(responses[i]) for i in chunk) + 1
-        logits = model(
-            input_ids=ids, attention_mask=mask, position_ids=models.positions(mask), logits_to_keep=kept
-        ).logits
-        for row, i in enumerate(chunk):
-            count = len(responses[i])
-            scores = logits[row, -count - 1 : -1].float() / temperature
-            found[i] = -functional.cross_entropy(scores, ids[row, -count:], reduction="none").cpu()
+        texts = response_tokens([prompts[i] for i in chunk], [responses[i] for i in chunk], model.device)
+        hidden = models.ragged_states(model, texts.batch, texts.before)
+        log_p = output_layer.log_probabilities(model.get_output_embeddings(), hidden, texts.chosen, temperature).cpu()
+        for i, scores in zip(chunk, log_p.split([len(responses[i]) for i in chunk]), strict=True):
+            found[i] = scores
         progress.advance(len(chunk))
     progress.finish()
     return found

@@ -80,7 +80,7 @@ class Engine:
         return row, phases.row | {"tokens": _response_tokens(rollout)}
 
     def held_out(
-        self, prompts: list[list[int]], seed: int, kl_coefficient: float
+        self, prompts: list[list[int]], batch_prompts: int, seed: int, kl_coefficient: float
     ) -> tuple[dict, Rollout, torch.Tensor]:
         """Numbers on prompts that are not trained on, met with the same random numbers each time; answers; rewards [B].
 
@@ -88,7 +88,7 @@ class Engine:
         """
         with self.policy.merged() as model:
             rollout = sample_in_batches(
-                model, prompts, self.update.minibatch_prompts, seed, precision=self.policy.precision,
+                model, prompts, batch_prompts, seed, precision=self.policy.precision,
                 max_new_tokens=self.sampling.max_response_tokens, temperature=self.sampling.temperature,
                 stop_ids=self.sampling.stop_ids,
             )

@@ -72,12 +72,6 @@ class InBackward:
     def state(self) -> dict:
         return self.inner.state
 
-    def state_dict(self) -> dict:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        self.inner.load_state_dict(state_dict)
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Begin a step: forget the norm of the last one. There are no gradients to zero."""
         self._norms = []

@@ -9,10 +9,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from stages.learning.filtering import chosen_among
+from stages.learning.ragged import rounded
 
 CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}  # at a time: on a CPU what fits its cache
 LEAST_CHUNK_TOKENS = 128
-TOKENS_STEP = 64  # as ragged.TOKENS_STEP
 
 
 def log_probabilities(
@@ -32,8 +32,9 @@ def log_probabilities(
     weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
     frozen = type(layer) is nn.Linear and not weight.requires_grad and (bias is None or not bias.requires_grad)
     parts = []
-    for rows in torch.arange(len(chosen)).split(chunk_tokens(layer, hidden.device)):
-        part, tokens = slice(int(rows[0]), int(rows[-1]) + 1), chosen[rows[0] : rows[-1] + 1]
+    size = chunk_tokens(layer, hidden.device)
+    for first in range(0, len(chosen), size):
+        part, tokens = slice(first, first + size), chosen[first : first + size]
         if frozen and kept is None:
             parts.append(_FrozenLayer.apply(hidden[part], weight, bias, tokens, temperature))
         else:
@@ -60,7 +61,7 @@ class _FrozenLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, chosen, temperature: float):
         tokens = len(chosen)
-        states = functional.pad(hidden, (0, 0, 0, -tokens % TOKENS_STEP))
+        states = functional.pad(hidden, (0, 0, 0, rounded(tokens) - tokens))
         dtype = weight.dtype
         if torch.is_autocast_enabled(hidden.device.type):
             dtype = torch.get_autocast_dtype(hidden.device.type)

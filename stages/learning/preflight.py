@@ -27,13 +27,15 @@ def memory_plan(
     rollout = Rollout(longest, [[0] * response for _ in longest], [True] * len(longest))
     full = [prompt + [0] * (response - 1) for prompt in longest]
 
+    made = []
+
     def forward():
         engine.rewards(rollout, update_statistics=False)
-        return experience(policy, rollout, torch.zeros(len(longest)), 0.0, engine.update)
+        made.append(experience(policy, rollout, torch.zeros(len(longest)), 0.0, engine.update))
 
-    def update(seen):
+    def update():
         rows = torch.arange(engine.update.minibatch_prompts)
-        _, size = gradients_that_fit(policy, engine.optimizer, seen, rows, engine.update)
+        _, size = gradients_that_fit(policy, engine.optimizer, made[0], rows, engine.update)
         engine.update = replace(engine.update, microbatch_prompts=size)
 
     with optimizers.without_steps(engine.optimizer):
@@ -41,7 +43,7 @@ def memory_plan(
             "rollout": lambda: sample(policy.model, full, max_new_tokens=1, temperature=1.0, stop_ids=(),
                                       generator=torch.Generator(), precision=policy.precision),
             "forward": forward,
-            "update": lambda: update(forward()),
+            "update": update,
         })
     engine.optimizer.zero_grad(set_to_none=True)
     base = policy.causal

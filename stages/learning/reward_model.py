@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stages.learning.models import autocast, batched, chunks_by_length, last_hidden_states, ragged_states
+from stages.learning.models import autocast, batched, chunks_by_length, last_hidden_states, plain, ragged_states
 from stages.learning.output_layer import log_probabilities
 from stages.learning.ragged import Texts, by_row, response_tokens
 from stages.plumbing.artifact import write_json
@@ -49,7 +49,7 @@ def raw_scores(
 
     Positions come from the mask, never from an id: padding side, filler id and order of the rows do not matter.
     """
-    classifier = _classifier(model)
+    classifier = plain(model)
     hidden = last_hidden_states(classifier, input_ids, keep_mask)
     last = (keep_mask * torch.arange(keep_mask.shape[1], device=keep_mask.device)).argmax(-1)
     scores = _head_scores(classifier, hidden[torch.arange(len(last), device=last.device), last])
@@ -103,7 +103,7 @@ class Scorer:
 
     def _raw(self, texts: Texts) -> torch.Tensor:
         """As `raw_scores`, of texts laid end to end."""
-        classifier = _classifier(self.model)
+        classifier = plain(self.model)
         last = texts.batch.starts + texts.batch.lengths - 1
         hidden = ragged_states(classifier, texts.batch, torch.cat([last, texts.before]) if self.weight else last)
         scores = _head_scores(classifier, hidden[: len(last)])
@@ -115,7 +115,7 @@ class Scorer:
         return scores
 
     def _vocabulary(self) -> nn.Parameter:
-        return _classifier(self.model).get_input_embeddings().weight
+        return plain(self.model).get_input_embeddings().weight
 
 
 def save_scoring(folder: Path, log_probability_weight: float, scores: torch.Tensor) -> None:
@@ -145,10 +145,6 @@ def put_scoring(adapter: Path, config) -> dict:
     config.reward_log_probability_weight = found["log_probability_weight"]
     config.reward_mean, config.reward_std = found["mean"], found["std"]
     return found
-
-
-def _classifier(model) -> nn.Module:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _head_scores(classifier, pooled: torch.Tensor) -> torch.Tensor:

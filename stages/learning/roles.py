@@ -42,10 +42,14 @@ def acting_as(model: nn.Module, role: str | None) -> Iterator[None]:
         _activate(layers, before)
 
 
+def role_of(name: str) -> str | None:
+    """The adapter that a tensor of this name belongs to: "default" of ...lora_A.default.weight."""
+    return name.split(".lora_")[1].split(".")[1] if ".lora_" in name else None
+
+
 def parameters_of(model: nn.Module, role: str) -> dict[str, nn.Parameter]:
     """Name to parameter of one adapter."""
-    return {name: p for name, p in model.named_parameters()
-            if ".lora_" in name and name.split(".lora_")[1].split(".")[1] == role}
+    return {name: p for name, p in model.named_parameters() if role_of(name) == role}
 
 
 def is_adapter(folder: Path) -> bool:

@@ -13,6 +13,7 @@ from torch import nn
 
 from stages.learning import agreement, families, losses, models
 from stages.learning.policy import Policy
+from stages.learning.roles import role_of
 from stages.text.template import adds_bos
 
 WAITING = ("lora_A", "lora_embedding_B")  # what multiplies a factor that starts at 0 has no gradient before it moves
@@ -148,7 +149,7 @@ def reward_head_norm(name: str, model: nn.Module) -> float:
     A head left at its random initial values cannot be told from a trained one by its numbers: it is refused where it
     would be made, when loading (models.load_scorer).
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = models.plain(model)
     head = {n: p for n, p in inner.named_parameters()
             if not n.startswith(f"{inner.base_model_prefix}.") and ".original_module." not in n}
     matrices = [p for p in head.values() if p.dim() == 2]
@@ -168,8 +169,8 @@ def smallest_gradient(policy: Policy, prompts: list[list[int]], responses: list[
     without a word. Parameters and their .grad are left as they are, hooks of an optimizer in the backward too.
     """
     trained = policy.trained()
-    adapters = {_adapter(name) for name in trained} - {None}
-    frozen = [name for name, p in policy.named_parameters() if _adapter(name) in adapters and name not in trained]
+    adapters = {role_of(name) for name in trained} - {None}
+    frozen = [name for name, p in policy.named_parameters() if role_of(name) in adapters and name not in trained]
     if frozen or all(name.startswith("value_head") for name in trained):
         raise ValueError(f"of the adapter, {_some(frozen) or 'every tensor'} is frozen: let it require gradients")
     with torch.enable_grad():
@@ -183,11 +184,6 @@ def smallest_gradient(policy: Policy, prompts: list[list[int]], responses: list[
         raise ValueError(f"{len(stuck)} of {len(trained)} trained tensors get no finite, non-zero gradient: "
                          f"{_some(stuck)}; checkpointing must be non-reentrant, and no quantised weight repacked")
     return min(norms[name] for name in moving)
-
-
-def _adapter(name: str) -> str | None:
-    """Name of the adapter that a tensor belongs to: "default" of ...lora_A.default.weight."""
-    return name.split(".lora_")[1].split(".")[1] if ".lora_" in name else None
 
 
 def _some(names: list[str]) -> str:
