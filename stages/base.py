@@ -10,16 +10,20 @@ sooner when no other stands before it (48 facts, 0.8 M tokens: 0.64 of greedy an
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from stages.learning.language_modelling import collate_blocks, packed
+from stages.learning.documents import write_documents
+from stages.learning.language_modelling import collate_blocks, summed_loss
+from stages.learning.packing import Blocks
 from stages.learning.scratch import small_llama, train_tokenizer
 from stages.learning.training import Training, remove_checkpoints, train
-from stages.learning.weights import copy_pretrained
+from stages.learning.weights import copy_pretrained, save_model
 from stages.recipe import Base, Scratch
 from stages.text.tables import answers_of
-from stages.text.template import pair_ids, prompt_text
+from stages.text.template import encoded, prompt_text
 
+DOCUMENTS = "documents.arrow"
 TRAINED_ON = ("finetune", "reward", "rl")
 
 
@@ -33,9 +37,9 @@ def run(config: Base, out: Path, *, pairs: Path) -> dict[str, float]:
 def _from_scratch(scratch: Scratch, seed: int, out: Path, pairs: Path) -> dict[str, float]:
     texts = [(question, answer) for split in TRAINED_ON for question, answer in answers_of(pairs, split)]
     tokenizer = train_tokenizer((prompt_text(q) + a for q, a in texts), scratch.vocabulary_tokens)
-    documents = [pair_ids(tokenizer, question, answer) for question, answer in texts]
-    shuffled = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
-    blocks = packed([documents[i] for i in shuffled], scratch.sequence_length_tokens, "bfd")
+    documents = write_documents(out / DOCUMENTS, encoded(tokenizer, texts), None)
+    order = np.random.default_rng(seed).permutation(len(documents))
+    blocks = Blocks(documents, order, scratch.sequence_length_tokens, "bfd", answers_only=False)
     steps = _steps(scratch, len(blocks))
     torch.manual_seed(seed)
     model = small_llama(
@@ -51,6 +55,7 @@ def _from_scratch(scratch: Scratch, seed: int, out: Path, pairs: Path) -> dict[s
         model,
         blocks,
         collate_blocks,
+        lambda rows: summed_loss(model, rows, scratch.precision),
         Training.like(
             scratch,
             batch=scratch.batch_sequences,
@@ -63,13 +68,12 @@ def _from_scratch(scratch: Scratch, seed: int, out: Path, pairs: Path) -> dict[s
         out,
         "base",
     )
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    save_model(model, tokenizer, out)
     remove_checkpoints(out)
-    tokens = sum(map(len, documents))
+    (out / DOCUMENTS).unlink()
     return {
         "documents": len(documents),
-        "tokens": tokens,
+        "tokens": int(documents.lengths.sum()),
         "parameters": model.num_parameters(),
         "steps": steps,
         "loss": [row["loss"] for row in history if "loss" in row][-1],

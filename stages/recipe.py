@@ -23,6 +23,17 @@ def _divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
         raise ValueError(f"{whole_name} ({whole}) must be a multiple of {part_name} ({part})")
 
 
+def _check_full(tune: str, precision: str) -> None:
+    if tune == "full" and precision in ("int8", "nf4"):
+        raise ValueError(f"tune 'full' needs weights that can learn, and {precision} is quantised: set "
+                         f"precision to fp32, mixed or bf16")
+
+
+def _check_patience(evaluations: int | None) -> None:
+    if evaluations is not None and evaluations < 1:
+        raise ValueError(f"patience_evaluations must be 1 or more, or null, not {evaluations}")
+
+
 def _check_rewards(rewards: tuple, scaling: str) -> None:
     names = [reward.source for reward in rewards]
     if not names or len(set(names)) < len(names):
@@ -144,9 +155,13 @@ class Sft:
     """Supervised fine-tuning on the better answers of the finetune split."""
 
     lora: Lora = of(Lora(), "the adapter")
-    precision: Precision = of("int8", "of the frozen base while it trains [script]")
+    tune: Literal["lora", "full"] = of("lora", "what learns: an adapter, or every weight [script]")
+    train_new_tokens: bool = of(
+        False, "give tokens that the tokenizer has and the base has not a vector, and train those vectors [ours]")
+    precision: Precision = of("int8", "of the base while it trains [script]")
     packing: Literal["wrapped", "bfd"] = of(
         "wrapped", "'wrapped': concatenate and cut [script]; 'bfd': no attention across documents")
+    loss_on: Literal["all", "answer"] = of("all", "'answer': question and template have no label [script: all]")
     sequence_length_tokens: int = of(1024, "length of a packed block [script]")
     batch_sequences: int = of(32, "blocks an optimiser step [run: 4 on each of 8 processes]")
     microbatch_sequences: int = of(4, "blocks a forward pass [script]")
@@ -157,23 +172,39 @@ class Sft:
     weight_decay: float = of(0.05, "of AdamW [script]")
     gradient_checkpointing: bool = of(False, "recompute activations in the backward pass [script: off by default]")
     save_every_steps: int = of(1000, "steps between checkpoints [script]")
+    validation_questions: int = of(
+        64, "of the finetune split, held out to watch perplexity, ends and samples; at most a tenth [ours]")
     evaluate_every_steps: int = of(1000, "steps between evaluations [script]")
+    patience_evaluations: int | None = of(
+        None, "stop after so many without a lower perplexity, and keep the best; null: the last is kept [script]")
     seed: int = of(0, "of initialisation, order and dropout [script]")
 
     def __post_init__(self):
         _divides(self.microbatch_sequences, self.batch_sequences, "microbatch_sequences", "batch_sequences")
+        _check_full(self.tune, self.precision)
+        _check_patience(self.patience_evaluations)
 
 
 @dataclass(frozen=True)
 class Reward:
     """Pairwise reward model: loss -log sigmoid(r_j - r_k)."""
 
+    start_from: Literal["sft", "base"] = of("sft", "the model that the adapter and the head go on [paper]")
     lora: Lora = of(Lora(r=8, alpha=32, dropout=0.1), "the adapter [script]")
     precision: Precision = of("bf16", "of the frozen base while it trains [script]")
     batching: Literal["pair", "question"] = of(
         "pair", "'pair' [script]; 'question': each answer forwarded once, all its pairs in one step [InstructGPT 3.5]")
+    pooling: Literal["last", "mean", "sum"] = of(
+        "last", "where the head reads: at the last token [script]; 'mean', 'sum': at every token of the answer, averaged "
+        "or summed in hundreds [ours]")
     log_probability_weight: float = of(
         0.0, "times an answer's mean log-probability a token, added to the head's score; 0: the head alone [script]")
+    margin_per_score: float = of(0.0, "gap asked of the rewards for each step of the scores' gap [Llama 2; script: 0]")
+    label_smoothing: float = of(0.0, "share of pairs held to be the wrong way round, under 0.5 [cDPO; script: 0]")
+    centring_weight: float = of(0.0, "times (r_j + r_k)^2, in the loss [Eisenstein et al. 2023; script: 0]")
+    language_model_weight: float = of(
+        0.0, "times the mean nats a token of the better answer, in the loss [Askell et al. 2021; script: 0]")
+    members: int = of(1, "models trained apart, of seed, seed + 1 and so on, whose scores are averaged [script]")
     max_length_tokens: int = of(512, "longer texts are dropped and counted [script]")
     train_pairs: int = of(100_000, "at most, from the reward split [script]")
     batch_pairs: int = of(32, "pairs (or questions) an optimiser step [script: 4 on each of 8 processes]")
@@ -184,10 +215,18 @@ class Reward:
     gradient_checkpointing: bool = of(False, "recompute activations in the backward pass [script: off by default]")
     validation_share: float = of(0.05, "of the reward split's questions, held out to pick the best checkpoint [ours]")
     save_every_steps: int = of(500, "steps between checkpoints and evaluations [script]")
+    patience_evaluations: int | None = of(None, "stop after so many without a better one; null: never [script]")
     seed: int = of(0, "of the head, order and dropout [script]")
 
     def __post_init__(self):
         _divides(self.microbatch_pairs, self.batch_pairs, "microbatch_pairs", "batch_pairs")
+        _check_patience(self.patience_evaluations)
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ValueError(f"label_smoothing must be from 0 to below 0.5, not {self.label_smoothing}")
+        if self.members < 1:
+            raise ValueError(f"members must be 1 or more, not {self.members}")
+        if not 0 <= self.validation_share < 1:
+            raise ValueError(f"validation_share must be from 0 to below 1, not {self.validation_share}")
 
 
 @dataclass(frozen=True)
@@ -295,9 +334,7 @@ class Ppo:
     seed: int = of(0, "of prompts, sampling and minibatches [script]")
 
     def __post_init__(self):
-        if self.tune == "full" and self.precision in ("int8", "nf4"):
-            raise ValueError(f"tune 'full' needs weights that can learn, and {self.precision} is quantised: set "
-                             f"precision to fp32, mixed or bf16")
+        _check_full(self.tune, self.precision)
         if self.compile and self.precision in ("int8", "nf4"):
             raise ValueError(f"compile goes with precision fp32, mixed or bf16: the products of {self.precision} "
                              f"cannot be traced")
@@ -309,8 +346,7 @@ class Ppo:
         _check_rewards(self.rewards, self.reward_scaling)
         _divides(self.minibatch_prompts, self.rollout_prompts, "minibatch_prompts", "rollout_prompts")
         _divides(self.microbatch_prompts, self.minibatch_prompts, "microbatch_prompts", "minibatch_prompts")
-        if self.patience_evaluations is not None and self.patience_evaluations < 1:
-            raise ValueError(f"patience_evaluations must be 1 or more, or null, not {self.patience_evaluations}")
+        _check_patience(self.patience_evaluations)
         if self.keep_checkpoints < 1:
             raise ValueError(f"keep_checkpoints must be 1 or more, not {self.keep_checkpoints}")
         if self.optimizer_in_backward:

@@ -4,103 +4,148 @@
         --pairs results/demo/pairs --out results/demo/reward
 
 Loss -log sigmoid(r_j - r_k). Some of the reward split's questions are held out, and the state that ranks their pairs
-best is kept. At the end the scores are shifted so that reference answers average 0.
+best is kept. At the end the scores are shifted so that reference answers average 0. With several `members`, each is an
+adapter of its own, the first in the artifact itself, others in member-1, member-2, ...
 """
 
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from stages.learning import families, models
-from stages.learning.losses import pairwise_loss
-from stages.learning.preference_data import Example, collate_examples, examples
-from stages.learning.reward_model import Scorer, check_tied, initialise_head, raw_scores, save_scoring
-from stages.learning.training import Training, remove_checkpoints, train
+from stages.learning.judging import HeldOutPairs, held_out_pairs, validation_numbers, where_right
+from stages.learning.preference_data import Example, collate_examples, examples, reference_answers
+from stages.learning.reward_model import (
+    SCORING,
+    Scorer,
+    Scoring,
+    check_tied,
+    initialise_head,
+    member_folder,
+    save_scoring,
+)
+from stages.learning.reward_objective import Objective
+from stages.learning.statistics import estimate
+from stages.learning.training import HISTORY, Training, Watch, remove_checkpoints, train
 from stages.learning.weights import save_adapter
+from stages.plumbing.artifact import write_json
 from stages.recipe import Reward
-from stages.text.tables import rows_of
+from stages.text.tables import first_questions, rows_of
 
+SPLIT = "reward"
 REFERENCE_ANSWERS = 2000  # that the normalisation averages over
+VALIDATION_QUESTIONS = 2000  # at most
+VALIDATION = "validation.json"
+INTERVALS = partial(estimate, samples=1000, seed=0)
 
 
 def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
-    """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, scoring.json and history.jsonl."""
+    """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, scoring.json, history.jsonl and
+    validation.json; and a folder of the same for each further member."""
     tokenizer = models.load_tokenizer(base)
-    training, validation, dropped = _examples(config, tokenizer, pairs)
-    torch.manual_seed(config.seed)
-    model = models.load_scorer(base, config.precision, new_head=True)
-    families.check_length(model.config, config.max_length_tokens)
-    check_tied(model.config, config.log_probability_weight)
-    initialise_head(model, torch.Generator().manual_seed(config.seed))
-    model = models.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
-
-    scorer = Scorer(model, config.precision, config.log_probability_weight)
-
-    def loss(model, batch):
-        better, worse = batch.pop("better"), batch.pop("worse")
-        scores = raw_scores(model, **batch, log_probability_weight=config.log_probability_weight)
-        return pairwise_loss(scores[better], scores[worse])
-
-    def evaluate():
-        return {"validation_accuracy": accuracy(scorer, validation)} if validation else {}
-
-    history = train(
-        model,
-        training,
-        collate_examples,
-        Training.like(config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear"),
-        out,
-        "reward",
-        loss,
-        evaluate,
-        config.save_every_steps,
-        keep_best="validation_accuracy" if validation else None,
-    )
-    model.eval()
-    save_scoring(out, config.log_probability_weight, _reference_scores(scorer, training))
-    save_adapter(model, tokenizer, out)
-    remove_checkpoints(out)
+    data = _data(config, tokenizer, pairs)
+    found = []
+    for member in range(config.members):
+        folder = member_folder(out, member)
+        folder.mkdir(exist_ok=True)
+        if not (folder / SCORING).exists():  # an earlier try may have come further
+            _train_member(replace(config, seed=config.seed + member), folder, base, tokenizer, data)
+        remove_checkpoints(folder)
+        found.append(_kept(folder))
     return {
-        "pairs": sum(len(e.pairs) for e in training),
-        "answers": sum(len(e.answers) for e in training),
-        "dropped_over_length": dropped,
-        "validation_pairs": sum(len(e.pairs) for e in validation),
-        "validation_accuracy": max((row.get("validation_accuracy", 0.0) for row in history), default=0.0),
+        "pairs": sum(len(e.pairs) for e in data.training),
+        "answers": sum(len(e.answers) for e in data.training),
+        "dropped_over_length": data.dropped,
+        "validation_pairs": len(data.validation.rows),
+        **{name: float(np.mean([numbers[name] for numbers in found])) for name in found[0]},
     }
 
 
-def accuracy(scorer: Scorer, items: list[Example]) -> float:
-    """Share of pairs whose better text scores higher; ties count one half."""
-    scores = scorer([item.prompt for item in items for _ in item.answers], [a for item in items for a in item.answers])
-    split = scores.split([len(item.answers) for item in items])
-    gaps = torch.cat([s[j : j + 1] - s[k] for item, s in zip(items, split, strict=True) for j, k in item.pairs])
-    return float((gaps > 0).float().mean() + 0.5 * (gaps == 0).float().mean())
+@dataclass(frozen=True)
+class _Data:
+    """Examples of questions to train on, pairs of the questions held out, pairs dropped as over-long."""
+
+    training: list[Example]
+    validation: HeldOutPairs
+    dropped: int
 
 
-def _examples(config: Reward, tokenizer, pairs: Path) -> tuple[list[Example], list[Example], int]:
-    """Training and validation examples, divided by question, and the number of over-long pairs dropped."""
-    made, dropped = examples(
-        rows_of(pairs, "reward"),
+def _data(config: Reward, tokenizer, pairs: Path) -> _Data:
+    held = first_questions(pairs, SPLIT, config.validation_share, VALIDATION_QUESTIONS)
+
+    def rows(wanted: bool) -> Iterator[dict]:
+        return (row for row in rows_of(pairs, SPLIT) if ((row["site"], row["qid"]) in held) == wanted)
+
+    training, dropped = examples(
+        rows(False),
         tokenizer,
         max_length_tokens=config.max_length_tokens,
         by_question=config.batching == "question",
         max_pairs=config.train_pairs,
     )
-    questions = sorted({example.question for example in made})
-    if len(questions) < 2:
-        raise ValueError(
-            f"{pairs} has {len(questions)} usable questions in its reward split "
-            f"({dropped} pairs over {config.max_length_tokens} tokens): nothing to learn from"
-        )
-    order = torch.randperm(len(questions), generator=torch.Generator().manual_seed(config.seed)).tolist()
-    held = {questions[i] for i in order[: round(config.validation_share * len(questions))]}
-    return [e for e in made if e.question not in held], [e for e in made if e.question in held], dropped
+    if len({example.question for example in training}) < 2:
+        raise ValueError(f"{pairs} has hardly a usable pair in its {SPLIT} split ({dropped} are over "
+                         f"{config.max_length_tokens} tokens): nothing to learn from")
+    validation = held_out_pairs(rows(True), tokenizer, max_pairs=config.train_pairs,
+                                max_tokens=config.max_length_tokens, seed=config.seed)
+    return _Data(training, validation, dropped)
 
 
-def _reference_scores(scorer: Scorer, items: list[Example]) -> torch.Tensor:
-    """Raw scores of reference answers: those that win a pair."""
-    winners = [(item.prompt, item.answers[j]) for item in items for j in sorted({j for j, _ in item.pairs})]
-    return scorer(*map(list, zip(*winners[:REFERENCE_ANSWERS], strict=True)))
+def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data) -> None:
+    """One model into `out`; scoring.json is written last."""
+    scoring = Scoring(**_named(Scoring, config))
+    objective = Objective(**_named(Objective, config))
+    torch.manual_seed(config.seed)
+    model = models.load_scorer(base, config.precision, new_head=True)
+    families.check_length(model.config, config.max_length_tokens)
+    for name in ("log_probability_weight", "language_model_weight"):
+        check_tied(model.config, getattr(config, name), name)
+    initialise_head(model, torch.Generator().manual_seed(config.seed))
+    model = models.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
+    scorer = Scorer(model, config.precision, scoring)
+
+    def scores() -> np.ndarray:
+        return scorer(data.validation.prompts, data.validation.answers).numpy()
+
+    watch = Watch(
+        lambda step: validation_numbers(data.validation, scores(), INTERVALS),
+        config.save_every_steps,
+        lambda row: row["validation_accuracy"],
+    )
+    train(
+        model,
+        data.training,
+        collate_examples,
+        lambda items: objective.summed_loss(model, items, scoring, config.precision),
+        Training.like(config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear"),
+        out,
+        f"reward, seed {config.seed}",
+        watch if data.validation.rows else None,
+    )
+    model.eval()
+    save_adapter(model, tokenizer, out)
+    if data.validation.rows:
+        write_json(out / VALIDATION, where_right(data.validation, scores(), INTERVALS))
+    reference = reference_answers(data.training, REFERENCE_ANSWERS)
+    save_scoring(out, scoring, config.precision, reference, scorer(*reference))
+
+
+def _kept(out: Path) -> dict[str, float]:
+    """What was measured of the state that is kept, on the pairs held out; nothing where none were."""
+    rows = [json.loads(line) for line in (out / HISTORY).read_text(encoding="utf-8").splitlines()]
+    found = [row for row in rows if "validation_accuracy" in row]
+    best = max(found, key=lambda row: row["validation_accuracy"], default={})
+    return {name: value for name, value in best.items() if name.startswith("validation_")}
+
+
+def _named(kind: type, config: Reward) -> dict:
+    """The settings that `kind` has fields for."""
+    return {field.name: getattr(config, field.name) for field in fields(kind)}
 
 
 if __name__ == "__main__":

@@ -1,111 +1,115 @@
-"""SFT: teach the base model to answer, on packed question-answer text, through a LoRA adapter.
+"""SFT: teach the base model to answer, on packed question-answer text, through a LoRA adapter or whole.
 
     python -m stages.sft --recipe configs/demo.yaml --base results/demo/base \\
         --pairs results/demo/pairs --out results/demo/sft
 
 As published: every row of the finetune split gives one document, the question with its better answer, so that an answer
-that wins more pairs is seen more often. Every answer is closed by a labelled EOS.
+that wins more pairs is seen more often. Every answer is closed by a labelled EOS. Token ids are written to disk before
+training and read through a memory map: the text may be larger than memory.
 """
 
 import math
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from stages.learning import families, models
-from stages.learning.language_modelling import answer_log_probabilities, collate_blocks, packed
+from stages.learning import comparison, families, models
+from stages.learning.documents import Documents, write_documents
+from stages.learning.journal import append, keep_until
+from stages.learning.language_modelling import collate_blocks, summed_loss
+from stages.learning.packing import Blocks
 from stages.learning.rollout import sample
-from stages.learning.training import Training, remove_checkpoints, train
-from stages.learning.weights import save_adapter
-from stages.plumbing.artifact import write_json
+from stages.learning.training import Training, Watch, last_step, remove_checkpoints, train
+from stages.learning.weights import save_adapter, save_model
 from stages.recipe import Sft
-from stages.text.tables import questions_of, rows_of
-from stages.text.template import answer_ids, pair_ids, prompt_ids
+from stages.text.tables import first_questions, questions_of, rows_of
+from stages.text.template import encoded
 
-WATCHED_QUESTIONS = 64  # held-out questions that the evaluations while training use; nothing is chosen by them
-SAMPLE_TOKENS = 96
+VALIDATION_SHARE = 0.1  # of the questions, at most
+SAMPLE_TOKENS = 96  # of a sampled answer, at most
+DOCUMENTS, SAMPLES = "documents.arrow", "samples.jsonl"
 
 
 def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
-    """Fill `out` with a PEFT adapter, the tokenizer, history.jsonl and samples.json."""
+    """Fill `out` with a PEFT adapter (or the whole model), the tokenizer, history.jsonl and samples.jsonl."""
     tokenizer = models.load_tokenizer(base)
-    documents = _documents(pairs, tokenizer, config.seed)
-    blocks = packed(documents, config.sequence_length_tokens, config.packing)
+    held = first_questions(pairs, "finetune", VALIDATION_SHARE, config.validation_questions)
+    documents = _documents(config, out, tokenizer, pairs, held)
+    order = np.random.default_rng(config.seed).permutation(len(documents))
+    blocks = Blocks(documents, order, config.sequence_length_tokens, config.packing, config.loss_on == "answer")
     torch.manual_seed(config.seed)
-    model = models.load_causal(base, config.precision)
-    models.check_special_tokens(tokenizer, model.config)
-    families.check_length(model.config, config.sequence_length_tokens)
-    model = models.add_lora(model, precision=config.precision, **vars(config.lora))
-    watched = _Watched(model, tokenizer, pairs, config)
+    model = _learner(config, base, tokenizer)
+    watched = _Watched(model, tokenizer, pairs, held, config, out / SAMPLES)
+    keep_until(out / SAMPLES, last_step(out), "step")
     history = train(
         model,
         blocks,
         collate_blocks,
-        Training.like(
-            config, batch=config.batch_sequences, microbatch=config.microbatch_sequences, schedule="cosine"
-        ),
+        lambda rows: summed_loss(model, rows, config.precision),
+        Training.like(config, batch=config.batch_sequences, microbatch=config.microbatch_sequences, schedule="cosine"),
         out,
         "sft",
-        evaluate=watched.measure,
-        evaluate_every_steps=config.evaluate_every_steps,
+        watched.watch() if watched.rows else None,
     )
-    save_adapter(model, tokenizer, out)
-    write_json(out / "samples.json", watched.samples())
+    (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
     remove_checkpoints(out)
-    tokens = sum(map(len, documents))
-    return {"documents": len(documents), "tokens": tokens, "blocks": len(blocks), **_last_evaluation(history)}
+    (out / DOCUMENTS).unlink()
+    return {"documents": len(documents), "tokens": int(documents.lengths.sum()), "blocks": len(blocks),
+            "validation_questions": len(watched.rows), **_kept(history, config)}
 
 
-def _documents(pairs: Path, tokenizer, seed: int) -> list[list[int]]:
-    documents = [
-        pair_ids(tokenizer, row["question"], row["response_j"])
-        for row in rows_of(pairs, "finetune", ["question", "response_j"])
-    ]
-    if not documents:
+def _learner(config: Sft, base: Path, tokenizer):
+    """The model, with what learns requiring gradients."""
+    model = models.load_causal(base, config.precision)
+    models.check_special_tokens(tokenizer, model.config)
+    families.check_length(model.config, config.sequence_length_tokens)
+    if config.tune == "full":
+        return model.requires_grad_(True)
+    return models.add_lora(model, precision=config.precision, **vars(config.lora))
+
+
+def _documents(config: Sft, out: Path, tokenizer, pairs: Path, held: set[tuple]) -> Documents:
+    """Token ids of the split but for the questions held out; of no more rows than `max_steps` will read."""
+    rows = rows_of(pairs, "finetune", ["site", "qid", "question", "response_j"])
+    texts = ((row["question"], row["response_j"]) for row in rows if (row["site"], row["qid"]) not in held)
+    step = config.batch_sequences * config.sequence_length_tokens
+    most = None if config.max_steps is None else config.max_steps * step
+    documents = write_documents(out / DOCUMENTS, encoded(tokenizer, texts), most)
+    if not len(documents):
         raise ValueError(f"{pairs} has no pairs in its finetune split: nothing to train on")
-    order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
-    return [documents[i] for i in order]
+    return documents
 
 
 class _Watched:
-    """Perplexity of the best human answer, and how sampled answers end, on some held-out questions."""
+    """Perplexity of the best human answer, and how sampled answers read and end, on questions held out."""
 
-    def __init__(self, model, tokenizer, pairs: Path, config: Sft):
-        self.model, self.tokenizer, self.config = model, tokenizer, config
-        limit = config.sequence_length_tokens
-        self.rows = [
-            row
-            for row in questions_of(pairs, "evaluation")
-            if len(pair_ids(tokenizer, row["question"], row["response_j"])) <= limit
-        ][:WATCHED_QUESTIONS]
-        self.prompts = [prompt_ids(tokenizer, row["question"]) for row in self.rows]
+    def __init__(self, model, tokenizer, pairs: Path, held: set[tuple], config: Sft, path: Path):
+        self.model, self.tokenizer, self.config, self.path = model, tokenizer, config, path
+        rows = questions_of(pairs, "finetune", among=held)
+        ids = list(encoded(tokenizer, ((row["question"], row["response_j"]) for row in rows)))
+        fitting = [i for i, texts in enumerate(ids) if sum(map(len, texts)) <= config.sequence_length_tokens]
+        self.rows = [rows[i] for i in fitting]
+        self.prompts, self.answers = [ids[i][0] for i in fitting], [ids[i][1] for i in fitting]
 
-    def measure(self) -> dict[str, float]:
-        if not self.rows:
-            return {}
-        nats, tokens = 0.0, 0
-        for prompt, row in zip(self.prompts, self.rows, strict=True):
-            ids, mask = models.batched(
-                [prompt + answer_ids(self.tokenizer, row["response_j"])], where=self.model.device
-            )
-            scores = answer_log_probabilities(self.model, ids, mask, [len(prompt)])[0]
-            nats, tokens = nats - float(scores.sum()), tokens + len(scores)
-        return {"perplexity": math.exp(nats / tokens), "eos_rate": sum(self._rollout().ended) / len(self.rows)}
+    def watch(self) -> Watch:
+        best = None if self.config.patience_evaluations is None else lambda row: -row["validation_perplexity"]
+        return Watch(self.measure, self.config.evaluate_every_steps, best)
 
-    def samples(self) -> list[dict]:
-        if not self.rows:
-            return []
+    def measure(self, step: int) -> dict[str, float]:
+        """Numbers, and a line in samples.jsonl for each question."""
+        log_p = self._log_p()
         rollout = self._rollout()
-        return [
-            {
-                "question": row["question"],
-                "answer": answer,
-                "ended": ended,
-                "best_human_answer": row["response_j"],
-                "source": row["metadata"][0],
-            }
-            for row, answer, ended in zip(self.rows, rollout.texts(self.tokenizer), rollout.ended, strict=True)
-        ]
+        texts = rollout.texts(self.tokenizer)
+        for row, text, ended in zip(self.rows, texts, rollout.ended, strict=True):
+            append(self.path, {"step": step, "question": row["question"], "answer": text, "ended": ended,
+                               "best_human_answer": row["response_j"], "source": row["metadata"][0]})
+        return {"validation_perplexity": math.exp(-float(torch.cat(log_p).mean())),
+                "validation_eos_rate": sum(rollout.ended) / len(self.rows)}
+
+    def _log_p(self) -> list[torch.Tensor]:
+        with models.autocast(self.config.precision):
+            return comparison.log_probabilities(self.model, self.prompts, self.answers, 1.0)
 
     def _rollout(self):
         return sample(
@@ -119,9 +123,14 @@ class _Watched:
         )
 
 
-def _last_evaluation(history: list[dict]) -> dict[str, float]:
-    found = [row for row in history if "perplexity" in row]
-    return {key: value for key, value in found[-1].items() if key != "step"} if found else {}
+def _kept(history: list[dict], config: Sft) -> dict[str, float]:
+    """What was measured of the state that is kept."""
+    found = [row for row in history if "validation_perplexity" in row]
+    if not found:
+        return {}
+    last = config.patience_evaluations is None
+    kept = found[-1] if last else min(found, key=lambda row: row["validation_perplexity"])
+    return {key: value for key, value in kept.items() if key != "step"}
 
 
 if __name__ == "__main__":

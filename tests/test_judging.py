@@ -17,7 +17,6 @@ from transformers import LlamaForSequenceClassification
 from stages import evaluate
 from stages.learning import comparison, models, rollout
 from stages.learning.judging import held_out_pairs, judged
-from stages.learning.language_modelling import answer_log_probabilities
 from stages.learning.scratch import small_llama, train_tokenizer
 from stages.learning.statistics import estimate
 from stages.learning.text_measures import distinct, has_code, repetition
@@ -130,9 +129,11 @@ def test_log_probabilities_are_those_of_single_texts(folders, tokenizer):
     responses = [answer_ids(tokenizer, answer) for answer in ("short", "a", "four five a long answer")]
     together = comparison.log_probabilities(model, prompts, responses, 1.0, "t")
     for prompt, response, got in zip(prompts, responses, together, strict=True):
-        ids, mask = models.batched([prompt + response])
-        alone = answer_log_probabilities(model, ids, mask, [len(prompt)])[0]
-        torch.testing.assert_close(got, alone, atol=1e-4, rtol=1e-4)
+        ids = torch.tensor([prompt + response])
+        with torch.no_grad():
+            scores = model(ids).logits[0].double().log_softmax(-1)
+        alone = scores[range(len(prompt) - 1, ids.shape[1] - 1), response]
+        torch.testing.assert_close(got.double(), alone, atol=1e-4, rtol=1e-4)
     hot = comparison.log_probabilities(model, prompts, responses, 2.0, "t")
     assert not torch.allclose(hot[0], together[0])
 

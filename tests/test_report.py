@@ -57,7 +57,7 @@ def artifacts(tmp_path):
     counts = {"posts": {"questions": 12, "dropped": {"few answers": 3456}, "sites": {EVIL: {"questions": 12}}},
               "pairs": {"pairs": 40, "dropped_pairs": {"answers equal": 789},
                         "posts_not_converted_ids": {"x": ["no count"]}}}
-    histories = {"sft": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}, {"step": 2, "perplexity": 4.0}],
+    histories = {"sft": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}, {"step": 2, "validation_perplexity": 4.0}],
                  "reward": [{"step": 1, "loss": 0.7}, {"step": 1, "validation_accuracy": 0.6}],
                  "ppo": [{"iteration": 0, "validation_reward": 0.1, "validation_kl": 0.0},
                          {"iteration": 1, "reward": 0.2, "kl": 0.1, "entropy": 2.0, "response_tokens": 9.0}]}

@@ -69,7 +69,9 @@ def _side_by_side(query, key, value, batch: Ragged, scaling: float, window: int 
     wide = [part.wide(x[0].transpose(0, 1)).unflatten(0, (part.rows, -1)) for x in (query, key, value)]
     mask = None if window is None or window >= part.columns else _causal_bias(part.columns, window, wide[0])
     out = functional.scaled_dot_product_attention(*wide, attn_mask=mask, is_causal=mask is None, scale=scaling)
-    return functional.pad(part.narrow(out.flatten(0, 1)), (0, 0, 0, 0, 0, query.shape[2] - batch.tokens))[None]
+    found = out.new_zeros(query.shape[2], query.shape[1], query.shape[3])
+    part.put(found, out.flatten(0, 1))
+    return found[None]
 
 
 class _RaggedAttention(torch.autograd.Function):
@@ -96,7 +98,7 @@ class _RaggedAttention(torch.autograd.Function):
                     scores = torch.baddbmm(bias[:, block, seen], q[:, block], k[:, seen].transpose(1, 2), alpha=scaling)
                     kept.append(scores.softmax(-1))
                     found.append(torch.bmm(kept[-1], v[:, seen]))
-                out[part.span] = part.narrow(torch.cat(found, 1) if len(found) > 1 else found[0])
+                part.put(out, torch.cat(found, 1) if len(found) > 1 else found[0])
         ctx.save_for_backward(*kept)
         ctx.batch, ctx.scaling = batch, scaling
         return out[None]
@@ -105,13 +107,13 @@ class _RaggedAttention(torch.autograd.Function):
     def backward(ctx, gradient):
         kept = iter(ctx.saved_tensors)
         gradient = gradient[0]
-        out = [_like(gradient, ctx.batch) for _ in range(3)]
+        out = [torch.zeros_like(gradient) if ctx.batch.shares else _like(gradient, ctx.batch) for _ in range(3)]
         for part in ctx.batch.parts:
             query, key, value, *weights = islice(kept, 3 + len(_blocks(part.columns)))
             of_out = part.wide(gradient.to(query.dtype))
             of_out.view(part.rows, -1, *of_out.shape[1:]).mul_(part.inside)
             for found, whole in zip(_part_gradients(query, key, value, of_out, weights, ctx.scaling), out, strict=True):
-                whole[part.span] = part.narrow(found)
+                part.add(whole, found)
         return *(x.transpose(0, 1)[None] for x in out), None, None, None
 
 

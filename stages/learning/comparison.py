@@ -73,10 +73,13 @@ def answers_of(
 
 @torch.no_grad()
 def log_probabilities(
-    model, prompts: list[list[int]], responses: list[list[int]], temperature: float, label: str
+    model, prompts: list[list[int]], responses: list[list[int]], temperature: float, label: str | None = None
 ) -> list[torch.Tensor]:
-    """Log-probability, in nats, of each response token given what stands before it: 1-D fp32 on the CPU, one a row."""
-    progress = Progress(label, len(prompts), "texts")
+    """Log-probability, in nats, of each response token given what stands before it: 1-D fp32 on the CPU, one a row.
+
+    label: of the progress shown; None: none is.
+    """
+    progress = Progress(label, len(prompts), "texts") if label else None
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
     found: list = [None] * len(prompts)
     for chunk in models.chunks_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths, default=1))):
@@ -85,8 +88,10 @@ def log_probabilities(
         log_p = output_layer.log_probabilities(model.get_output_embeddings(), hidden, texts.chosen, temperature).cpu()
         for i, scores in zip(chunk, log_p.split([len(responses[i]) for i in chunk]), strict=True):
             found[i] = scores
-        progress.advance(len(chunk))
-    progress.finish()
+        if progress:
+            progress.advance(len(chunk))
+    if progress:
+        progress.finish()
     return found
 
 

@@ -5,11 +5,9 @@ Known to work, with tests: LLaMA, Mistral, Qwen 2 and 3, GPT-2, GPT-NeoX (Pythia
 
 import inspect
 
-import torch
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.masking_utils import create_masks_for_generate
 
 
 def trunk(model: PreTrainedModel) -> PreTrainedModel:
@@ -22,14 +20,12 @@ def width(model: PreTrainedModel) -> int:
     return model.get_output_embeddings().in_features
 
 
-def guard(model: PreTrainedModel, packs: bool) -> None:
-    """Make a loaded model refuse texts that it has no positions for; packs: and keep packed documents apart."""
+def guard(model: PreTrainedModel) -> None:
+    """Make a loaded model refuse texts that it has no positions for."""
     inner, family = trunk(model), model.config.model_type
     if "position_ids" not in inspect.signature(inner.forward).parameters:
         raise ValueError(f"{family} models take no position ids, which this project's padded batches need")
     inner.register_forward_pre_hook(_check_positions, with_kwargs=True)
-    if packs and not _keeps_documents_apart(inner):
-        inner.register_forward_pre_hook(_mask_other_documents, with_kwargs=True)
 
 
 def check_length(config: PretrainedConfig, tokens: int) -> None:
@@ -78,22 +74,3 @@ def _check_positions(inner: nn.Module, args: tuple, kwargs: dict) -> None:
     places = kwargs.get("position_ids")
     if places is not None and getattr(inner.config, "rope_parameters", None) is None:
         check_length(inner.config, int(places.max()) + 1)
-
-
-@torch.no_grad()
-def _keeps_documents_apart(inner: nn.Module) -> bool:
-    """Whether positions that restart cut the attention: the second document's states must not feel the first one."""
-    ids = torch.tensor([[0, 0, 1, 2], [1, 2, 1, 2]], device=inner.device)
-    places = torch.tensor([[0, 1, 0, 1]] * 2, device=inner.device)
-    one, other = inner(input_ids=ids, position_ids=places, use_cache=False).last_hidden_state[:, 2:]
-    return torch.equal(one, other)  # where rounding alone parts them, the mask below is the one they have already
-
-
-def _mask_other_documents(inner: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    """Transformers' own mask of packed documents, for a family (OPT) that does not ask for it itself."""
-    places = kwargs.get("position_ids")
-    if places is None or kwargs.get("attention_mask") is not None or kwargs.get("past_key_values") is not None:
-        return None
-    like_inputs = torch.empty(*places.shape, 1, dtype=inner.dtype, device=places.device)
-    mask = create_masks_for_generate(inner.config, like_inputs, None, None, position_ids=places)
-    return args, kwargs | {"attention_mask": mask}

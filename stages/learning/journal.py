@@ -10,8 +10,8 @@ def append(path: Path, row: dict) -> None:
         stream.write(json.dumps(row) + "\n")
 
 
-def keep_until(path: Path, iteration: int) -> None:
-    """Drop lines of iterations after a checkpoint's, and one that a kill cut short."""
+def keep_until(path: Path, last: int, count: str = "iteration") -> None:
+    """Drop lines whose `count` is after a checkpoint's, and one that a kill cut short."""
     if not path.exists():
         return
     kept = []
@@ -20,6 +20,6 @@ def keep_until(path: Path, iteration: int) -> None:
             row = json.loads(line)
         except json.JSONDecodeError:
             break
-        if row["iteration"] <= iteration:
+        if row[count] <= last:
             kept.append(line + "\n")
     path.write_text("".join(kept), encoding="utf-8")

@@ -7,6 +7,7 @@ Shapes: N pairs, M distinct texts.
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from stages.text.template import answer_ids, prompt_ids
 CHEAP: dict[str, Callable[[str], float]] = {"longer answer wins": len, "has code": has_code}
 LOG_PROBABILITY = "SFT log-probability"
 EQUAL_LENGTH = 0.1  # lengths that differ by less than this share of the longer
+LENGTHS = {"much shorter": (-1.0, -0.5), "shorter": (-0.5, -EQUAL_LENGTH), "about equal": (-EQUAL_LENGTH, EQUAL_LENGTH),
+           "longer": (EQUAL_LENGTH, 0.5), "much longer": (0.5, 1.01)}  # the better answer, by a share of the longer
+CONFIDENCE_BINS = 10
 GAPS = {"1": (1, 1), "2": (2, 2), "3+": (3, float("inf"))}
 
 
@@ -80,9 +84,7 @@ def judged(
     estimate: (values [N], groups [N]) to a mean with its interval (statistics.estimate).
     """
 
-    def accuracy(right: np.ndarray, where: np.ndarray | None = None) -> dict | None:
-        return estimate(right if where is None else np.where(where, right, np.nan), pairs.groups)
-
+    accuracy = partial(estimate, groups=pairs.groups)
     right = pairs.decided(reward)
     cheap = {name: pairs.decided([judge(answer) for _, answer in pairs.texts]) for name, judge in CHEAP.items()}
     best = max(cheap, key=lambda name: cheap[name].mean()) if len(right) else None
@@ -91,7 +93,7 @@ def judged(
         "questions": len(set(pairs.groups.tolist())),
         "texts": len(pairs.texts),
         "dropped_over_length": pairs.dropped,
-        "accuracy": accuracy(right),
+        **where_right(pairs, reward, estimate),
         "baselines": {
             **{name: accuracy(values) for name, values in cheap.items()},
             LOG_PROBABILITY: accuracy(pairs.decided(log_probability)),
@@ -99,12 +101,50 @@ def judged(
         "best_cheap_baseline": best,
         "above_best_cheap_baseline": accuracy(right - cheap[best]) if best else None,
         "oracle": None if gold is None else accuracy(pairs.decided(gold)),
-        "both_have_code": accuracy(right, _both_have_code(pairs)),
-        "about_equal_length": accuracy(right, _equal_length(pairs)),
-        "by_score_gap": {
-            name: accuracy(right, (low <= _gaps(pairs)) & (_gaps(pairs) <= high)) for name, (low, high) in GAPS.items()
-        },
     }
+
+
+def where_right(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callable) -> dict:
+    """Accuracy of scores [M]: of all pairs, by how the two answers differ, and by how sure the scores are."""
+    right, gaps, lengths = pairs.decided(scores), _gaps(pairs), _length_differences(pairs)
+
+    def accuracy(where: np.ndarray) -> dict | None:
+        return estimate(np.where(where, right, np.nan), pairs.groups)
+
+    return {
+        "accuracy": estimate(right, pairs.groups),
+        "both_have_code": accuracy(_both_have_code(pairs)),
+        "about_equal_length": accuracy(np.abs(lengths) < EQUAL_LENGTH),
+        "by_score_gap": {name: accuracy((low <= gaps) & (gaps <= high)) for name, (low, high) in GAPS.items()},
+        "by_length": {name: accuracy((low <= lengths) & (lengths < high)) for name, (low, high) in LENGTHS.items()},
+        "calibration": calibration(scores[pairs.better] - scores[pairs.worse]),
+    }
+
+
+def validation_numbers(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callable) -> dict[str, float]:
+    """What a history keeps of scores [M]: accuracy with its interval, beside that of the longer answer; loss in nats a
+    pair; calibration error."""
+    right = estimate(pairs.decided(scores), pairs.groups)
+    longer = pairs.decided([len(answer) for _, answer in pairs.texts])
+    gaps = np.asarray(scores[pairs.better] - scores[pairs.worse], float)
+    found = {"accuracy": right["mean"], "accuracy_low": right["low"], "accuracy_high": right["high"],
+             "longer_answer_accuracy": float(longer.mean()), "loss": float(np.logaddexp(0, -gaps).mean()),
+             "calibration_error": calibration(gaps)["expected_error"]}
+    return {f"validation_{name}": value for name, value in found.items() if value is not None}
+
+
+def calibration(gaps: np.ndarray) -> dict:
+    """How often the higher score is right [N gaps, better minus worse], by how sure sigmoid(|gap|) says it is.
+
+    expected_error: the mean distance of the two over bins of equal width, weighted by pairs (Guo et al. 2017, ECE).
+    """
+    gaps = np.asarray(gaps, float)
+    sure, right = 1 / (1 + np.exp(-np.abs(gaps))), wins(gaps, np.zeros_like(gaps))
+    places = np.minimum((CONFIDENCE_BINS * (2 * sure - 1)).astype(int), CONFIDENCE_BINS - 1)
+    bins = [{"confidence": float(sure[here].mean()), "accuracy": float(right[here].mean()), "pairs": int(here.sum())}
+            for place in range(CONFIDENCE_BINS) if (here := places == place).any()]
+    error = sum(b["pairs"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / max(1, len(gaps))
+    return {"expected_error": error, "bins": bins}
 
 
 def _drawn(rows: Iterable[dict], count: int, seed: int) -> list[dict]:
@@ -123,10 +163,11 @@ def _both_have_code(pairs: HeldOutPairs) -> np.ndarray:
     return code[pairs.better] & code[pairs.worse]
 
 
-def _equal_length(pairs: HeldOutPairs) -> np.ndarray:
+def _length_differences(pairs: HeldOutPairs) -> np.ndarray:
+    """Characters that the better answer has more [N], over those of the longer one."""
     length = np.array([len(answer) for _, answer in pairs.texts], dtype=float)
     one, other = length[pairs.better], length[pairs.worse]
-    return np.abs(one - other) < EQUAL_LENGTH * np.maximum(one, other)
+    return (one - other) / np.maximum(np.maximum(one, other), 1)
 
 
 def _gaps(pairs: HeldOutPairs) -> np.ndarray:

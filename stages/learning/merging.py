@@ -10,7 +10,7 @@ import torch
 from peft import PeftConfig, PeftModel
 
 from stages.learning import models
-from stages.learning.reward_model import keep_scoring, raw_scores
+from stages.learning.reward_model import Scorer, Scoring, keep_scoring
 from stages.learning.roles import is_adapter, saved_head
 
 PROBE_ROWS, PROBE_TOKENS = 4, 48
@@ -59,7 +59,8 @@ def outputs(model, ids: torch.Tensor) -> torch.Tensor:
     ids = ids.to(model.device)
     keep_mask = torch.ones_like(ids)
     if hasattr(model, "score"):
-        return raw_scores(model, ids, keep_mask, keep_mask, 0.0).float().cpu()
+        rows = ids.tolist()
+        return Scorer(model, "fp32", Scoring())([row[:1] for row in rows], [row[1:] for row in rows])
     return model(input_ids=ids, attention_mask=keep_mask).logits.float().cpu()
 
 

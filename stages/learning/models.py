@@ -37,7 +37,7 @@ def device() -> torch.device:
 
 
 def load_causal(folder: Path | str, precision: str = "fp32") -> PreTrainedModel:
-    """A causal language model on this process's device, in eval mode; packed documents do not attend to each other."""
+    """A causal language model on this process's device, in eval mode."""
     return _load(AutoModelForCausalLM, folder, precision)
 
 
@@ -204,5 +204,5 @@ def _load(kind, folder, precision: str, may_miss: tuple[str, ...] = (), **more) 
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     model.eval()
-    guard(model, packs=kind is AutoModelForCausalLM)
+    guard(model)
     return model

@@ -26,7 +26,7 @@ from stages.learning.models import adapted_layers, autocast, chunks_by_length, l
 from stages.learning.output_layer import log_probabilities
 from stages.learning.ragged import Texts, by_row, response_tokens
 from stages.learning.roles import POLICY, VALUE, RewardRole, SharedScorer, acting_as, add_role, parameters_of
-from stages.learning.weights import save_adapter, save_adapters
+from stages.learning.weights import save_adapter, save_adapters, save_model
 
 
 class Scored(NamedTuple):
@@ -168,8 +168,7 @@ class Policy(nn.Module):
         if self.frozen_copy is None:
             save_adapter(self.model, tokenizer, out)
         else:
-            self.model.save_pretrained(out)
-            tokenizer.save_pretrained(out)
+            save_model(self.model, tokenizer, out)
         if not self.samples_values:
             save_adapters(self.base, out, [VALUE])
         head = {name: t.detach().cpu().contiguous() for name, t in self.value_head.state_dict().items()}

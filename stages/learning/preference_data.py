@@ -5,35 +5,36 @@ them. 'pair' batching makes one example a pair; 'question' gathers all pairs of 
 is forwarded once and all its pairs train in one step (InstructGPT, section 3.5).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import torch
-
-from stages.learning.reward_model import text_batch
+from stages.learning.reward_model import Scorer
 from stages.text.template import answer_ids, prompt_ids
 
 
 @dataclass
 class Example:
-    """One question, answers to it, and pairs of them (index of the better, index of the worse)."""
+    """One question, answers to it, pairs of them (index of the better, index of the worse) and their score gaps."""
 
     question: tuple  # site, question id
     prompt: list[int]
     answers: list[list[int]] = field(default_factory=list)
     pairs: list[tuple[int, int]] = field(default_factory=list)
+    gaps: list[int] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)  # answer's text to its index
 
-    def add_pair(self, texts: tuple[str, str], answers: list[list[int]]) -> None:
+    def add_pair(self, texts: tuple[str, str], answers: list[list[int]], gap: int) -> None:
         """A better and a worse answer; one that stands here already is not added again."""
         for text, answer in zip(texts, answers, strict=True):
             if text not in self.places:
                 self.places[text] = len(self.answers)
                 self.answers.append(answer)
         self.pairs.append((self.places[texts[0]], self.places[texts[1]]))
+        self.gaps.append(gap)
 
 
 def examples(
-    rows, tokenizer, *, max_length_tokens: int, by_question: bool, max_pairs: int
+    rows: Iterable[dict], tokenizer, *, max_length_tokens: int, by_question: bool, max_pairs: int
 ) -> tuple[list[Example], int]:
     """Rows of a pairs table to examples, in their order; and how many pairs were dropped as over-long."""
     made: list[Example] = []
@@ -50,17 +51,35 @@ def examples(
             continue
         if not (by_question and same):
             made.append(Example(key, prompt))
-        made[-1].add_pair(texts, answers)
+        made[-1].add_pair(texts, answers, row["score_j"] - row["score_k"])
         kept += 1
     return made, dropped
 
 
-def collate_examples(items: list[Example]) -> dict[str, torch.Tensor]:
-    """Examples to a batch: texts [rows, T], `better` and `worse` row indices [pairs]."""
-    prompts, answers, better, worse = [], [], [], []
+def collate_examples(items: list[Example]) -> dict:
+    """Examples as they are, and the number of pairs in them."""
+    return {"content": items, "items": sum(len(item.pairs) for item in items)}
+
+
+def pair_indices(items: list[Example]) -> tuple[list[int], list[int]]:
+    """Of each pair, the better and the worse answer's number among all the answers of the items, in order."""
+    better, worse, first = [], [], 0
     for item in items:
-        better += [len(answers) + j for j, _ in item.pairs]
-        worse += [len(answers) + k for _, k in item.pairs]
-        prompts += [item.prompt] * len(item.answers)
-        answers += item.answers
-    return text_batch(prompts, answers) | {"better": torch.tensor(better), "worse": torch.tensor(worse)}
+        better += [first + j for j, _ in item.pairs]
+        worse += [first + k for _, k in item.pairs]
+        first += len(item.answers)
+    return better, worse
+
+
+def accuracy(scorer: Scorer, items: list[Example]) -> float:
+    """Share of pairs whose better text scores higher; ties count one half."""
+    scores = scorer([item.prompt for item in items for _ in item.answers], [a for item in items for a in item.answers])
+    better, worse = pair_indices(items)
+    gaps = scores[better] - scores[worse]
+    return float((gaps > 0).float().mean() + 0.5 * (gaps == 0).float().mean())
+
+
+def reference_answers(items: list[Example], count: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts and answers of the first `count` that win a pair: what a reward's zero is set by."""
+    winners = [(item.prompt, item.answers[j]) for item in items for j in sorted({j for j, _ in item.pairs})][:count]
+    return [prompt for prompt, _ in winners], [answer for _, answer in winners]

@@ -48,8 +48,17 @@ class Part:
         """[rows * H, columns, W] to [tokens, H, W], the part's tokens end to end."""
         if self.rows == 1:
             return wide.transpose(0, 1)[: self.tokens]
-        beside = wide.unflatten(0, (self.rows, -1)).transpose(1, 2).flatten(0, 1)
-        return beside.index_select(0, self.place)
+        return self.beside(wide).index_select(0, self.place)
+
+    def beside(self, wide: torch.Tensor) -> torch.Tensor:
+        """[rows * H, columns, W] to [rows * columns, H, W]."""
+        return wide.unflatten(0, (self.rows, -1)).transpose(1, 2).flatten(0, 1)
+
+    def put(self, values: torch.Tensor, wide: torch.Tensor) -> None:
+        """Write what was found for the part's tokens into `values` [N, H, W]."""
+        values[self.span] = self.narrow(wide)
+
+    add = put  # a token stands in one row: what comes from there is all
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class Ragged:
     """A batch of rows, the shortest first; what stands after `tokens` fills up to a round size and is never read.
 
     input_ids, positions: [1, N]. starts, lengths: [B], where each row begins and its tokens, in the order given.
+    shares: a token may stand in several rows (branching.py).
     """
 
     input_ids: torch.Tensor
@@ -65,20 +75,24 @@ class Ragged:
     starts: torch.Tensor
     lengths: torch.Tensor
     parts: list[Part]
+    shares: bool = False
 
 
 class Texts(NamedTuple):
     """Prompts with responses, laid end to end; M response tokens, R in the longest response.
 
-    before: [M], where the token before each response token stands; chosen: [M], the response tokens; place: [M], where
-    they stand in [B * R]; mask: [B, R], 1.0 at response tokens.
+    own: [M], where each response token stands; before: [M], where the token before it does; chosen: [M], the response
+    tokens; place: [M], where they stand in [B * R]; mask: [B, R], 1.0 at response tokens; last: [B], where each row
+    ends.
     """
 
     batch: Ragged
+    own: torch.Tensor
     before: torch.Tensor
     chosen: torch.Tensor
     place: torch.Tensor
     mask: torch.Tensor
+    last: torch.Tensor
 
 
 def ragged(rows: list[list[int]], where: torch.device | None = None) -> Ragged:
@@ -101,11 +115,11 @@ def ragged(rows: list[list[int]], where: torch.device | None = None) -> Ragged:
         tokens=tokens,
         starts=starts.to(where),
         lengths=torch.tensor([len(row) for row in rows], device=where),
-        parts=[_part(firsts[rows], lengths[rows], where) for rows in _like_lengths(lengths, SIDE_BY_SIDE[where.type])],
+        parts=[_part(firsts[rows], lengths[rows], where) for rows in like_lengths(lengths, SIDE_BY_SIDE[where.type])],
     )
 
 
-def _like_lengths(lengths: list[int], scores: int) -> list[slice]:
+def like_lengths(lengths: list[int], scores: int) -> list[slice]:
     """Neighbours among rows sorted by length, as many as keep their scores together within `scores`, at least one."""
     parts, first = [], 0
     for row, length in enumerate(lengths):
@@ -133,13 +147,19 @@ def _part(firsts: list[int], lengths: list[int], where: torch.device) -> Part:
 def response_tokens(prompts: list[list[int]], responses: list[list[int]], where: torch.device) -> Texts:
     """Lay prompts and responses end to end, with the places of the response tokens."""
     batch = ragged([prompt + response for prompt, response in zip(prompts, responses, strict=True)], where)
-    lengths = torch.tensor([len(response) for response in responses], device=where)
-    first = batch.starts + torch.tensor([len(prompt) - 1 for prompt in prompts], device=where)
-    mask = torch.arange(max(map(len, responses)), device=where) < lengths[:, None]
+    first = batch.starts + torch.tensor([len(prompt) for prompt in prompts], device=where)
+    return texts_of(batch, first, first - 1, [len(response) for response in responses])
+
+
+def texts_of(batch: Ragged, first: torch.Tensor, before_first: torch.Tensor, lengths: list[int]) -> Texts:
+    """Responses of `lengths` tokens that stand from `first` [B] on, each after the token `before_first` [B]."""
+    where = batch.input_ids.device
+    mask = torch.arange(max(lengths), device=where) < torch.tensor(lengths, device=where)[:, None]
     row, column = mask.nonzero(as_tuple=True)
-    before = first[row] + column
-    chosen = batch.input_ids[0, before + 1]
-    return Texts(batch, before, chosen, row * mask.shape[1] + column, mask.float())
+    own = first[row] + column
+    before = torch.where(column == 0, before_first[row], own - 1)
+    last = first + torch.tensor(lengths, device=where) - 1
+    return Texts(batch, own, before, batch.input_ids[0, own], row * mask.shape[1] + column, mask.float(), last)
 
 
 def by_row(values: torch.Tensor, texts: Texts) -> torch.Tensor:

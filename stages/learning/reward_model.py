@@ -1,24 +1,42 @@
-"""The reward model: one score for an answer to a prompt, read at the last real token; and where its zero lies.
+"""The reward model: one score for an answer to a prompt; how it is read off the states, and where its zero lies.
 
-Beside the published head there is an optional second term, `log_probability_weight` times the answer's mean
-log-probability a token under the model's own trunk. What the language model knows (which value is the likely one) is
-there at each token; a head at the last token would first have to learn to carry it to the end.
-Shapes: B rows, T tokens, D width, V vocabulary.
+As published, a head reads the state at the last token. It may also read every token of the answer, and there is an
+optional second term, `log_probability_weight` times the answer's mean log-probability a token under the model's own
+trunk. What the language model knows (which value is the likely one) is there at each token; a head at the last token
+would first have to learn to carry it to the end.
+Shapes: B rows, M response tokens of all rows, D width, V vocabulary.
 """
 
 import json
 import math
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from stages.learning.models import autocast, batched, chunks_by_length, last_hidden_states, plain, ragged_states
+from stages.learning.models import autocast, chunks_by_length, plain, ragged_states
 from stages.learning.output_layer import log_probabilities
 from stages.learning.ragged import Texts, by_row, response_tokens
 from stages.plumbing.artifact import write_json
 
 SCORING = "scoring.json"
+EXAMPLES = 64  # reference answers that are kept with their scores
+SUM_TOKENS = 100  # a sum over an answer's tokens counts in hundreds: about the size of a mean
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a score is read.
+
+    pooling: 'last', the head's output at the last token; 'mean' and 'sum', that of all the answer's tokens, averaged or
+    summed (a hundred tokens count 1: then an answer's length is in its score).
+    log_probability_weight: times the answer's mean log-probability a token, in nats, added to it.
+    """
+
+    pooling: str = "last"
+    log_probability_weight: float = 0.0
 
 
 def initialise_head(model, generator: torch.Generator) -> None:
@@ -29,63 +47,61 @@ def initialise_head(model, generator: torch.Generator) -> None:
         weight.copy_(drawn.to(weight))
 
 
-def text_batch(prompts: list[list[int]], answers: list[list[int]]) -> dict[str, torch.Tensor]:
-    """Prompts with answers, right-padded: `input_ids`, `keep_mask` and `answer_mask`, each [B, T]."""
-    rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
-    input_ids, keep_mask = batched(rows)
-    starts = torch.tensor([len(prompt) for prompt in prompts])
-    answer_mask = keep_mask * (torch.arange(keep_mask.shape[1]) >= starts[:, None])
-    return {"input_ids": input_ids, "keep_mask": keep_mask, "answer_mask": answer_mask}
+class Reading(NamedTuple):
+    """Of texts: raw `scores` [B] fp32, and the answers' mean log-probability `log_p` [B] a token, if it was read."""
+
+    scores: torch.Tensor
+    log_p: torch.Tensor | None
 
 
-def raw_scores(
-    model,
-    input_ids: torch.Tensor,
-    keep_mask: torch.Tensor,
-    answer_mask: torch.Tensor,
-    log_probability_weight: float,
-) -> torch.Tensor:
-    """Scores [B] fp32 of rows [B, T]: the head at the last real token, plus the weighted mean log-probability.
-
-    Positions come from the mask, never from an id: padding side, filler id and order of the rows do not matter.
-    """
+def read(model, texts: Texts, scoring: Scoring, log_p: bool = False) -> Reading:
+    """One forward pass. There are no pads in it: neither padding nor the other rows matter."""
     classifier = plain(model)
-    hidden = last_hidden_states(classifier, input_ids, keep_mask)
-    last = (keep_mask * torch.arange(keep_mask.shape[1], device=keep_mask.device)).argmax(-1)
-    scores = _head_scores(classifier, hidden[torch.arange(len(last), device=last.device), last])
-    if log_probability_weight:
-        vocabulary = classifier.get_input_embeddings().weight
-        scores = scores + log_probability_weight * _mean_log_probability(hidden, vocabulary, input_ids, answer_mask)
-    return scores
+    places = texts.last if scoring.pooling == "last" else texts.own
+    log_p = log_p or bool(scoring.log_probability_weight)
+    hidden = ragged_states(classifier, texts.batch, torch.cat([places, texts.before]) if log_p else places)
+    scores = _pooled(_head_scores(classifier, hidden[: len(places)]), texts, scoring.pooling)
+    if not log_p:
+        return Reading(scores, None)
+    means = _mean_log_probabilities(classifier, hidden[len(places) :], texts)
+    return Reading(scores + scoring.log_probability_weight * means, means)
 
 
-def check_tied(config, log_probability_weight: float) -> None:
+def _pooled(scores: torch.Tensor, texts: Texts, pooling: str) -> torch.Tensor:
+    """Of the tokens read to [B]."""
+    if pooling == "last":
+        return scores
+    return by_row(scores, texts).sum(-1) / (texts.mask.sum(-1) if pooling == "mean" else SUM_TOKENS)
+
+
+def _mean_log_probabilities(classifier, before: torch.Tensor, texts: Texts) -> torch.Tensor:
+    """Mean log-probability [B] a token of the responses, from the states [M, D] before their tokens.
+
+    The output layer is the embeddings', see `check_tied`.
+    """
+    vocabulary = classifier.get_input_embeddings().weight
+    layer = nn.utils.skip_init(nn.Linear, *reversed(vocabulary.shape), bias=False, device="meta")
+    layer.weight = vocabulary
+    return by_row(log_probabilities(layer, before, texts.chosen, 1.0), texts).sum(-1) / texts.mask.sum(-1)
+
+
+def check_tied(config, weight: float, name: str) -> None:
     """A sequence classifier carries no language-model head: its log-probabilities need one tied to the embeddings."""
-    if log_probability_weight and not config.tie_word_embeddings:
-        raise ValueError("reward.log_probability_weight needs a model whose output layer is tied to its embeddings; "
-                         "this one's is not: set it to 0")
-
-
-def _mean_log_probability(hidden, vocabulary, input_ids, answer_mask) -> torch.Tensor:
-    """Mean log-probability [B] of the answers' tokens, with logits only where they are needed."""
-    predicts = answer_mask[:, 1:].bool()  # position t predicts token t + 1
-    logits = hidden[:, :-1][predicts].to(vocabulary.dtype) @ vocabulary.T
-    chosen = input_ids[:, 1:][predicts]
-    log_p = -torch.nn.functional.cross_entropy(logits.float(), chosen, reduction="none")
-    spread = torch.zeros(predicts.shape, device=log_p.device).masked_scatter(predicts, log_p)
-    return spread.sum(-1) / predicts.sum(-1)
+    if weight and not config.tie_word_embeddings:
+        raise ValueError(f"reward.{name} needs a model whose output layer is tied to its embeddings; this one's is "
+                         f"not: set it to 0")
 
 
 class Scorer:
-    """Prompts and answers to rewards. A merged model carries its weights and normalisation in its config.
+    """Prompts and answers to rewards. A merged model carries its way of scoring and its normalisation in its config.
 
-    log_probability_weight: given while the model trains; a merged model knows its own.
+    scoring: given while the model trains; a merged model knows its own.
     """
 
-    def __init__(self, model, precision: str, log_probability_weight: float | None = None, batch_rows: int = 64):
+    def __init__(self, model, precision: str, scoring: Scoring | None = None, batch_rows: int = 64):
         self.model, self.precision, self.batch_rows = model, precision, batch_rows
-        own = getattr(model.config, "reward_log_probability_weight", 0.0)
-        self.weight = own if log_probability_weight is None else log_probability_weight
+        known = {f.name: getattr(model.config, f"reward_{f.name}", f.default) for f in fields(Scoring)}
+        self.scoring = Scoring(**known) if scoring is None else scoring
         self.mean = float(getattr(model.config, "reward_mean", 0.0))
         self.std: float | None = getattr(model.config, "reward_std", None)  # on reference answers, for those who scale
 
@@ -98,37 +114,42 @@ class Scorer:
         for chunk in chunks_by_length(lengths, self.batch_rows):
             texts = response_tokens([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
             with autocast(self.precision):
-                scores[chunk] = self._raw(texts).cpu()
+                scores[chunk] = read(self.model, texts, self.scoring).scores.cpu()
         return scores - self.mean
 
-    def _raw(self, texts: Texts) -> torch.Tensor:
-        """As `raw_scores`, of texts laid end to end."""
-        classifier = plain(self.model)
-        last = texts.batch.starts + texts.batch.lengths - 1
-        hidden = ragged_states(classifier, texts.batch, torch.cat([last, texts.before]) if self.weight else last)
-        scores = _head_scores(classifier, hidden[: len(last)])
-        if self.weight:
-            layer = nn.utils.skip_init(nn.Linear, *reversed(self._vocabulary().shape), bias=False, device="meta")
-            layer.weight = self._vocabulary()
-            log_p = by_row(log_probabilities(layer, hidden[len(last) :], texts.chosen, 1.0), texts)
-            scores = scores + self.weight * log_p.sum(-1) / texts.mask.sum(-1)
-        return scores
 
-    def _vocabulary(self) -> nn.Parameter:
-        return plain(self.model).get_input_embeddings().weight
+def save_scoring(
+    folder: Path, scoring: Scoring, precision: str, reference: tuple[list, list], scores: torch.Tensor
+) -> None:
+    """How to score, and where 0 lies: the mean raw score of reference answers (arXiv 2403.17031).
 
-
-def save_scoring(folder: Path, log_probability_weight: float, scores: torch.Tensor) -> None:
-    """How to score, and where 0 lies: the mean raw score of reference answers (arXiv 2403.17031)."""
+    reference: their prompts and answers. Some are kept with their scores: whoever serves the model in another precision
+    can see what that does to them.
+    """
     write_json(
         folder / SCORING,
         {
-            "log_probability_weight": log_probability_weight,
+            **asdict(scoring),
+            "precision": precision,
             "mean": float(scores.mean()),
             "std": float(scores.std(correction=0)),
             "reference_answers": len(scores),
+            "examples": [
+                {"prompt": prompt, "answer": answer, "score": score}
+                for prompt, answer, score in list(zip(*reference, scores.tolist(), strict=True))[:EXAMPLES]
+            ],
         },
     )
+
+
+def member_folder(artifact: Path, member: int) -> Path:
+    """Where a reward artifact, merged or not, keeps one of its models."""
+    return artifact if member == 0 else artifact / f"member-{member}"
+
+
+def members_of(artifact: Path) -> list[Path]:
+    """The folders of all the models in a reward artifact."""
+    return [artifact, *(member_folder(artifact, n) for n in range(1, 1 + len(list(artifact.glob("member-*")))))]
 
 
 def keep_scoring(adapter: Path, out: Path, config) -> None:
@@ -142,8 +163,8 @@ def put_scoring(adapter: Path, config) -> dict:
         found = json.loads((adapter / SCORING).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{adapter} has no {SCORING}: is it a finished reward artifact?") from None
-    config.reward_log_probability_weight = found["log_probability_weight"]
-    config.reward_mean, config.reward_std = found["mean"], found["std"]
+    for name in (*(f.name for f in fields(Scoring)), "mean", "std"):
+        setattr(config, f"reward_{name}", found[name])
     return found
 
 

@@ -1,12 +1,13 @@
 """Transformers' Trainer as this project uses it: history, progress, and checkpoints that survive kill -9.
 
-The Trainer carries optimiser, schedule, accumulation, mixed precision and several processes. Added here: a checkpoint
-counts only once it is complete, `history.jsonl` holds every logged step once whatever was interrupted, and one
-progress line.
+The Trainer carries optimiser, schedule, order of the data, accumulation and checkpoints. Added here: the loss of a step
+is a mean over all its items, however they fall into microbatches (CORRECTNESS P5); a checkpoint counts only once it is
+complete; `history.jsonl` holds every logged step once whatever was interrupted; the best state kept; one progress line.
 """
 
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -32,7 +33,10 @@ LOG_EVERY_STEPS = 10
 
 @dataclass(frozen=True)
 class Training:
-    """What the optimiser needs to know; sizes count the caller's examples."""
+    """What the optimiser needs to know; sizes count the caller's examples.
+
+    patience_evaluations: stop after so many without a better one; None: never.
+    """
 
     batch: int
     microbatch: int
@@ -40,12 +44,12 @@ class Training:
     schedule: str
     weight_decay: float
     seed: int
-    precision: str
     save_every_steps: int
     max_steps: int | None = None
     epochs: float = 1.0
     warmup_steps: int = 0
     gradient_checkpointing: bool = False
+    patience_evaluations: int | None = None
 
     @classmethod
     def like(cls, settings: object, **own) -> "Training":
@@ -54,39 +58,57 @@ class Training:
         return cls(**(shared | own))
 
 
+@dataclass(frozen=True)
+class Watch:
+    """Evaluations while training: `measure` gives numbers at a step, in eval mode, every `every_steps` and at the end.
+
+    keep_best: the better a state, the higher; makes the best one the result, by what `measure` found. None: the last.
+    """
+
+    measure: Callable[[int], dict]
+    every_steps: int
+    keep_best: Callable[[dict], float] | None = None
+
+
 def train(
     model,
     dataset,
     collate: Callable,
+    loss: Callable,
     settings: Training,
     out: Path,
     label: str,
-    loss: Callable | None = None,
-    evaluate: Callable[[], dict] | None = None,
-    evaluate_every_steps: int | None = None,
-    keep_best: str | None = None,
+    watch: Watch | None = None,
 ) -> list[dict]:
     """Train in place, going on from the last complete checkpoint under `out`; returns the history.
 
-    dataset: a map-style data set; collate: list of its items to a dict of tensors; loss: (model, batch) to a scalar
-    (default: the model's own, given labels); evaluate: called every `evaluate_every_steps` and at the end in eval mode,
-    its numbers go into the history; keep_best: the one of them (the higher the better) by which the final weights are
-    chosen among the evaluated states.
+    dataset: a map-style data set; collate: list of its items to `content` and how many `items` the loss is to be a
+    mean of; loss: a batch's content to the sum of its items' losses, a scalar, made with `model` (one process, one
+    device).
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"{label} trains in one process, and was started as one of several: start it without torchrun")
     set_seed(settings.seed)
-    book = _Book(out / HISTORY, label, evaluate, evaluate_every_steps, keep_best)
+    book = _Book(out / HISTORY, label, watch, settings.patience_evaluations)
     trainer = _Trainer(
         model=model, args=_arguments(settings, out), train_dataset=dataset, data_collator=collate, callbacks=[book]
     )
     trainer.own_loss = loss
+    trainer.model_accepts_loss_kwargs = True  # it divides by the step's items itself
     trainer.remove_callback(PrinterCallback)
     checkpoint = last_checkpoint(out)
     if checkpoint:
         print(f"{label}: resumed at {Path(checkpoint).name}", file=sys.stderr, flush=True)
     trainer.train(resume_from_checkpoint=checkpoint)
-    if keep_best:
+    if watch and watch.keep_best:
         _load_trained(model, out / BEST)
     return book.rows
+
+
+def last_step(out: Path) -> int:
+    """Of the last complete checkpoint; -1 without one."""
+    found = last_checkpoint(out)
+    return -1 if found is None else int(found.rpartition("-")[2])
 
 
 def remove_checkpoints(out: Path) -> None:
@@ -119,7 +141,6 @@ def _arguments(settings: Training, out: Path) -> TrainingArguments:
         weight_decay=settings.weight_decay,
         seed=settings.seed,
         data_seed=settings.seed,
-        bf16=settings.precision in ("mixed", "bf16", "nf4"),
         use_cpu=not torch.cuda.is_available(),
         activation_checkpointing=settings.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
@@ -136,22 +157,24 @@ def _arguments(settings: Training, out: Path) -> TrainingArguments:
 
 
 class _Trainer(Trainer):
-    own_loss: Callable | None = None
+    own_loss: Callable
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        return batches, sum(batch["items"] for batch in batches)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        if self.own_loss is None:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        return self.own_loss(model, inputs)
+        return self.own_loss(inputs["content"]) / max(1, num_items_in_batch)
+
+    def floating_point_ops(self, inputs):
+        return 0
 
 
 class _Book(TrainerCallback):
     """History, progress, evaluations, and the mark of a complete checkpoint."""
 
-    def __init__(
-        self, path: Path, label: str, evaluate: Callable | None, evaluate_every_steps: int | None, keep_best: str | None
-    ):
-        self.path, self.label = path, label
-        self.evaluate, self.every, self.keep_best = evaluate, evaluate_every_steps, keep_best
+    def __init__(self, path: Path, label: str, watch: Watch | None, patience: int | None):
+        self.path, self.label, self.watch, self.patience = path, label, watch, patience
         self.rows: list[dict] = []
         self.progress = None
 
@@ -163,16 +186,22 @@ class _Book(TrainerCallback):
     def on_step_end(self, args, state, control, model=None, **kwargs):
         note = f"loss {self.rows[-1]['loss']:.3f}" if self.rows and "loss" in self.rows[-1] else ""
         self.progress.advance(note=note)
-        due = self.every and state.global_step % self.every == 0
-        if self.evaluate and (due or state.global_step == state.max_steps):
-            model.eval()
-            with torch.no_grad():
-                numbers = self.evaluate()
-            model.train()
-            if self.keep_best and numbers[self.keep_best] > self._best_so_far():
+        if self.watch and (state.global_step % self.watch.every_steps == 0 or state.global_step == state.max_steps):
+            self._evaluate(state, control, model)
+
+    def _evaluate(self, state, control, model) -> None:
+        model.eval()
+        with torch.no_grad():
+            numbers = self.watch.measure(state.global_step)
+        model.train()
+        state.log_history.append(numbers | {"step": state.global_step})
+        if self.watch.keep_best:
+            quality = [self.watch.keep_best(row) for row in state.log_history if set(numbers) <= set(row)]
+            since = len(quality) - 1 - quality.index(max(quality))
+            if since == 0:
                 _save_trained(model, self.path.with_name(BEST))
-            state.log_history.append(numbers | {"step": state.global_step})
-            self.on_log(args, state, control)
+            control.should_training_stop |= self.patience is not None and since >= self.patience
+        self.on_log(None, state, control)
 
     def on_log(self, args, state, control, **kwargs):
         self.rows = [row for entry in state.log_history if set(row := _repeatable(entry)) - {"step", "epoch"}]
@@ -183,9 +212,6 @@ class _Book(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         self.progress.finish()
-
-    def _best_so_far(self) -> float:
-        return max((row[self.keep_best] for row in self.rows if self.keep_best in row), default=float("-inf"))
 
     def _write(self) -> None:
         write_text(self.path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in self.rows))

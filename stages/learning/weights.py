@@ -38,6 +38,12 @@ def save_adapter(model, tokenizer, out: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
+def save_model(model, tokenizer, out: Path) -> None:
+    """A whole model folder with its tokenizer."""
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
 def save_adapters(model, out: Path, names: list[str]) -> None:
     """These adapters of a PEFT model: the one called 'default' into `out` itself, others into out/<name>."""
     model.save_pretrained(out, selected_adapters=names)

@@ -10,7 +10,7 @@ HISTORY = "history.jsonl"
 DRAWN = {
     "base": [("base-loss", "Base: training loss, nats a token", "step", {"loss": "loss"})],
     "sft": [("sft-loss", "SFT: training loss, nats a token", "step", {"loss": "loss"}),
-            ("sft-perplexity", "SFT: perplexity of held-out answers", "step", {"perplexity": "perplexity"})],
+            ("sft-perplexity", "SFT: perplexity of held-out answers", "step", {"perplexity": "validation_perplexity"})],
     "reward": [("reward-loss", "Reward: training loss", "step", {"loss": "loss"}),
                ("reward-accuracy", "Reward: accuracy on validation pairs", "step",
                 {"accuracy": "validation_accuracy"})],

@@ -68,11 +68,27 @@ def answers_of(pairs: Path, split: str) -> Iterator[tuple[str, str]]:
                 yield row["question"], answer
 
 
-def questions_of(pairs: Path, split: str) -> list[dict]:
-    """Each question of a split once (the pairs repeat them), with its best answer: the row of its highest score_j."""
+def first_questions(pairs: Path, split: str, share: float, most: int) -> set[tuple]:
+    """(site, qid) of the first questions of a split, as many as `share` of them, `most` at most.
+
+    The posts stage has brought the questions into a random order: the first ones are a random choice.
+    """
+    found: dict[tuple, None] = {}
+    for row in rows_of(pairs, split, ["site", "qid"]):
+        found.setdefault((row["site"], row["qid"]))
+    return set(list(found)[: min(most, int(share * len(found)))])
+
+
+def questions_of(pairs: Path, split: str, among: set[tuple] | None = None) -> list[dict]:
+    """Each question of a split once (the pairs repeat them), with its best answer: the row of its highest score_j.
+
+    among: (site, qid) of those wanted; None: all.
+    """
     best: dict[tuple, dict] = {}
     for row in rows_of(pairs, split):
         key = (row["site"], row["qid"])
+        if among is not None and key not in among:
+            continue
         if key not in best or row["score_j"] > best[key]["score_j"]:
             best[key] = row
     return [best[key] for key in sorted(best)]

@@ -5,6 +5,10 @@ tokenised jointly, BPE could merge across the boundary, and a policy would be as
 supervised fine-tuning never showed. Template of StackLLaMA (supervised_finetuning.py, prepare_sample_text).
 """
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+ENCODED_AT_ONCE = 1000  # texts
 BEFORE, AFTER = "Question: ", "\n\nAnswer: "
 
 
@@ -37,11 +41,21 @@ def pair_ids(tokenizer, question: str, answer: str) -> list[int]:
     return prompt_ids(tokenizer, question) + answer_ids(tokenizer, answer)
 
 
+def encoded(tokenizer, texts: Iterable[tuple[str, str]]) -> Iterator[tuple[list[int], list[int]]]:
+    """`prompt_ids` and `answer_ids` of questions with answers, many in one call of the tokenizer."""
+    texts = iter(texts)
+    start, end = [tokenizer.bos_token_id] if adds_bos(tokenizer) else [], [tokenizer.eos_token_id]
+    while held := list(islice(texts, ENCODED_AT_ONCE)):
+        prompts = _encode(tokenizer, [prompt_text(question) for question, _ in held])
+        answers = _encode(tokenizer, [answer for _, answer in held])
+        yield from ((start + prompt, answer + end) for prompt, answer in zip(prompts, answers, strict=True))
+
+
 def adds_bos(tokenizer) -> bool:
     """Whether this tokenizer starts a text with BOS (LLaMA does, GPT-2 does not)."""
     return tokenizer("").input_ids[:1] == [tokenizer.bos_token_id] and tokenizer.bos_token_id is not None
 
 
-def _encode(tokenizer, text: str) -> list[int]:
+def _encode(tokenizer, text: str | list[str]) -> list:
     # A post may spell out "</s>" or "<s>": it is text, never a special token.
     return tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids

@@ -1,0 +1,34 @@
+"""What a reward model learns from: pairs of answers, all of a question in one forward pass."""
+
+from dataclasses import dataclass
+
+import torch
+
+from stages.learning.branching import branching
+from stages.learning.losses import pairwise_losses
+from stages.learning.models import autocast
+from stages.learning.preference_data import Example, pair_indices
+from stages.learning.reward_model import Scoring, read
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Options of the loss; see the recipe's section reward, whose names these are."""
+
+    margin_per_score: float = 0.0
+    label_smoothing: float = 0.0
+    centring_weight: float = 0.0
+    language_model_weight: float = 0.0
+
+    def summed_loss(self, model, items: list[Example], scoring: Scoring, precision: str) -> torch.Tensor:
+        """The loss of every pair, summed, fp32. Each answer is computed once, and each question once for all of its."""
+        texts = branching([item.prompt for item in items], [item.answers for item in items], model.device)
+        with autocast(precision):
+            found = read(model, texts, scoring, log_p=bool(self.language_model_weight))
+        better, worse = pair_indices(items)
+        gaps = torch.tensor([gap for item in items for gap in item.gaps], device=model.device)
+        losses = pairwise_losses(found.scores[better], found.scores[worse], self.margin_per_score * gaps,
+                                 self.label_smoothing, self.centring_weight)
+        if self.language_model_weight:
+            losses = losses - self.language_model_weight * found.log_p[better]
+        return losses.sum()

@@ -1,0 +1,63 @@
+"""Questions computed once for all their answers: the same states and gradients as separate texts."""
+
+import random
+
+import pytest
+import torch
+from families import FAMILIES, save
+
+from stages.learning import models
+from stages.learning.branching import branching
+from stages.learning.ragged import response_tokens
+
+RNG = random.Random(0)
+
+
+def ids(count: int) -> list[int]:
+    return [RNG.randrange(3, 120) for _ in range(count)]
+
+
+PROMPTS = [ids(9), ids(1), ids(30)]
+ANSWERS = [[ids(4), ids(17), ids(1)], [ids(5)], [ids(2), ids(2), ids(20), ids(7)]]
+SEPARATE = [(prompt, answer) for prompt, own in zip(PROMPTS, ANSWERS, strict=True) for answer in own]
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def states(model, texts, wanted):
+    return models.ragged_states(model, texts.batch, wanted)
+
+
+def both():
+    where = torch.device("cpu")
+    return branching(PROMPTS, ANSWERS, where), response_tokens(*map(list, zip(*SEPARATE, strict=True)), where)
+
+
+def test_question_tokens_stand_once_and_texts_say_where_everything_is():
+    shared, apart = both()
+    assert shared.batch.tokens == sum(map(len, PROMPTS)) + sum(len(a) for own in ANSWERS for a in own)
+    assert shared.chosen.tolist() == apart.chosen.tolist() == [t for _, answer in SEPARATE for t in answer]
+    flat = shared.batch.input_ids[0]
+    assert flat[shared.last].tolist() == [answer[-1] for _, answer in SEPARATE]
+    starts = [0, *torch.tensor([len(answer) for _, answer in SEPARATE]).cumsum(0).tolist()[:-1]]
+    assert flat[shared.before[starts]].tolist() == [prompt[-1] for prompt, _ in SEPARATE]
+    assert torch.equal(shared.place, apart.place) and torch.equal(shared.mask, apart.mask)
+
+
+@every_family
+def test_states_and_gradients_are_those_of_separate_texts(family, tmp_path):
+    model = models.load_causal(save(FAMILIES[family], tmp_path))
+    weights = torch.randn(sum(len(answer) for _, answer in SEPARATE), generator=torch.Generator().manual_seed(0))
+    found = []
+    for texts in both():
+        model.requires_grad_(True).zero_grad()
+        own, before = states(model, texts, texts.own), states(model, texts, texts.before)
+        ((own + 2 * before).sum(-1) * weights).sum().backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        found.append((own.detach(), before.detach(), gradients))
+    (own, before, gradients), (own_, before_, gradients_) = found
+    torch.testing.assert_close(own, own_, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(before, before_, atol=2e-5, rtol=1e-4)
+    assert gradients.keys() == gradients_.keys() and len(gradients) > 10
+    for name, gradient in gradients.items():
+        scale = max(1.0, float(gradients_[name].abs().max()))
+        torch.testing.assert_close(gradient / scale, gradients_[name] / scale, atol=1e-5, rtol=0)
