@@ -19,7 +19,7 @@ import torch
 
 from stages.learning import comparison, models
 from stages.learning.judging import HeldOutPairs, held_out_pairs, judged
-from stages.learning.reward_model import Scorer
+from stages.learning.loading import merged_reward
 from stages.learning.statistics import estimate
 from stages.learning.text_measures import has_code
 from stages.plumbing.artifact import write_json
@@ -107,7 +107,7 @@ def _policies(config: Evaluate, tokenizer, sft: Path, ppo: Path, prompts: list[l
 
 def _rewards(reward: Path, prompts: list[list], answers: list[list]) -> list[np.ndarray]:
     """Rewards of prompts with answers, by list; NaN for an answer of None. Each distinct text is scored once."""
-    scorer = Scorer(models.load_scorer(reward), "fp32")
+    scorer = merged_reward(reward, "fp32")
     texts = [[None if end is None else (tuple(start), tuple(end)) for start, end in zip(*both, strict=True)]
              for both in zip(prompts, answers, strict=True)]
     distinct = sorted({text for part in texts for text in part if text is not None},

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import torch
 
-from stages.learning import checkpoint, families, models, optimizers, preflight
+from stages.learning import checkpoint, families, models, optimizers, preflight, served
 from stages.learning.engine import Engine
+from stages.learning.ensemble import Ensemble, members
 from stages.learning.experience import Update
 from stages.learning.journal import append, keep_until
 from stages.learning.kl import KlController
 from stages.learning.loading import load_policy, load_reward
-from stages.learning.reward_model import Scorer
+from stages.learning.reward_model import Scorer, members_of
 from stages.learning.reward_sources import Source, load_source
 from stages.learning.rewards import Rewards, Shaping
 from stages.learning.sampling import Sampling, draw
@@ -202,9 +203,12 @@ def _engine(config: Ppo, tokenizer, policy: Path, reward: Path) -> tuple[Engine,
     longest = config.max_prompt_tokens + config.max_response_tokens
     families.check_length(learner.causal.config, longest)
 
-    def reward_model() -> Scorer:
-        scorer = load_reward(reward, learner, policy, config.forward_prompts)
-        families.check_length(scorer.model.config, longest)
+    def reward_model() -> Scorer | Ensemble:
+        scorer = load_reward(reward, learner, policy, config.forward_prompts, config.spread_penalty)
+        for member, folder in zip(members(scorer), members_of(reward), strict=True):
+            families.check_length(member.model.config, longest)
+            found = served.agreement(member, folder)
+            _say(f"check  reward model  {served.check(found, folder, config.min_reward_correlation)}")
         return scorer
 
     sources = [load_source(**asdict(entry), reward_model=reward_model, precision=config.precision)

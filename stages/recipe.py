@@ -195,7 +195,7 @@ class Reward:
     batching: Literal["pair", "question"] = of(
         "pair", "'pair' [script]; 'question': each answer forwarded once, all its pairs in one step [InstructGPT 3.5]")
     pooling: Literal["last", "mean", "sum"] = of(
-        "last", "where the head reads: at the last token [script]; 'mean', 'sum': at every token of the answer, averaged "
+        "last", "where the head reads: at the last token [script]; 'mean', 'sum': at all of the answer's, averaged "
         "or summed in hundreds [ours]")
     log_probability_weight: float = of(
         0.0, "times an answer's mean log-probability a token, added to the head's score; 0: the head alone [script]")
@@ -313,6 +313,10 @@ class Ppo:
     max_ratio: float = of(10.0, "skip and count a minibatch whose mean ratio is above [TRL default]")
     rewards: tuple[RewardSource, ...] = of(
         (RewardSource(),), "what is summed up to a reward: a list of {source, weight, reads, template} [script]")
+    spread_penalty: float = of(0.0, "times the standard deviation of several reward models' scores, taken from their "
+                               "mean [Coste et al. 2023]")
+    min_reward_correlation: float = of(
+        0.95, "of the reward model's scores here and in training, on reference answers; below, no run starts [ours]")
     reward_baseline: float = of(0.0, "taken from every sum [script]")
     reward_scaling: Literal["none", "model", "running"] = of(
         "none", "divide by a standard deviation: 'model': the reward model's, on reference answers; 'running': that of "

@@ -14,7 +14,7 @@ from stages.learning.language_modelling import summed_loss
 from stages.learning.packing import Row
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
-from stages.learning.reward_model import Scorer, raw_scores, save_scoring
+from stages.learning.reward_model import Scorer, Scoring, save_scoring
 
 PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34, 35, 36, 37]]
 ANSWERS = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0], [21, 22, 23, 24, 25], [0]]
@@ -141,11 +141,7 @@ def test_the_score_is_read_at_the_last_real_token(bases, family):
     classifier = model.get_base_model()
     trunk = getattr(classifier, classifier.base_model_prefix)
     expected = torch.cat([classifier.score(trunk(torch.tensor([row])).last_hidden_state[0, -1]) for row in ROWS])
-    for side in ("left", "right"):
-        for filler in (0, 1, 77):
-            ids, mask = models.batched(ROWS, side)
-            ids = torch.where(mask.bool(), ids, filler)
-            assert torch.allclose(raw_scores(model, ids, mask, mask, 0.0), expected, atol=2e-5)
+    assert torch.allclose(Scorer(model, "fp32", Scoring())(PROMPTS, ANSWERS), expected, atol=2e-5)
 
 
 @every_family
@@ -171,8 +167,8 @@ def test_a_merged_adapter_computes_the_same_when_reloaded(bases, family, scorer,
     model.save_pretrained(adapter)
     tokenizer.save_pretrained(adapter)
     if scorer:
-        scores = Scorer(model, "fp32", 0.0)(PROMPTS, ANSWERS)
-        save_scoring(adapter, 0.0, scores)
+        scores = Scorer(model, "fp32", Scoring())(PROMPTS, ANSWERS)
+        save_scoring(adapter, Scoring(), "fp32", (PROMPTS, ANSWERS), scores)
     found = merging.merge(bases(family), adapter, merged, "fp32", 1e-3)
     assert found["merge_difference"] < 1e-4 and found["reload_difference"] < 1e-5
     if scorer:

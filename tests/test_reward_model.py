@@ -10,14 +10,16 @@ from safetensors.torch import load_file, save_file
 
 from stages.learning import models
 from stages.learning.merging import merge
-from stages.learning.preference_data import collate_examples, examples
+from stages.learning.preference_data import collate_examples, examples, pair_indices
+from stages.learning.ragged import response_tokens
 from stages.learning.reward_model import (
+    SUM_TOKENS,
     Scorer,
+    Scoring,
     check_tied,
     initialise_head,
-    raw_scores,
+    read,
     save_scoring,
-    text_batch,
 )
 
 TEXTS = [[1, 40, 50, 60, 2], [1, 45, 2], [1, 90, 2, 91, 92, 93, 2]]  # the last has an EOS inside
@@ -42,7 +44,8 @@ def adapter(base, tmp_path_factory):
     model.eval().save_pretrained(folder)
     models.load_tokenizer(base).save_pretrained(folder)
     scores = score(model, TEXTS)
-    save_scoring(folder, 0.0, scores)
+    reference = [row[:1] for row in TEXTS], [row[1:] for row in TEXTS]
+    save_scoring(folder, Scoring(), "fp32", reference, scores)
     return folder, scores
 
 
@@ -54,32 +57,41 @@ def scorer_model(base):
 
 
 @torch.no_grad()
-def score(model, rows, weight=0.0, side="right", extra=0, filler=0):
-    """Raw scores of rows whose first token is the prompt, padded as asked."""
-    batch = text_batch([row[:1] for row in rows], [row[1:] for row in rows])
-    batch = {name: torch.nn.functional.pad(tensor, (0, extra)) for name, tensor in batch.items()}
-    if side == "left":
-        pads = batch["keep_mask"].shape[1] - batch["keep_mask"].sum(-1)
-        batch = {
-            name: torch.stack([row.roll(int(n)) for row, n in zip(tensor, pads, strict=True)])
-            for name, tensor in batch.items()
-        }
-    batch["input_ids"] = torch.where(batch["keep_mask"].bool(), batch["input_ids"], filler)
-    return raw_scores(model, **batch, log_probability_weight=weight)
+def score(model, rows, weight=0.0, pooling="last"):
+    """Raw scores of rows whose first token is the prompt."""
+    texts = response_tokens([row[:1] for row in rows], [row[1:] for row in rows], torch.device("cpu"))
+    return read(model, texts, Scoring(pooling, weight)).scores
 
 
+@pytest.mark.parametrize("pooling", ["last", "mean", "sum"])
 @pytest.mark.parametrize("weight", [0.0, 2.0])
-def test_score_does_not_depend_on_padding_side_length_filler_or_order(scorer_model, weight):
-    alone = torch.cat([score(scorer_model, [row], weight) for row in TEXTS])
-    for changes in (
-        {"side": "left"},
-        {"extra": 7},
-        {"side": "left", "extra": 5},
-        {"filler": 2},
-        {"filler": 7, "extra": 3},
-    ):
-        assert torch.allclose(score(scorer_model, TEXTS, weight, **changes), alone, atol=1e-5), changes
-    assert torch.allclose(score(scorer_model, TEXTS[::-1], weight), alone.flip(0), atol=1e-5)
+def test_score_does_not_depend_on_the_other_rows_or_their_order(scorer_model, weight, pooling):
+    alone = torch.cat([score(scorer_model, [row], weight, pooling) for row in TEXTS])
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        found = score(scorer_model, [TEXTS[i] for i in order], weight, pooling)
+        assert torch.allclose(found, alone[order], atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pad", [0, 2, 7])
+def test_transformers_own_head_gives_the_same_whatever_the_padding(scorer_model, side, pad):
+    """Right and left padding, and any filler: what others compute with our folders is what we compute without pads."""
+    ids, mask = models.batched(TEXTS, side)
+    ids = torch.where(mask.bool(), ids, pad)
+    with torch.no_grad():
+        states = models.last_hidden_states(scorer_model, ids, mask)
+        last = (mask * torch.arange(ids.shape[1])).argmax(-1)
+        theirs = scorer_model.score(states[range(len(TEXTS)), last]).squeeze(-1)
+    assert torch.allclose(theirs, score(scorer_model, TEXTS), atol=1e-5)
+
+
+def test_pooling_reads_the_answers_tokens(scorer_model):
+    """By hand: the head's outputs at them, averaged, or summed in hundreds."""
+    for row in TEXTS:
+        with torch.no_grad():
+            outputs = (scorer_model.model(torch.tensor([row])).last_hidden_state[0] @ scorer_model.score.weight[0])[1:]
+        for pooling, expected in (("mean", outputs.mean()), ("sum", outputs.sum() / SUM_TOKENS)):
+            assert float(score(scorer_model, [row], 0.0, pooling)) == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_only_the_last_real_position_is_read(scorer_model):
@@ -101,11 +113,11 @@ def test_the_log_probability_term_is_the_language_models_own(scorer_model, base)
 
 
 def test_the_log_probability_term_is_refused_where_the_output_layer_is_not_tied(scorer_model):
-    check_tied(scorer_model.config, 1.0)
+    check_tied(scorer_model.config, 1.0, "log_probability_weight")
     untied = type(scorer_model.config)(tie_word_embeddings=False)
-    check_tied(untied, 0.0)
-    with pytest.raises(ValueError, match="tied"):
-        check_tied(untied, 1.0)
+    check_tied(untied, 0.0, "log_probability_weight")
+    with pytest.raises(ValueError, match=r"reward\.language_model_weight needs .* tied"):
+        check_tied(untied, 1.0, "language_model_weight")
 
 
 def test_agrees_with_transformers_own_head(scorer_model):
@@ -163,7 +175,8 @@ def test_a_merged_model_without_its_head_is_refused(base):
 
 
 def rows(pairs):
-    return [{"site": "s", "qid": q, "question": f"q{q}", "response_j": j, "response_k": k} for q, j, k in pairs]
+    return [{"site": "s", "qid": q, "question": f"q{q}", "response_j": j, "response_k": k, "score_j": 3, "score_k": 1}
+            for q, j, k in pairs]
 
 
 def test_by_question_every_answer_stands_once_and_every_pair_is_kept():
@@ -171,8 +184,8 @@ def test_by_question_every_answer_stands_once_and_every_pair_is_kept():
     table = rows([(1, "a", "b"), (1, "a", "c"), (1, "b", "c"), (2, "d", "e")])
     made, dropped = examples(table, tok, max_length_tokens=99, by_question=True, max_pairs=99)
     assert [(len(e.answers), e.pairs) for e in made] == [(3, [(0, 1), (0, 2), (1, 2)]), (2, [(0, 1)])] and dropped == 0
-    batch = collate_examples(made)
-    assert batch["better"].tolist() == [0, 0, 1, 3] and batch["worse"].tolist() == [1, 2, 2, 4]
+    assert pair_indices(made) == ([0, 0, 1, 3], [1, 2, 2, 4])
+    assert collate_examples(made) == {"content": made, "items": 4} and made[0].gaps == [2, 2, 2]
 
 
 def test_over_long_pairs_are_dropped_and_counted():

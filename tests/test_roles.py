@@ -19,7 +19,7 @@ from stages.learning.experience import Update, experience, look
 from stages.learning.memory import distinct_bytes, tensors_of
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
-from stages.learning.reward_model import Scorer, save_scoring
+from stages.learning.reward_model import Scorer, Scoring, save_scoring
 from stages.learning.roles import parameters_of
 from stages.learning.rollout import sample
 from stages.plumbing import artifact
@@ -36,7 +36,7 @@ def save_reward(base, out, weight=0.0):
     """A reward adapter that has learnt something, on every layer that policies adapt and more."""
     families.adapted(base, scorer=True).save_pretrained(out)
     models.load_tokenizer(base).save_pretrained(out)
-    save_scoring(out, weight, torch.tensor([0.5, 2.0, 0.1]))
+    save_scoring(out, Scoring("last", weight), "fp32", (PROMPTS[:3], ANSWERS[:3]), torch.tensor([0.5, 2.0, 0.1]))
     return out
 
 
@@ -104,7 +104,7 @@ def test_a_reward_adapter_on_the_policys_base_scores_as_the_merged_model(family,
     scorer = loading.load_reward(reward, policy, base)
     scores = scorer(PROMPTS, ANSWERS)
     assert torch.allclose(scores, expected(PROMPTS, ANSWERS), atol=1e-4) and float(scores.std()) > 0.01
-    assert (scorer.std, scorer.mean, scorer.weight) == (expected.std, expected.mean, weight)
+    assert (scorer.std, scorer.mean, scorer.scoring.log_probability_weight) == (expected.std, expected.mean, weight)
     assert torch.equal(policy(PROMPTS, ANSWERS).log_p, before)
 
 
@@ -150,7 +150,7 @@ def test_the_base_is_in_memory_once_whatever_stands_on_it(base, reward, precisio
     scorer = loading.load_reward(reward, policy, base)
     scorer(PROMPTS, ANSWERS), policy(PROMPTS, ANSWERS), policy.reference(PROMPTS, ANSWERS)
     every = {(t.data_ptr(), t.nbytes) for module in (policy, scorer.model) for t in tensors_of(module)}
-    roles = [*policy.trained().values(), *parameters_of(policy.base, "reward").values(), scorer.model.score.weight]
+    roles = [*policy.trained().values(), *parameters_of(policy.base, scorer.model.role).values(), scorer.model.score.weight]
     assert sum(size for _, size in every) == pytest.approx(alone + distinct_bytes(roles), rel=0.02)  # int8 adds scales
 
 

@@ -5,6 +5,7 @@ Known to work, with tests: LLaMA, Mistral, Qwen 2 and 3, GPT-2, GPT-NeoX (Pythia
 
 import inspect
 
+import torch
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -21,11 +22,13 @@ def width(model: PreTrainedModel) -> int:
 
 
 def guard(model: PreTrainedModel) -> None:
-    """Make a loaded model refuse texts that it has no positions for."""
+    """Make a loaded model refuse texts that it has no positions for, and refuse one that attends in a way of its own."""
     inner, family = trunk(model), model.config.model_type
     if "position_ids" not in inspect.signature(inner.forward).parameters:
         raise ValueError(f"{family} models take no position ids, which this project's padded batches need")
     inner.register_forward_pre_hook(_check_positions, with_kwargs=True)
+    with torch.no_grad():  # attention.py says what it cannot do: now, not after an hour of reading
+        inner(input_ids=torch.zeros(1, 2, dtype=torch.long, device=inner.device), use_cache=False)
 
 
 def check_length(config: PretrainedConfig, tokens: int) -> None:

@@ -1,10 +1,11 @@
-"""The models of a PPO run, from the folders and names that a recipe gives."""
+"""Policies and reward models, from the folders and names that a recipe gives."""
 
 from pathlib import Path
 
+from stages.learning.ensemble import Ensemble, scorer_of
 from stages.learning.models import add_lora, load_causal, load_scorer
 from stages.learning.policy import Policy
-from stages.learning.reward_model import Scorer
+from stages.learning.reward_model import Scorer, members_of
 from stages.learning.roles import check_base, is_adapter
 
 
@@ -40,10 +41,21 @@ def load_policy(
     return policy
 
 
-def load_reward(reward: Path, policy: Policy, folder: Path, forward_prompts: int = 64) -> Scorer:
+def load_reward(
+    reward: Path, policy: Policy, folder: Path, forward_prompts: int = 64, spread_penalty: float = 0.0
+) -> Scorer | Ensemble:
     """The scorer in `reward`: an adapter goes onto the policy's base, which is that in `folder`; a merged model is a
-    model of its own. ValueError where the adapter is of another base."""
+    model of its own. ValueError where the adapter is of another base. spread_penalty: see Ensemble."""
     if not is_adapter(reward):
-        return Scorer(load_scorer(reward, policy.precision), policy.precision, batch_rows=forward_prompts)
+        return merged_reward(reward, policy.precision, forward_prompts, spread_penalty)
     check_base(reward, folder)
-    return policy.scorer(reward, forward_prompts)
+    members = [policy.scorer(member, forward_prompts, f"reward-{n}") for n, member in enumerate(members_of(reward))]
+    return scorer_of(members, spread_penalty)
+
+
+def merged_reward(
+    reward: Path, precision: str, batch_rows: int = 64, spread_penalty: float = 0.0
+) -> Scorer | Ensemble:
+    """The scorer of a merged reward model, or of several in one artifact."""
+    models = [load_scorer(member, precision) for member in members_of(reward)]
+    return scorer_of([Scorer(model, precision, batch_rows=batch_rows) for model in models], spread_penalty)

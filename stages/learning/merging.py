@@ -10,7 +10,8 @@ import torch
 from peft import PeftConfig, PeftModel
 
 from stages.learning import models
-from stages.learning.reward_model import Scorer, Scoring, keep_scoring
+from stages.learning.ragged import response_tokens
+from stages.learning.reward_model import Scoring, keep_scoring, read
 from stages.learning.roles import is_adapter, saved_head
 
 PROBE_ROWS, PROBE_TOKENS = 4, 48
@@ -60,7 +61,8 @@ def outputs(model, ids: torch.Tensor) -> torch.Tensor:
     keep_mask = torch.ones_like(ids)
     if hasattr(model, "score"):
         rows = ids.tolist()
-        return Scorer(model, "fp32", Scoring())([row[:1] for row in rows], [row[1:] for row in rows])
+        texts = response_tokens([row[:1] for row in rows], [row[1:] for row in rows], model.device)
+        return read(model, texts, Scoring()).scores.cpu()
     return model(input_ids=ids, attention_mask=keep_mask).logits.float().cpu()
 
 

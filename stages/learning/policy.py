@@ -79,9 +79,9 @@ class Policy(nn.Module):
         with torch.no_grad():
             self.value_head.weight.copy_(head)
 
-    def scorer(self, reward: Path, forward_prompts: int) -> SharedScorer:
+    def scorer(self, reward: Path, forward_prompts: int, role: str = "reward") -> SharedScorer:
         """The reward adapter in `reward` as one more role on the base: its scores cost no second base in memory."""
-        role = RewardRole(self.base, reward)
+        role = RewardRole(self.base, reward, role)
         self._carry(role.model)
         return SharedScorer(role, self.precision, batch_rows=forward_prompts)
 

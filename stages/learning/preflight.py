@@ -7,6 +7,7 @@ import torch
 
 from stages.learning import memory, optimizers
 from stages.learning.engine import Engine
+from stages.learning.ensemble import Ensemble
 from stages.learning.experience import experience
 from stages.learning.output_layer import chunk_tokens
 from stages.learning.ppo import gradients_that_fit
@@ -49,7 +50,7 @@ def memory_plan(
     base = policy.causal
     head, dtype = base.get_output_embeddings(), next(base.parameters()).dtype
     trained = list(policy.trained().values())
-    models = {name: scorer.model for name, scorer in scorers.items() if isinstance(scorer, Scorer | PublishedScorer)}
+    models = {key: model for name, scorer in scorers.items() for key, model in _models_of(name, scorer).items()}
     rows = memory.plan(
         policy,
         models,
@@ -67,7 +68,12 @@ def memory_plan(
 
 def classifiers(sources: Sequence[Source], tokenizer) -> dict[str, tuple]:
     """Name to (tokenizer, model) of the sources that are sequence classifiers."""
-    own = {source.name: (tokenizer, source.score.model) for source in sources if isinstance(source.score, Scorer)}
-    published = {source.name: (source.score.tokenizer, source.score.model) for source in sources
-                 if isinstance(source.score, PublishedScorer)}
-    return own | published
+    return {name: (getattr(source.score, "tokenizer", tokenizer), model)
+            for source in sources for name, model in _models_of(source.name, source.score).items()}
+
+
+def _models_of(name: str, scorer: object) -> dict:
+    """Name to model, of every model in a source's scorer; none in one that is a function."""
+    if isinstance(scorer, Ensemble):
+        return {f"{name} {number}": member.model for number, member in enumerate(scorer.scorers)}
+    return {name: scorer.model} if isinstance(scorer, Scorer | PublishedScorer) else {}

@@ -21,7 +21,7 @@ from stages.learning.models import adapted_layers, plain
 from stages.learning.reward_model import Scorer, put_scoring
 from stages.plumbing import artifact
 
-POLICY, VALUE, REWARD = "default", "value", "reward"  # names of adapters; the first is PEFT's own
+POLICY, VALUE = "default", "value"  # names of adapters; the first is PEFT's own
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 HEAD = "score.weight"
 
@@ -109,13 +109,17 @@ def add_role(model: nn.Module, folder: Path, role: str, learns: bool) -> tuple[P
 
 
 class RewardRole(nn.Module):
-    """A reward adapter on a base that other roles share, in the shape of the classifier that it was trained as."""
+    """A reward adapter on a base that other roles share, in the shape of the classifier that it was trained as.
+
+    role: the adapter's name there; each member of an ensemble has its own.
+    """
 
     base_model_prefix = "model"
 
-    def __init__(self, model: nn.Module, folder: Path):
+    def __init__(self, model: nn.Module, folder: Path, role: str):
         super().__init__()
-        self.model, head = add_role(model, folder, REWARD, learns=False)
+        self.role = role
+        self.model, head = add_role(model, folder, role, learns=False)
         self.score = nn.Linear(head.shape[1], 1, bias=False, device=self.device, dtype=head.dtype)
         self.score.weight = nn.Parameter(head.to(self.device), requires_grad=False)
         self.config = deepcopy(plain(self.model).config)
@@ -138,7 +142,7 @@ class SharedScorer(Scorer):
 
     def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
         """As Scorer's: rewards [B] fp32 on the CPU."""
-        with acting_as(self.model.model, REWARD):
+        with acting_as(self.model.model, self.model.role):
             return super().__call__(prompts, answers)
 
 

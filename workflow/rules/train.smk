@@ -59,7 +59,7 @@ rule sft_merged:
 # Reward model on pairs of answers.
 rule reward:
     input:
-        base=rules.sft_merged.output,
+        base=rules.sft_merged.output if RECIPE.reward.start_from == "sft" else rules.base.output,
         pairs=rules.pairs.output,
     output:
         f"{RUN}/reward/manifest.json",
@@ -79,7 +79,7 @@ rule reward:
 # The reward adapter into the weights it was trained on.
 rule reward_merged:
     input:
-        base=rules.sft_merged.output,
+        base=rules.reward.input.base,
         adapter=rules.reward.output,
     output:
         f"{RUN}/reward-merged/manifest.json",

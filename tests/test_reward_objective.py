@@ -1,0 +1,206 @@
+"""What a reward model learns from: every option against plain loops; question-at-once against the pairwise form."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from stages import reward
+from stages.learning import models, served
+from stages.learning.ensemble import Ensemble, scorer_of
+from stages.learning.judging import calibration
+from stages.learning.losses import pairwise_losses
+from stages.learning.preference_data import examples
+from stages.learning.reward_model import SCORING, Scorer, Scoring, initialise_head, member_folder, members_of
+from stages.learning.reward_objective import Objective
+from stages.recipe import Lora, Reward
+
+BETTER, WORSE, GAPS = [0.3, -2.0, 1.5], [0.1, -1.0, 4.0], [1, 3, 2]
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.4])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("centring", [0.0, 0.05])
+def test_every_option_of_the_loss_against_plain_python(margin, smoothing, centring):
+    better, worse, gaps = (torch.tensor(values, dtype=torch.float64) for values in (BETTER, WORSE, GAPS))
+    found = pairwise_losses(better, worse, margin * gaps, smoothing, centring)
+    for loss, b, w, gap in zip(found.tolist(), BETTER, WORSE, GAPS, strict=True):
+        d = b - w - margin * gap
+        right, wrong = -math.log(sigmoid(d)), -math.log(sigmoid(-d))
+        assert loss == pytest.approx((1 - smoothing) * right + smoothing * wrong + centring * (b + w) ** 2, rel=1e-9)
+
+
+def table(questions=6):
+    """Rows of questions with four answers each, as a pairs table has them."""
+    rng, rows = random.Random(0), []
+    for qid in range(questions):
+        answers = [tiny.sentence(rng, rng.randint(1, 9)) + f" {qid}{i}" for i in range(4)]
+        for j in range(4):
+            for k in range(j + 1, 4):
+                rows.append({"site": "s", "qid": qid, "question": tiny.sentence(rng, 7) if not j + k else "the same",
+                             "response_j": answers[j], "response_k": answers[k], "score_j": 5 - j, "score_k": 5 - k})
+    return rows
+
+
+def learner(folder):
+    model = models.load_scorer(tiny.save_base(folder), "fp32", new_head=True)
+    initialise_head(model, torch.Generator().manual_seed(0))
+    return models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
+
+
+def gradients(model, made, objective, scoring):
+    model.zero_grad()
+    loss = objective.summed_loss(model, made, scoring, "fp32")
+    loss.backward()
+    return float(loss), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "sum"])
+@pytest.mark.parametrize("weight, language", [(0.0, 0.0), (2.0, 0.0), (0.0, 0.3), (1.0, 0.3)])
+def test_question_at_once_has_the_gradient_of_the_pairwise_form(tmp_path, pooling, weight, language):
+    """Each answer forwarded once, all its pairs from there, against one pair after another."""
+    model, tok = learner(tmp_path / "base"), tiny.tokenizer()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
+    objective, scoring = Objective(0.2, 0.1, 0.01, language), Scoring(pooling, weight)
+    made = {}
+    for by_question in (True, False):
+        items, _ = examples(table(), tok, max_length_tokens=200, by_question=by_question, max_pairs=99)
+        made[by_question] = items
+    assert len(made[True]) < len(made[False]) / 4
+    loss, found = gradients(model, made[True], objective, scoring)
+    total, summed = 0.0, {}
+    for item in made[False]:
+        one, each = gradients(model, [item], objective, scoring)
+        total += one
+        summed = {name: summed.get(name, 0) + g for name, g in each.items()}
+    assert loss == pytest.approx(total, rel=1e-5) and found.keys() == summed.keys()
+    for name, gradient in found.items():
+        scale = float(summed[name].abs().max()) + 1e-12
+        assert float((gradient - summed[name]).abs().max()) / scale < 1e-5 * 10, name
+
+
+def test_the_language_model_term_is_the_mean_nats_of_the_better_answer(tmp_path):
+    model, tok = learner(tmp_path / "base"), tiny.tokenizer()
+    items, _ = examples(table(1), tok, max_length_tokens=200, by_question=True, max_pairs=99)
+    causal, expected = models.load_causal(tmp_path / "base"), 0.0
+    for item in items:
+        for j, _ in item.pairs:
+            ids = item.prompt + item.answers[j]
+            with torch.no_grad():
+                log_p = causal(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+            expected -= np.mean([float(log_p[t - 1, ids[t]]) for t in range(len(item.prompt), len(ids))])
+    with torch.no_grad():
+        mixed = Objective(language_model_weight=0.5).summed_loss(model, items, Scoring(), "fp32")
+        alone = Objective().summed_loss(model, items, Scoring(), "fp32")
+    assert float(mixed - alone) == pytest.approx(0.5 * expected, rel=1e-4)
+
+
+def test_calibration_against_plain_python():
+    rng = np.random.default_rng(0)
+    gaps = rng.normal(0.5, 2, 500)
+    found, expected = calibration(gaps), 0.0
+    for low in np.arange(0.5, 1, 0.05):
+        inside = [g for g in gaps if low <= sigmoid(abs(g)) < low + 0.05]
+        if inside:
+            sure = np.mean([sigmoid(abs(g)) for g in inside])
+            expected += len(inside) / len(gaps) * abs(sure - np.mean([g > 0 for g in inside]))
+    assert found["expected_error"] == pytest.approx(expected, abs=1e-9)
+    assert sum(b["pairs"] for b in found["bins"]) == 500
+    sure = np.array([100.0] * 3 + [-100.0])
+    assert calibration(sure)["expected_error"] == pytest.approx(0.25)
+
+
+# The stage, its members, and how they are served
+
+CONFIG = Reward(lora=Lora(r=4, dropout=0.0), precision="fp32", batching="question", batch_pairs=4, microbatch_pairs=2,
+                epochs=1.0, learning_rate=1e-3, validation_share=0.2, save_every_steps=4, members=2)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reward")
+    inputs = {"base": tiny.save_base(folder / "base"), "pairs": tiny.save_pairs(folder / "pairs")}
+    (folder / "out").mkdir()
+    return folder, reward.run(CONFIG, folder / "out", **inputs), inputs
+
+
+def test_members_differ_by_their_seed_and_the_first_is_the_one_trained_alone(trained, tmp_path):
+    folder, _, inputs = trained
+    alone = reward.run(replace(CONFIG, members=1), tmp_path, **inputs)
+    weights = [(f / "adapter_model.safetensors").read_bytes() for f in (*members_of(folder / "out"), tmp_path)]
+    assert len(weights) == 3 and weights[0] == weights[2] != weights[1]
+    assert alone["pairs"] > 0 and 0 <= alone["validation_accuracy"] <= 1
+
+
+def test_the_stage_keeps_the_table_of_the_pairs_held_out(trained):
+    folder, metrics, _ = trained
+    for member in members_of(folder / "out"):
+        table = json.loads((member / "validation.json").read_text())
+        assert {"accuracy", "about_equal_length", "by_score_gap", "by_length", "calibration"} <= table.keys()
+        rows = [json.loads(line) for line in (member / "history.jsonl").read_text().splitlines()]
+        kept = max(row["validation_accuracy"] for row in rows if "validation_accuracy" in row)
+        assert table["accuracy"]["mean"] == pytest.approx(kept, abs=1e-9)
+    assert {"validation_accuracy", "validation_longer_answer_accuracy", "validation_loss",
+            "validation_calibration_error"} <= metrics.keys()
+
+
+def loaded(member, base) -> Scorer:
+    model = models.load_scorer(base, "fp32", new_head=True)
+    from peft import PeftModel
+
+    return Scorer(PeftModel.from_pretrained(model, member).eval(), "fp32", Scoring())
+
+
+def test_an_ensemble_is_the_mean_less_the_penalty_times_the_spread(trained):
+    folder, _, inputs = trained
+    scorers = [loaded(member, inputs["base"]) for member in members_of(folder / "out")]
+    texts = [[1, 5, 6], [1, 9]], [[40, 41, 2], [42, 2]]
+    one, other = (scorer(*texts) for scorer in scorers)
+    assert not torch.equal(one, other)
+    assert torch.allclose(Ensemble(scorers)(*texts), (one + other) / 2)
+    penalised = Ensemble(scorers, spread_penalty=2.0)(*texts)
+    assert torch.allclose(penalised, (one + other) / 2 - 2 * (one - other).abs() / 2, atol=1e-6)
+    assert scorer_of(scorers[:1]) is scorers[0]
+
+
+def test_a_served_model_is_compared_with_its_scores_in_training(trained):
+    folder, _, inputs = trained
+    out = folder / "out"
+    found = served.agreement(loaded(out, inputs["base"]), out)
+    assert found.correlation == pytest.approx(1, abs=1e-5) and found.difference < 1e-3
+    assert "correlation 1.00000" in served.check(found, out, 0.95)
+    other = served.agreement(loaded(member_folder(out, 1), inputs["base"]), out)  # another model than the file is of
+    assert other.correlation < 0.999
+    with pytest.raises(ValueError, match="does not score as it was trained to"):
+        served.check(other, out, 0.9999)
+
+
+def test_a_scoring_file_without_spread_says_so(trained, tmp_path):
+    folder, _, inputs = trained
+    known = json.loads((folder / "out" / SCORING).read_text())
+    (tmp_path / SCORING).write_text(json.dumps(known | {"examples": known["examples"][:2]}))
+    found = served.agreement(loaded(folder / "out", inputs["base"]), tmp_path)
+    assert found.correlation is None and "too few" in served.check(found, tmp_path, 0.95)
+
+
+def test_a_killed_ensemble_goes_on_with_the_member_it_had_not_finished(trained, tmp_path):
+    folder, _, inputs = trained
+    (tmp_path / "out").mkdir()
+    reward.run(replace(CONFIG, members=1), tmp_path / "out", **inputs)
+    before = (tmp_path / "out" / "adapter_model.safetensors").stat().st_mtime_ns
+    reward.run(CONFIG, tmp_path / "out", **inputs)
+    assert (tmp_path / "out" / "adapter_model.safetensors").stat().st_mtime_ns == before
+    for one, other in zip(members_of(tmp_path / "out"), members_of(folder / "out"), strict=True):
+        assert (one / "adapter_model.safetensors").read_bytes() == (other / "adapter_model.safetensors").read_bytes()
