@@ -13,7 +13,7 @@ import torch
 
 from stages.learning import families, models
 from stages.learning.losses import pairwise_loss
-from stages.learning.preference_data import Example, collate_examples, examples
+from stages.learning.preference_data import Example, accuracy, collate_examples, examples
 from stages.learning.reward_model import Scorer, check_tied, initialise_head, raw_scores, save_scoring
 from stages.learning.training import Training, remove_checkpoints, train
 from stages.learning.weights import save_adapter
@@ -67,14 +67,6 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
         "validation_pairs": sum(len(e.pairs) for e in validation),
         "validation_accuracy": max((row.get("validation_accuracy", 0.0) for row in history), default=0.0),
     }
-
-
-def accuracy(scorer: Scorer, items: list[Example]) -> float:
-    """Share of pairs whose better text scores higher; ties count one half."""
-    scores = scorer([item.prompt for item in items for _ in item.answers], [a for item in items for a in item.answers])
-    split = scores.split([len(item.answers) for item in items])
-    gaps = torch.cat([s[j : j + 1] - s[k] for item, s in zip(items, split, strict=True) for j, k in item.pairs])
-    return float((gaps > 0).float().mean() + 0.5 * (gaps == 0).float().mean())
 
 
 def _examples(config: Reward, tokenizer, pairs: Path) -> tuple[list[Example], list[Example], int]:

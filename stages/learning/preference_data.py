@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from stages.learning.reward_model import text_batch
+from stages.learning.reward_model import Scorer, text_batch
 from stages.text.template import answer_ids, prompt_ids
 
 
@@ -64,3 +64,11 @@ def collate_examples(items: list[Example]) -> dict[str, torch.Tensor]:
         prompts += [item.prompt] * len(item.answers)
         answers += item.answers
     return text_batch(prompts, answers) | {"better": torch.tensor(better), "worse": torch.tensor(worse)}
+
+
+def accuracy(scorer: Scorer, items: list[Example]) -> float:
+    """Share of pairs whose better text scores higher; ties count one half."""
+    scores = scorer([item.prompt for item in items for _ in item.answers], [a for item in items for a in item.answers])
+    split = scores.split([len(item.answers) for item in items])
+    gaps = torch.cat([s[j : j + 1] - s[k] for item, s in zip(items, split, strict=True) for j, k in item.pairs])
+    return float((gaps > 0).float().mean() + 0.5 * (gaps == 0).float().mean())
