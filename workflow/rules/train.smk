@@ -42,6 +42,7 @@ rule sft_merged:
     input:
         base=rules.base.output,
         adapter=rules.sft.output,
+        pairs=rules.pairs.output,
     output:
         f"{RUN}/sft-merged/manifest.json",
     log:
@@ -52,7 +53,7 @@ rule sft_merged:
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --out {output:q}"
+        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
         " 2>&1 | tee -a {log:q}"
 
 
@@ -81,6 +82,7 @@ rule reward_merged:
     input:
         base=rules.sft_merged.output,
         adapter=rules.reward.output,
+        pairs=rules.pairs.output,
     output:
         f"{RUN}/reward-merged/manifest.json",
     log:
@@ -91,7 +93,7 @@ rule reward_merged:
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --out {output:q}"
+        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
         " 2>&1 | tee -a {log:q}"
 
 
@@ -121,6 +123,7 @@ rule ppo_merged:
     input:
         base=rules.sft_merged.output,
         adapter=rules.ppo_train.output,
+        pairs=rules.pairs.output,
     output:
         f"{RUN}/ppo-merged/manifest.json",
     log:
@@ -131,5 +134,5 @@ rule ppo_merged:
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --out {output:q}"
+        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
         " 2>&1 | tee -a {log:q}"
