@@ -33,7 +33,17 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
     """
     adapters = [folder_of(folder) for folder in adapter]
     check_order(adapters)
-    report = merge(base, adapters, out, _texts(base, adapters[-1], pairs), **vars(config))
+    report = merge(
+        base,
+        adapters,
+        out,
+        _texts(base, adapters[-1], pairs),
+        dtype=config.dtype,
+        max_shard_bytes=config.max_shard_bytes,
+        max_logit_difference=config.max_logit_difference,
+        max_perplexity_change=config.max_perplexity_change,
+        max_accuracy_change=config.max_accuracy_change,
+    )
     return {name: value for name, value in report.items() if name != "layers"}
 
 

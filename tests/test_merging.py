@@ -31,7 +31,7 @@ def save_adapter(base, folder, scorer=False, **lora):
     model.save_pretrained(folder)
     models.load_tokenizer(base).save_pretrained(folder)
     if scorer:
-        save_scoring(folder, 0.0, torch.tensor([1.0, 2.0]))
+        save_scoring(folder, 10.0, torch.tensor([1.0, 2.0]))
     return folder
 
 
@@ -257,12 +257,19 @@ def test_the_manifest_has_the_reports_numbers(base, adapter, chain, pairs, tmp_p
 
 def test_a_refused_merge_leaves_its_report_and_no_artifact(base, adapter, pairs, tmp_path):
     sources = {"base": base, "adapter": [str(adapter)], "pairs": pairs}
-    with pytest.raises(ValueError, match="max_perplexity_change"):
+    with pytest.raises(ValueError, match=r"merge\.max_perplexity_change"):
         command.make(stage.run, Merge(max_perplexity_change=1e-9), tmp_path / "merged", sources)
     assert not (tmp_path / "merged").exists() and (tmp_path / "merged.partial/merge.json").is_file()
 
 
-def test_pairs_without_a_text_that_fits_are_refused(base, adapter, pairs, tmp_path, monkeypatch):
+def test_pairs_without_a_text_that_fits_are_refused(base, adapter, chain, pairs, tmp_path, monkeypatch):
     monkeypatch.setattr(stage, "TEXT_TOKENS", 5)
-    with pytest.raises(ValueError, match="no pair of at most 5 tokens in its finetune split"):
-        stage.run(Merge(), tmp_path / "merged", base=base, adapter=[str(adapter)], pairs=pairs)
+    for folder, split in ((adapter, "finetune"), (chain / "reward", "reward")):
+        with pytest.raises(ValueError, match=f"no pair of at most 5 tokens in its {split} split"):
+            stage.run(Merge(), tmp_path / "merged", base=base, adapter=[str(folder)], pairs=pairs)
+
+
+def test_some_questions_are_enough_to_judge_by(base, adapter, pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr(stage, "TEXTS", 7)
+    found = stage.run(Merge(), tmp_path / "merged", base=base, adapter=[str(adapter)], pairs=pairs)
+    assert found["texts"] == 7

@@ -15,6 +15,7 @@ from stages.learning.reward_model import save_scoring
 
 OLD = families.VOCABULARY
 ADDED = ["<code>", "</code>"]
+VOCABULARIES = ("embed_tokens", "wte", "embed_in", "lm_head")
 every_family = pytest.mark.parametrize("family", families.FAMILIES)
 
 
@@ -72,6 +73,13 @@ def test_the_pad_alone_grows_nothing_and_one_in_between_gets_a_row(tmp_path):
     assert models.grow(model, tokenizer) == [OLD, OLD + 1, OLD + 2]
 
 
+def test_rows_beyond_the_tokenizers_stay(tmp_path):
+    base = families.save(families.FAMILIES["llama"], tmp_path)
+    model = models.load_causal(base)
+    model.resize_token_embeddings(128)
+    assert models.grow(model, tokenizer_of(base)) == [] and model.get_input_embeddings().num_embeddings == 128
+
+
 @pytest.mark.parametrize("family", ["llama", "llama tied", "gpt2", "pythia"])
 @pytest.mark.parametrize("how", [{"save_embedding_layers": False}, {}], ids=["rows", "whole"])
 def test_a_merge_carries_the_trained_rows_of_added_tokens(family, how, tmp_path):
@@ -85,9 +93,9 @@ def test_a_merge_carries_the_trained_rows_of_added_tokens(family, how, tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").convert_tokens_to_ids(ADDED) == [OLD, OLD + 1]
     rows = merged.get_input_embeddings().weight.detach()
     assert (rows[OLD:] - rows[:OLD].mean(0)).abs().min() > 0  # they have learnt
-    vocabulary = [row for row in found["layers"] if row["name"].split(".")[-1] in ("embed_tokens", "wte", "embed_in")]
-    change = (rows[OLD:] - rows[:OLD].mean(0)).norm()
-    assert [row["change_norm"] for row in vocabulary] == [pytest.approx(float(change), rel=1e-4)]
+    changes = [row["change_norm"] for row in found["layers"] if row["name"].split(".")[-1] in VOCABULARIES]
+    learnt = [float((m[OLD:] - m[:OLD].mean(0)).norm()) for m in (rows, merged.get_output_embeddings().weight.detach())]
+    assert changes == pytest.approx(learnt[: 1 if is_tied(merged) else 2], rel=1e-4)
 
 
 def test_a_reward_adapter_follows_one_that_grew_the_vocabulary(tmp_path):

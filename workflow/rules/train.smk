@@ -50,6 +50,7 @@ rule sft_merged:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section(RECIPE, "merge"),
+    threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
@@ -90,6 +91,7 @@ rule reward_merged:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section(RECIPE, "merge"),
+    threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
@@ -131,6 +133,7 @@ rule ppo_merged:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section(RECIPE, "merge"),
+    threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
