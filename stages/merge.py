@@ -1,21 +1,66 @@
-"""Merge: one adapter into its base, for sft, reward and ppo alike.
+"""Merge: adapters into their base, for sft, reward and ppo alike.
 
     python -m stages.merge --recipe configs/demo.yaml --base results/demo/base \\
-        --adapter results/demo/sft --out results/demo/sft-merged
+        --adapter results/demo/sft --pairs results/demo/pairs --out results/demo/sft-merged
 
-The result is a plain model folder that `from_pretrained` loads. It is reloaded from disk and compared with the base
-with its adapter on before it is published; if they differ, nothing is. It never pushes anywhere.
+Several adapters go in one after the other, in the order they were trained: `--adapter results/demo/sft
+results/demo/reward`. The result is a plain model folder that `from_pretrained` loads, with merge.json: how much each
+matrix changed, how far logits moved, and what became of perplexity (of a reward model: of its pair accuracy) on some
+pairs. It is reloaded from disk and compared with the base with its adapters on before it is published; above the
+recipe's limits nothing is. It never pushes anywhere.
 """
 
+from itertools import groupby
 from pathlib import Path
 
-from stages.learning.merging import merge
+from stages.learning.comparison import longest_text
+from stages.learning.merging import check_order, merge
+from stages.learning.models import load_tokenizer
+from stages.learning.preference_data import Example, examples
+from stages.learning.roles import is_scorer
+from stages.plumbing.artifact import folder_of
 from stages.recipe import Merge
+from stages.text.tables import rows_of
+
+TEXTS = 64  # questions, one pair each
+TEXT_TOKENS = 2048  # or what the model has positions for; longer texts are passed over
 
 
-def run(config: Merge, out: Path, *, base: Path, adapter: Path) -> dict[str, float]:
-    """Fill `out` with the merged model and its tokenizer; returns the largest differences found."""
-    return merge(base, adapter, out, config.dtype, config.max_logit_difference)
+def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path) -> dict[str, float]:
+    """Fill `out` with the merged model, its tokenizer and merge.json; returns the report's numbers.
+
+    pairs: a causal model is judged on the first questions of the finetune split, a reward model on the reward split's.
+    """
+    adapters = [folder_of(folder) for folder in adapter]
+    check_order(adapters)
+    report = merge(
+        base,
+        adapters,
+        out,
+        _texts(base, adapters[-1], pairs),
+        dtype=config.dtype,
+        max_shard_bytes=config.max_shard_bytes,
+        max_logit_difference=config.max_logit_difference,
+        max_perplexity_change=config.max_perplexity_change,
+        max_accuracy_change=config.max_accuracy_change,
+    )
+    return {name: value for name, value in report.items() if name != "layers"}
+
+
+def _texts(base: Path, adapter: Path, pairs: Path) -> list[Example]:
+    split, limit = "reward" if is_scorer(adapter) else "finetune", min(longest_text(base), TEXT_TOKENS)
+    of_questions = groupby(rows_of(pairs, split), key=lambda row: (row["site"], row["qid"]))
+    found, _ = examples(
+        (next(rows) for _, rows in of_questions),
+        load_tokenizer(adapter),
+        max_length_tokens=limit,
+        by_question=False,
+        max_pairs=TEXTS,
+    )
+    if not found:
+        raise ValueError(f"{pairs} has no pair of at most {limit} tokens in its {split} split: the merged model could "
+                         f"not be judged")
+    return found
 
 
 if __name__ == "__main__":

@@ -231,10 +231,18 @@ class Reward:
 
 @dataclass(frozen=True)
 class Merge:
-    """Adapter into base weights, in fp32 on the unquantised base."""
+    """Adapters into base weights, in fp32 on the unquantised base."""
 
     dtype: Literal["fp32", "bf16"] = of("bf16", "of the saved weights [script]")
+    max_shard_bytes: int = of(5_000_000_000, "of a file of weights; a larger model has several [Transformers 4]")
     max_logit_difference: float = of(1e-3, "largest |adapter-on minus merged| in fp32 that is published [ours]")
+    max_perplexity_change: float = of(
+        0.01, "largest |after / before - 1| that is published: reloaded from disk against adapters on [ours]")
+    max_accuracy_change: float = of(0.05, "of a reward model, as much of its pair accuracy, absolute [ours]")
+
+    def __post_init__(self):
+        if self.max_shard_bytes < 1:
+            raise ValueError(f"max_shard_bytes must be 1 or more, not {self.max_shard_bytes}")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stages.plumbing import command, settings
-from stages.recipe import Recipe
+from stages.recipe import Merge, Recipe
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in ("__init__", "recipe"))
@@ -56,7 +56,7 @@ def test_makes_an_artifact_that_tells_where_it_comes_from(probe):
     assert (probe.out / "seen.txt").read_text() == """fp32 0.001 base ['a b', "owner/it's"]"""
     manifest = json.loads((probe.out / "manifest.json").read_text())
     assert manifest["stage"] == "probe"
-    assert manifest["config"] == {"dtype": "fp32", "max_logit_difference": 0.001}
+    assert manifest["config"] == vars(Merge(dtype="fp32"))
     assert len(manifest["inputs"]["base"]["sha256"]) == 64
     assert manifest["inputs"]["dump"] == [{"path": "a b", "sha256": None}, {"path": "owner/it's", "sha256": None}]
     assert {"seconds", "peak_memory_mib", "device", "versions", "commit", "files"} <= set(manifest)

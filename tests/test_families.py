@@ -4,17 +4,19 @@ no family's peculiarity may do in silence (CORRECTNESS failures 5, 8, 9, 11, 14,
 
 import numpy as np
 import pytest
+import tiny
 import torch
 import transformers as hf
 from families import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, save
 
-from stages.learning import merging, models, rollout
+from stages.learning import models, rollout
 from stages.learning.experience import Update, experience
 from stages.learning.language_modelling import summed_loss
 from stages.learning.packing import Row
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.reward_model import Scorer, Scoring, save_scoring
+from stages.learning.roles import saved_head
 
 PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34, 35, 36, 37]]
 ANSWERS = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0], [21, 22, 23, 24, 25], [0]]
@@ -169,12 +171,17 @@ def test_a_merged_adapter_computes_the_same_when_reloaded(bases, family, scorer,
     if scorer:
         scores = Scorer(model, "fp32", Scoring())(PROMPTS, ANSWERS)
         save_scoring(adapter, Scoring(), "fp32", (PROMPTS, ANSWERS), scores)
-    found = merging.merge(bases(family), adapter, merged, "fp32", 1e-3)
+    found = tiny.merge(bases(family), [adapter], merged)
     assert found["merge_difference"] < 1e-4 and found["reload_difference"] < 1e-5
+    assert len(found["layers"]) == sum(".lora_B." in name for name, _ in model.named_parameters())
+    assert all(0 < row["relative_change"] < 10 for row in found["layers"])
     if scorer:
+        assert torch.equal(models.load_scorer(merged).score.weight, saved_head(adapter))
+        assert found["pair_accuracy_before"] == found["pair_accuracy_after"]
         again = Scorer(models.load_scorer(merged), "fp32")(PROMPTS, ANSWERS)
         assert torch.allclose(again, scores - scores.mean(), atol=1e-4)
         return
+    assert found["perplexity_after"] == pytest.approx(found["perplexity_before"], rel=1e-4)
     with torch.no_grad():
         plain = hf.AutoModelForCausalLM.from_pretrained(merged)
         assert torch.allclose(plain(torch.tensor([ROWS[0]])).logits, model(torch.tensor([ROWS[0]])).logits, atol=1e-4)

@@ -34,7 +34,7 @@ def made(tmp_path_factory):
     tiny.save_base(folder / "base")
     tiny.save_pairs(folder / "pairs")
     run(folder, "reward", "scorer", base="base", pairs="pairs")
-    run(folder, "merge", "scorer-merged", base="base", adapter="scorer")
+    run(folder, "merge", "scorer-merged", base="base", adapter="scorer", pairs="pairs")
     return folder
 
 

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stages.learning import models
-from stages.learning.merging import merge
 from stages.learning.preference_data import collate_examples, examples, pair_indices
 from stages.learning.ragged import response_tokens
 from stages.learning.reward_model import (
@@ -140,7 +139,7 @@ def test_head_starts_normal_with_variance_one_over_width_plus_one(base):
 
 def test_scores_are_the_same_before_saving_after_reload_and_after_merging(base, adapter, tmp_path):
     folder, before = adapter
-    merge(base, folder, tmp_path / "merged", "fp32", 1e-3)
+    tiny.merge(base, [folder], tmp_path / "merged")
     merged = models.load_scorer(tmp_path / "merged")
     assert torch.allclose(score(merged, TEXTS), before, atol=1e-4)
     saved = load_file(folder / "adapter_model.safetensors")
@@ -148,7 +147,7 @@ def test_scores_are_the_same_before_saving_after_reload_and_after_merging(base, 
 
 
 def test_reference_answers_average_zero_through_the_scorer(base, adapter, tmp_path):
-    merge(base, adapter[0], tmp_path / "merged", "fp32", 1e-3)
+    tiny.merge(base, [adapter[0]], tmp_path / "merged")
     scorer = Scorer(models.load_scorer(tmp_path / "merged"), "fp32", batch_rows=2)
     rewards = scorer([text[:1] for text in TEXTS], [text[1:] for text in TEXTS])
     assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-5) and float(rewards.std()) > 1e-3
@@ -166,7 +165,7 @@ def test_an_adapter_without_its_head_is_refused(base, adapter, tmp_path):
     weights = tmp_path / "headless" / "adapter_model.safetensors"
     save_file({name: t for name, t in load_file(weights).items() if "score" not in name}, weights)
     with pytest.raises(ValueError, match="no score head"):
-        merge(base, tmp_path / "headless", tmp_path / "merged", "fp32", 1e-3)
+        tiny.merge(base, [tmp_path / "headless"], tmp_path / "merged")
 
 
 def test_a_merged_model_without_its_head_is_refused(base):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from stages.learning import loading, merging, models
+from stages.learning import loading, models
 from stages.learning.experience import Update, experience, look
 from stages.learning.memory import distinct_bytes, tensors_of
 from stages.learning.policy import Policy
@@ -53,7 +53,7 @@ def reward(base, tmp_path_factory):
 @pytest.fixture(scope="module")
 def merged(base, reward, tmp_path_factory):
     folder = tmp_path_factory.mktemp("roles") / "reward-merged"
-    merging.merge(base, reward, folder, "fp32", 1e-3)
+    tiny.merge(base, [reward], folder)
     return folder
 
 
@@ -97,7 +97,7 @@ def test_a_reward_adapter_on_the_policys_base_scores_as_the_merged_model(family,
     base = families.save(families.FAMILIES[family], tmp_path / "base")
     weight = 2.0 if models.load_causal(base).config.tie_word_embeddings and family != "opt-350m" else 0.0
     reward = save_reward(base, tmp_path / "reward", weight)
-    merging.merge(base, reward, tmp_path / "merged", "fp32", 1e-3)
+    tiny.merge(base, [reward], tmp_path / "merged")
     expected = Scorer(models.load_scorer(tmp_path / "merged"), "fp32")
     policy = moved(load(base, reward))
     before = policy(PROMPTS, ANSWERS).log_p
@@ -272,11 +272,11 @@ def test_a_whole_model_is_saved_and_goes_through_merge(base, reward, tmp_path, v
         assert model is policy.model
     policy.save(tmp_path / "ppo", models.load_tokenizer(base))
     assert (tmp_path / "ppo/value").is_dir() == (value_model == "adapter")
-    found = merging.merge(base, tmp_path / "ppo", tmp_path / "merged", "fp32", 1e-6)
+    found = tiny.merge(base, [tmp_path / "ppo"], tmp_path / "merged", max_logit_difference=1e-6)
     assert found["merge_difference"] == 0 and found["reload_difference"] < 1e-5
     with torch.no_grad():
         assert same(policy(PROMPTS, ANSWERS).log_p, log_p_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")))
-    found = merging.merge(base, tmp_path / "ppo", tmp_path / "rounded", "bf16", 1e-6)
+    found = tiny.merge(base, [tmp_path / "ppo"], tmp_path / "rounded", dtype="bf16", max_logit_difference=1e-6)
     assert found["rounding_difference"] > 0 == found["merge_difference"]
     assert models.load_tokenizer(tmp_path / "rounded").pad_token_id == 0
 

@@ -8,8 +8,15 @@ import pyarrow.parquet as parquet
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from stages.learning import merging
+from stages.learning.preference_data import Example
 from stages.learning.scratch import small_llama, train_tokenizer
+from stages.recipe import Merge
 
+# What merged models are judged on: ids that every tiny model has.
+TEXTS = [
+    Example(("tiny", i), [3 + i, 40, 50], [[60 + i, 70, 2], [80, 90 + i, 5, 2]], [(i % 2, 1 - i % 2)]) for i in range(8)
+]
 WORDS = ("use the flag port file with tool run open read write list make stop start cache clear copy").split()  # noqa: SIM905
 
 
@@ -44,6 +51,11 @@ def save_base(folder: Path, seed: int = 0, width: int = 32) -> Path:
     llama(tok, seed, width).save_pretrained(folder)
     tok.save_pretrained(folder)
     return folder
+
+
+def merge(base: Path, adapters: list[Path], out: Path, **changes) -> dict:
+    """A merge by the recipe's defaults, but in fp32; gives its report."""
+    return merging.merge(base, adapters, out, TEXTS, **vars(Merge(**({"dtype": "fp32"} | changes))))
 
 
 def save_pairs(folder: Path, questions_per_split: int = 40) -> Path:

@@ -1,4 +1,4 @@
-"""An adapter merged into its base, or a model that learnt whole: in fp32, reloaded from disk and compared.
+"""Adapters merged into their base, or a model that learnt whole: in fp32, reloaded from disk and compared.
 
 Merging into int8 or nf4 weights rounds the change to the quantised grid, and a save can silently break tied weights or
 lose a head: what counts is what a fresh load from disk computes.
@@ -7,101 +7,143 @@ lose a head: what counts is what a fresh load from disk computes.
 from pathlib import Path
 
 import torch
-from peft import PeftConfig, PeftModel
+from transformers import PreTrainedModel
 
 from stages.learning import models
-from stages.learning.ragged import response_tokens
-from stages.learning.reward_model import Scoring, keep_scoring, read
-from stages.learning.roles import is_adapter, saved_head
+from stages.learning.families import trunk
+from stages.learning.merge_report import check, difference, judged, layer_changes, outputs
+from stages.learning.preference_data import Example
+from stages.learning.reward_model import keep_scoring, put_scoring
+from stages.learning.roles import is_adapter, is_scorer, saved_head
+from stages.learning.weights import load_adapter
+from stages.plumbing.artifact import write_json
 
-PROBE_ROWS, PROBE_TOKENS = 4, 48
-RELOAD_TOLERANCE = 1e-4  # of the largest |output|: the same weights, computed once more
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+REPORT = "merge.json"
 
 
-def merge(base: Path, adapter: Path, out: Path, dtype: str, max_difference: float) -> dict[str, float]:
-    """Write the merged model to `out`; ValueError, and nothing worth publishing, if it does not compute the same.
+def merge(
+    base: Path,
+    adapters: list[Path],
+    out: Path,
+    texts: list[Example],
+    *,
+    dtype: str,
+    max_shard_bytes: int,
+    **limits: float,
+) -> dict:
+    """Write the merged model, its tokenizer and merge.json to `out`; ValueError, and nothing worth publishing, where it
+    does not compute the same.
 
-    adapter: an adapter of `base`, or a whole model that learnt from it and has nothing to merge. Returns the largest
-    absolute differences of the outputs on fixed random ids: adapter on against merged (fp32), merged against merged and
-    rounded to the saved type, and that against the model reloaded from disk.
+    adapters: in the order they were trained, the first one on `base`, each further one on what came before; or one
+    whole model that learnt from it and has nothing to merge. Weights are rounded once, when all are in: an adapter
+    that was trained on rounded weights meets the others' unrounded ones.
+    texts: what base with adapters and merged model are judged on. limits: see merge_report.check.
+
+    Returns what merge.json holds. Differences are the largest absolute ones of outputs on fixed random ids: adapter on
+    against merged (fp32), merged against merged and rounded to the saved type, and that against the model reloaded.
     """
+    check_order(adapters)
     out.mkdir(parents=True, exist_ok=True)
-    if not is_adapter(adapter):
-        model, tokenizer = models.load_causal(adapter), models.load_tokenizer(adapter)
-        whole = outputs(model, probe_ids(model.config.vocab_size))
-        return _saved(model, tokenizer, out, dtype, whole, max_difference)
-    scorer = PeftConfig.from_pretrained(adapter).task_type == "SEQ_CLS"
-    model = models.load_scorer(base, new_head=True) if scorer else models.load_causal(base)
-    head = saved_head(adapter) if scorer else None
-    model = PeftModel.from_pretrained(model, adapter)
-    ids = probe_ids(model.config.vocab_size)
-    adapter_on = outputs(model, ids)
-    model = model.merge_and_unload(safe_merge=True)
-    if scorer and not torch.equal(head.float(), model.score.weight.detach().float().cpu()):
-        raise ValueError(f"the score head of {adapter} is not the one in the merged model: nothing is published")
+    model, found = _resolved(base, adapters, texts) if is_adapter(adapters[0]) else _whole(adapters[0], texts)
+    merged = outputs(model)
+    if is_scorer(adapters[-1]):
+        keep_scoring(adapters[-1], out, model.config)
+    _save(model, models.load_tokenizer(adapters[-1]), out, dtype, max_shard_bytes)
+    rounded = outputs(model)
+    del model  # in fp32, and another is to come
+    again = models.load_scorer(out) if is_scorer(adapters[-1]) else models.load_causal(out)
+    _check_head(again, adapters[-1], dtype)
+    report = found | {
+        **{f"{name}_after": value for name, value in judged(again, texts).items()},
+        "texts": len(texts),
+        "rounding_difference": difference(merged, rounded),
+        "reload_difference": difference(rounded, outputs(again)),
+        "largest_output": float(merged.abs().max()),
+    }
+    write_json(out / REPORT, report)
+    check(report, **limits)
+    return report
+
+
+def check_order(adapters: list[Path]) -> None:
+    """ValueError for adapters that cannot follow each other."""
+    for place, folder in enumerate(adapters):
+        if not folder.is_dir():
+            raise ValueError(f"there is no adapter {folder}: make it first")
+        if len(adapters) > 1 and not is_adapter(folder):
+            raise ValueError(f"{folder} is a whole model, with nothing to merge: give it alone, or as --base")
+        if is_scorer(folder) and place < len(adapters) - 1:
+            raise ValueError(f"{folder} has a score head, and {adapters[place + 1]} comes after it: give the adapters "
+                             f"in the order they were trained, the reward model's last")
+
+
+def _whole(folder: Path, texts: list[Example]) -> tuple[PreTrainedModel, dict]:
+    model = models.load_causal(folder)
+    return model, _found(0.0, judged(model, texts), [])
+
+
+def _resolved(base: Path, adapters: list[Path], texts: list[Example]) -> tuple[PreTrainedModel, dict]:
+    """The base with every adapter merged, in fp32, and the report so far."""
+    model, moved, layers = None, [], []
+    for adapter in adapters:
+        model = _ready(model, base, adapter)
+        model = load_adapter(model, adapter)
+        before = judged(model, texts) if adapter == adapters[-1] else {}
+        adapter_on = outputs(model)
+        layers += [{"adapter": str(adapter)} | row for row in layer_changes(model)]
+        model = model.merge_and_unload(safe_merge=True)
+        moved.append(difference(adapter_on, outputs(model)))
+    _check_head(model, adapters[-1], "fp32")
+    return model, _found(max(moved), before, layers)
+
+
+def _found(merge_difference: float, before: dict, layers: list[dict]) -> dict:
+    return {
+        "merge_difference": merge_difference,
+        "largest_relative_change": max((row["relative_change"] for row in layers), default=0.0),
+        **{f"{name}_before": value for name, value in before.items()},
+        "layers": layers,
+    }
+
+
+def _ready(model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrainedModel:
+    """What this adapter goes on: the base, or what the adapters before it made of that, with a row for every token."""
     tokenizer = models.load_tokenizer(adapter)
-    if scorer:
-        # Only an id that the embedding has: most families could not be loaded with another one.
-        pad = tokenizer.pad_token_id
-        model.config.pad_token_id = pad if pad < model.get_input_embeddings().num_embeddings else None
-        keep_scoring(adapter, out, model.config)
-    return _saved(model, tokenizer, out, dtype, adapter_on, max_difference)
+    if not is_scorer(adapter):
+        model = models.load_causal(base) if model is None else model
+        models.grow(model, tokenizer)
+        return model
+    saved_head(adapter)  # refused before anything is loaded, where there is none
+    scorer = models.load_scorer(base, new_head=True)
+    if model is not None:
+        scorer.resize_token_embeddings(model.get_input_embeddings().num_embeddings, mean_resizing=False)
+        trunk(scorer).load_state_dict(trunk(model).state_dict())
+    models.grow(scorer, tokenizer)
+    # Only an id that the embedding has: most families could not be loaded with another one.
+    pad = tokenizer.pad_token_id
+    scorer.config.pad_token_id = pad if pad < scorer.get_input_embeddings().num_embeddings else None
+    put_scoring(adapter, scorer.config)
+    return scorer
 
 
-def probe_ids(vocabulary: int) -> torch.Tensor:
-    """Fixed random token ids [rows, tokens]."""
-    return torch.randint(0, vocabulary, (PROBE_ROWS, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
+def _check_head(model: PreTrainedModel, adapter: Path, dtype: str) -> None:
+    """ValueError unless a scorer's head is the adapter's to the last bit, in this type."""
+    if is_scorer(adapter):
+        expected = saved_head(adapter).float().to(DTYPES[dtype]).float()
+        if not torch.equal(expected, model.score.weight.detach().float().cpu()):
+            raise ValueError(f"the score head of {adapter} is not the one in the merged model: nothing is published")
 
 
-@torch.no_grad()
-def outputs(model, ids: torch.Tensor) -> torch.Tensor:
-    """Logits (or the score, read as this project reads it: a classifier's own way needs a pad id) of every row."""
-    ids = ids.to(model.device)
-    keep_mask = torch.ones_like(ids)
-    if hasattr(model, "score"):
-        rows = ids.tolist()
-        texts = response_tokens([row[:1] for row in rows], [row[1:] for row in rows], model.device)
-        return read(model, texts, Scoring()).scores.cpu()
-    return model(input_ids=ids, attention_mask=keep_mask).logits.float().cpu()
-
-
-def _saved(model, tokenizer, out: Path, dtype: str, before: torch.Tensor, max_difference: float) -> dict[str, float]:
-    """Save a model in this type, and compare: with its outputs `before` the merge, and with a fresh load."""
-    ids = probe_ids(model.config.vocab_size)
-    merged = outputs(model, ids)
+def _save(model: PreTrainedModel, tokenizer, out: Path, dtype: str, max_shard_bytes: int) -> None:
+    """In this type; the model itself comes back to fp32, rounded."""
     _cast(model, DTYPES[dtype])
-    model.save_pretrained(out)
+    model.save_pretrained(out, max_shard_size=max_shard_bytes)
     tokenizer.save_pretrained(out)
     _cast(model, torch.float32)
-    rounded = outputs(model, ids)
-    load = models.load_scorer if hasattr(model, "score") else models.load_causal
-    return _compared(before, merged, rounded, outputs(load(out), ids), max_difference)
 
 
-def _cast(model, dtype: torch.dtype) -> None:
+def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Parameters only: `model.to` would round the rotary frequencies as well, which no loader does."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def _compared(adapter_on, merged, rounded, reloaded, max_difference: float) -> dict[str, float]:
-    merging = float((adapter_on - merged).abs().max())
-    reloading = float((rounded - reloaded).abs().max())
-    allowed = RELOAD_TOLERANCE * max(1.0, float(merged.abs().max()))
-    if not merging <= max_difference:
-        raise ValueError(
-            f"the merged model differs from base and adapter by {merging:.2g} in a logit (allowed: "
-            f"merge.max_logit_difference {max_difference:.2g}): nothing is published"
-        )
-    if not reloading <= allowed:
-        raise ValueError(
-            f"the model reloaded from disk differs from the one saved by {reloading:.2g} in a logit "
-            f"(allowed: {allowed:.2g}): nothing is published"
-        )
-    return {
-        "merge_difference": merging,
-        "rounding_difference": float((merged - rounded).abs().max()),
-        "reload_difference": reloading,
-        "largest_output": float(merged.abs().max()),
-    }

@@ -70,6 +70,26 @@ def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+@torch.no_grad()
+def grow(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Give every token id its row in the embeddings and the output layer; the pad's alone may lie outside.
+
+    Returns the ids of the new rows, none where all were there. Each is the mean of the old rows: an unheard-of token
+    then changes no softmax by much (Hewitt 2021), and with nothing drawn an adapter finds again the rows it was
+    trained beside. Tied weights stay tied.
+    """
+    old = model.get_input_embeddings().num_embeddings
+    needed = 1 + max(token for token in tokenizer.get_vocab().values() if token != tokenizer.pad_token_id)
+    if needed <= old:
+        return []
+    model.resize_token_embeddings(needed, mean_resizing=False)
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        for rows in (getattr(layer, "weight", None), getattr(layer, "bias", None)):
+            if rows is not None:
+                rows[old:] = rows[:old].float().mean(0).to(rows)
+    return list(range(old, needed))
+
+
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
     """ValueError unless tokenizer and model agree on what ends a text (a known silent fault of LLaMA conversions)."""
     ids = config.eos_token_id

@@ -45,7 +45,8 @@ def log_probabilities(
 
 def chunk_tokens(layer: nn.Module, where: torch.device) -> int:
     """Tokens whose logits are in memory at once."""
-    return max(LEAST_CHUNK_TOKENS, CHUNK_LOGITS[where.type] // layer.out_features)
+    vocabulary = getattr(layer, "token_adapter", layer).out_features  # PEFT's wrapper of trained rows has no size
+    return max(LEAST_CHUNK_TOKENS, CHUNK_LOGITS[where.type] // vocabulary)
 
 
 def _chosen(layer: nn.Module, hidden, chosen, temperature: float, kept: torch.Tensor | None) -> torch.Tensor:

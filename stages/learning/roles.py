@@ -19,10 +19,11 @@ from torch import nn
 from stages.learning.families import trunk
 from stages.learning.models import adapted_layers, plain
 from stages.learning.reward_model import Scorer, put_scoring
+from stages.learning.weights import WEIGHTS
 from stages.plumbing import artifact
 
 POLICY, VALUE = "default", "value"  # names of adapters; the first is PEFT's own
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+CONFIG = "adapter_config.json"
 HEAD = "score.weight"
 
 
@@ -55,6 +56,11 @@ def parameters_of(model: nn.Module, role: str) -> dict[str, nn.Parameter]:
 def is_adapter(folder: Path) -> bool:
     """Whether the artifact is an adapter, and not a whole model."""
     return (folder / CONFIG).is_file()
+
+
+def is_scorer(folder: Path) -> bool:
+    """Whether the artifact is an adapter with a score head, as its configuration says."""
+    return is_adapter(folder) and PeftConfig.from_pretrained(folder).task_type == TaskType.SEQ_CLS
 
 
 def check_base(adapter: Path, base: Path) -> None:

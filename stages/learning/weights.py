@@ -1,4 +1,4 @@
-"""Model folders: bring a pretrained one in, unchanged and without pickles; write an adapter out."""
+"""Model folders: bring a pretrained one in, unchanged and without pickles; write an adapter out, and load it."""
 
 import json
 import os
@@ -6,11 +6,14 @@ import shutil
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig
+from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import AutoConfig, PreTrainedModel
 
 from stages.learning.models import check_special_tokens, load_tokenizer
 from stages.plumbing.artifact import write_json
 
+WEIGHTS = "adapter_model.safetensors"
 WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
@@ -52,6 +55,33 @@ def save_adapters(model, out: Path, names: list[str]) -> None:
         config = json.loads(file.read_text(encoding="utf-8"))
         # PEFT keeps these in sets, whose order changes from process to process.
         write_json(file, {key: sorted(value) if isinstance(value, list) else value for key, value in config.items()})
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
+    """The adapter in `folder` on the model it was trained on, in eval mode.
+
+    ValueError in one line where a tensor has no place or a place no tensor, or its shape is another; PEFT would warn.
+    """
+    saved, config = load_file(folder / WEIGHTS), PeftConfig.from_pretrained(folder)
+    config.base_model_name_or_path = None  # a folder may have another name by now, or be one of several steps
+    try:
+        model = get_peft_model(model, config)
+    except (ValueError, IndexError) as error:  # no such layer; no such row of the embedding
+        raise ValueError(f"{_misfit(folder, model)}: {str(error).split('. ')[0]}") from error
+    # PEFT may have saved a grown embedding whole.
+    embeddings = any(name.endswith("base_layer.weight") for name in saved)
+    places = get_peft_model_state_dict(model, save_embedding_layers=embeddings)
+    for name in sorted(places.keys() | saved.keys()):
+        found, wanted = (list(tensors[name].shape) if name in tensors else None for tensors in (saved, places))
+        if found != wanted:
+            raise ValueError(f"{_misfit(folder, model)}: {name} is {found or 'missing'} in the adapter, "
+                             f"{wanted or 'missing'} in the model; give the base that it was trained on")
+    set_peft_model_state_dict(model, saved)
+    return model.eval()
+
+
+def _misfit(folder: Path, model) -> str:
+    return f"the adapter {folder} does not fit this {model.config.model_type} model"
 
 
 def _download(model: str, revision: str | None) -> Path:

@@ -42,6 +42,7 @@ rule sft_merged:
     input:
         base=rules.base.output,
         adapter=rules.sft.output,
+        pairs=rules.pairs.output,
     output:
         f"{RUN}/sft-merged/manifest.json",
     log:
@@ -49,10 +50,11 @@ rule sft_merged:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section(RECIPE, "merge"),
+    threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --out {output:q}"
+        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
         " 2>&1 | tee -a {log:q}"
 
 
@@ -81,6 +83,7 @@ rule reward_merged:
     input:
         base=rules.reward.input.base,
         adapter=rules.reward.output,
+        pairs=rules.pairs.output,
     output:
         f"{RUN}/reward-merged/manifest.json",
     log:
@@ -88,10 +91,11 @@ rule reward_merged:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section(RECIPE, "merge"),
+    threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --out {output:q}"
+        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
         " 2>&1 | tee -a {log:q}"
 
 
@@ -121,6 +125,7 @@ rule ppo_merged:
     input:
         base=rules.sft_merged.output,
         adapter=rules.ppo_train.output,
+        pairs=rules.pairs.output,
     output:
         f"{RUN}/ppo-merged/manifest.json",
     log:
@@ -128,8 +133,9 @@ rule ppo_merged:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section(RECIPE, "merge"),
+    threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --out {output:q}"
+        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
         " 2>&1 | tee -a {log:q}"
