@@ -17,6 +17,7 @@ from stages.learning.comparison import longest_text
 from stages.learning.merging import check_order, merge
 from stages.learning.models import load_tokenizer
 from stages.learning.preference_data import Example, examples
+from stages.learning.reward_model import member_folder, members_of
 from stages.learning.roles import is_scorer
 from stages.plumbing.artifact import folder_of
 from stages.recipe import Merge
@@ -33,16 +34,20 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
     """
     adapters = [folder_of(folder) for folder in adapter]
     check_order(adapters)
-    report = merge(
-        base,
-        adapters,
-        out,
-        _texts(base, adapters[-1], pairs),
-        dtype=config.dtype,
-        max_shard_bytes=config.max_shard_bytes,
-        max_logit_difference=config.max_logit_difference,
-        max_perplexity_change=config.max_perplexity_change,
-        max_accuracy_change=config.max_accuracy_change,
+    texts = _texts(base, adapters[-1], pairs)
+    report, *_ = (
+        merge(
+            base,
+            [*adapters[:-1], last],
+            member_folder(out, number),
+            texts,
+            dtype=config.dtype,
+            max_shard_bytes=config.max_shard_bytes,
+            max_logit_difference=config.max_logit_difference,
+            max_perplexity_change=config.max_perplexity_change,
+            max_accuracy_change=config.max_accuracy_change,
+        )
+        for number, last in enumerate(members_of(adapters[-1]))  # one, but for an ensemble of reward models
     )
     return {name: value for name, value in report.items() if name != "layers"}
 

@@ -64,9 +64,11 @@ def _learner(config: Sft, base: Path, tokenizer):
     model = models.load_causal(base, config.precision)
     models.check_special_tokens(tokenizer, model.config)
     families.check_length(model.config, config.sequence_length_tokens)
+    new_tokens = models.grow(model, tokenizer) if config.train_new_tokens else []
+    models.check_vocabulary(tokenizer, model)
     if config.tune == "full":
         return model.requires_grad_(True)
-    return models.add_lora(model, precision=config.precision, **vars(config.lora))
+    return models.add_lora(model, precision=config.precision, new_tokens=new_tokens, **vars(config.lora))
 
 
 def _documents(config: Sft, out: Path, tokenizer, pairs: Path, held: set[tuple]) -> Documents:

@@ -10,7 +10,8 @@ from stages.learning.losses import masked_mean, masked_sum, pairwise_losses, pol
 
 
 def test_pairwise_loss_is_ln_2_when_scores_tie():
-    assert pairwise_losses(torch.tensor([0.3, -2.0]), torch.tensor([0.3, -2.0])).tolist() == pytest.approx([math.log(2)] * 2)
+    scores = torch.tensor([0.3, -2.0])
+    assert pairwise_losses(scores, scores).tolist() == pytest.approx([math.log(2)] * 2)
 
 
 def test_pairwise_loss_against_plain_python():

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages import merge as stage
 from stages.learning import merging, models
 from stages.learning.merge_report import check, outputs, probe_ids
-from stages.learning.reward_model import save_scoring
+from stages.learning.reward_model import Scoring, save_scoring
 from stages.learning.roles import saved_head
 from stages.plumbing import command
 from stages.recipe import Merge
@@ -31,7 +31,7 @@ def save_adapter(base, folder, scorer=False, **lora):
     model.save_pretrained(folder)
     models.load_tokenizer(base).save_pretrained(folder)
     if scorer:
-        save_scoring(folder, 10.0, torch.tensor([1.0, 2.0]))
+        save_scoring(folder, Scoring("last", 10.0), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0]))
     return folder
 
 

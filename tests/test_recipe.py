@@ -176,7 +176,9 @@ def test_every_setting_is_read_by_its_stage(section):
     workflow, dead = (ROOT / "workflow/rules/train.smk").read_text(), []  # it may choose which folder a stage is given
     for dotted in (name for name, _, _ in leaves(getattr(Recipe(), section))):
         first, *rest = dotted.split(".")
-        needed = [] if f"RECIPE.{section}.{dotted}" in workflow else [first] if first in HANDED_ON_WHOLE else [first, *rest]
+        if f"RECIPE.{section}.{dotted}" in workflow:
+            continue
+        needed = [first] if first in HANDED_ON_WHOLE else [first, *rest]
         dead += [dotted] if not all(read.fullmatch(name) for name in needed) else []
     assert not dead, f"settings of {section!r} that stages/{section}.py never reads: {dead}"
 

@@ -150,7 +150,8 @@ def test_the_base_is_in_memory_once_whatever_stands_on_it(base, reward, precisio
     scorer = loading.load_reward(reward, policy, base)
     scorer(PROMPTS, ANSWERS), policy(PROMPTS, ANSWERS), policy.reference(PROMPTS, ANSWERS)
     every = {(t.data_ptr(), t.nbytes) for module in (policy, scorer.model) for t in tensors_of(module)}
-    roles = [*policy.trained().values(), *parameters_of(policy.base, scorer.model.role).values(), scorer.model.score.weight]
+    reward_adapter = parameters_of(policy.base, scorer.model.role).values()
+    roles = [*policy.trained().values(), *reward_adapter, scorer.model.score.weight]
     assert sum(size for _, size in every) == pytest.approx(alone + distinct_bytes(roles), rel=0.02)  # int8 adds scales
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.learning import models
 from stages.learning.merge_report import outputs
-from stages.learning.reward_model import save_scoring
+from stages.learning.reward_model import Scoring, save_scoring
 
 OLD = families.VOCABULARY
 ADDED = ["<code>", "</code>"]
@@ -104,7 +104,7 @@ def test_a_reward_adapter_follows_one_that_grew_the_vocabulary(tmp_path):
     tiny.merge(base, [tmp_path / "sft"], tmp_path / "sft-merged")
     families.adapted(tmp_path / "sft-merged", scorer=True).save_pretrained(tmp_path / "reward")
     tokenizer_of(base).save_pretrained(tmp_path / "reward")
-    save_scoring(tmp_path / "reward", 0.0, torch.tensor([1.0, 2.0]))
+    save_scoring(tmp_path / "reward", Scoring(), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0]))
     tiny.merge(tmp_path / "sft-merged", [tmp_path / "reward"], tmp_path / "step")
     tiny.merge(base, [tmp_path / "sft", tmp_path / "reward"], tmp_path / "merged")
     together, step = (models.load_scorer(tmp_path / name) for name in ("merged", "step"))

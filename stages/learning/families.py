@@ -22,7 +22,7 @@ def width(model: PreTrainedModel) -> int:
 
 
 def guard(model: PreTrainedModel) -> None:
-    """Make a loaded model refuse texts that it has no positions for, and refuse one that attends in a way of its own."""
+    """Make a loaded model refuse texts that it has no positions for; refuse one that attends in a way of its own."""
     inner, family = trunk(model), model.config.model_type
     if "position_ids" not in inspect.signature(inner.forward).parameters:
         raise ValueError(f"{family} models take no position ids, which this project's padded batches need")

@@ -90,6 +90,17 @@ def grow(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int
     return list(range(old, needed))
 
 
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """ValueError where the tokenizer has a token, the pad apart, that the model has no row for."""
+    rows = model.get_input_embeddings().num_embeddings
+    beyond = {token: name for name, token in tokenizer.get_vocab().items()
+              if token >= rows and token != tokenizer.pad_token_id}
+    if beyond:
+        first = beyond[min(beyond)]
+        raise ValueError(f"the tokenizer has {len(beyond)} tokens that the base has no vector for, {first!r} the first: "
+                         f"an adapter alone would never teach it them. Set sft.train_new_tokens, or take them out")
+
+
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
     """ValueError unless tokenizer and model agree on what ends a text (a known silent fault of LLaMA conversions)."""
     ids = config.eos_token_id
@@ -179,10 +190,12 @@ def add_lora(
     target_modules: tuple[str, ...],
     precision: str,
     scorer: bool = False,
+    new_tokens: Sequence[int] = (),
 ) -> PeftModel:
     """A fresh adapter on a frozen base; only it (and a scorer's head) requires gradients.
 
-    target_modules: names of layers; none: those that PEFT knows for the family.
+    target_modules: names of layers; none: those that PEFT knows for the family. new_tokens: ids whose rows in the
+    embeddings and in the output layer learn as well.
     """
     check_targets(model, target_modules)
     if precision in QUANTISED:
@@ -195,8 +208,15 @@ def add_lora(
         bias="none",
         target_modules=list(target_modules) or None,
         modules_to_save=["score"] if scorer else None,
+        trainable_token_indices={name: list(new_tokens) for name in _vocabularies(model)} if new_tokens else None,
     )
     return get_peft_model(model, config)
+
+
+def _vocabularies(model: PreTrainedModel) -> list[str]:
+    """Last names of the layers with a row for each token."""
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [name.split(".")[-1] for name, module in model.named_modules() if module in layers]
 
 
 def _load(kind, folder, precision: str, may_miss: tuple[str, ...] = (), **more) -> PreTrainedModel:
