@@ -96,9 +96,9 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel)
     beyond = {token: name for name, token in tokenizer.get_vocab().items()
               if token >= rows and token != tokenizer.pad_token_id}
     if beyond:
-        first = beyond[min(beyond)]
-        raise ValueError(f"the tokenizer has {len(beyond)} tokens that the base has no vector for, {first!r} the first: "
-                         f"an adapter alone would never teach it them. Set sft.train_new_tokens, or take them out")
+        raise ValueError(f"the tokenizer has {len(beyond)} tokens that the base has no vector for, "
+                         f"{beyond[min(beyond)]!r} the first, and an adapter would not make one: set "
+                         f"sft.train_new_tokens, or take them out")
 
 
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:

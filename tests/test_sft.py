@@ -1,0 +1,208 @@
+"""The SFT stage: what learns and what never moves, what is watched, when it stops (CORRECTNESS S1, S3, S5, S6)."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stages import sft
+from stages.learning import models
+from stages.learning.training import Training, Watch, train
+from stages.recipe import Lora, Sft
+from stages.text.tables import first_questions, rows_of
+
+CONFIG = Sft(lora=Lora(r=4, dropout=0.0), precision="fp32", packing="bfd", sequence_length_tokens=64, batch_sequences=4,
+             microbatch_sequences=2, max_steps=None, epochs=2.0, learning_rate=3e-3, warmup_steps=0, save_every_steps=9,
+             evaluate_every_steps=4, validation_questions=4)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sft")
+    return {"base": tiny.save_base(folder / "base", width=128), "pairs": tiny.save_pairs(folder / "pairs")}
+
+
+@pytest.fixture(scope="module")
+def trained(inputs, tmp_path_factory):
+    return run(inputs, tmp_path_factory.mktemp("sft") / "out")
+
+
+def run(inputs, out, **changes):
+    out.mkdir()
+    return out, sft.run(replace(CONFIG, **changes), out, **inputs)
+
+
+def history(out) -> list[dict]:
+    return [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+
+
+def watched(out) -> list[float]:
+    return [row["validation_perplexity"] for row in history(out) if "validation_perplexity" in row]
+
+
+def test_it_learns_and_leaves_nothing_but_the_artifact(trained):
+    out, metrics = trained
+    assert watched(out)[-1] < 0.7 * watched(out)[0] and metrics["validation_perplexity"] == watched(out)[-1]
+    assert not [path.name for path in out.iterdir() if path.suffix == ".arrow" or path.is_dir()]
+    assert metrics["tokens"] > metrics["documents"] > metrics["blocks"] > 0
+
+
+def test_the_schedule_ends_at_its_end_and_no_step_is_short(trained, inputs):
+    out, metrics = trained
+    rows = [row for row in history(out) if "learning_rate" in row]
+    steps = 2 * -(-metrics["blocks"] // CONFIG.batch_sequences)
+    assert rows[-1]["step"] == steps and rows[-1]["learning_rate"] < 0.02 * CONFIG.learning_rate
+    assert rows[-1]["epoch"] == 2.0
+
+
+def test_validation_questions_are_held_out_and_their_samples_are_kept(trained, inputs):
+    out, metrics = trained
+    held = first_questions(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
+    assert metrics["validation_questions"] == len(held) == 4
+    rows = list(rows_of(inputs["pairs"], "finetune"))
+    assert metrics["documents"] == sum((row["site"], row["qid"]) not in held for row in rows) < len(rows)
+    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    asked = {row["question"] for row in rows if (row["site"], row["qid"]) in held}
+    assert {sample["question"] for sample in samples} == asked
+    steps = [row["step"] for row in history(out) if "validation_perplexity" in row]
+    assert sorted({sample["step"] for sample in samples}) == steps and len(samples) == 4 * len(steps)
+
+
+def test_only_the_adapter_learns_the_base_does_not_move(inputs, tmp_path):
+    """Every frozen tensor, bit for bit, after training in memory; quantised ones as well."""
+    for precision in ("fp32", "bf16", "int8", "nf4"):
+        torch.manual_seed(0)
+        model = models.add_lora(models.load_causal(inputs["base"], precision), precision=precision, **vars(CONFIG.lora))
+        before = {name: t.detach().clone() for name, t in model.state_dict().items()}
+        learn(model, inputs, tmp_path / precision, precision)
+        changed = {name for name, t in model.state_dict().items() if not torch.equal(t, before[name])}
+        assert changed and all("lora_" in name for name in changed), precision
+
+
+def learn(model, inputs, out, precision):
+    """Two steps of the stage's own loss."""
+    from stages.learning.language_modelling import collate_blocks, summed_loss
+    from stages.learning.packing import Row
+
+    ids = torch.arange(3, 60).numpy()
+    blocks = [[Row(ids, ids > 3)]] * 4
+    settings = Training.like(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=2)
+    train(model, blocks, collate_blocks, lambda rows: summed_loss(model, rows, precision), settings, out, "t")
+
+
+def test_a_full_fine_tune_moves_every_weight_and_is_a_whole_model(inputs, tmp_path):
+    out, _ = run(inputs, tmp_path / "full", tune="full", learning_rate=1e-3)
+    base, tuned = (AutoModelForCausalLM.from_pretrained(folder) for folder in (inputs["base"], out))
+    moved = dict(tuned.named_parameters())
+    assert all(not torch.equal(p, moved[name]) for name, p in base.named_parameters())
+    assert tuned.config.tie_word_embeddings and AutoTokenizer.from_pretrained(out).eos_token_id == 2
+    assert not (out / "adapter_config.json").exists() and watched(out)[-1] < watched(out)[0]
+
+
+@pytest.mark.parametrize("how", [{"packing": "wrapped"}, {"loss_on": "answer"}, {"precision": "mixed"},
+                                 {"precision": "bf16"}, {"precision": "int8"}, {"precision": "nf4"},
+                                 {"gradient_checkpointing": True}])
+def test_every_way_of_training_learns(inputs, how, tmp_path):
+    out, _ = run(inputs, tmp_path / "out", **how)
+    assert watched(out)[-1] < 0.9 * watched(out)[0]
+
+
+def test_gradient_checkpointing_and_microbatches_change_nothing(trained, inputs, tmp_path):
+    weights = load_file(trained[0] / "adapter_model.safetensors")
+    for name, how in (("one", {"microbatch_sequences": 4}), ("two", {"gradient_checkpointing": True})):
+        other = load_file(run(inputs, tmp_path / name, **how)[0] / "adapter_model.safetensors")
+        for key, tensor in weights.items():
+            assert torch.allclose(other[key], tensor, atol=2e-4), (name, key)
+
+
+def test_it_stops_when_perplexity_no_longer_falls_and_keeps_the_best(inputs, tmp_path):
+    out, metrics = run(inputs, tmp_path / "out", epochs=30.0, learning_rate=3e-2, evaluate_every_steps=2,
+                       patience_evaluations=2)
+    found = watched(out)
+    assert found.index(min(found)) == len(found) - 3  # two evaluations more, and no third
+    assert metrics["validation_perplexity"] == min(found) < found[-1]
+    model = models.load_causal(inputs["base"])
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(model, out).eval()
+    tokenizer = models.load_tokenizer(out)
+    held = first_questions(inputs["pairs"], "finetune", 0.1, 4)
+    again = sft._Watched(model, tokenizer, inputs["pairs"], held, CONFIG, tmp_path / "s.jsonl").measure(0)
+    assert again["validation_perplexity"] == pytest.approx(min(found), rel=1e-4)
+
+
+def with_new_tokens(inputs, folder):
+    """The base, with a tokenizer of two tokens more."""
+    AutoModelForCausalLM.from_pretrained(inputs["base"]).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(inputs["base"])
+    tokenizer.add_tokens(["flag", "stop"])
+    tokenizer.save_pretrained(folder)
+    return inputs | {"base": folder}
+
+
+def test_new_tokens_are_refused_with_the_reason_and_learnt_when_asked_for(inputs, tmp_path):
+    given = with_new_tokens(inputs, tmp_path / "grown")
+    with pytest.raises(ValueError, match=r"2 tokens that the base has no vector for, 'flag' .* sft.train_new_tokens"):
+        run(given, tmp_path / "refused")
+    out, _ = run(given, tmp_path / "out", train_new_tokens=True)
+    tiny.merge(given["base"], [out], tmp_path / "merged")
+    old, merged = (AutoModelForCausalLM.from_pretrained(folder) for folder in (given["base"], tmp_path / "merged"))
+    rows, before = merged.get_input_embeddings().weight, old.get_input_embeddings().weight
+    assert merged.config.tie_word_embeddings and torch.equal(rows[: len(before)], before)
+    assert len(rows) == len(before) + 2 and not torch.allclose(rows[-2], before.mean(0), atol=1e-4)
+
+
+def test_a_split_without_pairs_is_refused(inputs, tmp_path):
+    import pyarrow.parquet as parquet
+
+    empty = tiny.save_pairs(tmp_path / "pairs")
+    file = empty / "finetune" / "part-00000.parquet"
+    parquet.write_table(parquet.read_table(file).slice(0, 0), file)
+    with pytest.raises(ValueError, match="no pairs in its finetune split"):
+        run(inputs | {"pairs": empty}, tmp_path / "out")
+
+
+def test_several_processes_are_refused(monkeypatch, inputs, tmp_path):
+    """Their gradients would not meet: the loss goes round the wrapper that makes them."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="trains in one process"):
+        run(inputs, tmp_path / "out")
+
+
+def test_the_loss_of_a_step_is_the_mean_over_all_its_items_however_they_fall(tmp_path):
+    """Three items and one: a mean of the microbatches' means would be another (CORRECTNESS P5)."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = weight
+
+    items = [[1.0, 1.0, 1.0], [5.0]]
+    settings = Training.like(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=1, learning_rate=1.0,
+                             weight_decay=0.0, epochs=1.0)
+
+    def collate(lists):
+        return {"content": lists[0], "items": len(lists[0])}
+
+    rows = train(Model(), items, collate, lambda values: (weight * 0 + sum(values)).sum(), settings, tmp_path, "t")
+    assert next(row["loss"] for row in rows if "loss" in row) == pytest.approx(2.0)
+
+
+def test_what_is_watched_sees_the_model_without_dropout_and_its_step(tmp_path):
+    model, seen = torch.nn.Linear(1, 1), []
+
+    def measure(step):
+        seen.append((step, model.training, torch.is_grad_enabled()))
+        return {"quality": -step}
+
+    settings = Training.like(CONFIG, batch=1, microbatch=1, schedule="constant", max_steps=5)
+    watch = Watch(measure, 2, lambda row: row["quality"])
+    rows = train(model, [1.0] * 9, lambda items: {"content": items, "items": 1},
+                 lambda items: model(torch.tensor([items])).sum(), settings, tmp_path, "t", watch)
+    assert seen == [(2, False, False), (4, False, False), (5, False, False)] and model.training
+    assert [row["quality"] for row in rows if "quality" in row] == [-2, -4, -5]
