@@ -3,14 +3,17 @@
 import json
 import math
 import random
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import tiny
 import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
 
-from stages import reward
+from stages import merge, ppo, reward
 from stages.learning import models, served
 from stages.learning.ensemble import Ensemble, scorer_of
 from stages.learning.judging import calibration
@@ -18,7 +21,7 @@ from stages.learning.losses import pairwise_losses
 from stages.learning.preference_data import examples
 from stages.learning.reward_model import SCORING, Scorer, Scoring, initialise_head, member_folder, members_of
 from stages.learning.reward_objective import Objective
-from stages.recipe import Lora, Reward
+from stages.recipe import Lora, Merge, Ppo, Reward
 
 BETTER, WORSE, GAPS = [0.3, -2.0, 1.5], [0.1, -1.0, 4.0], [1, 3, 2]
 
@@ -158,8 +161,6 @@ def test_the_stage_keeps_the_table_of_the_pairs_held_out(trained):
 
 def loaded(member, base) -> Scorer:
     model = models.load_scorer(base, "fp32", new_head=True)
-    from peft import PeftModel
-
     return Scorer(PeftModel.from_pretrained(model, member).eval(), "fp32", Scoring())
 
 
@@ -204,3 +205,45 @@ def test_a_killed_ensemble_goes_on_with_the_member_it_had_not_finished(trained, 
     assert (tmp_path / "out" / "adapter_model.safetensors").stat().st_mtime_ns == before
     for one, other in zip(members_of(tmp_path / "out"), members_of(folder / "out"), strict=True):
         assert (one / "adapter_model.safetensors").read_bytes() == (other / "adapter_model.safetensors").read_bytes()
+
+
+PPO = Ppo(lora=Lora(r=2, dropout=0.0), precision="fp32", iterations=1, rollout_prompts=4, minibatch_prompts=4,
+          microbatch_prompts=2, epochs=1, max_response_tokens=4, validation_prompts=2)
+
+
+@pytest.mark.parametrize("served_as", ["merged", "adapter"])
+def test_ppo_takes_the_mean_of_the_members_less_their_spread(trained, served_as, tmp_path, capsys):
+    """Merged models, or adapters of the policy's base: the same rewards, and each compared at the start."""
+    folder, _, inputs = trained
+    given = folder / "out"
+    if served_as == "merged":
+        given = tmp_path / "merged"
+        given.mkdir()
+        merge.run(Merge(dtype="fp32"), given, base=inputs["base"], adapter=[str(folder / "out")], pairs=inputs["pairs"])
+        assert len(members_of(given)) == 2 and (given / "member-1" / "merge.json").exists()
+    tok = models.load_tokenizer(inputs["base"])
+    texts = [[1, 5, 6], [1, 9]], [[40, 41, 2], [42, 2]]
+    found = {}
+    for penalty in (0.0, 2.0):
+        _, sources = ppo._engine(replace(PPO, spread_penalty=penalty), tok, inputs["base"], given)
+        found[penalty] = sources[0](*texts)
+    scoring = [json.loads((member / SCORING).read_text()) for member in members_of(folder / "out")]
+    scores = [loaded(member, inputs["base"])(*texts) - known["mean"]
+              for member, known in zip(members_of(folder / "out"), scoring, strict=True)]
+    mean, spread = (scores[0] + scores[1]) / 2, (scores[0] - scores[1]).abs() / 2
+    assert torch.allclose(found[0.0], mean, atol=1e-4) and torch.allclose(found[2.0], mean - 2 * spread, atol=1e-4)
+    assert capsys.readouterr().err.count("check  reward model  correlation 1.0000") == 4
+    (tmp_path / "ppo").mkdir()
+    done = ppo.run(PPO, tmp_path / "ppo", policy=inputs["base"], reward=given, pairs=inputs["pairs"])
+    assert done["iterations"] == 1
+
+
+def test_ppo_refuses_a_reward_model_that_scores_otherwise_than_in_training(trained, tmp_path):
+    folder, _, inputs = trained
+    shutil.copytree(folder / "out", tmp_path / "damaged")
+    weights = tmp_path / "damaged" / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    save_file({name: -t if "score" in name else t for name, t in tensors.items()}, weights)
+    tok = models.load_tokenizer(inputs["base"])
+    with pytest.raises(ValueError, match=r"does not score as it was trained to: correlation -1.*fp32, served in fp32"):
+        ppo._engine(PPO, tok, inputs["base"], tmp_path / "damaged")
