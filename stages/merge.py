@@ -23,14 +23,15 @@ from stages.plumbing.artifact import folder_of
 from stages.recipe import Merge
 from stages.text.tables import rows_of
 
-TEXTS = 64  # questions, one pair each
+PAIRS = 64  # at most, that a merge is judged on
 TEXT_TOKENS = 2048  # or what the model has positions for; longer texts are passed over
 
 
 def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path) -> dict[str, float]:
     """Fill `out` with the merged model, its tokenizer and merge.json; returns the report's numbers.
 
-    pairs: a causal model is judged on the first questions of the finetune split, a reward model on the reward split's.
+    pairs: a causal model is judged on a better answer to each of the finetune split's first questions, a reward model
+    on the reward split's first pairs.
     """
     adapters = [folder_of(folder) for folder in adapter]
     check_order(adapters)
@@ -53,15 +54,13 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
 
 
 def _texts(base: Path, adapter: Path, pairs: Path) -> list[Example]:
-    split, limit = "reward" if is_scorer(adapter) else "finetune", min(longest_text(base), TEXT_TOKENS)
-    of_questions = groupby(rows_of(pairs, split), key=lambda row: (row["site"], row["qid"]))
-    found, _ = examples(
-        (next(rows) for _, rows in of_questions),
-        load_tokenizer(adapter),
-        max_length_tokens=limit,
-        by_question=False,
-        max_pairs=TEXTS,
-    )
+    scorer, limit = is_scorer(adapter), min(longest_text(base), TEXT_TOKENS)
+    split = "reward" if scorer else "finetune"
+    rows = rows_of(pairs, split)
+    if not scorer:
+        rows = (next(group) for _, group in groupby(rows, key=lambda row: (row["site"], row["qid"])))
+    tokenizer = load_tokenizer(adapter)
+    found, _ = examples(rows, tokenizer, max_length_tokens=limit, by_question=True, max_pairs=PAIRS)
     if not found:
         raise ValueError(f"{pairs} has no pair of at most {limit} tokens in its {split} split: the merged model could "
                          f"not be judged")

@@ -143,7 +143,7 @@ def test_perplexity_is_of_the_better_answers_with_the_adapter_on_and_of_the_file
                 logits = model.float()(torch.tensor([text.prompt + answer])).logits[0, len(text.prompt) - 1 : -1]
             log_p += torch.log_softmax(logits.double(), -1)[range(len(answer)), answer].tolist()
         assert found[f"perplexity_{when}"] == pytest.approx(math.exp(-sum(log_p) / len(log_p)), rel=1e-5)
-    assert found["perplexity_before"] != found["perplexity_after"] and found["texts"] == len(tiny.TEXTS)
+    assert found["perplexity_before"] != found["perplexity_after"] and found["pairs"] == len(tiny.TEXTS)
 
 
 FINE = {"merge_difference": 1e-4, "reload_difference": 0.0, "largest_output": 2.0, "perplexity_before": 10.0,
@@ -247,12 +247,12 @@ def test_the_manifest_has_the_reports_numbers(base, adapter, chain, pairs, tmp_p
     manifest = json.loads((tmp_path / "sft-merged/manifest.json").read_text())
     report = json.loads((tmp_path / "sft-merged/merge.json").read_text())
     assert manifest["metrics"] == {name: value for name, value in report.items() if name != "layers"}
-    assert report["layers"] and manifest["metrics"]["texts"] == 40 and "merge.json" in manifest["files"]
+    assert report["layers"] and manifest["metrics"]["pairs"] == 40 and "merge.json" in manifest["files"]
     assert abs(report["perplexity_after"] / report["perplexity_before"] - 1) < 0.01
     sources["adapter"].append(str(chain / "reward"))
     command.make(stage.run, Merge(), tmp_path / "reward-merged", sources)
     metrics = json.loads((tmp_path / "reward-merged/manifest.json").read_text())["metrics"]
-    assert 0 < metrics["pair_accuracy_after"] < 1 and metrics["texts"] == 40 and "perplexity_after" not in metrics
+    assert 0 < metrics["pair_accuracy_after"] < 1 and metrics["pairs"] == 64 and "perplexity_after" not in metrics
 
 
 def test_a_refused_merge_leaves_its_report_and_no_artifact(base, adapter, pairs, tmp_path):
@@ -269,7 +269,7 @@ def test_pairs_without_a_text_that_fits_are_refused(base, adapter, chain, pairs,
             stage.run(Merge(), tmp_path / "merged", base=base, adapter=[str(folder)], pairs=pairs)
 
 
-def test_some_questions_are_enough_to_judge_by(base, adapter, pairs, tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "TEXTS", 7)
+def test_some_pairs_are_enough_to_judge_by(base, adapter, pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr(stage, "PAIRS", 7)
     found = stage.run(Merge(), tmp_path / "merged", base=base, adapter=[str(adapter)], pairs=pairs)
-    assert found["texts"] == 7
+    assert found["pairs"] == 7

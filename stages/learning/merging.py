@@ -56,11 +56,12 @@ def merge(
     _check_head(again, adapters[-1], dtype)
     report = found | {
         **{f"{name}_after": value for name, value in judged(again, texts).items()},
-        "texts": len(texts),
+        "pairs": sum(len(text.pairs) for text in texts),
         "rounding_difference": difference(merged, rounded),
         "reload_difference": difference(rounded, outputs(again)),
         "largest_output": float(merged.abs().max()),
     }
+    report["layers"] = report.pop("layers")  # the long part last
     write_json(out / REPORT, report)
     check(report, **limits)
     return report
