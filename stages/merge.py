@@ -18,7 +18,7 @@ from stages.learning.merging import check_order, merge
 from stages.learning.models import load_tokenizer
 from stages.learning.preference_data import Example, examples
 from stages.learning.reward_model import member_folder, members_of
-from stages.learning.roles import is_scorer
+from stages.learning.roles import check_base, is_adapter, is_scorer
 from stages.plumbing.artifact import folder_of
 from stages.recipe import Merge
 from stages.text.tables import rows_of
@@ -35,6 +35,8 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
     """
     adapters = [folder_of(folder) for folder in adapter]
     check_order(adapters)
+    if is_adapter(adapters[0]):
+        check_base(adapters[0], base)
     texts = _texts(base, adapters[-1], pairs)
     report, *_ = (
         merge(

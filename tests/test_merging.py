@@ -264,9 +264,16 @@ def test_a_refused_merge_leaves_its_report_and_no_artifact(base, adapter, pairs,
 
 def test_pairs_without_a_text_that_fits_are_refused(base, adapter, chain, pairs, tmp_path, monkeypatch):
     monkeypatch.setattr(stage, "TEXT_TOKENS", 5)
-    for folder, split in ((adapter, "finetune"), (chain / "reward", "reward")):
+    for under, folder, split in ((base, adapter, "finetune"), (chain / "sft-merged", chain / "reward", "reward")):
         with pytest.raises(ValueError, match=f"no pair of at most 5 tokens in its {split} split"):
-            stage.run(Merge(), tmp_path / "merged", base=base, adapter=[str(folder)], pairs=pairs)
+            stage.run(Merge(), tmp_path / "merged", base=under, adapter=[str(folder)], pairs=pairs)
+
+
+def test_an_adapter_is_merged_into_the_base_that_it_was_trained_on_alone(base, adapter, pairs, tmp_path):
+    """One of the same shape would take it, and nothing would be right."""
+    other = tiny.save_base(tmp_path / "other", seed=1)
+    with pytest.raises(ValueError, match=r"was trained on .*base, and not on .*other"):
+        stage.run(Merge(), tmp_path / "merged", base=other, adapter=[str(adapter)], pairs=pairs)
 
 
 def test_some_pairs_are_enough_to_judge_by(base, adapter, pairs, tmp_path, monkeypatch):

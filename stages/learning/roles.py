@@ -68,14 +68,15 @@ def check_base(adapter: Path, base: Path) -> None:
     as PEFT's configuration does).
     """
     if (adapter / artifact.MANIFEST).is_file():
-        found = artifact.read_manifest(adapter)["inputs"].get("base", {"path": "something else", "sha256": None})
+        inputs = artifact.read_manifest(adapter)["inputs"]
+        found = inputs.get("base") or inputs.get("policy") or {"path": "something else", "sha256": None}
         path, trained_on = found["path"], found["sha256"]
     else:
         path = json.loads((adapter / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
         trained_on = artifact.digest(path) if Path(path).exists() else None
     if trained_on != artifact.digest(base):
-        raise ValueError(f"the reward adapter {adapter} was trained on {path}, which is not the policy's base {base}: "
-                         f"train it on that one, or give the merged reward model")
+        raise ValueError(f"the adapter {adapter} was trained on {path}, and not on {base}: give the base that it was "
+                         f"trained on (to ppo, the merged reward model will do as well)")
 
 
 def saved_head(adapter: Path) -> torch.Tensor:
