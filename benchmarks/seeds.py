@@ -29,6 +29,7 @@ def figures(run: Path) -> dict:
         "both have code": judged["both_have_code"],
         "SFT log-probability": judged["baselines"]["SFT log-probability"],
         "oracle": judged["oracle"],
+        "oracle, both have code": judged["oracle_both_have_code"],
         **{f"{name}, PPO - SFT": estimate(gain, np.arange(len(gain)), samples=2000, seed=0)
            for name, gain in gains(run).items()},
         "KL, nats a response": compared["kl_k1"],

@@ -107,6 +107,7 @@ def test_baselines_on_literal_pairs():
     assert found["best_cheap_baseline"] == "longer answer wins"
     right = [1, 0, 1, 1, 1]
     assert found["accuracy"]["mean"] == found["oracle"]["mean"] == pytest.approx(0.8)
+    assert found["oracle_both_have_code"] == found["both_have_code"]
     assert found["baselines"]["SFT log-probability"]["mean"] == pytest.approx(0.2)
     assert found["above_best_cheap_baseline"]["mean"] == pytest.approx(0.8 - 0.7)
     assert (found["both_have_code"]["count"], found["both_have_code"]["mean"]) == (1, right[3])

@@ -117,9 +117,9 @@ def test_a_merged_reward_model_is_a_model_of_its_own(base, merged):
 
 def test_what_cannot_be_a_role_is_refused_in_one_line(base, reward, merged, tmp_path):
     other = tiny.save_base(tmp_path / "other", seed=1, width=128)
-    with pytest.raises(ValueError, match="was trained on .*, and not on"):
+    with pytest.raises(ValueError, match=r"was trained on .*, and not on"):
         loading.load_reward(reward, load(other, reward), other)
-    with pytest.raises(ValueError, match="was trained on .*, and not on"):
+    with pytest.raises(ValueError, match=r"was trained on .*, and not on"):
         load(other, reward, value_model="adapter")
     with pytest.raises(ValueError, match="is a whole model: give the artifact of stages"):
         load(base, merged, value_model="adapter")

@@ -101,6 +101,8 @@ def judged(
         "best_cheap_baseline": best,
         "above_best_cheap_baseline": accuracy(right - cheap[best]) if best else None,
         "oracle": None if gold is None else accuracy(pairs.decided(gold)),
+        "oracle_both_have_code": None if gold is None else accuracy(
+            np.where(_both_have_code(pairs), pairs.decided(gold), np.nan)),
     }
 
 

@@ -65,8 +65,10 @@ def reward_accuracy(reward: dict) -> Html:
                      *_estimate_cells(reward["above_best_cheap_baseline"], signed=True)])
     if reward["oracle"]:
         rows.append(["an oracle that knows the truth (ceiling)", *_estimate_cells(reward["oracle"])])
-    rows += [["reward model, both answers have code", *_estimate_cells(reward["both_have_code"])],
-             ["reward model, about equal length (under 10 % apart)", *_estimate_cells(reward["about_equal_length"])]]
+    rows += [["reward model, both answers have code", *_estimate_cells(reward["both_have_code"])]]
+    if reward["oracle_both_have_code"]:
+        rows.append(["the oracle, both answers have code", *_estimate_cells(reward["oracle_both_have_code"])])
+    rows += [["reward model, about equal length (under 10 % apart)", *_estimate_cells(reward["about_equal_length"])]]
     rows += [[f"reward model, scores {gap} apart", *_estimate_cells(found)]
              for gap, found in reward["by_score_gap"].items()]
     return table(["pairs ranked right", "share", "95 % interval", "pairs"], rows)
