@@ -68,7 +68,8 @@ def reward_accuracy(reward: dict) -> Html:
     rows += [["reward model, both answers have code", *_estimate_cells(reward["both_have_code"])]]
     if reward["oracle_both_have_code"]:
         rows.append(["the oracle, both answers have code", *_estimate_cells(reward["oracle_both_have_code"])])
-    rows += [["reward model, about equal length (under 10 % apart)", *_estimate_cells(reward["about_equal_length"])]]
+    rows += [[f"reward model, better answer {how} in length", *_estimate_cells(found)]
+             for how, found in reward["by_length"].items()]
     rows += [[f"reward model, scores {gap} apart", *_estimate_cells(found)]
              for gap, found in reward["by_score_gap"].items()]
     return table(["pairs ranked right", "share", "95 % interval", "pairs"], rows)
