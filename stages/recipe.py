@@ -195,8 +195,8 @@ class Reward:
     batching: Literal["pair", "question"] = of(
         "pair", "'pair' [script]; 'question': each answer forwarded once, all its pairs in one step [InstructGPT 3.5]")
     pooling: Literal["last", "mean", "sum"] = of(
-        "last", "where the head reads: at the last token [script]; 'mean', 'sum': at all of the answer's, averaged "
-        "or summed in hundreds [ours]")
+        "last", "where the head reads: at the last token [script]; 'mean', 'sum': at all of the answer's, averaged, or "
+        "summed in hundreds, a token that comes again for less [ours]")
     log_probability_weight: float = of(
         0.0, "times an answer's mean log-probability a token, added to the head's score; 0: the head alone [script]")
     margin_per_score: float = of(0.0, "gap asked of the rewards for each step of the scores' gap [Llama 2; script: 0]")

@@ -105,7 +105,7 @@ def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data)
     families.check_length(model.config, config.max_length_tokens)
     for name in ("log_probability_weight", "language_model_weight"):
         check_tied(model.config, getattr(config, name), name)
-    initialise_head(model, torch.Generator().manual_seed(config.seed))
+    initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
     model = models.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
     scorer = Scorer(model, config.precision, scoring)
 

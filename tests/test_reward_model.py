@@ -10,13 +10,14 @@ from safetensors.torch import load_file, save_file
 
 from stages.learning import models
 from stages.learning.preference_data import collate_examples, examples, pair_indices
-from stages.learning.ragged import response_tokens
+from stages.learning.ragged import by_row, response_tokens
 from stages.learning.reward_model import (
     SUM_TOKENS,
     Scorer,
     Scoring,
     check_tied,
     initialise_head,
+    novelty,
     read,
     save_scoring,
 )
@@ -85,11 +86,13 @@ def test_transformers_own_head_gives_the_same_whatever_the_padding(scorer_model,
 
 
 def test_pooling_reads_the_answers_tokens(scorer_model):
-    """By hand: the head's outputs at them, averaged, or summed in hundreds."""
-    for row in TEXTS:
+    """By hand: the head's outputs at them, averaged, or summed in hundreds, repeated ones for less."""
+    for row in [*TEXTS, [1, 9, 8, 9, 9, 8, 2]]:
         with torch.no_grad():
             outputs = (scorer_model.model(torch.tensor([row])).last_hidden_state[0] @ scorer_model.score.weight[0])[1:]
-        for pooling, expected in (("mean", outputs.mean()), ("sum", outputs.sum() / SUM_TOKENS)):
+        weights = [math.log2(1 + 1 / (1 + row[1:i].count(token))) for i, token in enumerate(row) if i]
+        summed = (outputs * torch.tensor(weights)).sum() / SUM_TOKENS
+        for pooling, expected in (("mean", outputs.mean()), ("sum", summed)):
             assert float(score(scorer_model, [row], 0.0, pooling)) == pytest.approx(float(expected), abs=1e-6)
 
 
@@ -98,6 +101,13 @@ def test_only_the_last_real_position_is_read(scorer_model):
     with torch.no_grad():
         hidden = scorer_model.model(torch.tensor([TEXTS[2]])).last_hidden_state[0] @ scorer_model.score.weight[0]
     assert float(score(scorer_model, [TEXTS[2]])) == pytest.approx(float(hidden[-1]), abs=1e-6)
+
+
+def test_n_occurrences_of_a_token_count_as_their_logarithm():
+    answers = [[5] * 7, [5, 6, 5, 5], [7]]
+    texts = response_tokens([[1]] * 3, answers, torch.device("cpu"))
+    weights = by_row(novelty(texts), texts).sum(-1)
+    assert weights.tolist() == pytest.approx([math.log2(8), math.log2(4) + 1, 1.0])
 
 
 def test_the_log_probability_term_is_the_language_models_own(scorer_model, base):
@@ -135,6 +145,8 @@ def test_head_starts_normal_with_variance_one_over_width_plus_one(base):
         draws.append(model.score.weight.detach().clone())
     width = model.config.hidden_size
     assert float(torch.cat(draws).std()) == pytest.approx(1 / math.sqrt(width + 1), rel=0.05)
+    initialise_head(model, torch.Generator().manual_seed(0), "sum")
+    assert not model.score.weight.any()
 
 
 def test_scores_are_the_same_before_saving_after_reload_and_after_merging(base, adapter, tmp_path):

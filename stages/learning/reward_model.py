@@ -23,15 +23,17 @@ from stages.plumbing.artifact import write_json
 
 SCORING = "scoring.json"
 EXAMPLES = 64  # reference answers that are kept with their scores
-SUM_TOKENS = 100  # a sum over an answer's tokens counts in hundreds: about the size of a mean
+SUM_TOKENS = 100  # a sum over an answer's tokens counts in hundreds: it is then about the size of a mean
 
 
 @dataclass(frozen=True)
 class Scoring:
     """How a score is read.
 
-    pooling: 'last', the head's output at the last token; 'mean' and 'sum', that of all the answer's tokens, averaged or
-    summed (a hundred tokens count 1: then an answer's length is in its score).
+    pooling: 'last', the head's output at the last token; 'mean', that of all the answer's tokens, averaged; 'sum',
+    their sum in hundreds, so that an answer's length is in its score. There a token's n-th occurrence counts
+    log2(1 + 1 / n), n occurrences together log2(1 + n): words said again add little, and a policy that repeats itself
+    gains little.
     log_probability_weight: times the answer's mean log-probability a token, in nats, added to it.
     """
 
@@ -39,10 +41,14 @@ class Scoring:
     log_probability_weight: float = 0.0
 
 
-def initialise_head(model, generator: torch.Generator) -> None:
-    """score.weight ~ Normal(0, 1/sqrt(D+1)) ("The N Implementation Details of RLHF with PPO")."""
+def initialise_head(model, generator: torch.Generator, pooling: str = "last") -> None:
+    """score.weight ~ Normal(0, 1/sqrt(D+1)) ("The N Implementation Details of RLHF with PPO").
+
+    0 where it reads many tokens: a random direction's outputs add up, and drown what is learnt.
+    """
     weight = model.score.weight
-    drawn = torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[1] + 1)
+    scale = 1 / math.sqrt(weight.shape[1] + 1) if pooling == "last" else 0.0
+    drawn = torch.randn(weight.shape, generator=generator) * scale
     with torch.no_grad():
         weight.copy_(drawn.to(weight))
 
@@ -71,7 +77,18 @@ def _pooled(scores: torch.Tensor, texts: Texts, pooling: str) -> torch.Tensor:
     """Of the tokens read to [B]."""
     if pooling == "last":
         return scores
-    return by_row(scores, texts).sum(-1) / (texts.mask.sum(-1) if pooling == "mean" else SUM_TOKENS)
+    if pooling == "mean":
+        return by_row(scores, texts).sum(-1) / texts.mask.sum(-1)
+    return by_row(scores * novelty(texts), texts).sum(-1) / SUM_TOKENS
+
+
+def novelty(texts: Texts) -> torch.Tensor:
+    """Weight [M] of each response token: log2(1 + 1 / n) for its n-th occurrence in the response."""
+    row = texts.place // texts.mask.shape[1]
+    words = row * (1 + texts.chosen.max()) + texts.chosen
+    ordered, order = words.sort(stable=True)
+    before = torch.arange(len(words), device=words.device) - torch.searchsorted(ordered, ordered)  # in the response
+    return torch.empty_like(ordered, dtype=torch.float32).index_copy(0, order, torch.log2(1 + 1 / (1 + before)))
 
 
 def _mean_log_probabilities(classifier, before: torch.Tensor, texts: Texts) -> torch.Tensor:
