@@ -15,8 +15,9 @@ most that a process held.
 "TRL" is as shipped; "tuned TRL" has the switch set that our own start sets on such a machine, fp32 products by oneDNN
 (stages/learning/machine.py), and eager attention, which goes with it.
 
---accuracy: an epoch of each over all pairs but those of --held-out of the questions, which rank the held-out ones then.
-The goal: the 95 % interval of the paired difference, questions resampled, holds 0.
+--accuracy: an epoch of each over the pairs (--train-pairs at most) of all but --held-out of the questions; then each
+ranks the pairs of those, scored by one code. The goal: the 95 % interval of the paired difference, questions resampled,
+holds 0. Steps hold --batch pairs, or --questions questions: how many steps an epoch has is in the table.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from benchmarks.training_runs import (
     SWITCHES,
     TRL,
     TUNED,
+    asked_for,
     compare,
     contender,
     parser,
@@ -104,18 +106,19 @@ def prepare(work: Work, base: Path, pairs: Path, held: set[tuple], most: int) ->
 def accuracy(given: argparse.Namespace, work: Work, held: set[tuple], setting: Setting) -> tuple[Result, dict]:
     """Share of the pairs held out that each ranks right after one epoch over all others, with its interval; and ours
     less TRL's, pair by pair."""
-    prepare(work, given.base, given.pairs, held, 10 ** 9)
+    prepare(work, given.base, given.pairs, held, given.train_pairs)
     rows = (row for row in rows_of(given.pairs, SPLIT) if (row["site"], row["qid"]) in held)
     tokenizer = models.load_tokenizer(given.base)
     pairs = held_out_pairs(rows, tokenizer, max_pairs=10 ** 9, max_tokens=work.length, seed=0)
     right, passes = {"untrained": pairs.decided(scores(work, pairs, None))}, {}
-    for one in CONTENDERS[:3]:
+    for one in asked_for(CONTENDERS[:3], given):
         adapter = Path(work.folder) / one.name
         run = once(replace(one, arguments=(*one.arguments, "--adapter", str(adapter))), work, setting)
         right[one.name], passes[one.name] = pairs.decided(scores(work, pairs, adapter)), summary([run])
         say(f"{one.name}: {np.mean(right[one.name]):.3f} after {passes[one.name]['cpu']:.0f} CPU s")
     found = {name: INTERVAL(values, pairs.groups) for name, values in right.items()}
-    differences = {f"{name} - {TRL}": INTERVAL(right[name] - right[TRL], pairs.groups) for name in (OURS, BY_PAIR)}
+    differences = {f"{name} - {TRL}": INTERVAL(right[name] - right[TRL], pairs.groups)
+                   for name in (OURS, BY_PAIR) if {name, TRL} <= set(right)}
     goals = [goal for name, one in differences.items() for goal in
              (Goal(f"{name}, low end", one["low"], at_most=0.0), Goal(f"{name}, high end", one["high"], at_least=0.0))]
     table = [[name, one["mean"], one["low"], one["high"], passes[name]["steps"] if name in passes else "-",
@@ -139,6 +142,7 @@ def main() -> None:
     made.add_argument("--base", type=Path, required=True, metavar="FOLDER", help="the causal model to start from")
     made.add_argument("--questions", type=int, default=4, metavar="N", help="a step of ours by question")
     made.add_argument("--held-out", type=float, default=0.2, metavar="SHARE", help="of the questions, never trained on")
+    made.add_argument("--train-pairs", type=int, default=100_000, metavar="N", help="of --accuracy's epoch, at most")
     made.add_argument("--accuracy", action="store_true", help="train whole epochs and compare what was learnt")
     program(made, measure)
 

@@ -39,12 +39,15 @@ def parser(description: str, *, steps: int, batch: int, learning_rate: float, ra
     return made
 
 
+def asked_for(contenders: list[Contender], given: argparse.Namespace) -> list[Contender]:
+    """Those of --only, or all."""
+    return [one for one in contenders if not given.only or one.name in given.only]
+
+
 def compare(contenders: list[Contender], work: Work, given: argparse.Namespace, setting: Setting,
             like: Callable[[str], str]) -> dict:
     """Runs in turns and their medians; SystemExit unless all contenders `like` each other read the same texts."""
-    if given.only:
-        contenders = [one for one in contenders if one.name in given.only]
-    runs, missing = in_turns(contenders, work, setting)
+    runs, missing = in_turns(asked_for(contenders, given), work, setting)
     found: dict[str, tuple] = {}
     for name, of in runs.items():
         for run in of:
