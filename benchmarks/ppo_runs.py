@@ -90,7 +90,7 @@ def once(contender: Contender, shape: Shape, setting: Setting) -> dict:
 
 
 def in_turns(contenders: list[Contender], shape: Shape, setting: Setting) -> tuple[dict[str, list], dict[str, str]]:
-    """Runs of each by name, A B A B; and why those that are missing are. SystemExit when ours fails."""
+    """Runs of each by name, A B A B; and why those that are missing are. SystemExit when one of ours fails."""
     runs: dict[str, list] = {}
     missing: dict[str, str] = {}
     for number in range(setting.rounds):
@@ -100,8 +100,8 @@ def in_turns(contenders: list[Contender], shape: Shape, setting: Setting) -> tup
             try:
                 run = once(one, shape, setting)
             except FailedError as error:
-                if one.name == OURS:
-                    raise SystemExit(f"{OURS}: {error}") from None
+                if one.name.startswith(OURS):
+                    raise SystemExit(f"{one.name}: {error}") from None
                 missing[one.name] = str(error)
                 say(f"{one.name}: {error}")
                 continue

@@ -192,10 +192,11 @@ def peak_mb() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 / 1e6
 
 
-def worker_arguments(description: str, **more: tuple) -> argparse.Namespace:
-    """Command line of a worker: a shape, steps after one warm-up, where to write; `more` has name=(type, default)."""
+def worker_arguments(description: str, kind: type = Shape, **more: tuple) -> argparse.Namespace:
+    """Command line of a worker: a shape, or a work of another `kind`, steps after one warm-up, where to write; `more`
+    has name=(type, default)."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--shape", type=Shape.read, default=Shape())
+    parser.add_argument("--shape", type=kind.read, default=kind())
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
     for name, (kind, default) in more.items():

@@ -1,0 +1,114 @@
+"""TRL's RewardTrainer or SFTTrainer on the benchmark's work: one process; nothing of ours is imported.
+
+Token ids come ready-made, the same as ours; collator, loss, packing and all else are TRL's own. Gradient checkpointing,
+which TRL turns on by default, is off, as it is with us. PEER_F32=medium and PEER_ATTN=eager tune it for a CPU.
+"""
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+
+import torch
+from datasets import Dataset, disable_caching, disable_progress_bars
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, logging
+from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+from benchmarks.ppo_workload import threads, worker_arguments, write
+from benchmarks.training_work import DOCUMENTS, MODEL, PAIRS, WARM_UP_STEPS, Meter, Work
+
+PACKAGES = ("trl", "transformers", "peft", "torch", "accelerate", "datasets")
+
+
+def reward(work: Work, meter: Meter):
+    """A pass over all pairs; gives the model."""
+    def read(inputs: dict) -> None:
+        meter.loss_of(len(inputs["input_ids"]) // 2, _texts(inputs), inputs["input_ids"].numel())
+
+    data = Dataset.from_parquet(str(work.path(PAIRS)), keep_in_memory=True)
+    few = data.select(range(min(len(data), WARM_UP_STEPS * work.batch)))
+    model = _load(work, AutoModelForSequenceClassification, num_labels=1)
+    lora = _lora(work, task_type="SEQ_CLS", modules_to_save=["score"])
+    return _time(work, meter, (RewardTrainer, RewardConfig, {}), model, lora, read, few, data)
+
+
+def sft(work: Work, meter: Meter, packing: str):
+    """A pass over the documents, packed; gives the model."""
+    def read(inputs: dict) -> None:
+        labels = int((inputs["labels"][:, 1:] != -100).sum())
+        meter.loss_of(labels, _texts(inputs), inputs["input_ids"].numel())
+
+    documents = Dataset.from_file(str(work.path(DOCUMENTS)))
+    data = Dataset.from_dict({"input_ids": documents["input_ids"][:]})  # TRL cannot pack Arrow's large lists
+    few = data.select(range(min(len(data), WARM_UP_STEPS * work.batch)))
+    own = {"packing": True, "packing_strategy": packing}
+    model = _load(work, AutoModelForCausalLM)
+    return _time(work, meter, (SFTTrainer, SFTConfig, own), model, _lora(work, task_type="CAUSAL_LM"), read, few, data)
+
+
+def _load(work: Work, kind, **more):
+    if "PEER_ATTN" in os.environ:
+        more["attn_implementation"] = os.environ["PEER_ATTN"]
+    torch.manual_seed(work.seed)
+    return kind.from_pretrained(work.path(MODEL), dtype=torch.float32, **more)
+
+
+def _lora(work: Work, **more) -> LoraConfig:
+    return LoraConfig(r=work.rank, lora_alpha=work.alpha, lora_dropout=work.dropout, bias="none", **more)
+
+
+def _texts(inputs: dict) -> list:
+    """Token ids of each row that attends to itself, without pads."""
+    ids = inputs["input_ids"]
+    if "attention_mask" in inputs:
+        return [row[keep.bool()] for row, keep in zip(ids, inputs["attention_mask"], strict=True)]
+    return list(torch.tensor_split(ids[0], inputs["cu_seq_lens_q"][1:-1].long()))
+
+
+def _time(work: Work, meter: Meter, kind: tuple, model, lora: LoraConfig, read: Callable, few, data):
+    """Two trainers on one model, the first for the warm-up. kind: trainer, its configuration, settings of its own."""
+    trainer_kind, config_kind, own = kind
+    tokenizer = AutoTokenizer.from_pretrained(work.path(MODEL))
+
+    def pass_over(items, learning_rate: float) -> None:
+        nonlocal model
+        with tempfile.TemporaryDirectory() as folder:
+            config = config_kind(
+                output_dir=folder, per_device_train_batch_size=work.batch, num_train_epochs=1,
+                learning_rate=learning_rate, lr_scheduler_type=work.schedule, weight_decay=work.weight_decay,
+                max_length=work.length, seed=work.seed, use_cpu=True, bf16=work.precision == "mixed",
+                gradient_checkpointing=False, save_strategy="no", report_to=[], disable_tqdm=True,
+                dataloader_pin_memory=False, **own)
+            adapter = {} if isinstance(model, PeftModel) else {"peft_config": lora}
+            trainer = trainer_kind(model, config, train_dataset=items, processing_class=tokenizer, **adapter)
+            loss = trainer.compute_loss
+
+            def counted(model, inputs, *more, **named):
+                read(inputs)
+                return loss(model, inputs, *more, **named)
+
+            trainer.compute_loss = counted
+            trainer.train()
+            model = trainer.model
+
+    meter.time(pass_over, few, data, work.learning_rate)
+    return model
+
+
+def main() -> None:
+    given = worker_arguments(__doc__, Work, form=(str, "pair"), adapter=(str, ""))
+    meter = Meter()
+    model = reward(given.shape, meter) if given.form == "pair" else sft(given.shape, meter, given.form)
+    write(given.out, meter.clock, PACKAGES, **meter.read)
+    if given.adapter:
+        model.save_pretrained(given.adapter)
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    logging.set_verbosity_error()
+    disable_caching()
+    disable_progress_bars()
+    threads()
+    main()

@@ -1,0 +1,87 @@
+"""A pass of training that ours and TRL's trainers are timed on, and what is counted of it.
+
+Counted: CPU seconds (of all threads) and wall seconds from the first loss of the pass to its last optimiser step. That
+is forward and backward passes, optimiser and schedule, the trainer's loop with its logging, and the fetching of all
+batches but the first. Not counted: imports, loading, tokenising and packing, the making of trainers, saving; and a
+warm-up in the same process, a pass over a few of the items. Its step size is 0: it leaves the weights as they were.
+
+Runs in a peer's process: nothing of ours is imported.
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.ppo_workload import Clock
+
+MODEL, PAIRS, DOCUMENTS = "model", "pairs.parquet", "documents.arrow"  # in the folder of a work
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every contender trains alike. folder: the model that it starts from, and the data. batch: pairs or blocks a
+    step; questions: a step of training by question."""
+
+    folder: str = "."
+    batch: int = 4
+    questions: int = 4
+    length: int = 512
+    learning_rate: float = 2e-5
+    schedule: str = "linear"
+    weight_decay: float = 0.001
+    rank: int = 8
+    alpha: int = 32
+    dropout: float = 0.0
+    precision: str = "fp32"
+    seed: int = 0
+
+    @classmethod
+    def read(cls, text: str) -> "Work":
+        return cls(**json.loads(text))
+
+    def written(self) -> str:
+        return json.dumps(asdict(self))
+
+    def path(self, name: str) -> Path:
+        return Path(self.folder) / name
+
+
+class Meter:
+    """Seconds of each optimiser step of a pass, and the sum of what its losses read."""
+
+    def __init__(self):
+        self.clock, self.timing = Clock(), False
+        self.read = {"items": 0, "tokens": 0, "computed_tokens": 0, "digest": 0}
+
+    def loss_of(self, items: int, texts: Iterable, computed_tokens: int) -> None:
+        """To be called before each loss with its items, their texts (token ids without pads), and the tokens that the
+        model will compute, pads and all. The digest is the same for the same texts in any order."""
+        if not self.timing:
+            return
+        if not self.read["items"]:
+            self.clock.start_step()
+        texts = [bytes(memoryview(text)) for text in map(_int64, texts)]
+        self.read["items"] += items
+        self.read["tokens"] += sum(map(len, texts)) // 8
+        self.read["computed_tokens"] += computed_tokens
+        self.read["digest"] += sum(map(zlib.crc32, texts))
+
+    def time(self, train: Callable, few, whole, learning_rate: float) -> None:
+        """`train(data, learning_rate)`: the warm-up, then the pass that counts."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+        train(few, 0.0)
+        self.clock.end_step()
+        self.timing = True
+        hook = register_optimizer_step_post_hook(lambda *_: self.clock.end_step())
+        try:
+            train(whole, learning_rate)
+        finally:
+            hook.remove()
+
+
+def _int64(ids):
+    import numpy as np
+    return np.ascontiguousarray(ids, np.int64)
