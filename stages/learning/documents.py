@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 ROWS_AT_ONCE = 1000
-SCHEMA = pa.schema([("input_ids", pa.large_list(pa.int32())), ("prompt_tokens", pa.int32())])
+SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("prompt_tokens", pa.int32())])
 
 
 class Documents:
