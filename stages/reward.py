@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from stages.learning import families, models
+from stages.learning.journal import append, keep_until
 from stages.learning.judging import HeldOutPairs, held_out_pairs, validation_numbers, where_right
 from stages.learning.preference_data import Example, collate_examples, examples, reference_answers
 from stages.learning.reward_model import (
@@ -31,22 +32,21 @@ from stages.learning.reward_model import (
 )
 from stages.learning.reward_objective import Objective
 from stages.learning.statistics import estimate
-from stages.learning.training import HISTORY, Training, Watch, remove_checkpoints, train
+from stages.learning.training import HISTORY, Training, Watch, last_step, remove_checkpoints, train
 from stages.learning.weights import save_adapter
-from stages.plumbing.artifact import write_json
 from stages.recipe import Reward
 from stages.text.tables import first_questions, rows_of
 
 SPLIT = "reward"
 REFERENCE_ANSWERS = 2000  # that the normalisation averages over
 VALIDATION_QUESTIONS = 2000  # at most
-VALIDATION = "validation.json"
+VALIDATION = "validation.jsonl"
 INTERVALS = partial(estimate, samples=1000, seed=0)
 
 
 def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
     """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, scoring.json, history.jsonl and
-    validation.json; and a folder of the same for each further member."""
+    validation.jsonl; and a folder of the same for each further member."""
     tokenizer = models.load_tokenizer(base)
     data = _data(config, tokenizer, pairs)
     found = []
@@ -109,14 +109,13 @@ def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data)
     model = models.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
     scorer = Scorer(model, config.precision, scoring)
 
-    def scores() -> np.ndarray:
-        return scorer(data.validation.prompts, data.validation.answers).numpy()
+    def measure(step: int) -> dict[str, float]:
+        scores = scorer(data.validation.prompts, data.validation.answers).numpy()
+        append(out / VALIDATION, {"step": step, **where_right(data.validation, scores, INTERVALS)})
+        return validation_numbers(data.validation, scores, INTERVALS)
 
-    watch = Watch(
-        lambda step: validation_numbers(data.validation, scores(), INTERVALS),
-        config.save_every_steps,
-        lambda row: row["validation_accuracy"],
-    )
+    keep_until(out / VALIDATION, last_step(out), "step")
+    watch = Watch(measure, config.save_every_steps, lambda row: row["validation_accuracy"])
     train(
         model,
         data.training,
@@ -129,8 +128,6 @@ def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data)
     )
     model.eval()
     save_adapter(model, tokenizer, out)
-    if data.validation.rows:
-        write_json(out / VALIDATION, where_right(data.validation, scores(), INTERVALS))
     reference = reference_answers(data.training, REFERENCE_ANSWERS)
     save_scoring(out, scoring, config.precision, reference, scorer(*reference))
 
