@@ -67,7 +67,8 @@ def measure(given: argparse.Namespace, folder: Path, setting: Setting) -> tuple[
     """Speed, and with --accuracy what a whole epoch comes to."""
     torch.set_num_threads(setting.threads)
     held = first_questions(given.pairs, SPLIT, given.held_out, 10 ** 9)
-    work = Work(str(folder / "timed"), given.batch, given.questions, given.length, given.learning_rate, rank=given.rank)
+    work = Work(str(folder / "timed"), given.batch, given.questions, given.length, given.learning_rate,
+                given.question_learning_rate or given.learning_rate, rank=given.rank)
     prepare(work, given.base, given.pairs, held, given.batch * given.steps)
     found = compare(CONTENDERS, work, given, setting, lambda name: SPLIT)
     rate = "a_cpu_second" if setting.basis == "cpu" else "a_second"
@@ -141,6 +142,8 @@ def main() -> None:
     made = parser(__doc__, steps=40, batch=4, learning_rate=2e-5, rank=8)
     made.add_argument("--base", type=Path, required=True, metavar="FOLDER", help="the causal model to start from")
     made.add_argument("--questions", type=int, default=4, metavar="N", help="a step of ours by question")
+    made.add_argument("--question-learning-rate", type=float, metavar="X",
+                      help="of ours by question, with other pairs in a step than TRL; without it, the same")
     made.add_argument("--held-out", type=float, default=0.2, metavar="SHARE", help="of the questions, never trained on")
     made.add_argument("--train-pairs", type=int, default=100_000, metavar="N", help="of --accuracy's epoch, at most")
     made.add_argument("--accuracy", action="store_true", help="train whole epochs and compare what was learnt")

@@ -43,7 +43,7 @@ def reward(work: Work, meter: Meter, batching: str):
         return objective.summed_loss(model, items, scoring, work.precision)
 
     if batching == "question":
-        work = replace(work, batch=work.questions)
+        work = replace(work, batch=work.questions, learning_rate=work.question_learning_rate)
     _time(work, meter, model, data, collate_examples, loss)
     return model
 

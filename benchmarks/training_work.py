@@ -23,13 +23,14 @@ WARM_UP_STEPS = 2
 @dataclass(frozen=True)
 class Work:
     """What every contender trains alike. folder: the model that it starts from, and the data. batch: pairs or blocks a
-    step; questions: a step of training by question."""
+    step; questions: a step of training by question, which has a learning rate of its own."""
 
     folder: str = "."
     batch: int = 4
     questions: int = 4
     length: int = 512
     learning_rate: float = 2e-5
+    question_learning_rate: float = 2e-5
     schedule: str = "linear"
     weight_decay: float = 0.001
     rank: int = 8
