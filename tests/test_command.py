@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stages.plumbing import command, settings
+from stages.plumbing import command, lineage, settings
 from stages.recipe import Merge, Recipe
 
 ROOT = Path(__file__).parents[1]
-MODULES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in ("__init__", "recipe"))
+NOT_STAGES = ("__init__", "recipe", "inspect")  # inspect makes no artifact: it has a command line of its own
+MODULES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in NOT_STAGES)
 PROBE = '''"""Probe: what a stage sees."""
 from pathlib import Path
 from stages.recipe import Merge
@@ -119,6 +120,11 @@ def test_help_lists_every_setting_with_its_meaning(name):
     for flag in command.inputs_of(run):
         assert f"--{flag}FOLDER" in text
     assert f"python -m stages.{name} --recipe" in run.__globals__["__doc__"], "the docstring shows the command"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_section_of_a_stage_is_known_without_importing_it(name):
+    assert lineage.section_of(name) == command.section_name(importlib.import_module(f"stages.{name}").run)
 
 
 def test_every_section_belongs_to_a_stage():

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
 LEARNING = {"torch", "transformers", "peft", "trl", "datasets", "accelerate", "bitsandbytes", "tokenizers",
             "safetensors"}
+NOT_STAGES = ("recipe", "inspect")  # directly in stages/, without a `run`
 FOR_ALL = ("stages.plumbing.progress", "stages.plumbing.artifact",  # a progress bar, a JSON file written whole
            "stages.plumbing.workers")  # several processes
 
@@ -38,7 +39,7 @@ def of_ours(names: set[str], *allowed: str) -> set[str]:
 
 def room(path: Path) -> str:
     inside = path.relative_to(ROOT / "stages").parts
-    return inside[0] if len(inside) > 1 else "recipe" if path.stem == "recipe" else "stage"
+    return inside[0] if len(inside) > 1 else path.stem if path.stem in NOT_STAGES else "stage"
 
 
 def in_room(name: str) -> list:
@@ -79,6 +80,12 @@ def test_recipe_needs_settings_only():
     names = imported(parsed(ROOT / "stages/recipe.py"))
     assert not of_ours(names, "stages.plumbing.settings")
     assert {name.split(".")[0] for name in names} <= {"dataclasses", "datetime", "pathlib", "typing", "yaml", "stages"}
+
+
+def test_inspect_needs_what_reads_artifacts_and_no_learning():
+    names = imported(parsed(ROOT / "stages/inspect.py")) - {"stages.plumbing"}
+    readers = (f"stages.plumbing.{name}" for name in ("artifact", "lineage", "listing", "record"))
+    assert not of_ours(names, "stages.recipe", "stages.text", *readers)
 
 
 def test_the_snakefile_needs_recipe_and_plumbing_only():

@@ -78,8 +78,8 @@ def make(run: Callable, config: object, out: Path, inputs: dict, options: dict |
         metrics = run(config, partial, **inputs, **options)
         manifest = order | {"metrics": metrics, "seconds": round(time.monotonic() - start, 2)} | _circumstances()
         artifact.publish(partial, out, manifest)
-    headline = "".join(f", {key} {value:.4g}" for key, value in _headline(metrics))
-    _say(f"{stage}: {out} made in {manifest['seconds']:.0f} s{headline}")
+    telling = "".join(f", {key} {value:.4g}" for key, value in headline(metrics))
+    _say(f"{stage}: {out} made in {manifest['seconds']:.0f} s{telling}")
 
 
 def stage_of(run: Callable) -> str:
@@ -104,6 +104,11 @@ def inputs_of(run: Callable) -> dict[str, type]:
 def options_of(run: Callable) -> dict[str, int | str]:
     """Options and their defaults: the keyword-only arguments that have one."""
     return {name: p.default for name, p in _keywords(run).items() if p.default is not p.empty}
+
+
+def headline(metrics: dict) -> list[tuple[str, float]]:
+    """The numbers that are shown of an artifact in one line: a stage gives its most telling ones first."""
+    return [(key, value) for key, value in metrics.items() if isinstance(value, int | float)][:4]
 
 
 def _keywords(run: Callable) -> dict[str, inspect.Parameter]:
@@ -157,10 +162,6 @@ def _commit() -> str | None:
                               capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _headline(metrics: dict) -> list[tuple[str, float]]:
-    return [(key, value) for key, value in metrics.items() if isinstance(value, int | float)][:4]
 
 
 def _keep_traceback(out: Path) -> None:
