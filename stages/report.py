@@ -20,6 +20,7 @@ from stages.text.curves import curves_of, history_of
 from stages.text.elements import Html, element, joined, picture, table
 from stages.text.figures import Histogram, Intervals, png
 from stages.text.page import page
+from stages.text.policies import policies
 
 NAMED_SITES = 5
 
@@ -99,7 +100,8 @@ def _reward_model(drawn: _Figures, reward: dict) -> Html:
 
 
 def _policies(drawn: _Figures, metrics: dict, samples: list[dict]) -> Html:
-    words = (f"Both policies answered the same {metrics['prompts']:,} held-out questions with the same random numbers; "
+    words = (f"All policies answered the same {metrics['prompts']:,} held-out questions with the same random numbers "
+             f"(best-of-n: of further answers of SFT's the one of the highest reward); "
              f"{metrics['prompts_over_length']:,} questions were over-long. Rewards are the reward model's own: an "
              f"answer that did not end pays no penalty here.")
     rewards = {label: [row[f"reward_{name}"] for row in samples if row[f"reward_{name}"] is not None]
@@ -108,7 +110,7 @@ def _policies(drawn: _Figures, metrics: dict, samples: list[dict]) -> Html:
     gold = element("p", "No gold score applies to these questions: only the learnt reward is known.")
     if metrics["gold"]:
         gold = joined([element("h3", "Gold score: what the truth says"), sections.gold_scores(metrics["gold"])])
-    return joined([element("p", words, class_="faint"), sections.policies(metrics), gold, drawn.grid(
+    return joined([element("p", words, class_="faint"), policies(metrics), gold, drawn.grid(
         {"evaluate-rewards": Histogram("Learnt reward of the answers", "reward", rewards)})])
 
 

@@ -25,8 +25,14 @@ def around(mean: float, half: float = 0.02, count: int = 128) -> dict:
 
 
 def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1, above: float = 0.1) -> dict:
-    policy = {"reward": around(0.1), "response_tokens": 30.5, "eos_rate": 0.98, "repetition": 0.01, "distinct_2": 0.4,
-              "distinct_responses": 0.9, "code_share": 0.5}
+    policy = {"reward": around(0.1), "reward_difference": around(0.0, 0.0), "win_rate": around(0.5, 0.0),
+              "kl_k1": around(0.0, 0.0), "kl_k3": around(0.0, 0.0), "gold": None, "scores": {}, "response_tokens": 30.5,
+              "eos_rate": 0.98, "repetition": 0.01, "code_share": 0.5, "code_fences": 1.0, "entropy": 0.8,
+              "perplexity_under_sft": 2.2, "reward_length_correlation": None, "distinct_1": 0.2, "distinct_2": 0.4,
+              "distinct_3": 0.6, "distinct_responses": 0.9}
+    best = policy | {"kl_k1": None, "kl_k3": None, "entropy": None}
+    against = {"reward_difference": around(learnt), "win_rate": around(0.7), "kl_k1": around(2.5),
+               "kl_k3": around(2.6)}
     found = {
         "reward_model": {
             "pairs": 1500, "questions": 400, "texts": 900, "dropped_over_length": 3, "accuracy": around(0.72),
@@ -34,11 +40,15 @@ def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1,
                           "SFT log-probability": around(0.7)},
             "best_cheap_baseline": "longer answer wins", "above_best_cheap_baseline": around(above), "oracle": None,
             "oracle_both_have_code": None, "by_length": {"much longer": around(0.8)},
-            "both_have_code": around(0.7), "about_equal_length": None, "by_score_gap": {"1": around(0.6), "2": None}},
-        "prompts": 128, "prompts_over_length": 0, "policies": {"sft": policy, "ppo": policy | {"reward": around(0.6)}},
+            "both_have_code": around(0.7), "about_equal_length": None, "by_score_gap": {"1": around(0.6), "2": None},
+            "by_site": {EVIL: around(0.61)}, "by_tag": {EVIL: around(0.62)}},
+        "prompts": 128, "prompts_over_length": 0, "score_changes": {},
+        "policies": {
+            "ppo": policy | {"reward": around(0.6)} | against, "base": policy | {"reward": around(-0.4)}, "sft": policy,
+            "best_of_2": best | {"kl_formula": 0.193, "reward": around(0.3)},
+            "best_of_4": best | {"kl_formula": 0.636, "reward": around(0.9)}},
         "best_human_answer": {"reward": around(0.2), "code_share": 0.6},
-        "ppo_against_sft": {"reward_difference": around(learnt), "win_rate": around(0.7), "kl_k1": around(2.5),
-                            "kl_k3": around(2.6)},
+        "ppo_against_sft": against,
         "gold": None if gold is None else {
             "gold": {"sft": 1.0, "ppo": 1.0 + gold, "human": 3.0, "difference": around(gold)},
             "correct": {"sft": 0.5, "ppo": 0.5 + correct, "human": None, "difference": around(correct)}}}

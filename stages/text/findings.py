@@ -33,6 +33,21 @@ def verdict(metrics: dict) -> tuple[str, str]:
     return kind, " ".join([_reward_words(metrics["reward_model"]), *policy, _cost_words(metrics)])
 
 
+def headline(metrics: dict) -> dict[str, float]:
+    """The numbers that go into the manifest and the log's last line."""
+    found = {"reward_accuracy": metrics["reward_model"]["accuracy"],
+             "above_best_cheap_baseline": metrics["reward_model"]["above_best_cheap_baseline"],
+             "reward_difference": metrics["ppo_against_sft"]["reward_difference"],
+             "win_rate": metrics["ppo_against_sft"]["win_rate"], "kl": metrics["ppo_against_sft"]["kl_k1"]}
+    found |= {f"{name}_difference": numbers["difference"] for name, numbers in (metrics["gold"] or {}).items()
+              if name in ("gold", "correct")}
+    flat = {name: value["mean"] for name, value in found.items() if value}
+    flat |= {f"{name}_{end}": value[end] for name, value in found.items() if value for end in ("low", "high")
+             if value[end] is not None}
+    return flat | {"eos_rate": metrics["policies"]["ppo"]["eos_rate"], "prompts": metrics["prompts"],
+                   "pairs": metrics["reward_model"]["pairs"]}
+
+
 def estimate_text(found: dict | None, form: str = ".3f", signed: bool = False) -> str:
     """'0.713 [0.690, 0.735]', with the sign written out for a difference."""
     if found is None:
