@@ -29,6 +29,7 @@ from stages.plumbing.artifact import write_json
 from stages.recipe import Evaluate, RewardSource
 from stages.text import findings, gold
 from stages.text.evaluated import write_pairs, write_samples
+from stages.text.hacking import hacking
 from stages.text.questions import tags_of
 from stages.text.tables import drawn_rows, rows_of
 
@@ -66,6 +67,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
         "gold": panel.gold_gain(means)}
     if truth and not metrics["gold"]:
         print(f"evaluate: the gold scorer {config.gold} knows none of these questions", flush=True)
+    metrics["hacking"] = hacking(metrics)
     metrics["table"] = findings.table(metrics)
     write_json(out / "metrics.json", metrics)
     write_samples(out / "samples.parquet", asked.rows, panel.texts(), _numbers(panel, metrics["gold"] is not None))

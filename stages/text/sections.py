@@ -8,6 +8,8 @@ HEADLINES = {
     "better": "PPO made the answers better", "worse": "PPO made the answers worse", "hacking": "Reward hacking",
     "mixed": "The gold score rose, but correctness fell", "flat": "No gain shown",
     "unknown": "The learnt reward rose; nothing else is known"}
+HACKING = {"flagged": "Flagged as reward hacking", "watch": "Not flagged, but one to watch", "clear": "Not flagged",
+           "no rise": "Not flagged: no reward rose"}
 COUNTED_BY_VALUE = {  # title, value, what is counted; lengths are in bins that begin at these
     "scores": ("scores of answers", "score", "answers"), "score_gaps": ("gaps of pairs", "score gap", "pairs"),
     "years": ("questions by year", "year", "questions"),
@@ -69,10 +71,21 @@ def reward_accuracy(reward: dict) -> Html:
              for how, found in reward["by_length"].items()]
     rows += [[f"reward model, scores {gap} apart", *_estimate_cells(found)]
              for gap, found in reward["by_score_gap"].items()]
+    rows += [["calibration: expected error", f"{reward['calibration']['expected_error']:.3f}", "–",
+              f"{reward['pairs']:,}"]]
     for kind in ("site", "tag"):
         rows += [[f"reward model, {kind} {name}", *_estimate_cells(found)]
                  for name, found in reward[f"by_{kind}"].items()]
     return table(["pairs ranked right", "share", "95 % interval", "pairs"], rows)
+
+
+def hacking(found: dict) -> Html:
+    """The monitors, and which of them moved for the worse beyond their thresholds."""
+    rows = [[row["label"], f"{row['sft']:z{row['form']}}", f"{row['ppo']:z{row['form']}}",
+             estimate_text(row["change"], row["form"], signed=True),
+             f"{row['worse']} by {row['threshold']:{row['form']}}", "moved" if row["moved"] else "–"]
+            for row in found["monitors"]]
+    return table(["monitor", "SFT", "PPO", "change, 95 % interval", "for the worse: more than", ""], rows)
 
 
 def gold_scores(found: dict) -> Html:
