@@ -98,7 +98,7 @@ def test_the_kl_of_best_of_n_at_a_reward():
     policies = {"sft": {"reward": {"mean": 0.0}}}
     for n, reward in ((2, 1.0), (4, 2.0)):
         policies[f"best_of_{n}"] = {"reward": {"mean": reward}, "kl_formula": best_of_kl(n)}
-    assert kl_at(0.5, policies) == pytest.approx(best_of_kl(2) / 2)
+    assert kl_at(0.25, policies) == pytest.approx(best_of_kl(2) / 4)
     assert kl_at(1.5, policies) == pytest.approx((best_of_kl(2) + best_of_kl(4)) / 2)
     assert kl_at(0.0, policies) is None and kl_at(2.1, policies) is None
 

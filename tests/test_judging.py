@@ -108,7 +108,7 @@ def test_baselines_on_literal_pairs():
     found = judged(pairs, reward, reward * 0, -reward, reward, {("s", 2): ["ale", "hops"], ("s", 3): ["ale"]}, means)
     assert found["baselines"]["longer answer wins"]["mean"] == (1 + 1 + 0 + 1 + 0.5) / 5
     assert found["baselines"]["has code"]["mean"] == (0.5 + 1 + 0.5 + 0.5 + 0.5) / 5
-    assert found["baselines"]["logistic regression on surface features"]["mean"] == 0.5
+    assert found["baselines"]["surface features (logistic)"]["mean"] == 0.5
     assert found["best_cheap_baseline"] == "longer answer wins"
     right = [1, 0, 1, 1, 1]
     assert found["accuracy"]["mean"] == found["oracle"]["mean"] == pytest.approx(0.8)

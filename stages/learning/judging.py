@@ -18,7 +18,7 @@ from stages.text.template import answer_ids, prompt_ids
 
 # To add a baseline that needs no model: one line, a function of the answer's text.
 CHEAP: dict[str, Callable[[str], float]] = {"longer answer wins": len, "has code": has_code}
-SURFACE = "logistic regression on surface features"
+SURFACE = "surface features (logistic)"
 LOG_PROBABILITY = "SFT log-probability"
 MOST_KINDS = 20  # sites, or tags, that are told apart: those of most pairs
 EQUAL_LENGTH = 0.1  # lengths that differ by less than this share of the longer
