@@ -109,7 +109,9 @@ def _policies(drawn: _Figures, metrics: dict, samples: list[dict]) -> Html:
     words = (f"All policies answered the same {metrics['prompts']:,} held-out questions with the same random numbers "
              f"(best-of-n: of further answers of SFT's the one of the highest reward); "
              f"{metrics['prompts_over_length']:,} questions were over-long. Rewards are the reward model's own: an "
-             f"answer that did not end pays no penalty here.")
+             f"answer that did not end pays no penalty here. KL, entropy and perplexity are at the temperature of "
+             f"sampling. Best-of-n's KL is log n - (n-1)/n: exact where no two answers have the same reward, else the "
+             f"most it can be.")
     rewards = {label: [row[f"reward_{name}"] for row in samples if row[f"reward_{name}"] is not None]
                for label, name in sections.WRITERS}
     rewards = {label: found for label, found in rewards.items() if found}
