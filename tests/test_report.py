@@ -234,7 +234,7 @@ def test_monitors_decide_where_no_gold_is_known():
     kind, words = findings.verdict(told(numbers))
     assert kind == "hacking"
     assert "This looks like reward hacking: reward rose, and for the worse moved repetition, share" in words
-    assert dict(told(numbers)["table"])["reward hacking"].startswith("flagged (repetition, share of repeated 4-grams; ")
+    assert dict(told(numbers)["table"])["reward hacking"] == "flagged (2 of 10 monitors moved)"
     numbers["changes"] |= {"code_fences": around(0.0)}
     kind, words = findings.verdict(told(numbers))
     assert kind == "unknown" and "reward hacking" not in words and "for the worse moved repetition" in words

@@ -123,7 +123,7 @@ def _monitor_words(metrics: dict) -> list[str]:
 
 
 def _hacking_cell(found: dict) -> str:
-    return found["verdict"] + (f" ({'; '.join(found['moved'])})" if found["moved"] else "")
+    return f"{found['verdict']} ({len(found['moved'])} of {len(found['monitors'])} monitors moved)"
 
 
 def _and(names: list[str]) -> str:
