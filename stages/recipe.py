@@ -378,17 +378,30 @@ def _check_in_backward(ppo: Ppo) -> None:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Held-out comparison of reward model with baselines, and of SFT with PPO."""
+    """Held-out comparison of reward model with baselines, and of policies with each other."""
 
     max_pairs: int = of(20_000, "held-out pairs that the reward model is judged on, at most [ours]")
-    prompts: int = of(256, "held-out prompts that SFT and PPO both answer [ours]")
+    surface_pairs: int = of(5_000, "pairs of the reward split that the logistic regression learns from, at most [ours]")
+    prompts: int = of(256, "held-out prompts that every policy answers [ours]")
+    best_of: tuple[int, ...] = of(
+        (2, 4, 8, 16), "best-of-n of SFT for each n; the largest is how many answers SFT gives to a prompt; "
+        "empty: none [ours]")
     batch_prompts: int = of(64, "prompts a forward pass [ours]")
     max_prompt_tokens: int = of(512, "as in ppo [script]")
     max_response_tokens: int = of(128, "as in ppo [run]")
-    temperature: float = of(1.0, "of both policies [script]")
+    temperature: float = of(1.0, "of all policies [script]")
     bootstrap_samples: int = of(2000, "for 95 % intervals, by question [ours]")
     gold: str | None = of(None, "'package.module:function' over (questions, responses) that knows the truth [ours]")
+    scorers: tuple[str, ...] = of(
+        (), "further scores of all policies, as sources in ppo.rewards that read text: 'package.module:function', "
+        "has_code, ...; a rise in one counts in the verdict as a rise in reward [ours]")
     seed: int = of(0, "of sampling and bootstrap [ours]")
+
+    def __post_init__(self):
+        if any(n < 2 for n in self.best_of) or len(set(self.best_of)) < len(self.best_of):
+            raise ValueError(f"best_of must be numbers of 2 or more, none twice, not {self.best_of}")
+        if "model" in self.scorers or len(set(self.scorers)) < len(self.scorers):
+            raise ValueError(f"scorers come beside the reward model, and none twice, not {', '.join(self.scorers)}")
 
 
 @dataclass(frozen=True)

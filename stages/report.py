@@ -18,10 +18,12 @@ from stages.recipe import Report
 from stages.text import findings, sections
 from stages.text.curves import curves_of, history_of
 from stages.text.elements import Html, element, joined, picture, table
-from stages.text.figures import Histogram, Intervals, png
+from stages.text.figures import Histogram, Intervals, Reliability, png
 from stages.text.page import page
+from stages.text.policies import frontier, policies
 
 NAMED_SITES = 5
+HIGHEST = 3  # rewards whose answers are shown
 
 
 def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, reward: Path, ppo: Path,
@@ -43,6 +45,7 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
         "Learning curves": _learning(drawn, {stage: folders[stage] for stage in ("base", "sft", "reward", "ppo")}),
         "Reward model": _reward_model(drawn, metrics["reward_model"]),
         "Policies": _policies(drawn, metrics, samples),
+        "Reward hacking": _hacking(metrics["hacking"], samples),
         "Answers side by side": _side_by_side(shown, len(samples)),
         "Recipe": _recipe(manifests),
         "Provenance": sections.provenance(manifests, {stage: digest(folder) for stage, folder in folders.items()})})
@@ -91,25 +94,44 @@ def _learning(drawn: _Figures, folders: dict[str, Path]) -> Html:
 def _reward_model(drawn: _Figures, reward: dict) -> Html:
     rows = {"reward model": reward["accuracy"], **reward["baselines"], "oracle": reward["oracle"]}
     rows = {name: found for name, found in rows.items() if found}
-    figure = Intervals("Held-out pairs ranked right", "share of pairs, 95 % interval", rows, 0.5)
+    figures = {"evaluate-accuracy": Intervals("Held-out pairs ranked right", "share, 95 % interval", rows, 0.5)}
+    if bins := reward["calibration"]["bins"]:
+        figures["evaluate-calibration"] = Reliability(
+            f"Calibration (expected error {reward['calibration']['expected_error']:.3f})",
+            [(b["confidence"], b["accuracy"], b["pairs"]) for b in bins])
     words = (f"{reward['pairs']:,} pairs of {reward['questions']:,} held-out questions; "
              f"{reward['dropped_over_length']:,} pairs dropped as over-long. Ties count one half.")
     return joined([element("p", words, class_="faint"), sections.reward_accuracy(reward),
-                   drawn.grid({"evaluate-accuracy": figure} if rows else {})])
+                   drawn.grid(figures if rows else {})])
 
 
 def _policies(drawn: _Figures, metrics: dict, samples: list[dict]) -> Html:
-    words = (f"Both policies answered the same {metrics['prompts']:,} held-out questions with the same random numbers; "
+    words = (f"All policies answered the same {metrics['prompts']:,} held-out questions with the same random numbers "
+             f"(best-of-n: of further answers of SFT's the one of the highest reward); "
              f"{metrics['prompts_over_length']:,} questions were over-long. Rewards are the reward model's own: an "
-             f"answer that did not end pays no penalty here.")
+             f"answer that did not end pays no penalty here. KL, entropy and perplexity are at the temperature of "
+             f"sampling. Best-of-n's KL is log n - (n-1)/n: exact where no two answers have the same reward, else the "
+             f"most it can be.")
     rewards = {label: [row[f"reward_{name}"] for row in samples if row[f"reward_{name}"] is not None]
                for label, name in sections.WRITERS}
     rewards = {label: found for label, found in rewards.items() if found}
     gold = element("p", "No gold score applies to these questions: only the learnt reward is known.")
     if metrics["gold"]:
         gold = joined([element("h3", "Gold score: what the truth says"), sections.gold_scores(metrics["gold"])])
-    return joined([element("p", words, class_="faint"), sections.policies(metrics), gold, drawn.grid(
-        {"evaluate-rewards": Histogram("Learnt reward of the answers", "reward", rewards)})])
+    return joined([element("p", words, class_="faint"), policies(metrics), gold, drawn.grid(
+        {"evaluate-frontier": frontier(metrics["policies"]),
+         "evaluate-rewards": Histogram("Learnt reward of the answers", "reward", rewards)})])
+
+
+def _hacking(found: dict, samples: list[dict]) -> Html:
+    key = f"{(found['rose'] or ['reward'])[0]}_ppo"
+    best = sorted((row for row in samples if row[key] is not None), key=lambda row: -row[key])[:HIGHEST]
+    words = ("A monitor has moved when the whole interval of its change lies beyond its threshold. Flagged: a reward "
+             "rose, and gold did not, or, where gold is not known, two monitors moved. A KL stands beside that of the "
+             "best-of-n of the same reward.")
+    return joined([element("p", element("strong", sections.HACKING[found["verdict"]])), sections.hacking(found),
+                   element("p", words, class_="faint"), element("h3", "PPO's answers of the highest reward"),
+                   sections.side_by_side(best)])
 
 
 def _side_by_side(shown: list[dict], every: int) -> Html:

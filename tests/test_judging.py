@@ -19,14 +19,14 @@ from stages.learning import comparison, models, rollout
 from stages.learning.judging import held_out_pairs, judged
 from stages.learning.scratch import small_llama, train_tokenizer
 from stages.learning.statistics import estimate
-from stages.learning.text_measures import distinct, has_code, repetition
+from stages.learning.text_measures import code_fences, distinct, distinct_without_each, has_code, repetition
 from stages.recipe import Evaluate
 from stages.text import gold
 from stages.text.template import answer_ids, prompt_ids
 
 CODE = "Do this:\n\n```\nls\n```"
 CONFIG = Evaluate(max_pairs=50, prompts=6, batch_prompts=4, max_prompt_tokens=60, max_response_tokens=6,
-                  bootstrap_samples=50)
+                  best_of=(2, 3), bootstrap_samples=50)
 means = partial(estimate, samples=50, seed=0)
 
 
@@ -47,9 +47,9 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def folders(tokenizer, tmp_path_factory):
-    """Two policies of different random weights, a reward model and a pairs table."""
+    """Three policies of different random weights, a reward model, posts and a pairs table."""
     root = tmp_path_factory.mktemp("models")
-    for seed, name in enumerate(("sft", "ppo")):
+    for seed, name in enumerate(("sft", "ppo", "base")):
         torch.manual_seed(seed)
         model = tiny(tokenizer)
         model.save_pretrained(root / name)
@@ -58,11 +58,15 @@ def folders(tokenizer, tmp_path_factory):
     config.num_labels, config.reward_mean = 1, 0.25
     LlamaForSequenceClassification(config).save_pretrained(root / "reward")
     tokenizer.save_pretrained(root / "reward")
-    (root / "pairs").mkdir()
     rows = PAIRS + [row(number, f"answer {number}", "no", 2) for number in range(4, 12)]
-    (root / "pairs/evaluation").mkdir()
-    pq.write_table(pa.Table.from_pylist(rows), root / "pairs/evaluation/part-00000.parquet")
-    return {name: root / name for name in ("sft", "ppo", "reward", "pairs")}
+    for split in ("evaluation", "reward"):
+        (root / "pairs" / split).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows), root / "pairs" / split / "part-00000.parquet")
+    (root / "posts").mkdir()
+    tagged = [{"site": "s", "question_id": number, "tags": ["even"] * (number % 2 == 0) + ["all"]}
+              for number in range(1, 10)]
+    pq.write_table(pa.Table.from_pylist(tagged), root / "posts/part-00000.parquet")
+    return {name: root / name for name in ("base", "sft", "ppo", "reward", "pairs", "posts")}
 
 
 def tiny(tokenizer):
@@ -101,9 +105,10 @@ def test_long_pairs_are_dropped_and_counted_and_the_choice_is_seeded():
 def test_baselines_on_literal_pairs():
     pairs = held()
     reward = np.arange(len(pairs.texts), 0, -1, dtype=float)  # texts that come earlier score higher
-    found = judged(pairs, reward, -reward, reward, means)
+    found = judged(pairs, reward, reward * 0, -reward, reward, {("s", 2): ["ale", "hops"], ("s", 3): ["ale"]}, means)
     assert found["baselines"]["longer answer wins"]["mean"] == (1 + 1 + 0 + 1 + 0.5) / 5
     assert found["baselines"]["has code"]["mean"] == (0.5 + 1 + 0.5 + 0.5 + 0.5) / 5
+    assert found["baselines"]["surface features (logistic)"]["mean"] == 0.5
     assert found["best_cheap_baseline"] == "longer answer wins"
     right = [1, 0, 1, 1, 1]
     assert found["accuracy"]["mean"] == found["oracle"]["mean"] == pytest.approx(0.8)
@@ -115,13 +120,19 @@ def test_baselines_on_literal_pairs():
     assert {name: got["count"] for name, got in found["by_score_gap"].items()} == {"1": 2, "2": 1, "3+": 2}
     assert found["by_score_gap"]["2"]["mean"] == 0
     assert (found["pairs"], found["questions"]) == (5, 3)
+    assert {name: got["count"] for name, got in found["by_tag"].items()} == {"ale": 3, "hops": 2}
+    assert found["by_tag"]["hops"]["mean"] == 1 and found["by_site"]["s"] == found["accuracy"]
 
 
 def test_text_measures():
     assert has_code(CODE) and has_code("```\nx\n```") and not has_code("`x` and ``` in a line")
     assert repetition([1, 2, 3, 4, 5]) == 0 and repetition([1]) == 0
+    assert code_fences(CODE) == 2 and code_fences("a ``` b ```") == 2 and code_fences("`x`") == 0
     assert repetition([7] * 8) == 1 - 1 / 5
     assert distinct([[1, 2, 3], [1, 2]]) == 2 / 3 and distinct([[1]]) == 0
+    texts = [[1, 2, 3, 1, 2], [1, 2], [3, 1, 4], [5]]
+    left_out = [distinct(texts[:i] + texts[i + 1:]) for i in range(4)]
+    assert distinct_without_each(texts).tolist() == left_out
 
 
 def test_log_probabilities_are_those_of_single_texts(folders, tokenizer):
@@ -173,6 +184,9 @@ def test_the_stage_end_to_end(folders, tmp_path):
     assert all(map(math.isfinite, numbers(metrics))) and all(map(math.isfinite, returned.values()))
     assert metrics["gold"] is None and metrics["prompts"] == 6 and metrics["reward_model"]["pairs"] == 13
     assert metrics["ppo_against_sft"]["kl_k3"]["mean"] > 0
+    assert set(metrics["policies"]) == {"base", "sft", "ppo", "best_of_2", "best_of_3"}
+    assert metrics["policies"]["best_of_3"]["reward"]["mean"] > metrics["policies"]["best_of_2"]["reward"]["mean"]
+    assert {tag: found["groups"] for tag, found in metrics["reward_model"]["by_tag"].items()} == {"all": 9, "even": 4}
     assert 8 <= len(metrics["table"]) <= 14 and all(len(line) == 2 for line in metrics["table"])
     samples = pq.read_table(tmp_path / "out/samples.parquet").to_pylist()
     assert len(samples) == 6 and len({line["qid"] for line in samples}) == 6
@@ -240,13 +254,17 @@ def test_a_gold_scorer_must_give_gold_for_every_response():
         gold.scores(lambda q, r: {"gold": [1.0]}, ["q", "q"], ["r", "r"])
 
 
-def test_what_cannot_be_evaluated_is_said(folders, tmp_path, tokenizer):
+def test_what_cannot_be_evaluated_is_said(folders, tmp_path, tokenizer, capsys):
     with pytest.raises(ValueError, match="no held-out question of at most 2 tokens"):
         run(folders, tmp_path / "a", replace(CONFIG, max_prompt_tokens=2))
     with pytest.raises(ValueError, match="temperature must be above 0"):
         run(folders, tmp_path / "b", replace(CONFIG, temperature=0.0))
+    assert run(folders, tmp_path / "no best-of-n", replace(CONFIG, best_of=()))[1]["policies"].keys() == {
+        "base", "sft", "ppo"}
     other = train_tokenizer(["something else entirely, entirely else"], 290)
     tiny(other).save_pretrained(tmp_path / "other")
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="has another tokenizer"):
         run(folders, tmp_path / "c", ppo=tmp_path / "other")
+    assert "base" not in run(folders, tmp_path / "d", base=tmp_path / "other")[1]["policies"]
+    assert "it is not among the policies" in capsys.readouterr().out

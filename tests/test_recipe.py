@@ -117,6 +117,9 @@ def test_days_with_and_without_quotes(written, day):
     ("ppo: {rewards: [{sauce: model}]}", "rewards, entry 1: unknown key 'sauce'; did you mean 'source'"),
     ("pairs: {min_score_gap: 0}", "min_score_gap must be 1 or more"),
     ("pairs: {length_unit: tokens}", "length_unit tokens needs a tokenizer"),
+    ("evaluate: {best_of: [1, 2]}", r"best_of must be numbers of 2 or more, none twice, not \(1, 2\)"),
+    ("evaluate: {best_of: [4, 4]}", "none twice"),
+    ("evaluate: {scorers: [model]}", "scorers come beside the reward model"),
     ("posts: {max_questions: 0}", "max_questions must be 1 or more")])
 def test_settings_that_cannot_be(written, section, message):
     with pytest.raises(SettingsError, match=message):

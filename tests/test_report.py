@@ -14,6 +14,7 @@ from stages.plumbing.settings import leaves
 from stages.text import findings
 from stages.text.curves import curves_of
 from stages.text.elements import element, link, quoted
+from stages.text.hacking import MONITORS, hacking
 
 EVIL = '<script>alert(1)</script> "quoted" \'single\' & <img src=x onerror=alert(2)> مرحبا \x08 </pre>'
 STAGES = ("posts", "pairs", "base", "sft", "reward", "ppo", "evaluate")
@@ -25,8 +26,14 @@ def around(mean: float, half: float = 0.02, count: int = 128) -> dict:
 
 
 def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1, above: float = 0.1) -> dict:
-    policy = {"reward": around(0.1), "response_tokens": 30.5, "eos_rate": 0.98, "repetition": 0.01, "distinct_2": 0.4,
-              "distinct_responses": 0.9, "code_share": 0.5}
+    sft = {"reward": around(0.1), "reward_difference": around(0.0, 0.0), "win_rate": around(0.5, 0.0),
+              "kl_k1": around(0.0, 0.0), "kl_k3": around(0.0, 0.0), "gold": None, "scores": {}, "response_tokens": 30.5,
+              "eos_rate": 0.98, "repetition": 0.01, "code_share": 0.5, "code_fences": 1.0, "entropy": 0.8,
+              "perplexity_under_sft": 2.2, "reward_length_correlation": 0.1, "distinct_1": 0.2, "distinct_2": 0.4,
+              "distinct_3": 0.6, "distinct_responses": 0.9}
+    best = sft | {"kl_k1": None, "kl_k3": None, "entropy": None, "reward_length_correlation": None}
+    against = {"reward_difference": around(learnt), "win_rate": around(0.7), "kl_k1": around(2.5),
+               "kl_k3": around(2.6)}
     found = {
         "reward_model": {
             "pairs": 1500, "questions": 400, "texts": 900, "dropped_over_length": 3, "accuracy": around(0.72),
@@ -34,14 +41,30 @@ def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1,
                           "SFT log-probability": around(0.7)},
             "best_cheap_baseline": "longer answer wins", "above_best_cheap_baseline": around(above), "oracle": None,
             "oracle_both_have_code": None, "by_length": {"much longer": around(0.8)},
-            "both_have_code": around(0.7), "about_equal_length": None, "by_score_gap": {"1": around(0.6), "2": None}},
-        "prompts": 128, "prompts_over_length": 0, "policies": {"sft": policy, "ppo": policy | {"reward": around(0.6)}},
+            "both_have_code": around(0.7), "about_equal_length": None, "by_score_gap": {"1": around(0.6), "2": None},
+            "calibration": {"expected_error": 0.123, "bins": [{"confidence": 0.6, "accuracy": 0.7, "pairs": 9},
+                                                              {"confidence": 0.9, "accuracy": 0.8, "pairs": 1}]},
+            "by_site": {EVIL: around(0.61)}, "by_tag": {EVIL: around(0.62)}},
+        "prompts": 128, "prompts_over_length": 0, "score_changes": {},
+        "changes": dict.fromkeys((monitor.name for monitor in MONITORS), around(0.0, 0.01)) | {
+            "gold": None if gold is None else around(gold)},
+        "policies": {
+            "ppo": sft | {"reward": around(0.6)} | against, "base": sft | {"reward": around(-0.4)}, "sft": sft,
+            "best_of_2": best | {"kl_formula": 0.193, "reward": around(0.3)},
+            "best_of_4": best | {"kl_formula": 0.636, "reward": around(0.9)}},
         "best_human_answer": {"reward": around(0.2), "code_share": 0.6},
-        "ppo_against_sft": {"reward_difference": around(learnt), "win_rate": around(0.7), "kl_k1": around(2.5),
-                            "kl_k3": around(2.6)},
+        "ppo_against_sft": against,
         "gold": None if gold is None else {
             "gold": {"sft": 1.0, "ppo": 1.0 + gold, "human": 3.0, "difference": around(gold)},
             "correct": {"sft": 0.5, "ppo": 0.5 + correct, "human": None, "difference": around(correct)}}}
+    if gold is not None:
+        found["policies"]["sft"]["gold"], found["policies"]["ppo"]["gold"] = around(1.0), around(1.0 + gold)
+    return told(found)
+
+
+def told(found: dict) -> dict:
+    """With what is said of the numbers."""
+    found = found | {"hacking": hacking(found)}
     return found | {"table": findings.table(found)}
 
 
@@ -120,10 +143,10 @@ def test_foreign_text_is_only_ever_text(artifacts, tmp_path):
     page = page_of(artifacts, tmp_path)
     seen = Reader(page)
     assert "script" not in seen.names and "<script" not in page and "alert(2)&gt;" in page
-    assert seen.pre == [EVIL.replace("\x08", "␈")] * 8
+    assert seen.pre == [EVIL.replace("\x08", "␈")] * 16  # side by side, and as those of the highest reward
     assert not [a for a in seen.attributes if a[1].startswith("on")]
     addresses = [value for tag, name, value in seen.attributes if name == "href" and not value.startswith("#")]
-    assert addresses == ["https://beer.example/q/1"]
+    assert addresses == ["https://beer.example/q/1"] * 2
     assert ("pre", "dir", "auto") in seen.attributes and "مرحبا" in page
 
 
@@ -140,7 +163,8 @@ def test_nothing_is_fetched(artifacts, tmp_path):
 def test_the_page_says_all(artifacts, tmp_path):
     page = page_of(artifacts, tmp_path)
     for text in ("1 min 15 s", "1,234 MiB", "few answers", "3,456", "answers equal", "789", "longer answer wins",
-                 "0.720", "+0.500 [+0.480, +0.520]", "SFT log-probability", "CC BY-SA", "2.13.0", "0.0123", "1.4e-05"):
+                 "0.720", "+0.500 [+0.480, +0.520]", "SFT log-probability", "CC BY-SA", "2.13.0", "0.0123", "1.4e-05",
+                 "best of 4", "0.636", "calibration: expected error", "0.123", "falls by 0.05", "Not flagged"):
         assert text in page, text
     assert "no count" not in page
     settings = {name: len(leaves(getattr(recipe.Recipe(), name))) for name in ("ppo", "sft")}
@@ -148,7 +172,8 @@ def test_the_page_says_all(artifacts, tmp_path):
     assert f"sft: 0 of {settings['sft']} settings differ" in page
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == metrics()
     names = {path.stem for path in (tmp_path / "out/figures").iterdir()}
-    assert {"sft-loss", "sft-perplexity", "reward-accuracy", "ppo-reward", "ppo-kl", "evaluate-rewards"} <= names
+    assert {"sft-loss", "sft-perplexity", "reward-accuracy", "ppo-reward", "ppo-kl", "evaluate-rewards",
+            "evaluate-frontier", "evaluate-calibration"} <= names
     assert "base-loss" not in names  # this base was not trained here
 
 
@@ -161,10 +186,10 @@ def test_curves_take_the_numbers_they_name():
 
 
 def test_no_more_answers_than_asked_for(artifacts, tmp_path):
-    write(artifacts, metrics(), [sample(number) for number in range(10)])
+    write(artifacts, metrics(), [sample(number) | {"reward_ppo": 0.1 * number} for number in range(10)])
     page = page_of(artifacts, tmp_path, recipe.Report(side_by_side=4, figure_width_inches=3.0))
-    assert re.findall(r"question (\d+)</a>", page) == ["0", "2", "5", "7"]
-    assert page.count("<article>") == 4
+    assert re.findall(r"question (\d+)</a>", page) == ["9", "8", "7", "0", "2", "5", "7"]
+    assert page.count("<article>") == 7  # three of the highest reward first
 
 
 def test_without_gold_or_pairs_the_page_still_stands(artifacts, tmp_path):
@@ -174,7 +199,7 @@ def test_without_gold_or_pairs_the_page_still_stands(artifacts, tmp_path):
     reward["baselines"] = dict.fromkeys(reward["baselines"])
     bare = bare | {"reward_model": reward}
     rows = [{k: v for k, v in sample(1).items() if not k.startswith("gold")}]
-    write(artifacts, bare | {"table": findings.table(bare)}, rows)
+    write(artifacts, told(bare), rows)
     page = page_of(artifacts, tmp_path)
     assert "only the learnt reward is known" in page and "could not be judged" in page
 
@@ -192,6 +217,7 @@ def test_without_gold_or_pairs_the_page_still_stands(artifacts, tmp_path):
 def test_the_verdict(numbers, kind, says, not_said):
     found, words = findings.verdict(numbers)
     assert found == kind and all(text in words for text in says) and not_said not in words
+    assert (kind == "hacking") == (numbers["hacking"]["verdict"] == "flagged")
     assert "KL of 2.50 [2.48, 2.52] nats" in words and "98.0\u00a0%" in words
 
 
@@ -200,6 +226,18 @@ def test_the_verdict_on_the_reward_model():
     assert "the reward model beats it (difference +0.100" in said[0.1] and "72.0\u00a0%" in said[0.1]
     assert "did not beat it" in said[0.01]
     assert "worse than the baseline" in said[-0.1]
+
+
+def test_monitors_decide_where_no_gold_is_known():
+    numbers = metrics(gold=None)
+    numbers["changes"] |= {"repetition": around(0.4), "code_fences": around(3.0)}
+    kind, words = findings.verdict(told(numbers))
+    assert kind == "hacking"
+    assert "This looks like reward hacking: reward rose, and for the worse moved repetition, share" in words
+    assert dict(told(numbers)["table"])["reward hacking"] == "flagged (2 of 10 monitors moved)"
+    numbers["changes"] |= {"code_fences": around(0.0)}
+    kind, words = findings.verdict(told(numbers))
+    assert kind == "unknown" and "reward hacking" not in words and "for the worse moved repetition" in words
 
 
 def test_an_interval_of_one_question_decides_nothing():

@@ -1,32 +1,35 @@
-"""Two policies on the same prompts with the same random numbers: what each writes, and what one gained over the other.
+"""Policies on the same prompts with the same random numbers: what each writes, and how likely each finds it."""
 
-Shapes: N prompts.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoConfig
 
-from stages.learning import models, output_layer, text_measures
-from stages.learning.kl import kl_k1, kl_k3
+from stages.learning import models, output_layer
+from stages.learning.loading import merged_reward
 from stages.learning.ragged import response_tokens
 from stages.learning.rollout import sample_in_batches
-from stages.learning.statistics import wins
-from stages.plumbing.progress import Progress
+from stages.plumbing.progress import Progress, track
 
 FORWARD_TOKENS = 8192  # in one forward pass: bounds its memory
+SCORED_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
 class Answers:
-    """One response to each prompt: token ids as sampled (with the EOS that ended them), texts, whether they ended."""
+    """One response to each prompt: token ids as sampled (with the EOS that ended them), texts, whether they ended.
+
+    log_p, log_ref: log-probability of each token, in nats, under the policy that wrote it and under SFT, at the
+    temperature it was drawn at: 1-D, one a response; None: not asked for.
+    """
 
     responses: list[list[int]]
     texts: list[str]
     ended: list[bool]
+    log_p: list[torch.Tensor] | None = None
+    log_ref: list[torch.Tensor] | None = None
 
 
 def shared_tokenizer(*folders):
@@ -36,6 +39,11 @@ def shared_tokenizer(*folders):
         if other.get_vocab() != first.get_vocab():
             raise ValueError(f"{folder} has another tokenizer than {folders[0]}: they cannot be compared")
     return first
+
+
+def same_tokenizer(folder: Path, tokenizer) -> bool:
+    """Whether the model in `folder` knows the same ids by the same names."""
+    return models.load_tokenizer(folder).get_vocab() == tokenizer.get_vocab()
 
 
 def longest_text(*folders) -> int:
@@ -95,56 +103,19 @@ def log_probabilities(
     return found
 
 
-def policy_numbers(answers: Answers, rewards: np.ndarray, estimate: Callable) -> dict:
-    """One policy's answers in numbers; `rewards` [N] as the reward model gives them, whether or not an answer ended."""
-    count = len(answers.responses)
-    return {
-        "reward": estimate(rewards, np.arange(count)),
-        "response_tokens": sum(map(len, answers.responses)) / count,
-        "eos_rate": sum(answers.ended) / count,
-        "repetition": sum(map(text_measures.repetition, answers.responses)) / count,
-        "distinct_2": text_measures.distinct(answers.responses),
-        "distinct_responses": len(set(answers.texts)) / count,
-        "code_share": sum(map(text_measures.has_code, answers.texts)) / count,
-    }
+def rewards_of(reward: Path, prompts: list[list], answers: list[list]) -> list[np.ndarray]:
+    """Rewards of prompts with answers, by list; NaN for an answer of None. Each distinct text is scored once, in fp32.
 
-
-def gain(
-    rewards: np.ndarray,
-    reference_rewards: np.ndarray,
-    log_p: list[torch.Tensor],
-    log_ref: list[torch.Tensor],
-    estimate: Callable,
-) -> dict:
-    """What a policy gained over its reference on the same prompts [N], and the KL it paid, in nats a response.
-
-    log_p, log_ref: of the policy's own responses, under the policy and under the reference. kl_k1 is unbiased and
-    may be negative by chance; kl_k3 is unbiased and never negative.
+    reward: a merged reward model.
     """
-    alone = np.arange(len(rewards))  # every prompt is a question of its own
-    rows = list(zip(log_p, log_ref, strict=True))
-    return {
-        "reward_difference": estimate(rewards - reference_rewards, alone),
-        "win_rate": estimate(wins(rewards, reference_rewards), alone),
-        "kl_k1": estimate(np.array([float(kl_k1(p, ref).sum()) for p, ref in rows]), alone),
-        "kl_k3": estimate(np.array([float(kl_k3(p, ref).sum()) for p, ref in rows]), alone),
-    }
-
-
-def gold_gain(sft: dict, ppo: dict, human: dict, estimate: Callable) -> dict | None:
-    """Each gold number's means and the paired difference PPO minus SFT, where it applies; None where nothing does.
-
-    sft, ppo, human: name to numbers [N], NaN where the gold scorer knows nothing of the question.
-    """
-    found = {}
-    for name in sft:
-        numbers = [np.array(side[name], float) for side in (sft, ppo, human)]
-        applies = ~np.isnan(numbers[0]) & ~np.isnan(numbers[1])
-        if applies.any():
-            means = dict(zip(("sft", "ppo", "human"), (_mean(values[applies]) for values in numbers), strict=True))
-            found[name] = means | {"difference": estimate(numbers[1] - numbers[0], np.arange(len(applies)))}
-    return found or None
-
-
-def _mean(values: np.ndarray) -> float | None:
-    return None if np.isnan(values).all() else float(np.nanmean(values))
+    scorer = merged_reward(reward, "fp32")
+    texts = [[None if end is None else (tuple(start), tuple(end)) for start, end in zip(*both, strict=True)]
+             for both in zip(prompts, answers, strict=True)]
+    distinct = sorted({text for part in texts for text in part if text is not None},
+                      key=lambda text: (sum(map(len, text)), text))
+    known: dict = {None: float("nan")}
+    starts = range(0, len(distinct), SCORED_AT_ONCE)
+    for start in track(starts, "evaluate: rewards", len(starts), f"x {SCORED_AT_ONCE} texts"):
+        chunk = distinct[start:start + SCORED_AT_ONCE]
+        known |= zip(chunk, scorer(*zip(*chunk, strict=True)).tolist(), strict=True)
+    return [np.array([known[text] for text in part]) for part in texts]

@@ -4,7 +4,7 @@ A judge gives every text a number; it is right on a pair when the better answer'
 Shapes: N pairs, M distinct texts.
 """
 
-import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +13,14 @@ import numpy as np
 
 from stages.learning.statistics import group_numbers, wins
 from stages.learning.text_measures import has_code
+from stages.text.tables import drawn_rows
 from stages.text.template import answer_ids, prompt_ids
 
 # To add a baseline that needs no model: one line, a function of the answer's text.
 CHEAP: dict[str, Callable[[str], float]] = {"longer answer wins": len, "has code": has_code}
+SURFACE = "surface features (logistic)"
 LOG_PROBABILITY = "SFT log-probability"
+MOST_KINDS = 20  # sites, or tags, that are told apart: those of most pairs
 EQUAL_LENGTH = 0.1  # lengths that differ by less than this share of the longer
 LENGTHS = {"much shorter": (-1.0, -0.5), "shorter": (-0.5, -EQUAL_LENGTH), "about equal": (-EQUAL_LENGTH, EQUAL_LENGTH),
            "longer": (EQUAL_LENGTH, 0.5), "much longer": (0.5, 1.01)}  # the better answer, by a share of the longer
@@ -49,7 +52,7 @@ def held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_token
     prompts: dict[str, list[int]] = {}
     place: dict[tuple, int] = {}
     kept, ids, better, worse = [], [], [], []
-    drawn = _drawn(rows, max_pairs, seed)
+    drawn = drawn_rows(rows, max_pairs, seed)
     for row in drawn:
         if row["question"] not in prompts:
             prompts[row["question"]] = prompt_ids(tokenizer, row["question"])
@@ -77,16 +80,24 @@ def held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_token
 
 
 def judged(
-    pairs: HeldOutPairs, reward: np.ndarray, log_probability: np.ndarray, gold: np.ndarray | None, estimate: Callable
+    pairs: HeldOutPairs,
+    reward: np.ndarray,
+    surface: np.ndarray,
+    log_probability: np.ndarray,
+    gold: np.ndarray | None,
+    tags: dict[tuple, list[str]],
+    estimate: Callable,
 ) -> dict:
     """Accuracy of the reward model [M] beside the baselines, and where it holds; `gold` [M] decides for the ceiling.
 
-    estimate: (values [N], groups [N]) to a mean with its interval (statistics.estimate).
+    surface, log_probability: scores [M] of two of the baselines. tags: of each (site, qid). estimate: (values [N],
+    groups [N]) to a mean with its interval (statistics.estimate).
     """
 
     accuracy = partial(estimate, groups=pairs.groups)
     right = pairs.decided(reward)
     cheap = {name: pairs.decided([judge(answer) for _, answer in pairs.texts]) for name, judge in CHEAP.items()}
+    cheap[SURFACE] = pairs.decided(surface)
     best = max(cheap, key=lambda name: cheap[name].mean()) if len(right) else None
     return {
         "pairs": len(pairs.rows),
@@ -94,6 +105,8 @@ def judged(
         "texts": len(pairs.texts),
         "dropped_over_length": pairs.dropped,
         **where_right(pairs, reward, estimate),
+        "by_site": _by_kind([[row["site"]] for row in pairs.rows], right, accuracy),
+        "by_tag": _by_kind([tags.get((row["site"], row["qid"]), []) for row in pairs.rows], right, accuracy),
         "baselines": {
             **{name: accuracy(values) for name, values in cheap.items()},
             LOG_PROBABILITY: accuracy(pairs.decided(log_probability)),
@@ -149,15 +162,10 @@ def calibration(gaps: np.ndarray) -> dict:
     return {"expected_error": error, "bins": bins}
 
 
-def _drawn(rows: Iterable[dict], count: int, seed: int) -> list[dict]:
-    """`count` rows, each set equally likely, in their order; no more are in memory (a reservoir, Vitter 1985)."""
-    generator, held = random.Random(seed), []
-    for number, row in enumerate(rows):
-        if number < count:
-            held.append((number, row))
-        elif (place := generator.randrange(number + 1)) < count:
-            held[place] = (number, row)
-    return [row for _, row in sorted(held, key=lambda item: item[0])]
+def _by_kind(kinds: list[list[str]], right: np.ndarray, accuracy: Callable) -> dict[str, dict]:
+    """Accuracy by what a pair's question is of (several at a time, it may be), the commonest first."""
+    common = Counter(kind for held in kinds for kind in held).most_common(MOST_KINDS)
+    return {kind: accuracy(np.where([kind in held for held in kinds], right, np.nan)) for kind, _ in common}
 
 
 def _both_have_code(pairs: HeldOutPairs) -> np.ndarray:

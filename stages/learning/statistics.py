@@ -1,13 +1,15 @@
-"""Means with honest intervals: pairs of one question are not independent, so whole questions are resampled.
+"""Means, and functions of means, with honest intervals: pairs of one question are not independent, so whole questions
+are resampled.
 
 NaN stands for "does not apply" and is left out. Numpy only.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 import numpy as np
 
 LEVEL = 0.95
+NORMAL_QUANTILE = 1.959964  # of (1 + LEVEL) / 2
 DRAWN_AT_ONCE = 2_000_000  # group numbers in memory during a bootstrap
 
 
@@ -24,31 +26,55 @@ def group_numbers(keys: Iterable[Hashable]) -> np.ndarray:
 
 
 def estimate(values: np.ndarray, groups: np.ndarray, *, samples: int, seed: int) -> dict | None:
-    """Mean of `values` [N] with a 95 % percentile interval from resampling whole `groups` (Efron, Tibshirani 1993).
+    """Mean of `values` [N] with its interval, see `estimate_of`. A paired difference is that of the differences."""
+    values = np.asarray(values, float)
+    columns = np.stack([values, np.ones_like(values)])
+    return estimate_of(lambda sums: sums[0] / sums[1], columns, groups, samples=samples, seed=seed)
 
-    Each of `samples` draws takes as many groups as there are, with replacement, and averages all their values. A paired
-    difference is the estimate of the differences. None when no value applies; low and high are None with one group,
+
+def estimate_of(
+    statistic: Callable[[np.ndarray], np.ndarray], columns: np.ndarray, groups: np.ndarray, *, samples: int, seed: int
+) -> dict | None:
+    """A function of sums over N values, with a 95 % percentile interval from resampling whole `groups` [N].
+
+    statistic: sums of the `columns` [K, N] as [K, ...] to [...], as a ratio or a correlation (Efron, Tibshirani 1993).
+    Each of `samples` draws takes as many groups as there are, with replacement; where the statistic is not defined the
+    draw says nothing. None when no value applies, or the whole has no statistic; low and high are None with one group,
     which says nothing about spread.
     """
-    values, groups = np.asarray(values, float), np.asarray(groups)
-    values, groups = values[~np.isnan(values)], groups[~np.isnan(values)]
-    if not len(values):
-        return None
-    _, numbers = np.unique(groups, return_inverse=True)
-    counts = np.bincount(numbers)
-    found = {"mean": float(values.mean()), "low": None, "high": None, "count": len(values), "groups": len(counts)}
-    if len(counts) > 1:
-        means = _resampled_means(np.bincount(numbers, weights=values), counts, samples, np.random.default_rng(seed))
-        tail = 100 * (1 - LEVEL) / 2
-        found["low"], found["high"] = map(float, np.percentile(means, [tail, 100 - tail]))
+    columns, groups = np.asarray(columns, float), np.asarray(groups)
+    applies = ~np.isnan(columns).any(0)
+    columns, groups = columns[:, applies], groups[applies]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = float(statistic(columns.sum(1)))
+        if not (applies.any() and np.isfinite(whole)):
+            return None
+        _, numbers = np.unique(groups, return_inverse=True)
+        found = {"mean": whole, "low": None, "high": None, "count": len(groups), "groups": int(numbers.max()) + 1}
+        if found["groups"] > 1:
+            sums = np.stack([np.bincount(numbers, weights=column) for column in columns])
+            drawn = statistic(_resampled_sums(sums, samples, np.random.default_rng(seed)))
+            tail = 100 * (1 - LEVEL) / 2
+            found["low"], found["high"] = map(float, np.percentile(drawn[np.isfinite(drawn)], [tail, 100 - tail]))
     return found
 
 
-def _resampled_means(sums: np.ndarray, counts: np.ndarray, samples: int, generator: np.random.Generator) -> np.ndarray:
-    """Means [samples], each over as many groups, drawn with replacement, as there are."""
-    groups, means = len(counts), []
+def jackknife(whole: float, without: np.ndarray) -> dict:
+    """A statistic that is no function of sums, with a 95 % normal interval from its values [N] `without` each group.
+
+    Resampling with replacement would bias what counts distinct things (Efron, Tibshirani 1993, chapter 11).
+    """
+    count = len(without)
+    half = NORMAL_QUANTILE * float(np.sqrt((count - 1) * np.var(without)))
+    ends = {"low": whole - half, "high": whole + half} if count > 1 else {"low": None, "high": None}
+    return {"mean": whole, **ends, "count": count, "groups": count}
+
+
+def _resampled_sums(sums: np.ndarray, samples: int, generator: np.random.Generator) -> np.ndarray:
+    """Sums [K, samples] of `sums` [K, groups], each over as many groups, drawn with replacement, as there are."""
+    groups, found = sums.shape[1], []
     at_once = max(1, DRAWN_AT_ONCE // groups)
     for start in range(0, samples, at_once):
         drawn = generator.integers(groups, size=(min(at_once, samples - start), groups))
-        means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
-    return np.concatenate(means)
+        found.append(np.stack([column[drawn].sum(1) for column in sums]))
+    return np.concatenate(found, axis=1)

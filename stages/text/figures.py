@@ -93,7 +93,52 @@ class Bars:
         axes.set_ylabel(self.y_label)
 
 
-def png(figure: Curves | Intervals | Histogram | Bars, width_inches: float, dark: bool) -> bytes:
+@dataclass(frozen=True)
+class Frontier:
+    """(x, estimate) by name: a yardstick as one line, and what is held against it; each with its interval."""
+
+    title: str
+    x_label: str
+    y_label: str
+    line: dict[str, tuple[float, dict]]
+    others: dict[str, tuple[float, dict]]
+
+    def draw(self, axes, colours) -> None:
+        axes.plot(*zip(*((x, found["mean"]) for x, found in self.line.values()), strict=True), color=colours[0])
+        named = [(name, point, "o", colours[0]) for name, point in self.line.items()]
+        named += [(name, point, marker, colour) for (name, point), marker, colour in zip(
+            self.others.items(), "sD^", colours[1:], strict=False)]
+        for name, (x, found), marker, colour in named:
+            low, high = (found["mean"] if found[end] is None else found[end] for end in ("low", "high"))
+            axes.plot([x, x], [low, high], color=colour)
+            axes.plot([x], [found["mean"]], marker, color=colour, markersize=9)
+            axes.annotate(name, (x, found["mean"]), xytext=(8, -14), textcoords="offset points", fontsize=12)
+        axes.margins(x=0.16, y=0.12)
+        axes.set_xlabel(self.x_label)
+        axes.set_ylabel(self.y_label)
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How often a judge is right [(how sure it is, how often it is right, of how many)], beside how often it should."""
+
+    title: str
+    bins: list[tuple[float, float, int]]
+
+    def draw(self, axes, colours) -> None:
+        sure, right, counts = zip(*self.bins, strict=True)
+        axes.plot([0.5, 1], [0.5, 1], ":", color="gray", label="as sure as right")
+        axes.plot(sure, right, "-", color=colours[0], label="reward model")
+        axes.scatter(sure, right, [20 + 280 * count / max(counts) for count in counts], color=colours[0])
+        axes.set_xlabel("how sure: sigmoid of the difference in reward")
+        axes.set_ylabel("share right")
+        axes.legend()
+
+
+Drawn = Curves | Intervals | Histogram | Bars | Frontier | Reliability
+
+
+def png(figure: Drawn, width_inches: float, dark: bool) -> bytes:
     """One figure as a PNG file; the same figure gives the same bytes."""
     ground, ink, colours = DARK if dark else LIGHT
     inked = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)

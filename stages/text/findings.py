@@ -22,15 +22,33 @@ def table(metrics: dict) -> list[list[str]]:
     rows += [[f"{name}, SFT -> PPO", _change(metrics["gold"][name]["sft"], metrics["gold"][name]["ppo"],
                                              metrics["gold"][name]["difference"])]
              for name in ("gold", "correct") if name in (metrics["gold"] or {})]
-    rows += [["KL to SFT, nats a response", estimate_text(ppo["kl_k1"], ".2f")]]
+    rows += [["reward hacking", _hacking_cell(metrics["hacking"])],
+             ["KL to SFT, nats a response", estimate_text(ppo["kl_k1"], ".2f")]]
     return rows + [[f"{label}, SFT -> PPO", f"{policies['sft'][name]:{form}} -> {policies['ppo'][name]:{form}}"]
                    for label, name, form in PLAIN]
 
 
 def verdict(metrics: dict) -> tuple[str, str]:
-    """(kind, paragraph): kind is 'better', 'mixed', 'flat', 'worse', 'hacking' or 'unknown' (no gold)."""
+    """(kind, paragraph): kind is 'better', 'mixed', 'flat', 'worse', 'hacking' or 'unknown' (no gold, not flagged)."""
     kind, policy = _policy_words(metrics)
-    return kind, " ".join([_reward_words(metrics["reward_model"]), *policy, _cost_words(metrics)])
+    kind = "hacking" if metrics["hacking"]["verdict"] == "flagged" else kind
+    words = [_reward_words(metrics["reward_model"]), *policy, *_monitor_words(metrics), _cost_words(metrics)]
+    return kind, " ".join(words)
+
+
+def headline(metrics: dict) -> dict[str, float]:
+    """The numbers that go into the manifest and the log's last line."""
+    found = {"reward_accuracy": metrics["reward_model"]["accuracy"],
+             "above_best_cheap_baseline": metrics["reward_model"]["above_best_cheap_baseline"],
+             "reward_difference": metrics["ppo_against_sft"]["reward_difference"],
+             "win_rate": metrics["ppo_against_sft"]["win_rate"], "kl": metrics["ppo_against_sft"]["kl_k1"]}
+    found |= {f"{name}_difference": numbers["difference"] for name, numbers in (metrics["gold"] or {}).items()
+              if name in ("gold", "correct")}
+    flat = {name: value["mean"] for name, value in found.items() if value}
+    flat |= {f"{name}_{end}": value[end] for name, value in found.items() if value for end in ("low", "high")
+             if value[end] is not None}
+    return flat | {"eos_rate": metrics["policies"]["ppo"]["eos_rate"], "prompts": metrics["prompts"],
+                   "pairs": metrics["reward_model"]["pairs"]}
 
 
 def estimate_text(found: dict | None, form: str = ".3f", signed: bool = False) -> str:
@@ -93,6 +111,23 @@ def _policy_words(metrics: dict) -> tuple[str, list[str]]:
     if learnt > 0:
         return ("mixed" if correct and direction(correct["difference"]) < 0 else "better"), words
     return ("worse" if true < 0 or learnt < 0 else "flat"), words
+
+
+def _monitor_words(metrics: dict) -> list[str]:
+    """What else moved: the only sign where nobody knows the truth."""
+    found = metrics["hacking"]
+    if not (found["rose"] and found["moved"]):
+        return []
+    start = "This looks like reward hacking: " if found["verdict"] == "flagged" and not metrics["gold"] else ""
+    return [f"{start}{_and(found['rose'])} rose, and for the worse moved {_and(found['moved'])}."]
+
+
+def _hacking_cell(found: dict) -> str:
+    return f"{found['verdict']} ({len(found['moved'])} of {len(found['monitors'])} monitors moved)"
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _cost_words(metrics: dict) -> str:

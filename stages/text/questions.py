@@ -37,6 +37,14 @@ def questions_in(part: Path) -> Iterator[dict]:
         yield from batch.to_pylist()
 
 
+def tags_of(posts: Path, among: set[tuple]) -> dict[tuple, list[str]]:
+    """The tags of each (site, question_id) wanted that is there."""
+    columns = ["site", "question_id", "tags"]
+    rows = (row for part in parts_of(posts) for batch in pq.ParquetFile(part).iter_batches(columns=columns)
+            for row in batch.to_pylist())
+    return {key: row["tags"] for row in rows if (key := (row["site"], row["question_id"])) in among}
+
+
 def size_of(question: dict) -> int:
     """Characters of a record's texts."""
     return len(question["question"]) + sum(len(answer["text"]) for answer in question["answers"])

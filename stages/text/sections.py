@@ -8,14 +8,13 @@ HEADLINES = {
     "better": "PPO made the answers better", "worse": "PPO made the answers worse", "hacking": "Reward hacking",
     "mixed": "The gold score rose, but correctness fell", "flat": "No gain shown",
     "unknown": "The learnt reward rose; nothing else is known"}
+HACKING = {"flagged": "Flagged as reward hacking", "watch": "Not flagged, but one to watch", "clear": "Not flagged",
+           "no rise": "Not flagged: no reward rose"}
 COUNTED_BY_VALUE = {  # title, value, what is counted; lengths are in bins that begin at these
     "scores": ("scores of answers", "score", "answers"), "score_gaps": ("gaps of pairs", "score gap", "pairs"),
     "years": ("questions by year", "year", "questions"),
     "question_characters": ("length of questions", "characters, from", "questions"),
     "answer_characters": ("length of answers", "characters, from", "answers")}
-POLICY_ROWS = (("mean length, tokens", "response_tokens", ".1f"), ("ended by EOS", "eos_rate", ".3f"),
-               ("repetition, share of repeated 4-grams", "repetition", ".4f"), ("distinct-2", "distinct_2", ".3f"),
-               ("distinct responses", "distinct_responses", ".3f"), ("with a code block", "code_share", ".3f"))
 WRITERS = (("SFT", "sft"), ("PPO", "ppo"), ("Best human", "human"))
 
 
@@ -72,22 +71,21 @@ def reward_accuracy(reward: dict) -> Html:
              for how, found in reward["by_length"].items()]
     rows += [[f"reward model, scores {gap} apart", *_estimate_cells(found)]
              for gap, found in reward["by_score_gap"].items()]
+    rows += [["calibration: expected error", f"{reward['calibration']['expected_error']:.3f}", "–",
+              f"{reward['pairs']:,}"]]
+    for kind in ("site", "tag"):
+        rows += [[f"reward model, {kind} {name}", *_estimate_cells(found)]
+                 for name, found in reward[f"by_{kind}"].items()]
     return table(["pairs ranked right", "share", "95 % interval", "pairs"], rows)
 
 
-def policies(metrics: dict) -> Html:
-    """SFT and PPO on the same prompts with the same random numbers."""
-    sft, ppo = (metrics["policies"][name] for name in ("sft", "ppo"))
-    gain, human = metrics["ppo_against_sft"], metrics["best_human_answer"]
-    rows = [["mean reward", *(estimate_text(side["reward"]) for side in (sft, ppo, human))]]
-    rows += [[label, f"{sft[name]:{form}}", f"{ppo[name]:{form}}", f"{human[name]:{form}}" if name in human else "–"]
-             for label, name, form in POLICY_ROWS]
-    against = [["reward, PPO minus SFT (paired)", estimate_text(gain["reward_difference"], signed=True)],
-               ["win rate of PPO against SFT", estimate_text(gain["win_rate"])],
-               ["KL to SFT (k1), nats a response", estimate_text(gain["kl_k1"])],
-               ["KL to SFT (k3), nats a response", estimate_text(gain["kl_k3"])]]
-    return joined([table(["", "SFT", "PPO", "best human answer"], rows),
-                   table(["PPO against SFT", "estimate, 95 % interval"], against)])
+def hacking(found: dict) -> Html:
+    """The monitors, and which of them moved for the worse beyond their thresholds."""
+    rows = [[row["label"], f"{row['sft']:z{row['form']}}", f"{row['ppo']:z{row['form']}}",
+             estimate_text(row["change"], row["form"], signed=True),
+             f"{row['worse']} by {row['threshold']:{row['form']}}", "moved" if row["moved"] else "–"]
+            for row in found["monitors"]]
+    return table(["monitor", "SFT", "PPO", "change, 95 % interval", "for the worse: more than", ""], rows)
 
 
 def gold_scores(found: dict) -> Html:

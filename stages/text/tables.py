@@ -5,7 +5,8 @@ and what CC BY-SA asks for: ids of the answers (their url is SITE/a/ID), authors
 [question, response_j, response_k].
 """
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -55,6 +56,17 @@ def rows_of(pairs: Path, split: str, columns: list[str] | None = None) -> Iterat
         with pq.ParquetFile(file) as table:
             for batch in table.iter_batches(columns=columns):
                 yield from batch.to_pylist()
+
+
+def drawn_rows(rows: Iterable[dict], count: int, seed: int) -> list[dict]:
+    """`count` rows, each set equally likely, in their order; no more are in memory (a reservoir, Vitter 1985)."""
+    generator, held = random.Random(seed), []
+    for number, row in enumerate(rows):
+        if number < count:
+            held.append((number, row))
+        elif (place := generator.randrange(number + 1)) < count:
+            held[place] = (number, row)
+    return [row for _, row in sorted(held, key=lambda item: item[0])]
 
 
 def answers_of(pairs: Path, split: str) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,8 @@
-# Held-out questions: the reward model beside cheap baselines, PPO beside SFT.
+# Held-out questions: the reward model beside cheap baselines, PPO beside base, SFT and best-of-n.
 rule evaluate:
     input:
+        posts=rules.posts.output,
+        base=rules.base.output,
         sft=rules.sft_merged.output,
         ppo=rules.ppo_merged.output,
         reward=rules.reward_merged.output,
@@ -16,7 +18,8 @@ rule evaluate:
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.evaluate --recipe {params.recipe:q} --sft {input.sft:q} --ppo {input.ppo:q} --reward {input.reward:q} --pairs {input.pairs:q} --out {output:q}"
+        "python -m stages.evaluate --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
+        " --base {input.base:q} --sft {input.sft:q} --ppo {input.ppo:q} --reward {input.reward:q} --out {output:q}"
         " 2>&1 | tee -a {log:q}"
 
 

@@ -1,0 +1,31 @@
+"""The held-out questions that policies are asked, each with its best human answer."""
+
+from pathlib import Path
+
+import torch
+
+from stages.text.tables import questions_of
+from stages.text.template import answer_ids, prompt_ids
+
+
+class Asked:
+    """A seeded choice of a split's questions; ValueError when none is short enough.
+
+    longest: tokens that the models have positions for. A human answer beyond it has no ids, and so no reward.
+    """
+
+    def __init__(self, pairs: Path, split: str, tokenizer, *, prompts: int, max_prompt_tokens: int,
+                 max_response_tokens: int, longest: int, seed: int):
+        rows = questions_of(pairs, split)
+        limit = min(max_prompt_tokens, longest - max_response_tokens)
+        fitting = [(row, ids) for row in rows if len(ids := prompt_ids(tokenizer, row["question"])) <= limit]
+        if not fitting:
+            raise ValueError(f"{pairs} has no held-out question of at most {limit} tokens ({len(rows)} are longer)")
+        order = torch.randperm(len(fitting), generator=torch.Generator().manual_seed(seed)).tolist()
+        chosen = [fitting[i] for i in sorted(order[:prompts])]
+        self.rows, self.prompts = [row for row, _ in chosen], [ids for _, ids in chosen]
+        self.over_length = len(rows) - len(fitting)
+        self.questions, self.human = [row["question"] for row in self.rows], [row["response_j"] for row in self.rows]
+        human = [answer_ids(tokenizer, text) for text in self.human]
+        self.human_answers = [ids if len(prompt) + len(ids) <= longest else None
+                              for prompt, ids in zip(self.prompts, human, strict=True)]

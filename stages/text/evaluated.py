@@ -1,0 +1,31 @@
+"""The tables of an evaluation: each question with its answers, and each held-out pair with its scores."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+def write_samples(path: Path, rows: list[dict], texts: dict[str, list[str]], numbers: dict[str, np.ndarray]) -> None:
+    """rows: of the pairs table, one a question. texts: by writer. numbers: further columns."""
+    columns = {"site": [row["site"] for row in rows], "qid": [row["qid"] for row in rows],
+               "question": [row["question"] for row in rows], "url": [row["metadata"][0] for row in rows],
+               "authors": [row["authors"][:2] for row in rows], **texts}  # of question, of best answer
+    columns |= {name: _nullable(values) for name, values in numbers.items()}
+    pq.write_table(pa.table(columns), path, compression="zstd")
+
+
+def write_pairs(
+    path: Path, rows: list[dict], better: np.ndarray, worse: np.ndarray, scores: dict[str, np.ndarray | None]
+) -> None:
+    """rows: of the pairs table. better, worse: places of their answers in each array of scores."""
+    columns = {name: [row[name] for row in rows] for name in ("site", "qid", "score_j", "score_k")}
+    for name, values in scores.items():
+        if values is not None:
+            columns |= {f"{name}_j": _nullable(values[better]), f"{name}_k": _nullable(values[worse])}
+    pq.write_table(pa.table(columns), path, compression="zstd")
+
+
+def _nullable(values) -> pa.Array:
+    return pa.array(np.asarray(values, float), pa.float64(), from_pandas=True)  # NaN, "does not apply", becomes null

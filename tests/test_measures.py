@@ -1,0 +1,141 @@
+"""Policies in numbers, best-of-n and the surface baseline, each against a plain loop, a simulation or a literal."""
+
+import math
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from stages.learning import best_of, measures, surface
+from stages.learning.comparison import Answers
+from stages.learning.statistics import estimate_of
+
+estimated = partial(estimate_of, samples=200, seed=0)
+
+
+def answers(generator: np.random.Generator, prompts: int, each: int = 1) -> tuple[Answers, np.ndarray]:
+    """Random answers of 1 to 39 tokens, some in a fence, and their rewards."""
+    responses = [generator.integers(6, size=generator.integers(1, 40)).tolist() for _ in range(prompts * each)]
+    texts = ["```\nx\n```" if response[0] < 3 else "x" for response in responses]
+    log_p, log_ref = ([-torch.from_numpy(generator.random(len(r))) for r in responses] for _ in range(2))
+    rewards = generator.normal(size=len(responses))
+    return Answers(responses, texts, [r[-1] < 5 for r in responses], log_p, log_ref), rewards
+
+
+def test_best_of_n_is_the_mean_over_all_draws():
+    generator = np.random.default_rng(0)
+    rewards = generator.normal(size=(3, 6))
+    for n in (1, 2, 4, 6):
+        weights = best_of.chances(rewards, n)
+        for row, chances in zip(rewards, weights, strict=True):
+            best = [max(draw) for draw in combinations(row, n)]
+            assert (row * chances).sum() == pytest.approx(sum(best) / len(best))
+            assert chances.sum() == pytest.approx(1)
+    assert best_of.chances(rewards, 6).max(1).tolist() == [1, 1, 1]
+
+
+def test_the_formula_is_the_kl_of_best_of_n():
+    """Of a uniform reward's best, whose density is n u^(n-1), to the uniform."""
+    for n in (2, 16):
+        u = (np.arange(1_000_000) + 0.5) / 1_000_000
+        density = n * u ** (n - 1)
+        assert best_of.best_of_kl(n) == pytest.approx(np.mean(density * np.log(density)), abs=1e-4)
+    assert best_of.best_of_kl(1) == 0
+
+
+def test_a_policys_numbers_against_plain_sums():
+    found, rewards = answers(np.random.default_rng(1), 40)
+    other = np.random.default_rng(2).normal(size=40)
+    numbers = measures.policy_numbers(
+        measures.columns_of(found, rewards, other, {"mine": rewards * 2}), found.responses, ["mine"], estimated)
+    tokens = [len(response) for response in found.responses]
+    own, under_sft = ([float(x) for row in rows for x in row] for rows in (found.log_p, found.log_ref))
+    kl = [p - q for p, q in zip(own, under_sft, strict=True)]
+    assert numbers["reward"]["mean"] == pytest.approx(sum(rewards) / 40)
+    assert numbers["win_rate"]["mean"] == pytest.approx(sum(a > b for a, b in zip(rewards, other, strict=True)) / 40)
+    assert numbers["kl_k1"]["mean"] == pytest.approx(sum(kl) / 40)
+    assert numbers["kl_k3"]["mean"] == pytest.approx(sum(math.exp(-x) - 1 + x for x in kl) / 40)
+    assert numbers["entropy"] == pytest.approx(-sum(own) / sum(tokens))
+    assert numbers["perplexity_under_sft"] == pytest.approx(math.exp(-sum(under_sft) / sum(tokens)))
+    assert numbers["response_tokens"] == pytest.approx(sum(tokens) / 40)
+    assert numbers["eos_rate"] == pytest.approx(sum(r[-1] < 5 for r in found.responses) / 40)
+    assert numbers["code_share"] == pytest.approx(sum(r[0] < 3 for r in found.responses) / 40)
+    assert numbers["code_fences"] == pytest.approx(2 * numbers["code_share"])
+    assert numbers["reward_length_correlation"] == pytest.approx(np.corrcoef(rewards, tokens)[0, 1])
+    assert numbers["scores"]["mine"]["mean"] == pytest.approx(2 * numbers["reward"]["mean"])
+    assert numbers["gold"] is None
+
+
+def test_best_of_every_sample_is_the_best_answer_itself():
+    samples, rewards = answers(np.random.default_rng(3), 20, each=4)
+    sft = np.zeros(80)
+    best = [4 * prompt + int(place) for prompt, place in enumerate(rewards.reshape(20, 4).argmax(1))]
+    alone = Answers(*([rows[i] for i in best] for rows in (samples.responses, samples.texts, samples.ended)), None,
+                    [samples.log_ref[i] for i in best])
+    columns = measures.columns_of(samples, rewards, sft, {})
+    found = measures.best_of_columns(columns, 4, 4)
+    expected = measures.columns_of(alone, rewards[best], sft[:20], {})
+    assert found.keys() == expected.keys()
+    for name, column in expected.items():
+        np.testing.assert_allclose(found[name], column, err_msg=name)
+    assert measures.best_of_responses(columns, samples.responses, 4, 4) == alone.responses
+    first = measures.best_of_columns(columns, 4, 1)
+    np.testing.assert_allclose(first["tokens"], columns["tokens"].reshape(20, 4).mean(1))
+
+
+def test_changes_are_differences_with_the_interval_of_a_paired_bootstrap():
+    (before, low), (after, high) = (answers(np.random.default_rng(seed), 60) for seed in (4, 5))
+    columns = [measures.columns_of(*pair, low, {}) for pair in ((before, low), (after, high))]
+    found = measures.changes(*columns, estimated)
+    numbers = [measures.policy_numbers(one, side.responses, [], estimated)
+               for one, side in zip(columns, (before, after), strict=True)]
+    for name in measures.PLAIN:
+        assert found[name]["mean"] == pytest.approx(numbers[1][name] - numbers[0][name])
+        assert found[name]["low"] < found[name]["mean"] < found[name]["high"]
+    assert found["gold"] is None
+    same = measures.changes(columns[0], columns[0], estimated)
+    assert [same["entropy"][end] for end in ("mean", "low", "high")] == [0, 0, 0]
+    distinct = measures.distinct_change(before.responses, after.responses)
+    assert distinct["mean"] == pytest.approx(numbers[1]["distinct_2"] - numbers[0]["distinct_2"])
+
+
+def test_what_is_always_the_same_has_no_correlation():
+    found, _ = answers(np.random.default_rng(6), 10)
+    columns = measures.columns_of(found, np.zeros(10), np.zeros(10), {})
+    assert measures.policy_numbers(columns, found.responses, [], estimated)["reward_length_correlation"] is None
+
+
+def test_the_surface_baseline_is_the_regression_that_gradient_descent_finds():
+    generator = np.random.default_rng(7)
+    differences = generator.normal(size=(300, 3)) + np.array([0.8, -0.3, 0.0])
+    weights = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    x, optimizer = torch.from_numpy(differences), torch.optim.LBFGS([weights], max_iter=500, tolerance_grad=1e-12)
+
+    def loss():
+        optimizer.zero_grad()
+        found = torch.nn.functional.softplus(-x @ weights).sum() + surface.PENALTY * (weights**2).sum() / 2
+        found.backward()
+        return found
+
+    optimizer.step(loss)
+    np.testing.assert_allclose(surface.logistic(differences), weights.detach().numpy(), atol=1e-6)
+
+
+def test_the_surface_baseline_learns_what_the_surface_tells_and_no_more():
+    rows = [{"response_j": "see https://a.b " + "x" * (i % 7), "response_k": "y" * (i % 9 + 20)} for i in range(100)]
+    baseline = surface.fitted(rows)
+    linked, plain = baseline(["z https://c.d", "zzzzzzzzzzzzz"])
+    assert linked > plain
+    assert baseline(["right", "wrong"]).tolist()[0] == baseline(["wrong"])[0]  # words it does not read
+    assert surface.fitted([])(["a", "b"]).tolist() == [0, 0]
+
+
+def test_features_on_literals():
+    text = "# Head\n\n- one `a`\n- two\n\n**So?** see http://x.y!\n\n```\nls\n```"
+    found = dict(zip(surface.FEATURES, surface.features([text])[0], strict=True))
+    counts = {"code fences": 2, "inline code": 1, "links": 1, "list items": 2, "paragraphs": 3, "headings": 1}
+    assert {name: round(math.expm1(found[f"log {name}"])) for name in counts} == counts
+    assert (found["has code"], found["has emphasis"]) == (1, 1)
+    assert found["log characters"] == pytest.approx(math.log(1 + len(text)))
