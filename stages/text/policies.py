@@ -34,8 +34,8 @@ def policies(metrics: dict) -> Html:
 
 
 def in_order(policies: dict) -> dict:
-    """Base, SFT, best-of-n, PPO."""
-    return {name: policies[name] for name in ("base", "sft", *best_of(policies), "ppo") if name in policies}
+    """SFT and PPO, side by side and first, for a narrow screen shows no more; base, best-of-n."""
+    return {name: policies[name] for name in ("sft", "ppo", "base", *best_of(policies)) if name in policies}
 
 
 def best_of(policies: dict) -> dict:
