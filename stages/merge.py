@@ -10,6 +10,7 @@ pairs. It is reloaded from disk and compared with the base with its adapters on 
 recipe's limits nothing is. It never pushes anywhere.
 """
 
+import json
 from itertools import groupby
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from stages.learning.models import load_tokenizer
 from stages.learning.preference_data import Example, examples
 from stages.learning.reward_model import member_folder, members_of
 from stages.learning.roles import check_base, is_adapter, is_scorer
-from stages.plumbing.artifact import folder_of
+from stages.plumbing.artifact import MANIFEST, folder_of, read_manifest, write_text
 from stages.recipe import Merge
+from stages.text.model_card import Made, model_card
 from stages.text.tables import rows_of
 
 PAIRS = 64  # at most, that a merge is judged on
@@ -52,7 +54,28 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
         )
         for number, last in enumerate(members_of(adapters[-1]))  # one, but for an ensemble of reward models
     )
-    return {name: value for name, value in report.items() if name != "layers"}
+    numbers = {name: value for name, value in report.items() if name != "layers"}
+    write_text(out / "README.md", model_card(_made(adapters[-1], base, numbers, pairs)))
+    return numbers
+
+
+def _made(adapter: Path, base: Path, report: dict, pairs: Path) -> Made:
+    """What the artifacts say of the model; a folder that is none says little."""
+    manifest = read_manifest(adapter) if (adapter / MANIFEST).is_file() else {}
+    stage = manifest.get("stage") or ("reward" if is_scorer(adapter) else "sft")
+    told = pairs / "metrics.json"
+    return Made(stage, manifest.get("config", {}), manifest.get("metrics", {}), _pretrained(base), report,
+                json.loads(told.read_text(encoding="utf-8")) if told.is_file() else {})
+
+
+def _pretrained(base: Path) -> str | None:
+    """The model that everything started from, as the recipe names it: what the base's ancestors lead to."""
+    while (base / MANIFEST).is_file():
+        manifest = read_manifest(base)
+        if manifest["stage"] == "base":
+            return manifest["config"]["model"]
+        base = Path(manifest["inputs"].get("base", {"path": ""})["path"])
+    return None
 
 
 def _texts(base: Path, adapter: Path, pairs: Path) -> list[Example]:

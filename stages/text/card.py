@@ -4,18 +4,14 @@ Counts come from the stage's metrics; what these do not hold is left out. Names 
 come from the data and are escaped in stages/text/histograms.py.
 """
 
-import re
 from itertools import pairwise
 
 import yaml
 
+from stages.text.card_parts import hub_license, joined, licence, limits, section, settings, sites
 from stages.text.histograms import cell, funnel, histogram, largest, plain, table, with_sum
 from stages.text.tables import SPLITS
 
-# Of the Hub's list (huggingface.co/docs/hub/repositories-licenses); it has no cc-by-sa-2.5.
-HUB_LICENSES = {"cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-3.0", "cc-by-4.0", "cc0-1.0", "unknown"}
-LICENSE_LINK = "https://stackoverflow.com/help/licensing"
-SHARE_ALIKE = re.compile(r"cc-by-sa-(2\.5|3\.0|4\.0)")
 TAGS = ["stack-exchange", "human-feedback"]
 POSTS_TITLE = "Stack Exchange questions with scored answers"
 PAIRS_TITLE = "Stack Exchange preference pairs"
@@ -60,15 +56,6 @@ PAIRS_COLUMNS = [
 SCORE_RULE = (
     "An answer's score is `round(log2(1 + votes))`, plus 1 if who asked accepted it, and -1 if its votes are negative "
     "(accepted or not). Votes are net (up minus down), or up votes where the posts were made with `votes: up`.")
-DATES = (
-    "What people post on Stack Exchange is licensed under CC BY-SA, in the version of the day (UTC): 2.5 before "
-    "2011-04-08, 3.0 from then on, 4.0 since 2018-05-02. An edited post has the version of the day of its last edit. "
-    "A dump since 2020 states each post's licence; for an older one it follows from the date, and for a published "
-    f"table it is the one on that table's card. See <{LICENSE_LINK}>.")
-DUTIES = (
-    "Who shows a post or passes it on must say which site it is from, link to the question, name the author of each "
-    "post shown and link the name to the profile, name the licence with a link to it, say what was changed, and share "
-    "adaptations under the same licence or one that it allows.")
 LIMITS = [
     "In net votes, 100 up and 100 down look like none at all. Votes show what readers liked, not what is true, and "
     "older posts had more time to get them.",
@@ -89,30 +76,30 @@ HISTOGRAMS = [("scores", ["score", "answers"]), ("score_gaps", ["`score_j - scor
 def posts_card(config: dict, metrics: dict) -> str:
     """README.md of a posts folder, from the stage's settings and metrics."""
     at_least = f" with at least {cell(config['min_answers'])} answers" if "min_answers" in config else ""
-    return _joined(
+    return joined(
         _front_matter(POSTS_TITLE, metrics, metrics.get("questions"), {"train": "part-*.parquet"}, TAGS),
         f"# {POSTS_TITLE}",
         f"Questions{at_least} from Stack Exchange sites, each with its answers, their votes and a score that ranks "
         f"them.{_sizes(metrics, 'questions', 'answers')} Texts are as in the source.",
         _loading("train"),
-        _section("A row is a question", table(["column", "type, unit", "meaning"], POSTS_COLUMNS)),
-        _section("How it was made", SCORE_RULE, _settings(config)),
-        _section("Counts", _sites(metrics, "questions", "answers"),
+        section("A row is a question", table(["column", "type, unit", "meaning"], POSTS_COLUMNS)),
+        section("How it was made", SCORE_RULE, settings(config)),
+        section("Counts", sites(metrics, "questions", "answers"),
                  _others(metrics, bytes_read="bytes read",
                          accepted_answers_not_in_the_file="accepted answers that the source does not hold")),
-        _section("From rows to posts", _funnel(metrics, "rows of the source", ROWS_KEPT, "dropped", "rows_read"),
+        section("From rows to posts", _funnel(metrics, "rows of the source", ROWS_KEPT, "dropped", "rows_read"),
                  _reasons(metrics, "dropped_questions", "questions")),
         _histograms(metrics),
-        _licence(metrics, "`license` is the question's, `answers.license` an answer's; `url`, authors and profiles "
+        licence(metrics, "`license` is the question's, `answers.license` an answer's; `url`, authors and profiles "
                           "stand beside them."),
-        _limits(*LIMITS, RAW_LIMIT)) + "\n"
+        limits(*LIMITS, RAW_LIMIT)) + "\n"
 
 
 def pairs_card(config: dict, metrics: dict) -> str:
     """README.md of a pairs folder, from the stage's settings and metrics."""
     counts = metrics.get("pairs_by_split", {})
     filled = [name for name in SPLITS if counts.get(name) != 0] or SPLITS  # of the others there may be no file
-    return _joined(
+    return joined(
         _front_matter(PAIRS_TITLE, metrics, metrics.get("pairs"), {name: f"{name}/part-*.parquet" for name in filled},
                       [*TAGS, "preference", "rlhf", "reward-model"]),
         f"# {PAIRS_TITLE}",
@@ -120,53 +107,31 @@ def pairs_card(config: dict, metrics: dict) -> str:
         f"{_sizes(metrics, 'pairs', 'questions')} Texts are Markdown; the columns are those of "
         "`lvwerra/stack-exchange-paired` and more.",
         _loading(filled[0]),
-        _section("A row is a pair of answers", table(["column", "type, unit", "meaning"], PAIRS_COLUMNS)),
-        _section("How it was made", SCORE_RULE, _drawing(config), _settings(config)),
-        _section("Counts", _splits(metrics), _sites(metrics, "questions", "pairs"),
+        section("A row is a pair of answers", table(["column", "type, unit", "meaning"], PAIRS_COLUMNS)),
+        section("How it was made", SCORE_RULE, _drawing(config), settings(config)),
+        section("Counts", _splits(metrics), sites(metrics, "questions", "pairs"),
                  _others(metrics, conversions="posts converted to Markdown")),
-        _section("From posts to pairs",
+        section("From posts to pairs",
                  _funnel(metrics, "posts in", {"posts_out": "kept"}, "dropped_posts", "posts_in"),
                  _funnel(metrics, "questions in", {"questions": "kept"}, "dropped_questions"),
                  _funnel(metrics, "pairs drawn", {"pairs": "kept"}, "dropped_pairs", "pairs_drawn"),
                  _reasons(metrics, "posts_not_converted", "posts")),
         _histograms(metrics),
-        _licence(metrics, "`licenses` are those of the question, `response_j` and `response_k`, as are `authors` and "
+        licence(metrics, "`licenses` are those of the question, `response_j` and `response_k`, as are `authors` and "
                           "`author_urls`; `metadata` begins with the link. HTML was converted to Markdown: say so."),
-        _limits(*LIMITS, MARKDOWN_LIMIT)) + "\n"
-
-
-def _joined(*parts: str) -> str:
-    return "\n\n".join(part for part in parts if part)
-
-
-def _section(title: str, *parts: str) -> str:
-    """A heading over those parts that are there; nothing when none is."""
-    return _joined(f"## {title}", *parts) if any(parts) else ""
+        limits(*LIMITS, MARKDOWN_LIMIT)) + "\n"
 
 
 def _front_matter(title: str, metrics: dict, rows: int | None, files: dict[str, str], tags: list[str]) -> str:
-    sites = list(metrics.get("sites", {}))
-    values = {"pretty_name": f"{title}: {plain(sites[0])}" if len(sites) == 1 else title,
-              **_hub_license(metrics.get("licenses", {})),
+    names = list(metrics.get("sites", {}))
+    values = {"pretty_name": f"{title}: {plain(names[0])}" if len(names) == 1 else title,
+              **hub_license(metrics.get("licenses", {})),
               "task_categories": ["question-answering", "text-generation"], "tags": tags}
     if rows is not None:
         values["size_categories"] = [_size_category(rows)]
     files = [{"split": split, "path": path} for split, path in files.items()]
     values["configs"] = [{"config_name": "default", "data_files": files}]
     return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
-
-
-def _hub_license(names: dict) -> dict:
-    """The Hub's identifiers when it has one for each name; otherwise 'other', named after all of them."""
-    found = sorted({_identifier(name) for name in names})
-    if set(found) <= HUB_LICENSES:
-        return {"license": found[0] if len(found) == 1 else found} if found else {}
-    link = {"license_link": LICENSE_LINK} if all(map(SHARE_ALIKE.fullmatch, found)) else {}
-    return {"license": "other", "license_name": "-and-".join(found)[:100], **link}
-
-
-def _identifier(name: object) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", str(name).lower()).strip("-.") or "unknown"
 
 
 def _size_category(rows: int) -> str:
@@ -186,12 +151,6 @@ def _loading(split: str) -> str:
     return f'```python\nfrom datasets import load_dataset\n\nrows = load_dataset("THIS_FOLDER", split="{split}")\n```'
 
 
-def _settings(config: dict) -> str:
-    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in config.items()}
-    return table(["setting", "value"], [(cell(name), cell(", ".join(str(one) for one in values if one is not None)))
-                                        for name, values in lists.items()])
-
-
 def _drawing(config: dict) -> str:
     most = cell(config["max_pairs_per_question"]) if "max_pairs_per_question" in config else "a set number"
     return (f"Of the pairs of a question's answers whose scores differ enough, at most {most} are drawn without "
@@ -204,11 +163,6 @@ def _splits(metrics: dict) -> str:
     rows = [(f"`{name}`: {PURPOSES[name]}", pairs.get(name, 0), questions.get(name, 0))
             for name in SPLITS if name in pairs or name in questions]
     return table(["split", "pairs", "questions"], with_sum(rows))
-
-
-def _sites(metrics: dict, *names: str) -> str:
-    rows = [(cell(site), *(counts.get(name, 0) for name in names)) for site, counts in metrics.get("sites", {}).items()]
-    return table(["site", *names], with_sum(largest(rows, rest="more sites")))
 
 
 def _others(metrics: dict, **names: str) -> str:
@@ -231,19 +185,4 @@ def _funnel(metrics: dict, head: str, kept: dict[str, str], dropped: str, total:
 
 def _histograms(metrics: dict) -> str:
     found = [histogram(metrics.get(name, {}), heads, binned=name.endswith("characters")) for name, heads in HISTOGRAMS]
-    return _section("Histograms", *found)
-
-
-def _licence(metrics: dict, where: str) -> str:
-    names = table(["licence", "posts"], with_sum(largest([
-        (_linked(name), count) for name, count in metrics.get("licenses", {}).items()], rest="more licences")))
-    return _section("Licence and attribution", DATES, names, DUTIES, where)
-
-
-def _linked(name: str) -> str:
-    version = SHARE_ALIKE.fullmatch(_identifier(name))
-    return f"[{cell(name)}](https://creativecommons.org/licenses/by-sa/{version[1]}/)" if version else cell(name)
-
-
-def _limits(*limits: str) -> str:
-    return _section("Known limits", "\n".join(f"- {limit}" for limit in limits))
+    return section("Histograms", *found)

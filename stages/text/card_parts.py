@@ -1,0 +1,70 @@
+"""What the Hub's cards of data sets and of models have in common, as Markdown.
+
+Names in them come from the data and are escaped in stages/text/histograms.py.
+"""
+
+import re
+
+from stages.text.histograms import cell, largest, table, with_sum
+
+# Of the Hub's list (huggingface.co/docs/hub/repositories-licenses); it has no cc-by-sa-2.5.
+HUB_LICENSES = {"cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-3.0", "cc-by-4.0", "cc0-1.0", "unknown"}
+LICENSE_LINK = "https://stackoverflow.com/help/licensing"
+SHARE_ALIKE = re.compile(r"cc-by-sa-(2\.5|3\.0|4\.0)")
+DATES = (
+    "What people post on Stack Exchange is licensed under CC BY-SA, in the version of the day (UTC): 2.5 before "
+    "2011-04-08, 3.0 from then on, 4.0 since 2018-05-02. An edited post has the version of the day of its last edit. "
+    "A dump since 2020 states each post's licence; for an older one it follows from the date, and for a published "
+    f"table it is the one on that table's card. See <{LICENSE_LINK}>.")
+DUTIES = (
+    "Who shows a post or passes it on must say which site it is from, link to the question, name the author of each "
+    "post shown and link the name to the profile, name the licence with a link to it, say what was changed, and share "
+    "adaptations under the same licence or one that it allows.")
+
+
+def joined(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def section(title: str, *parts: str) -> str:
+    """A heading over those parts that are there; nothing when none is."""
+    return joined(f"## {title}", *parts) if any(parts) else ""
+
+
+def hub_license(names: dict) -> dict:
+    """The Hub's identifiers when it has one for each name; otherwise 'other', named after all of them."""
+    found = sorted({identifier(name) for name in names})
+    if set(found) <= HUB_LICENSES:
+        return {"license": found[0] if len(found) == 1 else found} if found else {}
+    link = {"license_link": LICENSE_LINK} if all(map(SHARE_ALIKE.fullmatch, found)) else {}
+    return {"license": "other", "license_name": "-and-".join(found)[:100], **link}
+
+
+def identifier(name: object) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", str(name).lower()).strip("-.") or "unknown"
+
+
+def settings(config: dict) -> str:
+    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in config.items()}
+    return table(["setting", "value"], [(cell(name), cell(", ".join(str(one) for one in values if one is not None)))
+                                        for name, values in lists.items()])
+
+
+def sites(metrics: dict, *names: str) -> str:
+    rows = [(cell(site), *(counts.get(name, 0) for name in names)) for site, counts in metrics.get("sites", {}).items()]
+    return table(["site", *names], with_sum(largest(rows, rest="more sites")))
+
+
+def licence(metrics: dict, where: str) -> str:
+    names = table(["licence", "posts"], with_sum(largest([
+        (linked(name), count) for name, count in metrics.get("licenses", {}).items()], rest="more licences")))
+    return section("Licence and attribution", DATES, names, DUTIES, where)
+
+
+def linked(name: str) -> str:
+    version = SHARE_ALIKE.fullmatch(identifier(name))
+    return f"[{cell(name)}](https://creativecommons.org/licenses/by-sa/{version[1]}/)" if version else cell(name)
+
+
+def limits(*limits: str) -> str:
+    return section("Known limits", "\n".join(f"- {limit}" for limit in limits))

@@ -1,0 +1,112 @@
+"""The README.md of a merged model: a Hugging Face model card, so that the folder can be uploaded as it is.
+
+Everything comes from manifests and metrics; what these do not hold is left out.
+"""
+
+from dataclasses import dataclass
+
+import yaml
+
+from stages.text.card_parts import hub_license, joined, licence, limits, section, settings, sites
+from stages.text.histograms import cell, plain, table
+from stages.text.template import prompt_text
+
+WHAT = {
+    "sft": ("answers questions", "A language model, fine-tuned on questions with the answers that people preferred."),
+    "reward": ("scores answers", "A reward model: one number for an answer to a question, the higher the better. It "
+               "learnt from pairs of answers which of the two people preferred."),
+    "ppo": ("answers questions", "A language model, fine-tuned on questions with their preferred answers, then by PPO "
+            "towards what a reward model scores high, held near the fine-tuned model by a KL penalty."),
+}
+LIMITS = [
+    "It learnt from votes: what readers liked, which is not always what is true. It can be wrong, out of date or "
+    "hostile, as its sources can.",
+    "It knows one form of prompt, the one above, and no conversation.",
+]
+OF_SCORES = [
+    "Scores compare answers to one question; between questions, and far from what it has read, they mean little.",
+    "What it likes beyond the truth (length, code, repetition) a policy trained against it will find.",
+]
+OF_PPO = ["Its reward model is not the truth: see the run's report for whether it was cheated."]
+CAUSAL_USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = (kind.from_pretrained("THIS_FOLDER") for kind in (AutoModelForCausalLM, AutoTokenizer))
+prompt = tokenizer({prompt!r}, return_tensors="pt")
+answer = model.generate(**prompt, max_new_tokens=128, do_sample=True)
+print(tokenizer.decode(answer[0, prompt.input_ids.shape[1]:], skip_special_tokens=True))"""
+SCORE_USE = """from pathlib import Path
+
+from stages.learning.loading import merged_reward
+from stages.learning.models import load_tokenizer
+from stages.text.template import answer_ids, prompt_ids
+
+scorer, tokenizer = merged_reward(Path("THIS_FOLDER"), "fp32"), load_tokenizer("THIS_FOLDER")
+print(scorer([prompt_ids(tokenizer, "How do I stop the server?")], [answer_ids(tokenizer, "Use the stop command.")]))"""
+SCORE_WORDS = ("`AutoModelForSequenceClassification` loads it; scores as it was trained to give them (where they are "
+               "read, and where 0 lies: `scoring.json`) come from the project that made it:")
+
+
+@dataclass(frozen=True)
+class Made:
+    """What is known of a merged model. stage: sft, reward or ppo; config, metrics: of that stage's manifest; base: hub
+    id or folder of the pretrained model, 'scratch' for one of the pipeline's own, None when unknown; merge: its report;
+    pairs: metrics of the pairs it learnt from."""
+
+    stage: str
+    config: dict
+    metrics: dict
+    base: str | None
+    merge: dict
+    pairs: dict
+
+
+def model_card(made: Made) -> str:
+    """README.md of the folder."""
+    does, words = WHAT[made.stage]
+    title = f"A model that {does}: {made.stage}"
+    return joined(
+        _front_matter(made),
+        f"# {title}",
+        words,
+        section("How to use it", SCORE_WORDS if made.stage == "reward" else "", f"```python\n{_use(made.stage)}\n```"),
+        section("Base", _base(made.base)),
+        section("Data", sites(made.pairs, "questions", "pairs")),
+        section("Recipe", settings(_flat(made.config))),
+        section("Measured while it was made", _numbers(made.metrics),
+                "Merging its adapter into the base:" if made.merge else "", _numbers(made.merge)),
+        licence(made.pairs, "The base model's own licence holds as well.") if made.pairs else "",
+        limits(*LIMITS, *(OF_SCORES if made.stage == "reward" else OF_PPO if made.stage == "ppo" else []))) + "\n"
+
+
+def _front_matter(made: Made) -> str:
+    values = {"library_name": "transformers",
+              "pipeline_tag": "text-classification" if made.stage == "reward" else "text-generation"}
+    if made.base == "scratch":  # another base's licence is not known here
+        values |= hub_license(made.pairs.get("licenses", {}))
+    elif made.base is not None:
+        values["base_model"] = plain(made.base)
+    values["tags"] = ["stack-exchange", "human-feedback", "rlhf", made.stage]
+    return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
+
+
+def _use(stage: str) -> str:
+    return SCORE_USE if stage == "reward" else CAUSAL_USE.format(prompt=prompt_text("How do I stop the server?"))
+
+
+def _base(base: str | None) -> str:
+    if base is None:
+        return ""
+    return "A small LLaMA, trained from nothing on the same sites." if base == "scratch" else f"`{cell(base)}`"
+
+
+def _flat(config: dict, prefix: str = "") -> dict:
+    """Dotted names to values."""
+    found: dict = {}
+    for name, value in config.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def _numbers(metrics: dict) -> str:
+    return table(["number", "value"], [(cell(name), f"{value:.5g}") for name, value in metrics.items()
+                                       if isinstance(value, int | float) and not isinstance(value, bool)])
