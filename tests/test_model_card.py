@@ -42,6 +42,7 @@ def test_it_says_what_is_known():
 def test_another_bases_licence_is_not_made_up():
     values = front_matter(model_card(replace(MADE, stage="reward", base="huggyllama/llama-7b")))
     assert values["base_model"] == "huggyllama/llama-7b" and "license" not in values
+    assert ["own licence holds" in model_card(replace(MADE, base=base)) for base in ("a/b", "scratch")] == [True, False]
     assert values["pipeline_tag"] == "text-classification"
     bare = model_card(replace(MADE, base=None, pairs={}, config={}, metrics={}, merge={}))
     assert "base_model" not in front_matter(bare) and "## Recipe" not in bare and "## Licence" not in bare

@@ -74,7 +74,8 @@ def model_card(made: Made) -> str:
         section("Recipe", settings(_flat(made.config))),
         section("Measured while it was made", _numbers(made.metrics),
                 "Merging its adapter into the base:" if made.merge else "", _numbers(made.merge)),
-        licence(made.pairs, "The base model's own licence holds as well.") if made.pairs else "",
+        licence(made.pairs, "" if made.base == "scratch" else "The base model's own licence holds as well.")
+        if made.pairs else "",
         limits(*LIMITS, *(OF_SCORES if made.stage == "reward" else OF_PPO if made.stage == "ppo" else []))) + "\n"
 
 
