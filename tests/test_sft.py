@@ -149,6 +149,8 @@ def test_new_tokens_are_refused_with_the_reason_and_learnt_when_asked_for(inputs
     with pytest.raises(ValueError, match=r"2 tokens that the base has no vector for, 'flag' .* sft.train_new_tokens"):
         run(given, tmp_path / "refused")
     out, _ = run(given, tmp_path / "out", train_new_tokens=True)
+    saved = load_file(out / "adapter_model.safetensors")
+    assert not any("embed_tokens.weight" in name or "base_layer" in name for name in saved)  # its rows, not all
     tiny.merge(given["base"], [out], tmp_path / "merged")
     old, merged = (AutoModelForCausalLM.from_pretrained(folder) for folder in (given["base"], tmp_path / "merged"))
     rows, before = merged.get_input_embeddings().weight, old.get_input_embeddings().weight

@@ -49,7 +49,8 @@ def save_model(model, tokenizer, out: Path) -> None:
 
 def save_adapters(model, out: Path, names: list[str]) -> None:
     """These adapters of a PEFT model: the one called 'default' into `out` itself, others into out/<name>."""
-    model.save_pretrained(out, selected_adapters=names)
+    # Rows of new tokens are the adapter's own; PEFT would add the whole embedding, of gigabytes.
+    model.save_pretrained(out, selected_adapters=names, save_embedding_layers=False)
     for name in names:
         file = (out if name == "default" else out / name) / "adapter_config.json"
         config = json.loads(file.read_text(encoding="utf-8"))
