@@ -4,15 +4,16 @@ import copy
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stages import recipe, report
+from stages import learning, recipe, report
 from stages.plumbing.settings import leaves
 from stages.text import findings
-from stages.text.curves import curves_of
+from stages.text.curves import DRAWN, curves_of, history_of
 from stages.text.elements import element, link, quoted
 from stages.text.hacking import MONITORS, hacking
 
@@ -183,6 +184,21 @@ def test_curves_take_the_numbers_they_name():
     assert set(drawn) == {"ppo-kl"}
     assert drawn["ppo-kl"].lines == {"rollouts": [(1, 0.5), (2, 0.75)], "validation": [(0, 0.0)]}
     assert curves_of("base", []) == {}
+
+
+def test_seconds_by_phase_come_from_their_own_series(tmp_path):
+    (tmp_path / "history.jsonl").write_text('{"iteration": 1, "beta": 0.1, "clip_fraction": 0.2}\n')
+    (tmp_path / "timing.jsonl").write_text('{"iteration": 1, "rollout": 2.0, "update": 5.0, "tokens": 9}\n')
+    drawn = curves_of("ppo", history_of(tmp_path))
+    assert drawn.keys() == {"ppo-beta", "ppo-clip", "ppo-seconds"}
+    assert drawn["ppo-seconds"].lines == {"rollout": [(1, 2.0)], "update": [(1, 5.0)]}
+
+
+def test_every_number_that_is_drawn_of_ppo_is_one_that_it_writes():
+    """A name that has changed would leave its figure out without a word."""
+    told = "".join(file.read_text() for file in Path(learning.__file__).parent.glob("*.py"))
+    keys = {key.removeprefix("validation_") for *_, lines in DRAWN["ppo"] for key in lines.values()}
+    assert [key for key in sorted(keys) if f'"{key}"' not in told] == []
 
 
 def test_no_more_answers_than_asked_for(artifacts, tmp_path):

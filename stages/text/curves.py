@@ -5,15 +5,18 @@ from pathlib import Path
 
 from stages.text.figures import Curves
 
-HISTORY = "history.jsonl"
+SERIES = ("history.jsonl", "timing.jsonl")
 # stage: (file name, title, x, {label: key})
 DRAWN = {
     "base": [("base-loss", "Base: training loss, nats a token", "step", {"loss": "loss"})],
     "sft": [("sft-loss", "SFT: training loss, nats a token", "step", {"loss": "loss"}),
-            ("sft-perplexity", "SFT: perplexity of held-out answers", "step", {"perplexity": "validation_perplexity"})],
+            ("sft-perplexity", "SFT: perplexity of held-out answers", "step", {"perplexity": "validation_perplexity"}),
+            ("sft-eos", "SFT: share of sampled answers that end", "step", {"validation": "validation_eos_rate"})],
     "reward": [("reward-loss", "Reward: training loss", "step", {"loss": "loss"}),
                ("reward-accuracy", "Reward: accuracy on validation pairs", "step",
-                {"accuracy": "validation_accuracy"})],
+                {"reward model": "validation_accuracy", "longer answer": "validation_longer_answer_accuracy"}),
+               ("reward-calibration", "Reward: expected calibration error", "step",
+                {"validation": "validation_calibration_error"})],
     "ppo": [("ppo-reward", "PPO: mean reward", "iteration", {"rollouts": "reward", "validation": "validation_reward"}),
             ("ppo-kl", "PPO: KL to SFT, nats a response", "iteration",
              {"rollouts": "kl", "validation": "validation_kl"}),
@@ -21,14 +24,23 @@ DRAWN = {
             ("ppo-length", "PPO: response length, tokens", "iteration",
              {"rollouts": "response_tokens", "validation": "validation_response_tokens"}),
             ("ppo-eos", "PPO: share ended by EOS", "iteration",
-             {"rollouts": "eos_rate", "validation": "validation_eos_rate"})],
+             {"rollouts": "eos_rate", "validation": "validation_eos_rate"}),
+            ("ppo-perplexity", "PPO: perplexity of its responses under SFT", "iteration",
+             {"rollouts": "reference_perplexity"}),
+            ("ppo-clip", "PPO: clipped share of the tokens", "iteration", {"update": "clip_fraction"}),
+            ("ppo-update-kl", "PPO: KL of old to new policy, nats a token", "iteration", {"update": "update_kl"}),
+            ("ppo-value", "PPO: error of the value function", "iteration",
+             {"value loss": "value_loss", "explained variance": "explained_variance"}),
+            ("ppo-beta", "PPO: weight of the KL in the reward", "iteration", {"beta": "beta"}),
+            ("ppo-seconds", "PPO: seconds by phase", "iteration",
+             {"rollout": "rollout", "score": "score", "reference, values": "experience", "update": "update"})],
 }
 
 
 def history_of(artifact: Path) -> list[dict]:
-    """The rows of an artifact's history; none when it has no history (a base that was not trained here)."""
-    path = Path(artifact) / HISTORY
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    """The rows of an artifact's series; none when it has none (a base that was not trained here)."""
+    paths = [path for name in SERIES if (path := Path(artifact) / name).exists()]
+    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def curves_of(stage: str, history: list[dict]) -> dict[str, Curves]:
