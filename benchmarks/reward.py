@@ -53,7 +53,7 @@ from stages.learning.judging import HeldOutPairs, held_out_pairs
 from stages.learning.preference_data import examples
 from stages.learning.reward_model import Scorer, Scoring, initialise_head
 from stages.learning.statistics import estimate
-from stages.text.tables import first_questions, rows_of
+from stages.text.tables import first_questions, first_rows, key_of, rows_of
 
 SPLIT = "reward"
 BY_PAIR = f"{OURS}, pair by pair"
@@ -93,7 +93,7 @@ def prepare(work: Work, base: Path, pairs: Path, held: set[tuple], most: int) ->
     initialise_head(scorer, torch.Generator().manual_seed(work.seed))
     scorer.save_pretrained(work.path(MODEL))
     tokenizer.save_pretrained(work.path(MODEL))
-    rows = [row for row in rows_of(pairs, SPLIT) if (row["site"], row["qid"]) not in held]
+    rows = [row for row in rows_of(pairs, SPLIT) if key_of(row) not in held]
     by_pair, dropped = examples(rows, tokenizer, max_length_tokens=work.length, by_question=False, max_pairs=most)
     if not by_pair:
         raise SystemExit(f"{pairs} has no pair of {work.length} tokens or fewer in its {SPLIT} split")
@@ -108,7 +108,7 @@ def accuracy(given: argparse.Namespace, work: Work, held: set[tuple], setting: S
     """Share of the pairs held out that each ranks right after one epoch over all others, with its interval; and ours
     less TRL's, pair by pair."""
     prepare(work, given.base, given.pairs, held, given.train_pairs)
-    rows = (row for row in rows_of(given.pairs, SPLIT) if (row["site"], row["qid"]) in held)
+    rows = first_rows(given.pairs, SPLIT, held)
     tokenizer = models.load_tokenizer(given.base)
     pairs = held_out_pairs(rows, tokenizer, max_pairs=10 ** 9, max_tokens=work.length, seed=0)
     right, passes = {"untrained": pairs.decided(scores(work, pairs, None))}, {}

@@ -31,7 +31,7 @@ from stages.text import findings, gold
 from stages.text.evaluated import write_pairs, write_samples
 from stages.text.hacking import hacking
 from stages.text.questions import tags_of
-from stages.text.tables import drawn_rows, rows_of
+from stages.text.tables import drawn_rows, key_of, rows_of
 
 SPLIT, TRAINED_ON = "evaluation", "reward"
 
@@ -59,7 +59,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
                         for kind in (estimate, estimate_of))
     metrics = {
         "reward_model": judged(held, held_rewards, _surface(config, pairs, held), likelihood, pair_gold,
-                               tags_of(posts, {(row["site"], row["qid"]) for row in held.rows}), means),
+                               tags_of(posts, {key_of(row) for row in held.rows}), means),
         "prompts": len(asked.rows), "prompts_over_length": asked.over_length,
         **panel.compared(config.best_of, estimated),
         "best_human_answer": {"reward": means(rewards["human"], np.arange(len(asked.rows))),

@@ -23,7 +23,7 @@ from stages.learning.roles import check_base, is_adapter, is_scorer
 from stages.plumbing.artifact import MANIFEST, folder_of, read_manifest, write_text
 from stages.recipe import Merge
 from stages.text.model_card import Made, model_card
-from stages.text.tables import rows_of
+from stages.text.tables import key_of, rows_of
 
 PAIRS = 64  # at most, that a merge is judged on
 TEXT_TOKENS = 2048  # or what the model has positions for; longer texts are passed over
@@ -83,7 +83,7 @@ def _texts(base: Path, adapter: Path, pairs: Path) -> list[Example]:
     split = "reward" if scorer else "finetune"
     rows = rows_of(pairs, split)
     if not scorer:
-        rows = (next(group) for _, group in groupby(rows, key=lambda row: (row["site"], row["qid"])))
+        rows = (next(group) for _, group in groupby(rows, key=key_of))
     tokenizer = load_tokenizer(adapter)
     found, _ = examples(rows, tokenizer, max_length_tokens=limit, by_question=True, max_pairs=PAIRS)
     if not found:

@@ -10,7 +10,7 @@ is bit for bit the uninterrupted one. The policy that did best on held-out promp
 
 import hashlib
 import sys
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ from stages.learning.startup import run_checks
 from stages.learning.stopping import Stopper, StopRules
 from stages.plumbing.artifact import write_json
 from stages.plumbing.progress import Progress
-from stages.recipe import Ppo
+from stages.recipe import Ppo, named
 from stages.text.tables import questions_of
 from stages.text.template import prompt_ids
 
@@ -59,7 +59,7 @@ class _Loop:
         self.tokenizer = models.load_tokenizer(policy)
         self.prompts, self.validation, self.dropped = _prompts(config, self.tokenizer, pairs)
         self.engine, self.sources = _engine(config, self.tokenizer, policy, reward)
-        self.stopper = Stopper(StopRules(**_named(StopRules, config)))
+        self.stopper = Stopper(StopRules(**named(StopRules, config)))
         self.best: dict[str, float] = {}
         self.best_weights: dict[str, torch.Tensor] = {}
 
@@ -216,19 +216,14 @@ def _engine(config: Ppo, tokenizer, policy: Path, reward: Path) -> tuple[Engine,
     stop_ids = (tokenizer.eos_token_id,) if config.stop_ids is None else config.stop_ids
     return Engine(
         policy=learner,
-        rewards=Rewards(sources, tokenizer, Shaping(**_named(Shaping, config))),
+        rewards=Rewards(sources, tokenizer, Shaping(**named(Shaping, config))),
         optimizer=optimizers.build(
             config.optimizer, learner.trained().values(), learning_rate=config.learning_rate,
             epsilon=config.adam_epsilon, weight_decay=config.weight_decay, in_backward=config.optimizer_in_backward),
         controller=KlController(config.kl_coefficient, config.kl_target_nats, config.kl_horizon_responses),
-        sampling=replace(Sampling(**_named(Sampling, config)), stop_ids=stop_ids),
-        update=Update(**_named(Update, config)),
+        sampling=replace(Sampling(**named(Sampling, config)), stop_ids=stop_ids),
+        update=Update(**named(Update, config)),
     ), sources
-
-
-def _named(kind: type, config: Ppo) -> dict:
-    """The settings that `kind` has fields for."""
-    return {field.name: getattr(config, field.name) for field in fields(kind)}
 
 
 def _prompts(config: Ppo, tokenizer, pairs: Path) -> tuple[list[list[int]], list[list[int]], int]:

@@ -467,6 +467,11 @@ def _read_yaml(path: Path) -> dict:
     return values or {}
 
 
+def named(kind: type, settings: object) -> dict:
+    """The settings that the dataclass `kind` has fields for."""
+    return {field.name: getattr(settings, field.name) for field in fields(kind)}
+
+
 def section(recipe: Recipe, name: str) -> dict:
     """One section as plain values: what a Snakemake rule holds in `params` and a manifest records."""
     return as_dict(getattr(recipe, name))

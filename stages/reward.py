@@ -8,9 +8,7 @@ best is kept. At the end the scores are shifted so that reference answers averag
 adapter of its own, the first in the artifact itself, others in member-1, member-2, ...
 """
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -32,10 +30,11 @@ from stages.learning.reward_model import (
 )
 from stages.learning.reward_objective import Objective
 from stages.learning.statistics import estimate
-from stages.learning.training import HISTORY, Training, Watch, last_step, remove_checkpoints, train
+from stages.learning.training import Training, Watch, last_step, remove_checkpoints, train
 from stages.learning.weights import save_adapter
-from stages.recipe import Reward
-from stages.text.tables import first_questions, rows_of
+from stages.recipe import Reward, named
+from stages.text.curves import history_of
+from stages.text.tables import first_questions, first_rows, key_of, rows_of
 
 SPLIT = "reward"
 REFERENCE_ANSWERS = 2000  # that the normalisation averages over
@@ -77,12 +76,8 @@ class _Data:
 
 def _data(config: Reward, tokenizer, pairs: Path) -> _Data:
     held = first_questions(pairs, SPLIT, config.validation_share, VALIDATION_QUESTIONS)
-
-    def rows(wanted: bool) -> Iterator[dict]:
-        return (row for row in rows_of(pairs, SPLIT) if ((row["site"], row["qid"]) in held) == wanted)
-
     training, dropped = examples(
-        rows(False),
+        (row for row in rows_of(pairs, SPLIT) if key_of(row) not in held),
         tokenizer,
         max_length_tokens=config.max_length_tokens,
         by_question=config.batching == "question",
@@ -91,15 +86,15 @@ def _data(config: Reward, tokenizer, pairs: Path) -> _Data:
     if len({example.question for example in training}) < 2:
         raise ValueError(f"{pairs} has hardly a usable pair in its {SPLIT} split ({dropped} are over "
                          f"{config.max_length_tokens} tokens): nothing to learn from")
-    validation = held_out_pairs(rows(True), tokenizer, max_pairs=config.train_pairs,
+    validation = held_out_pairs(first_rows(pairs, SPLIT, held), tokenizer, max_pairs=config.train_pairs,
                                 max_tokens=config.max_length_tokens, seed=config.seed)
     return _Data(training, validation, dropped)
 
 
 def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data) -> None:
     """One model into `out`; scoring.json is written last."""
-    scoring = Scoring(**_named(Scoring, config))
-    objective = Objective(**_named(Objective, config))
+    scoring = Scoring(**named(Scoring, config))
+    objective = Objective(**named(Objective, config))
     torch.manual_seed(config.seed)
     model = models.load_scorer(base, config.precision, new_head=True)
     families.check_length(model.config, config.max_length_tokens)
@@ -111,8 +106,9 @@ def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data)
 
     def measure(step: int) -> dict[str, float]:
         scores = scorer(data.validation.prompts, data.validation.answers).numpy()
-        append(out / VALIDATION, {"step": step, **where_right(data.validation, scores, INTERVALS)})
-        return validation_numbers(data.validation, scores, INTERVALS)
+        found = where_right(data.validation, scores, INTERVALS)
+        append(out / VALIDATION, {"step": step, **found})
+        return validation_numbers(data.validation, scores, found)
 
     keep_until(out / VALIDATION, last_step(out), "step")
     watch = Watch(measure, config.save_every_steps, lambda row: row["validation_accuracy"])
@@ -134,15 +130,9 @@ def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data)
 
 def _kept(out: Path) -> dict[str, float]:
     """What was measured of the state that is kept, on the pairs held out; nothing where none were."""
-    rows = [json.loads(line) for line in (out / HISTORY).read_text(encoding="utf-8").splitlines()]
-    found = [row for row in rows if "validation_accuracy" in row]
+    found = [row for row in history_of(out) if "validation_accuracy" in row]
     best = max(found, key=lambda row: row["validation_accuracy"], default={})
     return {name: value for name, value in best.items() if name.startswith("validation_")}
-
-
-def _named(kind: type, config: Reward) -> dict:
-    """The settings that `kind` has fields for."""
-    return {field.name: getattr(config, field.name) for field in fields(kind)}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from stages.learning.rollout import sample
 from stages.learning.training import Training, Watch, last_step, remove_checkpoints, train
 from stages.learning.weights import save_adapter, save_model
 from stages.recipe import Sft
-from stages.text.tables import first_questions, questions_of, rows_of
+from stages.text.tables import best_rows, first_questions, first_rows, key_of, rows_of
 from stages.text.template import encoded
 
 VALIDATION_SHARE = 0.1  # of the questions, at most
@@ -74,7 +74,7 @@ def _learner(config: Sft, base: Path, tokenizer):
 def _documents(config: Sft, out: Path, tokenizer, pairs: Path, held: set[tuple]) -> Documents:
     """Token ids of the split but for the questions held out; of no more rows than `max_steps` will read."""
     rows = rows_of(pairs, "finetune", ["site", "qid", "question", "response_j"])
-    texts = ((row["question"], row["response_j"]) for row in rows if (row["site"], row["qid"]) not in held)
+    texts = ((row["question"], row["response_j"]) for row in rows if key_of(row) not in held)
     step = config.batch_sequences * config.sequence_length_tokens
     most = None if config.max_steps is None else config.max_steps * step
     documents = write_documents(out / DOCUMENTS, encoded(tokenizer, texts), most)
@@ -88,7 +88,7 @@ class _Watched:
 
     def __init__(self, model, tokenizer, pairs: Path, held: set[tuple], config: Sft, path: Path):
         self.model, self.tokenizer, self.config, self.path = model, tokenizer, config, path
-        rows = questions_of(pairs, "finetune", among=held)
+        rows = best_rows(first_rows(pairs, "finetune", held))
         ids = list(encoded(tokenizer, ((row["question"], row["response_j"]) for row in rows)))
         fitting = [i for i, texts in enumerate(ids) if sum(map(len, texts)) <= config.sequence_length_tokens]
         self.rows = [rows[i] for i in fitting]

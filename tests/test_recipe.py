@@ -150,9 +150,9 @@ def test_a_resolved_recipe_loads_as_itself(tmp_path):
 
 
 # same-named fields are handed on
-TAKEN_BY_NAME = {"Training.like(": Training, "_named(Update": Update, "_named(Shaping": Shaping,
-                 "_named(Sampling": Sampling, "_named(StopRules": StopRules, "_named(Scoring": Scoring,
-                 "_named(Objective": Objective}
+TAKEN_BY_NAME = {"Training.like(": Training, "named(Update": Update, "named(Shaping": Shaping,
+                 "named(Sampling": Sampling, "named(StopRules": StopRules, "named(Scoring": Scoring,
+                 "named(Objective": Objective}
 
 
 def names_read(path: Path) -> str:

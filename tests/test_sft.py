@@ -13,7 +13,8 @@ from stages import sft
 from stages.learning import models
 from stages.learning.training import Training, Watch, train
 from stages.recipe import Lora, Sft
-from stages.text.tables import first_questions, rows_of
+from stages.text import tables
+from stages.text.tables import first_questions, first_rows, rows_of
 
 CONFIG = Sft(lora=Lora(r=4, dropout=0.0), precision="fp32", packing="bfd", sequence_length_tokens=64, batch_sequences=4,
              microbatch_sequences=2, max_steps=None, epochs=2.0, learning_rate=3e-3, warmup_steps=0, save_every_steps=9,
@@ -70,6 +71,15 @@ def test_validation_questions_are_held_out_and_their_samples_are_kept(trained, i
     assert {sample["question"] for sample in samples} == asked
     steps = [row["step"] for row in history(out) if "validation_perplexity" in row]
     assert sorted({sample["step"] for sample in samples}) == steps and len(samples) == 4 * len(steps)
+
+
+def test_the_questions_held_out_come_first_and_no_more_is_read(inputs, monkeypatch):
+    held = first_questions(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
+    rows = list(rows_of(inputs["pairs"], "finetune"))
+    read = []
+    monkeypatch.setattr(tables, "rows_of", lambda *_: (read.append(row) or row for row in rows))
+    found = list(first_rows(inputs["pairs"], "finetune", held))
+    assert found == [row for row in rows if (row["site"], row["qid"]) in held] and len(read) == len(found) + 1
 
 
 def test_only_the_adapter_learns_the_base_does_not_move(inputs, tmp_path):

@@ -26,9 +26,7 @@ class SharingPart(Part):
     seen: torch.Tensor
     seen_place: torch.Tensor
 
-    def wide(self, values: torch.Tensor) -> torch.Tensor:
-        found = values.index_select(0, self.gather).view(self.rows, self.columns, *values.shape[1:])
-        return found.transpose(1, 2).flatten(0, 1)
+    wide = Part.gathered
 
     def put(self, values: torch.Tensor, wide: torch.Tensor) -> None:
         values.index_copy_(0, self.own, self.beside(wide).index_select(0, self.place))

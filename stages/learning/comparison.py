@@ -34,9 +34,9 @@ class Answers:
 
 def shared_tokenizer(*folders):
     """The one tokenizer of several models; ValueError when they differ: ids of one would mean nothing to another."""
-    first, *others = [models.load_tokenizer(folder) for folder in folders]
-    for folder, other in zip(folders[1:], others, strict=True):
-        if other.get_vocab() != first.get_vocab():
+    first = models.load_tokenizer(folders[0])
+    for folder in folders[1:]:
+        if not same_tokenizer(folder, first):
             raise ValueError(f"{folder} has another tokenizer than {folders[0]}: they cannot be compared")
     return first
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from stages.learning.statistics import group_numbers, wins
 from stages.learning.text_measures import has_code
-from stages.text.tables import drawn_rows
+from stages.text.tables import drawn_rows, key_of
 from stages.text.template import answer_ids, prompt_ids
 
 # To add a baseline that needs no model: one line, a function of the answer's text.
@@ -74,7 +74,7 @@ def held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_token
         [answer for _, answer in ids],
         np.array(better, dtype=int),
         np.array(worse, dtype=int),
-        group_numbers((row["site"], row["qid"]) for row in kept),
+        group_numbers(map(key_of, kept)),
         len(drawn) - len(kept),
     )
 
@@ -106,7 +106,7 @@ def judged(
         "dropped_over_length": pairs.dropped,
         **where_right(pairs, reward, estimate),
         "by_site": _by_kind([[row["site"]] for row in pairs.rows], right, accuracy),
-        "by_tag": _by_kind([tags.get((row["site"], row["qid"]), []) for row in pairs.rows], right, accuracy),
+        "by_tag": _by_kind([tags.get(key_of(row), []) for row in pairs.rows], right, accuracy),
         "baselines": {
             **{name: accuracy(values) for name, values in cheap.items()},
             LOG_PROBABILITY: accuracy(pairs.decided(log_probability)),
@@ -136,16 +136,16 @@ def where_right(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callable) -> 
     }
 
 
-def validation_numbers(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callable) -> dict[str, float]:
+def validation_numbers(pairs: HeldOutPairs, scores: np.ndarray, found: dict) -> dict[str, float]:
     """What a history keeps of scores [M]: accuracy with its interval, beside that of the longer answer; loss in nats a
-    pair; calibration error."""
-    right = estimate(pairs.decided(scores), pairs.groups)
+    pair; calibration error. found: what `where_right` says of them."""
+    right = found["accuracy"]
     longer = pairs.decided([len(answer) for _, answer in pairs.texts])
     gaps = np.asarray(scores[pairs.better] - scores[pairs.worse], float)
-    found = {"accuracy": right["mean"], "accuracy_low": right["low"], "accuracy_high": right["high"],
-             "longer_answer_accuracy": float(longer.mean()), "loss": float(np.logaddexp(0, -gaps).mean()),
-             "calibration_error": calibration(gaps)["expected_error"]}
-    return {f"validation_{name}": value for name, value in found.items() if value is not None}
+    numbers = {"accuracy": right["mean"], "accuracy_low": right["low"], "accuracy_high": right["high"],
+               "longer_answer_accuracy": float(longer.mean()), "loss": float(np.logaddexp(0, -gaps).mean()),
+               "calibration_error": found["calibration"]["expected_error"]}
+    return {f"validation_{name}": value for name, value in numbers.items() if value is not None}
 
 
 def calibration(gaps: np.ndarray) -> dict:

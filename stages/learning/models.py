@@ -79,9 +79,10 @@ def grow(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int
     trained beside. Tied weights stay tied.
     """
     old = model.get_input_embeddings().num_embeddings
-    needed = 1 + max(token for token in tokenizer.get_vocab().values() if token != tokenizer.pad_token_id)
-    if needed <= old:
+    beyond = _without_row(tokenizer, old)
+    if not beyond:
         return []
+    needed = 1 + max(beyond)
     model.resize_token_embeddings(needed, mean_resizing=False)
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         for rows in (getattr(layer, "weight", None), getattr(layer, "bias", None)):
@@ -92,13 +93,17 @@ def grow(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     """ValueError where the tokenizer has a token, the pad apart, that the model has no row for."""
-    rows = model.get_input_embeddings().num_embeddings
-    beyond = {token: name for name, token in tokenizer.get_vocab().items()
-              if token >= rows and token != tokenizer.pad_token_id}
+    beyond = _without_row(tokenizer, model.get_input_embeddings().num_embeddings)
     if beyond:
         raise ValueError(f"the tokenizer has {len(beyond)} tokens that the base has no vector for, "
                          f"{beyond[min(beyond)]!r} the first, and an adapter would not make one: set "
                          f"sft.train_new_tokens, or take them out")
+
+
+def _without_row(tokenizer: PreTrainedTokenizerBase, rows: int) -> dict[int, str]:
+    """Id to name of the tokens beyond an embedding of so many rows, the pad apart."""
+    return {token: name for name, token in tokenizer.get_vocab().items()
+            if token >= rows and token != tokenizer.pad_token_id}
 
 
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:

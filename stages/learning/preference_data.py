@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stages.learning.reward_model import Scorer
+from stages.learning.statistics import wins
+from stages.text.tables import key_of
 from stages.text.template import answer_ids, prompt_ids
 
 
@@ -42,7 +44,7 @@ def examples(
     for row in rows:
         if kept == max_pairs:
             break
-        key, texts = (row["site"], row["qid"]), (row["response_j"], row["response_k"])
+        key, texts = key_of(row), (row["response_j"], row["response_k"])
         same = bool(made) and made[-1].question == key
         prompt = made[-1].prompt if same else prompt_ids(tokenizer, row["question"])
         answers = [answer_ids(tokenizer, text) for text in texts]
@@ -75,8 +77,7 @@ def accuracy(scorer: Scorer, items: list[Example]) -> float:
     """Share of pairs whose better text scores higher; ties count one half."""
     scores = scorer([item.prompt for item in items for _ in item.answers], [a for item in items for a in item.answers])
     better, worse = pair_indices(items)
-    gaps = scores[better] - scores[worse]
-    return float((gaps > 0).float().mean() + 0.5 * (gaps == 0).float().mean())
+    return float(wins(scores[better].numpy(), scores[worse].numpy()).mean())
 
 
 def reference_answers(items: list[Example], count: int) -> tuple[list[list[int]], list[list[int]]]:

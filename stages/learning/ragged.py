@@ -41,6 +41,10 @@ class Part:
         """[N, H, W] to [rows * H, columns, W]."""
         if self.rows == 1:
             return values[self.first : self.first + self.columns].transpose(0, 1).contiguous()
+        return self.gathered(values)
+
+    def gathered(self, values: torch.Tensor) -> torch.Tensor:
+        """As `wide`, wherever the rows' tokens stand."""
         found = values.index_select(0, self.gather).view(self.rows, self.columns, *values.shape[1:])
         return found.transpose(1, 2).flatten(0, 1)
 

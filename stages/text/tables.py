@@ -7,6 +7,7 @@ and what CC BY-SA asks for: ids of the answers (their url is SITE/a/ID), authors
 
 import random
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pyarrow as pa
@@ -80,6 +81,11 @@ def answers_of(pairs: Path, split: str) -> Iterator[tuple[str, str]]:
                 yield row["question"], answer
 
 
+def key_of(row: dict) -> tuple:
+    """What names a row's question."""
+    return row["site"], row["qid"]
+
+
 def first_questions(pairs: Path, split: str, share: float, most: int) -> set[tuple]:
     """(site, qid) of the first questions of a split, as many as `share` of them, `most` at most.
 
@@ -87,20 +93,25 @@ def first_questions(pairs: Path, split: str, share: float, most: int) -> set[tup
     """
     found: dict[tuple, None] = {}
     for row in rows_of(pairs, split, ["site", "qid"]):
-        found.setdefault((row["site"], row["qid"]))
+        found.setdefault(key_of(row))
     return set(list(found)[: min(most, int(share * len(found)))])
 
 
-def questions_of(pairs: Path, split: str, among: set[tuple] | None = None) -> list[dict]:
-    """Each question of a split once (the pairs repeat them), with its best answer: the row of its highest score_j.
+def first_rows(pairs: Path, split: str, questions: set[tuple]) -> Iterator[dict]:
+    """The rows of what `first_questions` gave: those of a question stand together, so that no more need be read."""
+    return takewhile(lambda row: key_of(row) in questions, rows_of(pairs, split))
 
-    among: (site, qid) of those wanted; None: all.
-    """
+
+def questions_of(pairs: Path, split: str) -> list[dict]:
+    """Each question of a split once (the pairs repeat them), with its best answer: the row of its highest score_j."""
+    return best_rows(rows_of(pairs, split))
+
+
+def best_rows(rows: Iterable[dict]) -> list[dict]:
+    """The row of the highest score_j of each question."""
     best: dict[tuple, dict] = {}
-    for row in rows_of(pairs, split):
-        key = (row["site"], row["qid"])
-        if among is not None and key not in among:
-            continue
+    for row in rows:
+        key = key_of(row)
         if key not in best or row["score_j"] > best[key]["score_j"]:
             best[key] = row
     return [best[key] for key in sorted(best)]
