@@ -4,8 +4,9 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 BIN := .venv/bin
 READY := .venv/ready
+EXTRAS := .venv/extras
 
-.PHONY: ppo install test lint
+.PHONY: ppo install extras test lint
 
 ppo: install
 	$(BIN)/snakemake --cores all ppo
@@ -19,7 +20,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --requirement constraints.txt
 	touch $@
 
-test: install
+# The page to talk to, TensorBoard and W&B, and what drives a browser in the tests.
+extras: $(EXTRAS)
+
+$(EXTRAS): constraints-extras.txt $(READY)
+	$(BIN)/python -m pip install --quiet --requirement constraints-extras.txt --constraint constraints.txt
+	touch $@
+
+test: extras
 	$(BIN)/python -m pytest
 
 lint: install

@@ -23,8 +23,10 @@ def pins(lines) -> dict[str, str]:
     return dict(line.strip().lower().split("==") for line in lines if line.strip() and not line.startswith("#"))
 
 
-TESTED = pins((ROOT / "constraints.txt").read_text().splitlines())
-RANGES = [Requirement(text) for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]]
+CORE = pins((ROOT / "constraints.txt").read_text().splitlines())
+EXTRAS = pins((ROOT / "constraints-extras.txt").read_text().splitlines())
+TESTED = CORE | EXTRAS
+RANGES = [Requirement(text) for text in sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])]
 
 
 @pytest.mark.parametrize("wanted", RANGES, ids=lambda wanted: wanted.name)
@@ -42,8 +44,16 @@ def test_this_python_has_the_tested_set():
 def test_conda_users_get_the_same_set():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     python, _, pip = environment["dependencies"]
-    assert pins(pip["pip"]) == TESTED
+    assert pins(pip["pip"]) == CORE
     assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python.split("=")[1] + ".0")
+
+
+def test_extras_add_and_change_nothing():
+    assert not CORE.keys() & EXTRAS.keys()
+    optional = {Requirement(text).name for group, texts in PROJECT["optional-dependencies"].items()
+                for text in texts if group != "dev"}
+    assert optional <= EXTRAS.keys()
+    assert {Requirement(text).name for text in PROJECT["dependencies"]} <= CORE.keys()
 
 
 def test_every_import_is_a_stated_dependency():
