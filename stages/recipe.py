@@ -199,6 +199,10 @@ class Reward:
         "summed in hundreds, a token that comes again for less [ours]")
     log_probability_weight: float = of(
         0.0, "times an answer's mean log-probability a token, added to the head's score; 0: the head alone [script]")
+    lexical_buckets: int = of(
+        0, "of a hash of tokens and pairs of neighbours, whose counts add a linear term to the score, learnt first and "
+        "alone (stages/learning/lexical.py); 0: no such term [script]")
+    lexical_penalty: float = of(2000.0, "times half the sum of that term's squared weights, in its loss [ours]")
     margin_per_score: float = of(0.0, "gap asked of the rewards for each step of the scores' gap [Llama 2; script: 0]")
     label_smoothing: float = of(0.0, "share of pairs held to be the wrong way round, under 0.5 [cDPO; script: 0]")
     centring_weight: float = of(0.0, "times (r_j + r_k)^2, in the loss [Eisenstein et al. 2023; script: 0]")
@@ -223,6 +227,9 @@ class Reward:
         _check_patience(self.patience_evaluations)
         if not 0 <= self.label_smoothing < 0.5:
             raise ValueError(f"label_smoothing must be from 0 to below 0.5, not {self.label_smoothing}")
+        if self.lexical_buckets < 0 or self.lexical_penalty <= 0:
+            raise ValueError(f"lexical_buckets must be 0 or more, lexical_penalty above 0, not {self.lexical_buckets} "
+                             f"and {self.lexical_penalty}")
         if self.members < 1:
             raise ValueError(f"members must be 1 or more, not {self.members}")
         if not 0 <= self.validation_share < 1:
