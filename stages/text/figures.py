@@ -26,12 +26,16 @@ class Curves:
     title: str
     x_label: str
     lines: dict[str, list[tuple[float, float]]]
+    limits: tuple[float, float] | None = None  # of y, where the whole range tells more than what was reached of it
 
     def draw(self, axes, colours) -> None:
         for (label, points), colour, dash in zip(self.lines.items(), colours, DASHES, strict=False):
             axes.plot(*zip(*points, strict=True), dash, color=colour, label=label,
                       marker="o" if len(points) < 30 else None, markersize=5)
         axes.set_xlabel(self.x_label)
+        axes.xaxis.get_major_locator().set_params(integer=True)  # there is no half step
+        if self.limits:
+            axes.set_ylim(*self.limits)
         if len(self.lines) > 1:
             axes.legend()
 
@@ -143,7 +147,7 @@ def png(figure: Drawn, width_inches: float, dark: bool) -> bytes:
     ground, ink, colours = DARK if dark else LIGHT
     inked = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
     with matplotlib.rc_context({**BASE, **inked, "axes.facecolor": ground, "figure.facecolor": ground}):
-        drawn = Figure(figsize=(width_inches, ASPECT * width_inches), dpi=DPI)
+        drawn = Figure(figsize=(width_inches, getattr(figure, "aspect", ASPECT) * width_inches), dpi=DPI)
         FigureCanvasAgg(drawn)
         axes = drawn.add_subplot()
         figure.draw(axes, colours)

@@ -32,6 +32,7 @@ rule report:
         sft=rules.sft.output,
         reward=rules.reward.output,
         ppo=rules.ppo_train.output,
+        merged=[rules.sft_merged.output, rules.reward_merged.output, rules.ppo_merged.output],
         evaluate=rules.evaluate.output,
     output:
         manifest=f"{RUN}/report/manifest.json",
@@ -46,5 +47,5 @@ rule report:
     shell:
         "python -m stages.report --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
         " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --ppo {input.ppo:q}"
-        " --evaluate {input.evaluate:q} --out {output.manifest:q}"
+        " --merged {input.merged:q} --evaluate {input.evaluate:q} --out {output.manifest:q}"
         " 2>&1 | tee -a {log:q}"
