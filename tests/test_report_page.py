@@ -35,7 +35,8 @@ def chromium():
 def rows() -> list[dict]:
     """Questions whose rewards are in another order as numbers than as text, some of them unknown."""
     rewards = [3.0, -10.5, 20.0, 0.5, -2.0, None, 100.0]
-    return [sample(number, HOSTILE if number == 2 else f"text {number}") | {"reward_sft": reward}
+    texts = {2: HOSTILE, 3: "text 3\n" * 100}
+    return [sample(number, texts.get(number, f"text {number}")) | {"reward_sft": reward}
             for number, reward in enumerate(rewards, 1)]
 
 
@@ -119,6 +120,9 @@ def test_numbers_sort_as_numbers_and_what_has_none_comes_last(opened):
     places = [opened.column(cards, 0) for _ in range(2) if by_reward.click() is None]
     numbers = [[re.search(r"question (\d+)", text)[1] for text in column] for column in places]
     assert numbers == [["2", "5", "4", "1", "3", "7", "6"], ["7", "3", "1", "4", "5", "2", "6"]]
+    cards.get_by_role("button", name="question", exact=True).click()
+    turns = cards.locator("thead th").evaluate_all("heads => heads.map(head => head.ariaSort)")
+    assert turns == ["ascending"] + ["none"] * 5
 
 
 def test_times_sort_by_their_seconds(opened):
@@ -236,6 +240,7 @@ def test_paper_shows_all_of_it(chromium, file):
     found = Opened(chromium, file, color_scheme="dark")
     found.page.emulate_media(media="print")
     assert found.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert found.page.evaluate("getComputedStyle(document.body).getPropertyValue('--accent')") == "#0072b2"
     hidden = found.page.evaluate("""() => [...document.querySelectorAll('tbody tr, pre')].filter(one =>
         !one.checkVisibility({contentVisibilityAuto: true}) || one.getBoundingClientRect().height < 1
         || one.scrollHeight > one.clientHeight + 1 && getComputedStyle(one).overflowY !== 'visible')
