@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 
 from stages import recipe
 from stages.plumbing.artifact import digest, folder_of, read_manifest, write_json
-from stages.plumbing.settings import leaves
 from stages.recipe import Report
 from stages.text import dag, differences, findings, funnel, sections
 from stages.text.answers import WRITERS, side_by_side
@@ -147,13 +146,13 @@ def _side_by_side(shown: list[dict], every: int) -> Html:
 
 
 def _recipe(manifests: dict[str, dict]) -> Html:
-    words = element("p", "What differs from the published values; where none was published, [ours] says so.",
+    words = element("p", "What differs from the published values, or, where none was published, from our defaults.",
                     class_="faint")
     merges = [made["config"] for made in manifests.values() if made["stage"] == "merge"]
     configs = {stage: made["config"] for stage, made in manifests.items() if made["stage"] != "merge"}
     configs |= {"merge": merges[0]} if merges else {}
     return joined([words, differences.recipe(
-        configs, {stage: leaves(getattr(recipe.Recipe(), stage)) for stage in configs})])
+        configs, {stage: recipe.published(stage) for stage in configs})])
 
 
 def _spread(samples: list[dict], count: int) -> list[dict]:

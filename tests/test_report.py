@@ -15,6 +15,7 @@ from stages.plumbing.settings import leaves
 from stages.text import dag, findings, lead
 from stages.text.curves import DRAWN, curves_of, history_of
 from stages.text.elements import element, link, quoted
+from stages.text.figures import Curves, png
 from stages.text.funnel import funnel
 from stages.text.page import DIGEST, SCRIPT
 
@@ -110,6 +111,15 @@ def test_the_graph_joins_what_was_made_from_what():
     assert [node.reads for node in graph.nodes] == [(), (0,), (0, 1), (0, 2)]
     assert [node.share for node in graph.nodes] == [1.0, 0.1, 0.5, 0.25]
     assert graph.lanes() == {0: [2, 3]} and graph.nodes[0].words == "10.0 s, 10 MiB"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_figure_is_small(dark):
+    """Browsers show no embedded page over 2 MB, as Snakemake's report holds it: about 32 figures, light and dark."""
+    lines = {name: [(x, (x * 37 % 101) / seed) for x in range(40)] for seed, name in enumerate(("a", "b", "c"), 1)}
+    drawn = png(Curves("Three lines", "step", lines), recipe.Report().figure_width_inches, dark)
+    assert len(drawn) < 30_000  # the busiest there is; most are half of that
+    assert drawn == png(Curves("Three lines", "step", lines), recipe.Report().figure_width_inches, dark)
 
 
 def test_the_funnel_adds_up_or_says_what_is_missing():

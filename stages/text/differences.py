@@ -18,11 +18,11 @@ def recipe(stages: dict[str, dict], published: dict[str, list[tuple]]) -> Html:
             rows[value == usual].append([f"{stage}.{name}", _plain(value), _plain(usual), doc])
         differ = sum(value != default.get(name, (None,))[0] for name, value in present.items())
         counts.append(f"{stage}: {differ} of {len(present)} settings differ")
-    head = ["setting", "here", "published", "meaning, unit [source of the published value]"]
+    head = ["setting", "here", "published", "meaning, unit [source of the published value, or ours]"]
     others = element("details", element("summary", f"{len(rows[True])} settings as published"),
-                     table(head, rows[True], numeric=False))
+                     table(head, rows[True], class_="recipe"))
     return joined([element("p", "; ".join(counts), ".", class_="faint"),
-                   table(head, rows[False], numeric=False) if rows[False] else "", others])
+                   table(head, rows[False], class_="recipe") if rows[False] else "", others])
 
 
 def _leaves(values: dict, prefix: str = "") -> dict[str, object]:

@@ -68,7 +68,7 @@ def _truth(verdict: str, known: bool) -> str:
 
 def _base(made: dict) -> str:
     model, parameters = made["config"].get("model", ""), made["metrics"].get("parameters")
-    size = f" of {parameters / 1e6:,.1f} M parameters" if parameters else ""
+    size = f" of {parameters:,} parameters" if parameters else ""
     return f"A small LLaMA{size}, trained from scratch on the site," if model == "scratch" else f"{model}{size}"
 
 

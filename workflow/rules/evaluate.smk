@@ -36,7 +36,10 @@ rule report:
         evaluate=rules.evaluate.output,
     output:
         manifest=f"{RUN}/report/manifest.json",
-        page=report(f"{RUN}/report/report.html", caption="../report/page.rst", category="Report", labels={"run": RECIPE.name}),
+        page=report(f"{RUN}/report/report.html", caption="../report/page.rst", category="Report", labels={"run": RECIPE.name, "shows": "the whole page"}),
+        stages=report(f"{RUN}/report/figures/pipeline.png", caption="../report/stages.rst", category="Figures", labels={"run": RECIPE.name, "shows": "stages, time, memory"}),
+        frontier=report(f"{RUN}/report/figures/evaluate-frontier.png", caption="../report/frontier.rst", category="Figures", labels={"run": RECIPE.name, "shows": "reward against KL"}),
+        rewards=report(f"{RUN}/report/figures/evaluate-rewards.png", caption="../report/rewards.rst", category="Figures", labels={"run": RECIPE.name, "shows": "rewards of the answers"}),
     log:
         f"{RUN}/logs/report.log",
     params:
