@@ -246,6 +246,8 @@ def test_paper_shows_all_of_it(chromium, file):
         || one.scrollHeight > one.clientHeight + 1 && getComputedStyle(one).overflowY !== 'visible')
         .map(one => one.outerHTML.slice(0, 80))""")
     assert hidden == []
+    found.page.set_viewport_size({"width": 703, "height": 1000})  # A4 less its margins
+    assert found.page.evaluate("document.documentElement.scrollWidth") == 703
     clipped = found.page.locator(".scroll").evaluate_all(
         "all => all.filter(one => getComputedStyle(one).overflowX !== 'visible').length")
     assert clipped == 0 and not found.page.locator("input").first.is_visible()
