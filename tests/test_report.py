@@ -150,7 +150,9 @@ def test_the_top_says_which_policy_was_kept(best, said):
     names = ("posts", "pairs", "base", "ppo")
     stages = {name: made(name, 1.0) for name in names}
     stages["ppo"]["metrics"] = {"best_iteration": best, "iterations": 9}
+    stages["posts"]["metrics"] = {"sites": {"a\u202e\x1bb": {}}}
     assert said in lead.done(stages)
+    assert lead.done(stages).startswith("From a b: ") and lead.title(stages).startswith("a b: ")
 
 
 def test_an_older_evaluation_is_refused_in_words(artifacts, tmp_path):

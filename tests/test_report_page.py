@@ -214,8 +214,9 @@ def test_text_from_right_to_left_stays_in_its_place(chromium, tmp_path):
     write(folders, metrics(), [sample(1, "שלום עולם \u202e"), sample(2, "plain")])
     page_of(folders, tmp_path)
     found = Opened(chromium, tmp_path / "out" / "report.html")
-    directions = found.page.locator("#s7 pre").evaluate_all("all => all.map(one => getComputedStyle(one).direction)")
-    assert directions == ["rtl"] * 4 + ["ltr"] * 4
+    styles = found.page.locator("#s7 pre").evaluate_all(
+        "all => all.map(getComputedStyle).map(style => [style.direction, style.textAlign])")
+    assert styles == [["rtl", "start"]] * 4 + [["ltr", "start"]] * 4
     label = found.page.locator("#s7 tbody tr").first.locator("b").first
     cell = found.page.locator("#s7 tbody tr").first.locator("td").first
     assert label.bounding_box()["x"] - cell.bounding_box()["x"] < 2  # what is ours still begins at the left

@@ -2,6 +2,7 @@
 
 from stages.text.elements import Html, element, joined, table
 from stages.text.findings import joined_words
+from stages.text.histograms import plain
 from stages.text.spans import clock
 
 HEADLINES = {
@@ -31,7 +32,7 @@ def lead(kind: str, words: str, manifests: dict[str, dict], metrics: dict) -> Ht
 
 def sites_of(manifests: dict[str, dict]) -> str:
     """The names of the sites, or of the first few."""
-    names = list(manifests["posts"]["metrics"].get("sites", {}))
+    names = [plain(name) for name in manifests["posts"]["metrics"].get("sites", {})]
     more = [f"{len(names) - NAMED_SITES} more"] if len(names) > NAMED_SITES else []
     return joined_words([*names[:NAMED_SITES], *more]) or "a dump"
 
@@ -69,7 +70,7 @@ def _truth(verdict: str, known: bool) -> str:
 def _base(made: dict) -> str:
     model, parameters = made["config"].get("model", ""), made["metrics"].get("parameters")
     size = f" of {parameters:,} parameters" if parameters else ""
-    return f"A small LLaMA{size}, trained from scratch on the site," if model == "scratch" else f"{model}{size}"
+    return f"A small LLaMA{size}, trained from scratch on this text," if model == "scratch" else f"{model}{size}"
 
 
 def _kept(metrics: dict) -> str:

@@ -51,7 +51,9 @@
 
   function filterable(table, rows, before) {
     const texts = rows.map((row) => row.textContent.toLowerCase());
-    const field = made("input", { type: "search", placeholder: "filter rows", ariaLabel: "filter rows" });
+    const section = table.closest("section");
+    const ariaLabel = section ? `filter rows: ${section.querySelector("h2").textContent}` : "filter rows";
+    const field = made("input", { type: "search", placeholder: "filter rows", ariaLabel });
     const count = made("output", { textContent: `${rows.length} rows` });
     field.addEventListener("input", () => {
       const words = field.value.toLowerCase().split(/\s+/);
