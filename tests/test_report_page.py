@@ -35,7 +35,7 @@ def chromium():
 def rows() -> list[dict]:
     """Questions whose rewards are in another order as numbers than as text, some of them unknown."""
     rewards = [3.0, -10.5, 20.0, 0.5, -2.0, None, 100.0]
-    texts = {2: HOSTILE, 3: "text 3\n" * 100}
+    texts = {2: HOSTILE, 3: "text 3\n" * 100, 5: f"text 5 https://example.org/{'long' * 40}"}
     return [sample(number, texts.get(number, f"text {number}")) | {"reward_sft": reward}
             for number, reward in enumerate(rewards, 1)]
 
@@ -234,6 +234,8 @@ def test_a_phone_scrolls_down_only(chromium, file, scheme):
     wide = found.page.evaluate("""() => [...document.querySelectorAll('body *')].filter(one =>
         !one.closest('.scroll') && one.getBoundingClientRect().right > innerWidth + 1).map(one => one.outerHTML)""")
     assert wide == []
+    cards = found.page.locator(".scroll:has(> .cards)").evaluate_all("all => all.map(a => a.scrollWidth - a.clientWidth)")
+    assert cards == [0, 0]  # only tables of numbers scroll sideways, by themselves
     found.context.close()
 
 
