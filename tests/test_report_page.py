@@ -234,7 +234,8 @@ def test_a_phone_scrolls_down_only(chromium, file, scheme):
     wide = found.page.evaluate("""() => [...document.querySelectorAll('body *')].filter(one =>
         !one.closest('.scroll') && one.getBoundingClientRect().right > innerWidth + 1).map(one => one.outerHTML)""")
     assert wide == []
-    cards = found.page.locator(".scroll:has(> .cards)").evaluate_all("all => all.map(a => a.scrollWidth - a.clientWidth)")
+    cards = found.page.locator(".scroll:has(> .cards)").evaluate_all(
+        "all => all.map(one => one.scrollWidth - one.clientWidth)")
     assert cards == [0, 0]  # only tables of numbers scroll sideways, by themselves
     found.context.close()
 
