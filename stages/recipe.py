@@ -12,7 +12,7 @@ from typing import Literal
 
 import yaml
 
-from stages.plumbing.settings import SettingsError, as_dict, laid_over, of
+from stages.plumbing.settings import SettingsError, as_dict, laid_over, leaves, of
 
 DEFAULT_RECIPE = "configs/demo.yaml"
 Precision = Literal["fp32", "mixed", "bf16", "int8", "nf4"]
@@ -482,3 +482,8 @@ def named(kind: type, settings: object) -> dict:
 def section(recipe: Recipe, name: str) -> dict:
     """One section as plain values: what a Snakemake rule holds in `params` and a manifest records."""
     return as_dict(getattr(recipe, name))
+
+
+def published(name: str) -> list[tuple]:
+    """Every setting of one section: dotted name, default as a plain value, meaning with its source."""
+    return leaves(getattr(Recipe(), name))
