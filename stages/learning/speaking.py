@@ -26,7 +26,7 @@ MOST_SAMPLES = 64
 
 @dataclass(frozen=True)
 class Manner:
-    """How an answer is drawn. temperature: 0 is greedy; most_tokens: after which it is cut off; samples: n of best-of-n.
+    """How an answer is drawn. temperature: 0 is greedy; most_tokens: it is cut off there; samples: n of best-of-n.
 
     ValueError for what cannot be done.
     """

@@ -35,9 +35,9 @@ class Pieces:
             self._take(text)
 
     def finish(self) -> None:
-        """The answer is over: what waits for the rest of a character waits in vain."""
+        """The answer is over: the beginning of a character whose rest does not come is left out."""
         if self._waiting:
-            self._take(self._text())
+            self._take(self._text().rstrip(BROKEN))
 
     @property
     def text(self) -> str:

@@ -29,14 +29,12 @@ pretty_name: Votes on answers of language models
 configs:
 - config_name: default
   data_files:
-  - split: reward
-    path: reward/part-*.parquet
-{ties}---
+{files}---
 
 # Votes on answers of language models
 
-A person saw two answers to a question, not knowing whose they were, and chose the better one: `response_j`. Both answers
-are by language models, named in `authors` after who asked. The fourth entry of `metadata` is JSON: when, at which
+A person saw two answers to a question, not knowing whose they were, and chose the better one: `response_j`. Both are by
+language models, named in `authors` after who asked. The fourth entry of `metadata` is JSON: when, at which
 temperature and length, and of each answer the model's digest, its reward and whether it ended by itself.
 
 `ties` holds what was called a tie, or both bad; a reward model cannot learn from it.
@@ -105,8 +103,7 @@ class Votes:
             path = self.folder / kind / PART
             path.parent.mkdir(exist_ok=True)
             _replace(path, pa.Table.from_pylist(rows, schema=SCHEMA))
-            ties = f"  - split: {TIES}\n    path: {TIES}/part-*.parquet\n"
-            write_text(self.folder / "README.md", CARD.format(ties=ties if (self.folder / TIES / PART).exists() else ""))
+            write_text(self.folder / "README.md", self._card())
 
     def rows(self, kind: str) -> list[dict]:
         """All of a kind, the oldest first."""
@@ -121,6 +118,10 @@ class Votes:
             raise ValueError(f"{path} is not a table of votes: move it away")
         return table.to_pylist()
 
+    def _card(self) -> str:
+        filled = [kind for kind in (VOTES, TIES) if (self.folder / kind / PART).exists()]
+        return CARD.format(files="".join(f"  - split: {kind}\n    path: {kind}/part-*.parquet\n" for kind in filled))
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One writer at a time, of all threads and processes; the kernel drops the lock when a process dies."""
@@ -129,14 +130,17 @@ class Votes:
             yield
 
 
-def models_of(row: dict) -> tuple[dict, dict]:
-    """What the row says of who wrote its better and its worse answer: policy, model, reward, ended."""
-    told = json.loads(row["metadata"][3])
-    return told["j"], told["k"]
+def models_of(row: dict) -> tuple[tuple[str, str], tuple[str, str]]:
+    """(policy, model's digest) of who wrote the better and the worse answer; ValueError when the row is not a vote."""
+    try:
+        told = json.loads(row["metadata"][3])
+        return tuple((told[side]["policy"], told[side]["model"]) for side in "jk")
+    except (IndexError, KeyError, TypeError, ValueError):
+        raise ValueError("among the votes is a row that is none: pairs of other sources belong elsewhere") from None
 
 
 def _replace(path: Path, table: pa.Table) -> None:
-    """The whole table under another name, on the disk, and then into place: a reader sees the old one or the new one."""
+    """The whole table under another name, on the disk, and then into place: readers see the old one or the new one."""
     draft = path.with_name(f".{path.name}.tmp")
     with open(draft, "wb") as stream:
         pq.write_table(table, stream, compression="zstd")

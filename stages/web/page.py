@@ -6,14 +6,15 @@ from typing import NamedTuple
 import gradio as gr
 
 from stages.web import show
-from stages.web.talk import CHANCE, Talk
+from stages.web.talk import Talk
 
 STYLE = Path(__file__).with_name("style.css")
 FONTS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")  # of the reader's machine: none is fetched
 PANELS = 3
 MOST_TOKENS, MOST_SAMPLES = 512, 16
-ONE_AT_A_TIME = {"concurrency_limit": 1, "concurrency_id": "models", "show_progress": "hidden"}
-AT_ONCE = {"queue": False, "show_progress": "hidden"}
+ONE_AT_A_TIME = {"concurrency_limit": 1, "concurrency_id": "models", "show_progress": "hidden",
+                 "api_visibility": "private"}
+AT_ONCE = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 
 
 class Asking(NamedTuple):
@@ -28,13 +29,13 @@ class Asking(NamedTuple):
 def page(talk: Talk, title: str, defaults: dict) -> gr.Blocks:
     """The whole page; defaults: temperature and most_tokens to begin with."""
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
-        gr.Markdown(f"# {title}\nNothing leaves this machine.", elem_id="title")
+        gr.HTML(show.heading(title))
         asking = _asking(talk, defaults)
         with gr.Tabs():
             with gr.Tab("Side by side", id="side"):
                 _side_by_side(talk, asking)
-            with gr.Tab("Blind", id="blind"):
-                _blind(talk, asking)
+            with gr.Tab("Blind", id="blind") as blind:
+                _blind(talk, asking, blind)
         _forget_closed_pages(talk, blocks)
     return blocks.queue(max_size=32, api_open=False)
 
@@ -53,37 +54,38 @@ def serve(blocks: gr.Blocks, host: str, port: int | None, wait: bool = True) -> 
 
 def _asking(talk: Talk, defaults: dict) -> Asking:
     titles = [(title, number) for number, title in enumerate(talk.titles())]
-    with gr.Row(equal_height=True):
-        picked = gr.Dropdown(titles, value=None, label="Held-out questions: type to search", scale=5, elem_id="picked")
-        draw = gr.Button("Random one", scale=1, min_width=120, elem_id="random")
-    question = gr.Textbox(label="Question", lines=4, max_lines=12, elem_id="question",
+    with gr.Row(elem_id="picking"):
+        picked = gr.Dropdown(titles, value=None, label="Held-out questions: type to search", scale=5, min_width=280,
+                             elem_id="picked")
+        draw = gr.Button("Random question", scale=1, min_width=160, elem_id="random")
+    question = gr.Textbox(label="Question", lines=3, max_lines=12, elem_id="question",
                           placeholder="Type a question, or pick one above.")
     with gr.Row():
         asking = Asking(
             question,
-            gr.Slider(0, 2, defaults["temperature"], step=0.05, label="Temperature (0: greedy)", elem_id="temperature"),
+            gr.Slider(0, 2, defaults["temperature"], step=0.05, label="Temperature (0: greedy)", min_width=220,
+                      elem_id="temperature"),
             gr.Slider(8, min(MOST_TOKENS, talk.speakers.longest - 1), defaults["most_tokens"], step=1,
-                      label="Longest answer, tokens", elem_id="length"),
-            gr.Slider(2, MOST_SAMPLES, 4, step=1, label="n of best-of-n", elem_id="samples"))
+                      label="Longest answer, tokens", min_width=220, elem_id="length"),
+            gr.Slider(2, MOST_SAMPLES, 4, step=1, label="n of best-of-n", min_width=220, elem_id="samples"))
     with gr.Accordion("Best human answer", open=False):
         human = gr.HTML(talk.human(""), elem_id="human")
-    picked.input(lambda number: talk.questions[number], picked, question, **AT_ONCE, api_visibility="private")
-    draw.click(lambda: (number := CHANCE.randrange(len(talk.questions)), talk.questions[number]), None,
-               [picked, question], **AT_ONCE, api_visibility="private")
-    question.change(talk.human, question, human, trigger_mode="always_last", **AT_ONCE, api_visibility="private")
+    picked.input(talk.question, picked, question, **AT_ONCE)
+    draw.click(lambda: (number := talk.random(), talk.question(number)), None, [picked, question], **AT_ONCE)
+    question.change(talk.human, question, human, trigger_mode="always_last", **AT_ONCE)
     return asking
 
 
 def _buttons(talk: Talk, name: str) -> gr.Button:
     """To ask, which is given back, and to stop."""
     with gr.Row():
-        ask = gr.Button("Ask", variant="primary", elem_id=f"ask-{name}")
-        stop = gr.Button("Stop", variant="stop", elem_id=f"stop-{name}")
+        ask = gr.Button("Ask", variant="primary", scale=4, min_width=140, elem_id=f"ask-{name}")
+        stop = gr.Button("Stop", scale=1, min_width=100, elem_id=f"stop-{name}")
 
     def stopped(request: gr.Request) -> None:
         talk.stop(request.session_hash)
 
-    stop.click(stopped, None, None, **AT_ONCE, api_visibility="private")
+    stop.click(stopped, None, None, **AT_ONCE)
     return ask
 
 
@@ -99,7 +101,7 @@ def _side_by_side(talk: Talk, asking: Asking) -> None:
     names, panels = [], []
     with gr.Row():
         for place in range(PANELS):
-            with gr.Column(min_width=300, elem_classes="panel"):
+            with gr.Column(min_width=300, elem_classes=["voice"]):
                 known = _starting(talk, place)
                 names.append(gr.Dropdown(talk.speakers.names, value=known, show_label=False, container=False,
                                          label=f"Model of panel {place + 1}", elem_id=f"model-{place}"))
@@ -114,11 +116,11 @@ def _side_by_side(talk: Talk, asking: Asking) -> None:
         yield from map(list, talk.side_by_side(request.session_hash, question, how, list(chosen)))
 
     outputs = [notice, *panels]
-    ask.click(begin, None, outputs, **AT_ONCE, api_visibility="private").then(
-        answer, [*asking, *names], outputs, **ONE_AT_A_TIME, api_visibility="private")
+    ask.click(begin, None, outputs, **AT_ONCE).then(
+        answer, [*asking, *names], outputs, **ONE_AT_A_TIME)
 
 
-def _blind(talk: Talk, asking: Asking) -> None:
+def _blind(talk: Talk, asking: Asking, tab: gr.Tab) -> None:
     gr.Markdown("Two answers, in random order, without their writers' names: which is better? Votes are kept as "
                 "preference pairs, from which `python -m stages.reward` can train the next reward model.")
     with gr.Row():
@@ -128,7 +130,7 @@ def _blind(talk: Talk, asking: Asking) -> None:
     panels, lines = [], []
     with gr.Row():
         for letter in "AB":
-            with gr.Column(min_width=300, elem_classes="panel"):
+            with gr.Column(min_width=300, elem_classes=["voice"]):
                 gr.Markdown(f"### Answer {letter}")
                 panels.append(gr.HTML(show.waiting("No question yet."), elem_id=f"blind-{letter}"))
                 lines.append(gr.HTML(elem_id=f"who-{letter}"))
@@ -137,6 +139,8 @@ def _blind(talk: Talk, asking: Asking) -> None:
                    for words in ("A is better", "Tie, or both bad", "B is better")]
     tally = gr.HTML(elem_id="tally")
     _blind_events(talk, asking, names, ask, (notice, panels, lines, choices, tally))
+    gr.on([tab.select, *(name.change for name in names)], lambda n, *chosen: talk.tally(list(chosen), int(n)),
+          [asking.samples, *names], tally, **AT_ONCE)
 
 
 def _blind_events(talk: Talk, asking: Asking, names: list, ask: gr.Button, shown: tuple) -> None:
@@ -160,11 +164,10 @@ def _blind_events(talk: Talk, asking: Asking, names: list, ask: gr.Button, shown
             return [verdict.notice, *verdict.lines, *usable(False), talk.tally(list(chosen), int(samples))]
         return voted
 
-    ask.click(begin, None, [notice, *panels, *lines, *choices], **AT_ONCE, api_visibility="private").then(
-        answer, [*asking, *names], [notice, *panels, *choices], **ONE_AT_A_TIME, api_visibility="private")
+    ask.click(begin, None, [notice, *panels, *lines, *choices], **AT_ONCE).then(
+        answer, [*asking, *names], [notice, *panels, *choices], **ONE_AT_A_TIME)
     for button, choice in zip(choices, (0, None, 1), strict=True):
-        button.click(vote(choice), [asking.samples, *names], [notice, *lines, *choices, tally], **AT_ONCE,
-                     api_visibility="private")
+        button.click(vote(choice), [asking.samples, *names], [notice, *lines, *choices, tally], **AT_ONCE)
 
 
 def _how(temperature: float, most_tokens: float, samples: float) -> dict:

@@ -1,12 +1,21 @@
 """What the page shows, as HTML: answers with their numbers, the legend, the tally. All foreign text is escaped."""
 
+from math import exp
+
 from stages.learning.speaking import Answer
+from stages.learning.statistics import wilson
 from stages.text.elements import Html, element, joined
 from stages.text.pieces import Piece
 from stages.text.votes import Written
 
-FULL_NATS = 2.0  # log-ratio from which on a piece has its full colour
+FULL_NATS = 1.0  # log-ratio from which on a piece has its full colour
 FULL_PERCENT, LEAST_PERCENT = 60, 4  # of that colour: text on it stays readable; what would be fainter has none
+
+
+def heading(title: str) -> Html:
+    """What stands first."""
+    return joined([element("h1", title, class_="lead"),
+                   element("p", "Runs on this machine alone; no question and no answer leaves it.", class_="lead")])
 
 
 def answer(found: Answer, reference: str, stopped: bool = False) -> Html:
@@ -47,10 +56,10 @@ def legend(reference: str) -> Html:
     return element(
         "div", element("span", f"less likely than under {reference}"),
         element("span", class_="bar", role="img",
-                aria_label=f"from orange, {FULL_NATS:g} nats less, to blue, {FULL_NATS:g} nats more"),
+                aria_label=f"from orange, {FULL_NATS:g} nat less, to blue, {FULL_NATS:g} nat more"),
         element("span", f"more likely than under {reference}"),
-        element("span", f"Full colour from {FULL_NATS:g} nats (a factor of 7.4) on; point at a word to see its number.",
-                class_="hint"),
+        element("span", f"Full colour from {FULL_NATS:g} nat (a factor of {exp(FULL_NATS):.1f}) on; point at a word to "
+                f"see its number.", class_="hint"),
         class_="legend")
 
 
@@ -60,16 +69,20 @@ def revealed(written: Written, verdict: str) -> Html:
     return element("p", element("strong", written.policy), f"{reward}: {verdict}", class_="revealed")
 
 
-def tally(one: str, other: str, estimate: dict | None, ties: int) -> Html:
-    """How often the first policy's answer was chosen so far; estimate: as statistics.estimate gives it."""
-    if estimate is None:
+def tally(one: str, other: str, values: list[float], questions: int) -> Html:
+    """How often the first policy's answer was chosen so far. values: 1, 1/2 for a tie, or 0 for each vote."""
+    if not values:
         return element("p", f"No vote yet between {one} and {other}.", class_="tally")
-    interval = "" if estimate["low"] is None else f" [{estimate['low']:.2f}, {estimate['high']:.2f}]"
-    count = estimate["count"]
-    words = f" of {count} vote{'s' if count != 1 else ''} (ties, {ties} so far, count half"
-    words += "; 95 % interval, by question)." if interval else ")."
-    share = element("strong", f"{estimate['mean']:.2f}{interval}")
-    return element("p", f"{one} against {other}: chosen in ", share, words, class_="tally")
+    share, ties = sum(values) / len(values), values.count(0.5)
+    low, high = wilson(share, questions)
+    tied = f"{_count(ties, 'tie')}, counted half" if ties else "no ties"
+    return element("p", f"{one} preferred to {other}: ", element("strong", f"{share:.2f} [{low:.2f}, {high:.2f}]"),
+                   f" ({_count(len(values), 'vote')} on {_count(questions, 'question')}; "
+                   f"{tied}; interval at 95 %).", class_="tally")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _text(*parts: object) -> Html:
@@ -99,8 +112,8 @@ def _waiting(found: Answer, stopped: bool) -> str:
 def _numbers(found: Answer, reference: str, stopped: bool) -> Html:
     reward = _signed(found.reward) if found.reward is not None else "–" if stopped else "…"
     rate = f"{found.drawn / found.seconds:,.0f}" if found.seconds else "…"
-    rows = [("reward", reward, "of the reward model, 0 being the average good human answer"),
-            (f"KL to {reference}, nats", _kl(found), _about_kl(found)),
+    rows = [("reward", reward, "of the reward model; 0 is the mean of good human answers"),
+            (f"KL to {reference}, nats", _kl(found, reference), _about_kl(found)),
             ("tokens", f"{len(found.tokens) or found.drawn:,}", "in the answer, its end included"),
             ("tokens a second", rate, "while this panel was drawing, the others waiting")]
     boxes = [element("div", element("dt", name), element("dd", value), title=about) for name, value, about in rows]
@@ -114,9 +127,11 @@ def _samples(found: Answer) -> Html:
     return element("p", f"Rewards of all {found.samples}: {words}", class_="by")
 
 
-def _kl(found: Answer) -> str:
+def _kl(found: Answer, reference: str) -> str:
     if found.kl_is_bound:
         return f"≤ {found.kl:.2f}"
+    if found.speaker == reference:
+        return "0"
     return _signed(found.kl) if found.tokens else "…"
 
 

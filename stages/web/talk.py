@@ -1,15 +1,14 @@
-"""What a click does: questions to answers as HTML, votes to the folder. Knows the models and the votes, not the page."""
+"""What a click does: questions to answers as HTML, votes to the folder. Knows models and votes, not the page."""
 
 import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from stages.learning.speaking import BEST_OF_N, Answer, Manner, Speakers
-from stages.learning.statistics import estimate, group_numbers
 from stages.text.elements import Html
+from stages.text.layout import shortened
 from stages.text.tables import best_rows, first_questions, first_rows, key_of
 from stages.text.votes import TIES, VOTES, Question, Votes, Written, models_of, vote_row
 from stages.web import show
@@ -17,9 +16,8 @@ from stages.web.sessions import Duel, Sessions
 
 SPLIT, MOST_QUESTIONS = "evaluation", 2000
 SHOW_EVERY_SECONDS = 0.1  # a page cannot draw faster, and every drawing costs tokens
-ESTIMATE = partial(estimate, samples=2000, seed=0)
 CHANCE = random.SystemRandom()
-TITLE_CHARACTERS = 110
+TITLE_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,15 @@ class Talk:
 
     def titles(self) -> list[str]:
         """Of the held-out questions, the beginning of each in one line."""
-        return [" ".join(text.split())[:TITLE_CHARACTERS] for text in self.questions]
+        return [shortened(" ".join(text.split()), TITLE_CHARACTERS) for text in self.questions]
+
+    def question(self, number: int | None) -> str:
+        """A held-out question by its number."""
+        return "" if number is None else self.questions[number]
+
+    def random(self) -> int | None:
+        """The number of some held-out question; None where there is none."""
+        return CHANCE.randrange(len(self.questions)) if self.questions else None
 
     def human(self, question: str) -> Html:
         """The best human answer, where one is known."""
@@ -71,15 +77,14 @@ class Talk:
 
         Nothing is shown before: best-of-n would be known by its way of growing.
         """
-        waiting, answers, stopped = show.waiting("Both are being written…"), [], False
         try:
             for answers, stopped in self._growing(page, question, how, CHANCE.sample(names, len(names))):
-                yield show.notice(""), waiting, waiting, False
+                words = f"Both are being written: {sum(found.drawn for found in answers)} tokens so far…"
+                yield show.notice(""), *[show.waiting("Stopped." if stopped else words)] * 2, False
         except ValueError as error:
             yield show.notice(str(error)), *[show.waiting("Not asked.")] * 2, False
             return
         if stopped:
-            yield show.notice(""), *[show.waiting("Stopped.")] * 2, False
             return
         same = answers[0].text.strip() == answers[1].text.strip()
         if not same:
@@ -108,19 +113,20 @@ class Talk:
         one, other = (f"best of {samples}" if name == BEST_OF_N else name for name in names)
         if one == other:
             return show.notice(f"Both are {one}: votes are kept, and there is nothing to tally.")
-        found = [(row, kind) for kind in (VOTES, TIES) for row in self.votes.rows(kind)]
+        try:
+            found = [(models_of(row), key_of(row), kind) for kind in (VOTES, TIES) for row in self.votes.rows(kind)]
+        except ValueError as error:
+            return show.notice(str(error))
         sides = {(one, self._digest(names[0])): 1.0, (other, self._digest(names[1])): 0.0}
-        values, rows, ties = [], [], 0
-        for row, kind in found:
-            better, worse = ((side["policy"], side["model"]) for side in models_of(row))
+        values, questions = [], set()
+        for (better, worse), question, kind in found:
             if {better, worse} == set(sides):
                 values.append(0.5 if kind == TIES else sides[better])
-                rows.append(key_of(row))
-                ties += kind == TIES
-        return show.tally(one, other, ESTIMATE(values, group_numbers(rows)) if rows else None, ties)
+                questions.add(question)  # votes on one question are not independent
+        return show.tally(one, other, values, len(questions))
 
     def _growing(self, page: str, question: str, how: dict, names: list[str]) -> Iterator[tuple[list[Answer], bool]]:
-        """Answers as they are now and then, at last as they remain; whether they were stopped. ValueError: not asked."""
+        """Answers now and then, at last as they remain; whether they were stopped. ValueError: not asked."""
         manner = Manner(**how, seed=CHANCE.randrange(2**31))
         prompt = self.speakers.prompt(question, manner)
         session, self.running, answers, shown = self.sessions.of(page), True, [], 0.0
