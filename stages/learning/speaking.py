@@ -56,15 +56,16 @@ class Answer:
 
     tokens: ids as drawn, with the EOS that ended it; seconds: spent on drawing `drawn` tokens (best-of-n's are those of
     all its samples); finished: of best-of-n, how many samples are; rewards: of all its samples, the best first.
+    kl: the sum of log-ratios, nats; of best-of-n `kl_bound`, the most that it can be.
     """
 
     speaker: str
     pieces: Pieces
     tokens: list[int] = field(default_factory=list)
+    log_ratios: list[float] = field(default_factory=list)
     drawn: int = 0
     seconds: float = 0.0
-    kl: float = 0.0
-    kl_is_bound: bool = False
+    kl_bound: float | None = None
     ended: bool = False
     done: bool = False
     samples: int = 1
@@ -76,9 +77,13 @@ class Answer:
     def text(self) -> str:
         return self.pieces.text
 
+    @property
+    def kl(self) -> float:
+        return sum(self.log_ratios) if self.kl_bound is None else self.kl_bound
+
     def add(self, token: int, log_ratio: float) -> None:
         self.tokens.append(token)
-        self.kl += log_ratio
+        self.log_ratios.append(log_ratio)
         self.pieces.add(token, log_ratio)
 
 
@@ -148,7 +153,7 @@ class Speakers:
         for token in record.responses[int(rewards.argmax())]:
             answer.add(token, 0.0)
         answer.rewards = sorted(rewards.tolist(), reverse=True)
-        answer.kl, answer.kl_is_bound = best_of_kl(manner.samples), True
+        answer.kl_bound = best_of_kl(manner.samples)
         yield self._finished(answer, prompt)
 
     def _steps(self, name: str, prompts: list[list[int]], manner: Manner) -> Iterator[Record]:

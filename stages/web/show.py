@@ -128,7 +128,7 @@ def _samples(found: Answer) -> Html:
 
 
 def _kl(found: Answer, reference: str) -> str:
-    if found.kl_is_bound:
+    if found.kl_bound is not None:
         return f"≤ {found.kl:.2f}"
     if found.speaker == reference:
         return "0"
@@ -136,7 +136,7 @@ def _kl(found: Answer, reference: str) -> str:
 
 
 def _about_kl(found: Answer) -> str:
-    if found.kl_is_bound:
+    if found.kl_bound is not None:
         return "of best-of-n, log n - (n-1)/n at most; its tokens are SFT's own and have no colour"
     return "sum of the log-ratios of this one answer: an estimate that can be below 0"
 

@@ -16,6 +16,7 @@ from stages.web.sessions import Duel, Sessions
 
 SPLIT, MOST_QUESTIONS = "evaluation", 2000
 SHOW_EVERY_SECONDS = 0.1  # a page cannot draw faster, and every drawing costs tokens
+FAULTS = ValueError, RuntimeError  # a question that cannot be asked; memory that is not there
 CHANCE = random.SystemRandom()
 TITLE_CHARACTERS = 160
 
@@ -69,8 +70,8 @@ class Talk:
         try:
             for answers, stopped in self._growing(page, question, how, names):
                 yield show.notice(""), *(show.answer(found, reference, stopped) for found in answers)
-        except ValueError as error:
-            yield show.notice(str(error)), *[show.waiting("Not asked.") for _ in names]
+        except FAULTS as error:
+            yield show.notice(str(error)), *[show.waiting("No answer.") for _ in names]
 
     def blind(self, page: str, question: str, how: dict, names: list[str]) -> Iterator[tuple[Html, Html, Html, bool]]:
         """A notice, two answers in random order once both are done, and whether they can be voted on.
@@ -81,8 +82,8 @@ class Talk:
             for answers, stopped in self._growing(page, question, how, CHANCE.sample(names, len(names))):
                 words = f"Both are being written: {sum(found.drawn for found in answers)} tokens so far…"
                 yield show.notice(""), *[show.waiting("Stopped." if stopped else words)] * 2, False
-        except ValueError as error:
-            yield show.notice(str(error)), *[show.waiting("Not asked.")] * 2, False
+        except FAULTS as error:
+            yield show.notice(str(error)), *[show.waiting("No answer.")] * 2, False
             return
         if stopped:
             return
