@@ -10,6 +10,7 @@ the folder RUN/votes, in the form of the pairs. Needs gradio (`make extras`); `m
 import argparse
 import importlib.util
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -21,12 +22,15 @@ RUN, PORT = Path("results/demo"), 7860
 PRECISIONS = ("fp32", "bf16", "int8", "nf4")
 NEEDED = ("pairs", "sft-merged", "ppo-merged", "reward-merged")
 DIGEST_CHARACTERS = 12
+# Read when the libraries are imported. A proxy would be asked for the page itself: Gradio calls it once at the start.
+STAY_HERE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "NO_PROXY": "*", "no_proxy": "*"}
 
 
 def serve(asked: argparse.Namespace) -> None:
     """Load the models and serve the page until Ctrl-C; ValueError, in one line, where something is missing."""
     check(asked.run)
-    os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}  # both are read at import
+    check_port(asked.host, asked.port)
+    os.environ |= STAY_HERE
     from stages.web import page
     blocks = page.page(talk_of(asked), f"Talking to {asked.run}", defaults_of(asked.run))
     page.serve(blocks, asked.host, asked.port)
@@ -39,6 +43,16 @@ def check(run: Path) -> None:
     missing = [name for name in NEEDED if not (run / name / MANIFEST).is_file()]
     if missing:
         raise ValueError(f"{run} has no finished {', '.join(missing)}: make it first (the bundled run: make ppo)")
+
+
+def check_port(host: str, port: int) -> None:
+    """OSError unless the page can be served there; before the models are loaded, which may take minutes."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise OSError(f"cannot listen at {host}, port {port} ({error.strerror}): give another --port") from None
 
 
 def talk_of(asked: argparse.Namespace):

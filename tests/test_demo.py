@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -413,6 +414,13 @@ def test_without_gradio_one_line_says_so(run, capsys, monkeypatch):
     assert demo.main(["--run", str(run)]) == 1
     said = capsys.readouterr().err
     assert "make extras" in said and said.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_said_before_models_are_loaded(run, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert demo.main(["--run", str(run), "--port", str(taken.getsockname()[1])]) == 1
+    said = capsys.readouterr()
+    assert "give another --port" in said.err and said.err.count("\n") == 1 and not said.out
 
 
 def test_a_model_is_named_once_and_is_a_folder(run, capsys):

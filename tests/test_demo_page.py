@@ -4,7 +4,6 @@ Every page that a test opens is watched: no request leaves this machine or fails
 an error, no dialog opens. The server's own connections are watched as well.
 """
 
-import os
 import re
 import shutil
 import socket
@@ -55,11 +54,14 @@ def talk(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(talk, connections):
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    """The page is served as stages.demo does, and with a proxy that must not be asked."""
     from stages.web import page
-    blocks = page.page(talk, "Talking to a tiny run", {"temperature": 1.0, "most_tokens": 40})
-    yield page.serve(blocks, "127.0.0.1", None, wait=False)
-    blocks.close(verbose=False)
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {"HTTP_PROXY": "http://127.0.0.1:9", **demo.STAY_HERE}.items():
+            patched.setenv(name, value)
+        blocks = page.page(talk, "Talking to a tiny run", {"temperature": 1.0, "most_tokens": 40})
+        yield page.serve(blocks, "127.0.0.1", None, wait=False)
+        blocks.close(verbose=False)
 
 
 @pytest.fixture(scope="module")
