@@ -397,7 +397,11 @@ def test_a_vote_that_cannot_be_kept_says_so(talk):
     duel(talk)
     (talk.votes.folder / VOTES).mkdir(parents=True)
     (talk.votes.folder / VOTES / "part-00000.parquet").write_bytes(b"")
-    assert "not kept" in talk.vote("page", 0).notice and "left alone" in talk.tally(["SFT", "PPO"], 4)
+    verdict = talk.vote("page", 0)
+    assert "not kept" in verdict.notice and "left alone" in talk.tally(["SFT", "PPO"], 4)
+    assert verdict.open and not any(verdict.lines), "still blind"
+    (talk.votes.folder / VOTES / "part-00000.parquet").unlink()
+    assert "Kept in" in talk.vote("page", 0).notice and len(talk.votes.rows(VOTES)) == 1
 
 
 # The command

@@ -161,7 +161,7 @@ def _blind_events(talk: Talk, asking: Asking, names: list, ask: gr.Button, shown
     def vote(choice: int | None):
         def voted(request: gr.Request, samples, *chosen):
             verdict = talk.vote(request.session_hash, choice)
-            return [verdict.notice, *verdict.lines, *usable(False), talk.tally(list(chosen), int(samples))]
+            return [verdict.notice, *verdict.lines, *usable(verdict.open), talk.tally(list(chosen), int(samples))]
         return voted
 
     ask.click(begin, None, [notice, *panels, *lines, *choices], **AT_ONCE).then(

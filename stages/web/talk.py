@@ -23,10 +23,11 @@ TITLE_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is shown after a vote: a line for each answer, and one of what became of the vote."""
+    """What is shown after a vote: one line of what became of it, one for each answer; open: it may be given again."""
 
-    lines: tuple[Html, Html]
     notice: Html
+    lines: tuple[Html, Html] = (Html(""), Html(""))
+    open: bool = False
 
 
 class Talk:
@@ -94,20 +95,24 @@ class Talk:
         yield show.notice(words), *(show.plain(found.text) for found in answers), not same
 
     def vote(self, page: str, choice: int | None) -> Verdict:
-        """Keep the vote on the page's two answers: 0 or 1, the better one; None, a tie. Tells whose they were."""
+        """Keep the vote on the page's two answers: 0 or 1, the better one; None, a tie. Tells whose they were.
+
+        A vote that cannot be kept tells nothing: it may be given again when there is room on the disk.
+        """
         duel = self.sessions.take_duel(page)
         if duel is None:
-            return Verdict((Html(""), Html("")), show.notice("There is nothing to vote on: ask a question first."))
+            return Verdict(show.notice("There is nothing to vote on: ask a question first."))
         order = (0, 1) if choice is None else (choice, 1 - choice)
         row = vote_row(duel.question, *(duel.shown[i] for i in order), duel.how, tie=choice is None)
         kind = TIES if choice is None else VOTES
         try:
             self.votes.add(kind, row)
-            said = show.notice(f"Kept in {self.votes.folder / kind}.")
         except (ValueError, OSError) as error:
-            said = show.notice(f"The vote is not kept: {error}")
+            self.sessions.of(page).duel = duel
+            return Verdict(show.notice(f"The vote is not kept: {error}"), open=True)
         verdicts = [("tie" if choice is None else "chosen" if i == choice else "not chosen") for i in (0, 1)]
-        return Verdict(tuple(map(show.revealed, duel.shown, verdicts)), said)
+        said = show.notice(f"Kept in {self.votes.folder / kind}.")
+        return Verdict(said, tuple(map(show.revealed, duel.shown, verdicts)))
 
     def tally(self, names: list[str], samples: int) -> Html:
         """Of these two policies as they are now: votes on other models of these names do not count."""
