@@ -1,4 +1,4 @@
-# make ppo: set up this machine, then a Stack Exchange dump to an aligned answer model. make test, make lint.
+# make ppo: set up this machine, then a Stack Exchange dump to an aligned answer model. make demo, make test, make lint.
 PYTHON ?= python3
 # Without a GPU, from PyPI's big CUDA build to the small one: make ppo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/ready
 EXTRAS := .venv/extras
 
-.PHONY: ppo install extras test lint
+.PHONY: ppo install demo extras test lint
 
 ppo: install
 	$(BIN)/snakemake --cores all ppo
@@ -19,6 +19,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' constraints.txt)
 	$(BIN)/python -m pip install --quiet --requirement constraints.txt
 	touch $@
+
+# A page to talk to the models that make ppo has made.
+demo: extras
+	$(BIN)/python -m stages.demo
 
 # The page to talk to, TensorBoard and W&B, and what drives a browser in the tests.
 extras: $(EXTRAS)

@@ -13,7 +13,7 @@ from stages.plumbing import command, lineage, settings
 from stages.recipe import Merge, Recipe
 
 ROOT = Path(__file__).parents[1]
-NOT_STAGES = ("__init__", "recipe", "inspect")  # inspect makes no artifact: it has a command line of its own
+NOT_STAGES = ("__init__", "recipe", "inspect", "demo")  # the last two make no artifact: command lines of their own
 MODULES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in NOT_STAGES)
 PROBE = '''"""Probe: what a stage sees."""
 from pathlib import Path

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
 LEARNING = {"torch", "transformers", "peft", "trl", "datasets", "accelerate", "bitsandbytes", "tokenizers",
             "safetensors"}
-NOT_STAGES = ("recipe", "inspect")  # directly in stages/, without a `run`
+NOT_STAGES = ("recipe", "inspect", "demo")  # directly in stages/, without a `run`
 FOR_ALL = ("stages.plumbing.progress", "stages.plumbing.artifact",  # a progress bar, a JSON file written whole
            "stages.plumbing.workers")  # several processes
 
@@ -86,6 +86,23 @@ def test_inspect_needs_what_reads_artifacts_and_no_learning():
     names = imported(parsed(ROOT / "stages/inspect.py")) - {"stages.plumbing"}
     readers = (f"stages.plumbing.{name}" for name in ("artifact", "lineage", "listing", "record"))
     assert not of_ours(names, "stages.recipe", "stages.text", *readers)
+
+
+@pytest.mark.parametrize("path", in_room("web"))
+def test_the_page_shows_what_text_and_learning_know(path):
+    assert not of_ours(imported(parsed(path)) - {"stages.plumbing"}, "stages.web", "stages.text", "stages.learning",
+                       *FOR_ALL)
+
+
+def test_only_the_demo_knows_the_page_and_only_the_page_knows_gradio():
+    using = {path: imported(parsed(path)) for path in SOURCES if room(path) != "web"}
+    assert {path.stem for path, names in using.items() if {"stages.web", "stages.web.page"} & names} == {"demo"}
+    assert not [path for path, names in using.items() if "gradio" in names]
+    needs = using[ROOT / "stages/demo.py"] - {"stages.plumbing"}
+    assert not of_ours(needs, "stages.recipe", "stages.text", "stages.learning", "stages.web",
+                       "stages.plumbing.artifact", "stages.plumbing.settings")
+    before = ast.Module([node for node in parsed(ROOT / "stages/demo.py").body if isinstance(node, ast.ImportFrom)], [])
+    assert not of_ours(imported(before), "stages.recipe", "stages.plumbing"), "--help needs neither torch nor gradio"
 
 
 def test_the_snakefile_needs_recipe_and_plumbing_only():

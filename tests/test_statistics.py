@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stages.learning.statistics import estimate, estimate_of, group_numbers, jackknife, wins
+from stages.learning.statistics import estimate, estimate_of, group_numbers, jackknife, wilson, wins
 from stages.learning.text_measures import distinct, distinct_without_each
 
 
@@ -124,3 +124,12 @@ def test_wins_against_a_loop():
 
 def test_equal_keys_are_one_group():
     assert group_numbers([("a", 1), ("b", 1), ("a", 1), ("b", 2)]).tolist() == [0, 1, 0, 2]
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.5, 10), (0.3, 7), (0.9, 200), (0.0, 1), (1.0, 20)])
+def test_wilsons_bounds_are_where_the_observed_share_is_just_not_rejected(share, count):
+    """By its definition: the share lies 1.96 standard errors of a bound from it, errors taken at the bound."""
+    low, high = wilson(share, count)
+    for bound in (low, high):
+        assert (share - bound) ** 2 == pytest.approx(1.959964**2 * bound * (1 - bound) / count, abs=1e-9)
+    assert -1e-12 <= low <= share <= high <= 1 + 1e-12 and high - low > 0.05

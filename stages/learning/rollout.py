@@ -4,7 +4,7 @@ to those who score (filtering.py): repetition penalties, a suppressed EOS or a s
 Shapes: B rows (prompts), R response tokens, V vocabulary, D width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -58,8 +58,15 @@ def rollout_mode(model):
         model.train(was_training)
 
 
+def sample(model, prompts: list[list[int]], *, precision: str = "fp32", **how) -> Rollout:
+    """One response to each prompt; how: as `steps` takes it. With `value_of` the rollout carries its numbers."""
+    with autocast(precision):
+        *_, record = steps(model, prompts, **how)
+    return record.rollout(prompts, with_numbers=how.get("value_of") is not None)
+
+
 @torch.no_grad()
-def sample(
+def steps(
     model,
     prompts: list[list[int]],
     *,
@@ -67,39 +74,56 @@ def sample(
     temperature: float,
     stop_ids: Sequence[int],
     generator: torch.Generator,
-    precision: str = "fp32",
     value_of: Callable[[torch.Tensor], torch.Tensor] | None = None,
     top_k: int = 0,
     top_p: float = 1.0,
-) -> Rollout:
-    """One response to each prompt; temperature 0 is greedy. max_new_tokens: of every row, or of each.
+) -> Iterator["Record"]:
+    """Draw a response to each prompt, a token of every row a step; the one record of what was drawn, after each step.
 
-    Each row takes one uniform number a step from `generator` (a CPU generator), so that a row's tokens do not depend on
-    which other rows have ended; rows that have ended leave the batch. value_of: hidden states [B, D] to values [B];
-    with it the rollout carries log-probabilities, values and entropies. top_k: 0 is none; top_p counts within it.
+    temperature: 0 is greedy. max_new_tokens: of every row, or of each. Each row takes one uniform number a step from
+    `generator` (a CPU generator), so that a row's tokens do not depend on which other rows have ended; rows that have
+    ended leave the batch. value_of: hidden states [B, D] to values [B]; with it log-probabilities, values and entropies
+    are noted. top_k: 0 is none; top_p counts within it.
+    Runs under the caller's autocast: one made here would still be on while the caller does other things between steps.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     where, head = next(model.parameters()).device, model.get_output_embeddings()
-    batch = ragged(prompts, where)
-    cache, record = KeyValues(batch), _Record(limits, stop_ids, where, top_k)
-    with rollout_mode(model), autocast(precision):
-        hidden = ragged_states(model, batch, batch.starts + batch.lengths - 1, past_key_values=cache, use_cache=True)
+    with rollout_mode(model):
+        growing, record = Growing(model, prompts), Record(limits, stop_ids, where, top_k)
         while True:
             uniform = torch.rand(len(prompts), generator=generator, dtype=torch.float64)
-            drawn = _draw(head(hidden).float(), temperature, uniform[record.rows].to(where), top_k, top_p)
-            values = value_of(hidden) if value_of else None
+            drawn = _draw(head(growing.hidden).float(), temperature, uniform[record.rows].to(where), top_k, top_p)
+            values = value_of(growing.hidden) if value_of else None
             staying = record.take(drawn, values)
+            yield record
             if not len(record.rows):
                 break
             tokens = drawn.tokens
             if staying is not None:
                 tokens = tokens[staying]
-                cache.keep(staying)
-            hidden = attended(model)(
-                input_ids=tokens[:, None], position_ids=cache.advance(), attention_mask=NO_MASK, batch=cache,
-                past_key_values=cache, use_cache=True,
-            ).last_hidden_state[:, -1]
-    return record.rollout(prompts, with_numbers=value_of is not None)
+                growing.keep(staying)
+            growing.add(tokens)
+
+
+class Growing:
+    """Rows of token ids that grow under a model; `hidden` [B, D]: the states that tell each row's next token."""
+
+    def __init__(self, model, rows: list[list[int]]):
+        batch = ragged(rows, next(model.parameters()).device)
+        self.inner, self.cache = attended(model), KeyValues(batch)
+        ends = batch.starts + batch.lengths - 1
+        self.hidden = ragged_states(model, batch, ends, past_key_values=self.cache, use_cache=True)
+
+    def add(self, tokens: torch.Tensor) -> None:
+        """One token more in each row, [B]."""
+        self.hidden = self.inner(
+            input_ids=tokens[:, None], position_ids=self.cache.advance(), attention_mask=NO_MASK, batch=self.cache,
+            past_key_values=self.cache, use_cache=True,
+        ).last_hidden_state[:, -1]
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop all rows but these; `hidden` stays as it is until the next token."""
+        self.cache.keep(rows)
 
 
 class _Drawn(NamedTuple):
@@ -111,8 +135,12 @@ class _Drawn(NamedTuple):
     kept: torch.Tensor | None
 
 
-class _Record:
-    """What was drawn, row by row; which rows are still in the batch."""
+class Record:
+    """What was drawn, row by row; which rows are still in the batch.
+
+    responses, done: of every row. numbers [3, B, most tokens]: log-probability, value, entropy of each token, where
+    values are asked for. step: tokens drawn so far in rows that are not done.
+    """
 
     DROP_SHARE = 8  # ended rows leave together, once they are this part of the batch: leaving copies keys and values
 

@@ -70,6 +70,16 @@ def jackknife(whole: float, without: np.ndarray) -> dict:
     return {"mean": whole, **ends, "count": count, "groups": count}
 
 
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """95 % interval of a share of `count` independent trials (Wilson 1927).
+
+    For a few of them, where a bootstrap of trials that all went one way would be sure of itself.
+    """
+    extra = NORMAL_QUANTILE**2 / count
+    middle, half = share + extra / 2, (extra * share * (1 - share) + extra**2 / 4) ** 0.5
+    return (middle - half) / (1 + extra), (middle + half) / (1 + extra)
+
+
 def _resampled_sums(sums: np.ndarray, samples: int, generator: np.random.Generator) -> np.ndarray:
     """Sums [K, samples] of `sums` [K, groups], each over as many groups, drawn with replacement, as there are."""
     groups, found = sums.shape[1], []

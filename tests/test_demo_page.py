@@ -1,0 +1,273 @@
+"""The demo page in headless Chromium: it answers, streams, switches models, records a vote, and shows text as text.
+
+Every page that a test opens is watched: no request leaves this machine or fails, nothing is written to the console as
+an error, no dialog opens. The server's own connections are watched as well.
+"""
+
+import re
+import shutil
+import socket
+import time
+from urllib.parse import urlsplit
+
+import pyarrow.parquet as pq
+import pytest
+import talking
+import torch
+
+gradio = pytest.importorskip("gradio", reason="the page needs gradio: make extras")
+playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwright: make extras")
+
+from stages import demo  # noqa: E402
+from stages.learning.rollout import sample  # noqa: E402
+from stages.text.pieces import Piece, Pieces  # noqa: E402
+from stages.text.template import prompt_ids  # noqa: E402
+from stages.web import talk as talk_module  # noqa: E402
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+EVIL = '<script>alert(1)</script> "quoted" & \'it\' ${alert(2)} {{alert(3)}} <img src=x onerror=alert(4)> שלום عربي'
+SECONDS = 20_000  # in milliseconds: how long anything may take
+HERE = {"127.0.0.1", "localhost", "::1"}
+
+
+@pytest.fixture(scope="module")
+def connections():
+    """Addresses that this process, the server, has connected to."""
+    found, connect = [], socket.socket.connect
+
+    def noted(self, address):
+        found.append(address)
+        return connect(self, address)
+
+    socket.socket.connect = noted
+    yield found
+    socket.socket.connect = connect
+    assert all(isinstance(address, str) or address[0] in HERE for address in found), found
+
+
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory):
+    run = talking.save_run(tmp_path_factory.mktemp("runs") / "tiny", EVIL, EVIL)
+    asked = demo.parser().parse_args(["--run", str(run), "--model", f"other={run / 'other'}"])
+    return demo.talk_of(asked)
+
+
+@pytest.fixture(scope="module")
+def address(talk, connections):
+    """The page is served as stages.demo does, and with a proxy that must not be asked."""
+    from stages.web import page
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {"HTTP_PROXY": "http://127.0.0.1:9", **demo.STAY_HERE}.items():
+            patched.setenv(name, value)
+        blocks = page.page(talk, "Talking to a tiny run", {"temperature": 1.0, "most_tokens": 40})
+        yield page.serve(blocks, "127.0.0.1", None, wait=False)
+        blocks.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser, address):
+    """A page of its own for each test; what must never happen is looked for when it is closed."""
+    page, faults = browser.new_page(), []
+    page.set_default_timeout(SECONDS)
+    page.on("request", lambda request: faults.append(request.url) if _leaves(request.url) else None)
+    page.on("response", lambda answer: faults.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None)
+    page.on("requestfailed", lambda request: faults.append(f"{request.failure} {request.url}")
+            if not _is_closed_stream(request) else None)
+    page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("dialog", lambda dialog: (faults.append(dialog.message), dialog.dismiss()))
+    page.goto(address)
+    page.wait_for_selector("#ask-side")
+    yield page
+    page.close()
+    assert not faults
+
+
+def _leaves(url: str) -> bool:
+    return urlsplit(url).scheme in ("http", "https", "ws", "wss") and urlsplit(url).hostname not in HERE
+
+
+def _is_closed_stream(request) -> bool:
+    """Gradio's client closes the stream of events itself, once it has all of them."""
+    return "/queue/data" in request.url and "ERR_ABORTED" in request.failure
+
+
+def choose(page, menu: str, name: str) -> None:
+    page.click(f"{menu} input")
+    page.get_by_role("option", name=name, exact=True).click()
+    page.wait_for_selector("[role=option]", state="detached")
+
+
+def greedy(page, tokens: int) -> None:
+    for control, value in (("temperature", 0), ("length", tokens)):
+        page.fill(f"#{control} input[type=number]", str(value))
+        page.press(f"#{control} input[type=number]", "Tab")
+
+
+def finished(page, panel: str) -> str:
+    """The text of an answer that is done, without what a cut made of its last character."""
+    page.wait_for_selector(f"{panel} .answer .end", state="attached")
+    text = page.evaluate("""panel => { const answer = document.querySelector(`${panel} .answer`).cloneNode(true);
+        answer.querySelectorAll(".end").forEach(e => e.remove()); return answer.textContent; }""", panel)
+    return text.rstrip("\ufffd")
+
+
+def expected(talk, name: str, question: str, tokens: int) -> str:
+    prompts = [prompt_ids(talk.speakers.tokenizer, question)]
+    return shown_text(sample(talk.speakers.models[name], prompts, max_new_tokens=tokens, temperature=0, stop_ids=[2],
+                             generator=torch.Generator()).texts(talk.speakers.tokenizer)[0].rstrip("\ufffd"))
+
+
+def shown_text(text: str) -> str:
+    """As HTML holds it: control characters as their signs."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f]", lambda sign: chr(0x2400 + ord(sign[0])), text).replace("\x7f", "\u2421")
+
+
+def test_it_answers_streams_and_switches_models(opened, talk, monkeypatch):
+    monkeypatch.setattr(talk_module, "SHOW_EVERY_SECONDS", 0.02)
+    opened.evaluate("""() => { window.seen = []; new MutationObserver(() => window.seen.push(
+        document.querySelector("#panel-0 .answer")?.textContent.length ?? 0)).observe(
+        document.querySelector("#panel-0"), {childList: true, subtree: true, characterData: true}); }""")
+    greedy(opened, 120)
+    opened.click("#random")
+    opened.wait_for_function("document.querySelector('#question textarea').value")
+    question = opened.input_value("#question textarea")
+    assert question.strip() in talk.rows
+    opened.click("#ask-side")
+    answers = [finished(opened, f"#panel-{place}") for place in range(3)]
+    assert answers[:2] == [expected(talk, name, question, 120) for name in ("SFT", "PPO")]
+    lengths = [n for n, after in zip(*(opened.evaluate("window.seen")[i:] for i in (0, 1)), strict=False) if n < after]
+    assert len(lengths) >= 3, "it grew before the reader's eyes"
+    numbers = opened.text_content("#panel-1 .numbers")
+    assert re.search(r"reward[+−]\d", numbers) and re.search(r"KL to SFT, nats[+−]\d", numbers)
+    assert re.search(r"tokens a second\d", numbers) and "Rewards of all 4" in opened.text_content("#panel-2")
+    coloured = opened.locator("#panel-1 .more, #panel-1 .less")
+    assert coloured.count() > 5 and "nats to SFT" in coloured.first.get_attribute("title")
+    assert not opened.locator("#panel-0 .more, #panel-0 .less").count(), "SFT is as likely as itself"
+    choose(opened, "#model-0", "other")
+    opened.click("#ask-side")
+    opened.wait_for_function("before => !document.querySelector('#panel-0').textContent.includes(before)",
+                             arg=answers[0][:20])
+    assert finished(opened, "#panel-0") == expected(talk, "other", question, 120) != answers[0]
+
+
+def test_a_blind_vote_is_recorded(opened, talk):
+    opened.get_by_role("tab", name="Blind").click()
+    choose(opened, "#between-1", "other")
+    opened.fill("#question textarea", "which port")
+    assert opened.is_disabled("#vote-A")
+    opened.click("#ask-blind")
+    opened.wait_for_selector("#vote-B:not([disabled])")
+    blind = "".join(opened.inner_html(part) for part in ("#blind-A", "#blind-B", "#blind-notice"))
+    assert not any(word in blind for word in ("SFT", "other", "nats", "reward", "--w"))
+    shown = [opened.text_content(f"#blind-{letter} .answer") for letter in "AB"]
+    opened.click("#vote-B")
+    opened.wait_for_selector("#who-B .revealed")
+    [vote] = pq.read_table(talk.votes.folder / "reward").to_pylist()
+    assert [shown_text(vote["response_j"]), shown_text(vote["response_k"])] == shown[::-1]
+    assert vote["authors"][1] in opened.text_content("#who-B") and vote["question"] == "which port"
+    assert "chosen" in opened.text_content("#who-B") and "not chosen" in opened.text_content("#who-A")
+    assert "1 vote on 1 question" in opened.text_content("#tally") and opened.is_disabled("#vote-A")
+
+
+def test_hostile_text_is_text(opened, talk, monkeypatch):
+    """In a held-out post, in the menu, in a person's question and in what a model writes."""
+    signs = iter(EVIL * 100)
+    monkeypatch.setattr(Pieces, "add", lambda pieces, token, ratio: pieces.done.append(Piece(next(signs), ratio)))
+    opened.click("#picked input")
+    opened.get_by_role("option", name=EVIL, exact=True).click()
+    opened.wait_for_function("document.querySelector('#question textarea').value")
+    assert opened.input_value("#question textarea") == EVIL
+    opened.get_by_role("button", name="Best human answer").click()
+    opened.wait_for_function("document.querySelector('#human')?.textContent.includes('alert(4)')")
+    assert opened.text_content("#human .answer") == EVIL
+    for place in (1, 2):
+        choose(opened, f"#model-{place}", "SFT")
+    opened.click("#ask-side")
+    answers = [finished(opened, f"#panel-{place}") for place in range(3)]
+    assert sorted("".join(answers)) == sorted((EVIL * 100)[:sum(map(len, answers))]), "all signs, and no others"
+    choose(opened, "#model-0", "best of n")  # its tokens come all at once: the text in one piece
+    opened.click("#ask-side")
+    opened.wait_for_function("document.querySelector('#panel-0').textContent.includes('Rewards of all')")
+    assert opened.locator("#panel-0 .answer").get_attribute("dir") == "auto"
+    opened.get_by_role("tab", name="Blind").click()
+    opened.click("#ask-blind")
+    opened.wait_for_selector("#vote-A:not([disabled])")
+    injected = "#human script, #human img, .answer script, .answer img, [role=option] img, [onerror]"
+    assert not opened.locator(injected).count()
+
+
+def test_it_refuses_a_question_that_is_too_long(opened):
+    opened.fill("#question textarea", "port " * 400)
+    opened.click("#ask-side")
+    opened.wait_for_selector("#notice .notice")
+    assert re.search(r"The question has [\d,]+ tokens, .* shorten it\.$", opened.text_content("#notice .notice"))
+
+
+def test_it_stops_when_told_and_lets_another_page_wait(opened, browser, talk, monkeypatch):
+    steps = talk.speakers._steps
+
+    def slow(*given):
+        for record in steps(*given):
+            time.sleep(0.02)
+            yield record
+
+    monkeypatch.setattr(talk.speakers, "_steps", slow)
+    opened.fill("#question textarea", "which port")
+    opened.fill("#length input[type=number]", "200")
+    opened.press("#length input[type=number]", "Tab")
+    opened.click("#ask-side")
+    opened.wait_for_selector("#panel-0 .answer .caret")
+    second = browser.new_page()
+    second.goto(opened.url)
+    second.fill("#question textarea", "which port")
+    second.click("#ask-side")
+    second.wait_for_function("document.querySelector('#panel-0').textContent.includes('another question is being')")
+    opened.click("#stop-side")
+    opened.wait_for_function("!document.querySelector('.caret')")
+    assert "–" in opened.text_content("#panel-0 .numbers") and not opened.locator("#panel-0 .end").count()
+    finished(second, "#panel-0")
+    second.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_on_a_colour_can_be_read(browser, address, scheme):
+    """The strongest colours under the theme's text: a contrast of 4.5 at least (WCAG 2, AA)."""
+    page = browser.new_page(color_scheme=scheme)
+    page.goto(address)
+    page.wait_for_selector("#ask-side")
+    for kind in ("more", "less"):
+        ink, ground = page.evaluate("""kind => {
+            const panel = document.querySelector("#panel-0 .prose");
+            panel.innerHTML = `<div class="answer"><span class="${kind}" style="--w:60%">word</span></div>`;
+            const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+            const word = getComputedStyle(panel.querySelector("span"));
+            const pixel = () => [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+            const paint = colour => { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); };
+            paint(getComputedStyle(document.body).backgroundColor); paint(word.backgroundColor);
+            const ground = pixel();
+            paint(word.color);
+            return [pixel(), ground]; }""", kind)
+        assert contrast(ink, ground) >= 4.5, (kind, ink, ground)
+    page.close()
+
+
+def contrast(one: list[int], other: list[int]) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(rgb: list[int]) -> float:
+    shares = [value / 255 for value in rgb]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
