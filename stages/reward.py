@@ -8,7 +8,7 @@ best is kept. At the end the scores are shifted so that reference answers averag
 adapter of its own, the first in the artifact itself, others in member-1, member-2, ...
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,8 @@ import torch
 
 from stages.learning import families, models
 from stages.learning.journal import append, keep_until
-from stages.learning.judging import HeldOutPairs, held_out_pairs, validation_numbers, where_right
+from stages.learning.judging import HeldOutPairs, held_out_pairs, scored_pairs, validation_numbers, where_right
+from stages.learning.logs import Logs, open_logs
 from stages.learning.preference_data import Example, collate_examples, examples, reference_answers
 from stages.learning.reward_model import (
     SCORING,
@@ -32,6 +33,7 @@ from stages.learning.reward_objective import Objective
 from stages.learning.statistics import estimate
 from stages.learning.training import Training, Watch, last_step, remove_checkpoints, train
 from stages.learning.weights import save_adapter
+from stages.plumbing.artifact import Beside
 from stages.recipe import Reward, named
 from stages.text.curves import history_of
 from stages.text.tables import first_questions, first_rows, key_of, rows_of
@@ -39,13 +41,14 @@ from stages.text.tables import first_questions, first_rows, key_of, rows_of
 SPLIT = "reward"
 REFERENCE_ANSWERS = 2000  # that the normalisation averages over
 VALIDATION_QUESTIONS = 2000  # at most
+SHOWN = 8  # validation pairs whose scores are kept at every evaluation
 VALIDATION = "validation.jsonl"
 INTERVALS = partial(estimate, samples=1000, seed=0)
 
 
-def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
-    """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, scoring.json, history.jsonl and
-    validation.jsonl; and a folder of the same for each further member."""
+def run(config: Reward, out: Path, *, base: Path, pairs: Path, beside: Beside | None = None) -> dict[str, float]:
+    """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, scoring.json, and history, samples and
+    validation .jsonl; and a folder of the same for each further member."""
     tokenizer = models.load_tokenizer(base)
     data = _data(config, tokenizer, pairs)
     found = []
@@ -53,7 +56,9 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
         folder = member_folder(out, member)
         folder.mkdir(exist_ok=True)
         if not (folder / SCORING).exists():  # an earlier try may have come further
-            _train_member(replace(config, seed=config.seed + member), folder, base, tokenizer, data)
+            own, part = replace(config, seed=config.seed + member), folder.name if member else ""
+            with open_logs(config.log_to, folder, "reward", beside, asdict(own), part=part) as logs:
+                _train_member(own, folder, base, tokenizer, data, logs)
         remove_checkpoints(folder)
         found.append(_kept(folder))
     return {
@@ -91,7 +96,7 @@ def _data(config: Reward, tokenizer, pairs: Path) -> _Data:
     return _Data(training, validation, dropped)
 
 
-def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data) -> None:
+def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data, logs: Logs) -> None:
     """One model into `out`; scoring.json is written last."""
     scoring = Scoring(**named(Scoring, config))
     objective = Objective(**named(Objective, config))
@@ -108,6 +113,7 @@ def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data)
         scores = scorer(data.validation.prompts, data.validation.answers).numpy()
         found = where_right(data.validation, scores, INTERVALS)
         append(out / VALIDATION, {"step": step, **found})
+        logs.samples(step, scored_pairs(data.validation, scores, SHOWN))
         return validation_numbers(data.validation, scores, found)
 
     keep_until(out / VALIDATION, last_step(out), "step")
@@ -121,6 +127,7 @@ def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data)
         out,
         f"reward, seed {config.seed}",
         watch if data.validation.rows else None,
+        logs,
     )
     model.eval()
     save_adapter(model, tokenizer, out)
