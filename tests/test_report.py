@@ -199,7 +199,9 @@ def test_seconds_by_phase_come_from_their_own_series(tmp_path):
 def test_every_number_that_is_drawn_of_ppo_is_one_that_it_writes():
     """A name that has changed would leave its figure out without a word."""
     told = "".join(file.read_text() for file in Path(learning.__file__).parent.glob("*.py"))
-    keys = {key.removeprefix("validation_") for *_, lines in DRAWN["ppo"] for key in lines.values()}
+    keys = {key.removeprefix("validation_").removesuffix("_seconds")
+            for *_, lines in DRAWN["ppo"] for key in lines.values()}
+    assert 'f"{name}_seconds"' in told
     assert [key for key in sorted(keys) if f'"{key}"' not in told] == []
 
 

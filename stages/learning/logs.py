@@ -1,9 +1,9 @@
 """What is logged while a model trains: numbers and sample answers, under the same names wherever they go.
 
-The artifact's own files come first and are the truth: history.jsonl, timing.jsonl (seconds and memory, which differ
-from run to run) and samples.jsonl. TensorBoard and W&B get each row of them as it is written, every number under
-STAGE/NAME. A run that resumes cuts its files back to the checkpoint, and writes all that is left to fresh TensorBoard
-and W&B files: nothing stands there twice, or from after the checkpoint, whatever was logged to before.
+The artifact's own files come first and are the truth: history.jsonl, timing.jsonl (seconds and memory, which no two
+runs share) and samples.jsonl. TensorBoard and W&B get each row of them as it is written, every number under STAGE/NAME.
+A run that resumes cuts its files back to the checkpoint, and writes all that is left to fresh TensorBoard and W&B
+files: nothing stands there twice, or comes after the checkpoint, whatever was logged to before.
 """
 
 from collections.abc import Sequence

@@ -90,8 +90,8 @@ class TensorBoard:
 class WandB:
     """A run in the run's logs/wandb/: numbers STAGE/NAME, samples as HTML under STAGE/samples.
 
-    Offline, without account, network, or a look at git, code, packages and machine; WANDB_MODE, if set, decides. A
-    resumed run has the same id, one of other settings or inputs another.
+    Offline unless WANDB_MODE is set: no account, no network. W&B looks at neither git, code, packages nor the machine's
+    load, and takes no hold of what is printed. A resumed run has the same id, one of other settings or inputs another.
     """
 
     def __init__(self, beside: Beside, stage: str, part: str, settings: dict):
@@ -100,6 +100,7 @@ class WandB:
         self.id = f"{self.name}-{beside.order}"
 
     def begin(self) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its telemetry calls home, offline or not
         import wandb  # an optional package
 
         mode, folder = os.environ.get("WANDB_MODE", "offline"), self.beside.folder
@@ -107,21 +108,22 @@ class WandB:
             shutil.rmtree(earlier)
         folder.mkdir(parents=True, exist_ok=True)
         run = folder.resolve().parent.name
-        self.run = wandb.init(
-            mode=mode, dir=folder, project=os.environ.get("WANDB_PROJECT", PROJECT), id=self.id,
-            name=f"{run} {self.name}", group=run, job_type=self.stage, config=self.settings,
-            resume="allow" if mode == "online" else None,
-            settings=wandb.Settings(
-                silent=mode == "offline", console="off", save_code=False, disable_git=True, x_save_requirements=False,
-                x_disable_meta=True, x_disable_stats=True),
-        )
+        silent = wandb.Settings(silent=mode == "offline", console="off", save_code=False, disable_git=True,
+                                x_save_requirements=False, x_disable_meta=True, x_disable_stats=True)
+        try:
+            self.run = wandb.init(
+                mode=mode, dir=folder, project=os.environ.get("WANDB_PROJECT", PROJECT), id=self.id,
+                name=f"{run} {self.name}", group=run, job_type=self.stage, config=self.settings,
+                resume="allow" if mode == "online" else None, settings=silent)
+        except wandb.Error as error:
+            raise ValueError(f"wandb does not start: {error}") from None
         self.html = wandb.Html
 
     def numbers(self, step: int, row: dict[str, float]) -> None:
         self.run.log({f"{self.stage}/{name}": value for name, value in row.items()}, step=step)
 
     def samples(self, step: int, rows: list[dict]) -> None:
-        page = self.html(str(joined(map(_page, rows[:SHOWN]))), inject=False, data_is_not_path=True)
+        page = self.html(str(joined(map(_page, rows[:SHOWN]))), inject=False)
         self.run.log({f"{self.stage}/samples": page}, step=step)
 
     def close(self) -> None:
