@@ -104,7 +104,7 @@ class WandB:
         import wandb  # an optional package
 
         mode, folder = os.environ.get("WANDB_MODE", "offline"), self.beside.folder
-        for earlier in (folder / "wandb").glob(f"*run-*-{self.id}"):
+        for earlier in (folder / "wandb").glob(f"*run-{'?' * 8}_{'?' * 6}-{self.id}"):
             shutil.rmtree(earlier)
         folder.mkdir(parents=True, exist_ok=True)
         run = folder.resolve().parent.name
