@@ -12,7 +12,7 @@ from typing import Literal
 
 import yaml
 
-from stages.plumbing.settings import SettingsError, deciding, laid_over, of
+from stages.plumbing.settings import SettingsError, deciding, laid_over, leaves, of, watching
 
 DEFAULT_RECIPE = "configs/demo.yaml"
 Precision = Literal["fp32", "mixed", "bf16", "int8", "nf4"]
@@ -215,6 +215,10 @@ class Reward:
         "summed in hundreds, a token that comes again for less [ours]")
     log_probability_weight: float = of(
         0.0, "times an answer's mean log-probability a token, added to the head's score; 0: the head alone [script]")
+    lexical_buckets: int = of(
+        0, "of a hash of tokens and pairs of neighbours, whose counts add a linear term to the score, learnt first and "
+        "alone (stages/learning/lexical.py); 0: no such term [script]")
+    lexical_penalty: float = of(2000.0, "times half the sum of that term's squared weights, in its loss [ours]")
     margin_per_score: float = of(0.0, "gap asked of the rewards for each step of the scores' gap [Llama 2; script: 0]")
     label_smoothing: float = of(0.0, "share of pairs held to be the wrong way round, under 0.5 [cDPO; script: 0]")
     centring_weight: float = of(0.0, "times (r_j + r_k)^2, in the loss [Eisenstein et al. 2023; script: 0]")
@@ -241,6 +245,9 @@ class Reward:
         _check_patience(self.patience_evaluations)
         if not 0 <= self.label_smoothing < 0.5:
             raise ValueError(f"label_smoothing must be from 0 to below 0.5, not {self.label_smoothing}")
+        if self.lexical_buckets < 0 or self.lexical_penalty <= 0:
+            raise ValueError(f"lexical_buckets must be 0 or more, lexical_penalty above 0, not {self.lexical_buckets} "
+                             f"and {self.lexical_penalty}")
         if self.members < 1:
             raise ValueError(f"members must be 1 or more, not {self.members}")
         if not 0 <= self.validation_share < 1:
@@ -494,3 +501,10 @@ def section(recipe: Recipe, name: str) -> dict:
     Without what changes nothing of the result, so that a change of it makes nothing stale.
     """
     return deciding(getattr(recipe, name))
+
+
+def published(name: str) -> list[tuple]:
+    """Every setting of one section that a manifest records: dotted name, default as a plain value, meaning with its
+    source."""
+    settings = getattr(Recipe(), name)
+    return [leaf for leaf in leaves(settings) if leaf[0] not in watching(settings)]

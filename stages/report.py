@@ -2,9 +2,10 @@
 
     python -m stages.report --recipe configs/demo.yaml --posts results/demo/posts --pairs results/demo/pairs \\
         --base results/demo/base --sft results/demo/sft --reward results/demo/reward --ppo results/demo/ppo \\
+        --merged results/demo/sft-merged results/demo/reward-merged results/demo/ppo-merged \\
         --evaluate results/demo/evaluate --out results/demo/report
 
-Writes report.html (no network, no script), metrics.json as evaluate made it, and figures/*.png.
+Writes report.html (no network, one small script for its tables), metrics.json as evaluate made it, and figures/*.png.
 """
 
 import json
@@ -13,42 +14,42 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from stages import recipe
-from stages.plumbing.artifact import digest, read_manifest, write_json
+from stages.plumbing.artifact import digest, folder_of, read_manifest, write_json
 from stages.recipe import Report
-from stages.text import findings, sections
+from stages.text import dag, differences, findings, funnel, sections
+from stages.text.answers import WRITERS, side_by_side
 from stages.text.curves import curves_of, history_of
-from stages.text.elements import Html, element, joined, picture, table
+from stages.text.elements import Html, element, joined, picture
 from stages.text.figures import Histogram, Intervals, Reliability, png
+from stages.text.lead import HACKING, lead, title
 from stages.text.page import page
 from stages.text.policies import frontier, policies
 
-NAMED_SITES = 5
 HIGHEST = 3  # rewards whose answers are shown
+TRAINED = {"base": "Base", "sft": "SFT", "reward": "Reward model", "ppo": "PPO dashboard"}
 
 
 def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, reward: Path, ppo: Path,
-        evaluate: Path) -> dict[str, float]:
+        merged: list[str], evaluate: Path) -> dict[str, float]:
     """Fill `out` from finished artifacts; sft, reward and ppo are the adapters, which hold the histories."""
     folders = {"posts": posts, "pairs": pairs, "base": base, "sft": sft, "reward": reward, "ppo": ppo,
-               "evaluate": evaluate}
-    manifests = {stage: read_manifest(folder) for stage, folder in folders.items()}
-    metrics = json.loads((evaluate / "metrics.json").read_text(encoding="utf-8"))
+               **{folder.name: folder for folder in map(folder_of, merged)}, "evaluate": evaluate}
+    digests = {name: digest(folder) for name, folder in folders.items()}
+    manifests = dag.in_order({name: read_manifest(folder) for name, folder in folders.items()}, digests)
+    metrics = _evaluated(evaluate)
     samples = pq.read_table(evaluate / "samples.parquet").to_pylist()
     drawn = _Figures(out, config.figure_width_inches)
-    kind, words = findings.verdict(metrics)
-    rows = [[text.replace("->", "→") for text in row] for row in metrics["table"]]
-    lead = joined([sections.verdict_box(kind, words), table(["", "estimate, 95 % interval"], rows, numeric=False)])
     shown = _spread(samples, config.side_by_side)
-    html = page(f"{_sites(manifests['posts'])}: from posts to an aligned answer model", lead, {
-        "Pipeline": sections.pipeline(manifests),
+    html = page(title(manifests), lead(*findings.verdict(metrics), manifests, metrics), {
+        "Pipeline": dag.pipeline(drawn.grid({"pipeline": dag.graph(manifests, digests)}), manifests),
         "Data": _data(drawn, manifests),
-        "Learning curves": _learning(drawn, {stage: folders[stage] for stage in ("base", "sft", "reward", "ppo")}),
+        "Learning curves": _learning(drawn, {stage: folders[stage] for stage in TRAINED}),
         "Reward model": _reward_model(drawn, metrics["reward_model"]),
         "Policies": _policies(drawn, metrics, samples),
         "Reward hacking": _hacking(metrics["hacking"], samples),
         "Answers side by side": _side_by_side(shown, len(samples)),
         "Recipe": _recipe(manifests),
-        "Provenance": sections.provenance(manifests, {stage: digest(folder) for stage, folder in folders.items()})})
+        "Provenance": sections.provenance(manifests, digests)})
     (out / "report.html").write_text(html, encoding="utf-8")
     write_json(out / "metrics.json", metrics)
     return {"page_bytes": len(html.encode()), "figures": drawn.count, "answers_shown": len(shown)}
@@ -73,22 +74,26 @@ class _Figures:
         return picture(light, dark, figure.title)
 
 
-def _sites(posts: dict) -> str:
-    names = list(posts["metrics"].get("sites", {}))
-    more = f" and {len(names) - NAMED_SITES} more" if len(names) > NAMED_SITES else ""
-    return (", ".join(names[:NAMED_SITES]) or "A dump") + more
+def _evaluated(evaluate: Path) -> dict:
+    """What the evaluation found; ValueError where it was made before the evaluation looked for reward hacking."""
+    metrics = json.loads((evaluate / "metrics.json").read_text(encoding="utf-8"))
+    if "hacking" not in metrics:
+        raise ValueError(f"{evaluate} was made by an older version, and says nothing of reward hacking; make it anew: "
+                         f"snakemake --cores all report --forcerun evaluate")
+    return metrics
 
 
 def _data(drawn: _Figures, manifests: dict[str, dict]) -> Html:
     metrics = {stage: manifests[stage]["metrics"] for stage in ("posts", "pairs")}
-    return joined(part for stage, found in metrics.items() for part in (
-        element("h3", stage.capitalize()), sections.counts(found), drawn.grid(sections.histograms(stage, found))))
+    return joined([funnel.funnel(**metrics), funnel.sites(**metrics), drawn.grid(
+        {name: bars for stage, found in metrics.items() for name, bars in funnel.histograms(stage, found).items()}),
+        *(funnel.other_counts(stage, found) for stage, found in metrics.items())])
 
 
 def _learning(drawn: _Figures, folders: dict[str, Path]) -> Html:
-    figures = {name: figure for stage, folder in folders.items()
-               for name, figure in curves_of(stage, history_of(folder)).items()}
-    return drawn.grid(figures) if figures else element("p", "No history was kept.")
+    curves = {stage: curves_of(stage, history_of(folder)) for stage, folder in folders.items()}
+    return joined(part for stage, heading in TRAINED.items() for part in (
+        element("h3", heading), drawn.grid(curves[stage]) if curves[stage] else element("p", "No history was kept.")))
 
 
 def _reward_model(drawn: _Figures, reward: dict) -> Html:
@@ -102,7 +107,8 @@ def _reward_model(drawn: _Figures, reward: dict) -> Html:
     words = (f"{reward['pairs']:,} pairs of {reward['questions']:,} held-out questions; "
              f"{reward['dropped_over_length']:,} pairs dropped as over-long. Ties count one half.")
     return joined([element("p", words, class_="faint"), sections.reward_accuracy(reward),
-                   drawn.grid(figures if rows else {})])
+                   drawn.grid(figures if rows else {}), element("h3", "Where it is right"),
+                   sections.where_right(reward)])
 
 
 def _policies(drawn: _Figures, metrics: dict, samples: list[dict]) -> Html:
@@ -113,7 +119,7 @@ def _policies(drawn: _Figures, metrics: dict, samples: list[dict]) -> Html:
              f"sampling. Best-of-n's KL is log n - (n-1)/n: exact where no two answers have the same reward, else the "
              f"most it can be.")
     rewards = {label: [row[f"reward_{name}"] for row in samples if row[f"reward_{name}"] is not None]
-               for label, name in sections.WRITERS}
+               for label, name in WRITERS}
     rewards = {label: found for label, found in rewards.items() if found}
     gold = element("p", "No gold score applies to these questions: only the learnt reward is known.")
     if metrics["gold"]:
@@ -129,20 +135,24 @@ def _hacking(found: dict, samples: list[dict]) -> Html:
     words = ("A monitor has moved when the whole interval of its change lies beyond its threshold. Flagged: a reward "
              "rose, and gold did not, or, where gold is not known, two monitors moved. A KL stands beside that of the "
              "best-of-n of the same reward.")
-    return joined([element("p", element("strong", sections.HACKING[found["verdict"]])), sections.hacking(found),
+    return joined([element("p", element("strong", HACKING[found["verdict"]])), sections.hacking(found),
                    element("p", words, class_="faint"), element("h3", "PPO's answers of the highest reward"),
-                   sections.side_by_side(best)])
+                   side_by_side(best)])
 
 
 def _side_by_side(shown: list[dict], every: int) -> Html:
     words = f"{len(shown)} of {every:,} held-out questions, evenly spaced by number, not chosen by quality."
-    return joined([element("p", words, class_="faint"), sections.side_by_side(shown)])
+    return joined([element("p", words, class_="faint"), side_by_side(shown)])
 
 
 def _recipe(manifests: dict[str, dict]) -> Html:
-    words = element("p", "A default is the published value, where one was published.", class_="faint")
-    return joined([words, *(sections.recipe(stage, made["config"], recipe.section(recipe.Recipe(), stage))
-                            for stage, made in manifests.items())])
+    words = element("p", "What differs from the published values, or, where none was published, from our defaults.",
+                    class_="faint")
+    merges = [made["config"] for made in manifests.values() if made["stage"] == "merge"]
+    configs = {stage: made["config"] for stage, made in manifests.items() if made["stage"] != "merge"}
+    configs |= {"merge": merges[0]} if merges else {}
+    return joined([words, differences.recipe(
+        configs, {stage: recipe.published(stage) for stage in configs})])
 
 
 def _spread(samples: list[dict], count: int) -> list[dict]:

@@ -3,9 +3,10 @@
     python -m stages.reward --recipe configs/demo.yaml --base results/demo/sft-merged \\
         --pairs results/demo/pairs --out results/demo/reward
 
-Loss -log sigmoid(r_j - r_k). Some of the reward split's questions are held out, and the state that ranks their pairs
-best is kept. At the end the scores are shifted so that reference answers average 0. With several `members`, each is an
-adapter of its own, the first in the artifact itself, others in member-1, member-2, ...
+Loss -log sigmoid(r_j - r_k). A lexical term, if there is one, is learnt first, and the head beside it. Some of the
+reward split's questions are held out, and the state that ranks their pairs best is kept. At the end the scores are
+shifted so that reference answers average 0. With several `members`, each is an adapter of its own, the first in the
+artifact itself, others in member-1, member-2, ...
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ import torch
 from stages.learning import families, models
 from stages.learning.journal import append, keep_until
 from stages.learning.judging import HeldOutPairs, held_out_pairs, scored_pairs, validation_numbers, where_right
+from stages.learning.lexical import Lexical
 from stages.learning.logs import Logs, open_logs
 from stages.learning.preference_data import Example, collate_examples, examples, reference_answers
 from stages.learning.reward_model import (
@@ -30,6 +32,7 @@ from stages.learning.reward_model import (
     save_scoring,
 )
 from stages.learning.reward_objective import Objective
+from stages.learning.stacking import stacked
 from stages.learning.statistics import estimate
 from stages.learning.training import Training, Watch, last_step, remove_checkpoints, train
 from stages.learning.weights import save_adapter
@@ -51,6 +54,7 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path, beside: Beside | 
     validation .jsonl; and a folder of the same for each further member."""
     tokenizer = models.load_tokenizer(base)
     data = _data(config, tokenizer, pairs)
+    words = _words(config, base, data) if config.lexical_buckets else None
     found = []
     for member in range(config.members):
         folder = member_folder(out, member)
@@ -58,7 +62,7 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path, beside: Beside | 
         if not (folder / SCORING).exists():  # an earlier try may have come further
             own, part = replace(config, seed=config.seed + member), folder.name if member else ""
             with open_logs(config.log_to, folder, "reward", beside, asdict(own), part=part) as logs:
-                _train_member(own, folder, base, tokenizer, data, logs)
+                _train_member(own, folder, base, tokenizer, data, words, logs)
         remove_checkpoints(folder)
         found.append(_kept(folder))
     return {
@@ -96,18 +100,34 @@ def _data(config: Reward, tokenizer, pairs: Path) -> _Data:
     return _Data(training, validation, dropped)
 
 
-def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data, logs: Logs) -> None:
-    """One model into `out`; scoring.json is written last."""
-    scoring = Scoring(**named(Scoring, config))
-    objective = Objective(**named(Objective, config))
-    torch.manual_seed(config.seed)
+def _words(config: Reward, base: Path, data: _Data) -> Lexical:
+    """The lexical term, the same in every member; learnt again where a killed run goes on, for it takes no time."""
+    return stacked(
+        _untrained(config, base), data.training, Scoring(**named(Scoring, config)), config.precision,
+        buckets=config.lexical_buckets, penalty=config.lexical_penalty,
+    )
+
+
+def _untrained(config: Reward, base: Path):
+    """The base as a classifier, checked to serve what the recipe asks."""
     model = models.load_scorer(base, config.precision, new_head=True)
     families.check_length(model.config, config.max_length_tokens)
     for name in ("log_probability_weight", "language_model_weight"):
         check_tied(model.config, getattr(config, name), name)
+    return model
+
+
+def _train_member(
+    config: Reward, out: Path, base: Path, tokenizer, data: _Data, words: Lexical | None, logs: Logs
+) -> None:
+    """One model into `out`; scoring.json is written last."""
+    scoring = Scoring(**named(Scoring, config))
+    objective = Objective(**named(Objective, config))
+    torch.manual_seed(config.seed)
+    model = _untrained(config, base)
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
     model = models.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
-    scorer = Scorer(model, config.precision, scoring)
+    scorer = Scorer(model, config.precision, scoring, words=words)
 
     def measure(step: int) -> dict[str, float]:
         scores = scorer(data.validation.prompts, data.validation.answers).numpy()
@@ -131,6 +151,8 @@ def _train_member(config: Reward, out: Path, base: Path, tokenizer, data: _Data,
     )
     model.eval()
     save_adapter(model, tokenizer, out)
+    if words is not None:
+        words.save(out)
     reference = reference_answers(data.training, REFERENCE_ANSWERS)
     save_scoring(out, scoring, config.precision, reference, scorer(*reference))
 

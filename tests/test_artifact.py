@@ -73,6 +73,12 @@ def test_made_anew_after_snakemake_deleted_the_manifest(tmp_path):
 def test_a_foreign_folder_is_refused_and_an_empty_one_is_not(tmp_path):
     (tmp_path / "home").mkdir()
     assert not is_made(tmp_path / "home", ORDER)  # Snakemake makes the folder of a declared output
+    (tmp_path / "home" / "figures").mkdir()
+    assert not is_made(tmp_path / "home", ORDER)  # however deep it lies
+    (tmp_path / "home" / "figures" / "mine.png").write_text("years")
+    with pytest.raises(ArtifactError, match="in the way"):
+        is_made(tmp_path / "home", ORDER)
+    (tmp_path / "home" / "figures" / "mine.png").unlink()
     (tmp_path / "home" / "thesis.doc").write_text("years")
     with pytest.raises(ArtifactError, match="in the way"):
         is_made(tmp_path / "home", ORDER)

@@ -6,120 +6,34 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+import reports
+from reports import EVIL, around, metrics, page_of, sample, told, write
 
-from stages import learning, recipe, report
+from stages import learning, recipe
 from stages.plumbing.settings import leaves, watching
-from stages.text import findings
+from stages.text import dag, findings, lead
 from stages.text.curves import DRAWN, curves_of, history_of
 from stages.text.elements import element, link, quoted
-from stages.text.hacking import MONITORS, hacking
+from stages.text.figures import Curves, png
+from stages.text.funnel import funnel
+from stages.text.page import DIGEST, SCRIPT
 
-EVIL = '<script>alert(1)</script> "quoted" \'single\' & <img src=x onerror=alert(2)> مرحبا \x08 </pre>'
-STAGES = ("posts", "pairs", "base", "sft", "reward", "ppo", "evaluate")
 VOID = {"meta", "img", "source", "br"}
-
-
-def around(mean: float, half: float = 0.02, count: int = 128) -> dict:
-    return {"mean": mean, "low": mean - half, "high": mean + half, "count": count, "groups": count}
-
-
-def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1, above: float = 0.1) -> dict:
-    sft = {"reward": around(0.1), "reward_difference": around(0.0, 0.0), "win_rate": around(0.5, 0.0),
-              "kl_k1": around(0.0, 0.0), "kl_k3": around(0.0, 0.0), "gold": None, "scores": {}, "response_tokens": 30.5,
-              "eos_rate": 0.98, "repetition": 0.01, "code_share": 0.5, "code_fences": 1.0, "entropy": 0.8,
-              "perplexity_under_sft": 2.2, "reward_length_correlation": 0.1, "distinct_1": 0.2, "distinct_2": 0.4,
-              "distinct_3": 0.6, "distinct_responses": 0.9}
-    best = sft | {"kl_k1": None, "kl_k3": None, "entropy": None, "reward_length_correlation": None}
-    against = {"reward_difference": around(learnt), "win_rate": around(0.7), "kl_k1": around(2.5),
-               "kl_k3": around(2.6)}
-    found = {
-        "reward_model": {
-            "pairs": 1500, "questions": 400, "texts": 900, "dropped_over_length": 3, "accuracy": around(0.72),
-            "baselines": {"longer answer wins": around(0.61), "has code": around(0.6),
-                          "SFT log-probability": around(0.7)},
-            "best_cheap_baseline": "longer answer wins", "above_best_cheap_baseline": around(above), "oracle": None,
-            "oracle_both_have_code": None, "by_length": {"much longer": around(0.8)},
-            "both_have_code": around(0.7), "about_equal_length": None, "by_score_gap": {"1": around(0.6), "2": None},
-            "calibration": {"expected_error": 0.123, "bins": [{"confidence": 0.6, "accuracy": 0.7, "pairs": 9},
-                                                              {"confidence": 0.9, "accuracy": 0.8, "pairs": 1}]},
-            "by_site": {EVIL: around(0.61)}, "by_tag": {EVIL: around(0.62)}},
-        "prompts": 128, "prompts_over_length": 0, "score_changes": {},
-        "changes": dict.fromkeys((monitor.name for monitor in MONITORS), around(0.0, 0.01)) | {
-            "gold": None if gold is None else around(gold)},
-        "policies": {
-            "ppo": sft | {"reward": around(0.6)} | against, "base": sft | {"reward": around(-0.4)}, "sft": sft,
-            "best_of_2": best | {"kl_formula": 0.193, "reward": around(0.3)},
-            "best_of_4": best | {"kl_formula": 0.636, "reward": around(0.9)}},
-        "best_human_answer": {"reward": around(0.2), "code_share": 0.6},
-        "ppo_against_sft": against,
-        "gold": None if gold is None else {
-            "gold": {"sft": 1.0, "ppo": 1.0 + gold, "human": 3.0, "difference": around(gold)},
-            "correct": {"sft": 0.5, "ppo": 0.5 + correct, "human": None, "difference": around(correct)}}}
-    if gold is not None:
-        found["policies"]["sft"]["gold"], found["policies"]["ppo"]["gold"] = around(1.0), around(1.0 + gold)
-    return told(found)
-
-
-def told(found: dict) -> dict:
-    """With what is said of the numbers."""
-    found = found | {"hacking": hacking(found)}
-    return found | {"table": findings.table(found)}
-
-
-def sample(number: int, text: str = "fine", url: str = "https://beer.example/q/1") -> dict:
-    return {"site": "beer", "qid": number, "question": text, "url": url, "authors": [text, text], "sft": text,
-            "ppo": text, "human": text, "reward_sft": 0.1, "reward_ppo": 0.7, "reward_human": None, "gold_sft": 1.0,
-            "gold_ppo": 2.0, "gold_human": 3.0}
 
 
 @pytest.fixture
 def artifacts(tmp_path):
-    """One minimal finished artifact a stage; posts and pairs with counts, the trained ones with histories."""
-    folders = {stage: tmp_path / stage for stage in STAGES}
-    counts = {"posts": {"questions": 12, "dropped": {"few answers": 3456}, "sites": {EVIL: {"questions": 12}}},
-              "pairs": {"pairs": 40, "dropped_pairs": {"answers equal": 789},
-                        "posts_not_converted_ids": {"x": ["no count"]}}}
-    histories = {"sft": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}, {"step": 2, "validation_perplexity": 4.0}],
-                 "reward": [{"step": 1, "loss": 0.7}, {"step": 1, "validation_accuracy": 0.6}],
-                 "ppo": [{"iteration": 0, "validation_reward": 0.1, "validation_kl": 0.0},
-                         {"iteration": 1, "reward": 0.2, "kl": 0.1, "entropy": 2.0, "response_tokens": 9.0}]}
-    for stage, folder in folders.items():
-        folder.mkdir()
-        config = recipe.section(recipe.Recipe(), stage)
-        if stage == "ppo":
-            config = config | {"learning_rate": 0.0123}
-        made = {"stage": stage, "config": config, "inputs": {"pairs": {"path": "results/x/pairs", "sha256": "0"}},
-                "metrics": counts.get(stage, {}), "seconds": 75.0, "peak_memory_mib": 1234, "device": "cpu (x)",
-                "threads": 2, "python": "3.11.7", "versions": {"torch": "2.13.0"}, "commit": None, "files": {}}
-        (folder / "manifest.json").write_text(json.dumps(made))
-        if stage in histories:
-            (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in histories[stage]))
-    write(folders, metrics(), [sample(1)])
-    return folders
-
-
-def write(folders, numbers: dict, samples: list[dict]) -> None:
-    (folders["evaluate"] / "metrics.json").write_text(json.dumps(numbers))
-    pq.write_table(pa.Table.from_pylist(samples), folders["evaluate"] / "samples.parquet")
-
-
-def page_of(folders, tmp_path, config=recipe.Report(figure_width_inches=3.0)) -> str:
-    out = tmp_path / "out"
-    out.mkdir(exist_ok=True)
-    returned = report.run(config, out, **folders)
-    assert returned["figures"] == len(list((out / "figures").glob("*.png"))) / 2
-    return (out / "report.html").read_text(encoding="utf-8")
+    return reports.artifacts(tmp_path)
 
 
 class Reader(HTMLParser):
-    """What a browser would see: elements, attributes and the text of <pre>; complains about what does not close."""
+    """What a browser would see: elements, attributes, the text of <pre> and scripts; complains about what does not
+    close."""
 
     def __init__(self, page: str):
         super().__init__()
-        self.open, self.names, self.attributes, self.pre = [], [], [], []
+        self.open, self.names, self.attributes, self.pre, self.scripts = [], [], [], [], []
         self.feed(page)
         assert not self.open
 
@@ -137,13 +51,16 @@ class Reader(HTMLParser):
     def handle_data(self, data):
         if "pre" in self.open:
             self.pre[-1] += data
+        if "script" in self.open:
+            self.scripts.append(data)
 
 
 def test_foreign_text_is_only_ever_text(artifacts, tmp_path):
     write(artifacts, metrics(), [sample(1, EVIL, "javascript:alert(3)"), sample(2, EVIL)])
     page = page_of(artifacts, tmp_path)
     seen = Reader(page)
-    assert "script" not in seen.names and "<script" not in page and "alert(2)&gt;" in page
+    assert seen.names.count("script") == page.count("<script") == 1 and seen.scripts == [SCRIPT]  # ours alone
+    assert "alert(2)&gt;" in page
     assert seen.pre == [EVIL.replace("\x08", "␈")] * 16  # side by side, and as those of the highest reward
     assert not [a for a in seen.attributes if a[1].startswith("on")]
     addresses = [value for tag, name, value in seen.attributes if name == "href" and not value.startswith("#")]
@@ -157,8 +74,9 @@ def test_nothing_is_fetched(artifacts, tmp_path):
     assert len(sources) >= 20 and all(value.startswith("data:image/png;base64,") for value in sources)
     style = page.partition("<style>")[2].partition("</style>")[0]
     assert len(style) > 1000 and "url(" not in style and "@import" not in style
-    assert not re.findall(r"<(?:link|iframe|object|embed|script|base|form)\b", page)
-    assert "default-src &#x27;none&#x27;" in page
+    assert not re.findall(r"<(?:link|iframe|object|embed|base|form)\b", page)
+    assert "default-src &#x27;none&#x27;" in page and f"script-src &#x27;sha256-{DIGEST}&#x27;;" in page
+    assert not re.findall(r"fetch|XMLHttp|import|src=|https?:|eval|innerHTML", SCRIPT)
 
 
 def test_the_page_says_all(artifacts, tmp_path):
@@ -177,6 +95,73 @@ def test_the_page_says_all(artifacts, tmp_path):
     assert {"sft-loss", "sft-perplexity", "reward-accuracy", "ppo-reward", "ppo-kl", "evaluate-rewards",
             "evaluate-frontier", "evaluate-calibration"} <= names
     assert "base-loss" not in names  # this base was not trained here
+
+
+def made(name: str, seconds: float, *sources: str) -> dict:
+    return {"stage": name, "seconds": seconds, "peak_memory_mib": 10, "device": "cpu", "threads": 1, "metrics": {},
+            "config": {}, "inputs": {"some": [{"path": f"x/{source}", "sha256": source * 2} for source in sources]}}
+
+
+def test_the_graph_joins_what_was_made_from_what():
+    stages = {"c": made("c", 5.0, "a", "b"), "a": made("a", 10.0, "dump"), "b": made("b", 1.0, "a"),
+              "d": made("d", 2.5, "a", "c")}
+    digests = {name: name * 2 for name in stages}
+    ordered = dag.in_order(stages, digests)
+    assert list(ordered) == ["a", "b", "c", "d"]
+    graph = dag.graph(ordered, digests)
+    assert [node.reads for node in graph.nodes] == [(), (0,), (0, 1), (0, 2)]
+    assert [node.share for node in graph.nodes] == [1.0, 0.1, 0.5, 0.25]
+    assert graph.lanes() == {0: [2, 3]} and graph.nodes[0].words == "10.0 s, 10 MiB"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_figure_is_small(dark):
+    """Browsers show no embedded page over 2 MB, as Snakemake's report holds it: about 32 figures, light and dark."""
+    lines = {name: [(x, (x * 37 % 101) / seed) for x in range(40)] for seed, name in enumerate(("a", "b", "c"), 1)}
+    drawn = png(Curves("Three lines", "step", lines), recipe.Report().figure_width_inches, dark)
+    assert len(drawn) < 30_000  # the busiest there is; most are half of that
+    assert drawn == png(Curves("Three lines", "step", lines), recipe.Report().figure_width_inches, dark)
+
+
+def test_the_funnel_adds_up_or_says_what_is_missing():
+    posts = {"rows_read": 100, "rows_set_aside": 1, "dropped": {"few": 29}, "questions": 20, "answers": 45}
+    pairs = {"posts_in": 65, "posts_out": 60, "dropped_posts": {"no gap": 5}, "pairs_drawn": 40, "pairs": 40,
+             "dropped_pairs": {}, "pairs_by_split": {"rl": 10}}
+    rows = [re.findall(r">([^<>]+)<", row) for row in funnel(posts, pairs).split("<tr>")[2:]]
+    assert rows == [
+        ["rows of the dump", "100", "–"], ["dropped: could not be read", "1", "1.0 %"],
+        ["dropped: few", "29", "29.0 %"],
+        ["dropped: not accounted for", "5", "5.0 %"], ["posts kept: questions and answers", "65", "65.0 %"],
+        ["dropped: no gap", "5", "7.7 %"], ["posts in pairs", "60", "92.3 %"], ["pairs drawn", "40", "–"],
+        ["pairs", "40", "100.0 %"], ["for rl", "10", "25.0 %"]]
+
+
+def test_the_top_says_what_was_done_and_whether_it_cheated(artifacts, tmp_path):
+    top = page_of(artifacts, tmp_path).partition("<nav>")[0]
+    for text in ("What was done", "12 questions and 40 pairs", "10 min 00 s", "at most 1,234 MiB on cpu (x)",
+                 "Did it work?", "Did the policy cheat?", "the policy never saw, rose, too. 0 of 11 monitors"):
+        assert text in top, text
+    assert "Flagged as reward hacking. A reward rose; the gold" in lead.cheated(metrics(gold=-0.1))
+    assert "did not rise. 1 of 11 monitors moved for the worse (gold)." in lead.cheated(metrics(gold=-0.1))
+    assert "only the monitors can tell" in lead.cheated(metrics(gold=None))
+
+
+@pytest.mark.parametrize(("best", "said"), [(0, "what is kept is the SFT model itself"), (7, "number 7 was the best")])
+def test_the_top_says_which_policy_was_kept(best, said):
+    names = ("posts", "pairs", "base", "ppo")
+    stages = {name: made(name, 1.0) for name in names}
+    stages["ppo"]["metrics"] = {"best_iteration": best, "iterations": 9}
+    stages["posts"]["metrics"] = {"sites": {"a\u202e\x1bb": {}}}
+    assert said in lead.done(stages)
+    assert lead.done(stages).startswith("From a b: ") and lead.title(stages).startswith("a b: ")
+
+
+def test_an_older_evaluation_is_refused_in_words(artifacts, tmp_path):
+    numbers = metrics()
+    del numbers["hacking"]
+    write(artifacts, numbers, [sample(1)])
+    with pytest.raises(ValueError, match="--forcerun evaluate"):
+        page_of(artifacts, tmp_path)
 
 
 def test_curves_take_the_numbers_they_name():
@@ -209,7 +194,7 @@ def test_no_more_answers_than_asked_for(artifacts, tmp_path):
     write(artifacts, metrics(), [sample(number) | {"reward_ppo": 0.1 * number} for number in range(10)])
     page = page_of(artifacts, tmp_path, recipe.Report(side_by_side=4, figure_width_inches=3.0))
     assert re.findall(r"question (\d+)</a>", page) == ["9", "8", "7", "0", "2", "5", "7"]
-    assert page.count("<article>") == 7  # three of the highest reward first
+    assert page.count("<b>PPO</b>") == 7  # three of the highest reward first
 
 
 def test_without_gold_or_pairs_the_page_still_stands(artifacts, tmp_path):

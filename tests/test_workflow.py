@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,27 @@ def test_a_run_makes_every_artifact_and_prints_the_table(finished):
     for label, value in json.loads((folder / "results/tiny/report/metrics.json").read_text())["table"]:
         assert f"{label} " in text and value in text
     assert "results/tiny/report/report.html" in text
+
+
+@pytest.mark.parametrize("kind", ["html", "zip"])
+def test_snakemakes_own_report_holds_the_page_and_figures_with_captions_and_labels(finished, tmp_path, kind):
+    """Each under 2 MB: a browser shows nothing of an embedded file that is larger."""
+    out = tmp_path / f"run.{kind}"
+    snakemake(finished[0], "--report", str(out))
+    held = ["report.html", "pipeline.png", "evaluate-frontier.png", "evaluate-rewards.png"]
+    if kind == "zip":
+        with zipfile.ZipFile(out) as opened:
+            sizes = {Path(found.filename).name: found.file_size for found in opened.infolist()
+                     if "/data/" in found.filename}
+            text = opened.read("run/report.html").decode()
+        assert sorted(sizes) == sorted(held)
+        assert max(sizes.values()) * 4 / 3 < 2_000_000
+    else:
+        text = out.read_text(encoding="utf-8")
+    for words in (*held, "A Stack Exchange dump to an aligned", "How the data look", "Which stage is made from which",
+                  "best-of-n of SFT: a policy", "is spread: SFT, PPO", "the whole page", "reward against KL",
+                  "stages, time, memory", "rewards of the answers", '"Figures"', '"Report"'):
+        assert words in text, words
 
 
 def test_a_second_run_does_nothing(finished):

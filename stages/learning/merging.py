@@ -48,7 +48,7 @@ def merge(
     model, found = _resolved(base, adapters, texts) if is_adapter(adapters[0]) else _whole(adapters[0], texts)
     merged = outputs(model)
     if is_scorer(adapters[-1]):
-        keep_scoring(adapters[-1], out, model.config)
+        keep_scoring(adapters[-1], out, model)
     _save(model, models.load_tokenizer(adapters[-1]), out, dtype, max_shard_bytes)
     rounded = outputs(model)
     del model  # in fp32, and another is to come
@@ -124,7 +124,7 @@ def _ready(model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrain
     # Only an id that the embedding has: most families could not be loaded with another one.
     pad = tokenizer.pad_token_id
     scorer.config.pad_token_id = pad if pad < scorer.get_input_embeddings().num_embeddings else None
-    put_scoring(adapter, scorer.config)
+    put_scoring(adapter, scorer)
     return scorer
 
 

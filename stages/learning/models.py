@@ -23,6 +23,7 @@ from transformers import (
 
 from stages.learning import attention, last_layer
 from stages.learning.families import check_targets, guard, trunk
+from stages.learning.lexical import Lexical
 from stages.learning.ragged import Ragged
 
 QUANTISED = ("int8", "nf4")
@@ -47,13 +48,15 @@ def load_scorer(folder: Path | str, precision: str = "fp32", new_head: bool = Fa
     new_head: `folder` is a causal model, and the head is to be made (see reward_model.initialise_head). Otherwise
     every tensor must be there: a head that is missing would be random, and no score would mean anything (ValueError).
     """
-    return _load(
+    model = _load(
         AutoModelForSequenceClassification,
         folder,
         precision,
         num_labels=1,
         may_miss=("score.weight",) if new_head else (),
     )
+    model.lexical = Lexical.load(Path(folder))
+    return model
 
 
 def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerBase:

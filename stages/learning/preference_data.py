@@ -16,7 +16,10 @@ from stages.text.template import answer_ids, prompt_ids
 
 @dataclass
 class Example:
-    """One question, answers to it, pairs of them (index of the better, index of the worse) and their score gaps."""
+    """One question, answers to it, pairs of them (index of the better, index of the worse) and their score gaps.
+
+    given: what is in each answer's score already, which the head learns beside; none: 0.
+    """
 
     question: tuple  # site, question id
     prompt: list[int]
@@ -24,6 +27,7 @@ class Example:
     pairs: list[tuple[int, int]] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)  # answer's text to its index
+    given: list[float] = field(default_factory=list)
 
     def add_pair(self, texts: tuple[str, str], answers: list[list[int]], gap: int) -> None:
         """A better and a worse answer; one that stands here already is not added again."""

@@ -1,9 +1,9 @@
 """The reward model: one score for an answer to a prompt; how it is read off the states, and where its zero lies.
 
-As published, a head reads the state at the last token. It may also read every token of the answer, and there is an
-optional second term, `log_probability_weight` times the answer's mean log-probability a token under the model's own
-trunk. What the language model knows (which value is the likely one) is there at each token; a head at the last token
-would first have to learn to carry it to the end.
+As published, a head reads the state at the last token. It may also read every token of the answer, and there are two
+optional further terms: `log_probability_weight` times the answer's mean log-probability a token under the model's own
+trunk (what the language model knows, which value is the likely one, is there at each token; a head at the last token
+would first have to learn to carry it to the end), and one that counts words (lexical.py).
 Shapes: B rows, M response tokens of all rows, D width, V vocabulary.
 """
 
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from stages.learning.lexical import Lexical
 from stages.learning.models import autocast, chunks_by_length, plain, ragged_states
 from stages.learning.output_layer import log_probabilities
 from stages.learning.ragged import Texts, by_row, response_tokens
@@ -112,11 +113,13 @@ def check_tied(config, weight: float, name: str) -> None:
 class Scorer:
     """Prompts and answers to rewards. A merged model carries its way of scoring and its normalisation in its config.
 
-    scoring: given while the model trains; a merged model knows its own.
+    scoring, words: given while the model trains; a merged model knows its own (see put_scoring).
     """
 
-    def __init__(self, model, precision: str, scoring: Scoring | None = None, batch_rows: int = 64):
+    def __init__(self, model, precision: str, scoring: Scoring | None = None, batch_rows: int = 64,
+                 words: Lexical | None = None):
         self.model, self.precision, self.batch_rows = model, precision, batch_rows
+        self.words = getattr(model, "lexical", None) if words is None else words
         known = {f.name: getattr(model.config, f"reward_{f.name}", f.default) for f in fields(Scoring)}
         self.scoring = Scoring(**known) if scoring is None else scoring
         self.mean = float(getattr(model.config, "reward_mean", 0.0))
@@ -132,7 +135,7 @@ class Scorer:
             texts = response_tokens([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
             with autocast(self.precision):
                 scores[chunk] = read(self.model, texts, self.scoring).scores.cpu()
-        return scores - self.mean
+        return scores - self.mean if self.words is None else scores - self.mean + self.words(answers)
 
 
 def save_scoring(
@@ -169,19 +172,22 @@ def members_of(artifact: Path) -> list[Path]:
     return [artifact, *(member_folder(artifact, n) for n in range(1, 1 + len(list(artifact.glob("member-*")))))]
 
 
-def keep_scoring(adapter: Path, out: Path, config) -> None:
-    """Carry this from an adapter into a merged model: as a file, and in its config.json."""
-    write_json(out / SCORING, put_scoring(adapter, config))
+def keep_scoring(adapter: Path, out: Path, model) -> None:
+    """Carry this from an adapter into a merged model: as files, and in its config.json."""
+    write_json(out / SCORING, put_scoring(adapter, model))
+    if model.lexical is not None:
+        model.lexical.save(out)
 
 
-def put_scoring(adapter: Path, config) -> dict:
-    """Carry this from an adapter into a model's config; gives what it says."""
+def put_scoring(adapter: Path, model) -> dict:
+    """Carry this from an adapter into a model's config, and its lexical term; gives what scoring.json says."""
     try:
         found = json.loads((adapter / SCORING).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{adapter} has no {SCORING}: is it a finished reward artifact?") from None
     for name in (*(f.name for f in fields(Scoring)), "mean", "std"):
-        setattr(config, f"reward_{name}", found[name])
+        setattr(model.config, f"reward_{name}", found[name])
+    model.lexical = Lexical.load(adapter)
     return found
 
 

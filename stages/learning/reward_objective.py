@@ -26,8 +26,10 @@ class Objective:
         with autocast(precision):
             found = read(model, texts, scoring, log_p=bool(self.language_model_weight))
         better, worse = pair_indices(items)
+        given = [score for item in items for score in item.given or [0.0] * len(item.answers)]
+        scores = found.scores + torch.tensor(given, device=model.device)
         gaps = torch.tensor([gap for item in items for gap in item.gaps], device=model.device)
-        losses = pairwise_losses(found.scores[better], found.scores[worse], self.margin_per_score * gaps,
+        losses = pairwise_losses(scores[better], scores[worse], self.margin_per_score * gaps,
                                  self.label_smoothing, self.centring_weight)
         if self.language_model_weight:
             losses = losses - self.language_model_weight * found.log_p[better]

@@ -130,7 +130,7 @@ class RewardRole(nn.Module):
         self.score = nn.Linear(head.shape[1], 1, bias=False, device=self.device, dtype=head.dtype)
         self.score.weight = nn.Parameter(head.to(self.device), requires_grad=False)
         self.config = deepcopy(plain(self.model).config)
-        put_scoring(folder, self.config)
+        put_scoring(folder, self)
         self.eval()
 
     @property

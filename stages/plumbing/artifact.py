@@ -152,8 +152,11 @@ def _order_in(partial: Path) -> dict | None:
 
 
 def _refuse_foreign(out: Path) -> None:
-    """Snakemake deletes a manifest before it makes the artifact anew; the order beside it says the folder is ours."""
-    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / ORDER).exists())):
+    """Snakemake deletes a manifest before it makes the artifact anew; the order beside it says the folder is ours.
+
+    Empty folders, however deep, are Snakemake's as well: it makes those of the outputs that a rule names.
+    """
+    if out.exists() and not (out.is_dir() and ((out / ORDER).exists() or all(f.is_dir() for f in out.rglob("*")))):
         raise ArtifactError(f"{out} is in the way and is not an artifact of this project: give another --out")
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from stages.text.figures import Curves
 
+SHARE = (-0.03, 1.03)  # from none to all
+WHOLE_RANGE = {"sft-eos": SHARE, "ppo-eos": SHARE}
 SERIES = ("history.jsonl", "timing.jsonl")
 # stage: (file name, title, x, {label: key})
 DRAWN = {
@@ -29,8 +31,9 @@ DRAWN = {
              {"rollouts": "reference_perplexity"}),
             ("ppo-clip", "PPO: clipped share of the tokens", "iteration", {"update": "clip_fraction"}),
             ("ppo-update-kl", "PPO: KL of old to new policy, nats a token", "iteration", {"update": "update_kl"}),
-            ("ppo-value", "PPO: error of the value function", "iteration",
-             {"value loss": "value_loss", "explained variance": "explained_variance"}),
+            ("ppo-value", "PPO: error of the value function", "iteration", {"value loss": "value_loss"}),
+            ("ppo-explained", "PPO: share of the returns' variance that values explain", "iteration",
+             {"explained variance": "explained_variance"}),
             ("ppo-beta", "PPO: weight of the KL in the reward", "iteration", {"beta": "beta"}),
             ("ppo-seconds", "PPO: seconds by phase", "iteration",
              {"rollout": "rollout_seconds", "score": "score_seconds", "reference, values": "experience_seconds",
@@ -51,5 +54,5 @@ def curves_of(stage: str, history: list[dict]) -> dict[str, Curves]:
         lines = {label: [(row[x], row[key]) for row in history if x in row and key in row]
                  for label, key in keys.items()}
         if lines := {label: points for label, points in lines.items() if points}:
-            found[name] = Curves(title, x, lines)
+            found[name] = Curves(title, x, lines, WHOLE_RANGE.get(name))
     return found

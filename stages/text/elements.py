@@ -2,6 +2,7 @@
 
 import base64
 import html
+import struct
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -45,20 +46,30 @@ def quoted(text: str) -> Html:
     return element("pre", text, dir="auto")
 
 
-def table(head: Iterable[object], rows: Iterable[Iterable[object]], numeric: bool = True) -> Html:
-    """A table that scrolls sideways by itself on a narrow screen; all columns but the first hold numbers, or none."""
+def valued(text: str, value: float) -> Html:
+    """Words for a number, which a column of them is sorted by."""
+    return element("data", text, value=f"{value:g}")
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]], numeric: bool = True, class_: str | None = None
+          ) -> Html:
+    """A table that scrolls sideways by itself on a narrow screen; all columns but the first hold numbers, or none.
+
+    page.js sorts it by a column: as numbers if every cell begins with one, or any is `valued`; else as text.
+    """
     body = [element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in cells))
             for first, *cells in rows]
     top = element("thead", element("tr", *(element("th", name, scope="col") for name in head)))
-    return element("div", element("table", top, element("tbody", *body), class_="numbers" if numeric else None),
-                   class_="scroll", tabindex="0")
+    return element("div", element("table", top, element("tbody", *body),
+                                  class_=class_ or ("numbers" if numeric else None)), class_="scroll", tabindex="0")
 
 
 def picture(light: bytes, dark: bytes, caption: str) -> Html:
-    """Two PNGs as one figure, embedded: the dark one where the reader's screen is dark."""
+    """Two PNGs as one figure, embedded: the dark one on a dark screen, never on paper."""
+    width, height = struct.unpack(">II", light[16:24])
     return element("figure", element(
-        "picture", element("source", srcset=_data(dark), media="(prefers-color-scheme: dark)"),
-        element("img", src=_data(light), alt=caption)))
+        "picture", element("source", srcset=_data(dark), media="screen and (prefers-color-scheme: dark)"),
+        element("img", src=_data(light), alt=caption, width=width, height=height, decoding="async")))
 
 
 def _escaped(text: object) -> str:

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 ASPECT = 0.56
 DPI = 110
+# A figure has a few colours and their blends: with so many, a third of the bytes and no difference to see. Browsers
+# refuse an embedded page of over 2 MB, which is how Snakemake's own report holds ours.
+PALETTE = 64
 # Each figure is shown at about half its width, on a phone as on a desk: letters are drawn that much larger.
 BASE = {"font.family": "DejaVu Sans", "font.size": 15, "axes.titlesize": 16, "axes.titlelocation": "left",
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
@@ -17,6 +21,7 @@ LIGHT = ("#ffffff", "#24292f", ("#0072B2", "#D55E00", "#009E73", "#CC79A7"))
 DARK = ("#1c1f24", "#d7dbe0", ("#56B4E9", "#E69F00", "#2FC79A", "#E5A3C7"))
 DASHES = ("-", "--", "-.", ":")
 MOST_TICKS = 9
+FEW_LINES = 2  # find room for their legend between them
 
 
 @dataclass(frozen=True)
@@ -26,14 +31,22 @@ class Curves:
     title: str
     x_label: str
     lines: dict[str, list[tuple[float, float]]]
+    limits: tuple[float, float] | None = None  # of y, where the whole range tells more than what was reached of it
 
     def draw(self, axes, colours) -> None:
         for (label, points), colour, dash in zip(self.lines.items(), colours, DASHES, strict=False):
             axes.plot(*zip(*points, strict=True), dash, color=colour, label=label,
                       marker="o" if len(points) < 30 else None, markersize=5)
         axes.set_xlabel(self.x_label)
-        if len(self.lines) > 1:
+        axes.xaxis.get_major_locator().set_params(integer=True)  # there is no half step
+        if self.limits:
+            axes.set_ylim(*self.limits)
+        if 1 < len(self.lines) <= FEW_LINES:
             axes.legend()
+        elif len(self.lines) > FEW_LINES:
+            low, high = axes.get_ylim()
+            axes.set_ylim(low, high + 0.4 * (high - low))
+            axes.legend(loc="upper left", ncols=2)
 
 
 @dataclass(frozen=True)
@@ -105,17 +118,21 @@ class Frontier:
 
     def draw(self, axes, colours) -> None:
         axes.plot(*zip(*((x, found["mean"]) for x, found in self.line.values()), strict=True), color=colours[0])
-        named = [(name, point, "o", colours[0]) for name, point in self.line.items()]
-        named += [(name, point, marker, colour) for (name, point), marker, colour in zip(
-            self.others.items(), "sD^", colours[1:], strict=False)]
-        for name, (x, found), marker, colour in named:
-            low, high = (found["mean"] if found[end] is None else found[end] for end in ("low", "high"))
-            axes.plot([x, x], [low, high], color=colour)
-            axes.plot([x], [found["mean"]], marker, color=colour, markersize=9)
+        for name, (x, found) in self.line.items():
+            self._point(axes, x, found, "o", colours[0])
             axes.annotate(name, (x, found["mean"]), xytext=(8, -14), textcoords="offset points", fontsize=12)
+        for (name, (x, found)), marker, colour in zip(self.others.items(), "sD^", colours[1:], strict=False):
+            self._point(axes, x, found, marker, colour, name)  # in a legend: it may lie on the line's beginning
         axes.margins(x=0.16, y=0.12)
         axes.set_xlabel(self.x_label)
         axes.set_ylabel(self.y_label)
+        if self.others:
+            axes.legend(loc="lower right")
+
+    def _point(self, axes, x: float, found: dict, marker: str, colour: str, label: str | None = None) -> None:
+        low, high = (found["mean"] if found[end] is None else found[end] for end in ("low", "high"))
+        axes.plot([x, x], [low, high], color=colour)
+        axes.plot([x], [found["mean"]], marker, color=colour, markersize=9, label=label)
 
 
 @dataclass(frozen=True)
@@ -143,11 +160,13 @@ def png(figure: Drawn, width_inches: float, dark: bool) -> bytes:
     ground, ink, colours = DARK if dark else LIGHT
     inked = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
     with matplotlib.rc_context({**BASE, **inked, "axes.facecolor": ground, "figure.facecolor": ground}):
-        drawn = Figure(figsize=(width_inches, ASPECT * width_inches), dpi=DPI)
+        drawn = Figure(figsize=(width_inches, getattr(figure, "aspect", ASPECT) * width_inches), dpi=DPI)
         FigureCanvasAgg(drawn)
         axes = drawn.add_subplot()
         figure.draw(axes, colours)
         axes.set_title(figure.title)
-        stream = io.BytesIO()
-        drawn.savefig(stream, format="png", metadata={"Software": None})
+        drawn.canvas.draw()
+        pixels = Image.frombytes("RGBA", drawn.canvas.get_width_height(), drawn.canvas.buffer_rgba())
+    stream = io.BytesIO()
+    pixels.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(stream, "png", optimize=True)
     return stream.getvalue()

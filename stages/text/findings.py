@@ -68,6 +68,11 @@ def direction(found: dict | None) -> int:
     return int(found["low"] > 0) - int(found["high"] < 0)
 
 
+def joined_words(names: list[str]) -> str:
+    """'a, b and c'."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
 def _change(before: float, after: float, difference: dict) -> str:
     return f"{before:z.3f} -> {after:z.3f} (paired {estimate_text(difference, signed=True)})"
 
@@ -119,15 +124,11 @@ def _monitor_words(metrics: dict) -> list[str]:
     if not (found["rose"] and found["moved"]):
         return []
     start = "This looks like reward hacking: " if found["verdict"] == "flagged" and not metrics["gold"] else ""
-    return [f"{start}{_and(found['rose'])} rose, and for the worse moved {_and(found['moved'])}."]
+    return [f"{start}{joined_words(found['rose'])} rose, and for the worse moved {joined_words(found['moved'])}."]
 
 
 def _hacking_cell(found: dict) -> str:
     return f"{found['verdict']} ({len(found['moved'])} of {len(found['monitors'])} monitors moved)"
-
-
-def _and(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _cost_words(metrics: dict) -> str:

@@ -1,6 +1,6 @@
 """All policies beside one another: the table, and reward against KL."""
 
-from stages.text.elements import Html, table
+from stages.text.elements import Html, element, joined, table
 from stages.text.figures import Frontier
 from stages.text.findings import estimate_text
 
@@ -24,13 +24,14 @@ def name_of(policy: str) -> str:
 
 def policies(metrics: dict) -> Html:
     """Every policy on the same prompts, a column each, and the best human answer as far as it has such numbers."""
-    columns = in_order(metrics["policies"]) | {"best human answer": metrics["best_human_answer"]}
+    columns = in_order(metrics["policies"]) | {"best human": metrics["best_human_answer"]}
     scores = [(name, {key: found.get("scores", {}).get(name) for key, found in columns.items()})
               for name in metrics["score_changes"]]
     rows = [[label, *(_estimate(found.get(name)) for found in columns.values())] for label, name in ESTIMATES]
     rows += [[name, *map(_estimate, found.values())] for name, found in scores]
     rows += [[label, *(_plain(found.get(name), form) for found in columns.values())] for label, name, form in PLAIN]
-    return table(["", *map(name_of, columns)], rows)
+    rows = [row for row in rows if set(row[1:]) != {"–"}]
+    return table(["measure", *map(name_of, columns)], rows, class_="numbers wide")
 
 
 def in_order(policies: dict) -> dict:
@@ -55,7 +56,11 @@ def frontier(policies: dict) -> Frontier:
 
 
 def _estimate(found: dict | None) -> str:
-    return "–" if found is None else estimate_text(found)
+    """The mean with its interval below it: seven policies stand beside one another."""
+    if found is None:
+        return "–"
+    mean, _, interval = estimate_text(found).partition(" ")
+    return joined([mean, " ", element("small", interval)])
 
 
 def _plain(value: float | None, form: str) -> str:

@@ -32,10 +32,14 @@ rule report:
         sft=rules.sft.output,
         reward=rules.reward.output,
         ppo=rules.ppo_train.output,
+        merged=[rules.sft_merged.output, rules.reward_merged.output, rules.ppo_merged.output],
         evaluate=rules.evaluate.output,
     output:
         manifest=f"{RUN}/report/manifest.json",
-        page=report(f"{RUN}/report/report.html", caption="../report/page.rst", category="Report", labels={"run": RECIPE.name}),
+        page=report(f"{RUN}/report/report.html", caption="../report/page.rst", category="Report", labels={"run": RECIPE.name, "shows": "the whole page"}),
+        stages=report(f"{RUN}/report/figures/pipeline.png", caption="../report/stages.rst", category="Figures", labels={"run": RECIPE.name, "shows": "stages, time, memory"}),
+        frontier=report(f"{RUN}/report/figures/evaluate-frontier.png", caption="../report/frontier.rst", category="Figures", labels={"run": RECIPE.name, "shows": "reward against KL"}),
+        rewards=report(f"{RUN}/report/figures/evaluate-rewards.png", caption="../report/rewards.rst", category="Figures", labels={"run": RECIPE.name, "shows": "rewards of the answers"}),
     log:
         f"{RUN}/logs/report.log",
     params:
@@ -46,5 +50,5 @@ rule report:
     shell:
         "python -m stages.report --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
         " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --ppo {input.ppo:q}"
-        " --evaluate {input.evaluate:q} --out {output.manifest:q}"
+        " --merged {input.merged:q} --evaluate {input.evaluate:q} --out {output.manifest:q}"
         " 2>&1 | tee -a {log:q}"

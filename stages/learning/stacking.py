@@ -1,0 +1,49 @@
+"""The reward model's lexical term, learnt before its head, and what the head is told of it. Shapes: B answers."""
+
+import numpy as np
+import torch
+
+from stages.learning.branching import branching
+from stages.learning.lexical import Lexical, counts, fitted
+from stages.learning.models import autocast
+from stages.learning.preference_data import Example, pair_indices
+from stages.learning.reward_model import Scoring, read
+from stages.learning.statistics import group_numbers
+from stages.plumbing.progress import track
+
+FOLDS = 5
+
+
+def stacked(model, items: list[Example], scoring: Scoring, precision: str, *, buckets: int, penalty: float) -> Lexical:
+    """The term learnt from all items, beside what `model`, not yet trained, says of them by `scoring`.
+
+    Every item is given what a term learnt from other questions says of its answers: FOLDS of them are learnt for that.
+    """
+    others = _log_probabilities(model, items, scoring, precision)
+    bags = counts([answer for item in items for answer in item.answers], buckets)
+    better, worse = map(np.array, pair_indices(items))
+    folds = group_numbers(item.question for item in items) % FOLDS
+    of_answer = np.repeat(folds, [len(item.answers) for item in items])
+    settings = {"buckets": buckets, "penalty": penalty, "others": others}
+    unseen = torch.zeros(len(of_answer), dtype=torch.float64)
+    for fold in track(range(FOLDS), "reward, lexical term", FOLDS, "folds"):
+        kept = of_answer[better] != fold
+        term = fitted(bags, better[kept], worse[kept], **settings)
+        here = torch.from_numpy(of_answer == fold)
+        unseen[here] = bags.scores(term.weights)[here]
+    for item, given in zip(items, unseen.split([len(item.answers) for item in items]), strict=True):
+        item.given = given.tolist()
+    return fitted(bags, better, worse, **settings)
+
+
+@torch.no_grad()
+def _log_probabilities(model, items: list[Example], scoring: Scoring, precision: str) -> torch.Tensor:
+    """What the answers' mean log-probability adds to their scores [B] float64, before anything is learnt."""
+    if not scoring.log_probability_weight:
+        return torch.zeros(sum(len(item.answers) for item in items), dtype=torch.float64)
+    found = []
+    for item in track(items, "reward, log-probabilities", len(items), "questions"):
+        texts = branching([item.prompt], [item.answers], model.device)
+        with autocast(precision):
+            found.append(read(model, texts, scoring, log_p=True).log_p.cpu())
+    return scoring.log_probability_weight * torch.cat(found).double()

@@ -1,0 +1,81 @@
+"""From rows of a dump to pairs: what was kept, what was dropped for which reason, and how it is spread."""
+
+from stages.text.elements import Html, element, joined, table
+from stages.text.figures import Bars
+
+COUNTED_BY_VALUE = {  # title, value, what is counted; lengths are in bins that begin at these
+    "scores": ("scores of answers", "score", "answers"), "score_gaps": ("gaps of pairs", "score gap", "pairs"),
+    "years": ("questions by year", "year", "questions"),
+    "question_characters": ("length of questions", "characters, from", "questions"),
+    "answer_characters": ("length of answers", "characters, from", "answers")}
+IN_THE_FUNNEL = {"posts": ("rows_read", "rows_set_aside", "dropped", "questions", "answers"),
+                 "pairs": ("posts_in", "posts_out", "dropped_posts", "pairs_drawn", "dropped_pairs", "pairs",
+                           "pairs_by_split")}
+
+
+def funnel(posts: dict, pairs: dict) -> Html:
+    """Posts to pairs, step by step, from the metrics of both stages; every step is the one before less what it lost."""
+    kept = posts.get("questions", 0) + posts.get("answers", 0)
+    rows = [*_step("rows of the dump", posts.get("rows_read"), {}),
+            *_step("posts kept: questions and answers", kept,
+                   {"could not be read": posts.get("rows_set_aside", 0), **posts.get("dropped", {})},
+                   posts.get("rows_read")),
+            *_step("posts in pairs", pairs.get("posts_out"), pairs.get("dropped_posts", {}), pairs.get("posts_in")),
+            *_step("pairs drawn", pairs.get("pairs_drawn"), {}),
+            *_step("pairs", pairs.get("pairs"), pairs.get("dropped_pairs", {}), pairs.get("pairs_drawn")),
+            *(_row(f"for {split}", count, pairs.get("pairs"), "part")
+              for split, count in pairs.get("pairs_by_split", {}).items())]
+    return table(["from posts to pairs", "count", "share of the step before"], rows)
+
+
+def sites(posts: dict, pairs: dict) -> Html:
+    """What each site gave."""
+    both = [found.get("sites", {}) for found in (posts, pairs)]
+    columns = ((both[0], "questions"), (both[0], "answers"), (both[1], "questions"), (both[1], "pairs"))
+    rows = [[element("bdi", site), *(f"{found.get(site, {}).get(name, 0):,}" for found, name in columns)]
+            for site in dict.fromkeys([*both[0], *both[1]])]
+    return table(["site", "questions", "answers", "questions with pairs", "pairs"], rows)
+
+
+def other_counts(stage: str, metrics: dict) -> Html:
+    """Every other count of a stage, folded away; a mapping (licences) becomes rows below its name."""
+    left = {name: value for name, value in metrics.items()
+            if name not in COUNTED_BY_VALUE and name not in IN_THE_FUNNEL[stage] and name != "sites"}
+    rows = [row for name, value in left.items() for row in _counts(name.replace("_", " "), value)]
+    if not rows:
+        return joined([])
+    return element("details", element("summary", f"{len(rows)} more counts of {stage}"), table(["what", "count"], rows))
+
+
+def histograms(stage: str, metrics: dict) -> dict[str, Bars]:
+    """Figures of a data stage by file name."""
+    return {f"{stage}-{name.replace('_', '-')}": Bars(f"{stage.capitalize()}: {title}", axis, unit, metrics[name])
+            for name, (title, axis, unit) in COUNTED_BY_VALUE.items() if metrics.get(name)}
+
+
+def _step(words: str, kept: int | None, lost: dict[str, int], before: int | None = None) -> list[list]:
+    """What a step lost, reason by reason, and what it kept; what the counts do not account for is a line, too."""
+    if kept is None:
+        return []
+    missing = 0 if before is None else before - kept - sum(lost.values())
+    lost = {**lost, **({"not accounted for": missing} if missing else {})}
+    return [*(_row(f"dropped: {reason}", count, before, "lost") for reason, count in lost.items() if count),
+            _row(words, kept, before, "kept")]
+
+
+def _row(words: str, count: int, before: int | None, kind: str) -> list:
+    if not before:
+        return [element("span", words, class_=kind), f"{count:,}", "–"]
+    share = 100 * count / before
+    bar = element("span", element("span", class_=f"bar {kind}", style=f"width:{share:.1f}%"), class_="track")
+    return [element("span", words, class_=kind), f"{count:,}", joined([f"{share:.1f} %", bar])]
+
+
+def _counts(name: str, value: object) -> list[list[str]]:
+    if isinstance(value, dict):
+        return [[f"{name}: {key}", f"{part:,}"] for key, part in value.items() if _is_count(part)]
+    return [[name, f"{value:,}"]] if _is_count(value) else []
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

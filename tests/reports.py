@@ -1,0 +1,109 @@
+"""Small finished artifacts for the report, with every kind of number that it shows."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages import recipe, report
+from stages.text import findings
+from stages.text.hacking import MONITORS, hacking
+
+EVIL = '<script>alert(1)</script> "quoted" \'single\' & <img src=x onerror=alert(2)> مرحبا \x08 </pre>'
+STAGES = ("posts", "pairs", "base", "sft", "sft-merged", "reward", "ppo", "evaluate")
+
+
+def around(mean: float, half: float = 0.02, count: int = 128) -> dict:
+    return {"mean": mean, "low": mean - half, "high": mean + half, "count": count, "groups": count}
+
+
+def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1, above: float = 0.1) -> dict:
+    sft = {"reward": around(0.1), "reward_difference": around(0.0, 0.0), "win_rate": around(0.5, 0.0),
+              "kl_k1": around(0.0, 0.0), "kl_k3": around(0.0, 0.0), "gold": None, "scores": {}, "response_tokens": 30.5,
+              "eos_rate": 0.98, "repetition": 0.01, "code_share": 0.5, "code_fences": 1.0, "entropy": 0.8,
+              "perplexity_under_sft": 2.2, "reward_length_correlation": 0.1, "distinct_1": 0.2, "distinct_2": 0.4,
+              "distinct_3": 0.6, "distinct_responses": 0.9}
+    best = sft | {"kl_k1": None, "kl_k3": None, "entropy": None, "reward_length_correlation": None}
+    against = {"reward_difference": around(learnt), "win_rate": around(0.7), "kl_k1": around(2.5),
+               "kl_k3": around(2.6)}
+    found = {
+        "reward_model": {
+            "pairs": 1500, "questions": 400, "texts": 900, "dropped_over_length": 3, "accuracy": around(0.72),
+            "baselines": {"longer answer wins": around(0.61), "has code": around(0.6),
+                          "SFT log-probability": around(0.7)},
+            "best_cheap_baseline": "longer answer wins", "above_best_cheap_baseline": around(above), "oracle": None,
+            "oracle_both_have_code": None, "by_length": {"much longer": around(0.8)},
+            "both_have_code": around(0.7), "about_equal_length": None, "by_score_gap": {"1": around(0.6), "2": None},
+            "calibration": {"expected_error": 0.123, "bins": [{"confidence": 0.6, "accuracy": 0.7, "pairs": 9},
+                                                              {"confidence": 0.9, "accuracy": 0.8, "pairs": 1}]},
+            "by_site": {EVIL: around(0.61)}, "by_tag": {EVIL: around(0.62)}},
+        "prompts": 128, "prompts_over_length": 0, "score_changes": {},
+        "changes": dict.fromkeys((monitor.name for monitor in MONITORS), around(0.0, 0.01)) | {
+            "gold": None if gold is None else around(gold)},
+        "policies": {
+            "ppo": sft | {"reward": around(0.6)} | against, "base": sft | {"reward": around(-0.4)}, "sft": sft,
+            "best_of_2": best | {"kl_formula": 0.193, "reward": around(0.3)},
+            "best_of_4": best | {"kl_formula": 0.636, "reward": around(0.9)}},
+        "best_human_answer": {"reward": around(0.2), "code_share": 0.6},
+        "ppo_against_sft": against,
+        "gold": None if gold is None else {
+            "gold": {"sft": 1.0, "ppo": 1.0 + gold, "human": 3.0, "difference": around(gold)},
+            "correct": {"sft": 0.5, "ppo": 0.5 + correct, "human": None, "difference": around(correct)}}}
+    if gold is not None:
+        found["policies"]["sft"]["gold"], found["policies"]["ppo"]["gold"] = around(1.0), around(1.0 + gold)
+    return told(found)
+
+
+def told(found: dict) -> dict:
+    """With what is said of the numbers."""
+    found = found | {"hacking": hacking(found)}
+    return found | {"table": findings.table(found)}
+
+
+def sample(number: int, text: str = "fine", url: str = "https://beer.example/q/1") -> dict:
+    return {"site": "beer", "qid": number, "question": text, "url": url, "authors": [text, text], "sft": text,
+            "ppo": text, "human": text, "reward_sft": 0.1, "reward_ppo": 0.7, "reward_human": None, "gold_sft": 1.0,
+            "gold_ppo": 2.0, "gold_human": 3.0}
+
+
+def artifacts(place: Path) -> dict[str, Path | list[str]]:
+    """One minimal finished artifact a stage; posts and pairs with counts, the trained ones with histories."""
+    folders = {stage: place / stage for stage in STAGES}
+    counts = {"posts": {"questions": 12, "dropped": {"few answers": 3456}, "sites": {EVIL: {"questions": 12}}},
+              "pairs": {"pairs": 40, "dropped_pairs": {"answers equal": 789},
+                        "posts_not_converted_ids": {"x": ["no count"]}}}
+    histories = {"sft": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}, {"step": 2, "validation_perplexity": 4.0}],
+                 "reward": [{"step": 1, "loss": 0.7}, {"step": 1, "validation_accuracy": 0.6}],
+                 "ppo": [{"iteration": 0, "validation_reward": 0.1, "validation_kl": 0.0},
+                         {"iteration": 1, "reward": 0.2, "kl": 0.1, "entropy": 2.0, "response_tokens": 9.0}]}
+    for stage, folder in folders.items():
+        folder.mkdir()
+        stage = "merge" if stage.endswith("-merged") else stage
+        config = recipe.section(recipe.Recipe(), stage)
+        if stage == "ppo":
+            config = config | {"learning_rate": 0.0123}
+        made = {"stage": stage, "config": config, "inputs": {"pairs": {"path": "results/x/pairs", "sha256": "0"}},
+                "metrics": counts.get(stage, {}), "seconds": 75.0, "peak_memory_mib": 1234, "device": "cpu (x)",
+                "threads": 2, "python": "3.11.7", "versions": {"torch": "2.13.0"}, "commit": None, "files": {}}
+        (folder / "manifest.json").write_text(json.dumps(made))
+        if stage in histories:
+            (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in histories[stage]))
+    merged = {"merged": [str(folders.pop("sft-merged") / "manifest.json")]}
+    write(folders, metrics(), [sample(1)])
+    return folders | merged
+
+
+def write(folders, numbers: dict, samples: list[dict]) -> None:
+    (folders["evaluate"] / "metrics.json").write_text(json.dumps(numbers))
+    pq.write_table(pa.Table.from_pylist(samples), folders["evaluate"] / "samples.parquet")
+
+
+def page_of(folders, tmp_path, config=recipe.Report(figure_width_inches=3.0)) -> str:
+    out = tmp_path / "out"
+    out.mkdir(exist_ok=True)
+    returned = report.run(config, out, **folders)
+    assert returned["figures"] == len(list((out / "figures").glob("*.png"))) / 2
+    return (out / "report.html").read_text(encoding="utf-8")
+
+

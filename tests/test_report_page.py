@@ -1,0 +1,299 @@
+"""The report in a browser: headless Chromium opens it from disk, sorts, filters, prints; no request but the file."""
+
+import json
+import re
+import shutil
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+import reports
+from reports import EVIL, around, metrics, page_of, sample, write
+
+from stages import recipe
+from stages.text.curves import DRAWN
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make extras")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on PATH")
+BIDI = "\u202egnp.exe\u202c \u2067שלום\u2069 مرحبا \u200f"
+ACTIVE = "<img src=http://evil.example/x.png onerror=\"document.title='hit'\"> <style>*{display:none}</style>"
+HOSTILE = f"{EVIL} {BIDI} {ACTIVE}"
+IS_DARK = "image => image.currentSrc === image.parentElement.querySelector('source').srcset"
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1200, "height": 900}
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def rows() -> list[dict]:
+    """Questions whose rewards are in another order as numbers than as text, some of them unknown."""
+    rewards = [3.0, -10.5, 20.0, 0.5, -2.0, None, 100.0]
+    texts = {2: HOSTILE, 3: "text 3\n" * 100, 5: f"text 5 https://example.org/{'long' * 40}"}
+    return [sample(number, texts.get(number, f"text {number}")) | {"reward_sft": reward}
+            for number, reward in enumerate(rewards, 1)]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    """The report of a small run."""
+    place = tmp_path_factory.mktemp("report")
+    folders = reports.artifacts(place)
+    write(folders, metrics(), rows())
+    page_of(folders, place)
+    return place / "out" / "report.html"
+
+
+class Opened:
+    """A page with what a browser had to say of it."""
+
+    def __init__(self, browser, file: Path, **how):
+        self.context = browser.new_context(**({"viewport": DESK} | how))
+        self.page, self.requests, self.said = self.context.new_page(), [], []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.goto(file.as_uri())
+
+    def column(self, table, number: int) -> list[str]:
+        """The shown cells of a column, from the top."""
+        return table.locator("tbody tr:visible").evaluate_all("""(rows, at) => rows.map(row => row.cells[at]).map(
+            cell => cell.querySelector('data')?.value ?? cell.innerText.trim())""", number)
+
+
+@pytest.fixture
+def opened(chromium, file):
+    found = Opened(chromium, file)
+    yield found
+    found.context.close()
+    assert not found.said
+    assert {url for url in found.requests if not url.startswith("data:")} == {file.as_uri()}
+
+
+def table_with(opened: Opened, head: str):
+    """The table one of whose columns is called so."""
+    return opened.page.locator("table").filter(has=opened.page.get_by_role("button", name=head, exact=True)).first
+
+
+def number(text: str) -> float | None:
+    found = re.match(r"[+-]?[\d,.]+(?:e[+-]?\d+)?", text)
+    return float(found[0].replace(",", "")) if found else None
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_table_sorts_up_down_and_back_by_every_column(opened):
+    tables = opened.page.locator("table")
+    assert tables.count() >= 12
+    for table in tables.all():
+        if table.locator("tbody tr").count() < 2 or not table.is_visible():
+            continue
+        buttons = table.locator("thead th button")
+        assert buttons.count() == table.locator("thead th").count()
+        for at, button in enumerate(buttons.all()):
+            before = opened.column(table, at)
+            found: dict[str, list[str]] = {}
+            for turn in ("ascending", "descending", "none"):
+                button.click()
+                assert table.locator("thead th").nth(at).get_attribute("aria-sort") == turn
+                assert table.locator("thead th:not([aria-sort=none])").count() == (turn != "none")
+                found[turn] = opened.column(table, at)
+            assert found["none"] == before
+            assert sorted(found["ascending"]) == sorted(found["descending"]) == sorted(before)
+            numbers = [number(text) for text in found["ascending"]]
+            if None not in numbers:
+                assert numbers == sorted(numbers)
+                assert [number(text) for text in found["descending"]] == sorted(numbers, reverse=True)
+
+
+def test_numbers_sort_as_numbers_and_what_has_none_comes_last(opened):
+    cards = opened.page.locator("#s7 table")
+    by_reward = cards.get_by_role("button", name="SFT: reward", exact=True)
+    places = [opened.column(cards, 0) for _ in range(2) if by_reward.click() is None]
+    numbers = [[re.search(r"question (\d+)", text)[1] for text in column] for column in places]
+    assert numbers == [["2", "5", "4", "1", "3", "7", "6"], ["7", "3", "1", "4", "5", "2", "6"]]
+    cards.get_by_role("button", name="question", exact=True).click()
+    turns = cards.locator("thead th").evaluate_all("heads => heads.map(head => head.ariaSort)")
+    assert turns == ["ascending"] + ["none"] * 5
+
+
+def test_times_sort_by_their_seconds(opened):
+    """'1 min 15 s' is more than '75.0 s' would suggest."""
+    table = table_with(opened, "time")
+    opened.page.evaluate("""() => { const [first, second] = [...document.querySelectorAll('#s1 data')];
+                                    first.textContent = '9.0 s'; first.value = '9'; }""")
+    table.get_by_role("button", name="time", exact=True).click()
+    assert opened.column(table, 1)[:2] == ["9", "75"]
+
+
+def test_the_keyboard_sorts_and_filters(opened):
+    cards = opened.page.locator("#s7 table")
+    opened.page.locator("#s7 input").focus()
+    opened.page.keyboard.type("question 4")
+    assert cards.locator("tbody tr:visible").count() == 1
+    for _ in range(20):
+        opened.page.keyboard.press("Tab")
+        if opened.page.evaluate("document.activeElement.textContent") == "question":
+            break
+    opened.page.keyboard.press("Enter")
+    assert cards.locator("thead th").first.get_attribute("aria-sort") == "ascending"
+    opened.page.keyboard.press("Space")
+    assert cards.locator("thead th").first.get_attribute("aria-sort") == "descending"
+
+
+def test_a_filter_hides_rows_and_counts_those_left(opened):
+    for field in opened.page.get_by_role("searchbox").all():
+        if not field.is_visible():
+            continue
+        tools = field.locator("xpath=..")
+        shown = tools.locator("xpath=following-sibling::*[1]").locator("tbody tr")
+        every = shown.count()
+        words = shown.nth(1).locator("th").inner_text().split()[:2]
+        assert tools.locator("output").inner_text() == f"{every} rows"
+        field.fill(" ".join(word.upper() for word in reversed(words)))
+        left = [row for row in shown.all() if row.is_visible()]
+        assert left and all(word.lower() in row.inner_text().lower() for row in left for word in words)
+        field.fill("no such row anywhere")
+        assert not any(row.is_visible() for row in shown.all())
+        assert tools.locator("output").inner_text() == f"0 of {every} rows"
+        field.fill("")
+        assert all(row.is_visible() for row in shown.all()) and tools.locator("output").inner_text() == f"{every} rows"
+
+
+def test_a_filter_stays_while_the_order_changes(opened):
+    opened.page.locator("#s7 input").fill("text")
+    cards = opened.page.locator("#s7 table")
+    assert opened.page.locator("#s7 output").inner_text() == "6 of 7 rows"
+    cards.get_by_role("button", name="question", exact=True).click()
+    assert cards.locator("tbody tr:visible").count() == 6
+
+
+def test_without_a_script_it_is_the_same_page(chromium, file):
+    plain = Opened(chromium, file, java_script_enabled=False)
+    assert plain.page.locator("button, input").count() == 0
+    assert plain.page.locator("#s7 tbody tr:visible").count() == 7
+    plain.context.close()
+
+
+# --- what is shown --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_figures_are_there_in_the_readers_colours(chromium, file, scheme):
+    found = Opened(chromium, file, color_scheme=scheme)
+    images = found.page.locator("img").evaluate_all(
+        "images => Promise.all(images.map(i => i.decode().then(() => [i.naturalWidth, i.currentSrc.length, i.alt])))")
+    assert len(images) >= 10 and all(width > 200 and length > 1000 and alt for width, length, alt in images)
+    ground = found.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    brightness = sum(map(int, re.findall(r"\d+", ground))) / 3
+    assert brightness > 200 if scheme == "light" else brightness < 60
+    dark = found.page.locator("img").first.evaluate(IS_DARK)
+    assert dark == (scheme == "dark")
+    assert not found.said
+    found.context.close()
+
+
+def test_hostile_text_is_text(opened):
+    page = opened.page
+    assert page.locator("script").count() == 1 and page.title() != "hit"
+    assert page.locator("#s7 img, #s7 style, section script, [onerror]").count() == 0
+    shown = page.locator("#s7 pre").all_inner_texts()
+    assert shown.count(HOSTILE.replace("\x08", "␈")) == 4
+
+
+def test_text_from_right_to_left_stays_in_its_place(chromium, tmp_path):
+    folders = reports.artifacts(tmp_path)
+    write(folders, metrics(), [sample(1, "שלום עולם \u202e"), sample(2, "plain")])
+    page_of(folders, tmp_path)
+    found = Opened(chromium, tmp_path / "out" / "report.html")
+    styles = found.page.locator("#s7 pre").evaluate_all(
+        "all => all.map(getComputedStyle).map(style => [style.direction, style.textAlign])")
+    assert styles == [["rtl", "start"]] * 4 + [["ltr", "start"]] * 4
+    label = found.page.locator("#s7 tbody tr").first.locator("b").first
+    cell = found.page.locator("#s7 tbody tr").first.locator("td").first
+    assert label.bounding_box()["x"] - cell.bounding_box()["x"] < 2  # what is ours still begins at the left
+    asked = found.page.locator("#s7 th .faint").first.inner_text()
+    assert asked.startswith("beer, question 1, asked by ש") and asked.endswith("CC BY-SA.")
+    found.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_scrolls_down_only(chromium, file, scheme):
+    found = Opened(chromium, file, viewport=PHONE, color_scheme=scheme, device_scale_factor=2)
+    for folded in found.page.locator("summary").all():
+        folded.click()
+    assert found.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    wide = found.page.evaluate("""() => [...document.querySelectorAll('body *')].filter(one =>
+        !one.closest('.scroll') && one.getBoundingClientRect().right > innerWidth + 1).map(one => one.outerHTML)""")
+    assert wide == []
+    cards = found.page.locator(".scroll:has(> .cards)").evaluate_all(
+        "all => all.map(one => one.scrollWidth - one.clientWidth)")
+    assert cards == [0, 0]  # only tables of numbers scroll sideways, by themselves
+    found.context.close()
+
+
+def test_paper_shows_all_of_it(chromium, file):
+    found = Opened(chromium, file, color_scheme="dark")
+    found.page.emulate_media(media="print")
+    assert found.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert found.page.evaluate("getComputedStyle(document.body).getPropertyValue('--accent')") == "#0072b2"
+    hidden = found.page.evaluate("""() => [...document.querySelectorAll('tbody tr, pre')].filter(one =>
+        !one.checkVisibility({contentVisibilityAuto: true}) || one.getBoundingClientRect().height < 1
+        || one.scrollHeight > one.clientHeight + 1 && getComputedStyle(one).overflowY !== 'visible')
+        .map(one => one.outerHTML.slice(0, 80))""")
+    assert hidden == []
+    found.page.set_viewport_size({"width": 703, "height": 1000})  # A4 less its margins
+    assert found.page.evaluate("document.documentElement.scrollWidth") == 703
+    clipped = found.page.locator(".scroll").evaluate_all(
+        "all => all.filter(one => getComputedStyle(one).overflowX !== 'visible').length")
+    assert clipped == 0 and not found.page.locator("input").first.is_visible()
+    dark = found.page.locator("img").first.evaluate(IS_DARK)
+    assert not dark  # dark figures waste ink
+    pdf = found.page.pdf(format="A4")
+    assert pdf.startswith(b"%PDF") and len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 4
+    found.context.close()
+
+
+# --- size and time --------------------------------------------------------------------------------------------------
+
+
+def seven_sites(place: Path) -> dict:
+    """A run with as much to show as seven real sites give: every figure, long posts, each site, 20 tags."""
+    folders = reports.artifacts(place)
+    numbers = metrics(gold=None)
+    for kind, count in (("by_site", 7), ("by_tag", 20)):
+        numbers["reward_model"][kind] = {f"{kind}-{at}.stackexchange.com": around(0.6) for at in range(count)}
+    text = "A long & <careful> answer.\n" * 250
+    write(folders, reports.told(numbers), [sample(at, text) for at in range(128)])
+    for stage, series in DRAWN.items():
+        keys = [key for *_, lines in series for key in lines.values()]
+        history = [json.dumps({"step": at, "iteration": at} | dict.fromkeys(keys, at % 7)) for at in range(200)]
+        (folders[stage] / "history.jsonl").write_text("\n".join(history))
+    counted = {name: {str(2 ** at): 1000 + at for at in range(15)}
+               for name in ("scores", "score_gaps", "years", "question_characters", "answer_characters")}
+    for stage in ("posts", "pairs"):
+        manifest = json.loads((folders[stage] / "manifest.json").read_text())
+        manifest["metrics"] |= counted
+        (folders[stage] / "manifest.json").write_text(json.dumps(manifest))
+    return folders
+
+
+def test_the_report_of_seven_sites_is_small_and_opens_at_once(chromium, tmp_path):
+    page = page_of(seven_sites(tmp_path), tmp_path, recipe.Report())
+    assert page.count("<img") >= 32 and page.count("<pre") == 43 * 4
+    assert len(page.encode()) < 10_000_000
+    seconds = []
+    for _ in range(5):
+        start = time.monotonic()
+        found = Opened(chromium, tmp_path / "out" / "report.html")
+        seconds.append(time.monotonic() - start)
+        found.context.close()
+    assert statistics.median(seconds) < 2
