@@ -11,6 +11,7 @@ is bit for bit the uninterrupted one. The policy that did best on held-out promp
 import hashlib
 import sys
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -19,43 +20,43 @@ from stages.learning import checkpoint, families, models, optimizers, preflight,
 from stages.learning.engine import Engine
 from stages.learning.ensemble import Ensemble, members
 from stages.learning.experience import Update
-from stages.learning.journal import append, keep_until
 from stages.learning.kl import KlController
 from stages.learning.loading import load_policy, load_reward
+from stages.learning.logs import TIMING, Logs, open_logs
 from stages.learning.reward_model import Scorer, members_of
 from stages.learning.reward_sources import Source, load_source
 from stages.learning.rewards import Rewards, Shaping
 from stages.learning.sampling import Sampling, draw
 from stages.learning.startup import run_checks
 from stages.learning.stopping import Stopper, StopRules
-from stages.plumbing.artifact import write_json
-from stages.plumbing.progress import Progress
+from stages.plumbing.artifact import Beside, write_json
 from stages.recipe import Ppo, named
 from stages.text.tables import questions_of
-from stages.text.template import prompt_ids
+from stages.text.template import AFTER, BEFORE, prompt_ids
 
 SHOWN = 8  # validation prompts whose answers are kept at every evaluation
-SERIES = ("history", "timing", "samples")
 STARTUP = "startup.json"
 
 
-def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path) -> dict[str, float]:
+def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, beside: Beside | None = None
+        ) -> dict[str, float]:
     """Fill `out` with the policy (a PEFT adapter, or a whole model), its value_head.safetensors, the tokenizer,
     startup.json, and history, timing and samples .jsonl.
 
     reward: the merged reward model, or its adapter, which then shares the policy's base.
     """
-    loop = _Loop(config, out, policy, reward, pairs)
-    loop.start_or_resume()
-    loop.train()
+    with open_logs(config.log_to, out, "ppo", beside, asdict(config), count="iteration") as logs:
+        loop = _Loop(config, out, policy, reward, pairs, logs)
+        loop.start_or_resume()
+        loop.train()
     return loop.finish()
 
 
 class _Loop:
     """The state of a run: the engine, the iteration, the best policy so far; and what is written down."""
 
-    def __init__(self, config: Ppo, out: Path, policy: Path, reward: Path, pairs: Path):
-        self.config, self.out, self.iteration = config, out, 0
+    def __init__(self, config: Ppo, out: Path, policy: Path, reward: Path, pairs: Path, logs: Logs):
+        self.config, self.out, self.logs, self.iteration = config, out, logs, 0
         self.tokenizer = models.load_tokenizer(policy)
         self.prompts, self.validation, self.dropped = _prompts(config, self.tokenizer, pairs)
         self.engine, self.sources = _engine(config, self.tokenizer, policy, reward)
@@ -66,8 +67,7 @@ class _Loop:
     def start_or_resume(self) -> None:
         """Go on from the last checkpoint, if there is one; else check that everything is as it should be."""
         found = checkpoint.load(self.out)
-        for name in SERIES:
-            keep_until(self.out / f"{name}.jsonl", -1 if found is None else found[1]["iteration"])
+        self.logs.resume(-1 if found is None else found[1]["iteration"])
         if found is None:
             self._check()
             return
@@ -84,7 +84,7 @@ class _Loop:
         c = self.config
         if self.iteration == 0:
             self._evaluate()
-        progress = Progress("ppo", c.iterations, "iterations", done=self.iteration)
+        progress = self.logs.progress("ppo", c.iterations, done=self.iteration)
         while self.iteration < c.iterations and not self.stopper.reason:
             row = self._iterate()
             progress.advance(note=f"reward {row['reward']:.2f}, KL {row['kl']:.2f}, beta {row['beta']:.3f}")
@@ -141,24 +141,26 @@ class _Loop:
         )
         self.iteration += 1
         self.stopper.updated(row, row.pop("skips"))
-        append(self.out / "history.jsonl", {"iteration": self.iteration, **row})
-        append(self.out / "timing.jsonl", {"iteration": self.iteration, **timing})
+        self.logs.numbers(self.iteration, row)
+        self.logs.numbers(self.iteration, timing, TIMING)
         return row
 
     def _evaluate(self) -> None:
         """Held-out prompts, the same random numbers each time: keep the best policy, stop one that went too far."""
         c = self.config
         row, rollout, rewards = self.engine.held_out(self.validation, c.rollout_prompts, c.seed, c.kl_coefficient)
-        validation = {f"validation_{name}": value for name, value in row.items()}
-        append(self.out / "history.jsonl", {"iteration": self.iteration, **validation})
-        texts = rollout.texts(self.tokenizer)
-        for prompt, text, reward in list(zip(self.validation, texts, rewards.tolist(), strict=True))[:SHOWN]:
-            question = self.tokenizer.decode(prompt, skip_special_tokens=True)
-            sample = {"iteration": self.iteration, "prompt": question, "response": text, "reward": reward}
-            append(self.out / "samples.jsonl", sample)
+        self.logs.numbers(self.iteration, {f"validation_{name}": value for name, value in row.items()})
+        answered = zip(self.validation, rollout.texts(self.tokenizer), rollout.ended, rewards.tolist(), strict=True)
+        self.logs.samples(self.iteration, [
+            {"question": self._question(prompt), "answer": text, "ended": ended, "reward": reward}
+            for prompt, text, ended, reward in islice(answered, SHOWN)])
         if self.stopper.evaluated(row):
             self.best = {**row, "iteration": self.iteration}
             self.best_weights = {name: p.detach().clone() for name, p in self.engine.policy.trained().items()}
+
+    def _question(self, prompt: list[int]) -> str:
+        """For eyes: a tokenizer that does not give back what it was given only looks odd here."""
+        return self.tokenizer.decode(prompt, skip_special_tokens=True).removeprefix(BEFORE).removesuffix(AFTER)
 
     def _generator(self, purpose: str) -> torch.Generator:
         name = f"{self.config.seed}/{purpose}/{self.iteration}".encode()

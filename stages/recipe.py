@@ -12,10 +12,12 @@ from typing import Literal
 
 import yaml
 
-from stages.plumbing.settings import SettingsError, as_dict, laid_over, leaves, of
+from stages.plumbing.settings import SettingsError, deciding, laid_over, leaves, of, watching
 
 DEFAULT_RECIPE = "configs/demo.yaml"
 Precision = Literal["fp32", "mixed", "bf16", "int8", "nf4"]
+LogTo = tuple[Literal["terminal", "jsonl", "tensorboard", "wandb"], ...]
+SHARED = ("seed", "log_to")  # given once beside the sections, they go to every section that has them
 
 
 def _divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
@@ -32,6 +34,18 @@ def _check_full(tune: str, precision: str) -> None:
 def _check_patience(evaluations: int | None) -> None:
     if evaluations is not None and evaluations < 1:
         raise ValueError(f"patience_evaluations must be 1 or more, or null, not {evaluations}")
+
+
+def _log_to():
+    return of(("terminal", "jsonl"), "where numbers and sample answers go while it trains: terminal, jsonl (the "
+              "artifact's own files), tensorboard, wandb (offline unless WANDB_MODE says otherwise) [ours]",
+              decides=False)
+
+
+def _check_log_to(log_to: LogTo) -> None:
+    if "jsonl" not in log_to or len(set(log_to)) < len(log_to):
+        raise ValueError(f"log_to must name jsonl, whose files are part of the artifact, and nothing twice, not "
+                         f"{', '.join(log_to) or 'nothing'}")
 
 
 def _check_rewards(rewards: tuple, scaling: str) -> None:
@@ -177,9 +191,11 @@ class Sft:
     evaluate_every_steps: int = of(1000, "steps between evaluations [script]")
     patience_evaluations: int | None = of(
         None, "stop after so many without a lower perplexity, and keep the best; null: the last is kept [script]")
+    log_to: LogTo = _log_to()
     seed: int = of(0, "of initialisation, order and dropout [script]")
 
     def __post_init__(self):
+        _check_log_to(self.log_to)
         _divides(self.microbatch_sequences, self.batch_sequences, "microbatch_sequences", "batch_sequences")
         _check_full(self.tune, self.precision)
         _check_patience(self.patience_evaluations)
@@ -220,9 +236,11 @@ class Reward:
     validation_share: float = of(0.05, "of the reward split's questions, held out to pick the best checkpoint [ours]")
     save_every_steps: int = of(500, "steps between checkpoints and evaluations [script]")
     patience_evaluations: int | None = of(None, "stop after so many without a better one; null: never [script]")
+    log_to: LogTo = _log_to()
     seed: int = of(0, "of the head, order and dropout [script]")
 
     def __post_init__(self):
+        _check_log_to(self.log_to)
         _divides(self.microbatch_pairs, self.batch_pairs, "microbatch_pairs", "batch_pairs")
         _check_patience(self.patience_evaluations)
         if not 0 <= self.label_smoothing < 0.5:
@@ -350,9 +368,11 @@ class Ppo:
     min_entropy_nats: float = of(0.0, "stop when the policy's entropy a token falls below; 0: never [ours]")
     save_every_iterations: int = of(10, "iterations between checkpoints [ours]")
     keep_checkpoints: int = of(2, "newest ones kept, each with the best policy so far [ours]")
+    log_to: LogTo = _log_to()
     seed: int = of(0, "of prompts, sampling and minibatches [script]")
 
     def __post_init__(self):
+        _check_log_to(self.log_to)
         _check_full(self.tune, self.precision)
         if self.compile and self.precision in ("int8", "nf4"):
             raise ValueError(f"compile goes with precision fp32, mixed or bf16: the products of {self.precision} "
@@ -439,25 +459,21 @@ class Recipe:
 def load(path: str | Path, overrides: dict | None = None) -> Recipe:
     """Recipe file, then overrides laid over it. A file that gives no name is named after itself.
 
-    A key beside the sections is `seed`, which every section with a seed takes.
+    Keys beside the sections are `seed` and `log_to`, which every section that has them takes.
     Values of `overrides` may be text (Snakemake hands nested --config values over as strings): they are converted
     by the field's type. Values of the file may not. Raises SettingsError with one line for people.
     """
-    recipe = _with_seed(Recipe(name=Path(path).stem), _read_yaml(Path(path)), str(path), from_text=False)
-    return _with_seed(recipe, overrides or {}, "--config", from_text=True)
+    recipe = _with_shared(Recipe(name=Path(path).stem), _read_yaml(Path(path)), str(path), from_text=False)
+    return _with_shared(recipe, overrides or {}, "--config", from_text=True)
 
 
-def _with_seed(recipe: Recipe, values: dict, where: str, from_text: bool) -> Recipe:
+def _with_shared(recipe: Recipe, values: dict, where: str, from_text: bool) -> Recipe:
     values = dict(values)
-    seed = values.pop("seed", None)
-    if seed is not None:
-        try:
-            seed = int(seed)
-        except (TypeError, ValueError):
-            raise SettingsError(f"{where}: seed must be a whole number, not {seed!r}") from None
-        seeded = {f.name: replace(getattr(recipe, f.name), seed=seed)
-                  for f in fields(recipe) if hasattr(getattr(recipe, f.name), "seed")}
-        recipe = replace(recipe, **seeded)
+    for key in SHARED:
+        if (value := values.pop(key, None)) is not None:
+            taking = [f.name for f in fields(recipe) if hasattr(getattr(recipe, f.name), key)]
+            recipe = replace(recipe, **{
+                name: laid_over(getattr(recipe, name), {key: value}, where, from_text=from_text) for name in taking})
     return laid_over(recipe, values, where, from_text=from_text)
 
 
@@ -480,10 +496,15 @@ def named(kind: type, settings: object) -> dict:
 
 
 def section(recipe: Recipe, name: str) -> dict:
-    """One section as plain values: what a Snakemake rule holds in `params` and a manifest records."""
-    return as_dict(getattr(recipe, name))
+    """One section as plain values: what a Snakemake rule holds in `params` and a manifest records.
+
+    Without what changes nothing of the result, so that a change of it makes nothing stale.
+    """
+    return deciding(getattr(recipe, name))
 
 
 def published(name: str) -> list[tuple]:
-    """Every setting of one section: dotted name, default as a plain value, meaning with its source."""
-    return leaves(getattr(Recipe(), name))
+    """Every setting of one section that a manifest records: dotted name, default as a plain value, meaning with its
+    source."""
+    settings = getattr(Recipe(), name)
+    return [leaf for leaf in leaves(settings) if leaf[0] not in watching(settings)]

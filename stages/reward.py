@@ -9,7 +9,7 @@ shifted so that reference answers average 0. With several `members`, each is an 
 artifact itself, others in member-1, member-2, ...
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +18,9 @@ import torch
 
 from stages.learning import families, models
 from stages.learning.journal import append, keep_until
-from stages.learning.judging import HeldOutPairs, held_out_pairs, validation_numbers, where_right
+from stages.learning.judging import HeldOutPairs, held_out_pairs, scored_pairs, validation_numbers, where_right
 from stages.learning.lexical import Lexical
+from stages.learning.logs import Logs, open_logs
 from stages.learning.preference_data import Example, collate_examples, examples, reference_answers
 from stages.learning.reward_model import (
     SCORING,
@@ -35,6 +36,7 @@ from stages.learning.stacking import stacked
 from stages.learning.statistics import estimate
 from stages.learning.training import Training, Watch, last_step, remove_checkpoints, train
 from stages.learning.weights import save_adapter
+from stages.plumbing.artifact import Beside
 from stages.recipe import Reward, named
 from stages.text.curves import history_of
 from stages.text.tables import first_questions, first_rows, key_of, rows_of
@@ -42,13 +44,14 @@ from stages.text.tables import first_questions, first_rows, key_of, rows_of
 SPLIT = "reward"
 REFERENCE_ANSWERS = 2000  # that the normalisation averages over
 VALIDATION_QUESTIONS = 2000  # at most
+SHOWN = 8  # validation pairs whose scores are kept at every evaluation
 VALIDATION = "validation.jsonl"
 INTERVALS = partial(estimate, samples=1000, seed=0)
 
 
-def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
-    """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, scoring.json, history.jsonl and
-    validation.jsonl; and a folder of the same for each further member."""
+def run(config: Reward, out: Path, *, base: Path, pairs: Path, beside: Beside | None = None) -> dict[str, float]:
+    """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, scoring.json, and history, samples and
+    validation .jsonl; and a folder of the same for each further member."""
     tokenizer = models.load_tokenizer(base)
     data = _data(config, tokenizer, pairs)
     words = _words(config, base, data) if config.lexical_buckets else None
@@ -57,7 +60,9 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path) -> dict[str, floa
         folder = member_folder(out, member)
         folder.mkdir(exist_ok=True)
         if not (folder / SCORING).exists():  # an earlier try may have come further
-            _train_member(replace(config, seed=config.seed + member), folder, base, tokenizer, data, words)
+            own, part = replace(config, seed=config.seed + member), folder.name if member else ""
+            with open_logs(config.log_to, folder, "reward", beside, asdict(own), part=part) as logs:
+                _train_member(own, folder, base, tokenizer, data, words, logs)
         remove_checkpoints(folder)
         found.append(_kept(folder))
     return {
@@ -113,7 +118,7 @@ def _untrained(config: Reward, base: Path):
 
 
 def _train_member(
-    config: Reward, out: Path, base: Path, tokenizer, data: _Data, words: Lexical | None
+    config: Reward, out: Path, base: Path, tokenizer, data: _Data, words: Lexical | None, logs: Logs
 ) -> None:
     """One model into `out`; scoring.json is written last."""
     scoring = Scoring(**named(Scoring, config))
@@ -128,6 +133,7 @@ def _train_member(
         scores = scorer(data.validation.prompts, data.validation.answers).numpy()
         found = where_right(data.validation, scores, INTERVALS)
         append(out / VALIDATION, {"step": step, **found})
+        logs.samples(step, scored_pairs(data.validation, scores, SHOWN))
         return validation_numbers(data.validation, scores, found)
 
     keep_until(out / VALIDATION, last_step(out), "step")
@@ -141,6 +147,7 @@ def _train_member(
         out,
         f"reward, seed {config.seed}",
         watch if data.validation.rows else None,
+        logs,
     )
     model.eval()
     save_adapter(model, tokenizer, out)

@@ -9,6 +9,7 @@ training and read through a memory map: the text may be larger than memory.
 """
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,22 +17,23 @@ import torch
 
 from stages.learning import comparison, families, models
 from stages.learning.documents import Documents, write_documents
-from stages.learning.journal import append, keep_until
 from stages.learning.language_modelling import collate_blocks, summed_loss
+from stages.learning.logs import Logs, open_logs
 from stages.learning.packing import Blocks
 from stages.learning.rollout import sample
-from stages.learning.training import Training, Watch, last_step, remove_checkpoints, train
+from stages.learning.training import Training, Watch, remove_checkpoints, train
 from stages.learning.weights import save_adapter, save_model
+from stages.plumbing.artifact import Beside
 from stages.recipe import Sft
 from stages.text.tables import best_rows, first_questions, first_rows, key_of, rows_of
 from stages.text.template import encoded
 
 VALIDATION_SHARE = 0.1  # of the questions, at most
 SAMPLE_TOKENS = 96  # of a sampled answer, at most
-DOCUMENTS, SAMPLES = "documents.arrow", "samples.jsonl"
+DOCUMENTS = "documents.arrow"
 
 
-def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
+def run(config: Sft, out: Path, *, base: Path, pairs: Path, beside: Beside | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter (or the whole model), the tokenizer, history.jsonl and samples.jsonl."""
     tokenizer = models.load_tokenizer(base)
     held = first_questions(pairs, "finetune", VALIDATION_SHARE, config.validation_questions)
@@ -40,18 +42,20 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]:
     blocks = Blocks(documents, order, config.sequence_length_tokens, config.packing, config.loss_on == "answer")
     torch.manual_seed(config.seed)
     model = _learner(config, base, tokenizer)
-    watched = _Watched(model, tokenizer, pairs, held, config, out / SAMPLES)
-    keep_until(out / SAMPLES, last_step(out), "step")
-    history = train(
-        model,
-        blocks,
-        collate_blocks,
-        lambda rows: summed_loss(model, rows, config.precision),
-        Training.like(config, batch=config.batch_sequences, microbatch=config.microbatch_sequences, schedule="cosine"),
-        out,
-        "sft",
-        watched.watch() if watched.rows else None,
-    )
+    sizes = {"batch": config.batch_sequences, "microbatch": config.microbatch_sequences}
+    with open_logs(config.log_to, out, "sft", beside, asdict(config)) as logs:
+        watched = _Watched(model, tokenizer, pairs, held, config, logs)
+        history = train(
+            model,
+            blocks,
+            collate_blocks,
+            lambda rows: summed_loss(model, rows, config.precision),
+            Training.like(config, **sizes, schedule="cosine"),
+            out,
+            "sft",
+            watched.watch() if watched.rows else None,
+            logs,
+        )
     (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
     remove_checkpoints(out)
     (out / DOCUMENTS).unlink()
@@ -86,8 +90,8 @@ def _documents(config: Sft, out: Path, tokenizer, pairs: Path, held: set[tuple])
 class _Watched:
     """Perplexity of the best human answer, and how sampled answers read and end, on questions held out."""
 
-    def __init__(self, model, tokenizer, pairs: Path, held: set[tuple], config: Sft, path: Path):
-        self.model, self.tokenizer, self.config, self.path = model, tokenizer, config, path
+    def __init__(self, model, tokenizer, pairs: Path, held: set[tuple], config: Sft, logs: Logs):
+        self.model, self.tokenizer, self.config, self.logs = model, tokenizer, config, logs
         rows = best_rows(first_rows(pairs, "finetune", held))
         ids = list(encoded(tokenizer, ((row["question"], row["response_j"]) for row in rows)))
         fitting = [i for i, texts in enumerate(ids) if sum(map(len, texts)) <= config.sequence_length_tokens]
@@ -99,13 +103,14 @@ class _Watched:
         return Watch(self.measure, self.config.evaluate_every_steps, best)
 
     def measure(self, step: int) -> dict[str, float]:
-        """Numbers, and a line in samples.jsonl for each question."""
+        """Numbers; and to the logs, an answer to each question."""
         log_p = self._log_p()
         rollout = self._rollout()
         texts = rollout.texts(self.tokenizer)
-        for row, text, ended in zip(self.rows, texts, rollout.ended, strict=True):
-            append(self.path, {"step": step, "question": row["question"], "answer": text, "ended": ended,
-                               "best_human_answer": row["response_j"], "source": row["metadata"][0]})
+        self.logs.samples(step, [
+            {"question": row["question"], "answer": text, "ended": ended, "best_human_answer": row["response_j"],
+             "source": row["metadata"][0]}
+            for row, text, ended in zip(self.rows, texts, rollout.ended, strict=True)])
         return {"validation_perplexity": math.exp(-float(torch.cat(log_p).mean())),
                 "validation_eos_rate": sum(rollout.ended) / len(self.rows)}
 

@@ -144,7 +144,7 @@ def test_an_update_that_moved_far_enough_stops():
     seen = experience(policy, rolled(policy), torch.tensor([3.0, -3.0, 3.0, -3.0]), 0.0, UPDATE)
     eager = Update(**{**vars(UPDATE), "epochs": 50, "update_kl_limit": 1e-3})
     found = ppo_epochs(policy, torch.optim.Adam(policy.trained().values(), lr=0.05), seen, eager, torch.Generator())
-    assert found["stopped_early"] == 1.0 and found["minibatches"] < 50
+    assert found["update_stopped_early"] == 1.0 and found["minibatches"] < 50
 
 
 def test_only_the_adapter_and_the_value_head_learn():

@@ -11,7 +11,7 @@ import reports
 from reports import EVIL, around, metrics, page_of, sample, told, write
 
 from stages import learning, recipe
-from stages.plumbing.settings import leaves
+from stages.plumbing.settings import leaves, watching
 from stages.text import dag, findings, lead
 from stages.text.curves import DRAWN, curves_of, history_of
 from stages.text.elements import element, link, quoted
@@ -86,7 +86,8 @@ def test_the_page_says_all(artifacts, tmp_path):
                  "best of 4", "0.636", "calibration: expected error", "0.123", "falls by 0.05", "Not flagged"):
         assert text in page, text
     assert "no count" not in page
-    settings = {name: len(leaves(getattr(recipe.Recipe(), name))) for name in ("ppo", "sft")}
+    sections = {name: getattr(recipe.Recipe(), name) for name in ("ppo", "sft")}
+    settings = {name: len(leaves(values)) - len(watching(values)) for name, values in sections.items()}
     assert f"ppo: 1 of {settings['ppo']} settings differ" in page
     assert f"sft: 0 of {settings['sft']} settings differ" in page
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == metrics()
@@ -173,7 +174,8 @@ def test_curves_take_the_numbers_they_name():
 
 def test_seconds_by_phase_come_from_their_own_series(tmp_path):
     (tmp_path / "history.jsonl").write_text('{"iteration": 1, "beta": 0.1, "clip_fraction": 0.2}\n')
-    (tmp_path / "timing.jsonl").write_text('{"iteration": 1, "rollout": 2.0, "update": 5.0, "tokens": 9}\n')
+    seconds = '{"iteration": 1, "rollout_seconds": 2.0, "update_seconds": 5.0, "tokens": 9}\n'
+    (tmp_path / "timing.jsonl").write_text(seconds)
     drawn = curves_of("ppo", history_of(tmp_path))
     assert drawn.keys() == {"ppo-beta", "ppo-clip", "ppo-seconds"}
     assert drawn["ppo-seconds"].lines == {"rollout": [(1, 2.0)], "update": [(1, 5.0)]}
@@ -182,7 +184,9 @@ def test_seconds_by_phase_come_from_their_own_series(tmp_path):
 def test_every_number_that_is_drawn_of_ppo_is_one_that_it_writes():
     """A name that has changed would leave its figure out without a word."""
     told = "".join(file.read_text() for file in Path(learning.__file__).parent.glob("*.py"))
-    keys = {key.removeprefix("validation_") for *_, lines in DRAWN["ppo"] for key in lines.values()}
+    keys = {key.removeprefix("validation_").removesuffix("_seconds")
+            for *_, lines in DRAWN["ppo"] for key in lines.values()}
+    assert 'f"{name}_seconds"' in told
     assert [key for key in sorted(keys) if f'"{key}"' not in told] == []
 
 

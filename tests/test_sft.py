@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import sft
 from stages.learning import models
+from stages.learning.logs import Logs
 from stages.learning.training import Training, Watch, train
 from stages.recipe import Lora, Sft
 from stages.text import tables
@@ -141,7 +142,7 @@ def test_it_stops_when_perplexity_no_longer_falls_and_keeps_the_best(inputs, tmp
     model = PeftModel.from_pretrained(model, out).eval()
     tokenizer = models.load_tokenizer(out)
     held = first_questions(inputs["pairs"], "finetune", 0.1, 4)
-    again = sft._Watched(model, tokenizer, inputs["pairs"], held, CONFIG, tmp_path / "s.jsonl").measure(0)
+    again = sft._Watched(model, tokenizer, inputs["pairs"], held, CONFIG, Logs(tmp_path, "sft")).measure(0)
     assert again["validation_perplexity"] == pytest.approx(min(found), rel=1e-4)
 
 

@@ -174,6 +174,11 @@ def test_a_second_run_does_nothing(finished):
     assert "Nothing to be done" in snakemake(finished[0], "ppo")
 
 
+@pytest.mark.parametrize("config", ["log_to=[jsonl]", "ppo={log_to: [terminal, jsonl]}", "sft={log_to: [jsonl]}"])
+def test_another_place_to_log_to_reruns_nothing(finished, config):
+    assert plan(finished[0], config=(config,)) == set()
+
+
 def test_a_changed_reward_value_reruns_reward_and_what_follows_and_nothing_before(finished):
     assert plan(finished[0], config=("reward={learning_rate: 2e-3}",)) == FROM_REWARD
 

@@ -33,7 +33,7 @@ class Phases:
             found = call()
         peak = max(self.row.get("peak_memory_mib", 0), round(cost.peak_bytes / 2**20))
         self.row |= {
-            name: round(cost.seconds, 3),
+            f"{name}_seconds": round(cost.seconds, 3),
             f"{name}_tokens_per_second": round(tokens_of(found) / max(cost.seconds, 1e-9)),
             "peak_memory_mib": peak,
         }

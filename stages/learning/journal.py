@@ -7,7 +7,17 @@ from pathlib import Path
 def append(path: Path, row: dict) -> None:
     """One more line."""
     with open(path, "a", encoding="utf-8") as stream:
-        stream.write(json.dumps(row) + "\n")
+        stream.write(line(row))
+
+
+def line(row: dict) -> str:
+    """A row as it stands in the file."""
+    return json.dumps(row) + "\n"
+
+
+def rows_of(path: Path) -> list[dict]:
+    """All rows, oldest first; none where there is no file."""
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def keep_until(path: Path, last: int, count: str = "iteration") -> None:
@@ -15,11 +25,11 @@ def keep_until(path: Path, last: int, count: str = "iteration") -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8").splitlines():
         try:
-            row = json.loads(line)
+            row = json.loads(text)
         except json.JSONDecodeError:
             break
         if row[count] <= last:
-            kept.append(line + "\n")
+            kept.append(text + "\n")
     path.write_text("".join(kept), encoding="utf-8")

@@ -148,6 +148,16 @@ def validation_numbers(pairs: HeldOutPairs, scores: np.ndarray, found: dict) -> 
     return {f"validation_{name}": value for name, value in numbers.items() if value is not None}
 
 
+def scored_pairs(pairs: HeldOutPairs, scores: np.ndarray, count: int) -> list[dict]:
+    """The first `count` pairs as text, with their scores [M]."""
+    found = []
+    for row, better, worse in zip(pairs.rows[:count], pairs.better, pairs.worse, strict=False):
+        found.append({"question": row["question"], "better_answer": row["response_j"],
+                      "better_reward": float(scores[better]), "worse_answer": row["response_k"],
+                      "worse_reward": float(scores[worse]), "source": row["metadata"][0]})
+    return found
+
+
 def calibration(gaps: np.ndarray) -> dict:
     """How often the higher score is right [N gaps, better minus worse], by how sure sigmoid(|gap|) says it is.
 

@@ -109,7 +109,7 @@ def _summary(log: list[dict[str, float]], update: Update, stopped: bool) -> dict
         "first_ratio": log[0]["ratio"],
         "minibatches": len(log),
         "microbatch_prompts": update.microbatch_prompts,
-        "stopped_early": float(stopped),
+        "update_stopped_early": float(stopped),
         "skipped": sum(row["skipped"] for row in log),
         "skips": [bool(row["skipped"]) for row in log],
     }

@@ -2,10 +2,9 @@
 
 The Trainer carries optimiser, schedule, order of the data, accumulation and checkpoints. Added here: the loss of a step
 is a mean over all its items, however they fall into microbatches (CORRECTNESS P5); a checkpoint counts only once it is
-complete; `history.jsonl` holds every logged step once whatever was interrupted; the best state kept; one progress line.
+complete; the logs hold every logged step once whatever was interrupted; the best state kept; one progress line.
 """
 
-import json
 import math
 import os
 import shutil
@@ -18,13 +17,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-from stages.plumbing.artifact import write_text
-from stages.plumbing.progress import Progress
+from stages.learning.logs import Logs
 
 COMPLETE = "complete"
 CHECKPOINTS = "checkpoints"
-HISTORY = "history.jsonl"
 BEST = "best.safetensors"
+OUR_NAMES = {"grad_norm": "gradient_norm"}  # as in PPO's history
 # Differ from run to run, or restart when a run resumes: not part of the result.
 UNREPEATABLE = ("runtime", "per_second", "total_flos", "train_loss")
 # The mean loss since the last line is lost in a kill, so a line falls on every checkpoint.
@@ -79,9 +77,11 @@ def train(
     out: Path,
     label: str,
     watch: Watch | None = None,
+    logs: Logs | None = None,
 ) -> list[dict]:
     """Train in place, going on from the last complete checkpoint under `out`; returns the history.
 
+    logs: where the history goes; None: to `out` and the terminal. They are left open.
     dataset: a map-style data set; collate: list of its items to `content` and how many `items` the loss is to be a
     mean of; loss: a batch's content to the sum of its items' losses, a scalar, made with `model` (one process, one
     device).
@@ -89,7 +89,7 @@ def train(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"{label} trains in one process, and was started as one of several: start it without torchrun")
     set_seed(settings.seed)
-    book = _Book(out / HISTORY, label, watch, settings.patience_evaluations)
+    book = _Book(out / BEST, label, watch, settings.patience_evaluations, logs or Logs(out, label))
     trainer = _Trainer(
         model=model, args=_arguments(settings, out), train_dataset=dataset, data_collator=collate, callbacks=[book]
     )
@@ -171,17 +171,17 @@ class _Trainer(Trainer):
 
 
 class _Book(TrainerCallback):
-    """History, progress, evaluations, and the mark of a complete checkpoint."""
+    """History, progress, evaluations, the best state, and the mark of a complete checkpoint."""
 
-    def __init__(self, path: Path, label: str, watch: Watch | None, patience: int | None):
-        self.path, self.label, self.watch, self.patience = path, label, watch, patience
+    def __init__(self, best: Path, label: str, watch: Watch | None, patience: int | None, logs: Logs):
+        self.best, self.label, self.watch, self.patience, self.logs = best, label, watch, patience, logs
         self.rows: list[dict] = []
         self.progress = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.rows = [_repeatable(row) for row in state.log_history]
-        self._write()
-        self.progress = Progress(self.label, state.max_steps, "steps", done=state.global_step)
+        self.rows = _history(state)
+        self.logs.resume(state.global_step, self.rows)
+        self.progress = self.logs.progress(self.label, state.max_steps, done=state.global_step)
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         note = f"loss {self.rows[-1]['loss']:.3f}" if self.rows and "loss" in self.rows[-1] else ""
@@ -199,22 +199,20 @@ class _Book(TrainerCallback):
             quality = [self.watch.keep_best(row) for row in state.log_history if set(numbers) <= set(row)]
             since = len(quality) - 1 - quality.index(max(quality))
             if since == 0:
-                _save_trained(model, self.path.with_name(BEST))
+                _save_trained(model, self.best)
             control.should_training_stop |= self.patience is not None and since >= self.patience
         self.on_log(None, state, control)
 
     def on_log(self, args, state, control, **kwargs):
-        self.rows = [row for entry in state.log_history if set(row := _repeatable(entry)) - {"step", "epoch"}]
-        self._write()
+        known, self.rows = len(self.rows), _history(state)
+        for row in self.rows[known:]:
+            self.logs.numbers(row["step"], {name: value for name, value in row.items() if name != "step"})
 
     def on_save(self, args, state, control, **kwargs):
         (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
 
     def on_train_end(self, args, state, control, **kwargs):
         self.progress.finish()
-
-    def _write(self) -> None:
-        write_text(self.path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in self.rows))
 
 
 def _save_trained(model, path: Path) -> None:
@@ -231,5 +229,8 @@ def _load_trained(model, path: Path) -> None:
                 parameter.copy_(saved.pop(name))
 
 
-def _repeatable(row: dict) -> dict:
-    return {key: value for key, value in row.items() if not any(word in key for word in UNREPEATABLE)}
+def _history(state) -> list[dict]:
+    """What a state remembers, of what repeats: step, then the rest by name."""
+    rows = [{OUR_NAMES.get(key, key): value for key, value in sorted(entry.items())
+             if not any(word in key for word in UNREPEATABLE)} for entry in state.log_history]
+    return [{"step": row["step"]} | row for row in rows if set(row) - {"step", "epoch"}]

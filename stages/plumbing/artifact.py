@@ -12,17 +12,35 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 MANIFEST = "manifest.json"
 ORDER = "order.json"
 LOCK = ".lock"
 TRACEBACK = "traceback.txt"
+PARTIAL = ".partial"
 HASHED_AT_ONCE = 4  # files
 
 
 class ArtifactError(ValueError):
     """An artifact is missing, in the way, or being made by someone else; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Where a stage puts what is no part of its artifact (times, this machine's name): `folder` is the run's logs/,
+    `name` the artifact's, `order` a short digest that a resumed run shares and one of other settings does not."""
+
+    folder: Path
+    name: str
+    order: str
+
+
+def beside(out: Path, order: dict) -> Beside:
+    """That of the artifact `out`, made by `order`."""
+    text = json.dumps(order, sort_keys=True, default=str)
+    return Beside(out.parent / "logs", out.name, hashlib.sha256(text.encode()).hexdigest()[:12])
 
 
 def sha256_of_file(path: Path) -> str:
@@ -91,7 +109,7 @@ def making(out: Path, order: dict) -> Iterator[Path]:
 
     On leaving, `publish` must have been called, or the folder stays for the next try.
     """
-    partial = out.with_name(out.name + ".partial")
+    partial = out.with_name(out.name + PARTIAL)
     out.parent.mkdir(parents=True, exist_ok=True)
     with _locked(out):
         if partial.exists() and _order_in(partial) != order:

@@ -4,7 +4,8 @@
 
 `config` is a section of the recipe, `out` the folder to fill, every keyword-only argument a named input: a Path, or
 `list[str]` for several sources that may also be hub ids. A keyword with a default is an option: an int (`processes`)
-says how the work is done and does not change what comes of it, a str (`share`) says what is asked for.
+says how the work is done and does not change what comes of it, a str (`share`) says what is asked for. `beside`, which
+is no flag, says where to put what is no part of the artifact.
 """
 
 import argparse
@@ -20,9 +21,10 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
-from stages.plumbing import artifact, settings
+from stages.plumbing import artifact, extras, settings
 from stages.recipe import DEFAULT_RECIPE, Recipe, load
 
+BESIDE = "beside"
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
             "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
 
@@ -66,7 +68,7 @@ def make(run: Callable, config: object, out: Path, inputs: dict, options: dict |
     """Run a stage into `<out>.partial` and publish it; do nothing when `out` holds just this already."""
     stage, options = stage_of(run), options or {}
     asked = {name: value for name, value in options.items() if isinstance(value, str)}
-    order = {"stage": stage, "config": settings.as_dict(config),
+    order = {"stage": stage, "config": settings.deciding(config),
              "inputs": {name: _described(source) for name, source in inputs.items()}, **asked}
     if force and (out / artifact.MANIFEST).exists():
         (out / artifact.MANIFEST).unlink()
@@ -75,7 +77,8 @@ def make(run: Callable, config: object, out: Path, inputs: dict, options: dict |
         return
     start = time.monotonic()
     with artifact.making(out, order) as partial:
-        metrics = run(config, partial, **inputs, **options)
+        beside = {BESIDE: artifact.beside(out, order)} if BESIDE in _keywords(run) else {}
+        metrics = run(config, partial, **inputs, **options, **beside)
         manifest = order | {"metrics": metrics, "seconds": round(time.monotonic() - start, 2)} | _circumstances()
         artifact.publish(partial, out, manifest)
     telling = "".join(f", {key} {value:.4g}" for key, value in headline(metrics))
@@ -102,8 +105,8 @@ def inputs_of(run: Callable) -> dict[str, type]:
 
 
 def options_of(run: Callable) -> dict[str, int | str]:
-    """Options and their defaults: the keyword-only arguments that have one."""
-    return {name: p.default for name, p in _keywords(run).items() if p.default is not p.empty}
+    """Options and their defaults: the keyword-only arguments that have one, but for `beside`."""
+    return {name: p.default for name, p in _keywords(run).items() if p.default is not p.empty and name != BESIDE}
 
 
 def headline(metrics: dict) -> list[tuple[str, float]]:
@@ -120,6 +123,7 @@ def _orders(run: Callable, given: dict) -> tuple[object, Path, dict, dict, bool]
     flat = {key.removeprefix("set "): value for key, value in given.items() if key.startswith("set ")}
     flat = {name: value for name, value in flat.items() if value is not None}
     config = settings.laid_over(config, settings.nested(flat), "command line", from_text=True)
+    extras.check_logging(config, section_name(run))
     inputs = {name: given[name] if hint == list[str] else artifact.folder_of(given[name])
               for name, hint in inputs_of(run).items()}
     options = {name: given[name] for name in options_of(run)}
@@ -166,7 +170,7 @@ def _commit() -> str | None:
 
 def _keep_traceback(out: Path) -> None:
     """One line for the person; the whole story beside what was begun, for whoever mends it."""
-    partial = out.with_name(out.name + ".partial")
+    partial = out.with_name(out.name + artifact.PARTIAL)
     if partial.is_dir():
         (partial / artifact.TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
         _say(f"details: {partial / artifact.TRACEBACK}")

@@ -12,6 +12,8 @@ import yaml
 
 from stages.plumbing.artifact import MANIFEST, ArtifactError, digest, folder_of
 from stages.plumbing.record import Record, differing, is_record, record_of
+from stages.plumbing.settings import watching
+from stages.recipe import Recipe
 
 RECIPE = "recipe.yaml"
 SECTIONS = {"gather": "pairs"}  # stage: section of the recipe, where their names differ
@@ -126,6 +128,9 @@ def _other_settings(record: Record) -> list[str]:
         wanted = read_recipe(run / RECIPE).get(section)
     except ArtifactError as error:
         return [str(error)]
-    rows = differing(record.said["config"], wanted) if isinstance(wanted, dict) else []
+    if not isinstance(wanted, dict):
+        return []
+    rows = differing(record.said["config"], {name: value for name, value in wanted.items()
+                                             if name not in watching(getattr(Recipe(), section, None))})
     return [f"{section}.{row['name']} is {row.get('a', 'absent')!r}, {RECIPE} says {row.get('b', 'absent')!r}"
             for row in rows]

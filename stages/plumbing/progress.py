@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 
 LOG_EVERY_SECONDS = 15.0
 BAR_EVERY_SECONDS = 0.2
+CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Counts units of work towards a total (None: unknown) and says how it goes on stderr."""
+    """Counts units of work towards a total (None: unknown) and says how it goes on stderr, unless it is `quiet`."""
 
-    def __init__(self, label: str, total: float | None, unit: str, done: float = 0):
-        self.label, self.total, self.unit = label, total, unit
+    def __init__(self, label: str, total: float | None, unit: str, done: float = 0, quiet: bool = False):
+        self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
         self.done = self.first = done
         self.start = self.shown = time.monotonic()
         self.terminal = sys.stderr.isatty()
@@ -29,6 +30,8 @@ class Progress:
         self._write(note, end="\n")
 
     def _write(self, note: str, end: str) -> None:
+        if self.quiet:
+            return
         elapsed = max(time.monotonic() - self.start, 1e-9)
         rate = (self.done - self.first) / elapsed
         parts = [f"{self.label}: {_short(self.done)}"]
@@ -41,7 +44,7 @@ class Progress:
         parts.append(f"{_clock(elapsed)} gone" + (f", {_clock(left)} left" if left > 0 else ""))
         line = ", ".join(parts + [note] * bool(note))
         if self.terminal:
-            line = "\r\x1b[K" + line
+            line = CLEAR_LINE + line
         print(line, end=end, file=sys.stderr, flush=True)
 
 

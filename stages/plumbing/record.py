@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.plumbing.artifact import MANIFEST, ORDER, TRACEBACK, ArtifactError
+from stages.plumbing.artifact import MANIFEST, ORDER, PARTIAL, TRACEBACK, ArtifactError
 
-PARTIAL = ".partial"
 SET_ASIDE = re.compile(r".+\.set-aside-\d+")
 KINDS = {"stage": str, "config": dict, "inputs": dict, "metrics": dict, "files": dict, "versions": dict,
          "seconds": int | float, "peak_memory_mib": int | float, "device": str, "commit": str | None}

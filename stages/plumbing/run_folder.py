@@ -15,8 +15,9 @@ from pathlib import Path
 import yaml
 
 from stages.plumbing.artifact import write_text
+from stages.plumbing.extras import check_logging
 from stages.plumbing.settings import SettingsError, as_dict, nearest
-from stages.recipe import DEFAULT_RECIPE, Recipe, load
+from stages.recipe import DEFAULT_RECIPE, SHARED, Recipe, load
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
@@ -25,12 +26,12 @@ SUFFIX = r"\.(?:7z|xml|xml\.gz|xml\.zst)"  # how a file of a dump ends, as in st
 UNUSED = r"(?:.+-)?(?:Badges|Comments|PostHistory|PostLinks|Tags|Users)\."
 DUMP_FILE = re.compile(rf"(?!{UNUSED}).+(?:{SUFFIX}|\.parquet)", re.IGNORECASE)
 LABEL_CHARACTERS = 100
-KNOWN = ("recipe", "seed", "shares", *(field.name for field in fields(Recipe)))
+KNOWN = ("recipe", "shares", *SHARED, *(field.name for field in fields(Recipe)))
 _held = []  # open lock files: the kernel drops the lock when this process ends, however it ends
 
 
 def asked_recipe(config: dict) -> Recipe:
-    """Snakemake's config (keys: recipe, dump, name, seed, sections of the recipe) as one checked recipe."""
+    """Snakemake's config (keys: recipe, dump, name, seed, log_to, sections of the recipe) as one checked recipe."""
     for key in config:
         if key not in KNOWN:
             raise SettingsError(f"--config: unknown key {key!r}{nearest(key, KNOWN)}")
@@ -38,6 +39,8 @@ def asked_recipe(config: dict) -> Recipe:
     values.pop("shares", None)  # how the work is done, not what
     path, dump, name = values.pop("recipe", DEFAULT_RECIPE), values.pop("dump", None), values.pop("name", None)
     recipe = load(path, values)
+    for field in fields(recipe):
+        check_logging(getattr(recipe, field.name), field.name)
     dumps = tuple(sorted(place_of(source) for source in (recipe.dump if dump is None else _listed(dump))))
     if not dumps:
         raise SettingsError(f"{path} names no dump: give one with --config dump=FOLDER-OR-ARCHIVE")

@@ -14,14 +14,28 @@ class SettingsError(ValueError):
     """A user's setting is wrong; the message is one line that says where and what to do."""
 
 
-def of(default: Any, doc: str) -> Any:
-    """A dataclass field with its default and one line of meaning, unit and source."""
-    return dataclasses.field(default=default, metadata={"doc": doc})
+def of(default: Any, doc: str, decides: bool = True) -> Any:
+    """A dataclass field with its default and one line of meaning, unit and source.
+
+    decides: whether another value makes another result, and so the work stale; False: it says how one looks on.
+    """
+    return dataclasses.field(default=default, metadata={"doc": doc, "decides": decides})
 
 
 def as_dict(settings: Any) -> dict:
     """Plain JSON values (tuples become lists, dataclasses mappings, in lists too)."""
     return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+
+
+def deciding(settings: Any) -> dict:
+    """`as_dict` without the fields that change nothing of what comes out."""
+    return {name: value for name, value in as_dict(settings).items() if name not in watching(settings)}
+
+
+def watching(settings: Any) -> set[str]:
+    """Names of the fields that `deciding` leaves out; None has no fields."""
+    every = dataclasses.fields(settings) if settings else ()
+    return {field.name for field in every if not field.metadata["decides"]}
 
 
 def laid_over(settings: Any, values: dict, where: str, *, from_text: bool = False) -> Any:

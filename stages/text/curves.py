@@ -36,7 +36,8 @@ DRAWN = {
              {"explained variance": "explained_variance"}),
             ("ppo-beta", "PPO: weight of the KL in the reward", "iteration", {"beta": "beta"}),
             ("ppo-seconds", "PPO: seconds by phase", "iteration",
-             {"rollout": "rollout", "score": "score", "reference, values": "experience", "update": "update"})],
+             {"rollout": "rollout_seconds", "score": "score_seconds", "reference, values": "experience_seconds",
+              "update": "update_seconds"})],
 }
 
 
