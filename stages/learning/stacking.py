@@ -15,7 +15,8 @@ FOLDS = 5
 
 
 def stacked(model, items: list[Example], scoring: Scoring, precision: str, *, buckets: int, penalty: float) -> Lexical:
-    """The term learnt from all items, beside what `model`, not yet trained, says of them by `scoring`.
+    """The term learnt from all items, beside what `model`, not yet trained, says of them by `scoring` (None will do
+    where that weighs no log-probability).
 
     Every item is given what a term learnt from other questions says of its answers: FOLDS of them are learnt for that.
     """
