@@ -106,7 +106,7 @@ def _words(config: Reward, base: Path, data: _Data) -> Lexical:
     model = _untrained(config, base) if config.log_probability_weight else None
     return stacked(
         model, data.training, Scoring(**named(Scoring, config)), config.precision,
-        buckets=config.lexical_buckets, penalty=config.lexical_penalty,
+        buckets=config.lexical_buckets, penalty=config.lexical_penalty, quiet="terminal" not in config.log_to,
     )
 
 

@@ -221,6 +221,15 @@ def test_a_new_head_begins_without_the_term_of_the_model_it_is_put_on(made, trai
     assert models.load_scorer(tmp_path / "merged", new_head=True).lexical is None
 
 
+@pytest.mark.parametrize("log_to", [("jsonl",), ("terminal", "jsonl")])
+def test_it_is_as_silent_as_the_training(made, tmp_path, capsys, log_to):
+    capsys.readouterr()
+    reward.run(replace(CONFIG, log_to=log_to, members=1), tmp_path, base=made[0], pairs=made[1])
+    said = capsys.readouterr().err
+    assert ("reward, lexical term" in said, "log-probabilities" in said) == (("terminal" in log_to),) * 2
+    assert ("reward, " in said) == ("terminal" in log_to)
+
+
 @pytest.mark.parametrize("wrong", [{"lexical_buckets": -1}, {"lexical_penalty": 0.0}])
 def test_absurd_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="lexical_buckets must be 0 or more"):
