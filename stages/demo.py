@@ -47,6 +47,8 @@ def check(run: Path) -> None:
 
 def check_port(host: str, port: int) -> None:
     """OSError unless the page can be served there; before the models are loaded, which may take minutes."""
+    if not 0 < port < 2**16:
+        raise ValueError(f"--port must be from 1 to {2**16 - 1}, not {port}")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

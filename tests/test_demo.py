@@ -427,6 +427,13 @@ def test_a_port_that_is_taken_is_said_before_models_are_loaded(run, capsys):
     assert "give another --port" in said.err and said.err.count("\n") == 1 and not said.out
 
 
+@pytest.mark.parametrize("port", ["0", "-1", "70000"])
+def test_a_port_that_cannot_be_is_one_line(run, capsys, port):
+    assert demo.main(["--run", str(run), "--port", port]) == 1
+    said = capsys.readouterr().err
+    assert said == f"demo: error: --port must be from 1 to 65535, not {port}\n"
+
+
 def test_a_model_is_named_once_and_is_a_folder(run, capsys):
     asked = demo.parser().parse_args(["--run", str(run), "--model", f"SFT={run / 'ppo-merged'}"])
     with pytest.raises(ValueError, match="already"):

@@ -133,6 +133,16 @@ def shown_text(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f]", lambda sign: chr(0x2400 + ord(sign[0])), text).replace("\x7f", "\u2421")
 
 
+def test_a_runs_own_length_and_temperature_fit_on_the_controls(talk, monkeypatch):
+    from stages.web import page
+    monkeypatch.setattr(talk.speakers, "longest", 4096)
+    for given in ({"temperature": 2.5, "most_tokens": 1024}, {"temperature": 0.5, "most_tokens": 4}):
+        blocks = page.page(talk, "A run", given)
+        sliders = {block.elem_id: block for block in blocks.blocks.values() if isinstance(block, gradio.Slider)}
+        found = {name: sliders[name].preprocess(sliders[name].value) for name in ("temperature", "length")}
+        assert found == {"temperature": given["temperature"], "length": given["most_tokens"]}
+
+
 def test_it_answers_streams_and_switches_models(opened, talk, monkeypatch):
     monkeypatch.setattr(talk_module, "SHOW_EVERY_SECONDS", 0.02)
     opened.evaluate("""() => { window.seen = []; new MutationObserver(() => window.seen.push(

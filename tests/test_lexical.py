@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 
 from stages import reward
 from stages.learning import loading, models, served, stacking
-from stages.learning.lexical import FILE, MIXING, Lexical, counts, fitted
+from stages.learning.lexical import BLOCK, FILE, MIXING, Lexical, counts, fitted
 from stages.learning.preference_data import examples, pair_indices
 from stages.learning.reward_model import SCORING, Scorer, Scoring, initialise_head, read
 from stages.learning.reward_objective import Objective
@@ -62,6 +63,31 @@ def test_the_fit_leaves_no_slope_beside_what_is_given():
         gap = (rows[j] - rows[k]) @ weights + float(others[j] - others[k])
         slope -= (rows[j] - rows[k]) / (1 + math.exp(gap))
     assert np.abs(slope).max() < 1e-6 and np.abs(weights).max() > 0.1
+
+
+@pytest.mark.parametrize("answers", [[], [[]], [[], [5]], [[5], [], []]])
+def test_no_answer_and_an_empty_one_have_a_score(answers):
+    weights = torch.arange(1.0, 15.0, dtype=torch.float64)
+    assert Lexical(weights)(answers).tolist() == pytest.approx(
+        [float(np.dot(bag(answer, 13), weights)) for answer in answers], abs=1e-6)
+
+
+def test_more_answers_than_are_worked_on_at_a_time():
+    generator = np.random.default_rng(0)
+    answers = [generator.integers(0, 200_000, generator.integers(0, 40)).tolist() for _ in range(2 * BLOCK + 1)]
+    weights = torch.randn(98, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    bags, rows = counts(answers, 97), torch.tensor([bag(answer, 97) for answer in answers], dtype=torch.float64)
+    by_score = torch.randn(len(answers), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(bags.scores(weights), rows @ weights, rtol=0, atol=1e-10)
+    assert torch.allclose(bags.slope(by_score, 97), rows.T @ by_score, rtol=0, atol=1e-10)
+
+
+def test_bags_of_many_answers_take_little_memory():
+    answers = [list(range(first, first + 500)) for first in range(400)]
+    found = counts(answers, 1 << 18)
+    entries = int(found.sizes.sum())
+    assert entries > 390_000
+    assert sum(part.numel() * part.element_size() for part in found) < 6.1 * entries
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +202,32 @@ def test_the_stage_ranks_better_with_the_term_and_keeps_its_zero(made, trained, 
     assert not (tmp_path / FILE).exists()
     known = json.loads((out / SCORING).read_text())
     assert np.mean([example["score"] for example in known["examples"]]) == pytest.approx(known["mean"], abs=1e-4)
+
+
+def test_a_term_that_is_lost_is_missed(made, trained, tmp_path):
+    tiny.merge(made[0], [trained[0]], tmp_path / "merged")
+    (tmp_path / "merged" / FILE).unlink()
+    with pytest.raises(ValueError, match=f"merged has lost its {FILE}"):
+        loading.merged_reward(tmp_path / "merged", "fp32")
+    shutil.copytree(trained[0], tmp_path / "adapter")
+    (tmp_path / "adapter" / FILE).unlink()
+    with pytest.raises(ValueError, match=f"adapter has lost its {FILE}"):
+        tiny.merge(made[0], [tmp_path / "adapter"], tmp_path / "other")
+
+
+def test_a_new_head_begins_without_the_term_of_the_model_it_is_put_on(made, trained, tmp_path):
+    tiny.merge(made[0], [trained[0]], tmp_path / "merged")
+    assert models.load_scorer(tmp_path / "merged").lexical is not None
+    assert models.load_scorer(tmp_path / "merged", new_head=True).lexical is None
+
+
+@pytest.mark.parametrize("log_to", [("jsonl",), ("terminal", "jsonl")])
+def test_it_is_as_silent_as_the_training(made, tmp_path, capsys, log_to):
+    capsys.readouterr()
+    reward.run(replace(CONFIG, log_to=log_to, members=1), tmp_path, base=made[0], pairs=made[1])
+    said = capsys.readouterr().err
+    assert ("reward, lexical term" in said, "log-probabilities" in said) == (("terminal" in log_to),) * 2
+    assert ("reward, " in said) == ("terminal" in log_to)
 
 
 @pytest.mark.parametrize("wrong", [{"lexical_buckets": -1}, {"lexical_penalty": 0.0}])

@@ -19,7 +19,7 @@ import tiny
 import yaml
 
 from stages import merge, ppo, reward, sft
-from stages.learning.journal import rows_of
+from stages.learning.journal import append, keep_until, rows_of
 from stages.learning.logs import Logs
 from stages.learning.sinks import Terminal, WandB, markdown
 from stages.plumbing import command, extras, lineage
@@ -221,6 +221,23 @@ def test_what_is_logged_to_can_change_in_the_middle_and_changes_nothing(made):
     assert tensorboard(made / "logs/tensorboard/later") == as_32_bits(points(made / "later", stage))
     weights = [read_manifest(made / name)["files"]["adapter_model.safetensors"] for name in (stage, "later")]
     assert weights[0] == weights[1]
+
+
+def test_a_series_is_cut_whole_or_not_at_all(tmp_path, monkeypatch):
+    """A kill while it is cut must not lose what came before: PPO's rows stand nowhere else."""
+    series = tmp_path / "history.jsonl"
+    for step in range(3):
+        append(series, {"step": step})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "replace", killed)
+        keep_until(series, 1, "step")
+    assert len(rows_of(series)) == 3
+    keep_until(series, 1, "step")
+    assert rows_of(series) == [{"step": 0}, {"step": 1}]
 
 
 # --- no network -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from stages.plumbing.artifact import write_text
+
 
 def append(path: Path, row: dict) -> None:
     """One more line."""
@@ -32,4 +34,4 @@ def keep_until(path: Path, last: int, count: str = "iteration") -> None:
             break
         if row[count] <= last:
             kept.append(text + "\n")
-    path.write_text("".join(kept), encoding="utf-8")
+    write_text(path, "".join(kept))

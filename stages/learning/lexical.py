@@ -7,7 +7,8 @@ generalisation): on what it was itself fitted to, it would leave nothing to lear
 Shapes: B answers, K buckets, T entries (an answer's different words, over all answers).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,28 +16,46 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch.nn.functional import embedding_bag, softplus
+from torch import segment_reduce
+from torch.nn.functional import softplus
 
 FILE = "lexical.safetensors"
 MIXING = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # odd, of no pattern: products with them spread over all 64 bits
 STEPS, LEAST_SLOPE, LEAST_CHANGE = 200, 1e-7, 1e-12
+HISTORY = 20  # steps that L-BFGS remembers, two vectors of all weights each
+BLOCK = 64  # answers worked on at a time
+LOGARITHMS = torch.log1p(torch.arange(2**15, dtype=torch.float64))  # of what a count may be
 
 
 class Counts(NamedTuple):
-    """Answers as bags: buckets [T] and log(1 + count) [T] of all, each answer's from offsets [B] on; log(1 + tokens)
-    lengths [B]."""
+    """Answers as bags, 6 bytes an entry: buckets [T] int32 and their counts times [T] int16, of answer after answer;
+    how many entries each has, sizes [B]; log(1 + tokens) lengths [B]."""
 
     buckets: torch.Tensor
-    values: torch.Tensor
-    offsets: torch.Tensor
+    times: torch.Tensor
+    sizes: torch.Tensor
     lengths: torch.Tensor
 
     def scores(self, weights: torch.Tensor) -> torch.Tensor:
-        """[B], given a weight for each bucket and, the last, one for the length [K + 1]."""
-        words = embedding_bag(
-            self.buckets, weights[:-1, None], self.offsets, mode="sum", per_sample_weights=self.values
-        )
-        return words[:, 0] + weights[-1] * self.lengths
+        """[B], given a weight for each bucket and, the last, one for the length [K + 1]; float64, as all products."""
+        found = [segment_reduce(weights.index_select(0, buckets).mul_(values), "sum", lengths=sizes, initial=0)
+                 for buckets, values, sizes in self._blocks()]
+        return torch.cat([weights.new_zeros(0), *found]) + weights[-1] * self.lengths
+
+    def slope(self, by_score: torch.Tensor, buckets: int) -> torch.Tensor:
+        """By each weight [K + 1], given a slope by each score [B]."""
+        found = torch.zeros(buckets + 1, dtype=torch.float64)
+        for (here, values, sizes), slopes in zip(self._blocks(), by_score.split(BLOCK), strict=True):
+            found.index_add_(0, here, slopes.repeat_interleave(sizes).mul_(values))
+        found[-1] = by_score @ self.lengths
+        return found
+
+    def _blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """A few answers at a time: buckets, log(1 + count), sizes. What is made of all at once would not fit."""
+        parts = [part for part in self.sizes.split(BLOCK) if len(part)]
+        entries = [int(part.sum()) for part in parts]
+        for sizes, here, times in zip(parts, self.buckets.split(entries), self.times.split(entries), strict=True):
+            yield here, LOGARITHMS.index_select(0, times.int()), sizes
 
 
 @dataclass(frozen=True)
@@ -53,20 +72,30 @@ class Lexical:
         save_file({"weights": self.weights}, folder / FILE)
 
     @classmethod
-    def load(cls, folder: Path) -> "Lexical | None":
-        """The one that a reward model in `folder` has, if any."""
-        return cls(load_file(folder / FILE)["weights"]) if (folder / FILE).is_file() else None
+    def load(cls, folder: Path, needed: bool = False) -> "Lexical | None":
+        """The one that a reward model in `folder` has, if any; ValueError where it is needed and lost."""
+        if (folder / FILE).is_file():
+            return cls(load_file(folder / FILE)["weights"])
+        if needed:
+            raise ValueError(f"{folder} has lost its {FILE}, a part of its scores: copy the whole folder")
+        return None
 
 
 def counts(answers: Sequence[list[int]], buckets: int) -> Counts:
     """Each token, and each pair of neighbours, falls into one of `buckets` by its hash; those of one bucket add up."""
-    found = [np.unique(_hashed(np.asarray(answer, dtype=np.uint64), buckets), return_counts=True) for answer in answers]
-    ends = np.cumsum([0, *(len(words) for words, _ in found)])
+    most = sum(2 * len(answer) for answer in answers)
+    words, times = np.empty(most, np.int32), np.empty(most, np.int16)  # memory is taken up as they are filled
+    ends = [0]
+    for answer in answers:
+        found, often = np.unique(_hashed(np.asarray(answer, dtype=np.uint64), buckets), return_counts=True)
+        here = slice(ends[-1], ends[-1] + len(found))
+        words[here], times[here] = found, np.minimum(often, len(LOGARITHMS) - 1)
+        ends.append(here.stop)
     return Counts(
-        torch.from_numpy(np.concatenate([words for words, _ in found]).astype(np.int64)),
-        torch.from_numpy(np.log1p(np.concatenate([times for _, times in found]))),
-        torch.from_numpy(ends[:-1]),
-        torch.from_numpy(np.log1p([float(len(answer)) for answer in answers])),
+        torch.from_numpy(words[: ends[-1]]),
+        torch.from_numpy(times[: ends[-1]]),
+        torch.tensor(ends).diff(),
+        torch.tensor([math.log1p(len(answer)) for answer in answers], dtype=torch.float64),
     )
 
 
@@ -83,17 +112,19 @@ def fitted(
 
     better, worse: of each pair, the numbers of its answers. others [B]: what else is in an answer's score.
     """
-    weights = torch.zeros(buckets + 1, dtype=torch.float64, requires_grad=True)
+    weights = torch.zeros(buckets + 1, dtype=torch.float64)
     better, worse = torch.as_tensor(better), torch.as_tensor(worse)
     optimiser = torch.optim.LBFGS([weights], max_iter=STEPS, tolerance_grad=LEAST_SLOPE, tolerance_change=LEAST_CHANGE,
-                                  line_search_fn="strong_wolfe")
+                                  history_size=HISTORY, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
-        optimiser.zero_grad()
         scores = bags.scores(weights) + others
-        found = softplus(scores[worse] - scores[better]).sum() + penalty * weights.square().sum() / 2
-        found.backward()
-        return found
+        gaps = scores[worse] - scores[better]
+        by_gap = gaps.sigmoid()
+        by_score = torch.zeros_like(scores).index_add_(0, worse, by_gap).index_add_(0, better, -by_gap)
+        weights.grad = bags.slope(by_score, buckets) + penalty * weights
+        return softplus(gaps).sum() + penalty * weights.square().sum() / 2
 
     optimiser.step(loss)
-    return Lexical(weights.detach())
+    weights.grad = None
+    return Lexical(weights)

@@ -55,7 +55,8 @@ def load_scorer(folder: Path | str, precision: str = "fp32", new_head: bool = Fa
         num_labels=1,
         may_miss=("score.weight",) if new_head else (),
     )
-    model.lexical = Lexical.load(Path(folder))
+    needed = getattr(model.config, "reward_lexical", False)
+    model.lexical = None if new_head else Lexical.load(Path(folder), needed)
     return model
 
 

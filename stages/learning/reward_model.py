@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from stages.learning.lexical import Lexical
+from stages.learning.lexical import FILE, Lexical
 from stages.learning.models import autocast, chunks_by_length, plain, ragged_states
 from stages.learning.output_layer import log_probabilities
 from stages.learning.ragged import Texts, by_row, response_tokens
@@ -150,6 +150,7 @@ def save_scoring(
         folder / SCORING,
         {
             **asdict(scoring),
+            "lexical": (folder / FILE).is_file(),
             "precision": precision,
             "mean": float(scores.mean()),
             "std": float(scores.std(correction=0)),
@@ -187,7 +188,8 @@ def put_scoring(adapter: Path, model) -> dict:
         raise ValueError(f"{adapter} has no {SCORING}: is it a finished reward artifact?") from None
     for name in (*(f.name for f in fields(Scoring)), "mean", "std"):
         setattr(model.config, f"reward_{name}", found[name])
-    model.lexical = Lexical.load(adapter)
+    model.lexical = Lexical.load(adapter, found.get("lexical", False))
+    model.config.reward_lexical = model.lexical is not None
     return found
 
 

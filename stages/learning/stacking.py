@@ -14,19 +14,22 @@ from stages.plumbing.progress import track
 FOLDS = 5
 
 
-def stacked(model, items: list[Example], scoring: Scoring, precision: str, *, buckets: int, penalty: float) -> Lexical:
-    """The term learnt from all items, beside what `model`, not yet trained, says of them by `scoring`.
+def stacked(
+    model, items: list[Example], scoring: Scoring, precision: str, *, buckets: int, penalty: float, quiet: bool = False
+) -> Lexical:
+    """The term learnt from all items, beside what `model`, not yet trained, says of them by `scoring` (None will do
+    where that weighs no log-probability).
 
     Every item is given what a term learnt from other questions says of its answers: FOLDS of them are learnt for that.
     """
-    others = _log_probabilities(model, items, scoring, precision)
+    others = _log_probabilities(model, items, scoring, precision, quiet)
     bags = counts([answer for item in items for answer in item.answers], buckets)
     better, worse = map(np.array, pair_indices(items))
     folds = group_numbers(item.question for item in items) % FOLDS
     of_answer = np.repeat(folds, [len(item.answers) for item in items])
     settings = {"buckets": buckets, "penalty": penalty, "others": others}
     unseen = torch.zeros(len(of_answer), dtype=torch.float64)
-    for fold in track(range(FOLDS), "reward, lexical term", FOLDS, "folds"):
+    for fold in track(range(FOLDS), "reward, lexical term", FOLDS, "folds", quiet):
         kept = of_answer[better] != fold
         term = fitted(bags, better[kept], worse[kept], **settings)
         here = torch.from_numpy(of_answer == fold)
@@ -37,12 +40,12 @@ def stacked(model, items: list[Example], scoring: Scoring, precision: str, *, bu
 
 
 @torch.no_grad()
-def _log_probabilities(model, items: list[Example], scoring: Scoring, precision: str) -> torch.Tensor:
+def _log_probabilities(model, items: list[Example], scoring: Scoring, precision: str, quiet: bool) -> torch.Tensor:
     """What the answers' mean log-probability adds to their scores [B] float64, before anything is learnt."""
     if not scoring.log_probability_weight:
         return torch.zeros(sum(len(item.answers) for item in items), dtype=torch.float64)
     found = []
-    for item in track(items, "reward, log-probabilities", len(items), "questions"):
+    for item in track(items, "reward, log-probabilities", len(items), "examples", quiet):
         texts = branching([item.prompt], [item.answers], model.device)
         with autocast(precision):
             found.append(read(model, texts, scoring, log_p=True).log_p.cpu())

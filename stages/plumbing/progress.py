@@ -48,9 +48,9 @@ class Progress:
         print(line, end=end, file=sys.stderr, flush=True)
 
 
-def track(items: Iterable, label: str, total: float | None, unit: str) -> Iterator:
+def track(items: Iterable, label: str, total: float | None, unit: str, quiet: bool = False) -> Iterator:
     """Yield the items and count them."""
-    progress = Progress(label, total, unit)
+    progress = Progress(label, total, unit, quiet=quiet)
     for item in items:
         yield item
         progress.advance()

@@ -43,8 +43,8 @@ from stages.text.template import answer_ids, prompt_ids
 scorer, tokenizer = merged_reward(Path("THIS_FOLDER"), "fp32"), load_tokenizer("THIS_FOLDER")
 print(scorer([prompt_ids(tokenizer, "How do I stop the server?")], [answer_ids(tokenizer, "Use the stop command.")]))"""
 SCORE_WORDS = ("`AutoModelForSequenceClassification` loads it; scores as it was trained to give them (where they are "
-               "read, what is added, and where 0 lies: `scoring.json`, `lexical.safetensors`) come from the project "
-               "that made it:")
+               "read, what is added, and where 0 lies: `scoring.json`, and `lexical.safetensors` where there is one) "
+               "come from the project that made it:")
 
 
 @dataclass(frozen=True)

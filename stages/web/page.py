@@ -11,7 +11,7 @@ from stages.web.talk import Talk
 STYLE = Path(__file__).with_name("style.css")
 FONTS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")  # of the reader's machine: none is fetched
 PANELS = 3
-MOST_TOKENS, MOST_SAMPLES = 512, 16
+MOST_TOKENS, MOST_SAMPLES, MOST_TEMPERATURE = 512, 16, 2  # of the sliders; a run's own values fit on them, too
 ONE_AT_A_TIME = {"concurrency_limit": 1, "concurrency_id": "models", "show_progress": "hidden",
                  "api_visibility": "private"}
 AT_ONCE = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
@@ -60,12 +60,13 @@ def _asking(talk: Talk, defaults: dict) -> Asking:
         draw = gr.Button("Random question", scale=1, min_width=160, elem_id="random")
     question = gr.Textbox(label="Question", lines=3, max_lines=12, elem_id="question",
                           placeholder="Type a question, or pick one above.")
+    most_tokens = max(1, min(max(MOST_TOKENS, defaults["most_tokens"]), talk.speakers.longest - 1))
     with gr.Row():
         asking = Asking(
             question,
-            gr.Slider(0, 2, defaults["temperature"], step=0.05, label="Temperature (0: greedy)", min_width=220,
-                      elem_id="temperature"),
-            gr.Slider(8, min(MOST_TOKENS, talk.speakers.longest - 1), defaults["most_tokens"], step=1,
+            gr.Slider(0, max(MOST_TEMPERATURE, defaults["temperature"]), defaults["temperature"], step=0.05,
+                      label="Temperature (0: greedy)", min_width=220, elem_id="temperature"),
+            gr.Slider(1, most_tokens, min(defaults["most_tokens"], most_tokens), step=1,
                       label="Longest answer, tokens", min_width=220, elem_id="length"),
             gr.Slider(2, MOST_SAMPLES, 4, step=1, label="n of best-of-n", min_width=220, elem_id="samples"))
     with gr.Accordion("Best human answer", open=False):
