@@ -19,7 +19,7 @@ import torch
 from stages.learning import families, models
 from stages.learning.journal import append, keep_until
 from stages.learning.judging import HeldOutPairs, held_out_pairs, scored_pairs, validation_numbers, where_right
-from stages.learning.lexical import Lexical
+from stages.learning.lexical import Lexical, characters_of
 from stages.learning.logs import Logs, open_logs
 from stages.learning.preference_data import Example, collate_examples, examples, reference_answers
 from stages.learning.reward_model import (
@@ -54,7 +54,7 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path, beside: Beside | 
     validation .jsonl; and a folder of the same for each further member."""
     tokenizer = models.load_tokenizer(base)
     data = _data(config, tokenizer, pairs)
-    words = _words(config, base, data) if config.lexical_buckets else None
+    words = _words(config, base, tokenizer, data) if config.lexical_buckets else None
     found = []
     for member in range(config.members):
         folder = member_folder(out, member)
@@ -100,13 +100,14 @@ def _data(config: Reward, tokenizer, pairs: Path) -> _Data:
     return _Data(training, validation, dropped)
 
 
-def _words(config: Reward, base: Path, data: _Data) -> Lexical:
+def _words(config: Reward, base: Path, tokenizer, data: _Data) -> Lexical:
     """The lexical term, the same in every member; learnt again where a killed run goes on: minutes, for 100,000 pairs
     of long answers, and nothing that would have to be kept."""
     model = _untrained(config, base) if config.log_probability_weight else None
     return stacked(
         model, data.training, Scoring(**named(Scoring, config)), config.precision,
-        buckets=config.lexical_buckets, penalty=config.lexical_penalty, quiet="terminal" not in config.log_to,
+        buckets=config.lexical_buckets, penalty=config.lexical_penalty, characters=characters_of(tokenizer),
+        quiet="terminal" not in config.log_to,
     )
 
 

@@ -24,12 +24,13 @@ MIXING = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # odd, of no pattern: product
 STEPS, LEAST_SLOPE, LEAST_CHANGE = 200, 1e-7, 1e-12
 HISTORY = 20  # steps that L-BFGS remembers, two vectors of all weights each
 BLOCK = 64  # answers worked on at a time
+LENGTH_UNIT = 10.0  # times log(1 + characters): so large that the penalty hardly holds the length's weight back
 LOGARITHMS = torch.log1p(torch.arange(2**15, dtype=torch.float64))  # of what a count may be
 
 
 class Counts(NamedTuple):
     """Answers as bags, 6 bytes an entry: buckets [T] int32 and their counts times [T] int16, of answer after answer;
-    how many entries each has, sizes [B]; log(1 + tokens) lengths [B]."""
+    how many entries each has, sizes [B]; LENGTH_UNIT log(1 + characters), lengths [B]."""
 
     buckets: torch.Tensor
     times: torch.Tensor
@@ -60,32 +61,45 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Lexical:
-    """weights [K + 1] float64 on the CPU: of each bucket and, the last, of the length."""
+    """On the CPU. weights [K + 1] float64: of each bucket and, the last, of the length. characters [V] int64: of each
+    token."""
 
     weights: torch.Tensor
+    characters: torch.Tensor
 
     def __call__(self, answers: Sequence[list[int]]) -> torch.Tensor:
         """Scores [B] fp32 on the CPU."""
-        return counts(answers, len(self.weights) - 1).scores(self.weights).float()
+        return counts(answers, len(self.weights) - 1, self.characters).scores(self.weights).float()
 
     def save(self, folder: Path) -> None:
-        save_file({"weights": self.weights}, folder / FILE)
+        save_file(vars(self), folder / FILE)
 
     @classmethod
     def load(cls, folder: Path, needed: bool = False) -> "Lexical | None":
         """The one that a reward model in `folder` has, if any; ValueError where it is needed and lost."""
         if (folder / FILE).is_file():
-            return cls(load_file(folder / FILE)["weights"])
+            return cls(**load_file(folder / FILE))
         if needed:
             raise ValueError(f"{folder} has lost its {FILE}, a part of its scores: copy the whole folder")
         return None
 
 
-def counts(answers: Sequence[list[int]], buckets: int) -> Counts:
+def characters_of(tokenizer) -> torch.Tensor:
+    """How many characters (bytes, where the tokenizer splits those) each token stands for [V] int64; a special one: 0.
+
+    People who prefer the longer answer see characters: counted in tokens, the term would be wrong about near ties.
+    """
+    found = torch.zeros(1 + max(tokenizer.get_vocab().values()), dtype=torch.int64)
+    for token, number in tokenizer.get_vocab().items():
+        found[number] = 0 if number in tokenizer.all_special_ids else len(token)
+    return found
+
+
+def counts(answers: Sequence[list[int]], buckets: int, characters: torch.Tensor) -> Counts:
     """Each token, and each pair of neighbours, falls into one of `buckets` by its hash; those of one bucket add up."""
     most = sum(2 * len(answer) for answer in answers)
     words, times = np.empty(most, np.int32), np.empty(most, np.int16)  # memory is taken up as they are filled
-    ends = [0]
+    ends, width = [0], characters.tolist()
     for answer in answers:
         found, often = np.unique(_hashed(np.asarray(answer, dtype=np.uint64), buckets), return_counts=True)
         here = slice(ends[-1], ends[-1] + len(found))
@@ -95,7 +109,8 @@ def counts(answers: Sequence[list[int]], buckets: int) -> Counts:
         torch.from_numpy(words[: ends[-1]]),
         torch.from_numpy(times[: ends[-1]]),
         torch.tensor(ends).diff(),
-        torch.tensor([math.log1p(len(answer)) for answer in answers], dtype=torch.float64),
+        torch.tensor([LENGTH_UNIT * math.log1p(sum(map(width.__getitem__, answer))) for answer in answers],
+                     dtype=torch.float64),
     )
 
 
@@ -107,8 +122,8 @@ def _hashed(tokens: np.ndarray, buckets: int) -> np.ndarray:
 
 def fitted(
     bags: Counts, better: Sequence[int], worse: Sequence[int], *, buckets: int, penalty: float, others: torch.Tensor
-) -> Lexical:
-    """The weights of least sum of -log sigmoid(s_better - s_worse), plus penalty |weights|^2 / 2, by L-BFGS.
+) -> torch.Tensor:
+    """The weights [K + 1] of least sum of -log sigmoid(s_better - s_worse), plus penalty |weights|^2 / 2, by L-BFGS.
 
     better, worse: of each pair, the numbers of its answers. others [B]: what else is in an answer's score.
     """
@@ -127,4 +142,4 @@ def fitted(
 
     optimiser.step(loss)
     weights.grad = None
-    return Lexical(weights)
+    return weights

@@ -15,15 +15,23 @@ FOLDS = 5
 
 
 def stacked(
-    model, items: list[Example], scoring: Scoring, precision: str, *, buckets: int, penalty: float, quiet: bool = False
+    model,
+    items: list[Example],
+    scoring: Scoring,
+    precision: str,
+    *,
+    buckets: int,
+    penalty: float,
+    characters: torch.Tensor,
+    quiet: bool = False,
 ) -> Lexical:
     """The term learnt from all items, beside what `model`, not yet trained, says of them by `scoring` (None will do
-    where that weighs no log-probability).
+    where that weighs no log-probability). characters: see lexical.characters_of.
 
     Every item is given what a term learnt from other questions says of its answers: FOLDS of them are learnt for that.
     """
     others = _log_probabilities(model, items, scoring, precision, quiet)
-    bags = counts([answer for item in items for answer in item.answers], buckets)
+    bags = counts([answer for item in items for answer in item.answers], buckets, characters)
     better, worse = map(np.array, pair_indices(items))
     folds = group_numbers(item.question for item in items) % FOLDS
     of_answer = np.repeat(folds, [len(item.answers) for item in items])
@@ -31,12 +39,12 @@ def stacked(
     unseen = torch.zeros(len(of_answer), dtype=torch.float64)
     for fold in track(range(FOLDS), "reward, lexical term", FOLDS, "folds", quiet):
         kept = of_answer[better] != fold
-        term = fitted(bags, better[kept], worse[kept], **settings)
+        weights = fitted(bags, better[kept], worse[kept], **settings)
         here = torch.from_numpy(of_answer == fold)
-        unseen[here] = bags.scores(term.weights)[here]
+        unseen[here] = bags.scores(weights)[here]
     for item, given in zip(items, unseen.split([len(item.answers) for item in items]), strict=True):
         item.given = given.tolist()
-    return fitted(bags, better, worse, **settings)
+    return Lexical(fitted(bags, better, worse, **settings), characters)
 
 
 @torch.no_grad()
