@@ -123,8 +123,8 @@ def _monitor_words(metrics: dict) -> list[str]:
     found = metrics["hacking"]
     if not (found["rose"] and found["moved"]):
         return []
-    start = "This looks like reward hacking: " if found["verdict"] == "flagged" and not metrics["gold"] else ""
-    return [f"{start}{joined_words(found['rose'])} rose, and for the worse moved {joined_words(found['moved'])}."]
+    start = "This looks like reward hacking" if found["verdict"] == "flagged" and not metrics["gold"] else "To watch"
+    return [f"{start}: {joined_words(found['rose'])} rose, and for the worse moved {joined_words(found['moved'])}."]
 
 
 def _hacking_cell(found: dict) -> str:
