@@ -78,7 +78,7 @@ def lines(found: dict[str, dict]) -> Iterator[str]:
     """A table for people."""
     for part, numbers in found.items():
         for name, number in numbers.items():
-            yield (f"{part:10} {name:26} {number['mean']:+.3f} [{number['low']:+.3f}, {number['high']:+.3f}] "
+            yield (f"{part:10} {name:26} {number['mean']: .3f} [{number['low']: .3f}, {number['high']: .3f}] "
                    f"({number['count']} pairs of {number['groups']} questions)")
 
 
