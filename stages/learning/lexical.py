@@ -89,9 +89,10 @@ def characters_of(tokenizer) -> torch.Tensor:
 
     People who prefer the longer answer see characters: counted in tokens, the term would be wrong about near ties.
     """
-    found = torch.zeros(1 + max(tokenizer.get_vocab().values()), dtype=torch.int64)
-    for token, number in tokenizer.get_vocab().items():
-        found[number] = 0 if number in tokenizer.all_special_ids else len(token)
+    vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)  # each made anew when asked for
+    found = torch.zeros(1 + max(vocabulary.values()), dtype=torch.int64)
+    for token, number in vocabulary.items():
+        found[number] = 0 if number in special else len(token)
     return found
 
 
@@ -99,18 +100,19 @@ def counts(answers: Sequence[list[int]], buckets: int, characters: torch.Tensor)
     """Each token, and each pair of neighbours, falls into one of `buckets` by its hash; those of one bucket add up."""
     most = sum(2 * len(answer) for answer in answers)
     words, times = np.empty(most, np.int32), np.empty(most, np.int16)  # memory is taken up as they are filled
-    ends, width = [0], characters.tolist()
+    ends, lengths, width = [0], [], characters.numpy()
     for answer in answers:
-        found, often = np.unique(_hashed(np.asarray(answer, dtype=np.uint64), buckets), return_counts=True)
+        tokens = np.asarray(answer, dtype=np.uint64)
+        found, often = np.unique(_hashed(tokens, buckets), return_counts=True)
         here = slice(ends[-1], ends[-1] + len(found))
         words[here], times[here] = found, np.minimum(often, len(LOGARITHMS) - 1)
         ends.append(here.stop)
+        lengths.append(LENGTH_UNIT * math.log1p(width[tokens].sum()))
     return Counts(
         torch.from_numpy(words[: ends[-1]]),
         torch.from_numpy(times[: ends[-1]]),
         torch.tensor(ends).diff(),
-        torch.tensor([LENGTH_UNIT * math.log1p(sum(map(width.__getitem__, answer))) for answer in answers],
-                     dtype=torch.float64),
+        torch.tensor(lengths, dtype=torch.float64),
     )
 
 
