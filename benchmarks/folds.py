@@ -27,10 +27,9 @@ from stages.learning.judging import EQUAL_LENGTH, held_out_pairs
 from stages.learning.reward_model import Scorer, put_scoring
 from stages.learning.statistics import estimate, group_numbers, wins
 from stages.learning.weights import load_adapter
-from stages.text.tables import key_of, rows_of
+from stages.text.tables import SPLITS, key_of, rows_of
 
 FOLDS = 5
-SPLITS = ("finetune", "reward", "rl", "evaluation")
 SCORES = "scores.parquet"
 
 
@@ -49,8 +48,7 @@ def scored(config: recipe.Reward, base: Path, pairs: Path, out: Path) -> pa.Tabl
     reward.run(config, out, base=base, pairs=pairs)
     model = models.load_scorer(base, config.precision, new_head=True)
     put_scoring(out, model)
-    words = model.lexical
-    scorer = Scorer(load_adapter(model, out), config.precision, words=words)
+    scorer = Scorer(load_adapter(model, out), config.precision)
     held = held_out_pairs(rows_of(pairs, "evaluation"), models.load_tokenizer(base), max_pairs=10**9,
                           max_tokens=config.max_length_tokens, seed=0)
     scores = scorer(held.prompts, held.answers).numpy()

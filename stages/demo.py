@@ -14,14 +14,13 @@ import socket
 import sys
 from pathlib import Path
 
-from stages.plumbing.artifact import MANIFEST, sha256_of_file
+from stages.plumbing.artifact import DIGEST_CHARACTERS, MANIFEST, sha256_of_file
 from stages.plumbing.settings import SettingsError
 from stages.recipe import Evaluate, load
 
 RUN, PORT = Path("results/demo"), 7860
 PRECISIONS = ("fp32", "bf16", "int8", "nf4")
 NEEDED = ("pairs", "sft-merged", "ppo-merged", "reward-merged")
-DIGEST_CHARACTERS = 12
 # Read when the libraries are imported. A proxy would be asked for the page itself: Gradio calls it once at the start.
 STAY_HERE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "NO_PROXY": "*", "no_proxy": "*"}
 

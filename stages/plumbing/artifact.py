@@ -21,6 +21,7 @@ LOCK = ".lock"
 TRACEBACK = "traceback.txt"
 PARTIAL = ".partial"
 HASHED_AT_ONCE = 4  # files
+DIGEST_CHARACTERS = 12  # of a sha256, where its beginning stands for it
 
 
 class ArtifactError(ValueError):
@@ -40,7 +41,7 @@ class Beside:
 def beside(out: Path, order: dict) -> Beside:
     """That of the artifact `out`, made by `order`."""
     text = json.dumps(order, sort_keys=True, default=str)
-    return Beside(out.parent / "logs", out.name, hashlib.sha256(text.encode()).hexdigest()[:12])
+    return Beside(out.parent / "logs", out.name, hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS])
 
 
 def sha256_of_file(path: Path) -> str:

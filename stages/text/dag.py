@@ -30,7 +30,7 @@ class Graph:
         for place, node in enumerate(self.nodes):
             self._box(axes, place, node, colours[0])
             if place - 1 in node.reads:
-                axes.annotate("", (0.07, place - 0.34), (0.07, place - 0.66), arrowprops=_arrow(colours[0], 0))
+                axes.annotate("", (0.07, place - 0.34), (0.07, place - 0.66), arrowprops=_arrow(colours[0]))
         lanes = self.lanes()
         for number, (source, readers) in enumerate(lanes.items()):
             self._lane(axes, source, readers, (number + 0.5) / len(lanes) - 0.5,
@@ -56,7 +56,7 @@ class Graph:
         at = 0.56 * height
         axes.plot([1, x, x], [source + at, source + at, readers[-1] + at], color=colour, linewidth=1.8)
         for reader in readers:
-            axes.annotate("", (1, reader + at), (x, reader + at), arrowprops=_arrow(colour, 0))
+            axes.annotate("", (1, reader + at), (x, reader + at), arrowprops=_arrow(colour))
 
 
 def in_order(manifests: dict[str, dict], digests: dict[str, str]) -> dict[str, dict]:
@@ -103,5 +103,5 @@ def pipeline(drawn: Html, manifests: dict[str, dict]) -> Html:
     return joined([element("div", drawn, times(manifests), class_="beside")])
 
 
-def _arrow(colour: str, shrink: float) -> dict:
-    return {"arrowstyle": "-|>", "color": colour, "shrinkA": shrink, "shrinkB": shrink, "linewidth": 1.8}
+def _arrow(colour: str) -> dict:
+    return {"arrowstyle": "-|>", "color": colour, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.8}

@@ -12,7 +12,7 @@ def recipe(stages: dict[str, dict], published: dict[str, list[tuple]]) -> Html:
     counts = []
     for stage, values in stages.items():
         default = {name: (value, doc) for name, value, doc in published[stage]}
-        present = _leaves(values)
+        present = leaves(values)
         for name, value in present.items():
             usual, doc = default.get(name, (None, "of an older version: there is no such setting any more"))
             rows[value == usual].append([f"{stage}.{name}", _plain(value), _plain(usual), doc])
@@ -25,10 +25,11 @@ def recipe(stages: dict[str, dict], published: dict[str, list[tuple]]) -> Html:
                    table(head, rows[False], class_="recipe") if rows[False] else "", others])
 
 
-def _leaves(values: dict, prefix: str = "") -> dict[str, object]:
-    found = {}
+def leaves(values: dict, prefix: str = "") -> dict[str, object]:
+    """Dotted names to values, sections unfolded."""
+    found: dict[str, object] = {}
     for name, value in values.items():
-        found |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        found |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found
 
 

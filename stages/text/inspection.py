@@ -1,8 +1,8 @@
 """An artifact, a list of runs, or a difference of two artifacts, as lines of plain text for a terminal."""
 
+from stages.plumbing.artifact import DIGEST_CHARACTERS
 from stages.text.layout import escaped, named_texts, paragraph, rows, shortened, shown, size
 
-DIGEST_CHARACTERS = 12
 MOST_ROWS = 40  # of a listing inside an artifact
 SIDE_CHARACTERS = 26  # of one of two values beside each other
 PACKAGES = ("torch", "transformers", "peft", "pyarrow")

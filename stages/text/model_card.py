@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import yaml
 
 from stages.text.card_parts import hub_license, joined, licence, limits, section, settings, sites
+from stages.text.differences import leaves
 from stages.text.histograms import cell, plain, table
 from stages.text.template import prompt_text
 
@@ -72,7 +73,7 @@ def model_card(made: Made) -> str:
         section("How to use it", SCORE_WORDS if made.stage == "reward" else "", f"```python\n{_use(made.stage)}\n```"),
         section("Base", _base(made.base)),
         section("Data", sites(made.pairs, "questions", "pairs")),
-        section("Recipe", settings(_flat(made.config))),
+        section("Recipe", settings(leaves(made.config))),
         section("Measured while it was made", _numbers(made.metrics),
                 "Merging its adapter into the base:" if made.merge else "", _numbers(made.merge)),
         licence(made.pairs, "" if made.base == "scratch" else "The base model's own licence holds as well.")
@@ -99,14 +100,6 @@ def _base(base: str | None) -> str:
     if base is None:
         return ""
     return "A small LLaMA, trained from nothing on the same sites." if base == "scratch" else f"`{cell(base)}`"
-
-
-def _flat(config: dict, prefix: str = "") -> dict:
-    """Dotted names to values."""
-    found: dict = {}
-    for name, value in config.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
 
 
 def _numbers(metrics: dict) -> str:
