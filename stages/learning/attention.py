@@ -13,6 +13,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from stages.learning.native import attention as native
+from stages.learning.native.build import takes
 from stages.learning.ragged import Ragged
 
 NAME = "stackllama"
@@ -35,8 +37,12 @@ def attend(
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if batch is None and query.device.type != "cpu":
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
+    if isinstance(batch, Ragged) and takes(query, key, value):
+        return _NativeAttention.apply(query, key, value, batch, scaling, sliding_window), None
     groups = query.shape[1] // key.shape[1]
     if batch is not None and not isinstance(batch, Ragged):
+        if batch.native:
+            return native.newest(query[:, :, 0], key, value, batch.lengths, scaling, sliding_window)[:, None], None
         return _decode(query, key, value, batch.mask(sliding_window), scaling, groups), None
     if groups > 1:
         key, value = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (key, value))
@@ -115,6 +121,32 @@ class _RaggedAttention(torch.autograd.Function):
             for found, whole in zip(_part_gradients(query, key, value, of_out, weights, ctx.scaling), out, strict=True):
                 part.add(whole, found)
         return *(x.transpose(0, 1)[None] for x in out), None, None, None
+
+
+class _NativeAttention(torch.autograd.Function):
+    """The same by our own kernel, which makes the shares anew in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, batch: Ragged, scaling: float, window: int | None):
+        dtype = _product_dtype(query)
+        states = [_in_one_piece(x[0].transpose(0, 1).to(dtype)) for x in (query, key, value)]
+        out, sums = native.forward(*states, batch, scaling, window)
+        ctx.save_for_backward(*states, sums)
+        ctx.how, ctx.dtypes = (batch, scaling, window), [x.dtype for x in (query, key, value)]
+        return out[None]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        *states, sums = ctx.saved_tensors
+        gradient = _in_one_piece(gradient[0].to(states[0].dtype))
+        found = native.backward(*states, gradient, sums, *ctx.how)
+        slopes = [x.to(dtype).transpose(0, 1)[None] for x, dtype in zip(found, ctx.dtypes, strict=True)]
+        return *slopes, None, None, None
+
+
+def _in_one_piece(states: torch.Tensor) -> torch.Tensor:
+    """[N, H, W] with the values of a head side by side."""
+    return states if states.stride(2) == 1 else states.contiguous()
 
 
 def _like(values: torch.Tensor, batch: Ragged) -> torch.Tensor:

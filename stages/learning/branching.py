@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from stages.learning.ragged import SIDE_BY_SIDE, Part, Ragged, Texts, like_lengths, rounded, rounded_columns, texts_of
+from stages.learning.ragged import SIDE_BY_SIDE, Order, Part, Ragged, Texts, like_lengths, rounded, rounded_columns, texts_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ def branching(prompts: list[list[int]], answers: list[list[list[int]]], where: t
         starts=torch.tensor([row[0] for row in rows], device=where),
         lengths=torch.tensor([row[1] + row[3] for row in rows], device=where),
         parts=_parts(rows, where),
+        order=_order(rows),
         shares=True,
     )
     question, length, first, own = (torch.tensor(column, device=where) for column in zip(*rows, strict=True))
@@ -64,6 +65,14 @@ def branching(prompts: list[list[int]], answers: list[list[list[int]]], where: t
 
 def _filled(values: np.ndarray, size: int, where: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.pad(values, (0, size - len(values)))).to(where)[None]
+
+
+def _order(rows: list[tuple]) -> Order:
+    pieces = [np.arange(begin, begin + count) for row in rows for begin, count in (row[:2], row[2:])]
+    starts = [0, *accumulate(row[1] + row[3] for row in rows)]
+    earlier = [row[0] for row in rows]
+    firsts = [row[1] if row[0] in earlier[:place] else 0 for place, row in enumerate(rows)]
+    return Order(torch.from_numpy(np.concatenate(pieces)), torch.tensor(starts), torch.tensor(firsts))
 
 
 def _parts(rows: list[tuple], where: torch.device) -> list[SharingPart]:

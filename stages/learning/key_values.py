@@ -9,6 +9,8 @@ Shapes: B rows, H heads of keys, C columns, W width of a head, N prompt tokens o
 import torch
 from torch.nn import functional
 
+from stages.learning.native import attention as native
+from stages.learning.native.build import takes
 from stages.learning.ragged import Ragged, rounded_columns
 
 GROWTH_COLUMNS = 32
@@ -36,8 +38,12 @@ class KeyValues:
     def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args, **kwargs):
         """Take a layer's new keys and values; what its queries may see comes back (Transformers' interface)."""
         if self.prompts is not None:
-            self.layers.append((self._buffer(key), self._buffer(value)))
+            self.native = takes(key, value)
+            self.layers.append(self._columns(key, value) if self.native else (self._buffer(key), self._buffer(value)))
             return key, value
+        if self.native:
+            native.append(key[:, :, 0], value[:, :, 0], *self.layers[layer_idx], self.lengths)
+            return self.layers[layer_idx]
         row = torch.arange(len(self.lengths), device=key.device)
         for buffer, new in zip(self.layers[layer_idx], (key, value), strict=True):
             buffer[row, :, self.lengths - 1] = new[:, :, 0].to(buffer.dtype)
@@ -49,13 +55,16 @@ class KeyValues:
         self._masks = {}
         if self.longest > self.columns:
             self.columns += GROWTH_COLUMNS
-            self.layers = [tuple(functional.pad(x, (0, 0, 0, GROWTH_COLUMNS)) for x in layer) for layer in self.layers]
+            sizes = ((0, GROWTH_COLUMNS) if self.native else (0, 0, 0, GROWTH_COLUMNS)), (0, 0, 0, GROWTH_COLUMNS)
+            for place, layer in enumerate(self.layers):  # one at a time: the old buffer goes before the next one comes
+                self.layers[place] = tuple(functional.pad(x, size) for x, size in zip(layer, sizes, strict=True))
         return (self.lengths - 1)[:, None]
 
     def keep(self, rows: torch.Tensor) -> None:
         """Drop all rows but these."""
         self.lengths = self.lengths[rows]
-        self.layers = [(key[rows], value[rows]) for key, value in self.layers]
+        for place, (key, value) in enumerate(self.layers):
+            self.layers[place] = key[rows], value[rows]
 
     def mask(self, window: int | None) -> torch.Tensor:
         """[B, 1, 1, columns]: 0 where a row's newest token sees a key, -inf elsewhere; window: how far back it sees."""
@@ -68,6 +77,11 @@ class KeyValues:
             bias = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
             self._masks[window] = bias[:, None, None]
         return self._masks[window]
+
+    def _columns(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As native.newest reads them."""
+        filler = -value.shape[-1] % native.lanes()
+        return self._buffer(key).transpose(2, 3).contiguous(), functional.pad(self._buffer(value), (0, filler))
 
     def _buffer(self, packed: torch.Tensor) -> torch.Tensor:
         """Keys or values of the prompts, from [1, H, N, W] to [B, H, C, W]."""

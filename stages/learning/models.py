@@ -24,6 +24,7 @@ from transformers import (
 from stages.learning import attention, last_layer
 from stages.learning.families import check_targets, guard, trunk
 from stages.learning.lexical import Lexical
+from stages.learning.native.layers import install
 from stages.learning.ragged import Ragged
 
 QUANTISED = ("int8", "nf4")
@@ -253,5 +254,6 @@ def _load(kind, folder, precision: str, may_miss: tuple[str, ...] = (), **more) 
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     model.eval()
+    install(model)
     guard(model)
     return model

@@ -65,6 +65,17 @@ class Part:
     add = put  # a token stands in one row: what comes from there is all
 
 
+class Order(NamedTuple):
+    """Where each row's tokens stand in the batch, on the CPU: those of row r are tokens[starts[r] : starts[r + 1]].
+
+    firsts [B]: how many of a row's tokens, at its beginning, stand in an earlier row as well.
+    """
+
+    tokens: torch.Tensor
+    starts: torch.Tensor
+    firsts: torch.Tensor
+
+
 @dataclass(frozen=True)
 class Ragged:
     """A batch of rows, the shortest first; what stands after `tokens` fills up to a round size and is never read.
@@ -79,6 +90,7 @@ class Ragged:
     starts: torch.Tensor
     lengths: torch.Tensor
     parts: list[Part]
+    order: Order
     shares: bool = False
 
 
@@ -120,6 +132,7 @@ def ragged(rows: list[list[int]], where: torch.device | None = None) -> Ragged:
         starts=starts.to(where),
         lengths=torch.tensor([len(row) for row in rows], device=where),
         parts=[_part(firsts[rows], lengths[rows], where) for rows in like_lengths(lengths, SIDE_BY_SIDE[where.type])],
+        order=Order(torch.arange(tokens), torch.tensor([*firsts, tokens]), torch.zeros(len(rows), dtype=torch.long)),
     )
 
 
