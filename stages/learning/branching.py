@@ -11,7 +11,17 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from stages.learning.ragged import SIDE_BY_SIDE, Order, Part, Ragged, Texts, like_lengths, rounded, rounded_columns, texts_of
+from stages.learning.ragged import (
+    SIDE_BY_SIDE,
+    Order,
+    Part,
+    Ragged,
+    Texts,
+    like_lengths,
+    rounded,
+    rounded_columns,
+    texts_of,
+)
 
 
 @dataclass(frozen=True)

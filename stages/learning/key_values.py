@@ -81,6 +81,7 @@ class KeyValues:
     def _columns(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As native.newest reads them."""
         filler = -value.shape[-1] % native.lanes()
+        key = key.to(value.dtype)  # autocast leaves them apart
         return self._buffer(key).transpose(2, 3).contiguous(), functional.pad(self._buffer(value), (0, filler))
 
     def _buffer(self, packed: torch.Tensor) -> torch.Tensor:

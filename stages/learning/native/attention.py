@@ -46,7 +46,8 @@ def backward(query, key, value, gradient, sums, batch, scaling: float, window: i
 
 def newest(query, keys, values, lengths, scaling: float, window: int | None) -> torch.Tensor:
     """Of each row's newest token, query [B, H, W], over keys [B, G, W, C] and values [B, G, C, W or more]: [B, H, W]."""
-    out = torch.empty(query.shape, dtype=query.dtype)
+    query = query.to(keys.dtype)
+    out = torch.empty_like(query)
     rows = _Rows(rows=len(query), width=query.shape[2], groups=query.shape[1] // keys.shape[1],
                  window=window or NO_WINDOW, scaling=scaling)
     call("attend_newest", query, *views(query, out), keys, values, lengths, keys.shape[3], addressof(rows), keys.shape[1])
@@ -55,6 +56,7 @@ def newest(query, keys, values, lengths, scaling: float, window: int | None) -> 
 
 def append(key, value, keys, values, lengths) -> None:
     """Each row's newest key and value, [B, G, W], to their column of a cache as `newest` reads it."""
+    key, value = key.to(keys.dtype), value.to(keys.dtype)
     call("append_newest", key, *views(key, value), keys, values, lengths, len(key), *keys.shape[1:])
 
 

@@ -1,13 +1,14 @@
 """What a layer does token by token between its matrix products, on a CPU, in one pass over memory: layers.cpp.
 
 `install` puts it in the place of a family's own: RMSNorm, rotary positions, the gated feed-forward block. What the
-kernels do not take (a GPU, a norm that learns, another dtype) goes the family's own way.
+kernels do not take (a GPU, another dtype, torch.compile) goes the family's own way.
 
 Shapes: N tokens, H heads, D width, W width of a head.
 """
 
 import sys
-from functools import partial, wraps
+from collections.abc import Callable
+from functools import wraps
 from types import ModuleType
 
 import torch
@@ -17,20 +18,31 @@ from transformers.activations import ACT2FN
 from stages.learning.native.build import library, takes
 from stages.learning.native.calls import call, views
 
-
 SILU = tuple({type(ACT2FN[name]) for name in ("silu", "swish")})
 
 
 def install(model: nn.Module) -> None:
-    """Let the model's layers be computed by the kernels, where there are any."""
+    """Let the model's layers be computed by the kernels, where there are any; its family's classes are changed."""
     if library() is None:
         return
     for module in model.modules():
         if _is_rms_norm(module):
-            module.forward = partial(_norm, module, module.forward)
+            _replace(type(module), "forward", _norm)
         elif _is_gated(module):
-            module.forward = partial(_gated, module, module.forward)
-    _turn_by_kernel(sys.modules[type(model).__module__])
+            _replace(type(module), "forward", _gated)
+    _replace(sys.modules[type(model).__module__], "apply_rotary_pos_emb", _turned_pair)
+
+
+def _replace(owner: type | ModuleType, name: str, by: Callable) -> None:
+    """Put by(own, ...) in the place of owner's `name`, if it has one, once."""
+    own = getattr(owner, name, None)
+    if own is not None and not hasattr(own, "by_kernel"):
+        @wraps(own)
+        def found(*arguments, **named):
+            return by(own, *arguments, **named)
+
+        found.by_kernel = True
+        setattr(owner, name, found)
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
@@ -43,33 +55,26 @@ def _is_gated(module: nn.Module) -> bool:
     return all(isinstance(part, nn.Module) for part in parts) and isinstance(getattr(module, "act_fn", None), SILU)
 
 
-def _norm(module: nn.Module, own, states: torch.Tensor) -> torch.Tensor:
+def _norm(own: Callable, module: nn.Module, states: torch.Tensor) -> torch.Tensor:
     weight = module.weight
-    if not takes(states, weight) or states.dtype != weight.dtype or weight.requires_grad:
-        return own(states)
+    if states.dtype != weight.dtype or not takes(states, weight):
+        return own(module, states)
     return _Norm.apply(states.contiguous(), weight, module.variance_epsilon)
 
 
-def _gated(module: nn.Module, own, states: torch.Tensor) -> torch.Tensor:
+def _gated(own: Callable, module: nn.Module, states: torch.Tensor) -> torch.Tensor:
     if not takes(states):
-        return own(states)
+        return own(module, states)
     gate, up = module.gate_proj(states), module.up_proj(states)
+    if gate.dtype != up.dtype:
+        return module.down_proj(module.act_fn(gate) * up)
     return module.down_proj(_Gated.apply(gate.contiguous(), up.contiguous()))
 
 
-def _turn_by_kernel(family: ModuleType) -> None:
-    """Replace the family's function, once."""
-    own = getattr(family, "apply_rotary_pos_emb", None)
-    if own is None or hasattr(own, "__wrapped__"):
-        return
-
-    @wraps(own)
-    def turned(q, k, cos, sin, unsqueeze_dim=1):
-        if unsqueeze_dim != 1 or not takes(q, k, cos, sin) or not _one_token_a_place(q, k, cos):
-            return own(q, k, cos, sin, unsqueeze_dim)
-        return _Turn.apply(q, cos, sin), _Turn.apply(k, cos, sin)
-
-    family.apply_rotary_pos_emb = turned
+def _turned_pair(own: Callable, q, k, cos, sin, unsqueeze_dim: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    if unsqueeze_dim != 1 or not takes(q, k, cos, sin) or not _one_token_a_place(q, k, cos):
+        return own(q, k, cos, sin, unsqueeze_dim)
+    return _Turn.apply(q, cos, sin), _Turn.apply(k, cos, sin)
 
 
 class _Norm(torch.autograd.Function):
@@ -84,10 +89,15 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         states, weight, inverse = ctx.saved_tensors
-        found = torch.empty_like(states)
-        call("norm_slopes", states, states, weight, gradient.contiguous(), found, inverse, len(inverse),
-             states.shape[-1])
-        return found, None, None
+        found, gradient = torch.empty_like(states), gradient.contiguous()
+        call("norm_slopes", states, states, weight, gradient, found, inverse, len(inverse), states.shape[-1])
+        return found, _of_weight(states, gradient, inverse) if ctx.needs_input_grad[1] else None, None
+
+
+def _of_weight(states, gradient, inverse) -> torch.Tensor:
+    """[D]: a base that learns whole."""
+    parts = states.flatten(0, -2) * inverse[:, None] * gradient.flatten(0, -2)
+    return parts.sum(0).to(states.dtype)
 
 
 class _Gated(torch.autograd.Function):
