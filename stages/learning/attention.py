@@ -1,13 +1,16 @@
 """Attention for batches without pads (ragged.py), for decoding, and for plain batches; on a CPU, at its products' rate.
 
 Registered with Transformers as an attention implementation, so that every family takes it without a line of its own.
-On a CPU the fused kernel of torch is slower than three products (6 times where fp32 goes through oneDNN, and in bf16),
-so it is left to GPUs. Shapes: B rows, H heads, T columns, N tokens of all rows, W width of a head.
+On a CPU fp32 and bf16 go through kernels of our own (native/), where they could be compiled; otherwise through
+products, for torch's fused kernel is slower (6 times where fp32 goes through oneDNN, and in bf16), and left to GPUs.
+
+Shapes: B rows, H heads, T columns, N tokens of all rows, W width of a head.
 """
 
 from itertools import islice
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -124,29 +127,25 @@ class _RaggedAttention(torch.autograd.Function):
 
 
 class _NativeAttention(torch.autograd.Function):
-    """The same by our own kernel, which makes the shares anew in the backward pass."""
+    """The same by our own kernels, which make the shares anew in the backward pass."""
 
     @staticmethod
     def forward(ctx, query, key, value, batch: Ragged, scaling: float, window: int | None):
         dtype = _product_dtype(query)
-        states = [_in_one_piece(x[0].transpose(0, 1).to(dtype)) for x in (query, key, value)]
+        states = [native.in_one_piece(x[0].transpose(0, 1).to(dtype)) for x in (query, key, value)]
         out, sums = native.forward(*states, batch, scaling, window)
         ctx.save_for_backward(*states, sums)
         ctx.how, ctx.dtypes = (batch, scaling, window), [x.dtype for x in (query, key, value)]
         return out[None]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         *states, sums = ctx.saved_tensors
-        gradient = _in_one_piece(gradient[0].to(states[0].dtype))
+        gradient = native.in_one_piece(gradient[0].to(states[0].dtype))
         found = native.backward(*states, gradient, sums, *ctx.how)
         slopes = [x.to(dtype).transpose(0, 1)[None] for x, dtype in zip(found, ctx.dtypes, strict=True)]
         return *slopes, None, None, None
-
-
-def _in_one_piece(states: torch.Tensor) -> torch.Tensor:
-    """[N, H, W] with the values of a head side by side."""
-    return states if states.stride(2) == 1 else states.contiguous()
 
 
 def _like(values: torch.Tensor, batch: Ragged) -> torch.Tensor:

@@ -78,10 +78,11 @@ def _filled(values: np.ndarray, size: int, where: torch.device) -> torch.Tensor:
 
 
 def _order(rows: list[tuple]) -> Order:
+    """The rows of a question stand together: it is a query in the first of them."""
     pieces = [np.arange(begin, begin + count) for row in rows for begin, count in (row[:2], row[2:])]
     starts = [0, *accumulate(row[1] + row[3] for row in rows)]
-    earlier = [row[0] for row in rows]
-    firsts = [row[1] if row[0] in earlier[:place] else 0 for place, row in enumerate(rows)]
+    before = [None, *(row[0] for row in rows[:-1])]
+    firsts = [row[1] if row[0] == one else 0 for row, one in zip(rows, before, strict=True)]
     return Order(torch.from_numpy(np.concatenate(pieces)), torch.tensor(starts), torch.tensor(firsts))
 
 

@@ -29,6 +29,7 @@ class KeyValues:
         column = torch.arange(self.columns, device=prompts.starts.device)
         self._gather = torch.where(column < self.lengths[:, None], prompts.starts[:, None] + column, 0).flatten()
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.native = False  # laid out for our own kernels, which read no further than a row goes
         self._masks: dict[int | None, torch.Tensor] = {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

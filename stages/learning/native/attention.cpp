@@ -1,10 +1,10 @@
 // Causal attention of rows of tokens, forward and backward.
 //
 // A head's keys, a few hundred short vectors, stay in the core's cache, and so do the scores of a block of queries:
-// nothing of the size of length x length is written to memory, and keys after the block are not multiplied. The backward
-// pass makes the shares anew from the largest score and the sum of each query, as FlashAttention does (arXiv
-// 2205.14135). Scores lie [keys, BLOCK], a query a lane: largest, sum and mean of a query are taken in its lane, and only
-// a block's queries are ever transposed. Sums are in fp32.
+// nothing of the size of length x length is written to memory, and keys after the block are not multiplied. The
+// backward pass makes the shares anew from the largest score and the sum of each query, as FlashAttention does (arXiv
+// 2205.14135). Scores lie [keys, BLOCK], a query a lane: its largest, sum and mean are taken in its lane, and only a
+// block's queries are ever transposed. Sums are in fp32.
 //
 // Shapes: L tokens of a row, W width of a head.
 
@@ -199,13 +199,17 @@ extern "C" {
 #define FOR_TYPE(TYPE, SUFFIX)                                                                                         \
     void attend_forward_##SUFFIX(View query, View key, View value, View out, float *largest, float *sums,              \
                                  int64_t tokens, const Rows *rows, int64_t heads, int threads) {                       \
-        BY_HEADS(forward<TYPE>(query, key, value, out, largest, sums, tokens, *rows, first_head, end_head))            \
+        by_heads(heads, tokens * heads * rows->width, threads, [&](int64_t first, int64_t end) {                       \
+            forward<TYPE>(query, key, value, out, largest, sums, tokens, *rows, first, end);                           \
+        });                                                                                                            \
     }                                                                                                                  \
     void attend_backward_##SUFFIX(View query, View key, View value, View gradient, const float *largest,               \
                                   const float *sums, int64_t tokens, View of_query, View of_key, View of_value,        \
                                   const Rows *rows, int64_t heads, int threads) {                                      \
-        BY_HEADS(backward<TYPE>(query, key, value, gradient, largest, sums, tokens, of_query, of_key, of_value, *rows, \
-                                first_head, end_head))                                                                 \
+        by_heads(heads, tokens * heads * rows->width, threads, [&](int64_t first, int64_t end) {                       \
+            backward<TYPE>(query, key, value, gradient, largest, sums, tokens, of_query, of_key, of_value, *rows,      \
+                           first, end);                                                                                \
+        });                                                                                                            \
     }
 
 FOR_TYPE(float, fp32)

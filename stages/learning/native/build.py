@@ -1,4 +1,5 @@
-"""The compiled kernels: made once on each machine by the C++ compiler there, and kept in the user's cache folder.
+"""The compiled kernels: made once on each machine by its C++ compiler ($CXX, or one of COMPILERS), in two seconds, and
+kept in the user's cache folder.
 
 Without a compiler, or where it fails, everything works by torch's own operations; only slower.
 """
@@ -23,20 +24,38 @@ COMPILE_SECONDS = 120
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-@cache
 def library() -> ctypes.CDLL | None:
     """The kernels; None where there are none."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    try:
-        return ctypes.CDLL(str(_compiled(compiler))) if compiler else None
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return _loaded()[0]
+
+
+def route() -> str:
+    """For people: whether there are kernels, and if not, why."""
+    return _loaded()[1]
 
 
 def takes(*tensors: torch.Tensor) -> bool:
     """Whether there are kernels, and for these tensors; not while torch.compile looks on."""
     known = all(x.device.type == "cpu" and x.dtype in DTYPES for x in tensors)
     return known and not torch.compiler.is_compiling() and library() is not None
+
+
+@cache
+def _loaded() -> tuple[ctypes.CDLL | None, str]:
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), *COMPILERS))), None)
+    if compiler is None:
+        return None, f"torch's own operations: no C++ compiler here ({', '.join(COMPILERS)})"
+    try:
+        return ctypes.CDLL(str(_compiled(compiler))), f"compiled by {Path(compiler).name}"
+    except subprocess.CalledProcessError as error:
+        return None, f"torch's own operations: {compiler} failed: {_first_error(error)}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"torch's own operations: {error}"
+
+
+def _first_error(failed: subprocess.CalledProcessError) -> str:
+    lines = failed.stderr.decode(errors="replace").splitlines()
+    return next((line for line in lines if "error" in line), f"exit status {failed.returncode}")
 
 
 def _compiled(compiler: str) -> Path:

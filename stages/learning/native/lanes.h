@@ -18,6 +18,8 @@ struct BFloat16 {
     uint16_t bits;
 };
 
+constexpr int64_t WORTH_THREADS = 1 << 15;  // values: fewer are done by one thread, before others have woken up
+
 inline Lanes all(float value) { return value - Lanes{}; }
 inline int64_t rounded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 

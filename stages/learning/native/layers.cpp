@@ -57,8 +57,8 @@ void gated_slopes(const T *gate, const T *up, const T *gradient, T *of_gate, T *
     }
 }
 
-// Pairs (i, i + half) turned by an angle with these cosines and sines (arXiv 2104.09864, in LLaMA's order); back: turned
-// the other way, which is the gradient.
+// Pairs (i, i + half) turned by an angle with these cosines and sines (arXiv 2104.09864, in LLaMA's order); back: the
+// other way, which is the gradient.
 template <class T>
 void turned(const T *x, const T *cosine, const T *sine, T *out, int64_t half, bool back) {
     for (int64_t i = 0; i < half; i += LANES) {
@@ -78,7 +78,7 @@ void turned(const T *x, const T *cosine, const T *sine, T *out, int64_t half, bo
 template <class T>
 void turn(View x, const T *cosine, const T *sine, View out, int64_t tokens, int64_t heads, int64_t width, bool back,
           int threads) {
-#pragma omp parallel for num_threads(threads)
+#pragma omp parallel for num_threads(threads) if (tokens * heads * width > WORTH_THREADS)
     for (int64_t token = 0; token < tokens; token++)
         for (int64_t head = 0; head < heads; head++)
             turned(Head<T>(x, head).at(token), cosine + token * width, sine + token * width,
@@ -88,7 +88,7 @@ void turn(View x, const T *cosine, const T *sine, View out, int64_t tokens, int6
 template <class T>
 void norms(const T *x, const T *weight, T *out, float *inverse, int64_t tokens, int64_t width, float epsilon,
            int threads) {
-#pragma omp parallel for num_threads(threads)
+#pragma omp parallel for num_threads(threads) if (tokens * width > WORTH_THREADS)
     for (int64_t token = 0; token < tokens; token++)
         norm(x + token * width, weight, out + token * width, inverse + token, width, epsilon);
 }
@@ -96,7 +96,7 @@ void norms(const T *x, const T *weight, T *out, float *inverse, int64_t tokens, 
 template <class T>
 void norm_slopes(const T *x, const T *weight, const T *gradient, T *out, const float *inverse, int64_t tokens,
                  int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads)
+#pragma omp parallel for num_threads(threads) if (tokens * width > WORTH_THREADS)
     for (int64_t token = 0; token < tokens; token++)
         norm_slope(x + token * width, weight, gradient + token * width, out + token * width, inverse[token], width);
 }
@@ -105,13 +105,13 @@ inline int64_t up_to(int64_t first, int64_t count) { return count - first < SPAN
 
 template <class T>
 void all_gated(const T *gate, const T *up, T *out, int64_t count, int threads) {
-#pragma omp parallel for num_threads(threads)
+#pragma omp parallel for num_threads(threads) if (count > WORTH_THREADS)
     for (int64_t i = 0; i < count; i += SPAN) gated(gate + i, up + i, out + i, up_to(i, count));
 }
 
 template <class T>
 void all_gated_slopes(const T *gate, const T *up, const T *gradient, T *of_gate, T *of_up, int64_t count, int threads) {
-#pragma omp parallel for num_threads(threads)
+#pragma omp parallel for num_threads(threads) if (count > WORTH_THREADS)
     for (int64_t i = 0; i < count; i += SPAN)
         gated_slopes(gate + i, up + i, gradient + i, of_gate + i, of_up + i, up_to(i, count));
 }
@@ -137,7 +137,7 @@ extern "C" {
         all_gated_slopes(gate, up, gradient, of_gate, of_up, count, threads);                                          \
     }                                                                                                                  \
     void turn_##SUFFIX(View x, const TYPE *cosine, const TYPE *sine, View out, int64_t tokens, int64_t heads,          \
-                       int64_t width, int64_t back, int threads) {                                                         \
+                       int64_t width, int64_t back, int threads) {                                                     \
         turn(x, cosine, sine, out, tokens, heads, width, back, threads);                                               \
     }
 

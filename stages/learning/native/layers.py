@@ -13,6 +13,7 @@ from types import ModuleType
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from transformers.activations import ACT2FN
 
 from stages.learning.native.build import library, takes
@@ -87,6 +88,7 @@ class _Norm(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         states, weight, inverse = ctx.saved_tensors
         found, gradient = torch.empty_like(states), gradient.contiguous()
@@ -109,6 +111,7 @@ class _Gated(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         gate, up = ctx.saved_tensors
         slopes = torch.empty_like(gate), torch.empty_like(up)
@@ -135,6 +138,7 @@ class _Turn(torch.autograd.Function):
         return _turned(states, *ctx.angles, back=False)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         return _turned(gradient, *ctx.angles, back=True), None, None
 

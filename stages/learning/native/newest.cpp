@@ -84,7 +84,9 @@ int64_t attend_lanes() { return LANES; }
 #define FOR_TYPE(TYPE, SUFFIX)                                                                                         \
     void attend_newest_##SUFFIX(View query, View out, const TYPE *keys, const TYPE *values, const int64_t *lengths,    \
                                 int64_t columns, const Rows *rows, int64_t heads, int threads) {                       \
-        BY_HEADS(newest(query, out, keys, values, lengths, heads, columns, *rows, first_head, end_head))               \
+        by_heads(heads, rows->rows * heads * columns * rows->width, threads, [&](int64_t first, int64_t end) {         \
+            newest(query, out, keys, values, lengths, heads, columns, *rows, first, end);                              \
+        });                                                                                                            \
     }                                                                                                                  \
     void append_newest_##SUFFIX(View key, View value, TYPE *keys, TYPE *values, const int64_t *lengths, int64_t rows,  \
                                 int64_t heads, int64_t width, int64_t columns, int) {                                  \

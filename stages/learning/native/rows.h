@@ -14,10 +14,13 @@ struct Rows {
     float scaling;
 };
 
-// Each of `threads` takes some heads of keys, of which there are `heads`: no two of them write to one place.
-#define BY_HEADS(call)                                                      \
-    _Pragma("omp parallel num_threads(threads)") {                          \
-        int64_t of = omp_get_num_threads(), own = omp_get_thread_num();     \
-        int64_t first_head = heads * own / of, end_head = heads * (own + 1) / of; \
-        call;                                                               \
+// run(first, end) of the heads of keys: each thread takes some, so that no two of them write to one place. values: how
+// many are worked through.
+template <class Run>
+void by_heads(int64_t heads, int64_t values, int threads, Run run) {
+#pragma omp parallel num_threads(values > WORTH_THREADS ? threads : 1)
+    {
+        int64_t of = omp_get_num_threads(), own = omp_get_thread_num();
+        run(heads * own / of, heads * (own + 1) / of);
     }
+}
