@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from stages.learning import agreement, families, losses, models
-from stages.learning.native import build
 from stages.learning.policy import Policy
 from stages.learning.roles import role_of
 from stages.text.template import adds_bos
@@ -57,8 +56,6 @@ def run_checks(
     def line(name, value, limit, verdict="ok"):
         say(f"check  {name}  {value}  ({limit})  {verdict}")
 
-    if policy.model.device.type == "cpu":
-        line("CPU kernels", build.route(), "a step takes a third longer without")
     parts = _check_parts(policy, tokenizer, rewards, line)
     numbers = _check_agreement(policy, rollout, clip_range, microbatch_prompts, line)
     rows = slice(microbatch_prompts)

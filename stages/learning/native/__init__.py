@@ -1,0 +1,1 @@
+"""What torch leaves slow on a CPU, by kernels of our own: attention of short rows, and what lies between products."""

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -30,7 +31,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def route() -> str:
-    """For people: whether there are kernels, and if not, why."""
+    """For people: what compiled the kernels, or why there are none."""
     return _loaded()[1]
 
 
@@ -42,15 +43,18 @@ def takes(*tensors: torch.Tensor) -> bool:
 
 @cache
 def _loaded() -> tuple[ctypes.CDLL | None, str]:
+    """The kernels or None, and how that came; without them one line says why, once."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), *COMPILERS))), None)
-    if compiler is None:
-        return None, f"torch's own operations: no C++ compiler here ({', '.join(COMPILERS)})"
     try:
-        return ctypes.CDLL(str(_compiled(compiler))), f"compiled by {Path(compiler).name}"
+        if compiler is None:
+            raise OSError(f"no C++ compiler here ({', '.join(COMPILERS)})")
+        return ctypes.CDLL(str(_compiled(compiler))), f"compiled by {compiler}"
     except subprocess.CalledProcessError as error:
-        return None, f"torch's own operations: {compiler} failed: {_first_error(error)}"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, f"torch's own operations: {error}"
+        reason = f"{compiler} failed: {_first_error(error)}"
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # RuntimeError: there is no home folder
+        reason = str(error)
+    print(f"no kernels for this CPU, torch's own operations are slower: {reason}", file=sys.stderr, flush=True)
+    return None, reason
 
 
 def _first_error(failed: subprocess.CalledProcessError) -> str:

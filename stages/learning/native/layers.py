@@ -23,8 +23,8 @@ SILU = tuple({type(ACT2FN[name]) for name in ("silu", "swish")})
 
 
 def install(model: nn.Module) -> None:
-    """Let the model's layers be computed by the kernels, where there are any; its family's classes are changed."""
-    if library() is None:
+    """Let a CPU compute the model's layers by the kernels, where there are any; its family's classes are changed."""
+    if model.device.type != "cpu" or library() is None:
         return
     for module in model.modules():
         if _is_rms_norm(module):
