@@ -110,7 +110,8 @@ def test_gradient_does_not_depend_on_the_microbatch(microbatch):
             _microbatch_loss(policy, seen, rows, tokens, UPDATE)[0].backward()
         return torch.cat([p.grad.flatten() for p in policy.trained().values()])
 
-    assert torch.allclose(gradient(microbatch), gradient(4), atol=1e-7) and float(gradient(4).norm()) > 1e-4
+    whole = gradient(4)
+    assert (gradient(microbatch) - whole).abs().max() <= 5e-6 * whole.abs().max() and float(whole.norm()) > 1e-4
 
 
 def test_every_response_is_used_once_an_epoch_in_a_fresh_order(monkeypatch):
