@@ -39,7 +39,7 @@ class KeyValues:
     def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args, **kwargs):
         """Take a layer's new keys and values; what its queries may see comes back (Transformers' interface)."""
         if self.prompts is not None:
-            self.native = takes(key, value)
+            self.native = takes(key, value) and not key.requires_grad  # these kernels have no backward pass
             self.layers.append(self._columns(key, value) if self.native else (self._buffer(key), self._buffer(value)))
             return key, value
         if self.native:

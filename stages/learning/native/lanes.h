@@ -70,10 +70,9 @@ inline float largest_of(Lanes values) {
     return values[0];
 }
 
-// e^x for x <= 0, within 2 units in the last place; 0 below -87. Cephes' polynomial.
+// e^x for x <= 0, within 2 units in the last place; 0 below -87; NaN stays NaN. Cephes' polynomial.
 inline Lanes exponential(Lanes x) {
-    Bits counts = !(x < all(-87));  // NaN does
-    const float shift = 12582912;   // 1.5 * 2^23: what is added to it is rounded to an integer, in its last bits
+    const float shift = 12582912;  // 1.5 * 2^23: what is added to it is rounded to an integer, in its last bits
     Lanes power = x * 1.44269504f + shift;
     Lanes rest = x - (power - shift) * 0.693359375f + (power - shift) * 2.12194440e-4f;
     Lanes sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -82,7 +81,8 @@ inline Lanes exponential(Lanes x) {
     sum = sum * rest + 1.6666665459e-1f;
     sum = sum * rest + 5.0000001201e-1f;
     sum = sum * (rest * rest) + rest + 1;
-    return (Lanes)(((Bits)sum + ((Bits)power << 23)) & counts);
+    Lanes found = (Lanes)((Bits)sum + ((Bits)power << 23));
+    return x >= all(-87) ? found : x < all(-87) ? Lanes{} : x;
 }
 
 // Vectors of W values each, of a token and a head; strides in values.

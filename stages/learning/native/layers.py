@@ -9,12 +9,14 @@ Shapes: N tokens, H heads, D width, W width of a head.
 import sys
 from collections.abc import Callable
 from functools import wraps
+from inspect import unwrap
 from types import ModuleType
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from transformers.activations import ACT2FN
+from transformers.models.llama import modeling_llama
 
 from stages.learning.native.build import library, takes
 from stages.learning.native.calls import call, views
@@ -31,20 +33,25 @@ def install(model: nn.Module) -> None:
     dtype = model.get_input_embeddings().weight.dtype
     for module in model.modules():
         if _is_rms_norm(module):
-            _replace(type(module), "forward", _norm, module, _any(1, 3, len(module.weight)).to(module.weight.dtype))
+            states = _any(1, 3, len(module.weight)).to(module.weight.dtype)
+            _replace(type(module), "forward", modeling_llama.LlamaRMSNorm, _norm, module, states)
         elif _is_gated(module):
-            _replace(type(module), "forward", _gated, module, _any(1, 3, module.gate_proj.in_features).to(dtype))
-    states, angles = _any(2, 1, 2, 3, 8), _any(2, 1, 3, 8)
-    _replace(sys.modules[type(model).__module__], "apply_rotary_pos_emb", _turned_pair, *states, *angles)
+            states = _any(1, 3, module.gate_proj.in_features).to(dtype)
+            _replace(type(module), "forward", modeling_llama.LlamaMLP, _gated, module, states)
+    family, states, angles = sys.modules[type(model).__module__], _any(2, 1, 2, 3, 8), _any(2, 1, 3, 8)
+    _replace(family, "apply_rotary_pos_emb", modeling_llama, _turned_pair, *states, *angles)
 
 
-def _replace(owner: type | ModuleType, name: str, by: Callable, *given) -> None:
-    """Put by(own, ...) in the place of owner's `name`, once, if they say the same of what is given.
+def _replace(owner: type | ModuleType, name: str, llamas: type | ModuleType, by: Callable, *given) -> None:
+    """Put by(own, ...) in the place of owner's `name`, once, if it is LLaMA's code and says the same of what is given.
 
-    Names do not tell: some families turn neighbours instead of halves, or scale their gates.
+    Names do not tell: some families turn neighbours instead of halves, drop or clamp what is gated, scale it. Nor does
+    code alone: what it calls may be another's.
     """
     own = getattr(owner, name, None)
-    if own is None or hasattr(own, "by_kernel") or not _same(own, by, given):
+    if own is None or hasattr(own, "by_kernel") or _code(own) != _code(getattr(llamas, name)):
+        return
+    if not _same(own(*given), by(own, *given)):
         return
 
     @wraps(own)
@@ -55,12 +62,14 @@ def _replace(owner: type | ModuleType, name: str, by: Callable, *given) -> None:
     setattr(owner, name, found)
 
 
-def _same(own: Callable, by: Callable, given: tuple) -> bool:
-    try:
-        pairs = zip(_tuple(own(*given)), _tuple(by(own, *given)), strict=True)
-        return all((a - b).abs().max() <= CLOSE_SHARE * a.abs().max() for a, b in pairs)
-    except (TypeError, ValueError, RuntimeError):  # what takes other arguments is another function
-        return False
+def _code(function: Callable) -> tuple | None:
+    code = getattr(unwrap(function), "__code__", None)
+    return code and (code.co_code, code.co_names, code.co_varnames)
+
+
+def _same(found, expected) -> bool:
+    pairs = zip(_tuple(found), _tuple(expected), strict=True)
+    return all((a - b).abs().max() <= CLOSE_SHARE * a.abs().max() for a, b in pairs)
 
 
 def _tuple(found) -> tuple:
