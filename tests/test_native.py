@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM, modeling_llama
 
-from stages.learning import attention, models
+from stages.learning import attention, models, output_layer
 from stages.learning.branching import branching
 from stages.learning.key_values import GROWTH_COLUMNS, KeyValues
 from stages.learning.native import build, calls, layers
@@ -281,6 +281,18 @@ def test_other_families_functions_stay_their_own():
         found = getattr(sys.modules[type(model).__module__], name)
         replaced.append(hasattr(getattr(found, "forward", found), "by_kernel"))
     assert replaced == [False, False, True]
+
+
+@pytest.mark.parametrize("width", [3, 16, 40, 1000])
+def test_log_probabilities_and_shares_of_any_vocabulary(width):
+    logits, chosen = 30 * drawn(9, width), torch.arange(9) * 7 % width
+    logits[4], logits[5, chosen[5]], logits[6, 0] = 2e4, -3e4, torch.nan
+    exact, shares = logits.double().log_softmax(-1), logits.clone()
+    found = output_layer._softmax(shares, chosen[:8])
+    fine = [row for row in range(8) if row != 6]
+    assert torch.allclose(found[fine].double(), exact[range(8), chosen[:8]][fine], rtol=2e-7, atol=2e-6)
+    assert torch.allclose(shares[fine].double(), exact[fine].exp(), rtol=1e-5, atol=1e-7)
+    assert found[6].isnan() and shares[6].isnan().any() and torch.equal(shares[8], logits[8])
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from stages.learning.filtering import chosen_among
+from stages.learning.native.build import takes
+from stages.learning.native.calls import call
 from stages.learning.ragged import rounded
 
 CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}  # at a time: on a CPU what fits its cache
@@ -56,6 +58,19 @@ def _chosen(layer: nn.Module, hidden, chosen, temperature: float, kept: torch.Te
     return -functional.cross_entropy(logits, chosen, reduction="none")
 
 
+def _softmax(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [N] of `chosen` [N] by the first rows of logits, [N or more, V]; these become their softmax."""
+    rows = logits[: len(chosen)]
+    if takes(logits) and chosen.device == logits.device:
+        found = torch.empty(len(rows))
+        call("softmax", rows, rows, chosen.contiguous(), found, *rows.shape)
+        return found
+    picked = rows.sub_(rows.amax(-1, keepdim=True)).gather(-1, chosen[:, None])
+    total = rows.exp_().sum(-1, keepdim=True)
+    rows.div_(total)
+    return (picked - total.log()).squeeze(-1)
+
+
 class _FrozenLayer(torch.autograd.Function):
     """d log p / d hidden = (W[chosen] - softmax @ W) / temperature, made in the forward pass."""
 
@@ -70,12 +85,11 @@ class _FrozenLayer(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             logits = functional.linear(states.to(dtype), weight, None if bias is None else bias.to(dtype)).float()
             logits = logits if temperature == 1 else logits.div_(temperature)
-            picked = logits.sub_(logits.amax(-1, keepdim=True))[:tokens].gather(-1, chosen[:, None])
-            total = logits.exp_().sum(-1, keepdim=True)  # the shares below need these very exponentials
+            found = _softmax(logits, chosen)
             if ctx.needs_input_grad[0]:
-                expected = logits.div_(total).to(dtype) @ weight
+                expected = logits.to(dtype) @ weight
                 ctx.save_for_backward((weight[chosen] - expected[:tokens]).to(hidden.dtype).div_(temperature))
-        return (picked - total[:tokens].log()).squeeze(-1)
+        return found
 
     @staticmethod
     def backward(ctx, gradient):

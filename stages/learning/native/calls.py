@@ -29,6 +29,7 @@ SIGNATURES = {
     "gated": "pppi",
     "gated_slopes": "pppppi",
     "turn": "VppViiii",
+    "softmax": "pppii",
 }
 
 
