@@ -13,9 +13,32 @@ struct Matrix {
     int64_t row, column;
 };
 
+// A tile of few sums: each is made of four, or they would wait for one another's additions.
+template <int ROWS, int VECTORS, class T>
+inline void small_tile(float *to, int64_t stride, Matrix a, const T *b, int64_t b_row, int64_t depth, bool add) {
+    Lanes sums[4][ROWS][VECTORS] = {};
+    for (int64_t first = 0; first < depth; first += 4)
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++)
+            if (first + k < depth)
+#pragma GCC unroll 8
+                for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+                    for (int j = 0; j < VECTORS; j++)
+                        sums[k][i][j] += a.data[i * a.row + (first + k) * a.column] *
+                                         load(b + (first + k) * b_row + j * LANES);
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < VECTORS; j++) {
+            float *place = to + i * stride + j * LANES;
+            Lanes sum = sums[0][i][j] + sums[1][i][j] + sums[2][i][j] + sums[3][i][j];
+            store(place, add ? load(place) + sum : sum);
+        }
+}
+
 // ROWS x VECTORS * LANES of a product, kept in registers.
 template <int ROWS, int VECTORS, class T>
 inline void tile(float *to, int64_t stride, Matrix a, const T *b, int64_t b_row, int64_t depth, bool add) {
+    if constexpr (ROWS * VECTORS < 8) return small_tile<ROWS, VECTORS>(to, stride, a, b, b_row, depth, add);
     Lanes sums[ROWS][VECTORS];
 #pragma GCC unroll 24
     for (int i = 0; i < ROWS; i++)
