@@ -61,7 +61,7 @@ def _chosen(layer: nn.Module, hidden, chosen, temperature: float, kept: torch.Te
 def _softmax(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Log-probabilities [N] of `chosen` [N] by the first rows of logits, [N or more, V]; these become their softmax."""
     rows = logits[: len(chosen)]
-    if takes(logits) and chosen.device == logits.device:
+    if takes(logits):
         found = torch.empty(len(rows))
         call("softmax", rows, rows, chosen.contiguous(), found, *rows.shape)
         return found

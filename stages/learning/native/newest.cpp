@@ -11,21 +11,20 @@ inline void fill(float *values, int64_t first, int64_t end, float value) {
     for (int64_t i = first; i < end; i++) values[i] = value;
 }
 
-// Scores [columns] of one query, of which it sees those from `first` to before `end`: their exponentials less the
-// largest, 0 for the others. Returns their sum.
-float exponentials(float *scores, int64_t columns, int64_t first, int64_t end, float *largest) {
+// Scores of one query, of which it sees those from `first` to before `end`: their exponentials less the largest, 0 for
+// the others up to a whole vector. Returns their sum.
+float exponentials(float *scores, int64_t first, int64_t end) {
     int64_t stop = rounded(end);
     fill(scores, 0, first, -INFINITY);
     fill(scores, end, stop, -INFINITY);
     Lanes most = load(scores), sums = {};
     for (int64_t i = LANES; i < stop; i += LANES) most = load(scores + i) > most ? load(scores + i) : most;
-    *largest = largest_of(most);
+    float largest = largest_of(most);
     for (int64_t i = 0; i < stop; i += LANES) {
-        Lanes found = exponential(load(scores + i) - *largest);
+        Lanes found = exponential(load(scores + i) - largest);
         sums += found;
         store(scores + i, found);
     }
-    fill(scores, stop, columns, 0);
     return sum_of(sums);
 }
 
@@ -48,9 +47,8 @@ void newest(View query, View out, const T *keys, const T *values, const int64_t 
                                                                       rows.width - w));
             multiply(scores, columns, {queries, wide, 1}, keys + place * rows.width * columns + seen, columns,
                      groups, count, rows.width);
-            float largest;
             for (int64_t i = 0; i < groups; i++)
-                sums[i] = exponentials(scores + i * columns, count, begin, length - seen, &largest);
+                sums[i] = exponentials(scores + i * columns, begin, length - seen);
             multiply(found, wide, {scores, columns, 1}, values + (place * columns + seen) * wide, wide, groups, wide,
                      length - seen);
             for (int64_t i = 0; i < groups; i++)
