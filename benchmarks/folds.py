@@ -21,12 +21,14 @@ import pyarrow as pa
 import pyarrow.dataset as dataset
 import pyarrow.parquet as parquet
 
-from stages import recipe, reward
+from stages import reward
 from stages.learning import models
 from stages.learning.judging import EQUAL_LENGTH, held_out_pairs
 from stages.learning.reward_model import Scorer, put_scoring
 from stages.learning.statistics import estimate, group_numbers, wins
 from stages.learning.weights import load_adapter
+from stages.recipe import recipe
+from stages.recipe.reward import Reward
 from stages.text.tables import SPLITS, key_of, rows_of
 
 FOLDS = 5
@@ -43,7 +45,7 @@ def split(pairs: Path, fold: int, out: Path) -> None:
         parquet.write_table(table.filter(pa.array(rows)), out / name / "part-00000.parquet")
 
 
-def scored(config: recipe.Reward, base: Path, pairs: Path, out: Path) -> pa.Table:
+def scored(config: Reward, base: Path, pairs: Path, out: Path) -> pa.Table:
     """Train on the `reward` split and rank `evaluation`: a row a pair, with both scores and both lengths."""
     reward.run(config, out, base=base, pairs=pairs)
     model = models.load_scorer(base, config.precision, new_head=True)

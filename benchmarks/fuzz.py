@@ -42,7 +42,7 @@ def markdown_target() -> Callable[[bytes], None]:
 
 def dump_target() -> Callable[[bytes], None]:
     from stages import posts
-    from stages.recipe import Posts
+    from stages.recipe.data import Posts
     config = Posts(max_bad_rows_share=1.0)
 
     def target(data: bytes) -> None:

@@ -19,7 +19,7 @@ from stages.learning.packing import Blocks
 from stages.learning.scratch import small_llama, train_tokenizer
 from stages.learning.training import Training, remove_checkpoints, train
 from stages.learning.weights import copy_pretrained, save_model
-from stages.recipe import Base, Scratch
+from stages.recipe.models import Base, Scratch
 from stages.text.tables import answers_of
 from stages.text.template import encoded, prompt_text
 

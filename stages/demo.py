@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 
 from stages.plumbing.artifact import DIGEST_CHARACTERS, MANIFEST, sha256_of_file
-from stages.plumbing.settings import SettingsError
-from stages.recipe import Evaluate, load
+from stages.recipe.evaluate import Evaluate
+from stages.recipe.recipe import load
+from stages.recipe.schema import SettingsError
 
 RUN, PORT = Path("results/demo"), 7860
 PRECISIONS = ("fp32", "bf16", "int8", "nf4")

@@ -26,7 +26,8 @@ from stages.learning.statistics import estimate, estimate_of
 from stages.learning.surface import fitted
 from stages.learning.text_measures import has_code
 from stages.plumbing.artifact import write_json
-from stages.recipe import Evaluate, RewardSource
+from stages.recipe.evaluate import Evaluate
+from stages.recipe.ppo import RewardSource
 from stages.text import findings, gold
 from stages.text.evaluated import write_pairs, write_samples
 from stages.text.hacking import hacking

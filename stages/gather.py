@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from stages.plumbing.artifact import folder_of, read_manifest, write_json, write_text
-from stages.recipe import Pairs
+from stages.recipe.data import Pairs
 from stages.text.card import pairs_card
 from stages.text.pairs_tally import added
 from stages.text.tables import SPLITS

@@ -21,7 +21,7 @@ from stages.learning.preference_data import Example, examples
 from stages.learning.reward_model import member_folder, members_of
 from stages.learning.roles import check_base, is_adapter, is_scorer
 from stages.plumbing.artifact import MANIFEST, folder_of, read_manifest, write_text
-from stages.recipe import Merge
+from stages.recipe.models import Merge
 from stages.text.model_card import Made, model_card
 from stages.text.tables import key_of, rows_of
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from stages.plumbing.artifact import write_json, write_text
 from stages.plumbing.progress import Progress
 from stages.plumbing.workers import Workers
-from stages.recipe import Pairs
+from stages.recipe.data import Pairs
 from stages.text.card import pairs_card
 from stages.text.markdown import Limits
 from stages.text.paired import Group, Lengths, Rules, paired

@@ -18,7 +18,7 @@ from pathlib import Path
 from stages.plumbing.artifact import write_json, write_text
 from stages.plumbing.progress import Progress
 from stages.plumbing.workers import Workers
-from stages.recipe import Posts
+from stages.recipe.data import Posts
 from stages.text import claims, head
 from stages.text.card import posts_card
 from stages.text.join import Origin, double_id

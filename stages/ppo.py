@@ -30,7 +30,8 @@ from stages.learning.sampling import Sampling, draw
 from stages.learning.startup import run_checks
 from stages.learning.stopping import Stopper, StopRules
 from stages.plumbing.artifact import Beside, write_json
-from stages.recipe import Ppo, named
+from stages.recipe.ppo import Ppo
+from stages.recipe.recipe import named
 from stages.text.tables import questions_of
 from stages.text.template import AFTER, BEFORE, prompt_ids
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from stages import recipe
 from stages.plumbing.artifact import digest, folder_of, read_manifest, write_json
-from stages.recipe import Report
+from stages.recipe import recipe
+from stages.recipe.evaluate import Report
 from stages.text import dag, differences, findings, funnel, sections
 from stages.text.answers import WRITERS, side_by_side
 from stages.text.curves import curves_of, history_of

@@ -37,7 +37,8 @@ from stages.learning.statistics import estimate
 from stages.learning.training import Training, Watch, last_step, remove_checkpoints, train
 from stages.learning.weights import save_adapter
 from stages.plumbing.artifact import Beside
-from stages.recipe import Reward, named
+from stages.recipe.recipe import named
+from stages.recipe.reward import Reward
 from stages.text.curves import history_of
 from stages.text.tables import first_questions, first_rows, key_of, rows_of
 

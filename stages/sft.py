@@ -24,7 +24,7 @@ from stages.learning.rollout import sample
 from stages.learning.training import Training, Watch, remove_checkpoints, train
 from stages.learning.weights import save_adapter, save_model
 from stages.plumbing.artifact import Beside
-from stages.recipe import Sft
+from stages.recipe.sft import Sft
 from stages.text.tables import best_rows, first_questions, first_rows, key_of, rows_of
 from stages.text.template import encoded
 

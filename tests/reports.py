@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages import recipe, report
+from stages import report
+from stages.recipe import evaluate, recipe
 from stages.text import findings
 from stages.text.hacking import MONITORS, hacking
 
@@ -99,7 +100,7 @@ def write(folders, numbers: dict, samples: list[dict]) -> None:
     pq.write_table(pa.Table.from_pylist(samples), folders["evaluate"] / "samples.parquet")
 
 
-def page_of(folders, tmp_path, config=recipe.Report(figure_width_inches=3.0)) -> str:
+def page_of(folders, tmp_path, config=evaluate.Report(figure_width_inches=3.0)) -> str:
     out = tmp_path / "out"
     out.mkdir(exist_ok=True)
     returned = report.run(config, out, **folders)

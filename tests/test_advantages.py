@@ -10,7 +10,7 @@ from stages.learning.advantages import gae, token_rewards, whiten
 from stages.learning.experience import experience
 from stages.learning.kl import ESTIMATORS
 from stages.learning.rollout import Rollout
-from stages.recipe import Ppo
+from stages.recipe.ppo import Ppo
 from tests.golden.support import Given, float64, rows_of, update
 
 

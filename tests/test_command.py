@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stages.plumbing import command, lineage, settings
-from stages.recipe import Merge, Recipe
+from stages.plumbing import command, lineage
+from stages.recipe import schema
+from stages.recipe.models import Merge
+from stages.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 NOT_STAGES = ("__init__", "recipe", "inspect", "demo")  # the last two make no artifact: command lines of their own
@@ -114,7 +116,7 @@ def test_abbreviated_and_unknown_flags_are_refused(probe):
 def test_help_lists_every_setting_with_its_meaning(name):
     run = importlib.import_module(f"stages.{name}").run
     text = "".join(command.parser_of(run).format_help().split())  # lines may break at any hyphen
-    for flag, _, doc in settings.leaves(command.config_class(run)()):
+    for flag, _, doc in schema.flatten(command.config_class(run)()):
         assert f"--{flag.replace('_', '-')}VALUE" in text, flag
         assert "".join(doc.split()) in text, flag
     for flag in command.inputs_of(run):

@@ -28,7 +28,7 @@ from stages.learning.loading import merged_reward
 from stages.learning.rollout import sample
 from stages.learning.speaking import BEST_OF_N, Manner, Speakers
 from stages.plumbing import command
-from stages.recipe import load
+from stages.recipe.recipe import load
 from stages.text import votes as votes_module
 from stages.text.pieces import Pieces
 from stages.text.tables import SCHEMA, rows_of

@@ -14,7 +14,8 @@ from stages.learning.kl import KlController
 from stages.learning.preflight import memory_plan
 from stages.learning.rewards import Scored
 from stages.learning.sampling import Sampling
-from stages.recipe import Lora, Ppo, RewardSource
+from stages.recipe.models import Lora
+from stages.recipe.ppo import Ppo, RewardSource
 
 PHASES = {"rollout", "score", "experience", "update"}
 

@@ -11,7 +11,7 @@ from stages.learning.experience import experience
 from stages.learning.filtering import kept_tokens
 from stages.learning.ppo import ppo_epochs
 from stages.learning.rollout import sample
-from stages.recipe import Ppo
+from stages.recipe.ppo import Ppo
 
 HOW = {"max_new_tokens": 10, "temperature": 0.7, "stop_ids": (2,), "top_k": 7, "top_p": 0.8}
 

@@ -18,7 +18,7 @@ from stages.learning.best_of import best_of_kl
 from stages.learning.comparison import Answers
 from stages.learning.statistics import estimate_of
 from stages.learning.text_measures import code_fences
-from stages.recipe import Evaluate
+from stages.recipe.evaluate import Evaluate
 from stages.text.hacking import MONITORS, hacking, kl_at
 from stages.text.policies import frontier
 from stages.text.template import answer_ids, prompt_ids

@@ -20,7 +20,7 @@ from stages.learning.judging import held_out_pairs, judged
 from stages.learning.scratch import small_llama, train_tokenizer
 from stages.learning.statistics import estimate
 from stages.learning.text_measures import code_fences, distinct, distinct_without_each, has_code, repetition
-from stages.recipe import Evaluate
+from stages.recipe.evaluate import Evaluate
 from stages.text import gold
 from stages.text.template import answer_ids, prompt_ids
 

@@ -11,7 +11,7 @@ from stages.learning.advantages import token_rewards
 from stages.learning.experience import experience
 from stages.learning.kl import ESTIMATORS, KlController, kl_k1, kl_k2, kl_k3
 from stages.learning.rollout import Rollout
-from stages.recipe import Ppo
+from stages.recipe.ppo import Ppo
 from tests.golden.support import Given, float64, rows_of, update
 
 EXACT = {

@@ -54,7 +54,7 @@ def test_a_stage_uses_recipe_text_and_learning_and_plumbing_for_its_command(path
     assert of_ours(imported(last)) == {"stages.plumbing.command", "stages.plumbing.command.main"}
     tree.body = tree.body[:-1]
     names = imported(tree) - {"stages.plumbing"}
-    assert not of_ours(names, "stages.recipe", "stages.text", "stages.learning", *FOR_ALL)
+    assert not of_ours(names, "stages.recipe.recipe", "stages.text", "stages.learning", *FOR_ALL)
 
 
 @pytest.mark.parametrize("path", in_room("learning"))
@@ -72,20 +72,20 @@ def test_text_knows_neither_torch_nor_stages(path):
 @pytest.mark.parametrize("path", in_room("plumbing"))
 def test_plumbing_is_standard_library_and_recipe(path):
     names = imported(parsed(path))
-    assert not of_ours(names, "stages.plumbing", "stages.recipe")
+    assert not of_ours(names, "stages.plumbing", "stages.recipe.recipe")
     assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names) | {"stages", "yaml"}
 
 
 def test_recipe_needs_settings_only():
-    names = imported(parsed(ROOT / "stages/recipe.py"))
-    assert not of_ours(names, "stages.plumbing.settings")
+    names = imported(parsed(ROOT / "stages/recipe/recipe.py"))
+    assert not of_ours(names, "stages.recipe.schema")
     assert {name.split(".")[0] for name in names} <= {"dataclasses", "datetime", "pathlib", "typing", "yaml", "stages"}
 
 
 def test_inspect_needs_what_reads_artifacts_and_no_learning():
     names = imported(parsed(ROOT / "stages/inspect.py")) - {"stages.plumbing"}
     readers = (f"stages.plumbing.{name}" for name in ("artifact", "lineage", "listing", "record"))
-    assert not of_ours(names, "stages.recipe", "stages.text", *readers)
+    assert not of_ours(names, "stages.recipe.recipe", "stages.text", *readers)
 
 
 @pytest.mark.parametrize("path", in_room("web"))
@@ -99,16 +99,16 @@ def test_only_the_demo_knows_the_page_and_only_the_page_knows_gradio():
     assert {path.stem for path, names in using.items() if {"stages.web", "stages.web.page"} & names} == {"demo"}
     assert not [path for path, names in using.items() if "gradio" in names]
     needs = using[ROOT / "stages/demo.py"] - {"stages.plumbing"}
-    assert not of_ours(needs, "stages.recipe", "stages.text", "stages.learning", "stages.web",
-                       "stages.plumbing.artifact", "stages.plumbing.settings")
+    assert not of_ours(needs, "stages.recipe.recipe", "stages.text", "stages.learning", "stages.web",
+                       "stages.plumbing.artifact", "stages.recipe.schema")
     before = ast.Module([node for node in parsed(ROOT / "stages/demo.py").body if isinstance(node, ast.ImportFrom)], [])
-    assert not of_ours(imported(before), "stages.recipe", "stages.plumbing"), "--help needs neither torch nor gradio"
+    assert not of_ours(imported(before), "stages.recipe.recipe", "stages.plumbing"), "--help needs neither torch nor gradio"
 
 
 def test_the_snakefile_needs_recipe_and_plumbing_only():
     lines = [line for line in (ROOT / "Snakefile").read_text().splitlines() if line.startswith(("import ", "from "))]
     names = imported(ast.parse("\n".join(lines)))
-    assert not of_ours(names, "stages.recipe", "stages.plumbing") - {"stages.plumbing"}
+    assert not of_ours(names, "stages.recipe.recipe", "stages.plumbing") - {"stages.plumbing"}
     assert {name.split(".")[0] for name in names} == {"os", "sys", "pathlib", "snakemake", "stages"}
 
 

@@ -20,7 +20,8 @@ from stages.learning.preference_data import examples, pair_indices
 from stages.learning.reward_model import SCORING, Scorer, Scoring, initialise_head, read
 from stages.learning.reward_objective import Objective
 from stages.learning.surface import PENALTY, logistic
-from stages.recipe import Lora, Reward
+from stages.recipe.models import Lora
+from stages.recipe.reward import Reward
 from stages.text.tables import rows_of
 
 ANSWERS = [[5, 6, 5, 7], [9], [5, 6, 6, 6, 6], [7, 5, 2], [8, 8, 2], [5, 7, 9, 11, 13]]

@@ -22,12 +22,15 @@ from stages import merge, ppo, reward, sft
 from stages.learning.journal import append, keep_until, rows_of
 from stages.learning.logs import Logs
 from stages.learning.sinks import Terminal, WandB, markdown
-from stages.plumbing import command, extras, lineage
+from stages.plumbing import command, lineage
 from stages.plumbing.artifact import Beside, read_manifest
 from stages.plumbing.record import record_of
 from stages.plumbing.run_folder import asked_recipe
-from stages.plumbing.settings import SettingsError, as_dict
-from stages.recipe import Merge, Ppo, Recipe, load, section
+from stages.recipe import optional_packages
+from stages.recipe.models import Merge
+from stages.recipe.ppo import Ppo
+from stages.recipe.recipe import Recipe, load, section
+from stages.recipe.schema import SettingsError, as_dict
 
 pytest.importorskip("tensorboard")
 pytest.importorskip("wandb")
@@ -344,7 +347,7 @@ def test_given_once_it_is_for_all_three(tmp_path):
 
 
 def test_a_missing_package_is_refused_in_one_line_before_anything(made, monkeypatch, capsys):
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "wandb" else object())
+    monkeypatch.setattr(optional_packages, "find_spec", lambda name: None if name == "wandb" else object())
     with pytest.raises(SettingsError, match=r"^sft: log_to asks for wandb, which is not installed: make extras \(or p"):
         asked_recipe({"recipe": str(made / "recipe.yaml"), "dump": [str(made)]})
     monkeypatch.setattr(sys, "argv", ["ppo", "--recipe", str(made / "recipe.yaml"), "--policy", "none", "--reward",

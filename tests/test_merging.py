@@ -18,7 +18,7 @@ from stages.learning.merge_report import check, outputs, probe_ids
 from stages.learning.reward_model import Scoring, save_scoring
 from stages.learning.roles import saved_head
 from stages.plumbing import command
-from stages.recipe import Merge
+from stages.recipe.models import Merge
 
 
 def save_adapter(base, folder, scorer=False, **lora):

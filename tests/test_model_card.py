@@ -13,7 +13,9 @@ import yaml
 
 from stages import merge, reward, sft
 from stages.plumbing.artifact import MANIFEST
-from stages.recipe import Lora, Merge, Reward, Sft
+from stages.recipe.models import Lora, Merge
+from stages.recipe.reward import Reward
+from stages.recipe.sft import Sft
 from stages.text.model_card import LIMITS, OF_PPO, OF_SCORES, Made, model_card
 
 ROOT = Path(__file__).parents[1]

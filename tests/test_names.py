@@ -9,8 +9,8 @@ import yaml
 
 from stages.plumbing import run_folder
 from stages.plumbing.run_folder import asked_recipe, begin, checked_name, dump_files, label, place_of, summary
-from stages.plumbing.settings import SettingsError
-from stages.recipe import load
+from stages.recipe.recipe import load
+from stages.recipe.schema import SettingsError
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 
 from stages import gather, pairs
 from stages.plumbing.command import make
-from stages.recipe import Pairs, Posts
+from stages.recipe.data import Pairs, Posts
 from stages.text import paired, tables
 from tests import dumps
 from tests.dumps import answer, document, make_posts, plain, question, write

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stages.recipe import Posts
+from stages.recipe.data import Posts
 from stages.text import head
 from stages.text import rows as row_reading
 from tests import dumps

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stages.recipe import Posts
+from stages.recipe.data import Posts
 from stages.text import head, join, order, partition, runs
 from stages.text.rows import Reading, rows
 from stages.text.scoring import answer_score

@@ -6,7 +6,8 @@ import pytest
 import tiny
 
 from stages import ppo
-from stages.recipe import Lora, Ppo, RewardSource
+from stages.recipe.models import Lora
+from stages.recipe.ppo import Ppo, RewardSource
 from stages.text.template import prompt_ids
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages import recipe as recipes
 from stages.learning.experience import Update
 from stages.learning.reward_model import Scoring
 from stages.learning.reward_objective import Objective
@@ -18,8 +17,11 @@ from stages.learning.rewards import Shaping
 from stages.learning.sampling import Sampling
 from stages.learning.stopping import StopRules
 from stages.learning.training import Training
-from stages.plumbing.settings import SettingsError, as_dict, leaves
-from stages.recipe import Lora, Recipe, RewardSource, load
+from stages.recipe import recipe as recipes
+from stages.recipe.models import Lora
+from stages.recipe.ppo import RewardSource
+from stages.recipe.recipe import Recipe, load
+from stages.recipe.schema import SettingsError, as_dict, flatten
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -43,12 +45,12 @@ PUBLISHED = {
 
 
 def test_defaults_are_the_published_values():
-    values = {name: value for name, value, _ in leaves(load(ROOT / "configs/stackllama.yaml"))}
+    values = {name: value for name, value, _ in flatten(load(ROOT / "configs/stackllama.yaml"))}
     assert {name: values[name] for name in PUBLISHED} == PUBLISHED
 
 
 def test_every_value_says_its_meaning():
-    for name, _, doc in leaves(Recipe()):
+    for name, _, doc in flatten(Recipe()):
         assert len(doc) > 3, name
 
 
@@ -177,7 +179,7 @@ HANDED_ON_WHOLE = {"lora"}  # models.add_lora(**vars(config.lora)): a field it d
 def test_every_setting_is_read_by_its_stage(section):
     read = re.compile(names_read(ROOT / "stages" / f"{section}.py"))
     workflow, dead = (ROOT / "workflow/rules/train.smk").read_text(), []  # it may choose which folder a stage is given
-    for dotted in (name for name, _, _ in leaves(getattr(Recipe(), section))):
+    for dotted in (name for name, _, _ in flatten(getattr(Recipe(), section))):
         first, *rest = dotted.split(".")
         if f"RECIPE.{section}.{dotted}" in workflow:
             continue

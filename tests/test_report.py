@@ -10,8 +10,9 @@ import pytest
 import reports
 from reports import EVIL, around, metrics, page_of, sample, told, write
 
-from stages import learning, recipe
-from stages.plumbing.settings import leaves, watching
+from stages import learning
+from stages.recipe import evaluate, recipe
+from stages.recipe.schema import flatten, logging_only
 from stages.text import dag, findings, lead
 from stages.text.curves import DRAWN, curves_of, history_of
 from stages.text.elements import element, link, quoted
@@ -87,7 +88,7 @@ def test_the_page_says_all(artifacts, tmp_path):
         assert text in page, text
     assert "no count" not in page
     sections = {name: getattr(recipe.Recipe(), name) for name in ("ppo", "sft")}
-    settings = {name: len(leaves(values)) - len(watching(values)) for name, values in sections.items()}
+    settings = {name: len(flatten(values)) - len(logging_only(values)) for name, values in sections.items()}
     assert f"ppo: 1 of {settings['ppo']} settings differ" in page
     assert f"sft: 0 of {settings['sft']} settings differ" in page
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == metrics()
@@ -118,9 +119,9 @@ def test_the_graph_joins_what_was_made_from_what():
 def test_a_figure_is_small(dark):
     """Browsers show no embedded page over 2 MB, as Snakemake's report holds it: about 32 figures, light and dark."""
     lines = {name: [(x, (x * 37 % 101) / seed) for x in range(40)] for seed, name in enumerate(("a", "b", "c"), 1)}
-    drawn = png(Curves("Three lines", "step", lines), recipe.Report().figure_width_inches, dark)
+    drawn = png(Curves("Three lines", "step", lines), evaluate.Report().figure_width_inches, dark)
     assert len(drawn) < 30_000  # the busiest there is; most are half of that
-    assert drawn == png(Curves("Three lines", "step", lines), recipe.Report().figure_width_inches, dark)
+    assert drawn == png(Curves("Three lines", "step", lines), evaluate.Report().figure_width_inches, dark)
 
 
 def test_the_funnel_adds_up_or_says_what_is_missing():
@@ -192,7 +193,7 @@ def test_every_number_that_is_drawn_of_ppo_is_one_that_it_writes():
 
 def test_no_more_answers_than_asked_for(artifacts, tmp_path):
     write(artifacts, metrics(), [sample(number) | {"reward_ppo": 0.1 * number} for number in range(10)])
-    page = page_of(artifacts, tmp_path, recipe.Report(side_by_side=4, figure_width_inches=3.0))
+    page = page_of(artifacts, tmp_path, evaluate.Report(side_by_side=4, figure_width_inches=3.0))
     assert re.findall(r"question (\d+)</a>", page) == ["9", "8", "7", "0", "2", "5", "7"]
     assert page.count("<b>PPO</b>") == 7  # three of the highest reward first
 

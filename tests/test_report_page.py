@@ -11,7 +11,7 @@ import pytest
 import reports
 from reports import EVIL, around, metrics, page_of, sample, write
 
-from stages import recipe
+from stages.recipe import evaluate
 from stages.text.curves import DRAWN
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make extras")
@@ -287,7 +287,7 @@ def seven_sites(place: Path) -> dict:
 
 
 def test_the_report_of_seven_sites_is_small_and_opens_at_once(chromium, tmp_path):
-    page = page_of(seven_sites(tmp_path), tmp_path, recipe.Report())
+    page = page_of(seven_sites(tmp_path), tmp_path, evaluate.Report())
     assert page.count("<img") >= 32 and page.count("<pre") == 43 * 4
     assert len(page.encode()) < 10_000_000
     seconds = []

@@ -21,7 +21,9 @@ from stages.learning.losses import pairwise_losses
 from stages.learning.preference_data import examples
 from stages.learning.reward_model import SCORING, Scorer, Scoring, initialise_head, member_folder, members_of
 from stages.learning.reward_objective import Objective
-from stages.recipe import Lora, Merge, Ppo, Reward
+from stages.recipe.models import Lora, Merge
+from stages.recipe.ppo import Ppo
+from stages.recipe.reward import Reward
 
 BETTER, WORSE, GAPS = [0.3, -2.0, 1.5], [0.1, -1.0, 4.0], [1, 3, 2]
 

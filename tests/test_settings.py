@@ -5,19 +5,19 @@ from typing import Literal
 
 import pytest
 
-from stages.plumbing.settings import SettingsError, as_dict, laid_over, leaves, nested, of
+from stages.recipe.schema import SettingsError, as_dict, flatten, nested, override, setting
 
 
 @dataclass(frozen=True)
 class Inner:
-    r: int = of(16, "rank")
-    dropout: float = of(0.05, "share")
+    r: int = setting(16, "rank")
+    dropout: float = setting(0.05, "share")
 
 
 @dataclass(frozen=True)
 class Item:
-    name: str = of("first", "label")
-    weight: float = of(1.0, "factor")
+    name: str = setting("first", "label")
+    weight: float = setting(1.0, "factor")
 
     def __post_init__(self):
         if self.name == "none":
@@ -26,13 +26,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Outer:
-    inner: Inner = of(Inner(r=8, dropout=0.1), "adapter")
-    rate: float = of(1e-5, "step")
-    steps: int | None = of(10, "or null")
-    kind: Literal["a", "b"] = of("a", "of two")
-    names: tuple[str, ...] = of((), "list")
-    on: bool = of(False, "switch")
-    items: tuple[Item, ...] = of((Item(),), "list of sections")
+    inner: Inner = setting(Inner(r=8, dropout=0.1), "adapter")
+    rate: float = setting(1e-5, "step")
+    steps: int | None = setting(10, "or null")
+    kind: Literal["a", "b"] = setting("a", "of two")
+    names: tuple[str, ...] = setting((), "list")
+    on: bool = setting(False, "switch")
+    items: tuple[Item, ...] = setting((Item(),), "list of sections")
 
     def __post_init__(self):
         if self.steps == 13:
@@ -41,25 +41,25 @@ class Outer:
 
 def complaint(values: dict, from_text: bool = False) -> str:
     with pytest.raises(SettingsError) as caught:
-        laid_over(Outer(), values, "here", from_text=from_text)
+        override(Outer(), values, "here", from_text=from_text)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_differences_are_laid_over_the_sections_own_default():
-    assert laid_over(Outer(), {"inner": {"r": 4}}, "here") == Outer(inner=Inner(r=4, dropout=0.1))
+    assert override(Outer(), {"inner": {"r": 4}}, "here") == Outer(inner=Inner(r=4, dropout=0.1))
 
 
 def test_text_becomes_the_fields_type():
     text = {"rate": "2e-5", "steps": "7", "on": "true", "names": "q,v", "inner": {"r": "4"}}
-    given = laid_over(Outer(), text, "here", from_text=True)
+    given = override(Outer(), text, "here", from_text=True)
     assert given == Outer(rate=2e-5, steps=7, on=True, names=("q", "v"), inner=Inner(r=4, dropout=0.1))
-    assert laid_over(Outer(), {"steps": "null"}, "here", from_text=True).steps is None
-    assert laid_over(Outer(), {"on": "false"}, "here", from_text=True).on is False
+    assert override(Outer(), {"steps": "null"}, "here", from_text=True).steps is None
+    assert override(Outer(), {"on": "false"}, "here", from_text=True).on is False
 
 
 def test_whole_numbers_serve_as_numbers():
-    rate = laid_over(Outer(), {"rate": 1}, "here").rate
+    rate = override(Outer(), {"rate": 1}, "here").rate
     assert rate == 1.0 and type(rate) is float
 
 
@@ -100,7 +100,7 @@ def test_text_that_is_no_number_is_refused_too():
 
 @pytest.mark.parametrize("text", ['[{"name": "a", "weight": 0.5}, {}]', "[{name: a, weight: 5e-1}, {}]"])
 def test_a_list_of_sections_as_text_is_json_or_yaml(text):
-    assert laid_over(Outer(), {"items": text}, "here", from_text=True).items == (Item("a", 0.5), Item())
+    assert override(Outer(), {"items": text}, "here", from_text=True).items == (Item("a", 0.5), Item())
 
 
 @pytest.mark.parametrize("text", ["first", "[{", "", "[a, b]", "7"])
@@ -109,16 +109,16 @@ def test_text_that_is_no_list_of_sections_is_one_line(text):
 
 
 def test_a_list_of_sections_is_replaced_whole_and_comes_back_as_itself():
-    given = laid_over(Outer(), {"items": [{"name": "a"}, {"weight": 2}]}, "here")
+    given = override(Outer(), {"items": [{"name": "a"}, {"weight": 2}]}, "here")
     assert given.items == (Item("a", 1.0), Item("first", 2.0))
     assert as_dict(given)["items"] == [{"name": "a", "weight": 1.0}, {"name": "first", "weight": 2.0}]
-    assert laid_over(Outer(), as_dict(given), "here") == given
-    assert laid_over(Outer(), {"items": [{"weight": "2e-1"}]}, "here", from_text=True).items == (Item("first", 0.2),)
-    assert {name: value for name, value, _ in leaves(given)}["items"] == as_dict(given)["items"]
+    assert override(Outer(), as_dict(given), "here") == given
+    assert override(Outer(), {"items": [{"weight": "2e-1"}]}, "here", from_text=True).items == (Item("first", 0.2),)
+    assert {name: value for name, value, _ in flatten(given)}["items"] == as_dict(given)["items"]
 
 
 def test_plain_values_and_dotted_names():
     assert as_dict(Outer(names=("q",)))["names"] == ["q"]
-    names = [name for name, _, _ in leaves(Outer())]
+    names = [name for name, _, _ in flatten(Outer())]
     assert names == ["inner.r", "inner.dropout", "rate", "steps", "kind", "names", "on", "items"]
     assert nested({"inner.r": 4, "rate": 1}) == {"inner": {"r": 4}, "rate": 1}

@@ -13,7 +13,8 @@ from stages import sft
 from stages.learning import models
 from stages.learning.logs import Logs
 from stages.learning.training import Training, Watch, train
-from stages.recipe import Lora, Sft
+from stages.recipe.models import Lora
+from stages.recipe.sft import Sft
 from stages.text import tables
 from stages.text.tables import first_questions, first_rows, rows_of
 

@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from stages.learning.stopping import Stopper, StopRules
-from stages.recipe import Ppo
+from stages.recipe.ppo import Ppo
 
 NAN = math.nan
 OFF = {"max_kl_nats": 10.0, "patience_evaluations": None, "max_skipped_in_a_row": None, "min_entropy_nats": 0.0}

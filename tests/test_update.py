@@ -11,7 +11,7 @@ from stages.learning.experience import Experience, experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.rollout import Rollout
-from stages.recipe import Ppo
+from stages.recipe.ppo import Ppo
 from tests.golden.support import update
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]

@@ -17,7 +17,7 @@ from stages.learning.models import add_lora
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.rollout import Rollout
-from stages.recipe import Ppo
+from stages.recipe.ppo import Ppo
 from tests.golden import common
 from tests.golden.support import UPDATES
 

@@ -98,7 +98,7 @@ def test_parsing_takes_under_two_seconds_and_no_torch(checkout):
     assert os.times().children_user - before < 2
     imports = subprocess.run([sys.executable, "-X", "importtime", *command("--list-rules")[1:]], cwd=checkout,
                              capture_output=True, text=True).stderr
-    assert "stages.recipe" in imports and not re.search(r"\b(torch|transformers|datasets)$", imports, re.MULTILINE)
+    assert "stages.recipe.recipe" in imports and not re.search(r"\b(torch|transformers|datasets)$", imports, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("config", "says"), [

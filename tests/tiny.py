@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from stages.learning import merging
 from stages.learning.preference_data import Example
 from stages.learning.scratch import small_llama, train_tokenizer
-from stages.recipe import Merge
+from stages.recipe.models import Merge
 
 # What merged models are judged on: ids that every tiny model has.
 TEXTS = [

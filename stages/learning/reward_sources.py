@@ -14,7 +14,7 @@ import torch
 from stages.learning.published_reward import PublishedScorer
 from stages.learning.reward_model import Scorer
 from stages.learning.text_measures import has_code, repetition
-from stages.text import functions
+from stages.recipe import user_functions
 
 MODEL = "model"
 # To add a measure: one line, what of one response it reads and the function of it.
@@ -72,7 +72,7 @@ def load_source(
         kind, measure = MEASURES[source]
         return Source(source, weight, kind, lambda _, responses: [float(measure(response)) for response in responses])
     if ":" in source:
-        return Source(source, weight, reads, _guarded(functions.load(source, "rewards")))
+        return Source(source, weight, reads, _guarded(user_functions.load(source, "rewards")))
     if "/" in source or Path(source).is_dir():
         return Source(source, weight, "text", PublishedScorer(source, template, precision))
     raise ValueError(

@@ -21,8 +21,9 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
-from stages.plumbing import artifact, extras, settings
-from stages.recipe import DEFAULT_RECIPE, Recipe, load
+from stages.plumbing import artifact
+from stages.recipe import optional_packages, schema
+from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load
 
 BESIDE = "beside"
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
@@ -57,7 +58,7 @@ def parser_of(run: Callable) -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
     parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
     group = parser.add_argument_group(f"settings, laid over the recipe's section {section_name(run)!r}")
-    for name, default, doc in settings.leaves(config_class(run)()):
+    for name, default, doc in schema.flatten(config_class(run)()):
         group.add_argument(f"--{name.replace('_', '-')}", dest=f"set {name}", metavar="VALUE",
                            help=f"{doc} (published: {default})".replace("%", "%%"))
     return parser
@@ -68,7 +69,7 @@ def make(run: Callable, config: object, out: Path, inputs: dict, options: dict |
     """Run a stage into `<out>.partial` and publish it; do nothing when `out` holds just this already."""
     stage, options = stage_of(run), options or {}
     asked = {name: value for name, value in options.items() if isinstance(value, str)}
-    order = {"stage": stage, "config": settings.deciding(config),
+    order = {"stage": stage, "config": schema.result_settings(config),
              "inputs": {name: _described(source) for name, source in inputs.items()}, **asked}
     if force and (out / artifact.MANIFEST).exists():
         (out / artifact.MANIFEST).unlink()
@@ -122,8 +123,8 @@ def _orders(run: Callable, given: dict) -> tuple[object, Path, dict, dict, bool]
     config = getattr(load(given["recipe"]), section_name(run))
     flat = {key.removeprefix("set "): value for key, value in given.items() if key.startswith("set ")}
     flat = {name: value for name, value in flat.items() if value is not None}
-    config = settings.laid_over(config, settings.nested(flat), "command line", from_text=True)
-    extras.check_logging(config, section_name(run))
+    config = schema.override(config, schema.nested(flat), "command line", from_text=True)
+    optional_packages.check_logging(config, section_name(run))
     inputs = {name: given[name] if hint == list[str] else artifact.folder_of(given[name])
               for name, hint in inputs_of(run).items()}
     options = {name: given[name] for name in options_of(run)}

@@ -12,8 +12,8 @@ import yaml
 
 from stages.plumbing.artifact import MANIFEST, ArtifactError, digest, folder_of
 from stages.plumbing.record import Record, differing, is_record, record_of
-from stages.plumbing.settings import watching
-from stages.recipe import Recipe
+from stages.recipe.recipe import Recipe
+from stages.recipe.schema import logging_only
 
 RECIPE = "recipe.yaml"
 SECTIONS = {"gather": "pairs"}  # stage: section of the recipe, where their names differ
@@ -131,6 +131,6 @@ def _other_settings(record: Record) -> list[str]:
     if not isinstance(wanted, dict):
         return []
     rows = differing(record.said["config"], {name: value for name, value in wanted.items()
-                                             if name not in watching(getattr(Recipe(), section, None))})
+                                             if name not in logging_only(getattr(Recipe(), section, None))})
     return [f"{section}.{row['name']} is {row.get('a', 'absent')!r}, {RECIPE} says {row.get('b', 'absent')!r}"
             for row in rows]

@@ -7,14 +7,14 @@ It gives numbers under names, `gold` among them (the higher the better), and Non
 
 from collections.abc import Callable
 
-from stages.text import functions
+from stages.recipe import user_functions
 
 MAIN_KEY = "gold"
 
 
 def load(name: str) -> Callable:
     """The function named 'package.module:function', looked for from the current folder too; ValueError without it."""
-    return functions.load(name, "gold")
+    return user_functions.load(name, "gold")
 
 
 def scores(function: Callable, questions: list[str], responses: list[str]) -> dict[str, list[float]]:

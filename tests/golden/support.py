@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stages.learning.experience import Update
 from stages.learning.models import add_lora
 from stages.learning.policy import Policy, Scored
-from stages.recipe import Ppo
+from stages.recipe.ppo import Ppo
 
 EPS = 1e-8  # under the root of every whitening here
 FOLDER = Path(__file__).parent

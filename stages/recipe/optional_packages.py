@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from stages.plumbing.settings import SettingsError
+from stages.recipe.schema import SettingsError
 
 LOGGING = ("tensorboard", "wandb")  # in log_to, each named as its package
 

@@ -14,7 +14,7 @@ class SettingsError(ValueError):
     """A user's setting is wrong; the message is one line that says where and what to do."""
 
 
-def of(default: Any, doc: str, decides: bool = True) -> Any:
+def setting(default: Any, doc: str, decides: bool = True) -> Any:
     """A dataclass field with its default and one line of meaning, unit and source.
 
     decides: whether another value makes another result, and so the work stale; False: it says how one looks on.
@@ -27,18 +27,18 @@ def as_dict(settings: Any) -> dict:
     return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
 
 
-def deciding(settings: Any) -> dict:
+def result_settings(settings: Any) -> dict:
     """`as_dict` without the fields that change nothing of what comes out."""
-    return {name: value for name, value in as_dict(settings).items() if name not in watching(settings)}
+    return {name: value for name, value in as_dict(settings).items() if name not in logging_only(settings)}
 
 
-def watching(settings: Any) -> set[str]:
+def logging_only(settings: Any) -> set[str]:
     """Names of the fields that `deciding` leaves out; None has no fields."""
     every = dataclasses.fields(settings) if settings else ()
     return {field.name for field in every if not field.metadata["decides"]}
 
 
-def laid_over(settings: Any, values: dict, where: str, *, from_text: bool = False) -> Any:
+def override(settings: Any, values: dict, where: str, *, from_text: bool = False) -> Any:
     """A copy of `settings` with `values` laid over it; nested sections are laid over their own present values.
 
     from_text: text is converted by the field's type (command line, Snakemake); otherwise text for a number is refused.
@@ -53,7 +53,7 @@ def laid_over(settings: Any, values: dict, where: str, *, from_text: bool = Fals
         if dataclasses.is_dataclass(present):
             if not isinstance(value, dict):
                 raise SettingsError(f"{place} is a section: give it as {{name: value}}, not {value!r}")
-            changes[key] = laid_over(present, value, place, from_text=from_text)
+            changes[key] = override(present, value, place, from_text=from_text)
         else:
             changes[key] = _typed(hints[key], value, place, from_text)
     try:
@@ -64,13 +64,13 @@ def laid_over(settings: Any, values: dict, where: str, *, from_text: bool = Fals
         raise SettingsError(f"{where}: {error}") from None
 
 
-def leaves(settings: Any, prefix: str = "") -> list[tuple[str, Any, str]]:
+def flatten(settings: Any, prefix: str = "") -> list[tuple[str, Any, str]]:
     """(dotted name, present plain value, doc) of every value, nested sections unfolded; a list of them is a value."""
     found = []
     for field in dataclasses.fields(settings):
         value, name = getattr(settings, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):
-            found += leaves(value, name + ".")
+            found += flatten(value, name + ".")
         else:
             found.append((name, _plain(value), field.metadata["doc"]))
     return found
@@ -120,7 +120,7 @@ def _sections(kind: type, value: Any, place: str, from_text: bool) -> tuple:
         known = ", ".join(field.name for field in dataclasses.fields(kind))
         raise SettingsError(f"{place} must be a list of mappings, as [{{name: value}}] with names of {known}, "
                             f"not {value!r}")
-    return tuple(laid_over(kind(), item, f"{place}, entry {number}", from_text=from_text)
+    return tuple(override(kind(), item, f"{place}, entry {number}", from_text=from_text)
                  for number, item in enumerate(items, 1))
 
 
