@@ -88,6 +88,6 @@ def _steps(scratch: Scratch, blocks: int) -> int:
 
 
 if __name__ == "__main__":
-    from stages.plumbing.command import main
+    from stages.runtime.command import main
 
     main(run)

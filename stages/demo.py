@@ -14,10 +14,10 @@ import socket
 import sys
 from pathlib import Path
 
-from stages.plumbing.artifact import DIGEST_CHARACTERS, MANIFEST, sha256_of_file
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.recipe import load
 from stages.recipe.schema import SettingsError
+from stages.runtime.artifact import DIGEST_CHARACTERS, MANIFEST, sha256_of_file
 
 RUN, PORT = Path("results/demo"), 7860
 PRECISIONS = ("fp32", "bf16", "int8", "nf4")

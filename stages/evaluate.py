@@ -25,9 +25,9 @@ from stages.learning.reward_sources import Source, load_source
 from stages.learning.statistics import estimate, estimate_of
 from stages.learning.surface import fitted
 from stages.learning.text_measures import has_code
-from stages.plumbing.artifact import write_json
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.ppo import RewardSource
+from stages.runtime.artifact import write_json
 from stages.text import findings, gold
 from stages.text.evaluated import write_pairs, write_samples
 from stages.text.hacking import hacking
@@ -165,6 +165,6 @@ def _numbers(panel: Panel, with_gold: bool) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    from stages.plumbing.command import main
+    from stages.runtime.command import main
 
     main(run)

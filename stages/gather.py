@@ -9,8 +9,8 @@ import os
 import shutil
 from pathlib import Path
 
-from stages.plumbing.artifact import folder_of, read_manifest, write_json, write_text
 from stages.recipe.data import Pairs
+from stages.runtime.artifact import folder_of, read_manifest, write_json, write_text
 from stages.text.card import pairs_card
 from stages.text.pairs_tally import added
 from stages.text.tables import SPLITS
@@ -59,5 +59,5 @@ def _link(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    from stages.plumbing.command import main
+    from stages.runtime.command import main
     main(run)

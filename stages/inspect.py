@@ -16,11 +16,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stages.plumbing.artifact import ArtifactError, folder_of
-from stages.plumbing.lineage import ancestry, links, section_of, stale
-from stages.plumbing.listing import last_written, runs
-from stages.plumbing.record import PARTIAL, Record, damaged_files, differing, is_record, record_of
 from stages.recipe.recipe import Recipe, section
+from stages.runtime.artifact import ArtifactError, folder_of
+from stages.runtime.lineage import ancestry, links, section_of, stale
+from stages.runtime.manifest import PARTIAL, Record, damaged_files, differing, is_record, record_of
+from stages.runtime.runs import last_written, runs
 from stages.text.contents import contents
 from stages.text.inspection import artifact_page, difference_page, runs_page
 from stages.text.layout import escaped

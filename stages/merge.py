@@ -20,8 +20,8 @@ from stages.learning.models import load_tokenizer
 from stages.learning.preference_data import Example, examples
 from stages.learning.reward_model import member_folder, members_of
 from stages.learning.roles import check_base, is_adapter, is_scorer
-from stages.plumbing.artifact import MANIFEST, folder_of, read_manifest, write_text
 from stages.recipe.models import Merge
+from stages.runtime.artifact import MANIFEST, folder_of, read_manifest, write_text
 from stages.text.model_card import Made, model_card
 from stages.text.tables import key_of, rows_of
 
@@ -93,6 +93,6 @@ def _texts(base: Path, adapter: Path, pairs: Path) -> list[Example]:
 
 
 if __name__ == "__main__":
-    from stages.plumbing.command import main
+    from stages.runtime.command import main
 
     main(run)

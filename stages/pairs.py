@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from stages.plumbing.artifact import write_json, write_text
-from stages.plumbing.progress import Progress
-from stages.plumbing.workers import Workers
 from stages.recipe.data import Pairs
+from stages.runtime.artifact import write_json, write_text
+from stages.runtime.process_pool import Workers
+from stages.runtime.progress import Progress
 from stages.text.card import pairs_card
 from stages.text.markdown import Limits
 from stages.text.paired import Group, Lengths, Rules, paired
@@ -111,5 +111,5 @@ def _tally_of(part: Path, scratch: Path) -> Path:
 
 
 if __name__ == "__main__":
-    from stages.plumbing.command import main
+    from stages.runtime.command import main
     main(run)

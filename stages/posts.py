@@ -15,10 +15,10 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from stages.plumbing.artifact import write_json, write_text
-from stages.plumbing.progress import Progress
-from stages.plumbing.workers import Workers
 from stages.recipe.data import Posts
+from stages.runtime.artifact import write_json, write_text
+from stages.runtime.process_pool import Workers
+from stages.runtime.progress import Progress
 from stages.text import claims, head
 from stages.text.card import posts_card
 from stages.text.join import Origin, double_id
@@ -237,5 +237,5 @@ def _metrics(counts: dict[str, Counter], tally: dict[str, Counter]) -> dict:
 
 
 if __name__ == "__main__":
-    from stages.plumbing.command import main
+    from stages.runtime.command import main
     main(run)

@@ -29,9 +29,9 @@ from stages.learning.rewards import Rewards, Shaping
 from stages.learning.sampling import Sampling, draw
 from stages.learning.startup import run_checks
 from stages.learning.stopping import Stopper, StopRules
-from stages.plumbing.artifact import Beside, write_json
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import named
+from stages.runtime.artifact import RunContext, write_json
 from stages.text.tables import questions_of
 from stages.text.template import AFTER, BEFORE, prompt_ids
 
@@ -39,7 +39,7 @@ SHOWN = 8  # validation prompts whose answers are kept at every evaluation
 STARTUP = "startup.json"
 
 
-def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, beside: Beside | None = None
+def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, beside: RunContext | None = None
         ) -> dict[str, float]:
     """Fill `out` with the policy (a PEFT adapter, or a whole model), its value_head.safetensors, the tokenizer,
     startup.json, and history, timing and samples .jsonl.
@@ -249,6 +249,6 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    from stages.plumbing.command import main
+    from stages.runtime.command import main
 
     main(run)

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from stages.plumbing.artifact import digest, folder_of, read_manifest, write_json
 from stages.recipe import recipe
 from stages.recipe.evaluate import Report
+from stages.runtime.artifact import digest, folder_of, read_manifest, write_json
+from stages.runtime.series import history_of
 from stages.text import dag, differences, findings, funnel, sections
 from stages.text.answers import WRITERS, side_by_side
-from stages.text.curves import curves_of, history_of
+from stages.text.curves import curves_of
 from stages.text.elements import Html, element, joined, picture
 from stages.text.figures import Histogram, Intervals, Reliability, png
 from stages.text.lead import HACKING, lead, title
@@ -162,6 +163,6 @@ def _spread(samples: list[dict], count: int) -> list[dict]:
 
 
 if __name__ == "__main__":
-    from stages.plumbing.command import main
+    from stages.runtime.command import main
 
     main(run)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from stages.learning import families, models
-from stages.learning.journal import append, keep_until
 from stages.learning.judging import HeldOutPairs, held_out_pairs, scored_pairs, validation_numbers, where_right
 from stages.learning.lexical import Lexical, characters_of
 from stages.learning.logs import Logs, open_logs
@@ -36,10 +35,10 @@ from stages.learning.stacking import stacked
 from stages.learning.statistics import estimate
 from stages.learning.training import Training, Watch, last_step, remove_checkpoints, train
 from stages.learning.weights import save_adapter
-from stages.plumbing.artifact import Beside
 from stages.recipe.recipe import named
 from stages.recipe.reward import Reward
-from stages.text.curves import history_of
+from stages.runtime.artifact import RunContext
+from stages.runtime.series import append, history_of, keep_until
 from stages.text.tables import first_questions, first_rows, key_of, rows_of
 
 SPLIT = "reward"
@@ -50,7 +49,7 @@ VALIDATION = "validation.jsonl"
 INTERVALS = partial(estimate, samples=1000, seed=0)
 
 
-def run(config: Reward, out: Path, *, base: Path, pairs: Path, beside: Beside | None = None) -> dict[str, float]:
+def run(config: Reward, out: Path, *, base: Path, pairs: Path, beside: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, scoring.json, and history, samples and
     validation .jsonl; and a folder of the same for each further member."""
     tokenizer = models.load_tokenizer(base)
@@ -169,6 +168,6 @@ def _kept(out: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    from stages.plumbing.command import main
+    from stages.runtime.command import main
 
     main(run)

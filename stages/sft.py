@@ -23,8 +23,8 @@ from stages.learning.packing import Blocks
 from stages.learning.rollout import sample
 from stages.learning.training import Training, Watch, remove_checkpoints, train
 from stages.learning.weights import save_adapter, save_model
-from stages.plumbing.artifact import Beside
 from stages.recipe.sft import Sft
+from stages.runtime.artifact import RunContext
 from stages.text.tables import best_rows, first_questions, first_rows, key_of, rows_of
 from stages.text.template import encoded
 
@@ -33,7 +33,7 @@ SAMPLE_TOKENS = 96  # of a sampled answer, at most
 DOCUMENTS = "documents.arrow"
 
 
-def run(config: Sft, out: Path, *, base: Path, pairs: Path, beside: Beside | None = None) -> dict[str, float]:
+def run(config: Sft, out: Path, *, base: Path, pairs: Path, beside: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter (or the whole model), the tokenizer, history.jsonl and samples.jsonl."""
     tokenizer = models.load_tokenizer(base)
     held = first_questions(pairs, "finetune", VALIDATION_SHARE, config.validation_questions)
@@ -141,6 +141,6 @@ def _kept(history: list[dict], config: Sft) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    from stages.plumbing.command import main
+    from stages.runtime.command import main
 
     main(run)

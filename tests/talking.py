@@ -9,7 +9,7 @@ import torch
 
 from stages.learning import models
 from stages.learning.reward_model import initialise_head
-from stages.plumbing.artifact import write_json
+from stages.runtime.artifact import write_json
 
 
 def save_run(run: Path, question: str = "", answer: str = "") -> Path:

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from stages.plumbing import artifact
-from stages.plumbing.artifact import ArtifactError, digest, folder_of, is_made, making, publish
+from stages.runtime import artifact
+from stages.runtime.artifact import ArtifactError, build, digest, folder_of, is_complete, publish
 
 ROOT = Path(__file__).parents[1]
 ORDER = {"stage": "probe", "config": {"x": 1}, "inputs": {}}
 
 
 def make(out: Path, order: dict = ORDER, text: str = "made") -> None:
-    with making(out, order) as partial:
+    with build(out, order) as partial:
         (partial / "data.txt").write_text(text)
         publish(partial, out, order | {"metrics": {}})
 
 
 def test_published_by_rename_with_the_digest_of_every_file(tmp_path):
     out = tmp_path / "a"
-    with making(out, ORDER) as partial:
+    with build(out, ORDER) as partial:
         (partial / "sub").mkdir()
         (partial / "sub" / "data.txt").write_text("abc")
         assert partial == tmp_path / "a.partial" and not out.exists()
@@ -35,22 +35,22 @@ def test_published_by_rename_with_the_digest_of_every_file(tmp_path):
     assert manifest["metrics"] == {"n": 1}
     sha256_of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert manifest["files"] == {"sub/data.txt": {"bytes": 3, "sha256": sha256_of_abc}}
-    assert is_made(out, ORDER)
+    assert is_complete(out, ORDER)
 
 
 def test_a_failure_publishes_nothing_and_keeps_what_was_begun(tmp_path):
-    with pytest.raises(RuntimeError), making(tmp_path / "a", ORDER) as partial:
+    with pytest.raises(RuntimeError), build(tmp_path / "a", ORDER) as partial:
         (partial / "checkpoint").write_text("step 3")
         raise RuntimeError
     assert not (tmp_path / "a").exists()
-    with making(tmp_path / "a", ORDER) as partial:
+    with build(tmp_path / "a", ORDER) as partial:
         assert (partial / "checkpoint").read_text() == "step 3"
 
 
 def test_another_order_sets_the_begun_work_aside(tmp_path):
-    with making(tmp_path / "a", ORDER) as partial:
+    with build(tmp_path / "a", ORDER) as partial:
         (partial / "checkpoint").write_text("of x=1")
-    with making(tmp_path / "a", ORDER | {"config": {"x": 2}}) as partial:
+    with build(tmp_path / "a", ORDER | {"config": {"x": 2}}) as partial:
         assert not (partial / "checkpoint").exists()
     assert (tmp_path / "a.set-aside-1" / "checkpoint").read_text() == "of x=1"
 
@@ -58,13 +58,13 @@ def test_another_order_sets_the_begun_work_aside(tmp_path):
 def test_a_finished_artifact_of_another_order_is_not_overwritten(tmp_path):
     make(tmp_path / "a")
     with pytest.raises(ArtifactError, match=r"finished probe of other settings or inputs.*--force"):
-        is_made(tmp_path / "a", ORDER | {"config": {"x": 2}})
+        is_complete(tmp_path / "a", ORDER | {"config": {"x": 2}})
 
 
 def test_made_anew_after_snakemake_deleted_the_manifest(tmp_path):
     make(tmp_path / "a", text="old")
     (tmp_path / "a" / "manifest.json").unlink()
-    assert not is_made(tmp_path / "a", ORDER)
+    assert not is_complete(tmp_path / "a", ORDER)
     make(tmp_path / "a", text="new")
     assert (tmp_path / "a" / "data.txt").read_text() == "new"
     assert sorted(p.name for p in tmp_path.iterdir()) == [".a.lock", "a"]
@@ -72,19 +72,19 @@ def test_made_anew_after_snakemake_deleted_the_manifest(tmp_path):
 
 def test_a_foreign_folder_is_refused_and_an_empty_one_is_not(tmp_path):
     (tmp_path / "home").mkdir()
-    assert not is_made(tmp_path / "home", ORDER)  # Snakemake makes the folder of a declared output
+    assert not is_complete(tmp_path / "home", ORDER)  # Snakemake makes the folder of a declared output
     (tmp_path / "home" / "figures").mkdir()
-    assert not is_made(tmp_path / "home", ORDER)  # however deep it lies
+    assert not is_complete(tmp_path / "home", ORDER)  # however deep it lies
     (tmp_path / "home" / "figures" / "mine.png").write_text("years")
     with pytest.raises(ArtifactError, match="in the way"):
-        is_made(tmp_path / "home", ORDER)
+        is_complete(tmp_path / "home", ORDER)
     (tmp_path / "home" / "figures" / "mine.png").unlink()
     (tmp_path / "home" / "thesis.doc").write_text("years")
     with pytest.raises(ArtifactError, match="in the way"):
-        is_made(tmp_path / "home", ORDER)
+        is_complete(tmp_path / "home", ORDER)
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match="in the way"):
-        is_made(tmp_path / "file", ORDER)
+        is_complete(tmp_path / "file", ORDER)
 
 
 def test_digest_names_the_ancestry(tmp_path):
@@ -105,7 +105,7 @@ def test_digest_of_plain_files_and_folders(tmp_path):
     assert digest(tmp_path / "d" / "b") == artifact.sha256_of_file(tmp_path / "d" / "b")
     with pytest.raises(ArtifactError, match="make it first"):
         digest(tmp_path / "nothing")
-    with making(tmp_path / "begun", ORDER) as partial, pytest.raises(ArtifactError, match="not finished"):
+    with build(tmp_path / "begun", ORDER) as partial, pytest.raises(ArtifactError, match="not finished"):
         digest(partial)
 
 
@@ -137,9 +137,9 @@ def test_killed_in_the_middle_nothing_is_published_and_no_lock_stays(tmp_path):
         deadline = time.monotonic() + 30
         while not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        with pytest.raises(ArtifactError, match="another process is making"), making(out, ORDER):
+        with pytest.raises(ArtifactError, match="another process is making"), build(out, ORDER):
             pass
         os.kill(process.pid, signal.SIGKILL)
     assert not out.exists()
-    with making(out, ORDER) as partial:
+    with build(out, ORDER) as partial:
         assert (partial / "checkpoint").read_text() == "half"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stages.plumbing import command, lineage
 from stages.recipe import schema
 from stages.recipe.models import Merge
 from stages.recipe.recipe import Recipe
+from stages.runtime import command, lineage
 
 ROOT = Path(__file__).parents[1]
 NOT_STAGES = ("__init__", "recipe", "inspect", "demo")  # the last two make no artifact: command lines of their own

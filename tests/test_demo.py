@@ -27,8 +27,8 @@ from stages.learning.comparison import log_probabilities
 from stages.learning.loading import merged_reward
 from stages.learning.rollout import sample
 from stages.learning.speaking import BEST_OF_N, Manner, Speakers
-from stages.plumbing import command
 from stages.recipe.recipe import load
+from stages.runtime import command
 from stages.text import votes as votes_module
 from stages.text.pieces import Pieces
 from stages.text.tables import SCHEMA, rows_of

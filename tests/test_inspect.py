@@ -14,8 +14,8 @@ import yaml
 from safetensors.numpy import save_file
 
 from stages import inspect
-from stages.plumbing import lineage
-from stages.plumbing.artifact import MANIFEST, ORDER, digest, making, publish, write_json
+from stages.runtime import lineage
+from stages.runtime.artifact import MANIFEST, REQUEST, build, digest, publish, write_json
 from stages.text import series_facts, table_facts
 from stages.text.layout import WIDTH
 
@@ -29,7 +29,7 @@ def make(out: Path, stage: str, inputs: dict[str, Path], config: dict | None = N
     given = {name: {"path": str(path.relative_to(out.parents[2])), "sha256": digest(path)}
              for name, path in inputs.items()}
     order = {"stage": stage, "config": config or {"seed": 0}, "inputs": given}
-    with making(out, order) as partial:
+    with build(out, order) as partial:
         for name, content in files.items():
             (partial / name.replace("__", ".")).write_bytes(content)
         publish(partial, out, order | {"metrics": metrics or {}, "seconds": 1.5, "commit": "abc", "versions": {}})
@@ -147,7 +147,7 @@ def test_what_comes_from_a_hub_is_not_checked(run, capsys):
 
 
 def test_the_list_has_runs_with_stages_in_the_order_they_were_made(run, capsys):
-    with making(run / "reward", {"stage": "reward", "config": {}, "inputs": {}}) as partial:
+    with build(run / "reward", {"stage": "reward", "config": {}, "inputs": {}}) as partial:
         (partial / "traceback.txt").write_text("Traceback ...\nValueError: no pair is left\n")
     make(run.parent / "by-hand" / "share", "pairs", {})
     text = told(capsys, run.parent)
@@ -165,7 +165,7 @@ def test_shares_of_the_pairs_belong_to_their_run(run, capsys):
 
 def test_what_was_set_aside_is_called_so(run, capsys):
     for seed in (1, 2):
-        with making(run / "ppo", {"stage": "ppo", "config": {"seed": seed}, "inputs": {}}):
+        with build(run / "ppo", {"stage": "ppo", "config": {"seed": seed}, "inputs": {}}):
             pass
     assert {"ppo": "partial", "ppo.set-aside-1": "set aside"}.items() <= states(capsys, run).items()
 
@@ -218,7 +218,7 @@ def begun(tmp_path):
     """A .partial of a training: order, history, samples, checkpoints and a table in two parts."""
     folder = tmp_path / "x.partial"
     (folder / "table").mkdir(parents=True)
-    write_json(folder / ORDER, {"stage": "reward", "config": {"seed": 0}, "inputs": {}})
+    write_json(folder / REQUEST, {"stage": "reward", "config": {"seed": 0}, "inputs": {}})
     layers = {f"layers.{n}.q_proj.lora_A.weight": numpy.zeros((4, 8), "float32") for n in range(3)}
     for number in (9, 10):
         (folder / "checkpoints" / f"checkpoint-{number}").mkdir(parents=True)
@@ -281,7 +281,7 @@ def test_the_end_of_a_long_series_is_read_alone(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_no_text_of_a_post_reaches_the_terminal_as_a_command(begun, capsys, flags):
-    write_json(begun / ORDER, {"stage": EVIL, "config": {EVIL: EVIL}, "inputs": {EVIL: {"path": EVIL, "sha256": EVIL}},
+    write_json(begun / REQUEST, {"stage": EVIL, "config": {EVIL: EVIL}, "inputs": {EVIL: {"path": EVIL, "sha256": EVIL}},
                                "metrics": {EVIL: EVIL}, "device": EVIL, "versions": {"torch": EVIL}})
     (begun / "traceback.txt").write_text(EVIL)
     text = told(capsys, begun, *flags) + told(capsys, begun.parent, *flags)

@@ -11,8 +11,8 @@ SOURCES = sorted((ROOT / "stages").rglob("*.py"))
 LEARNING = {"torch", "transformers", "peft", "trl", "datasets", "accelerate", "bitsandbytes", "tokenizers",
             "safetensors"}
 NOT_STAGES = ("recipe", "inspect", "demo")  # directly in stages/, without a `run`
-FOR_ALL = ("stages.plumbing.progress", "stages.plumbing.artifact",  # a progress bar, a JSON file written whole
-           "stages.plumbing.workers")  # several processes
+FOR_ALL = ("stages.runtime.progress", "stages.runtime.artifact",  # a progress bar, a JSON file written whole
+           "stages.runtime.process_pool")  # several processes
 
 
 def imported(tree: ast.AST) -> set[str]:
@@ -51,7 +51,7 @@ def test_a_stage_uses_recipe_text_and_learning_and_plumbing_for_its_command(path
     tree = parsed(path)
     last = tree.body[-1]
     assert isinstance(last, ast.If) and ast.unparse(last.test) == "__name__ == '__main__'", "ends in its command"
-    assert of_ours(imported(last)) == {"stages.plumbing.command", "stages.plumbing.command.main"}
+    assert of_ours(imported(last)) == {"stages.runtime.command", "stages.runtime.command.main"}
     tree.body = tree.body[:-1]
     names = imported(tree) - {"stages.plumbing"}
     assert not of_ours(names, "stages.recipe.recipe", "stages.text", "stages.learning", *FOR_ALL)
@@ -100,7 +100,7 @@ def test_only_the_demo_knows_the_page_and_only_the_page_knows_gradio():
     assert not [path for path, names in using.items() if "gradio" in names]
     needs = using[ROOT / "stages/demo.py"] - {"stages.plumbing"}
     assert not of_ours(needs, "stages.recipe.recipe", "stages.text", "stages.learning", "stages.web",
-                       "stages.plumbing.artifact", "stages.recipe.schema")
+                       "stages.runtime.artifact", "stages.recipe.schema")
     before = ast.Module([node for node in parsed(ROOT / "stages/demo.py").body if isinstance(node, ast.ImportFrom)], [])
     assert not of_ours(imported(before), "stages.recipe.recipe", "stages.plumbing"), "--help needs neither torch nor gradio"
 

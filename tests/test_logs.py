@@ -19,18 +19,18 @@ import tiny
 import yaml
 
 from stages import merge, ppo, reward, sft
-from stages.learning.journal import append, keep_until, rows_of
 from stages.learning.logs import Logs
 from stages.learning.sinks import Terminal, WandB, markdown
-from stages.plumbing import command, lineage
-from stages.plumbing.artifact import Beside, read_manifest
-from stages.plumbing.record import record_of
-from stages.plumbing.run_folder import asked_recipe
 from stages.recipe import optional_packages
 from stages.recipe.models import Merge
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import Recipe, load, section
 from stages.recipe.schema import SettingsError, as_dict
+from stages.runtime import command, lineage
+from stages.runtime.artifact import RunContext, read_manifest
+from stages.runtime.manifest import record_of
+from stages.runtime.run_folder import asked_recipe
+from stages.runtime.series import append, keep_until, rows_of
 
 pytest.importorskip("tensorboard")
 pytest.importorskip("wandb")
@@ -295,7 +295,7 @@ def test_hostile_text_is_text_in_tensorboard():
 
 
 def test_hostile_text_is_text_in_wandb(tmp_path):
-    sink = WandB(Beside(tmp_path / "logs", "ppo", "0" * 12), "ppo", "", {})
+    sink = WandB(RunContext(tmp_path / "logs", "ppo", "0" * 12), "ppo", "", {})
     sink.begin()
     sink.samples(3, [{"question": HOSTILE, "answer": "fine", "reward": 0.5}])
     sink.close()

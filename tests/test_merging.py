@@ -17,8 +17,8 @@ from stages.learning import merging, models
 from stages.learning.merge_report import check, outputs, probe_ids
 from stages.learning.reward_model import Scoring, save_scoring
 from stages.learning.roles import saved_head
-from stages.plumbing import command
 from stages.recipe.models import Merge
+from stages.runtime import command
 
 
 def save_adapter(base, folder, scorer=False, **lora):

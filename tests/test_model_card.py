@@ -12,10 +12,10 @@ import tiny
 import yaml
 
 from stages import merge, reward, sft
-from stages.plumbing.artifact import MANIFEST
 from stages.recipe.models import Lora, Merge
 from stages.recipe.reward import Reward
 from stages.recipe.sft import Sft
+from stages.runtime.artifact import MANIFEST
 from stages.text.model_card import LIMITS, OF_PPO, OF_SCORES, Made, model_card
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ def made(tmp_path_factory):
 
 
 def manifest(folder: Path, stage: str, config: dict, base: Path | None, metrics: dict | None = None) -> None:
-    from stages.plumbing.artifact import digest
+    from stages.runtime.artifact import digest
 
     inputs = {} if base is None else {"base": {"path": str(base), "sha256": digest(base)}}
     (folder / MANIFEST).write_text(json.dumps({"stage": stage, "config": config, "inputs": inputs,

@@ -12,7 +12,7 @@ from stages.learning.experience import Update, experience
 from stages.learning.policy import Policy
 from stages.learning.rollout import sample
 from stages.learning.weights import copy_pretrained
-from stages.plumbing.artifact import sha256_of_file
+from stages.runtime.artifact import sha256_of_file
 
 UPDATE = Update(1, 4, 4, 1.0, 0.95, 0.2, 0.2, 0.1, 1.0, 10.0, None)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages.plumbing import run_folder
-from stages.plumbing.run_folder import asked_recipe, begin, checked_name, dump_files, label, place_of, summary
 from stages.recipe.recipe import load
 from stages.recipe.schema import SettingsError
+from stages.runtime import run_folder
+from stages.runtime.run_folder import asked_recipe, begin, checked_name, dump_files, label, place_of, summary
 
 
 @pytest.fixture(autouse=True)

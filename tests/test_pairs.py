@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages import gather, pairs
-from stages.plumbing.command import make
 from stages.recipe.data import Pairs, Posts
+from stages.runtime.command import make
 from stages.text import paired, tables
 from tests import dumps
 from tests.dumps import answer, document, make_posts, plain, question, write

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from stages.plumbing.artifact import read_manifest
+from stages.runtime.artifact import read_manifest
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """

@@ -22,8 +22,8 @@ from stages.learning.ppo import ppo_epochs
 from stages.learning.reward_model import Scorer, Scoring, save_scoring
 from stages.learning.roles import parameters_of
 from stages.learning.rollout import sample
-from stages.plumbing import artifact
 from stages.recipe.ppo import Ppo
+from stages.runtime import artifact
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
 ANSWERS = [[41, 42, 2], [43], [44, 45, 46, 47, 48, 2], [49, 2]]

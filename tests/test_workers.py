@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.plumbing.workers import Workers
+from stages.runtime.process_pool import Workers
 
 ROOT = Path(__file__).parents[1]
 

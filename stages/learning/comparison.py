@@ -11,7 +11,7 @@ from stages.learning import models, output_layer
 from stages.learning.loading import merged_reward
 from stages.learning.ragged import response_tokens
 from stages.learning.rollout import sample_in_batches
-from stages.plumbing.progress import Progress, track
+from stages.runtime.progress import Progress, track
 
 FORWARD_TOKENS = 8192  # in one forward pass: bounds its memory
 SCORED_AT_ONCE = 512

@@ -9,10 +9,10 @@ files: nothing stands there twice, or comes after the checkpoint, whatever was l
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.learning.journal import append, keep_until, line, rows_of
 from stages.learning.sinks import Sink, TensorBoard, Terminal, WandB
-from stages.plumbing.artifact import Beside, write_text
-from stages.plumbing.progress import Progress
+from stages.runtime.artifact import RunContext, write_text
+from stages.runtime.progress import Progress
+from stages.runtime.series import append, keep_until, line, rows_of
 
 HISTORY, TIMING, SAMPLES = "history", "timing", "samples"
 
@@ -88,7 +88,7 @@ def open_logs(
     log_to: Sequence[str],
     out: Path,
     stage: str,
-    beside: Beside | None,
+    beside: RunContext | None,
     settings: dict,
     count: str = "step",
     part: str = "",
@@ -98,7 +98,7 @@ def open_logs(
     beside: see artifact.Beside; None (a stage called as a function): what is no file of the artifact goes to out/logs.
     settings: of the training, for those who show them beside the numbers.
     """
-    beside = beside or Beside(out / "logs", stage, "by-hand")
+    beside = beside or RunContext(out / "logs", stage, "by-hand")
     made = {
         "tensorboard": lambda: TensorBoard(beside.folder / "tensorboard" / beside.name / part, stage),
         "wandb": lambda: WandB(beside, stage, part, settings),

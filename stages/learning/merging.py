@@ -16,7 +16,7 @@ from stages.learning.preference_data import Example
 from stages.learning.reward_model import keep_scoring, put_scoring
 from stages.learning.roles import is_adapter, is_scorer, saved_head
 from stages.learning.weights import load_adapter
-from stages.plumbing.artifact import write_json
+from stages.runtime.artifact import write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 REPORT = "merge.json"

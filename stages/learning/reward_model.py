@@ -20,7 +20,7 @@ from stages.learning.lexical import FILE, Lexical
 from stages.learning.models import autocast, chunks_by_length, plain, ragged_states
 from stages.learning.output_layer import log_probabilities
 from stages.learning.ragged import Texts, by_row, response_tokens
-from stages.plumbing.artifact import write_json
+from stages.runtime.artifact import write_json
 
 SCORING = "scoring.json"
 EXAMPLES = 64  # reference answers that are kept with their scores

@@ -20,7 +20,7 @@ from stages.learning.families import trunk
 from stages.learning.models import adapted_layers, plain
 from stages.learning.reward_model import Scorer, put_scoring
 from stages.learning.weights import WEIGHTS
-from stages.plumbing import artifact
+from stages.runtime import artifact
 
 POLICY, VALUE = "default", "value"  # names of adapters; the first is PEFT's own
 CONFIG = "adapter_config.json"

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from stages.plumbing.artifact import Beside
-from stages.plumbing.progress import CLEAR_LINE
+from stages.runtime.artifact import RunContext
+from stages.runtime.progress import CLEAR_LINE
 from stages.text.elements import element, joined, quoted
 from stages.text.layout import escaped, shown
 
@@ -94,7 +94,7 @@ class WandB:
     load, and takes no hold of what is printed. A resumed run has the same id, one of other settings or inputs another.
     """
 
-    def __init__(self, beside: Beside, stage: str, part: str, settings: dict):
+    def __init__(self, beside: RunContext, stage: str, part: str, settings: dict):
         self.beside, self.stage, self.settings, self.run = beside, stage, settings, None
         self.name = "-".join(filter(None, (beside.name, part)))
         self.id = f"{self.name}-{beside.order}"

@@ -9,7 +9,7 @@ from stages.learning.models import autocast
 from stages.learning.preference_data import Example, pair_indices
 from stages.learning.reward_model import Scoring, read
 from stages.learning.statistics import group_numbers
-from stages.plumbing.progress import track
+from stages.runtime.progress import track
 
 FOLDS = 5
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedModel
 
 from stages.learning.models import check_special_tokens, load_tokenizer
-from stages.plumbing.artifact import write_json
+from stages.runtime.artifact import write_json
 
 WEIGHTS = "adapter_model.safetensors"
 WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")

@@ -1,7 +1,5 @@
 """Which numbers of which history are drawn: stage, key, title. One line each."""
 
-import json
-from pathlib import Path
 
 from stages.text.figures import Curves
 
@@ -39,12 +37,6 @@ DRAWN = {
              {"rollout": "rollout_seconds", "score": "score_seconds", "reference, values": "experience_seconds",
               "update": "update_seconds"})],
 }
-
-
-def history_of(artifact: Path) -> list[dict]:
-    """The rows of an artifact's series; none when it has none (a base that was not trained here)."""
-    paths = [path for name in SERIES if (path := Path(artifact) / name).exists()]
-    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def curves_of(stage: str, history: list[dict]) -> dict[str, Curves]:

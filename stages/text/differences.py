@@ -1,5 +1,6 @@
 """The recipe of a run as what differs from the published one."""
 
+from stages.runtime.manifest import leaves
 from stages.text.elements import Html, element, joined, table
 
 
@@ -23,14 +24,6 @@ def recipe(stages: dict[str, dict], published: dict[str, list[tuple]]) -> Html:
                      table(head, rows[True], class_="recipe"))
     return joined([element("p", "; ".join(counts), ".", class_="faint"),
                    table(head, rows[False], class_="recipe") if rows[False] else "", others])
-
-
-def leaves(values: dict, prefix: str = "") -> dict[str, object]:
-    """Dotted names to values, sections unfolded."""
-    found: dict[str, object] = {}
-    for name, value in values.items():
-        found |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
 
 
 def _plain(value: object) -> str:

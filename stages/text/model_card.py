@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import yaml
 
+from stages.runtime.manifest import leaves
 from stages.text.card_parts import hub_license, joined, licence, limits, section, settings, sites
-from stages.text.differences import leaves
 from stages.text.histograms import cell, plain, table
 from stages.text.template import prompt_text
 

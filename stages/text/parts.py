@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stages.plumbing.artifact import write_json
+from stages.runtime.artifact import write_json
 from stages.text.join import Origin, as_dicts, cuts, joined
 from stages.text.questions import SCHEMA, questions_in, write_part
 from stages.text.runs import RECORD_ORDER, part_of, whole

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.plumbing.artifact import write_json
+from stages.runtime.artifact import write_json
 from stages.text.rows import Reading
 
 

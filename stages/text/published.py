@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stages.plumbing.progress import track
+from stages.runtime.progress import track
 from stages.text.order import question_keys_by_site
 from stages.text.piece import Piece
 from stages.text.questions import SCHEMA, size_of

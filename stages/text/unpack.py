@@ -19,7 +19,7 @@ import pyarrow as pa
 from py7zr.exceptions import ArchiveError, PasswordRequired, UnsupportedCompressionMethodError
 from py7zr.io import Py7zIO, WriterFactory
 
-from stages.plumbing.progress import Progress
+from stages.runtime.progress import Progress
 from stages.text.head import LOOKS
 
 SPACE_FACTOR = 3  # the file, and its rows once more in runs, and the result

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.plumbing.artifact import write_text
+from stages.runtime.artifact import write_text
 from stages.text.tables import SCHEMA
 
 VOTES, TIES = "reward", "ties"  # folders; the reward stage reads the split of the first one's name

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MANIFEST = "manifest.json"
-ORDER = "order.json"
+REQUEST = "order.json"
 LOCK = ".lock"
 TRACEBACK = "traceback.txt"
 PARTIAL = ".partial"
@@ -29,7 +29,7 @@ class ArtifactError(ValueError):
 
 
 @dataclass(frozen=True)
-class Beside:
+class RunContext:
     """Where a stage puts what is no part of its artifact (times, this machine's name): `folder` is the run's logs/,
     `name` the artifact's, `order` a short digest that a resumed run shares and one of other settings does not."""
 
@@ -38,10 +38,10 @@ class Beside:
     order: str
 
 
-def beside(out: Path, order: dict) -> Beside:
+def run_context(out: Path, order: dict) -> RunContext:
     """That of the artifact `out`, made by `order`."""
     text = json.dumps(order, sort_keys=True, default=str)
-    return Beside(out.parent / "logs", out.name, hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS])
+    return RunContext(out.parent / "logs", out.name, hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS])
 
 
 def sha256_of_file(path: Path) -> str:
@@ -61,7 +61,7 @@ def digest(source: str | Path) -> str:
         return sha256_of_file(path)
     if not path.is_dir():
         raise ArtifactError(f"there is no {path}: make it first")
-    if (path / ORDER).exists():
+    if (path / REQUEST).exists():
         raise ArtifactError(f"{path} is not finished (it has no {MANIFEST}): run its stage again")
     lines = [f"{file.relative_to(path)} {found}" for file, found in _digests(_files(path))]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -93,19 +93,19 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
-def is_made(out: Path, order: dict) -> bool:
+def is_complete(out: Path, order: dict) -> bool:
     """Whether `out` already holds just this. Raises ArtifactError when it holds something else that is finished."""
     if not (out / MANIFEST).exists():
         _refuse_foreign(out)
         return False
-    if json.loads((out / ORDER).read_text(encoding="utf-8")) == order:
+    if json.loads((out / REQUEST).read_text(encoding="utf-8")) == order:
         return True
     raise ArtifactError(f"{out} holds a finished {read_manifest(out)['stage']} of other settings or inputs: "
                         f"give another --out, or --force to replace it")
 
 
 @contextmanager
-def making(out: Path, order: dict) -> Iterator[Path]:
+def build(out: Path, order: dict) -> Iterator[Path]:
     """`<out>.partial`, locked, holding what an interrupted run of the same order left there.
 
     On leaving, `publish` must have been called, or the folder stays for the next try.
@@ -117,13 +117,13 @@ def making(out: Path, order: dict) -> Iterator[Path]:
             partial.rename(_free_name(out, "set-aside"))
         partial.mkdir(exist_ok=True)
         (partial / TRACEBACK).unlink(missing_ok=True)
-        write_json(partial / ORDER, order)
+        write_json(partial / REQUEST, order)
         yield partial
 
 
 def publish(partial: Path, out: Path, manifest: dict) -> None:
     """Add the digests of the files, write the manifest last, and rename into place."""
-    files = [f for f in _files(partial) if f.name not in (MANIFEST, ORDER)]
+    files = [f for f in _files(partial) if f.name not in (MANIFEST, REQUEST)]
     listed = {str(f.relative_to(partial)): {"bytes": f.stat().st_size, "sha256": found} for f, found in _digests(files)}
     write_json(partial / MANIFEST, manifest | {"files": listed})
     old = None
@@ -147,7 +147,7 @@ def _digests(files: list[Path]) -> list[tuple[Path, str]]:
 
 def _order_in(partial: Path) -> dict | None:
     try:
-        return json.loads((partial / ORDER).read_text(encoding="utf-8"))
+        return json.loads((partial / REQUEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
         return None
 
@@ -157,7 +157,7 @@ def _refuse_foreign(out: Path) -> None:
 
     Empty folders, however deep, are Snakemake's as well: it makes those of the outputs that a rule names.
     """
-    if out.exists() and not (out.is_dir() and ((out / ORDER).exists() or all(f.is_dir() for f in out.rglob("*")))):
+    if out.exists() and not (out.is_dir() and ((out / REQUEST).exists() or all(f.is_dir() for f in out.rglob("*")))):
         raise ArtifactError(f"{out} is in the way and is not an artifact of this project: give another --out")
 
 

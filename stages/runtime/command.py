@@ -21,9 +21,10 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
-from stages.plumbing import artifact
 from stages.recipe import optional_packages, schema
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load
+from stages.runtime import artifact
+from stages.runtime.manifest import headline
 
 BESIDE = "beside"
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
@@ -73,12 +74,12 @@ def make(run: Callable, config: object, out: Path, inputs: dict, options: dict |
              "inputs": {name: _described(source) for name, source in inputs.items()}, **asked}
     if force and (out / artifact.MANIFEST).exists():
         (out / artifact.MANIFEST).unlink()
-    if artifact.is_made(out, order):
+    if artifact.is_complete(out, order):
         _say(f"{stage}: {out} is already made")
         return
     start = time.monotonic()
-    with artifact.making(out, order) as partial:
-        beside = {BESIDE: artifact.beside(out, order)} if BESIDE in _keywords(run) else {}
+    with artifact.build(out, order) as partial:
+        beside = {BESIDE: artifact.run_context(out, order)} if BESIDE in _keywords(run) else {}
         metrics = run(config, partial, **inputs, **options, **beside)
         manifest = order | {"metrics": metrics, "seconds": round(time.monotonic() - start, 2)} | _circumstances()
         artifact.publish(partial, out, manifest)
@@ -108,11 +109,6 @@ def inputs_of(run: Callable) -> dict[str, type]:
 def options_of(run: Callable) -> dict[str, int | str]:
     """Options and their defaults: the keyword-only arguments that have one, but for `beside`."""
     return {name: p.default for name, p in _keywords(run).items() if p.default is not p.empty and name != BESIDE}
-
-
-def headline(metrics: dict) -> list[tuple[str, float]]:
-    """The numbers that are shown of an artifact in one line: a stage gives its most telling ones first."""
-    return [(key, value) for key, value in metrics.items() if isinstance(value, int | float)][:4]
 
 
 def _keywords(run: Callable) -> dict[str, inspect.Parameter]:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import yaml
 
-from stages.plumbing.artifact import write_text
 from stages.recipe.optional_packages import check_logging
 from stages.recipe.recipe import DEFAULT_RECIPE, SHARED, Recipe, load
 from stages.recipe.schema import SettingsError, as_dict, nearest
+from stages.runtime.artifact import write_text
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.plumbing.artifact import MANIFEST, ORDER, PARTIAL, TRACEBACK, ArtifactError
+from stages.runtime.artifact import MANIFEST, PARTIAL, REQUEST, TRACEBACK, ArtifactError
 
 SET_ASIDE = re.compile(r".+\.set-aside-\d+")
 KINDS = {"stage": str, "config": dict, "inputs": dict, "metrics": dict, "files": dict, "versions": dict,
@@ -28,17 +28,17 @@ class Record:
 
 def is_record(folder: Path) -> bool:
     """Whether a stage has made this folder, or begun it."""
-    named = any((folder / name).is_file() for name in (MANIFEST, ORDER))
+    named = any((folder / name).is_file() for name in (MANIFEST, REQUEST))
     return named or (folder.name.endswith(PARTIAL) and folder.is_dir())
 
 
 def record_of(folder: Path) -> Record:
     """Read what is there; ArtifactError when this is no artifact, nor the beginning of one."""
     if not is_record(folder):
-        raise ArtifactError(f"{folder} is no artifact (it has neither {MANIFEST} nor {ORDER})")
+        raise ArtifactError(f"{folder} is no artifact (it has neither {MANIFEST} nor {REQUEST})")
     problems: list[str] = []
     made = read_object(folder / MANIFEST, problems) if (folder / MANIFEST).exists() else None
-    said = made if made is not None else read_object(folder / ORDER, problems) or {}
+    said = made if made is not None else read_object(folder / REQUEST, problems) or {}
     for key, kind in KINDS.items():
         if key in said and not isinstance(said[key], kind):
             problems.append(f"{key} is not what a manifest holds there: {said.pop(key)!r}")
@@ -108,3 +108,16 @@ def _last_error(folder: Path) -> list[str]:
         return []
     ended = next((line for line in reversed(lines) if line.strip()), "no reason given")
     return [f"its last try ended: {ended}"]
+
+
+def headline(metrics: dict) -> list[tuple[str, float]]:
+    """The numbers that are shown of an artifact in one line: a stage gives its most telling ones first."""
+    return [(key, value) for key, value in metrics.items() if isinstance(value, int | float)][:4]
+
+
+def leaves(values: dict, prefix: str = "") -> dict[str, object]:
+    """Dotted names to values, sections unfolded."""
+    found: dict[str, object] = {}
+    for name, value in values.items():
+        found |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found

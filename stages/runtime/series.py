@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from stages.plumbing.artifact import write_text
+from stages.runtime.artifact import write_text
+from stages.text.curves import SERIES
 
 
 def append(path: Path, row: dict) -> None:
@@ -35,3 +36,9 @@ def keep_until(path: Path, last: int, count: str = "iteration") -> None:
         if row[count] <= last:
             kept.append(text + "\n")
     write_text(path, "".join(kept))
+
+
+def history_of(artifact: Path) -> list[dict]:
+    """The rows of an artifact's series; none when it has none (a base that was not trained here)."""
+    paths = [path for name in SERIES if (path := Path(artifact) / name).exists()]
+    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from stages.plumbing.artifact import MANIFEST, ORDER
-from stages.plumbing.command import headline
-from stages.plumbing.lineage import run_of, stale
-from stages.plumbing.record import PARTIAL, is_record, record_of
+from stages.runtime.artifact import MANIFEST, REQUEST
+from stages.runtime.lineage import run_of, stale
+from stages.runtime.manifest import PARTIAL, headline, is_record, record_of
 
 DEPTH = 3  # folders below the one that is asked for: results/NAME/pairs-shares/1-of-50
 
@@ -57,7 +56,7 @@ def _stage(run: Path, folder: Path) -> dict:
 
 
 def _made(folder: Path) -> float:
-    return next((found for name in (MANIFEST, ORDER, "") if (found := _time_of(folder / name))), 0.0)
+    return next((found for name in (MANIFEST, REQUEST, "") if (found := _time_of(folder / name))), 0.0)
 
 
 def _time_of(path: Path) -> float:

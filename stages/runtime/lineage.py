@@ -10,10 +10,10 @@ from pathlib import Path
 
 import yaml
 
-from stages.plumbing.artifact import MANIFEST, ArtifactError, digest, folder_of
-from stages.plumbing.record import Record, differing, is_record, record_of
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import logging_only
+from stages.runtime.artifact import MANIFEST, ArtifactError, digest, folder_of
+from stages.runtime.manifest import Record, differing, is_record, record_of
 
 RECIPE = "recipe.yaml"
 SECTIONS = {"gather": "pairs"}  # stage: section of the recipe, where their names differ
