@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 
 from stages.recipe import recipe
 from stages.recipe.evaluate import Report
+from stages.render.html import Html, element, joined, picture
 from stages.runtime.artifact import digest, folder_of, read_manifest, write_json
 from stages.runtime.series import history_of
 from stages.text import dag, differences, findings, funnel, sections
 from stages.text.answers import WRITERS, side_by_side
 from stages.text.curves import curves_of
-from stages.text.elements import Html, element, joined, picture
 from stages.text.figures import Histogram, Intervals, Reliability, png
 from stages.text.lead import HACKING, lead, title
 from stages.text.page import page

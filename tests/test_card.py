@@ -11,9 +11,9 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, DatasetCardData
 
+from stages.render.markdown_tables import bin_of, cell, funnel, histogram, largest, plain
 from stages.text import questions, tables
 from stages.text.card import pairs_card, posts_card
-from stages.text.histograms import bin_of, cell, funnel, histogram, largest, plain
 
 TEXTS, ANSWER = tables.TEXTS, questions.ANSWER
 POSTS, PAIRS = questions.SCHEMA, tables.SCHEMA

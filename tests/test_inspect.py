@@ -14,10 +14,10 @@ import yaml
 from safetensors.numpy import save_file
 
 from stages import inspect
+from stages.render.terminal import WIDTH
 from stages.runtime import lineage
 from stages.runtime.artifact import MANIFEST, REQUEST, build, digest, publish, write_json
 from stages.text import series_facts, table_facts
-from stages.text.layout import WIDTH
 
 ROOT = Path(__file__).parents[1]
 EVIL = "\x1b[2J\x1b]0;title\x07 \u202egnp.exe \x9b31m \x7f end"

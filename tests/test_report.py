@@ -13,10 +13,10 @@ from reports import EVIL, around, metrics, page_of, sample, told, write
 from stages import learning
 from stages.recipe import evaluate, recipe
 from stages.recipe.schema import flatten, logging_only
+from stages.render.html import element, link, quoted
 from stages.runtime.series import history_of
 from stages.text import dag, findings, lead
 from stages.text.curves import DRAWN, curves_of
-from stages.text.elements import element, link, quoted
 from stages.text.figures import Curves, png
 from stages.text.funnel import funnel
 from stages.text.page import DIGEST, SCRIPT

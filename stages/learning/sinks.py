@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from stages.render.html import element, joined, quoted
+from stages.render.terminal import escaped, shown
 from stages.runtime.artifact import RunContext
 from stages.runtime.progress import CLEAR_LINE
-from stages.text.elements import element, joined, quoted
-from stages.text.layout import escaped, shown
 
 SHOWN = 8  # sample answers a time
 HELD_OUT = "validation_"

@@ -1,6 +1,6 @@
 """Answers side by side: a question with those of SFT, of PPO and of a person, as rows that sort and filter."""
 
-from stages.text.elements import Html, element, link, quoted, table, valued
+from stages.render.html import Html, element, link, quoted, table, valued
 
 WRITERS = (("SFT", "sft"), ("PPO", "ppo"), ("Best human", "human"))
 

@@ -1,15 +1,15 @@
 """The README.md of a posts or pairs folder: a Hugging Face data set card, so that the folder can be uploaded as it is.
 
 Counts come from the stage's metrics; what these do not hold is left out. Names in them (sites, licences, reasons)
-come from the data and are escaped in stages/text/histograms.py.
+come from the data and are escaped in stages/render/markdown_tables.py.
 """
 
 from itertools import pairwise
 
 import yaml
 
-from stages.text.card_parts import hub_license, joined, licence, limits, section, settings, sites
-from stages.text.histograms import cell, funnel, histogram, largest, plain, table, with_sum
+from stages.render.card_sections import hub_license, joined, licence, limits, section, settings, sites
+from stages.render.markdown_tables import cell, funnel, histogram, largest, plain, table, with_sum
 from stages.text.tables import SPLITS
 
 TAGS = ["stack-exchange", "human-feedback"]

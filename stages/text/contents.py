@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stages.text.layout import brief
+from stages.render.terminal import brief
 from stages.text.series_facts import last_rows, last_values
 from stages.text.table_facts import table_facts
 from stages.text.weight_facts import weight_facts

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from stages.text.elements import Html, element, joined, table, valued
-from stages.text.spans import clock
+from stages.render.durations import format_duration
+from stages.render.html import Html, element, joined, table, valued
 
 LANE, GAP = 0.11, 0.05  # widths beside a box of width 1
 
@@ -74,7 +74,7 @@ def graph(manifests: dict[str, dict], digests: dict[str, str]) -> Graph:
     """The stages in the order they were made, joined where one's inputs hold another's digest."""
     names = list(manifests)
     longest = max(made["seconds"] for made in manifests.values()) or 1
-    nodes = [Node(name, f"{clock(made['seconds'])}, {made['peak_memory_mib']:,} MiB", made["seconds"] / longest,
+    nodes = [Node(name, f"{format_duration(made['seconds'])}, {made['peak_memory_mib']:,} MiB", made["seconds"] / longest,
                   tuple(place for place, other in enumerate(names)
                         if digests[other] in {source["sha256"] for source in sources(made)}))
              for name, made in manifests.items()]
@@ -90,10 +90,10 @@ def sources(made: dict) -> list[dict]:
 def times(manifests: dict[str, dict]) -> Html:
     """Each stage with its time and memory."""
     every = sum(made["seconds"] for made in manifests.values()) or 1
-    rows = [[name, valued(clock(made["seconds"]), made["seconds"]), f"{100 * made['seconds'] / every:.1f} %",
+    rows = [[name, valued(format_duration(made["seconds"]), made["seconds"]), f"{100 * made['seconds'] / every:.1f} %",
              valued(f"{made['peak_memory_mib']:,} MiB", made["peak_memory_mib"])] for name, made in manifests.items()]
     machines = sorted({f"{made['device']}, threads: {made['threads']}" for made in manifests.values()})
-    words = f"Together {clock(every)}. A bar below a stage is its time. Made on {'; '.join(machines)}."
+    words = f"Together {format_duration(every)}. A bar below a stage is its time. Made on {'; '.join(machines)}."
     return element("div", table(["stage", "time", "share of it", "peak memory"], rows),
                    element("p", words, class_="faint"))
 

@@ -1,7 +1,7 @@
 """The recipe of a run as what differs from the published one."""
 
+from stages.render.html import Html, element, joined, table
 from stages.runtime.manifest import leaves
-from stages.text.elements import Html, element, joined, table
 
 
 def recipe(stages: dict[str, dict], published: dict[str, list[tuple]]) -> Html:

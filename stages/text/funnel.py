@@ -1,6 +1,6 @@
 """From rows of a dump to pairs: what was kept, what was dropped for which reason, and how it is spread."""
 
-from stages.text.elements import Html, element, joined, table
+from stages.render.html import Html, element, joined, table
 from stages.text.figures import Bars
 
 COUNTED_BY_VALUE = {  # title, value, what is counted; lengths are in bins that begin at these

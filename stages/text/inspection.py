@@ -1,7 +1,7 @@
 """An artifact, a list of runs, or a difference of two artifacts, as lines of plain text for a terminal."""
 
+from stages.render.terminal import escaped, named_texts, paragraph, rows, shortened, shown, size
 from stages.runtime.artifact import DIGEST_CHARACTERS
-from stages.text.layout import escaped, named_texts, paragraph, rows, shortened, shown, size
 
 MOST_ROWS = 40  # of a listing inside an artifact
 SIDE_CHARACTERS = 26  # of one of two values beside each other

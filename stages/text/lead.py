@@ -1,9 +1,9 @@
 """What stands first on the report: what the pipeline did, whether it worked, and whether the policy cheated."""
 
-from stages.text.elements import Html, element, joined, table
+from stages.render.durations import format_duration
+from stages.render.html import Html, element, joined, table
+from stages.render.markdown_tables import plain
 from stages.text.findings import joined_words
-from stages.text.histograms import plain
-from stages.text.spans import clock
 
 HEADLINES = {
     "better": "PPO made the answers better", "worse": "PPO made the answers worse", "hacking": "Reward hacking",
@@ -45,7 +45,7 @@ def done(manifests: dict[str, dict]) -> str:
     peak = max(made["peak_memory_mib"] for made in manifests.values())
     return (f"From {sites_of(manifests)}: {posts or 'posts to pairs'}. {_base(manifests['base'])} was fine-tuned on "
             f"better answers (SFT), a reward model learnt from the pairs which answers people prefer, and PPO trained "
-            f"the policy against it{_kept(manifests['ppo']['metrics'])}. All stages took {clock(seconds)} and at most "
+            f"the policy against it{_kept(manifests['ppo']['metrics'])}. All stages took {format_duration(seconds)} and at most "
             f"{peak:,} MiB on {joined_words(sorted({made['device'] for made in manifests.values()}))}.")
 
 

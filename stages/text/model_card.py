@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import yaml
 
+from stages.render.card_sections import hub_license, joined, licence, limits, section, settings, sites
+from stages.render.markdown_tables import cell, plain, table
 from stages.runtime.manifest import leaves
-from stages.text.card_parts import hub_license, joined, licence, limits, section, settings, sites
-from stages.text.histograms import cell, plain, table
 from stages.text.template import prompt_text
 
 WHAT = {

@@ -4,7 +4,7 @@ import base64
 import hashlib
 from pathlib import Path
 
-from stages.text.elements import Html, element, joined
+from stages.render.html import Html, element, joined
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.text.histograms import bin_of
+from stages.render.markdown_tables import bin_of
 from stages.text.markdown import Converter, Limits, NotConvertedError, converter
 from stages.text.pairing import pairs_of, split_of
 from stages.text.pairs_tally import PairsTally

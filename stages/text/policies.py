@@ -1,6 +1,6 @@
 """All policies beside one another: the table, and reward against KL."""
 
-from stages.text.elements import Html, element, joined, table
+from stages.render.html import Html, element, joined, table
 from stages.text.figures import Frontier
 from stages.text.findings import estimate_text
 

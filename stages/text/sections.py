@@ -1,7 +1,7 @@
 """The report's sections, each a function of facts that are already there: metrics and manifests."""
 
+from stages.render.html import Html, element, joined, table
 from stages.text.dag import sources
-from stages.text.elements import Html, element, joined, table
 from stages.text.findings import estimate_text
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.text.layout import brief
+from stages.render.terminal import brief
 
 SAMPLE_ROWS, SAMPLE_BYTES, BATCH_ROWS = 1000, 16 << 20, 8
 HEAD_ROWS = 2

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from stages.text.histograms import bin_of
+from stages.render.markdown_tables import bin_of
 
 
 def in_order(counts: dict[str, int]) -> dict[str, int]:

@@ -4,7 +4,7 @@ from math import exp
 
 from stages.learning.speaking import Answer
 from stages.learning.statistics import wilson
-from stages.text.elements import Html, element, joined
+from stages.render.html import Html, element, joined
 from stages.text.pieces import Piece
 from stages.text.votes import Written
 

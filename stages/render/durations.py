@@ -1,7 +1,7 @@
 """Spans of time for people."""
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """'5.7 s', '3 min 40 s', '2 h 05 min'."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

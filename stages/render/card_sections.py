@@ -1,11 +1,11 @@
 """What the Hub's cards of data sets and of models have in common, as Markdown.
 
-Names in them come from the data and are escaped in stages/text/histograms.py.
+Names in them come from the data and are escaped in stages/render/markdown_tables.py.
 """
 
 import re
 
-from stages.text.histograms import cell, largest, table, with_sum
+from stages.render.markdown_tables import cell, largest, table, with_sum
 
 # Of the Hub's list (huggingface.co/docs/hub/repositories-licenses); it has no cc-by-sa-2.5.
 HUB_LICENSES = {"cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-3.0", "cc-by-4.0", "cc0-1.0", "unknown"}
