@@ -25,11 +25,11 @@ from stages import reward
 from stages.learning import models
 from stages.learning.judging import EQUAL_LENGTH, held_out_pairs
 from stages.learning.reward_model import Scorer, put_scoring
-from stages.learning.statistics import estimate, group_numbers, wins
+from stages.learning.statistics import estimate, wins
 from stages.learning.weights import load_adapter
 from stages.recipe import recipe
 from stages.recipe.reward import Reward
-from stages.text.tables import SPLITS, key_of, rows_of
+from stages.stackexchange.pairs.table import SPLITS, group_numbers, key_of, rows_of
 
 FOLDS = 5
 SCORES = "scores.parquet"

@@ -24,7 +24,7 @@ ROWS = '<row Id="1" PostTypeId="1" AcceptedAnswerId="2" Score="3" Title="t" Body
 
 
 def markdown_target() -> Callable[[bytes], None]:
-    from stages.text.markdown import NotConvertedError, converter
+    from stages.stackexchange.markdown.convert import NotConvertedError, converter
     converters = {style: converter(style) for style in ("published", "clean")}
 
     def target(data: bytes) -> None:

@@ -53,7 +53,7 @@ from stages.learning.judging import HeldOutPairs, held_out_pairs
 from stages.learning.preference_data import examples
 from stages.learning.reward_model import Scorer, Scoring, initialise_head
 from stages.learning.statistics import estimate
-from stages.text.tables import first_questions, first_rows, key_of, rows_of
+from stages.stackexchange.pairs.table import first_questions, first_rows, key_of, rows_of
 
 SPLIT = "reward"
 BY_PAIR = f"{OURS}, pair by pair"

@@ -34,8 +34,8 @@ from benchmarks.training_runs import SWITCHES, TRL, TUNED, compare, contender, p
 from benchmarks.training_work import DOCUMENTS, MODEL, Work
 from stages.learning import models, scratch
 from stages.learning.documents import write_documents
-from stages.text.tables import rows_of
-from stages.text.template import encoded
+from stages.stackexchange.pairs.table import rows_of
+from stages.stackexchange.prompt import encoded
 
 AT_LEAST = 1.2
 PACKINGS = ("wrapped", "bfd")

@@ -23,7 +23,7 @@ from stages.learning.reward_model import Scoring
 from stages.learning.reward_objective import Objective
 from stages.learning.training import Training, train
 from stages.learning.weights import save_adapter
-from stages.text.tables import rows_of
+from stages.stackexchange.pairs.table import rows_of
 
 PACKAGES = ("torch", "transformers", "peft")
 

@@ -20,8 +20,8 @@ from stages.learning.scratch import small_llama, train_tokenizer
 from stages.learning.training import Training, remove_checkpoints, train
 from stages.learning.weights import copy_pretrained, save_model
 from stages.recipe.models import Base, Scratch
-from stages.text.tables import answers_of
-from stages.text.template import encoded, prompt_text
+from stages.stackexchange.pairs.table import answers_of
+from stages.stackexchange.prompt import encoded, prompt_text
 
 DOCUMENTS = "documents.arrow"
 TRAINED_ON = ("finetune", "reward", "rl")

@@ -28,11 +28,11 @@ from stages.learning.text_measures import has_code
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.ppo import RewardSource
 from stages.runtime.artifact import write_json
+from stages.stackexchange.pairs.table import drawn_rows, key_of, rows_of
+from stages.stackexchange.questions.table import tags_of
 from stages.text import findings, gold
 from stages.text.evaluated import write_pairs, write_samples
 from stages.text.hacking import hacking
-from stages.text.questions import tags_of
-from stages.text.tables import drawn_rows, key_of, rows_of
 
 SPLIT, TRAINED_ON = "evaluation", "reward"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from stages.recipe.data import Pairs
 from stages.runtime.artifact import folder_of, read_manifest, write_json, write_text
-from stages.text.card import pairs_card
-from stages.text.pairs_tally import added
-from stages.text.tables import SPLITS
+from stages.stackexchange.dataset_card import pairs_card
+from stages.stackexchange.pairs.counts import added
+from stages.stackexchange.pairs.table import SPLITS
 
 
 def run(config: Pairs, out: Path, *, shares: list[str]) -> dict:

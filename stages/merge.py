@@ -22,8 +22,8 @@ from stages.learning.reward_model import member_folder, members_of
 from stages.learning.roles import check_base, is_adapter, is_scorer
 from stages.recipe.models import Merge
 from stages.runtime.artifact import MANIFEST, folder_of, read_manifest, write_text
+from stages.stackexchange.pairs.table import key_of, rows_of
 from stages.text.model_card import Made, model_card
-from stages.text.tables import key_of, rows_of
 
 PAIRS = 64  # at most, that a merge is judged on
 TEXT_TOKENS = 2048  # or what the model has positions for; longer texts are passed over

@@ -3,7 +3,7 @@
     python -m stages.pairs --recipe configs/demo.yaml --posts results/demo/posts --out results/demo/pairs
 
 Writes the folders finetune, reward, rl and evaluation with a `part-*.parquet` for each part of the posts (columns:
-stages/text/tables.py), metrics.json and README.md, a data set card. A question is in one split only; consumers of
+stages/stackexchange/pairs/table.py), metrics.json and README.md, a data set card. A question is in one split only; consumers of
 prompts take each (site, qid) once. Parts that were done before a kill are not done again.
 """
 
@@ -20,12 +20,12 @@ from stages.recipe.data import Pairs
 from stages.runtime.artifact import write_json, write_text
 from stages.runtime.process_pool import Workers
 from stages.runtime.progress import Progress
-from stages.text.card import pairs_card
-from stages.text.markdown import Limits
-from stages.text.paired import Group, Lengths, Rules, paired
-from stages.text.pairs_tally import PairsTally
-from stages.text.questions import parts_of
-from stages.text.tables import SPLITS, Shard
+from stages.stackexchange.dataset_card import pairs_card
+from stages.stackexchange.markdown.convert import Limits
+from stages.stackexchange.pairs.build import Group, Lengths, Rules, paired
+from stages.stackexchange.pairs.counts import PairsTally
+from stages.stackexchange.pairs.table import SPLITS, Shard
+from stages.stackexchange.questions.table import parts_of
 
 SCRATCH, METRICS = "scratch", "metrics.json"
 

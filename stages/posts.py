@@ -19,17 +19,18 @@ from stages.recipe.data import Posts
 from stages.runtime.artifact import write_json, write_text
 from stages.runtime.process_pool import Workers
 from stages.runtime.progress import Progress
-from stages.text import claims, head
-from stages.text.card import posts_card
-from stages.text.join import Origin, double_id
-from stages.text.partition import SPAN_BYTES, Span, partition
-from stages.text.parts import Part, link_parts, make_part, passed_over
-from stages.text.published import Records, groups_of, parquet_files, partition_records
-from stages.text.rows import ROWS_BEFORE_EARLY_STOP, check_share
-from stages.text.selection import Selection
-from stages.text.sources import Source, Table, sources_of
-from stages.text.tally import in_order
-from stages.text.unpack import check_space, unpacked
+from stages.stackexchange.dataset_card import posts_card
+from stages.stackexchange.dump import xml_table
+from stages.stackexchange.dump.archives import check_space, unpacked
+from stages.stackexchange.dump.hub_tables import Records, groups_of, parquet_files, partition_records
+from stages.stackexchange.dump.sources import Source, Table, sources_of
+from stages.stackexchange.dump.xml_rows import ROWS_BEFORE_EARLY_STOP, check_share
+from stages.stackexchange.questions import duplicate_ids
+from stages.stackexchange.questions.counts import in_order
+from stages.stackexchange.questions.filters import Selection
+from stages.stackexchange.questions.join import Origin, double_id
+from stages.stackexchange.questions.shards import Part, link_parts, make_part, passed_over
+from stages.stackexchange.questions.spans import SPAN_BYTES, Span, partition
 
 SCRATCH, METRICS = "scratch", "metrics.json"
 RUNS = ("posts", "sizes", "claims", "votes", "ups", "records", "recordsizes")
@@ -41,7 +42,7 @@ Work = Span | Records
 def run(config: Posts, out: Path, *, dump: list[str], processes: int = 1) -> dict:
     """Fill `out` and return counts: rows_read = questions + answers + rows_set_aside + the sum of `dropped`.
 
-    The columns are in stages/text/questions.py. Text stays as the source has it (HTML or Markdown). The result does not
+    The columns are in stages/stackexchange/questions/table.py. Text stays as the source has it (HTML or Markdown). The result does not
     depend on `processes`. Raises ValueError with one line for people when a source cannot be used or nothing comes of
     all of them.
     """
@@ -125,7 +126,7 @@ def _pieces(source: Source, tables: dict[str, Path], config: Posts) -> list[tupl
                 for file in parquet_files(source.place) for groups, size in groups_of(file)]
     return [(Span, {"name": source.place, "site": source.site, "table": table, "path": path, "place": place,
                     "max_row_bytes": config.max_row_bytes})
-            for table, path in tables.items() for place in head.places(path, table, source.place, SPAN_BYTES)]
+            for table, path in tables.items() for place in xml_table.places(path, table, source.place, SPAN_BYTES)]
 
 
 def _bytes(values: dict) -> int:
@@ -168,7 +169,7 @@ def _write_quarantine(work: list[Work], path: Path) -> None:
     """One file, by source and place, with the line of each row of a dump."""
     with open(path, "w", encoding="utf-8") as stream:
         for file, pieces in groupby(work, key=lambda piece: getattr(piece, "path", None)):
-            lines = head.Lines(file) if file else None
+            lines = xml_table.Lines(file) if file else None
             for piece in (piece for piece in pieces if piece.quarantine.exists()):
                 with open(piece.quarantine, encoding="utf-8") as records:
                     for record in sorted(map(json.loads, records), key=itemgetter("offset")):
@@ -180,9 +181,9 @@ def _parts(config: Posts, scratch: Path, origins: list[Origin], number: int, wor
     """The parts to make, after a check that no Id stands for two posts."""
     runs = {kind: sorted(scratch.glob(f"{kind}-*.arrow")) for kind in RUNS}
     sites = [origin.site for origin in origins]
-    checks = [claims.Check(n, number, runs["claims"], runs["votes"], sites, config.seed, scratch / f"ups-{n:05d}.arrow")
+    checks = [duplicate_ids.Check(n, number, runs["claims"], runs["votes"], sites, config.seed, scratch / f"ups-{n:05d}.arrow")
               for n in range(number if runs["claims"] else 0)]
-    for clash in workers.each(claims.check, checks):
+    for clash in workers.each(duplicate_ids.check, checks):
         if clash:
             raise double_id(origins[clash.source], clash.post, clash.offsets)
     runs["ups"] = [check.out for check in checks if runs["votes"]]

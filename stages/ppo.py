@@ -32,8 +32,8 @@ from stages.learning.stopping import Stopper, StopRules
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import named
 from stages.runtime.artifact import RunContext, write_json
-from stages.text.tables import questions_of
-from stages.text.template import AFTER, BEFORE, prompt_ids
+from stages.stackexchange.pairs.table import questions_of
+from stages.stackexchange.prompt import AFTER, BEFORE, prompt_ids
 
 SHOWN = 8  # validation prompts whose answers are kept at every evaluation
 STARTUP = "startup.json"

@@ -39,7 +39,7 @@ from stages.recipe.recipe import named
 from stages.recipe.reward import Reward
 from stages.runtime.artifact import RunContext
 from stages.runtime.series import append, history_of, keep_until
-from stages.text.tables import first_questions, first_rows, key_of, rows_of
+from stages.stackexchange.pairs.table import first_questions, first_rows, key_of, rows_of
 
 SPLIT = "reward"
 REFERENCE_ANSWERS = 2000  # that the normalisation averages over

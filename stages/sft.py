@@ -25,8 +25,8 @@ from stages.learning.training import Training, Watch, remove_checkpoints, train
 from stages.learning.weights import save_adapter, save_model
 from stages.recipe.sft import Sft
 from stages.runtime.artifact import RunContext
-from stages.text.tables import best_rows, first_questions, first_rows, key_of, rows_of
-from stages.text.template import encoded
+from stages.stackexchange.pairs.table import best_rows, first_questions, first_rows, key_of, rows_of
+from stages.stackexchange.prompt import encoded
 
 VALIDATION_SHARE = 0.1  # of the questions, at most
 SAMPLE_TOKENS = 96  # of a sampled answer, at most

@@ -12,11 +12,12 @@ import yaml
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from stages.render.markdown_tables import bin_of, cell, funnel, histogram, largest, plain
-from stages.text import questions, tables
-from stages.text.card import pairs_card, posts_card
+from stages.stackexchange.dataset_card import pairs_card, posts_card
+from stages.stackexchange.pairs import table as pairs_table
+from stages.stackexchange.questions import table as questions_table
 
-TEXTS, ANSWER = tables.TEXTS, questions.ANSWER
-POSTS, PAIRS = questions.SCHEMA, tables.SCHEMA
+TEXTS, ANSWER = pairs_table.TEXTS, questions_table.ANSWER
+POSTS, PAIRS = questions_table.SCHEMA, pairs_table.SCHEMA
 
 POSTS_CONFIG = {"min_answers": 2, "max_bad_rows_share": 0.01, "tags": ["homebrew", "lager"], "asked_from": None}
 POSTS_METRICS = {

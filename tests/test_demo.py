@@ -29,9 +29,9 @@ from stages.learning.rollout import sample
 from stages.learning.speaking import BEST_OF_N, Manner, Speakers
 from stages.recipe.recipe import load
 from stages.runtime import command
+from stages.stackexchange.pairs.table import SCHEMA, rows_of
 from stages.text import votes as votes_module
 from stages.text.pieces import Pieces
-from stages.text.tables import SCHEMA, rows_of
 from stages.text.votes import TIES, TYPED, VOTES, Question, Votes, Written, models_of, vote_row
 from stages.web import show
 from stages.web.talk import Talk

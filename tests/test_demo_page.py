@@ -20,8 +20,8 @@ playwright = pytest.importorskip("playwright.sync_api", reason="a browser is dri
 
 from stages import demo  # noqa: E402
 from stages.learning.rollout import sample  # noqa: E402
+from stages.stackexchange.prompt import prompt_ids  # noqa: E402
 from stages.text.pieces import Piece, Pieces  # noqa: E402
-from stages.text.template import prompt_ids  # noqa: E402
 from stages.web import talk as talk_module  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

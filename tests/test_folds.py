@@ -10,7 +10,7 @@ import tiny
 
 from benchmarks import folds
 from stages.learning.loading import merged_reward
-from stages.text.tables import key_of, rows_of
+from stages.stackexchange.pairs.table import key_of, rows_of
 
 RECIPE = """
 reward: {precision: fp32, batching: question, pooling: sum, lexical_buckets: 256, lexical_penalty: 1.0, batch_pairs: 4,

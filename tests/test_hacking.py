@@ -19,9 +19,9 @@ from stages.learning.comparison import Answers
 from stages.learning.statistics import estimate_of
 from stages.learning.text_measures import code_fences
 from stages.recipe.evaluate import Evaluate
+from stages.stackexchange.prompt import answer_ids, prompt_ids
 from stages.text.hacking import MONITORS, hacking, kl_at
 from stages.text.policies import frontier
-from stages.text.template import answer_ids, prompt_ids
 from tests import tiny
 
 estimated = partial(estimate_of, samples=200, seed=0)

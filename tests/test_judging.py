@@ -21,8 +21,8 @@ from stages.learning.scratch import small_llama, train_tokenizer
 from stages.learning.statistics import estimate
 from stages.learning.text_measures import code_fences, distinct, distinct_without_each, has_code, repetition
 from stages.recipe.evaluate import Evaluate
+from stages.stackexchange.prompt import answer_ids, prompt_ids
 from stages.text import gold
-from stages.text.template import answer_ids, prompt_ids
 
 CODE = "Do this:\n\n```\nls\n```"
 CONFIG = Evaluate(max_pairs=50, prompts=6, batch_prompts=4, max_prompt_tokens=60, max_response_tokens=6,

@@ -22,7 +22,7 @@ from stages.learning.reward_objective import Objective
 from stages.learning.surface import PENALTY, logistic
 from stages.recipe.models import Lora
 from stages.recipe.reward import Reward
-from stages.text.tables import rows_of
+from stages.stackexchange.pairs.table import rows_of
 
 ANSWERS = [[5, 6, 5, 7], [9], [5, 6, 6, 6, 6], [7, 5, 2], [8, 8, 2], [5, 7, 9, 11, 13]]
 CHARACTERS = 1 + torch.arange(200_000) % 5  # of each token

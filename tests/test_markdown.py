@@ -11,8 +11,8 @@ from bs4 import BeautifulSoup, Tag
 from lxml import etree
 from markdownify import markdownify
 
-from stages.text import markdown_bounds as bounds
-from stages.text.markdown import Limits, NotConvertedError, converter
+from stages.stackexchange.markdown import limits as bounds
+from stages.stackexchange.markdown.convert import Limits, NotConvertedError, converter
 from tests.dumps import REAL
 
 POSTS = REAL / "coffee.stackexchange.com/Posts.xml"

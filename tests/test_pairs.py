@@ -12,7 +12,8 @@ import pytest
 from stages import gather, pairs
 from stages.recipe.data import Pairs, Posts
 from stages.runtime.command import make
-from stages.text import paired, tables
+from stages.stackexchange.pairs import build as pairs_build
+from stages.stackexchange.pairs.table import rows_of
 from tests import dumps
 from tests.dumps import answer, document, make_posts, plain, question, write
 
@@ -84,7 +85,7 @@ def test_a_row(tmp_path):
 
 def test_each_needed_post_is_converted_once(tmp_path, monkeypatch):
     converted = []
-    monkeypatch.setattr(paired, "_converter", lambda *_: lambda text, markup: converted.append(text) or text)
+    monkeypatch.setattr(pairs_build, "_converter", lambda *_: lambda text, markup: converted.append(text) or text)
     many = [answer(number, 1, number) for number in range(2, 12)]
     unneeded = [question(50), answer(51, 50, 1), answer(52, 50, 1)]
     metrics, table = pairs_of(tmp_path, question(1), *many, *unneeded, config=Pairs(max_pairs_per_question=3))
@@ -137,7 +138,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 
 def test_the_same_bytes_on_a_rerun_and_for_any_number_of_processes(tmp_path, monkeypatch):
     given = write(tmp_path, document(*(plain(n) for n in range(1, 3000, 3))))
-    monkeypatch.setattr("stages.text.questions.GROUP_QUESTIONS", 50)
+    monkeypatch.setattr("stages.stackexchange.questions.table.GROUP_QUESTIONS", 50)
     make_posts(tmp_path / "posts", given, config=Posts(part_bytes=200_000))
     for name, processes in (("a", 1), ("b", 1), ("c", 2), ("d", 4)):
         make_pairs(tmp_path / name, tmp_path / "posts", processes=processes)
@@ -151,7 +152,7 @@ def test_the_order_of_pairs_does_not_know_of_parts(tmp_path):
     for name, part_bytes in (("a", 1 << 27), ("b", 100_000)):
         make_posts(tmp_path / name / "posts", given, config=Posts(part_bytes=part_bytes))
         make_pairs(tmp_path / name / "pairs", tmp_path / name / "posts")
-        found[name] = [list(tables.rows_of(tmp_path / name / "pairs", split)) for split in SPLITS]
+        found[name] = [list(rows_of(tmp_path / name / "pairs", split)) for split in SPLITS]
     assert found["a"] == found["b"] and sum(map(len, found["a"])) == 1000
 
 
@@ -187,7 +188,7 @@ def test_killed_pairs_go_on_with_the_parts_that_are_missing(tmp_path, monkeypatc
     make_posts(tmp_path / "posts", write(tmp_path, document(*(plain(n) for n in range(1, 3000, 3)))),
                config=Posts(part_bytes=50_000))
     make_pairs(tmp_path / "whole", tmp_path / "posts")
-    convert, calls = paired._converter, []
+    convert, calls = pairs_build._converter, []
 
     def breaks_after(limit):
         def convert_some(*style):
@@ -200,10 +201,10 @@ def test_killed_pairs_go_on_with_the_parts_that_are_missing(tmp_path, monkeypatc
     out.mkdir()
     for _ in range(3):
         calls.clear()
-        monkeypatch.setattr(paired, "_converter", breaks_after(900))
+        monkeypatch.setattr(pairs_build, "_converter", breaks_after(900))
         with pytest.raises(KeyboardInterrupt):
             pairs.run(PUBLISHED, out, posts=tmp_path / "posts")
-    monkeypatch.setattr(paired, "_converter", breaks_after(900))
+    monkeypatch.setattr(pairs_build, "_converter", breaks_after(900))
     calls.clear()
     make_pairs(out, tmp_path / "posts")
     assert 0 < len(calls) < 900 and shards(out) == shards(tmp_path / "whole")

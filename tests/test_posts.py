@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages.recipe.data import Posts
-from stages.text import head
-from stages.text import rows as row_reading
+from stages.stackexchange.dump import xml_rows as row_reading
+from stages.stackexchange.dump import xml_table
 from tests import dumps
 from tests.dumps import answer, document, make_posts, plain, posts_of, question, row, write
 
@@ -98,7 +98,7 @@ def test_text_is_unescaped_exactly_once(tmp_path):
 @pytest.mark.parametrize("block_bytes", [1 << 20, 50])
 def test_spellings_of_one_dump(tmp_path, monkeypatch, change, block_bytes):
     monkeypatch.setattr(row_reading, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(head, "HEAD_BYTES", 100)
+    monkeypatch.setattr(xml_table, "HEAD_BYTES", 100)
     raw = document(*(plain(number) for number in range(1, 40, 3)))
     _, expected = make_posts(tmp_path / "a", write(tmp_path, raw))
     assert len(expected) == 13
@@ -138,7 +138,7 @@ BAD_ROWS = {
 @pytest.mark.parametrize("last", [False, True])
 def test_one_bad_row_is_set_aside(tmp_path, monkeypatch, bad, reason, last):
     monkeypatch.setattr(row_reading, "BLOCK_BYTES", 10_000)
-    monkeypatch.setattr(head, "HEAD_BYTES", 400)
+    monkeypatch.setattr(xml_table, "HEAD_BYTES", 400)
     before, after = plain(1).encode(), b"" if last else plain(20).encode()
     raw = document().replace(b"</posts>", before + bad + after + b"</posts>")
     config = Posts(max_bad_rows_share=0.2 if not last else 0.3, max_row_bytes=2000)
@@ -153,7 +153,7 @@ def test_one_bad_row_is_set_aside(tmp_path, monkeypatch, bad, reason, last):
 
 def test_places_of_bad_rows_and_no_more_in_memory_than_a_row_may_have(tmp_path, monkeypatch):
     monkeypatch.setattr(row_reading, "BLOCK_BYTES", 5000)
-    monkeypatch.setattr(head, "HEAD_BYTES", 400)
+    monkeypatch.setattr(xml_table, "HEAD_BYTES", 400)
     sizes, rows_of = [], row_reading._rows_of
     monkeypatch.setattr(row_reading, "_rows_of", lambda block, *rest: sizes.append(len(block)) or rows_of(block, *rest))
     long = question(50).replace("question 50", "x\n" * 50_000)

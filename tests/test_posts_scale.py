@@ -15,9 +15,10 @@ import pyarrow as pa
 import pytest
 
 from stages.recipe.data import Posts
-from stages.text import head, join, order, partition, runs
-from stages.text.rows import Reading, rows
-from stages.text.scoring import answer_score
+from stages.stackexchange.dump import xml_table
+from stages.stackexchange.dump.xml_rows import Reading, rows
+from stages.stackexchange.questions import hash_order, join, sorted_runs, spans
+from stages.stackexchange.questions.scoring import answer_score
 from tests import dumps
 from tests.dumps import answer, document, make_posts, plain, posts_of, question, records, row, write
 
@@ -39,7 +40,7 @@ def test_a_table_can_be_cut_anywhere(tmp_path, monkeypatch, span_bytes):
     odd = ['  <row Id="7"/><row\nId="8"\n/>\n', question("x"), question(60, Body="y" * 3000), "<!-- <row -->\n"]
     path = Path(write(tmp_path, document(plain(1), *odd, plain(10), plain(20))))
     expected = places_of_rows(path, tmp_path, 1 << 30)
-    monkeypatch.setattr("stages.text.rows.BLOCK_BYTES", 64)
+    monkeypatch.setattr("stages.stackexchange.dump.xml_rows.BLOCK_BYTES", 64)
     assert places_of_rows(path, tmp_path, span_bytes) == expected
     assert len(expected[0]) + len(expected[1]) == path.read_bytes().count(b"<row") == 14
 
@@ -48,7 +49,7 @@ def places_of_rows(path: Path, folder: Path, span_bytes: int) -> tuple[list, lis
     found, quarantine = [], folder / "quarantine"
     with open(quarantine, "w") as stream:
         reading = Reading("x", stream, 2000, 1.0)
-        for place in head.places(path, "posts", "x", span_bytes):
+        for place in xml_table.places(path, "posts", "x", span_bytes):
             found += [(offset, row.get("Id")) for offset, row in rows(path, place, reading)]
     aside = [json.loads(line) for line in quarantine.read_text().splitlines()]
     return found, sorted((record["offset"], record["reason"], record["id"]) for record in aside)
@@ -62,10 +63,10 @@ def test_a_row_that_is_no_row_of_a_dump_lies_where_it_says(tmp_path):
 
 
 def test_lines_of_offsets(tmp_path, monkeypatch):
-    monkeypatch.setattr(head, "CHUNK_BYTES", 3)
+    monkeypatch.setattr(xml_table, "CHUNK_BYTES", 3)
     path = tmp_path / "x"
     path.write_bytes(b"ab\n\ncd\r\ne\n")
-    lines = head.Lines(path)
+    lines = xml_table.Lines(path)
     assert [lines.at(offset) for offset in (0, 2, 3, 4, 8, 8, 10)] == [1, 1, 2, 3, 4, 4, 5]
 
 
@@ -73,7 +74,7 @@ def test_the_same_bytes_for_any_processes_spans_and_order_of_sources(tmp_path, m
     several = [write(tmp_path, crowd(range(start, 900, 3)), f"{start}.test/Posts.xml") for start in (1, 2)]
     for name, processes in (("a", 1), ("b", 2), ("c", 4)):
         make_posts(tmp_path / name, *several, config=SMALL, processes=processes)
-    monkeypatch.setattr(partition, "SPAN_BYTES", 3000)
+    monkeypatch.setattr(spans, "SPAN_BYTES", 3000)
     monkeypatch.setattr("stages.posts.SPAN_BYTES", 3000)
     monkeypatch.setattr(join, "CUT_BYTES", 5000)
     make_posts(tmp_path / "d", *reversed(several), config=SMALL)
@@ -101,8 +102,8 @@ def test_keys_are_splitmix64_and_spread():
         return z ^ (z >> 31)
     salt = int.from_bytes(hashlib.blake2b(b"p\ns", digest_size=8).digest(), "big")
     ids = np.array([0, 1, 5, 2**62, -3])
-    assert [int(key) for key in order.keys("s", "p", ids)] == [mix((salt + int(i)) % 2**64) for i in ids]
-    keys = order.keys("s", "p", np.arange(10_000))
+    assert [int(key) for key in hash_order.keys("s", "p", ids)] == [mix((salt + int(i)) % 2**64) for i in ids]
+    keys = hash_order.keys("s", "p", np.arange(10_000))
     assert len(set(keys.tolist())) == 10_000 and abs(keys.astype(float).mean() / 2**64 - 0.5) < 0.01
 
 
@@ -111,12 +112,12 @@ def test_parts_of_runs_are_all_rows_once_in_ranges_of_keys(tmp_path, parts):
     keys = np.random.default_rng(0).integers(0, 2**64, 600, dtype=np.uint64)
     keys[:4] = 0, 2**64 - 1, 2**63, 2**63
     for number, held in enumerate((keys[:600 // 7], keys[600 // 7:], keys[:0])):
-        runs.write_run(tmp_path / f"{number}", pa.table({"key": held, "n": np.arange(len(held))}), ["key"], parts)
-    found = [runs.part_of([tmp_path / "0", tmp_path / "1", tmp_path / "2"], part)["key"].to_numpy()
+        sorted_runs.write_run(tmp_path / f"{number}", pa.table({"key": held, "n": np.arange(len(held))}), ["key"], parts)
+    found = [sorted_runs.part_of([tmp_path / "0", tmp_path / "1", tmp_path / "2"], part)["key"].to_numpy()
              for part in range(parts)]
     assert sorted(np.concatenate(found).tolist()) == sorted(keys.tolist())
     assert [part for part, held in enumerate(found) for key in held.tolist() if key * parts >> 64 != part] == []
-    half = runs.part_of([tmp_path / "1"], parts // 2, lambda keys: keys % 2 == 0)["key"].to_numpy()
+    half = sorted_runs.part_of([tmp_path / "1"], parts // 2, lambda keys: keys % 2 == 0)["key"].to_numpy()
     assert half.tolist() == sorted(k for k in keys[600 // 7:].tolist() if k % 2 == 0 and k * parts >> 64 == parts // 2)
 
 

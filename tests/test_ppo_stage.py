@@ -8,7 +8,7 @@ import tiny
 from stages import ppo
 from stages.recipe.models import Lora
 from stages.recipe.ppo import Ppo, RewardSource
-from stages.text.template import prompt_ids
+from stages.stackexchange.prompt import prompt_ids
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from stages.learning.reward_sources import MEASURES, Source, load_source
 from stages.learning.rewards import Rewards, Shaping
 from stages.learning.running import RunningMoments
 from stages.learning.scratch import train_tokenizer
-from stages.text.template import answer_ids, prompt_ids, question_of
+from stages.stackexchange.prompt import answer_ids, prompt_ids, question_of
 
 QUESTIONS = ["which flag?", "{response} or {question}?", "Answer: </s> é 漢字\n\nAnswer: "]
 TEMPLATE = "<s>{question}</s>{response}</s>"

@@ -15,8 +15,8 @@ from stages.learning.logs import Logs
 from stages.learning.training import Training, Watch, train
 from stages.recipe.models import Lora
 from stages.recipe.sft import Sft
-from stages.text import tables
-from stages.text.tables import first_questions, first_rows, rows_of
+from stages.stackexchange.pairs import table as pairs_table
+from stages.stackexchange.pairs.table import first_questions, first_rows, rows_of
 
 CONFIG = Sft(lora=Lora(r=4, dropout=0.0), precision="fp32", packing="bfd", sequence_length_tokens=64, batch_sequences=4,
              microbatch_sequences=2, max_steps=None, epochs=2.0, learning_rate=3e-3, warmup_steps=0, save_every_steps=9,
@@ -79,7 +79,7 @@ def test_the_questions_held_out_come_first_and_no_more_is_read(inputs, monkeypat
     held = first_questions(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
     rows = list(rows_of(inputs["pairs"], "finetune"))
     read = []
-    monkeypatch.setattr(tables, "rows_of", lambda *_: (read.append(row) or row for row in rows))
+    monkeypatch.setattr(pairs_table, "rows_of", lambda *_: (read.append(row) or row for row in rows))
     found = list(first_rows(inputs["pairs"], "finetune", held))
     assert found == [row for row in rows if (row["site"], row["qid"]) in held] and len(read) == len(found) + 1
 

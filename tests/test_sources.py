@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from py7zr.exceptions import UnsupportedCompressionMethodError
 
-from stages.text import sources, unpack
-from stages.text.sources import Source, Table, sources_of
-from stages.text.unpack import check_space, unpacked
+from stages.stackexchange.dump import archives, sources
+from stages.stackexchange.dump.archives import check_space, unpacked
+from stages.stackexchange.dump.sources import Source, Table, sources_of
 from tests import dumps
 from tests.dumps import document, plain, write
 
@@ -261,7 +261,7 @@ def test_what_may_not_be_read_is_said(tmp_path, monkeypatch):
     assert f"{Path(folder).parent}: cannot be read: Permission denied" in refusal(str(Path(folder).parent))
     monkeypatch.undo()
     packed, zipped = seven(tmp_path, "h.7z"), write(tmp_path, gzip.compress(POSTS), "h.xml.gz")
-    monkeypatch.setattr(unpack, "open", lambda path, mode: refused(path), raising=False)
+    monkeypatch.setattr(archives, "open", lambda path, mode: refused(path), raising=False)
     assert "h.7z: cannot be read: Permission denied" in refusal(packed)
     assert "Permission denied" in unpack_refusal(zipped, tmp_path / "scratch")
 
@@ -306,7 +306,7 @@ def test_damage_of_the_codec_of_official_archives(tmp_path):
 def test_a_disk_that_fails_is_not_taken_for_damage(tmp_path, monkeypatch):
     def full(self, data):
         raise OSError(28, "No space left on device")
-    monkeypatch.setattr(unpack._File, "write", full)
+    monkeypatch.setattr(archives._File, "write", full)
     said = unpack_refusal(seven(tmp_path, "x.7z"), tmp_path / "scratch")
     assert f"cannot be unpacked into {tmp_path / 'scratch'}: No space left on device" in said
 
@@ -359,13 +359,13 @@ def test_names_in_an_archive_are_no_paths(tmp_path, monkeypatch):
 @pytest.mark.parametrize("stated, says", [(1000, "damaged (ArchiveError)"), (10**6, "to the size that the archive")])
 def test_an_archive_that_unpacks_to_another_size_than_it_states(tmp_path, monkeypatch, stated, says):
     given = seven(tmp_path, "x.7z", {"Posts.xml": MANY})
-    member = unpack._member
+    member = archives._member
 
     def misstated(*args):
         found = member(*args)
         found.uncompressed = stated
         return found
-    monkeypatch.setattr(unpack, "_member", misstated)
+    monkeypatch.setattr(archives, "_member", misstated)
     assert says in unpack_refusal(given, tmp_path / "scratch")
 
 
@@ -393,12 +393,12 @@ def test_a_full_disk_is_said(tmp_path, free, name, needed):
 
 
 def test_a_bomb_is_stopped_long_before_the_disk_is_full(tmp_path, free, monkeypatch):
-    monkeypatch.setattr(unpack, "LOOK_AT_DISK_EVERY_BYTES", 2 << 20)
+    monkeypatch.setattr(archives, "LOOK_AT_DISK_EVERY_BYTES", 2 << 20)
     given, scratch = write(tmp_path, gzip.compress(bytes(100 << 20)), "x.xml.gz"), tmp_path / "scratch"
     scratch.mkdir()
     free(30 << 20, scratch)
-    written, look = [], unpack.check_space
-    monkeypatch.setattr(unpack, "check_space", lambda name, folder, needed: written.append(needed) or look(
+    written, look = [], archives.check_space
+    monkeypatch.setattr(archives, "check_space", lambda name, folder, needed: written.append(needed) or look(
         name, folder, needed))
     assert "so far" in unpack_refusal(given, scratch)
     assert len(written) == 6 and max(written) == 24 << 20  # at 12 MB written, 18 MB are free and 24 needed
@@ -412,7 +412,7 @@ def test_check_space(tmp_path):
 
 def test_progress_is_shown(tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(unpack.Progress, "finish", lambda self: shown.append((self.label, self.done, self.total)))
+    monkeypatch.setattr(archives.Progress, "finish", lambda self: shown.append((self.label, self.done, self.total)))
     packed = gzip.compress(MANY)
     for name in ("x.xml.gz", "x.7z"):
         given = write(tmp_path, packed, name) if name != "x.7z" else seven(tmp_path, name, {"Posts.xml": MANY})

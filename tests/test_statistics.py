@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from stages.learning.statistics import estimate, estimate_of, group_numbers, jackknife, wilson, wins
+from stages.learning.statistics import estimate, estimate_of, jackknife, wilson, wins
 from stages.learning.text_measures import distinct, distinct_without_each
+from stages.stackexchange.pairs.table import group_numbers
 
 
 def grouped_pairs(generator: np.random.Generator, questions: int = 80) -> tuple[np.ndarray, np.ndarray]:

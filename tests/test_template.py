@@ -3,7 +3,7 @@
 import pytest
 import tiny
 
-from stages.text.template import answer_ids, pair_ids, prompt_ids, prompt_text
+from stages.stackexchange.prompt import answer_ids, pair_ids, prompt_ids, prompt_text
 
 
 @pytest.fixture(scope="module")

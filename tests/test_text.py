@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from stages.text.pairing import pairs_of, split_of
-from stages.text.scoring import answer_score
+from stages.stackexchange.pairs.draw import pairs_of, split_of
+from stages.stackexchange.questions.scoring import answer_score
 
 SHARES = {"finetune": 3.0, "reward": 3.0, "rl": 3.0, "evaluation": 1.8}
 

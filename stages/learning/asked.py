@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from stages.text.tables import questions_of
-from stages.text.template import answer_ids, prompt_ids
+from stages.stackexchange.pairs.table import questions_of
+from stages.stackexchange.prompt import answer_ids, prompt_ids
 
 
 class Asked:

@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
-from stages.learning.statistics import group_numbers, wins
+from stages.learning.statistics import wins
 from stages.learning.text_measures import has_code
-from stages.text.tables import drawn_rows, key_of
-from stages.text.template import answer_ids, prompt_ids
+from stages.stackexchange.pairs.table import drawn_rows, group_numbers, key_of
+from stages.stackexchange.prompt import answer_ids, prompt_ids
 
 # To add a baseline that needs no model: one line, a function of the answer's text.
 CHEAP: dict[str, Callable[[str], float]] = {"longer answer wins": len, "has code": has_code}

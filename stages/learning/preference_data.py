@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from stages.learning.reward_model import Scorer
 from stages.learning.statistics import wins
-from stages.text.tables import key_of
-from stages.text.template import answer_ids, prompt_ids
+from stages.stackexchange.pairs.table import key_of
+from stages.stackexchange.prompt import answer_ids, prompt_ids
 
 
 @dataclass

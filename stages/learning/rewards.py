@@ -7,7 +7,7 @@ import torch
 
 from stages.learning.reward_sources import MODEL, Source
 from stages.learning.running import RunningMoments
-from stages.text.template import question_of
+from stages.stackexchange.prompt import question_of
 
 NO_SPREAD = 1e-6  # rewards that differ by less are equal, and are not divided by their spread
 

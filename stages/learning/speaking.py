@@ -17,8 +17,8 @@ from stages.learning.comparison import longest_text, shared_tokenizer
 from stages.learning.loading import merged_reward
 from stages.learning.output_layer import log_probabilities
 from stages.learning.rollout import Growing, Record, steps
+from stages.stackexchange.prompt import prompt_ids
 from stages.text.pieces import Pieces
-from stages.text.template import prompt_ids
 
 BEST_OF_N = "best of n"
 MOST_SAMPLES = 64

@@ -8,8 +8,8 @@ from stages.learning.lexical import Lexical, counts, fitted
 from stages.learning.models import autocast
 from stages.learning.preference_data import Example, pair_indices
 from stages.learning.reward_model import Scoring, read
-from stages.learning.statistics import group_numbers
 from stages.runtime.progress import track
+from stages.stackexchange.pairs.table import group_numbers
 
 FOLDS = 5
 

@@ -14,7 +14,7 @@ from torch import nn
 from stages.learning import agreement, families, losses, models
 from stages.learning.policy import Policy
 from stages.learning.roles import role_of
-from stages.text.template import adds_bos
+from stages.stackexchange.prompt import adds_bos
 
 WAITING = ("lora_A", "lora_embedding_B")  # what multiplies a factor that starts at 0 has no gradient before it moves
 

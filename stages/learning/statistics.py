@@ -4,7 +4,7 @@ are resampled.
 NaN stands for "does not apply" and is left out. Numpy only.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,12 +17,6 @@ def wins(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """1 where `one` is larger, 0 where it is smaller, 1/2 for a tie, NaN where either is NaN; all [N]."""
     one, other = np.asarray(one, float), np.asarray(other, float)
     return np.where(np.isnan(one) | np.isnan(other), np.nan, (np.sign(one - other) + 1) / 2)
-
-
-def group_numbers(keys: Iterable[Hashable]) -> np.ndarray:
-    """Equal keys to equal whole numbers [N], in order of first appearance."""
-    known: dict[Hashable, int] = {}
-    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
 
 
 def estimate(values: np.ndarray, groups: np.ndarray, *, samples: int, seed: int) -> dict | None:

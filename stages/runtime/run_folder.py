@@ -22,7 +22,7 @@ from stages.runtime.artifact import write_text
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-SUFFIX = r"\.(?:7z|xml|xml\.gz|xml\.zst)"  # how a file of a dump ends, as in stages/text/sources.py
+SUFFIX = r"\.(?:7z|xml|xml\.gz|xml\.zst)"  # how a file of a dump ends, as in stages/stackexchange/dump/sources.py
 UNUSED = r"(?:.+-)?(?:Badges|Comments|PostHistory|PostLinks|Tags|Users)\."
 DUMP_FILE = re.compile(rf"(?!{UNUSED}).+(?:{SUFFIX}|\.parquet)", re.IGNORECASE)
 LABEL_CHARACTERS = 100

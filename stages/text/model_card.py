@@ -10,7 +10,7 @@ import yaml
 from stages.render.card_sections import hub_license, joined, licence, limits, section, settings, sites
 from stages.render.markdown_tables import cell, plain, table
 from stages.runtime.manifest import leaves
-from stages.text.template import prompt_text
+from stages.stackexchange.prompt import prompt_text
 
 WHAT = {
     "sft": ("answers questions", "A language model, fine-tuned on questions with the answers that people preferred."),

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.runtime.artifact import write_text
-from stages.text.tables import SCHEMA
+from stages.stackexchange.pairs.table import SCHEMA
 
 VOTES, TIES = "reward", "ties"  # folders; the reward stage reads the split of the first one's name
 PART, LOCK = "part-00000.parquet", ".lock"

@@ -9,7 +9,7 @@ from pathlib import Path
 from stages.learning.speaking import BEST_OF_N, Answer, Manner, Speakers
 from stages.render.html import Html
 from stages.render.terminal import shortened
-from stages.text.tables import best_rows, first_questions, first_rows, key_of
+from stages.stackexchange.pairs.table import best_rows, first_questions, first_rows, key_of
 from stages.text.votes import TIES, VOTES, Question, Votes, Written, models_of, vote_row
 from stages.web import show
 from stages.web.sessions import Duel, Sessions

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from stages.text.head import Lines
-from stages.text.partition import QUESTION
-from stages.text.runs import POST_ORDER, in_order, part_of
-from stages.text.scoring import answer_score
-from stages.text.tally import Tally
+from stages.stackexchange.dump.xml_table import Lines
+from stages.stackexchange.questions.counts import Tally
+from stages.stackexchange.questions.scoring import answer_score
+from stages.stackexchange.questions.sorted_runs import POST_ORDER, in_order, part_of
+from stages.stackexchange.questions.spans import QUESTION
 
 CUT_BYTES = 96 << 20  # of text, which sorting holds twice; a part is rarely larger
 BATCH_ROWS = 1000

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stages.text import order
-from stages.text.runs import CLAIM_ORDER, in_order, part_of, write_run
+from stages.stackexchange.questions import hash_order
+from stages.stackexchange.questions.sorted_runs import CLAIM_ORDER, in_order, part_of, write_run
 
 
 @dataclass(frozen=True)
@@ -58,5 +58,5 @@ def _ups(claims: pa.Table, votes: pa.Table, work: Check) -> pa.Table:
     homes = claims.select(["source", "id", "home"]).group_by(["source", "id", "home"]).aggregate([])
     joined = summed.join(homes, ["source", "id"], join_type="inner")
     sites = [work.sites[source] for source in joined["source"].to_pylist()]
-    keys = order.question_keys_by_site(sites, work.seed, joined["home"].to_numpy())
+    keys = hash_order.question_keys_by_site(sites, work.seed, joined["home"].to_numpy())
     return pa.table({"key": keys, "source": joined["source"], "id": joined["id"], "ups": joined["ups_sum"]})

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.render.markdown_tables import bin_of
-from stages.text.markdown import Converter, Limits, NotConvertedError, converter
-from stages.text.pairing import pairs_of, split_of
-from stages.text.pairs_tally import PairsTally
-from stages.text.tables import SCHEMA, SPLITS
+from stages.stackexchange.markdown.convert import Converter, Limits, NotConvertedError, converter
+from stages.stackexchange.pairs.counts import PairsTally
+from stages.stackexchange.pairs.draw import pairs_of, split_of
+from stages.stackexchange.pairs.table import SCHEMA, SPLITS
 
 
 @dataclass(frozen=True)

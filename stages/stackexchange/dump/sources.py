@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from stages.text.unpack import Table, tables_in
+from stages.stackexchange.dump.archives import Table, tables_in
 
 NEEDED = ("Posts", "Votes")
 TABLES = (*NEEDED, "Badges", "Comments", "PostHistory", "PostLinks", "Tags", "Users")

@@ -11,7 +11,7 @@ import re
 from bs4 import Comment, Declaration, Doctype, NavigableString, ProcessingInstruction, Tag
 from markdownify import ATX, MarkdownConverter, abstract_inline_conversion, chomp
 
-from stages.text.markdown_bounds import TOO_LONG, BoundedConverter, Limits, NotConvertedError
+from stages.stackexchange.markdown.limits import TOO_LONG, BoundedConverter, Limits, NotConvertedError
 
 MARK = "\0"  # HTML has no such character: U+FFFD stands for it
 MARKED_LINE = re.compile(f"^([^{MARK}\n]*){MARK}([0-9]+){MARK}$", re.MULTILINE)

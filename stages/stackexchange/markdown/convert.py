@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from bs4 import Tag
 
-from stages.text.markdown_bounds import TOO_LONG, TOO_MANY_TAGS, BoundedConverter, Limits, NotConvertedError
-from stages.text.markdown_clean import CleanConverter
+from stages.stackexchange.markdown.clean import CleanConverter
+from stages.stackexchange.markdown.limits import TOO_LONG, TOO_MANY_TAGS, BoundedConverter, Limits, NotConvertedError
 
 Converter = Callable[[str, str], str]
 STYLES = ("published", "clean")

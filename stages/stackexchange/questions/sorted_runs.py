@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.text.order import first_key
+from stages.stackexchange.questions.hash_order import first_key
 
 KEY = pa.field("key", pa.uint64())
 POST_ORDER = ["key", "source", "home", "kind", "id", "offset"]

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.runtime.artifact import write_json
-from stages.text.join import Origin, as_dicts, cuts, joined
-from stages.text.questions import SCHEMA, questions_in, write_part
-from stages.text.runs import RECORD_ORDER, part_of, whole
-from stages.text.selection import Selection
-from stages.text.tally import Tally
+from stages.stackexchange.questions.counts import Tally
+from stages.stackexchange.questions.filters import Selection
+from stages.stackexchange.questions.join import Origin, as_dicts, cuts, joined
+from stages.stackexchange.questions.sorted_runs import RECORD_ORDER, part_of, whole
+from stages.stackexchange.questions.table import SCHEMA, questions_in, write_part
 
 
 @dataclass(frozen=True)

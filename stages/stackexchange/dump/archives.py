@@ -20,7 +20,7 @@ from py7zr.exceptions import ArchiveError, PasswordRequired, UnsupportedCompress
 from py7zr.io import Py7zIO, WriterFactory
 
 from stages.runtime.progress import Progress
-from stages.text.head import LOOKS
+from stages.stackexchange.dump.xml_table import LOOKS
 
 SPACE_FACTOR = 3  # the file, and its rows once more in runs, and the result
 CHUNK_BYTES = 1 << 20

@@ -1,8 +1,9 @@
 """Spans of a dump's tables to sorted runs: posts-, sizes- and claims-NUMBER.arrow, or votes-NUMBER.arrow."""
 
+import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -12,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.text import head
-from stages.text.order import post_keys, question_keys
-from stages.text.piece import Piece
-from stages.text.rows import Reading, rows
-from stages.text.runs import CLAIM_ORDER, POST_ORDER, with_keys, write_run, write_sized
+from stages.runtime.artifact import write_json
+from stages.stackexchange.dump import xml_table
+from stages.stackexchange.dump.xml_rows import Reading, rows
+from stages.stackexchange.questions.hash_order import post_keys, question_keys
+from stages.stackexchange.questions.sorted_runs import CLAIM_ORDER, POST_ORDER, with_keys, write_run, write_sized
 
 SPAN_BYTES = 32 << 20
 QUESTION, ANSWER = 1, 2
@@ -30,14 +31,14 @@ TEXTS = {"body": "Body", "title": "Title", "tags": "Tags", "date": "CreationDate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span(Piece):
+class Span(ScanTask):
     """Rows of one table of one site that stand next to each other."""
 
     name: str  # for messages
     site: str
     table: str  # "posts" or "votes"
     path: Path
-    place: head.Place
+    place: xml_table.Place
     max_row_bytes: int
 
     def file(self, kind: str) -> Path:
@@ -131,3 +132,34 @@ def _partition_votes(span: Span, reading: Reading) -> None:
 def _constant(value: int, length: int) -> pa.Array:
     return pa.array(np.full(length, value, dtype=np.int32))
 
+
+@dataclass(frozen=True, kw_only=True)
+class ScanTask:
+    """`source` is its place in the list of the run's sources, `parts` how many its runs are cut into."""
+
+    number: int
+    source: int
+    parts: int
+    folder: Path
+    seed: int
+    max_bad_rows_share: float
+
+    @property
+    def done(self) -> Path:
+        return self.folder / f"done-{self.number:05d}.json"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.folder / f"quarantine-{self.number:05d}.jsonl"
+
+    def counted(self, name: str, max_row_bytes: int, bytes_read: int, fill: Callable[[Reading], None]
+                ) -> dict[str, int]:
+        """What is counted while `fill` leaves the runs, now or when this was done before."""
+        if self.done.exists():
+            return json.loads(self.done.read_text())
+        with open(self.quarantine, "w", encoding="utf-8") as quarantine:
+            reading = Reading(name, quarantine, max_row_bytes, self.max_bad_rows_share)
+            fill(reading)
+        counts = dict(reading.counts) | {"bytes_read": bytes_read}
+        write_json(self.done, counts)
+        return counts

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.runtime.progress import track
-from stages.text.order import question_keys_by_site
-from stages.text.piece import Piece
-from stages.text.questions import SCHEMA, size_of
-from stages.text.rows import Reading
-from stages.text.runs import RECORD_ORDER, with_keys, write_sized
+from stages.stackexchange.dump.xml_rows import Reading
+from stages.stackexchange.questions.hash_order import question_keys_by_site
+from stages.stackexchange.questions.sorted_runs import RECORD_ORDER, with_keys, write_sized
+from stages.stackexchange.questions.spans import ScanTask
+from stages.stackexchange.questions.table import SCHEMA, size_of
 
 BATCH_ROWS = 1000
 SPAN_BYTES = 32 << 20
@@ -30,7 +30,7 @@ LICENSE = "CC BY-SA 4.0"  # of the tables, as their cards say
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records(Piece):
+class Records(ScanTask):
     """Some row groups of one parquet file, or all of a hub data set (`groups` is None)."""
 
     place: str

@@ -10,7 +10,7 @@ import yaml
 
 from stages.render.card_sections import hub_license, joined, licence, limits, section, settings, sites
 from stages.render.markdown_tables import cell, funnel, histogram, largest, plain, table, with_sum
-from stages.text.tables import SPLITS
+from stages.stackexchange.pairs.table import SPLITS
 
 TAGS = ["stack-exchange", "human-feedback"]
 POSTS_TITLE = "Stack Exchange questions with scored answers"

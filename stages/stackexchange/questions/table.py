@@ -1,7 +1,7 @@
 """The posts artifact: question records with their scored answers, in part-00000.parquet, part-00001.parquet, ...
 
 votes: net (up minus down), or up votes where these were asked for; null where the source does not say. score: see
-stages/text/scoring.py.
+stages/stackexchange/questions/scoring.py.
 """
 
 from collections.abc import Iterable, Iterator

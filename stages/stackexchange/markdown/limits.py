@@ -1,4 +1,4 @@
-"""Stock markdownify in bounded time and memory: what both styles of stages.text.markdown stand on.
+"""Stock markdownify in bounded time and memory: what both styles of stages.stackexchange.markdown.convert stand on.
 
 Posts are untrusted: deep nesting overflows the stack, and long lists, tables, runs of blanks and nested quotes are
 quadratic in the parser or the converter. Each has a cap, far above what the sites' own 30,000-character limit lets a
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bs4 import BeautifulSoup, NavigableString, Tag
 from markdownify import MarkdownConverter
 
-from stages.text.markdown_tree import PostBuilder
+from stages.stackexchange.markdown.parser import PostBuilder
 
 TOO_LONG, TOO_DEEP, TOO_MANY_TAGS = "too long", "nested too deeply", "too many tags"
 TOO_BLANK, TOO_NESTED, TOO_BROKEN = "too much white space", "too much nested text", "too many broken tags"

@@ -18,7 +18,7 @@ class Selection:
     min_answers: int = 0
 
     def reason(self, question: dict) -> str | None:
-        """Why this record (schema: stages/text/questions.py) does not stay; None when it does."""
+        """Why this record (schema: stages/stackexchange/questions/table.py) does not stay; None when it does."""
         date = question["date"].replace("/", "-")  # the published sets write 2015/09/02
         if self.sites and question["site"] not in self.sites:
             return "of another site"

@@ -17,7 +17,7 @@ from typing import BinaryIO, TextIO
 
 from lxml import etree
 
-from stages.text.head import DOCTYPE, PROLOG, Lines, Place
+from stages.stackexchange.dump.xml_table import DOCTYPE, PROLOG, Lines, Place
 
 BLOCK_BYTES = 1 << 20
 HEAD_OF_ROW_BYTES = 1 << 10

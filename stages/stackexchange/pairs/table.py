@@ -6,10 +6,11 @@ and what CC BY-SA asks for: ids of the answers (their url is SITE/a/ID), authors
 """
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -115,3 +116,9 @@ def best_rows(rows: Iterable[dict]) -> list[dict]:
         if key not in best or row["score_j"] > best[key]["score_j"]:
             best[key] = row
     return [best[key] for key in sorted(best)]
+
+
+def group_numbers(keys: Iterable[Hashable]) -> np.ndarray:
+    """Equal keys to equal whole numbers [N], in order of first appearance."""
+    known: dict[Hashable, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)

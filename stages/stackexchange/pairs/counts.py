@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from stages.text.tables import SPLITS
-from stages.text.tally import in_order
+from stages.stackexchange.pairs.table import SPLITS
+from stages.stackexchange.questions.counts import in_order
 
 DROPPED_IDS = 20  # named for each reason; all are counted
 
