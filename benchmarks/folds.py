@@ -22,11 +22,12 @@ import pyarrow.dataset as dataset
 import pyarrow.parquet as parquet
 
 from stages import reward
-from stages.learning import models
 from stages.learning.judging import EQUAL_LENGTH, held_out_pairs
 from stages.learning.reward_model import Scorer, put_scoring
 from stages.learning.statistics import estimate, wins
-from stages.learning.weights import load_adapter
+from stages.modeling import tokenizer
+from stages.modeling.load import load_scorer
+from stages.modeling.pretrained import load_adapter
 from stages.recipe import recipe
 from stages.recipe.reward import Reward
 from stages.stackexchange.pairs.table import SPLITS, group_numbers, key_of, rows_of
@@ -48,10 +49,10 @@ def split(pairs: Path, fold: int, out: Path) -> None:
 def scored(config: Reward, base: Path, pairs: Path, out: Path) -> pa.Table:
     """Train on the `reward` split and rank `evaluation`: a row a pair, with both scores and both lengths."""
     reward.run(config, out, base=base, pairs=pairs)
-    model = models.load_scorer(base, config.precision, new_head=True)
+    model = load_scorer(base, config.precision, new_head=True)
     put_scoring(out, model)
     scorer = Scorer(load_adapter(model, out), config.precision)
-    held = held_out_pairs(rows_of(pairs, "evaluation"), models.load_tokenizer(base), max_pairs=10**9,
+    held = held_out_pairs(rows_of(pairs, "evaluation"), tokenizer.load_tokenizer(base), max_pairs=10**9,
                           max_tokens=config.max_length_tokens, seed=0)
     scores = scorer(held.prompts, held.answers).numpy()
     lengths = np.array([len(answer) for _, answer in held.texts])

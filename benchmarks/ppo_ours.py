@@ -10,12 +10,14 @@ from transformers import logging
 
 from benchmarks import ppo_workload as workload
 from benchmarks.ppo_profile import grouped
-from stages.learning import machine, models
 from stages.learning.experience import Update, experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.reward_model import Scorer
 from stages.learning.rollout import sample
+from stages.modeling import torch_setup
+from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.lora import add_lora
 
 PACKAGES = ("torch", "transformers", "peft")
 
@@ -26,11 +28,11 @@ def load(shape: workload.Shape, precision: str) -> tuple[Policy, Scorer, torch.o
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         workload.language_model(shape).to(dtype).save_pretrained(f"{folder}/lm")
         workload.reward_model(shape).to(dtype).save_pretrained(f"{folder}/rm")
-        model = models.load_causal(f"{folder}/lm", precision)
-        scorer = Scorer(models.load_scorer(f"{folder}/rm", precision), precision)
+        model = load_causal(f"{folder}/lm", precision)
+        scorer = Scorer(load_scorer(f"{folder}/rm", precision), precision)
     lora = workload.LORA
     torch.manual_seed(0)
-    model = models.add_lora(model, r=lora["r"], alpha=lora["lora_alpha"], dropout=lora["lora_dropout"],
+    model = add_lora(model, r=lora["r"], alpha=lora["lora_alpha"], dropout=lora["lora_dropout"],
                             target_modules=tuple(lora["target_modules"]), precision=precision)
     policy = Policy(model, 1.0, precision)
     return policy, scorer, torch.optim.Adam(policy.trained().values(), lr=workload.LEARNING_RATE, eps=1e-5)
@@ -83,5 +85,5 @@ if __name__ == "__main__":
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     workload.threads()
-    machine.prepare()
+    torch_setup.prepare()
     main()

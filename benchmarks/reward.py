@@ -13,7 +13,7 @@ seconds, which other processes hardly disturb; `foreign` is the number of cores 
 most that a process held.
 
 "TRL" is as shipped; "tuned TRL" has the switch set that our own start sets on such a machine, fp32 products by oneDNN
-(stages/learning/machine.py), and eager attention, which goes with it.
+(stages/modeling/torch_setup.py), and eager attention, which goes with it.
 
 --accuracy: an epoch of each over the pairs (--train-pairs at most) of all but --held-out of the questions; then each
 ranks the pairs of those, scored by one code. The goal: the 95 % interval of the paired difference, questions resampled,
@@ -48,11 +48,12 @@ from benchmarks.training_runs import (
     table_of,
 )
 from benchmarks.training_work import MODEL, PAIRS, Work
-from stages.learning import models
 from stages.learning.judging import HeldOutPairs, held_out_pairs
 from stages.learning.preference_data import examples
 from stages.learning.reward_model import Scorer, Scoring, initialise_head
 from stages.learning.statistics import estimate
+from stages.modeling.load import load_scorer
+from stages.modeling.tokenizer import load_tokenizer
 from stages.stackexchange.pairs.table import first_questions, first_rows, key_of, rows_of
 
 SPLIT = "reward"
@@ -88,8 +89,8 @@ def measure(given: argparse.Namespace, folder: Path, setting: Setting) -> tuple[
 def prepare(work: Work, base: Path, pairs: Path, held: set[tuple], most: int) -> None:
     """Fill the work's folder with the scorer that all start from, with the first pairs of questions not held out, and
     with their token ids for TRL. SystemExit when there are none."""
-    tokenizer = models.load_tokenizer(base)
-    scorer = models.load_scorer(base, new_head=True)
+    tokenizer = load_tokenizer(base)
+    scorer = load_scorer(base, new_head=True)
     initialise_head(scorer, torch.Generator().manual_seed(work.seed))
     scorer.save_pretrained(work.path(MODEL))
     tokenizer.save_pretrained(work.path(MODEL))
@@ -109,7 +110,7 @@ def accuracy(given: argparse.Namespace, work: Work, held: set[tuple], setting: S
     less TRL's, pair by pair."""
     prepare(work, given.base, given.pairs, held, given.train_pairs)
     rows = first_rows(given.pairs, SPLIT, held)
-    tokenizer = models.load_tokenizer(given.base)
+    tokenizer = load_tokenizer(given.base)
     pairs = held_out_pairs(rows, tokenizer, max_pairs=10 ** 9, max_tokens=work.length, seed=0)
     right, passes = {"untrained": pairs.decided(scores(work, pairs, None))}, {}
     for one in asked_for(CONTENDERS[:3], given):
@@ -132,7 +133,7 @@ def accuracy(given: argparse.Namespace, work: Work, held: set[tuple], setting: S
 
 def scores(work: Work, pairs: HeldOutPairs, adapter: Path | None) -> np.ndarray:
     """Of the texts, by the model that all start from or by that with an adapter and its head."""
-    model = models.load_scorer(work.path(MODEL))
+    model = load_scorer(work.path(MODEL))
     if adapter:
         model = PeftModel.from_pretrained(model, adapter).eval()
     return Scorer(model, "fp32", Scoring())(pairs.prompts, pairs.answers).numpy()

@@ -15,7 +15,7 @@ Ratios are of medians: with one thread of CPU seconds; `foreign` is the number o
 are 10^6 bytes, the most that a process held.
 
 --precision mixed is bf16 by autocast: ours beside TRL with bf16=True. "TRL" is as shipped; "tuned TRL" has the switch
-set that our own start sets on such a machine, fp32 products by oneDNN (stages/learning/machine.py), and eager
+set that our own start sets on such a machine, fp32 products by oneDNN (stages/modeling/torch_setup.py), and eager
 attention, which goes with it; with 'wrapped' alone, as on TRL's 'bfd', one row of a whole batch, both make it slower.
 """
 
@@ -32,8 +32,10 @@ from benchmarks.stage_runs import say
 from benchmarks.tables import Goal, Result
 from benchmarks.training_runs import SWITCHES, TRL, TUNED, compare, contender, parser, program, ratio, table_of
 from benchmarks.training_work import DOCUMENTS, MODEL, Work
-from stages.learning import models, scratch
 from stages.learning.documents import write_documents
+from stages.modeling import tiny_llama
+from stages.modeling.load import load_causal
+from stages.modeling.tokenizer import load_tokenizer
 from stages.stackexchange.pairs.table import rows_of
 from stages.stackexchange.prompt import encoded
 
@@ -95,12 +97,12 @@ def prepare(work: Work, given: argparse.Namespace) -> None:
 def _model(work: Work, given: argparse.Namespace):
     """The base, or one made for it, into the work's folder; gives its tokenizer."""
     if given.base:
-        tokenizer, model = models.load_tokenizer(given.base), models.load_causal(given.base)
+        tokenizer, model = load_tokenizer(given.base), load_causal(given.base)
     else:
         shape = Shape()
-        tokenizer = scratch.train_tokenizer(chain.from_iterable(_texts(given)), shape.vocabulary)
+        tokenizer = tiny_llama.train_tokenizer(chain.from_iterable(_texts(given)), shape.vocabulary)
         torch.manual_seed(work.seed)
-        model = scratch.small_llama(tokenizer, hidden_size=shape.width, intermediate_size=shape.intermediate,
+        model = tiny_llama.small_llama(tokenizer, hidden_size=shape.width, intermediate_size=shape.intermediate,
                                     layers=shape.layers, heads=shape.heads, max_position_tokens=1024,
                                     initializer_range=0.02)
     model.save_pretrained(work.path(MODEL))

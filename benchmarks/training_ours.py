@@ -14,7 +14,6 @@ from torch.utils.data import Subset
 
 from benchmarks.ppo_workload import threads, worker_arguments, write
 from benchmarks.training_work import DOCUMENTS, MODEL, WARM_UP_STEPS, Meter, Work
-from stages.learning import models
 from stages.learning.documents import Documents
 from stages.learning.language_modelling import collate_blocks, summed_loss
 from stages.learning.packing import Blocks, Row
@@ -22,7 +21,10 @@ from stages.learning.preference_data import Example, collate_examples, examples
 from stages.learning.reward_model import Scoring
 from stages.learning.reward_objective import Objective
 from stages.learning.training import Training, train
-from stages.learning.weights import save_adapter
+from stages.modeling import lora
+from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.pretrained import save_adapter
+from stages.modeling.tokenizer import load_tokenizer
 from stages.stackexchange.pairs.table import rows_of
 
 PACKAGES = ("torch", "transformers", "peft")
@@ -30,11 +32,11 @@ PACKAGES = ("torch", "transformers", "peft")
 
 def reward(work: Work, meter: Meter, batching: str):
     """A pass over all pairs, 'question' by question or 'pair' by pair; gives the model."""
-    tokenizer = models.load_tokenizer(work.path(MODEL))
+    tokenizer = load_tokenizer(work.path(MODEL))
     rows = rows_of(Path(work.folder), "reward")
     data, _ = examples(rows, tokenizer, max_length_tokens=work.length, by_question=batching == "question",
                        max_pairs=10 ** 9)
-    model, objective, scoring = _learner(work, models.load_scorer, scorer=True), Objective(), Scoring()
+    model, objective, scoring = _learner(work, load_scorer, scorer=True), Objective(), Scoring()
 
     def loss(items: list[Example]) -> torch.Tensor:
         pairs = [(item.prompt, item.answers[index]) for item in items for pair in item.pairs for index in pair]
@@ -52,7 +54,7 @@ def sft(work: Work, meter: Meter, packing: str):
     """A pass over all blocks of the documents, 'wrapped' or 'bfd'; gives the model."""
     documents = Documents(work.path(DOCUMENTS))
     blocks = Blocks(documents, np.arange(len(documents)), work.length, packing, answers_only=False)
-    model = _learner(work, models.load_causal)
+    model = _learner(work, load_causal)
 
     def loss(rows: list[Row]) -> torch.Tensor:
         meter.loss_of(sum(int(row.learnt.sum()) for row in rows), (row.ids for row in rows),
@@ -66,7 +68,7 @@ def sft(work: Work, meter: Meter, packing: str):
 def _learner(work: Work, load: Callable, scorer: bool = False):
     model = load(work.path(MODEL), work.precision)
     torch.manual_seed(work.seed)
-    return models.add_lora(model, r=work.rank, alpha=work.alpha, dropout=work.dropout, target_modules=(),
+    return lora.add_lora(model, r=work.rank, alpha=work.alpha, dropout=work.dropout, target_modules=(),
                            precision=work.precision, scorer=scorer)
 
 
@@ -86,7 +88,7 @@ def main() -> None:
     model = (reward if given.form in ("question", "pair") else sft)(given.shape, meter, given.form)
     write(given.out, meter.clock, PACKAGES, **meter.read)
     if given.adapter:
-        save_adapter(model, models.load_tokenizer(given.shape.path(MODEL)), Path(given.adapter))
+        save_adapter(model, load_tokenizer(given.shape.path(MODEL)), Path(given.adapter))
 
 
 if __name__ == "__main__":

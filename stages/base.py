@@ -16,9 +16,9 @@ import torch
 from stages.learning.documents import write_documents
 from stages.learning.language_modelling import collate_blocks, summed_loss
 from stages.learning.packing import Blocks
-from stages.learning.scratch import small_llama, train_tokenizer
 from stages.learning.training import Training, remove_checkpoints, train
-from stages.learning.weights import copy_pretrained, save_model
+from stages.modeling.pretrained import copy_pretrained, save_model
+from stages.modeling.tiny_llama import small_llama, train_tokenizer
 from stages.recipe.models import Base, Scratch
 from stages.stackexchange.pairs.table import answers_of
 from stages.stackexchange.prompt import encoded, prompt_text

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.learning import comparison, models
+from stages.learning import comparison
 from stages.learning.asked import Asked
 from stages.learning.comparison import Answers
 from stages.learning.judging import HeldOutPairs, held_out_pairs, judged
@@ -25,6 +25,10 @@ from stages.learning.reward_sources import Source, load_source
 from stages.learning.statistics import estimate, estimate_of
 from stages.learning.surface import fitted
 from stages.learning.text_measures import has_code
+from stages.modeling import families
+from stages.modeling.load import load_causal
+from stages.modeling.packed import token_logprobs
+from stages.modeling.tokenizer import same_tokenizer, shared_tokenizer
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.ppo import RewardSource
 from stages.runtime.artifact import write_json
@@ -47,7 +51,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
         raise ValueError("evaluate.temperature must be above 0: a KL is measured on samples")
     truth = gold.load(config.gold) if config.gold else None
     scorers = [_scorer(name) for name in config.scorers]
-    tokenizer, longest = comparison.shared_tokenizer(sft, ppo, reward), comparison.longest_text(sft, ppo, reward)
+    tokenizer, longest = shared_tokenizer(sft, ppo, reward), families.max_positions(sft, ppo, reward)
     held = held_out_pairs(rows_of(pairs, SPLIT), tokenizer, max_pairs=config.max_pairs, max_tokens=longest,
                           seed=config.seed)
     asked = Asked(pairs, SPLIT, tokenizer, prompts=config.prompts, max_prompt_tokens=config.max_prompt_tokens,
@@ -92,11 +96,11 @@ def _answers(config: Evaluate, tokenizer, folders: dict[str, Path], prompts: lis
                   max_new_tokens=config.max_response_tokens, temperature=config.temperature)
     answers = {}
     for name, folder in folders.items():
-        if name == "base" and not comparison.same_tokenizer(folder, tokenizer):
+        if name == "base" and not same_tokenizer(folder, tokenizer):
             print(f"evaluate: {folder} has another tokenizer than SFT: it is not among the policies", flush=True)
             continue
         model = None  # one at a time in memory
-        model = models.load_causal(folder)
+        model = load_causal(folder)
         found = ask(model, prompts=prompts, seed=config.seed, label=f"evaluate: {name} answers")
         answers[name] = replace(found, log_p=_log_p(model, prompts, found, config.temperature, name))
     if config.best_of:  # other random numbers than those of SFT's own answers, which it is held against
@@ -106,13 +110,13 @@ def _answers(config: Evaluate, tokenizer, folders: dict[str, Path], prompts: lis
     for name, found in answers.items():
         under_sft = found.log_p if name == "sft" else _log_p(model, prompts, found, config.temperature, "sft")
         answers[name] = replace(found, log_ref=under_sft)
-    likelihood = comparison.log_probabilities(model, held.prompts, held.answers, 1.0, "evaluate: SFT on pairs")
+    likelihood = token_logprobs.response_logprobs(model, held.prompts, held.answers, 1.0, "evaluate: SFT on pairs")
     return answers, np.array([float(row.mean()) for row in likelihood])
 
 
 def _log_p(model, prompts: list[list[int]], found: Answers, temperature: float, name: str) -> list:
     prompts = repeated(prompts, len(found.responses))
-    return comparison.log_probabilities(model, prompts, found.responses, temperature, f"evaluate: KL, {name}")
+    return token_logprobs.response_logprobs(model, prompts, found.responses, temperature, f"evaluate: KL, {name}")
 
 
 def _rewards(reward: Path, held: HeldOutPairs, asked: Asked, answers: dict[str, Answers]

@@ -14,12 +14,12 @@ import json
 from itertools import groupby
 from pathlib import Path
 
-from stages.learning.comparison import longest_text
-from stages.learning.merging import check_order, merge
-from stages.learning.models import load_tokenizer
 from stages.learning.preference_data import Example, examples
 from stages.learning.reward_model import member_folder, members_of
-from stages.learning.roles import check_base, is_adapter, is_scorer
+from stages.modeling.adapters import check_base, is_adapter, is_scorer
+from stages.modeling.families import max_positions
+from stages.modeling.merge import check_order, merge
+from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.models import Merge
 from stages.runtime.artifact import MANIFEST, folder_of, read_manifest, write_text
 from stages.stackexchange.pairs.table import key_of, rows_of
@@ -79,7 +79,7 @@ def _pretrained(base: Path) -> str | None:
 
 
 def _texts(base: Path, adapter: Path, pairs: Path) -> list[Example]:
-    scorer, limit = is_scorer(adapter), min(longest_text(base), TEXT_TOKENS)
+    scorer, limit = is_scorer(adapter), min(max_positions(base), TEXT_TOKENS)
     split = "reward" if scorer else "finetune"
     rows = rows_of(pairs, split)
     if not scorer:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from stages.learning import checkpoint, families, models, optimizers, preflight, served
+from stages.learning import checkpoint, optimizers, preflight, served
 from stages.learning.engine import Engine
 from stages.learning.ensemble import Ensemble, members
 from stages.learning.experience import Update
@@ -29,6 +29,8 @@ from stages.learning.rewards import Rewards, Shaping
 from stages.learning.sampling import Sampling, draw
 from stages.learning.startup import run_checks
 from stages.learning.stopping import Stopper, StopRules
+from stages.modeling import families
+from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import named
 from stages.runtime.artifact import RunContext, write_json
@@ -58,7 +60,7 @@ class _Loop:
 
     def __init__(self, config: Ppo, out: Path, policy: Path, reward: Path, pairs: Path, logs: Logs):
         self.config, self.out, self.logs, self.iteration = config, out, logs, 0
-        self.tokenizer = models.load_tokenizer(policy)
+        self.tokenizer = load_tokenizer(policy)
         self.prompts, self.validation, self.dropped = _prompts(config, self.tokenizer, pairs)
         self.engine, self.sources = _engine(config, self.tokenizer, policy, reward)
         self.stopper = Stopper(StopRules(**named(StopRules, config)))

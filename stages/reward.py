@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.learning import families, models
 from stages.learning.judging import HeldOutPairs, held_out_pairs, scored_pairs, validation_numbers, where_right
 from stages.learning.lexical import Lexical, characters_of
 from stages.learning.logs import Logs, open_logs
@@ -34,7 +33,10 @@ from stages.learning.reward_objective import Objective
 from stages.learning.stacking import stacked
 from stages.learning.statistics import estimate
 from stages.learning.training import Training, Watch, last_step, remove_checkpoints, train
-from stages.learning.weights import save_adapter
+from stages.modeling import families, lora
+from stages.modeling.load import load_scorer
+from stages.modeling.pretrained import save_adapter
+from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import named
 from stages.recipe.reward import Reward
 from stages.runtime.artifact import RunContext
@@ -52,7 +54,7 @@ INTERVALS = partial(estimate, samples=1000, seed=0)
 def run(config: Reward, out: Path, *, base: Path, pairs: Path, beside: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, scoring.json, and history, samples and
     validation .jsonl; and a folder of the same for each further member."""
-    tokenizer = models.load_tokenizer(base)
+    tokenizer = load_tokenizer(base)
     data = _data(config, tokenizer, pairs)
     words = _words(config, base, tokenizer, data) if config.lexical_buckets else None
     found = []
@@ -113,7 +115,7 @@ def _words(config: Reward, base: Path, tokenizer, data: _Data) -> Lexical:
 
 def _untrained(config: Reward, base: Path):
     """The base as a classifier, checked to serve what the recipe asks."""
-    model = models.load_scorer(base, config.precision, new_head=True)
+    model = load_scorer(base, config.precision, new_head=True)
     families.check_length(model.config, config.max_length_tokens)
     for name in ("log_probability_weight", "language_model_weight"):
         check_tied(model.config, getattr(config, name), name)
@@ -129,7 +131,7 @@ def _train_member(
     torch.manual_seed(config.seed)
     model = _untrained(config, base)
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
-    model = models.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
+    model = lora.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
     scorer = Scorer(model, config.precision, scoring, words=words)
 
     def measure(step: int) -> dict[str, float]:

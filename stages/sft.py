@@ -15,14 +15,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.learning import comparison, families, models
 from stages.learning.documents import Documents, write_documents
 from stages.learning.language_modelling import collate_blocks, summed_loss
 from stages.learning.logs import Logs, open_logs
 from stages.learning.packing import Blocks
 from stages.learning.rollout import sample
 from stages.learning.training import Training, Watch, remove_checkpoints, train
-from stages.learning.weights import save_adapter, save_model
+from stages.modeling import families, lora
+from stages.modeling.load import autocast, load_causal
+from stages.modeling.packed import token_logprobs
+from stages.modeling.pretrained import save_adapter, save_model
+from stages.modeling.tokenizer import check_special_tokens, check_vocabulary, load_tokenizer, resize_token_embeddings
 from stages.recipe.sft import Sft
 from stages.runtime.artifact import RunContext
 from stages.stackexchange.pairs.table import best_rows, first_questions, first_rows, key_of, rows_of
@@ -35,7 +38,7 @@ DOCUMENTS = "documents.arrow"
 
 def run(config: Sft, out: Path, *, base: Path, pairs: Path, beside: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter (or the whole model), the tokenizer, history.jsonl and samples.jsonl."""
-    tokenizer = models.load_tokenizer(base)
+    tokenizer = load_tokenizer(base)
     held = first_questions(pairs, "finetune", VALIDATION_SHARE, config.validation_questions)
     documents = _documents(config, out, tokenizer, pairs, held)
     order = np.random.default_rng(config.seed).permutation(len(documents))
@@ -65,14 +68,14 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path, beside: RunContext |
 
 def _learner(config: Sft, base: Path, tokenizer):
     """The model, with what learns requiring gradients."""
-    model = models.load_causal(base, config.precision)
-    models.check_special_tokens(tokenizer, model.config)
+    model = load_causal(base, config.precision)
+    check_special_tokens(tokenizer, model.config)
     families.check_length(model.config, config.sequence_length_tokens)
-    new_tokens = models.grow(model, tokenizer) if config.train_new_tokens else []
-    models.check_vocabulary(tokenizer, model)
+    new_tokens = resize_token_embeddings(model, tokenizer) if config.train_new_tokens else []
+    check_vocabulary(tokenizer, model)
     if config.tune == "full":
         return model.requires_grad_(True)
-    return models.add_lora(model, precision=config.precision, new_tokens=new_tokens, **vars(config.lora))
+    return lora.add_lora(model, precision=config.precision, new_tokens=new_tokens, **vars(config.lora))
 
 
 def _documents(config: Sft, out: Path, tokenizer, pairs: Path, held: set[tuple]) -> Documents:
@@ -115,8 +118,8 @@ class _Watched:
                 "validation_eos_rate": sum(rollout.ended) / len(self.rows)}
 
     def _log_p(self) -> list[torch.Tensor]:
-        with models.autocast(self.config.precision):
-            return comparison.log_probabilities(self.model, self.prompts, self.answers, 1.0)
+        with autocast(self.config.precision):
+            return token_logprobs.response_logprobs(self.model, self.prompts, self.answers, 1.0)
 
     def _rollout(self):
         return sample(

@@ -9,8 +9,9 @@ import transformers as hf
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from stages.learning import models
 from stages.learning.reward_model import initialise_head
+from stages.modeling import lora
+from stages.modeling.load import load_causal, load_scorer
 
 VOCABULARY, POSITIONS, EOS = 120, 64, 0
 ENDS = {"vocab_size": VOCABULARY, "eos_token_id": EOS, "bos_token_id": EOS}
@@ -55,11 +56,11 @@ def save(config, folder: Path) -> Path:
 
 def adapted(folder, scorer=False, moved=True):
     """The base with an adapter where the family's own targets are, after some learning if `moved`."""
-    model = models.load_scorer(folder, new_head=True) if scorer else models.load_causal(folder)
+    model = load_scorer(folder, new_head=True) if scorer else load_causal(folder)
     if scorer:
         initialise_head(model, torch.Generator().manual_seed(0))
     torch.manual_seed(1)
-    model = models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=scorer).eval()
+    model = lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=scorer).eval()
     if moved:
         noisy([p for p in model.parameters() if p.requires_grad], 0.1)
     return model

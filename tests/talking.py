@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import tiny
 import torch
 
-from stages.learning import models
 from stages.learning.reward_model import initialise_head
+from stages.modeling import tokenizer
+from stages.modeling.load import load_scorer
 from stages.runtime.artifact import write_json
 
 
@@ -30,8 +31,8 @@ def save_run(run: Path, question: str = "", answer: str = "") -> Path:
 
 
 def _save_reward(base: Path, out: Path) -> None:
-    model = models.load_scorer(base, new_head=True)
+    model = load_scorer(base, new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     model.config.reward_mean, model.config.reward_log_probability_weight = 0.25, 1.0
     model.save_pretrained(out)
-    models.load_tokenizer(base).save_pretrained(out)
+    tokenizer.load_tokenizer(base).save_pretrained(out)

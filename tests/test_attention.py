@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from stages.learning import attention, last_layer, ragged
-from stages.learning.output_layer import log_probabilities
+from stages.modeling.packed import attention, last_layer, sequences
+from stages.modeling.packed.token_logprobs import selective_log_softmax
 
 LENGTHS = [3, 40, 17, 16, 1, 40, 33]
 HEADS, WIDTH = 4, 6
@@ -18,7 +18,7 @@ def drawn(*shape, seed=0):
 
 
 def batch_of(lengths):
-    return ragged.ragged([[7 + row] * length for row, length in enumerate(lengths)])
+    return sequences.pack([[7 + row] * length for row, length in enumerate(lengths)])
 
 
 def loops(query, key, value, scaling, window):
@@ -38,7 +38,7 @@ def loops(query, key, value, scaling, window):
 def cut(request, monkeypatch):
     """Blocks of queries and parts of the batch, of several sizes."""
     monkeypatch.setattr(attention, "BLOCK_QUERIES", request.param[0])
-    monkeypatch.setitem(ragged.SIDE_BY_SIDE, "cpu", request.param[1])
+    monkeypatch.setitem(sequences.SIDE_BY_SIDE, "cpu", request.param[1])
 
 
 def attended(states, batch, window):
@@ -70,7 +70,7 @@ def test_gradients_are_those_of_finite_differences(cut, key_heads, window):
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_gpus_way_is_the_same(monkeypatch, window):
-    monkeypatch.setitem(ragged.SIDE_BY_SIDE, "cpu", ragged.SIDE_BY_SIDE["cuda"])
+    monkeypatch.setitem(sequences.SIDE_BY_SIDE, "cpu", sequences.SIDE_BY_SIDE["cuda"])
     batch = batch_of(LENGTHS)
     states = [drawn(1, HEADS, batch.input_ids.shape[1], WIDTH, seed=i).requires_grad_() for i in range(3)]
     ways = [f(*states, batch, 0.3, window) for f in (attention._side_by_side, attention._RaggedAttention.apply)]
@@ -81,7 +81,7 @@ def test_a_gpus_way_is_the_same(monkeypatch, window):
 
 def test_rows_lie_end_to_end_and_keep_their_places():
     rows = [[7 + row] * length for row, length in enumerate(LENGTHS)]
-    batch = ragged.ragged(rows)
+    batch = sequences.pack(rows)
     for row, start in zip(rows, batch.starts.tolist(), strict=True):
         assert batch.input_ids[0, start : start + len(row)].tolist() == row
         assert batch.positions[0, start : start + len(row)].tolist() == list(range(len(row)))
@@ -91,16 +91,16 @@ def test_rows_lie_end_to_end_and_keep_their_places():
 
 def test_response_tokens_point_at_the_token_before():
     prompts, responses = [[1, 2, 3], [4], [5, 6]], [[11], [12, 13, 14], [15, 16]]
-    texts = ragged.response_tokens(prompts, responses, torch.device("cpu"))
+    texts = sequences.pack_responses(prompts, responses, torch.device("cpu"))
     assert texts.chosen.tolist() == [11, 12, 13, 14, 15, 16]
     assert texts.batch.input_ids[0, texts.before].tolist() == [3, 4, 12, 13, 6, 15]
-    assert ragged.by_row(texts.chosen, texts).tolist() == [[11, 0, 0], [12, 13, 14], [15, 16, 0]]
+    assert sequences.by_row(texts.chosen, texts).tolist() == [[11, 0, 0], [12, 13, 14], [15, 16, 0]]
 
 
 def test_sizes_are_few_and_little_is_added():
     counts = range(1, 5000)
-    assert all(count <= ragged.rounded(count) <= max(count + 16, count * 34 / 32) for count in counts)
-    assert len({ragged.rounded(count) for count in range(1024, 2049)}) <= 33
+    assert all(count <= sequences.rounded(count) <= max(count + 16, count * 34 / 32) for count in counts)
+    assert len({sequences.rounded(count) for count in range(1024, 2049)}) <= 33
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -109,7 +109,7 @@ def test_log_probabilities_and_their_gradient(temperature, bias):
     layer = nn.Linear(6, 30, bias=bias, dtype=torch.float64).requires_grad_(False)
     hidden, chosen = drawn(150, 6).requires_grad_(), torch.arange(150) % 30
     expected = torch.log_softmax(layer(hidden) / temperature, -1)[torch.arange(150), chosen]
-    found = log_probabilities(layer, hidden, chosen, temperature)
+    found = selective_log_softmax(layer, hidden, chosen, temperature)
     assert torch.allclose(found.double(), expected, atol=1e-5)
     weight = drawn(150, seed=1)
     slopes = [torch.autograd.grad((x * weight).sum(), hidden)[0] for x in (found, expected)]
@@ -119,7 +119,7 @@ def test_log_probabilities_and_their_gradient(temperature, bias):
 def test_the_most_unlikely_token_has_a_log_probability():
     layer = nn.Linear(1, 2, bias=False).requires_grad_(False)
     layer.weight[:] = torch.tensor([[200.0], [-200.0]])
-    assert log_probabilities(layer, torch.ones(1, 1), torch.tensor([1]), 1.0).tolist() == [-400.0]
+    assert selective_log_softmax(layer, torch.ones(1, 1), torch.tensor([1]), 1.0).tolist() == [-400.0]
 
 
 class Trunk(nn.Module):

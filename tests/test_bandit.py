@@ -13,11 +13,11 @@ import test_policy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stages.learning import models
 from stages.learning.experience import experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.rollout import sample
+from stages.modeling import lora
 
 # As many arms as tokens, and fewer than the model is wide: with 320 tokens and a width of 32 no hidden state gives the
 # optimum's logits (gradient ascent on the exact objective ends at 20 to 90 %; here at 99 % or above).
@@ -36,7 +36,7 @@ def make_policy(seed):
     )
     model = LlamaForCausalLM(config).eval()
     return Policy(
-        models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32"), 1.0, "fp32"
+        lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32"), 1.0, "fp32"
     )
 
 

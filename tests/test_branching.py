@@ -6,9 +6,10 @@ import pytest
 import torch
 from families import FAMILIES, save
 
-from stages.learning import models
-from stages.learning.branching import branching
-from stages.learning.ragged import response_tokens
+from stages.modeling.load import load_causal
+from stages.modeling.packed import forward
+from stages.modeling.packed.sequences import pack_responses
+from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
 
 RNG = random.Random(0)
 
@@ -24,12 +25,12 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def states(model, texts, wanted):
-    return models.ragged_states(model, texts.batch, wanted)
+    return forward.packed_hidden_states(model, texts.batch, wanted)
 
 
 def both():
     where = torch.device("cpu")
-    return branching(PROMPTS, ANSWERS, where), response_tokens(*map(list, zip(*SEPARATE, strict=True)), where)
+    return pack_with_shared_prefix(PROMPTS, ANSWERS, where), pack_responses(*map(list, zip(*SEPARATE, strict=True)), where)
 
 
 def test_question_tokens_stand_once_and_texts_say_where_everything_is():
@@ -45,7 +46,7 @@ def test_question_tokens_stand_once_and_texts_say_where_everything_is():
 
 @every_family
 def test_states_and_gradients_are_those_of_separate_texts(family, tmp_path):
-    model = models.load_causal(save(FAMILIES[family], tmp_path))
+    model = load_causal(save(FAMILIES[family], tmp_path))
     weights = torch.randn(sum(len(answer) for _, answer in SEPARATE), generator=torch.Generator().manual_seed(0))
     found = []
     for texts in both():

@@ -21,12 +21,12 @@ import talking
 import torch
 
 from stages import demo, reward
-from stages.learning import models
 from stages.learning.best_of import best_of_kl
-from stages.learning.comparison import log_probabilities
 from stages.learning.loading import merged_reward
 from stages.learning.rollout import sample
 from stages.learning.speaking import BEST_OF_N, Manner, Speakers
+from stages.modeling.load import AutoModelForCausalLM
+from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.recipe.recipe import load
 from stages.runtime import command
 from stages.stackexchange.pairs.table import SCHEMA, rows_of
@@ -85,7 +85,7 @@ def test_what_is_streamed_is_what_a_rollout_draws(speakers, name, temperature):
 @torch.no_grad()
 def exact_log_p(folder: Path, prompt: list[int], tokens: list[int], temperature: float) -> list[float]:
     """By Transformers' own forward pass over the whole text, in float64."""
-    model = models.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1:-1]
     return torch.log_softmax(logits / temperature, -1)[range(len(tokens)), tokens].tolist()
 
@@ -459,5 +459,5 @@ def test_log_probabilities_agree_with_the_evaluations(speakers):
     """KL on the page is what `stages.evaluate` measures: the same two scores of the same tokens."""
     manner = Manner(0.8, 30, seed=11)
     prompt, _, answer = asked(speakers, manner, "PPO")
-    both = [log_probabilities(speakers.models[name], [prompt], [answer.tokens], 0.8)[0] for name in ("PPO", "SFT")]
+    both = [response_logprobs(speakers.models[name], [prompt], [answer.tokens], 0.8)[0] for name in ("PPO", "SFT")]
     assert answer.kl == pytest.approx(float((both[0] - both[1]).sum()), abs=1e-3)

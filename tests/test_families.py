@@ -9,14 +9,18 @@ import torch
 import transformers as hf
 from families import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, save
 
-from stages.learning import models, rollout
+from stages.learning import rollout
 from stages.learning.experience import Update, experience
 from stages.learning.language_modelling import summed_loss
 from stages.learning.packing import Row
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.reward_model import Scorer, Scoring, save_scoring
-from stages.learning.roles import saved_head
+from stages.modeling import lora
+from stages.modeling.adapters import saved_head
+from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.packed import forward
+from stages.modeling.tokenizer import load_tokenizer
 
 PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34, 35, 36, 37]]
 ANSWERS = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0], [21, 22, 23, 24, 25], [0]]
@@ -63,7 +67,7 @@ def real(states, keep_mask):
 def test_an_adapter_finds_its_targets_and_is_all_that_learns(bases, family):
     ids = torch.tensor([ROWS[0]])
     with torch.no_grad():
-        base_logits = models.load_causal(bases(family))(ids).logits
+        base_logits = load_causal(bases(family))(ids).logits
     model = adapted(bases(family), moved=False)
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -91,10 +95,10 @@ def test_log_probabilities_are_the_row_alones_whatever_the_padding_and_the_batch
         for i, log_p, mask in zip(rows, scored.log_p, scored.mask, strict=True):
             assert torch.allclose(log_p[mask.bool()].double(), expected[i], atol=2e-5)
     base = policy.model.get_base_model()
-    alone = [models.last_hidden_states(base, *models.batched([row]))[0] for row in ROWS]
+    alone = [forward.last_hidden_states(base, *forward.pad_batch([row]))[0] for row in ROWS]
     for side in ("left", "right"):
-        ids, mask = models.batched(ROWS, side)
-        states = real(models.last_hidden_states(base, ids, mask), mask)
+        ids, mask = forward.pad_batch(ROWS, side)
+        states = real(forward.last_hidden_states(base, ids, mask), mask)
         assert all(torch.allclose(x, y, atol=2e-5) for x, y in zip(states, alone, strict=True))
 
 
@@ -164,7 +168,7 @@ def test_one_ppo_update_starts_at_the_reference_and_changes_the_adapter_only(bas
 def test_a_merged_adapter_computes_the_same_when_reloaded(bases, family, scorer, tmp_path):
     """With a tokenizer whose pad token the embedding does not have."""
     adapter, merged = tmp_path / "adapter", tmp_path / "merged"
-    model, tokenizer = adapted(bases(family), scorer), models.load_tokenizer(bases(family))
+    model, tokenizer = adapted(bases(family), scorer), load_tokenizer(bases(family))
     assert tokenizer.pad_token_id == VOCABULARY
     model.save_pretrained(adapter)
     tokenizer.save_pretrained(adapter)
@@ -176,9 +180,9 @@ def test_a_merged_adapter_computes_the_same_when_reloaded(bases, family, scorer,
     assert len(found["layers"]) == sum(".lora_B." in name for name, _ in model.named_parameters())
     assert all(0 < row["relative_change"] < 10 for row in found["layers"])
     if scorer:
-        assert torch.equal(models.load_scorer(merged).score.weight, saved_head(adapter))
+        assert torch.equal(load_scorer(merged).score.weight, saved_head(adapter))
         assert found["pair_accuracy_before"] == found["pair_accuracy_after"]
-        again = Scorer(models.load_scorer(merged), "fp32")(PROMPTS, ANSWERS)
+        again = Scorer(load_scorer(merged), "fp32")(PROMPTS, ANSWERS)
         assert torch.allclose(again, scores - scores.mean(), atol=1e-4)
         return
     assert found["perplexity_after"] == pytest.approx(found["perplexity_before"], rel=1e-4)
@@ -190,9 +194,9 @@ def test_a_merged_adapter_computes_the_same_when_reloaded(bases, family, scorer,
 @every_family
 @torch.no_grad()
 def test_packed_documents_do_not_see_each_other(bases, family):
-    model = models.load_causal(bases(family))
+    model = load_causal(bases(family))
     alone = [float(model(torch.tensor([row]), labels=torch.tensor([row])).loss) * (len(row) - 1) for row in ROWS]
-    model = models.load_causal(bases(family))
+    model = load_causal(bases(family))
     rows = [Row(np.array(row), np.arange(len(row)) > 0) for row in ROWS]
     assert float(summed_loss(model, rows, "fp32")) == pytest.approx(sum(alone), rel=1e-5)
 
@@ -200,36 +204,36 @@ def test_packed_documents_do_not_see_each_other(bases, family):
 def test_a_table_of_positions_has_an_end_and_rotary_ones_do_not(bases):
     long = [[5] * (POSITIONS - 4)]
     for family in ("gpt2", "opt"):
-        model = models.load_causal(bases(family))
+        model = load_causal(bases(family))
         assert len(draw(model, long, max_new_tokens=5).responses[0]) == 5  # the last token drawn needs no position
         with pytest.raises(ValueError, match=f"a text of 65 tokens, but .* {POSITIONS} positions"):
             draw(model, long, max_new_tokens=6)
-    assert len(draw(models.load_causal(bases("pythia")), long).responses[0]) == 12
+    assert len(draw(load_causal(bases("pythia")), long).responses[0]) == 12
 
 
 def test_targets_that_are_not_there_are_refused(bases, tmp_path):
     settings = {"r": 4, "alpha": 8, "dropout": 0.0, "precision": "fp32"}
     with pytest.raises(ValueError, match=r"lora\.target_modules: gpt2 has no q_proj; it has c_attn, c_fc, c_proj"):
-        models.add_lora(models.load_causal(bases("gpt2")), target_modules=("c_attn", "q_proj"), **settings)
-    unknown = models.load_causal(save(hf.Phi3Config(**GROUPED), tmp_path))
+        lora.add_lora(load_causal(bases("gpt2")), target_modules=("c_attn", "q_proj"), **settings)
+    unknown = load_causal(save(hf.Phi3Config(**GROUPED), tmp_path))
     with pytest.raises(ValueError, match=r"no LoRA targets for phi3: .* down_proj, gate_up_proj, o_proj, qkv_proj$"):
-        models.add_lora(unknown, target_modules=(), **settings)
+        lora.add_lora(unknown, target_modules=(), **settings)
 
 
 def test_logits_that_are_capped_after_the_output_layer_are_refused(tmp_path):
     config = hf.Gemma2Config(**GROUPED, head_dim=8, final_logit_softcapping=1.0, attn_logit_softcapping=None)
-    model = models.load_causal(save(config, tmp_path))
+    model = load_causal(save(config, tmp_path))
     with pytest.raises(ValueError, match="gemma2 changes its logits after the output layer"):
-        Policy(models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32"), 1.0, "fp32")
+        Policy(lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32"), 1.0, "fp32")
 
 
 def test_attention_scores_that_are_capped_are_refused(tmp_path):
     folder = save(hf.Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=5.0), tmp_path)
     with pytest.raises(ValueError, match="gemma2 caps or shifts its attention scores"):
-        models.load_causal(folder)
+        load_causal(folder)
 
 
 def test_a_family_without_position_ids_is_refused(tmp_path):
     folder = save(hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4), tmp_path)
     with pytest.raises(ValueError, match="bloom models take no position ids"):
-        models.load_causal(folder)
+        load_causal(folder)

@@ -15,11 +15,13 @@ import torch
 from transformers import LlamaForSequenceClassification
 
 from stages import evaluate
-from stages.learning import comparison, models, rollout
+from stages.learning import comparison, rollout
 from stages.learning.judging import held_out_pairs, judged
-from stages.learning.scratch import small_llama, train_tokenizer
 from stages.learning.statistics import estimate
 from stages.learning.text_measures import code_fences, distinct, distinct_without_each, has_code, repetition
+from stages.modeling.load import load_causal
+from stages.modeling.packed import token_logprobs
+from stages.modeling.tiny_llama import small_llama, train_tokenizer
 from stages.recipe.evaluate import Evaluate
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 from stages.text import gold
@@ -136,23 +138,23 @@ def test_text_measures():
 
 
 def test_log_probabilities_are_those_of_single_texts(folders, tokenizer):
-    model = models.load_causal(folders["sft"])
+    model = load_causal(folders["sft"])
     prompts = [prompt_ids(tokenizer, question) for question in ("What is 1?", "a long answer to what is short", "x")]
     responses = [answer_ids(tokenizer, answer) for answer in ("short", "a", "four five a long answer")]
-    together = comparison.log_probabilities(model, prompts, responses, 1.0, "t")
+    together = token_logprobs.response_logprobs(model, prompts, responses, 1.0, "t")
     for prompt, response, got in zip(prompts, responses, together, strict=True):
         ids = torch.tensor([prompt + response])
         with torch.no_grad():
             scores = model(ids).logits[0].double().log_softmax(-1)
         alone = scores[range(len(prompt) - 1, ids.shape[1] - 1), response]
         torch.testing.assert_close(got.double(), alone, atol=1e-4, rtol=1e-4)
-    hot = comparison.log_probabilities(model, prompts, responses, 2.0, "t")
+    hot = token_logprobs.response_logprobs(model, prompts, responses, 2.0, "t")
     assert not torch.allclose(hot[0], together[0])
 
 
 def test_each_batch_has_its_own_random_numbers(folders, tokenizer, monkeypatch):
     """A model that stops at once must not shift the numbers of the next batch."""
-    model = models.load_causal(folders["sft"])
+    model = load_causal(folders["sft"])
     prompts = [prompt_ids(tokenizer, f"What is {number}?") for number in range(6)]
     first_numbers, sample = [], rollout.sample
 

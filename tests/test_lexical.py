@@ -14,12 +14,14 @@ import tiny
 import torch
 
 from stages import reward
-from stages.learning import loading, models, served, stacking
+from stages.learning import loading, served, stacking
 from stages.learning.lexical import BLOCK, FILE, MIXING, Lexical, characters_of, counts, fitted
 from stages.learning.preference_data import examples, pair_indices
 from stages.learning.reward_model import SCORING, Scorer, Scoring, initialise_head, read
 from stages.learning.reward_objective import Objective
 from stages.learning.surface import PENALTY, logistic
+from stages.modeling import tokenizer
+from stages.modeling.load import load_scorer
 from stages.recipe.models import Lora
 from stages.recipe.reward import Reward
 from stages.stackexchange.pairs.table import rows_of
@@ -110,13 +112,13 @@ def made(tmp_path_factory):
 
 def learnt(base, pairs, change=lambda items: None, weight=0.0, by_question=True):
     """The term, and the items with what they are given."""
-    items, _ = examples(rows_of(pairs, "reward"), models.load_tokenizer(base), max_length_tokens=200,
+    items, _ = examples(rows_of(pairs, "reward"), tokenizer.load_tokenizer(base), max_length_tokens=200,
                         by_question=by_question, max_pairs=99)
     change(items)
-    model = models.load_scorer(base, "fp32", new_head=True)
+    model = load_scorer(base, "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     term = stacking.stacked(model, items, Scoring("last", weight), "fp32", buckets=256, penalty=1.0,
-                            characters=characters_of(models.load_tokenizer(base)))
+                            characters=characters_of(tokenizer.load_tokenizer(base)))
     return term, items
 
 
@@ -140,7 +142,7 @@ def test_the_term_finds_the_word_that_decides(made):
     better, worse = pair_indices(items)
     given = np.concatenate([item.given for item in items])
     assert (given[better] > given[worse]).mean() > 0.95
-    with_flag, without = (models.load_tokenizer(made[0]).encode(text, add_special_tokens=False)
+    with_flag, without = (tokenizer.load_tokenizer(made[0]).encode(text, add_special_tokens=False)
                           for text in ("use the flag 7", "use the port 7"))
     one, other = term([with_flag, without])
     assert one > other
@@ -150,7 +152,7 @@ def test_the_log_probability_is_taken_into_account_and_not_learnt_twice(made):
     (term, items), (alone, _) = learnt(*made, weight=3.0), learnt(*made)
     assert not torch.allclose(term.weights, alone.weights, atol=1e-3)
     better, worse = pair_indices(items)
-    model = models.load_scorer(made[0], "fp32", new_head=True)
+    model = load_scorer(made[0], "fp32", new_head=True)
     with torch.no_grad():
         expected = [
             float(read(model, stacking.branching([item.prompt], [[answer]], model.device), Scoring(), True).log_p)
@@ -162,7 +164,7 @@ def test_the_log_probability_is_taken_into_account_and_not_learnt_twice(made):
 
 def test_the_loss_is_that_of_head_and_given_scores_together(made):
     _, items = learnt(*made)
-    model = models.load_scorer(made[0], "fp32", new_head=True)
+    model = load_scorer(made[0], "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     plain = deepcopy(items)
     for item in plain:
@@ -230,8 +232,8 @@ def test_a_term_that_is_lost_is_missed(made, trained, tmp_path):
 
 def test_a_new_head_begins_without_the_term_of_the_model_it_is_put_on(made, trained, tmp_path):
     tiny.merge(made[0], [trained[0]], tmp_path / "merged")
-    assert models.load_scorer(tmp_path / "merged").lexical is not None
-    assert models.load_scorer(tmp_path / "merged", new_head=True).lexical is None
+    assert load_scorer(tmp_path / "merged").lexical is not None
+    assert load_scorer(tmp_path / "merged", new_head=True).lexical is None
 
 
 @pytest.mark.parametrize("log_to", [("jsonl",), ("terminal", "jsonl")])

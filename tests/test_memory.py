@@ -7,7 +7,10 @@ import tiny
 import torch
 from transformers import DynamicCache
 
-from stages.learning import memory, models
+from stages.learning import memory
+from stages.modeling import lora
+from stages.modeling.load import load_causal
+from stages.modeling.packed import forward
 
 MIB = 2**20
 WIDTH, VOCABULARY = 64, 320
@@ -25,8 +28,8 @@ def folder(tmp_path_factory):
 
 
 def adapted(folder, precision):
-    model = models.load_causal(folder, precision)
-    return models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision=precision)
+    model = load_causal(folder, precision)
+    return lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision=precision)
 
 
 def rows_of(policy, others=None, **changes):
@@ -57,7 +60,7 @@ def test_plan_counts_the_true_bytes_of_a_frozen_base(folder, precision, weight, 
 
 
 def test_a_copy_counts_and_what_is_shared_does_not(folder):
-    policy, copy = models.load_causal(folder), models.load_causal(folder)
+    policy, copy = load_causal(folder), load_causal(folder)
     whole = EMBEDDING + NORMS + 2 * sum(4 * elements for elements, _ in LINEAR)
     rows = rows_of(policy, {"reference": copy, "reward model": copy, "itself": policy}, in_backward=True)
     assert rows["trained parameters"].bytes == whole and rows["frozen base"].bytes == ROTARY
@@ -140,7 +143,7 @@ def update(model, after_backward=lambda size: None):
         model.zero_grad()
         tokens, total = sum(len(row) - 1 for row in ROWS), 0.0
         for start in range(0, len(ROWS), size):
-            ids, mask = models.batched(ROWS[start : start + size])
+            ids, mask = forward.pad_batch(ROWS[start : start + size])
             labels = torch.where(mask.bool(), ids, -100)
             logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")

@@ -13,10 +13,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import merge as stage
-from stages.learning import merging, models
-from stages.learning.merge_report import check, outputs, probe_ids
 from stages.learning.reward_model import Scoring, save_scoring
-from stages.learning.roles import saved_head
+from stages.modeling import merge as modeling_merge
+from stages.modeling import tokenizer
+from stages.modeling.adapters import saved_head
+from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.lora import add_lora
+from stages.modeling.merge_checks import check, outputs, probe_ids
 from stages.recipe.models import Merge
 from stages.runtime import command
 
@@ -26,10 +29,10 @@ def save_adapter(base, folder, scorer=False, **lora):
     model = adapted(base, scorer)
     if lora:
         settings = {"alpha": 8, "dropout": 0.0, "target_modules": (), "precision": "fp32"} | lora
-        model = models.add_lora(models.load_causal(base), **settings)
+        model = add_lora(load_causal(base), **settings)
         noisy([p for p in model.parameters() if p.requires_grad], 0.1)
     model.save_pretrained(folder)
-    models.load_tokenizer(base).save_pretrained(folder)
+    tokenizer.load_tokenizer(base).save_pretrained(folder)
     if scorer:
         save_scoring(folder, Scoring("last", 10.0), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0]))
     return folder
@@ -65,7 +68,7 @@ def test_merged_folder_loads_plainly_and_computes_what_base_and_adapter_did(base
     assert found["merge_difference"] < 1e-3 and found["reload_difference"] < 1e-5
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     ids = probe_ids(plain.config.vocab_size)
-    untouched = outputs(models.load_causal(base))
+    untouched = outputs(load_causal(base))
     with torch.no_grad():
         assert (plain(ids).logits - untouched).abs().max() > 0.01  # the adapter did something
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").pad_token_id == 0
@@ -73,7 +76,7 @@ def test_merged_folder_loads_plainly_and_computes_what_base_and_adapter_did(base
 
 def test_tied_embeddings_stay_tied(base, adapter, tmp_path):
     tiny.merge(base, [adapter], tmp_path / "merged")
-    model = models.load_causal(tmp_path / "merged")
+    model = load_causal(tmp_path / "merged")
     assert model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
 
 
@@ -84,7 +87,7 @@ def test_a_merge_that_computes_something_else_is_refused(base, adapter, tmp_path
 
 
 def test_weights_damaged_on_their_way_to_disk_are_refused(base, adapter, tmp_path, monkeypatch):
-    real = models.load_causal
+    real = load_causal
 
     def damaged(folder, precision="fp32"):
         model = real(folder, precision)
@@ -93,7 +96,7 @@ def test_weights_damaged_on_their_way_to_disk_are_refused(base, adapter, tmp_pat
                 model.get_input_embeddings().weight.mul_(1.1)
         return model
 
-    monkeypatch.setattr(merging.models, "load_causal", damaged)
+    monkeypatch.setattr(modeling_merge.models, "load_causal", damaged)
     with pytest.raises(ValueError, match="reloaded from disk"):
         tiny.merge(base, [adapter], tmp_path / "merged")
 
@@ -112,7 +115,7 @@ def test_large_weights_are_saved_in_shards_that_load_as_one(base, adapter, tmp_p
     heaviest = max(tensor.nbytes for file in files for tensor in load_file(file).values())
     assert all(file.stat().st_size < max(20_000, heaviest) + 2_000 for file in files)
     assert found["reload_difference"] < 1e-5
-    shards, whole = (models.load_causal(tmp_path / name) for name in ("shards", "whole"))
+    shards, whole = (load_causal(tmp_path / name) for name in ("shards", "whole"))
     assert torch.equal(outputs(shards), outputs(whole))
 
 
@@ -120,7 +123,7 @@ def test_the_report_says_how_much_each_matrix_changed(base, adapter, tmp_path):
     found = tiny.merge(base, [adapter], tmp_path / "merged")
     assert json.loads((tmp_path / "merged/merge.json").read_text()) == found
     saved = load_file(adapter / "adapter_model.safetensors")
-    weights = models.load_causal(base).state_dict()
+    weights = load_causal(base).state_dict()
     expected = {}
     for name in {name.split(".lora_")[0] for name in saved}:
         change = 8 / 4 * saved[f"{name}.lora_B.weight"] @ saved[f"{name}.lora_A.weight"]  # alpha / r
@@ -134,7 +137,7 @@ def test_the_report_says_how_much_each_matrix_changed(base, adapter, tmp_path):
 
 def test_perplexity_is_of_the_better_answers_with_the_adapter_on_and_of_the_files(base, adapter, tmp_path):
     found = tiny.merge(base, [adapter], tmp_path / "merged", dtype="bf16")
-    with_adapter = merging.load_adapter(models.load_causal(base), adapter)
+    with_adapter = modeling_merge.load_adapter(load_causal(base), adapter)
     for when, model in (("before", with_adapter), ("after", AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))):
         log_p = []
         for text in tiny.TEXTS:
@@ -181,32 +184,32 @@ def test_two_adapters_give_what_merging_step_by_step_gives(base, adapter, chain,
     found = tiny.merge(base, [adapter, chain / "ppo"], tmp_path / "merged")
     assert found["merge_difference"] < 1e-4
     assert [row["adapter"] for row in found["layers"]] == [str(adapter)] * 4 + [str(chain / "ppo")] * 4
-    together, step = (models.load_causal(tmp_path / name) for name in ("merged", "step"))
+    together, step = (load_causal(tmp_path / name) for name in ("merged", "step"))
     assert torch.allclose(outputs(together), outputs(step), atol=1e-5)
-    assert (outputs(step) - outputs(models.load_causal(chain / "sft-merged"))).abs().max() > 0.01
+    assert (outputs(step) - outputs(load_causal(chain / "sft-merged"))).abs().max() > 0.01
 
 
 def test_a_reward_adapter_on_sft_on_base_gives_what_merging_step_by_step_gives(base, adapter, chain, tmp_path):
     step = tiny.merge(chain / "sft-merged", [chain / "reward"], tmp_path / "step")
     found = tiny.merge(base, [adapter, chain / "reward"], tmp_path / "merged")
     assert found["pair_accuracy_before"] == step["pair_accuracy_before"] == found["pair_accuracy_after"]
-    together, alone = (models.load_scorer(tmp_path / name) for name in ("merged", "step"))
+    together, alone = (load_scorer(tmp_path / name) for name in ("merged", "step"))
     assert torch.allclose(outputs(together), outputs(alone), atol=1e-5)
     tiny.merge(base, [chain / "reward"], tmp_path / "unfounded")
-    assert (outputs(alone) - outputs(models.load_scorer(tmp_path / "unfounded"))).abs().max() > 1e-3
+    assert (outputs(alone) - outputs(load_scorer(tmp_path / "unfounded"))).abs().max() > 1e-3
     assert torch.equal(together.score.weight, saved_head(chain / "reward"))
     assert together.config.reward_mean == 1.5 and (tmp_path / "merged/scoring.json").is_file()
 
 
 def test_a_head_that_changes_on_its_way_to_disk_is_refused(base, chain, tmp_path, monkeypatch):
-    real = merging._save
+    real = modeling_merge._save
 
     def changed(model, *more):
         with torch.no_grad():
             model.score.weight[0, 0] += 1e-6
         real(model, *more)
 
-    monkeypatch.setattr(merging, "_save", changed)
+    monkeypatch.setattr(modeling_merge, "_save", changed)
     with pytest.raises(ValueError, match=r"score head of .* nothing is published"):
         tiny.merge(chain / "sft-merged", [chain / "reward"], tmp_path / "merged")
 

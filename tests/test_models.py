@@ -7,11 +7,14 @@ import tiny
 import torch
 from transformers import AutoTokenizer
 
-from stages.learning import models
 from stages.learning.experience import Update, experience
 from stages.learning.policy import Policy
 from stages.learning.rollout import sample
-from stages.learning.weights import copy_pretrained
+from stages.modeling import lora
+from stages.modeling.load import autocast, load_causal
+from stages.modeling.packed import forward
+from stages.modeling.pretrained import copy_pretrained
+from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.artifact import sha256_of_file
 
 UPDATE = Update(1, 4, 4, 1.0, 0.95, 0.2, 0.2, 0.1, 1.0, 10.0, None)
@@ -24,8 +27,8 @@ def base(tmp_path_factory):
 
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16", "int8", "nf4"])
 def test_every_precision_learns_in_the_adapter_and_leaves_the_base_alone(base, precision):
-    model = models.load_causal(base, precision)
-    model = models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision=precision)
+    model = load_causal(base, precision)
+    model = lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision=precision)
     ids = torch.randint(3, 300, (2, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         model(input_ids=ids)  # as sampling does; it must not stop the learning that follows
@@ -33,7 +36,7 @@ def test_every_precision_learns_in_the_adapter_and_leaves_the_base_alone(base, p
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     for _ in range(4):
-        with models.autocast(precision):
+        with autocast(precision):
             loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
@@ -45,8 +48,8 @@ def test_every_precision_learns_in_the_adapter_and_leaves_the_base_alone(base, p
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "nf4"])
 def test_a_fresh_policy_starts_at_its_reference_in_every_precision(base, precision):
-    model = models.add_lora(
-        models.load_causal(base, precision), r=4, alpha=8, dropout=0.0, target_modules=(), precision=precision
+    model = lora.add_lora(
+        load_causal(base, precision), r=4, alpha=8, dropout=0.0, target_modules=(), precision=precision
     )
     policy = Policy(model, 1.0, precision)
     rollout = sample(
@@ -64,23 +67,23 @@ def test_a_tokenizer_without_a_pad_gets_one_of_its_own(base, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(tmp_path)
-    found = models.load_tokenizer(tmp_path)
+    found = load_tokenizer(tmp_path)
     assert found.pad_token_id not in (found.eos_token_id, found.bos_token_id, None)
 
 
 def test_a_tokenizer_that_ends_texts_otherwise_than_the_model_is_refused(base):
-    model = models.load_causal(base)
-    tokenizer = models.load_tokenizer(base)
-    models.check_special_tokens(tokenizer, model.config)
+    model = load_causal(base)
+    tokenizer = load_tokenizer(base)
+    check_special_tokens(tokenizer, model.config)
     model.config.eos_token_id = 7
     with pytest.raises(ValueError, match="ends texts with id 2"):
-        models.check_special_tokens(tokenizer, model.config)
+        check_special_tokens(tokenizer, model.config)
 
 
 def test_filler_is_an_id_every_embedding_has_and_is_masked():
-    ids, mask = models.batched([[5, 6, 7], [8]], side="left")
+    ids, mask = forward.pad_batch([[5, 6, 7], [8]], side="left")
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert models.positions(mask).tolist() == [[0, 1, 2], [0, 0, 0]]
+    assert forward.position_ids(mask).tolist() == [[0, 1, 2], [0, 0, 0]]
 
 
 def test_a_local_model_is_used_as_it_is(base, tmp_path):

@@ -14,13 +14,15 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM, modeling_llama
 
-from stages.learning import attention, models, output_layer
-from stages.learning.branching import branching
 from stages.learning.key_values import GROWTH_COLUMNS, KeyValues
-from stages.learning.native import build, calls, layers
-from stages.learning.ragged import ragged
+from stages.modeling.cpu_kernels import bindings, patch_llama
+from stages.modeling.cpu_kernels import build as cpu_kernels_build
+from stages.modeling.load import load_causal
+from stages.modeling.packed import attention, forward, token_logprobs
+from stages.modeling.packed.sequences import pack
+from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason=f"no kernels: {build.route()}")
+pytestmark = pytest.mark.skipif(cpu_kernels_build.library() is None, reason=f"no kernels: {cpu_kernels_build.route()}")
 
 LENGTHS, HEADS, SCALING = [33, 1, 100, 31, 32], 4, 0.3
 WINDOWS = [None, 1, 5, 50]
@@ -74,7 +76,7 @@ def with_slopes(states, gradient, batch, window=None):
 
 def batch_of(lengths):
     """And its rows' tokens."""
-    batch = ragged([[7] * length for length in lengths])
+    batch = pack([[7] * length for length in lengths])
     pairs = zip(batch.starts.tolist(), lengths, strict=True)
     return batch, [list(range(start, start + length)) for start, length in pairs]
 
@@ -104,7 +106,7 @@ def test_each_query_sees_its_rows_keys_in_the_window_forward_and_backward(width,
 def test_a_question_that_answers_share_gets_the_gradients_of_all(window):
     prompts, answers = [9, 1, 40], [[4, 33, 1], [5], [2, 2, 20, 70]]
     ids = [[7] * n for n in prompts], [[[8] * n for n in own] for own in answers]
-    batch, token, rows = branching(*ids, torch.device("cpu")).batch, itertools.count(), []
+    batch, token, rows = pack_with_shared_prefix(*ids, torch.device("cpu")).batch, itertools.count(), []
     for prompt, own in zip(prompts, answers, strict=True):
         question = list(itertools.islice(token, prompt))
         rows += [question + list(itertools.islice(token, answer)) for answer in own]
@@ -181,7 +183,7 @@ def test_no_row_feels_its_neighbours_bit_for_bit(dtype):
     many, one = decoded([3, 60, 33], dtype=dtype, window=20), decoded([3], dtype=dtype, window=20)
     assert all(torch.equal(got, many[key][0]) for key, (got, _) in one.items())
     norm, (gate, up) = llama_norm(40).to(dtype), drawn(2, 7, 40, dtype=dtype)
-    ways = (lambda x: layers._Norm.apply(x, norm.weight, 0.3), lambda x: layers._Gated.apply(x, up[: len(x)]))
+    ways = (lambda x: patch_llama._Norm.apply(x, norm.weight, 0.3), lambda x: patch_llama._Gated.apply(x, up[: len(x)]))
     assert all(torch.equal(way(gate)[:3], way(gate[:3])) for way in ways)
 
 
@@ -195,9 +197,9 @@ def llama_norm(width):
 def called(monkeypatch):
     """Names of the kernels that a small LLaMA's classes call, in order."""
     shape = {"hidden_size": 24, "intermediate_size": 50, "num_attention_heads": 2, "num_hidden_layers": 1}
-    layers.install(LlamaForCausalLM(LlamaConfig(vocab_size=8, **shape)))
+    patch_llama.install(LlamaForCausalLM(LlamaConfig(vocab_size=8, **shape)))
     names = []
-    monkeypatch.setattr(layers, "call", lambda name, *rest: (names.append(name), calls.call(name, *rest)))
+    monkeypatch.setattr(patch_llama, "call", lambda name, *rest: (names.append(name), bindings.call(name, *rest)))
     return names
 
 
@@ -243,11 +245,11 @@ def test_the_gated_block_is_the_familys_and_so_are_its_gradients(called, dtype):
 def test_gates_of_any_size(dtype):
     gate = torch.cat([torch.linspace(-200, 200, 4001), torch.linspace(-3, 3, 999)]).to(dtype)
     up = drawn(len(gate), dtype=dtype)
-    found = slopes_of(layers._Gated.apply, gate, up)
+    found = slopes_of(patch_llama._Gated.apply, gate, up)
     expected = slopes_of(lambda x, y: functional.silu(x) * y, gate.double(), up.double())
     for x, y, least in zip(found, expected, (1e-35, NEAR[dtype] / 10, NEAR[dtype] / 10), strict=True):
         assert torch.allclose(x.double(), y, rtol=NEAR[dtype], atol=least)
-    assert torch.equal(found[0], layers._Gated.apply(gate.float(), up.float()).to(dtype))  # rounded to nearest, even
+    assert torch.equal(found[0], patch_llama._Gated.apply(gate.float(), up.float()).to(dtype))  # rounded to nearest, even
 
 
 @dtypes
@@ -277,7 +279,7 @@ def test_other_families_functions_stay_their_own():
     replaced = []
     for family, name in others:
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **shape))
-        layers.install(model)
+        patch_llama.install(model)
         found = getattr(sys.modules[type(model).__module__], name)
         replaced.append(hasattr(getattr(found, "forward", found), "by_kernel"))
     assert replaced == [False, False, True]
@@ -288,7 +290,7 @@ def test_log_probabilities_and_shares_of_any_vocabulary(width):
     logits, chosen = 30 * drawn(9, width), torch.arange(9) * 7 % width
     logits[4], logits[5, chosen[5]], logits[6, 0] = 2e4, -3e4, torch.nan
     exact, shares = logits.double().log_softmax(-1), logits.clone()
-    found = output_layer._softmax(shares, chosen[:8])
+    found = token_logprobs._softmax(shares, chosen[:8])
     fine = [row for row in range(8) if row != 6]
     assert torch.allclose(found[fine].double(), exact[range(8), chosen[:8]][fine], rtol=2e-7, atol=2e-6)
     assert torch.allclose(shares[fine].double(), exact[fine].exp(), rtol=1e-5, atol=1e-7)
@@ -319,9 +321,9 @@ def test_any_number_of_threads_gives_the_same_bits(threads, dtype):
         found.append([
             *with_slopes(states, gradient, batch),
             attention.native.newest(new[0], *keys_values, lengths, SCALING, None),
-            *slopes_of(layers._Gated.apply, gate, up),
-            *slopes_of(lambda x: layers._Norm.apply(x, norm.weight, 0.3), gate),
-            *slopes_of(lambda x: layers._Turn.apply(x, *angles), states[0]),
+            *slopes_of(patch_llama._Gated.apply, gate, up),
+            *slopes_of(lambda x: patch_llama._Norm.apply(x, norm.weight, 0.3), gate),
+            *slopes_of(lambda x: patch_llama._Turn.apply(x, *angles), states[0]),
         ])
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
 
@@ -340,7 +342,7 @@ def test_a_nan_spoils_its_row_alone_and_is_not_hidden(bits):
         assert all(x[rows[2]].isnan().any() for x in found[1:3])
     x = drawn(3, 20)
     x[1, 3] = nan
-    for out in (layers._Norm.apply(x, torch.ones(20), 0.1), layers._Gated.apply(x, x)):
+    for out in (patch_llama._Norm.apply(x, torch.ones(20), 0.1), patch_llama._Gated.apply(x, x)):
         assert out[1].isnan().any() and out[[0, 2]].isfinite().all()
 
 
@@ -359,7 +361,7 @@ def test_scores_may_be_huge_and_equal_ones_give_the_mean():
 
 
 def test_other_dtypes_and_compiled_models_go_the_ordinary_way(called):
-    assert build.takes(drawn(1)) and not build.takes(drawn(1), drawn(1).double()) and not build.takes(drawn(1).half())
+    assert cpu_kernels_build.takes(drawn(1)) and not cpu_kernels_build.takes(drawn(1), drawn(1).double()) and not cpu_kernels_build.takes(drawn(1).half())
     norm = llama_norm(8)
     compiled = torch.compile(norm, backend="eager", fullgraph=True)(drawn(2, 8))
     assert not called and torch.allclose(compiled, norm(drawn(2, 8)), atol=1e-6) and called == ["norm"]
@@ -370,8 +372,8 @@ def test_no_gradient_of_a_gradient_is_made_up():
     x = states_of(batch.input_ids.shape[1])[0].requires_grad_()
     whole, flat = attended((x, x[:, :2], x[:, :2]), batch), x[0, 0]
     angles = drawn(2, 1, x.shape[2], 40)
-    for found in (whole, layers._Norm.apply(flat, torch.ones(40), 0.1), layers._Gated.apply(flat, flat),
-                  layers._Turn.apply(x, *angles)):
+    for found in (whole, patch_llama._Norm.apply(flat, torch.ones(40), 0.1), patch_llama._Gated.apply(flat, flat),
+                  patch_llama._Turn.apply(x, *angles)):
         slope, = torch.autograd.grad(found.square().sum(), x, create_graph=True, retain_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             slope.sum().backward(retain_graph=True)
@@ -379,18 +381,18 @@ def test_no_gradient_of_a_gradient_is_made_up():
 
 @pytest.fixture
 def llama(tmp_path):
-    return models.load_causal(save(FAMILIES["llama"], tmp_path / "base"))
+    return load_causal(save(FAMILIES["llama"], tmp_path / "base"))
 
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """As in a new process that finds an empty cache; what is compiled is small. A function that starts once more."""
     def start():
-        monkeypatch.setattr(build, "_loaded", cache(build._loaded.__wrapped__))
+        monkeypatch.setattr(cpu_kernels_build, "_loaded", cache(cpu_kernels_build._loaded.__wrapped__))
 
     small = tmp_path / "small.cpp"
     small.write_text('extern "C" int one() { return 1; }')
-    monkeypatch.setattr(build, "SOURCES", (small,))
+    monkeypatch.setattr(cpu_kernels_build, "SOURCES", (small,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     start()
     return start
@@ -405,14 +407,14 @@ def test_without_kernels_a_model_computes_the_same_and_one_line_says_why(
     wanted = torch.arange(batch.tokens)
     if how == "no compiler":
         monkeypatch.setattr(shutil, "which", lambda name: None)
-    build.SOURCES[0].write_text("int broken(;")
-    assert build.library() is None and not build.takes(drawn(1)) and len(build.route().splitlines()) == 1
-    assert ("no C++ compiler" if how == "no compiler" else "small.cpp:1") in build.route()
-    assert capsys.readouterr().err.count(build.route()) == 1 and build.library() is None
+    cpu_kernels_build.SOURCES[0].write_text("int broken(;")
+    assert cpu_kernels_build.library() is None and not cpu_kernels_build.takes(drawn(1)) and len(cpu_kernels_build.route().splitlines()) == 1
+    assert ("no C++ compiler" if how == "no compiler" else "small.cpp:1") in cpu_kernels_build.route()
+    assert capsys.readouterr().err.count(cpu_kernels_build.route()) == 1 and cpu_kernels_build.library() is None
     assert [*tmp_path.glob("cache/*/*")] == []
-    found = models.ragged_states(llama, batch, wanted)
+    found = forward.packed_hidden_states(llama, batch, wanted)
     monkeypatch.undo()
-    assert build.library() and torch.allclose(found, models.ragged_states(llama, batch, wanted), atol=1e-5)
+    assert cpu_kernels_build.library() and torch.allclose(found, forward.packed_hidden_states(llama, batch, wanted), atol=1e-5)
 
 
 def test_what_was_compiled_is_there_for_the_next_process(fresh, monkeypatch, tmp_path):
@@ -423,19 +425,19 @@ def test_what_was_compiled_is_there_for_the_next_process(fresh, monkeypatch, tmp
         commands.append((command[1], [*tmp_path.glob("cache/stackllama/*.so")]))
         return done
 
-    monkeypatch.setattr(build.subprocess, "run", noted)
-    assert build.library().one() == build.library().one() == 1
-    assert [option for option, _ in commands] == ["--version", build.FLAGS[0]]
+    monkeypatch.setattr(cpu_kernels_build.subprocess, "run", noted)
+    assert cpu_kernels_build.library().one() == cpu_kernels_build.library().one() == 1
+    assert [option for option, _ in commands] == ["--version", cpu_kernels_build.FLAGS[0]]
     assert commands[1][1] == []  # nobody meets half a file
     fresh()
-    assert build.library().one() == 1 and len(commands) == 3
-    build.SOURCES[0].write_text('extern "C" int one() { return 2; }')
+    assert cpu_kernels_build.library().one() == 1 and len(commands) == 3
+    cpu_kernels_build.SOURCES[0].write_text('extern "C" int one() { return 2; }')
     fresh()
-    assert build.library().one() == 2 and len([*tmp_path.glob("cache/stackllama/*")]) == 2
+    assert cpu_kernels_build.library().one() == 2 and len([*tmp_path.glob("cache/stackllama/*")]) == 2
 
 
 def test_two_processes_that_compile_at_once_both_get_kernels(fresh, tmp_path):
     code = (f"import pathlib; from stages.learning.native import build; build.SOURCES = "
-            f"(pathlib.Path({str(build.SOURCES[0])!r}),); assert build.library().one() == 1, build.route()")
+            f"(pathlib.Path({str(cpu_kernels_build.SOURCES[0])!r}),); assert build.library().one() == 1, build.route()")
     both = [subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1]) for _ in range(2)]
     assert [one.wait() for one in both] == [0, 0] and len([*tmp_path.glob("cache/stackllama/*")]) == 1

@@ -4,11 +4,11 @@ import pytest
 import tiny
 import torch
 
-from stages.learning import models
 from stages.learning.experience import Update, experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import _microbatch_loss, ppo_epochs
 from stages.learning.rollout import Rollout, sample
+from stages.modeling import lora
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
 UPDATE = Update(
@@ -30,7 +30,7 @@ def make_policy(family="llama", temperature=1.0):
     tok = tiny.tokenizer()
     model = tiny.llama(tok) if family == "llama" else tiny.gpt2(len(tok))
     torch.manual_seed(0)
-    model = models.add_lora(model, r=4, alpha=8, dropout=0.3, target_modules=(), precision="fp32")
+    model = lora.add_lora(model, r=4, alpha=8, dropout=0.3, target_modules=(), precision="fp32")
     return Policy(model, temperature, "fp32")
 
 

@@ -8,9 +8,7 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from stages.learning import models
 from stages.learning.preference_data import collate_examples, examples, pair_indices
-from stages.learning.ragged import by_row, response_tokens
 from stages.learning.reward_model import (
     SUM_TOKENS,
     Scorer,
@@ -21,6 +19,10 @@ from stages.learning.reward_model import (
     read,
     save_scoring,
 )
+from stages.modeling import lora, tokenizer
+from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.packed import forward
+from stages.modeling.packed.sequences import by_row, pack_responses
 
 TEXTS = [[1, 40, 50, 60, 2], [1, 45, 2], [1, 90, 2, 91, 92, 93, 2]]  # the last has an EOS inside
 
@@ -33,16 +35,16 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def adapter(base, tmp_path_factory):
     """A reward adapter that has moved away from its initial values, as after training."""
-    model = models.load_scorer(base, "fp32", new_head=True)
+    model = load_scorer(base, "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
-    model = models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
+    model = lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     folder = tmp_path_factory.mktemp("models") / "reward"
     model.eval().save_pretrained(folder)
-    models.load_tokenizer(base).save_pretrained(folder)
+    tokenizer.load_tokenizer(base).save_pretrained(folder)
     scores = score(model, TEXTS)
     reference = [row[:1] for row in TEXTS], [row[1:] for row in TEXTS]
     save_scoring(folder, Scoring(), "fp32", reference, scores)
@@ -51,7 +53,7 @@ def adapter(base, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scorer_model(base):
-    model = models.load_scorer(base, "fp32", new_head=True)
+    model = load_scorer(base, "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     return model
 
@@ -59,7 +61,7 @@ def scorer_model(base):
 @torch.no_grad()
 def score(model, rows, weight=0.0, pooling="last"):
     """Raw scores of rows whose first token is the prompt."""
-    texts = response_tokens([row[:1] for row in rows], [row[1:] for row in rows], torch.device("cpu"))
+    texts = pack_responses([row[:1] for row in rows], [row[1:] for row in rows], torch.device("cpu"))
     return read(model, texts, Scoring(pooling, weight)).scores
 
 
@@ -76,10 +78,10 @@ def test_score_does_not_depend_on_the_other_rows_or_their_order(scorer_model, we
 @pytest.mark.parametrize("pad", [0, 2, 7])
 def test_transformers_own_head_gives_the_same_whatever_the_padding(scorer_model, side, pad):
     """Right and left padding, and any filler: what others compute with our folders is what we compute without pads."""
-    ids, mask = models.batched(TEXTS, side)
+    ids, mask = forward.pad_batch(TEXTS, side)
     ids = torch.where(mask.bool(), ids, pad)
     with torch.no_grad():
-        states = models.last_hidden_states(scorer_model, ids, mask)
+        states = forward.last_hidden_states(scorer_model, ids, mask)
         last = (mask * torch.arange(ids.shape[1])).argmax(-1)
         theirs = scorer_model.score(states[range(len(TEXTS)), last]).squeeze(-1)
     assert torch.allclose(theirs, score(scorer_model, TEXTS), atol=1e-5)
@@ -105,14 +107,14 @@ def test_only_the_last_real_position_is_read(scorer_model):
 
 def test_n_occurrences_of_a_token_count_as_their_logarithm():
     answers = [[5] * 7, [5, 6, 5, 5], [7]]
-    texts = response_tokens([[1]] * 3, answers, torch.device("cpu"))
+    texts = pack_responses([[1]] * 3, answers, torch.device("cpu"))
     weights = by_row(novelty(texts), texts).sum(-1)
     assert weights.tolist() == pytest.approx([math.log2(8), math.log2(4) + 1, 1.0])
 
 
 def test_the_log_probability_term_is_the_language_models_own(scorer_model, base):
     """Against the causal model of the same weights, the mean over the answer's tokens by hand."""
-    language_model = models.load_causal(base)
+    language_model = load_causal(base)
     for row in TEXTS:
         with torch.no_grad():
             log_p = torch.log_softmax(language_model(torch.tensor([row])).logits[0].double(), -1)
@@ -138,7 +140,7 @@ def test_agrees_with_transformers_own_head(scorer_model):
 
 
 def test_head_starts_normal_with_variance_one_over_width_plus_one(base):
-    model = models.load_scorer(base, "fp32", new_head=True)
+    model = load_scorer(base, "fp32", new_head=True)
     draws = []
     for seed in range(200):
         initialise_head(model, torch.Generator().manual_seed(seed))
@@ -152,7 +154,7 @@ def test_head_starts_normal_with_variance_one_over_width_plus_one(base):
 def test_scores_are_the_same_before_saving_after_reload_and_after_merging(base, adapter, tmp_path):
     folder, before = adapter
     tiny.merge(base, [folder], tmp_path / "merged")
-    merged = models.load_scorer(tmp_path / "merged")
+    merged = load_scorer(tmp_path / "merged")
     assert torch.allclose(score(merged, TEXTS), before, atol=1e-4)
     saved = load_file(folder / "adapter_model.safetensors")
     assert torch.equal(merged.score.weight, next(t for name, t in saved.items() if name.endswith("score.weight")))
@@ -160,7 +162,7 @@ def test_scores_are_the_same_before_saving_after_reload_and_after_merging(base, 
 
 def test_reference_answers_average_zero_through_the_scorer(base, adapter, tmp_path):
     tiny.merge(base, [adapter[0]], tmp_path / "merged")
-    scorer = Scorer(models.load_scorer(tmp_path / "merged"), "fp32", batch_rows=2)
+    scorer = Scorer(load_scorer(tmp_path / "merged"), "fp32", batch_rows=2)
     rewards = scorer([text[:1] for text in TEXTS], [text[1:] for text in TEXTS])
     assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-5) and float(rewards.std()) > 1e-3
 
@@ -182,7 +184,7 @@ def test_an_adapter_without_its_head_is_refused(base, adapter, tmp_path):
 
 def test_a_merged_model_without_its_head_is_refused(base):
     with pytest.raises(ValueError, match=r"score\.weight"):
-        models.load_scorer(base)
+        load_scorer(base)
 
 
 def rows(pairs):

@@ -14,13 +14,15 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from stages import merge, ppo, reward
-from stages.learning import models, served
+from stages.learning import served
 from stages.learning.ensemble import Ensemble, scorer_of
 from stages.learning.judging import calibration
 from stages.learning.losses import pairwise_losses
 from stages.learning.preference_data import examples
 from stages.learning.reward_model import SCORING, Scorer, Scoring, initialise_head, member_folder, members_of
 from stages.learning.reward_objective import Objective
+from stages.modeling import lora, tokenizer
+from stages.modeling.load import load_causal, load_scorer
 from stages.recipe.models import Lora, Merge
 from stages.recipe.ppo import Ppo
 from stages.recipe.reward import Reward
@@ -57,9 +59,9 @@ def table(questions=6):
 
 
 def learner(folder):
-    model = models.load_scorer(tiny.save_base(folder), "fp32", new_head=True)
+    model = load_scorer(tiny.save_base(folder), "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
-    return models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
+    return lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
 
 
 def gradients(model, made, objective, scoring):
@@ -99,7 +101,7 @@ def test_question_at_once_has_the_gradient_of_the_pairwise_form(tmp_path, poolin
 def test_the_language_model_term_is_the_mean_nats_of_the_better_answer(tmp_path):
     model, tok = learner(tmp_path / "base"), tiny.tokenizer()
     items, _ = examples(table(1), tok, max_length_tokens=200, by_question=True, max_pairs=99)
-    causal, expected = models.load_causal(tmp_path / "base"), 0.0
+    causal, expected = load_causal(tmp_path / "base"), 0.0
     for item in items:
         for j, _ in item.pairs:
             ids = item.prompt + item.answers[j]
@@ -166,7 +168,7 @@ def test_the_stage_says_at_every_evaluation_where_it_is_right(trained):
 
 
 def loaded(member, base) -> Scorer:
-    model = models.load_scorer(base, "fp32", new_head=True)
+    model = load_scorer(base, "fp32", new_head=True)
     return Scorer(PeftModel.from_pretrained(model, member).eval(), "fp32", Scoring())
 
 
@@ -227,7 +229,7 @@ def test_ppo_takes_the_mean_of_the_members_less_their_spread(trained, served_as,
         given.mkdir()
         merge.run(Merge(dtype="fp32"), given, base=inputs["base"], adapter=[str(folder / "out")], pairs=inputs["pairs"])
         assert len(members_of(given)) == 2 and (given / "member-1" / "merge.json").exists()
-    tok = models.load_tokenizer(inputs["base"])
+    tok = tokenizer.load_tokenizer(inputs["base"])
     texts = [[1, 5, 6], [1, 9]], [[40, 41, 2], [42, 2]]
     found = {}
     for penalty in (0.0, 2.0):
@@ -250,6 +252,6 @@ def test_ppo_refuses_a_reward_model_that_scores_otherwise_than_in_training(train
     weights = tmp_path / "damaged" / "adapter_model.safetensors"
     tensors = load_file(weights)
     save_file({name: -t if "score" in name else t for name, t in tensors.items()}, weights)
-    tok = models.load_tokenizer(inputs["base"])
+    tok = tokenizer.load_tokenizer(inputs["base"])
     with pytest.raises(ValueError, match=r"does not score as it was trained to: correlation -1.*fp32, served in fp32"):
         ppo._engine(PPO, tok, inputs["base"], tmp_path / "damaged")

@@ -12,13 +12,13 @@ import tiny
 import torch
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
-from stages.learning import models
 from stages.learning.published_reward import PublishedScorer
 from stages.learning.reward_model import Scorer, initialise_head
 from stages.learning.reward_sources import MEASURES, Source, load_source
 from stages.learning.rewards import Rewards, Shaping
 from stages.learning.running import RunningMoments
-from stages.learning.scratch import train_tokenizer
+from stages.modeling.load import load_scorer
+from stages.modeling.tiny_llama import train_tokenizer
 from stages.stackexchange.prompt import answer_ids, prompt_ids, question_of
 
 QUESTIONS = ["which flag?", "{response} or {question}?", "Answer: </s> é 漢字\n\nAnswer: "]
@@ -136,7 +136,7 @@ def test_the_question_comes_back_whole(tok):
 
 
 def test_the_reward_model_scores_the_ids_that_were_sampled(tok, tmp_path):
-    model = models.load_scorer(tiny.save_base(tmp_path), "fp32", new_head=True)
+    model = load_scorer(tiny.save_base(tmp_path), "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     scorer, seen = Scorer(model, "fp32"), []
     model.get_input_embeddings().register_forward_pre_hook(lambda _, given: seen.extend(given[0].flatten().tolist()))
@@ -189,7 +189,7 @@ def test_a_reward_model_without_spread_cannot_scale():
 
 
 def test_the_models_own_spread_comes_from_its_config(tmp_path):
-    model = models.load_scorer(tiny.save_base(tmp_path), "fp32", new_head=True)
+    model = load_scorer(tiny.save_base(tmp_path), "fp32", new_head=True)
     model.config.reward_std = 2.5
     rewards = Rewards([loaded("model", scorer=Scorer(model, "fp32"))], None, Shaping(reward_scaling="model"))
     assert rewards(bare(), update_statistics=False).scale == 2.5

@@ -14,14 +14,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from stages.learning import loading, models
+from stages.learning import loading
 from stages.learning.experience import Update, experience, look
 from stages.learning.memory import distinct_bytes, tensors_of
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.reward_model import Scorer, Scoring, save_scoring
-from stages.learning.roles import parameters_of
 from stages.learning.rollout import sample
+from stages.modeling import lora, tokenizer
+from stages.modeling.adapters import parameters_of
+from stages.modeling.load import load_causal, load_scorer
 from stages.recipe.ppo import Ppo
 from stages.runtime import artifact
 
@@ -35,7 +37,7 @@ HOW = {"tune": "lora", "value_model": "head", "lora": LORA, "precision": "fp32",
 def save_reward(base, out, weight=0.0):
     """A reward adapter that has learnt something, on every layer that policies adapt and more."""
     families.adapted(base, scorer=True).save_pretrained(out)
-    models.load_tokenizer(base).save_pretrained(out)
+    tokenizer.load_tokenizer(base).save_pretrained(out)
     save_scoring(out, Scoring("last", weight), "fp32", (PROMPTS[:3], ANSWERS[:3]), torch.tensor([0.5, 2.0, 0.1]))
     return out
 
@@ -95,10 +97,10 @@ def same(found: torch.Tensor, rows: list[torch.Tensor], atol=1e-5) -> bool:
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_a_reward_adapter_on_the_policys_base_scores_as_the_merged_model(family, tmp_path):
     base = families.save(families.FAMILIES[family], tmp_path / "base")
-    weight = 2.0 if models.load_causal(base).config.tie_word_embeddings and family != "opt-350m" else 0.0
+    weight = 2.0 if load_causal(base).config.tie_word_embeddings and family != "opt-350m" else 0.0
     reward = save_reward(base, tmp_path / "reward", weight)
     tiny.merge(base, [reward], tmp_path / "merged")
-    expected = Scorer(models.load_scorer(tmp_path / "merged"), "fp32")
+    expected = Scorer(load_scorer(tmp_path / "merged"), "fp32")
     policy = moved(load(base, reward))
     before = policy(PROMPTS, ANSWERS).log_p
     scorer = loading.load_reward(reward, policy, base)
@@ -123,7 +125,7 @@ def test_what_cannot_be_a_role_is_refused_in_one_line(base, reward, merged, tmp_
         load(other, reward, value_model="adapter")
     with pytest.raises(ValueError, match="is a whole model: give the artifact of stages"):
         load(base, merged, value_model="adapter")
-    load(base, reward).save(tmp_path / "no-head", models.load_tokenizer(base))
+    load(base, reward).save(tmp_path / "no-head", tokenizer.load_tokenizer(base))
     with pytest.raises(ValueError, match="holds no score head"):
         loading.load_reward(tmp_path / "no-head", load(base, reward), base)
 
@@ -144,7 +146,7 @@ def test_the_manifest_says_on_what_an_adapter_was_trained(base, reward, tmp_path
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "nf4"])
 def test_the_base_is_in_memory_once_whatever_stands_on_it(base, reward, precision):
-    plain = models.add_lora(models.load_causal(base, precision), precision=precision, **LORA)
+    plain = lora.add_lora(load_causal(base, precision), precision=precision, **LORA)
     alone = distinct_bytes(t for t in tensors_of(plain) if not t.requires_grad)
     policy = load(base, reward, precision=precision, value_model="adapter")
     scorer = loading.load_reward(reward, policy, base)
@@ -159,7 +161,7 @@ def test_the_base_is_in_memory_once_whatever_stands_on_it(base, reward, precisio
 
 def test_a_value_adapter_starts_as_the_reward_model(base, reward, merged):
     policy = load(base, reward, value_model="adapter")
-    scorer = Scorer(models.load_scorer(merged), "fp32")
+    scorer = Scorer(load_scorer(merged), "fp32")
     raw = scorer(PROMPTS, ANSWERS) + scorer.mean
     values = policy(PROMPTS, [[*answer, 7] for answer in ANSWERS]).values  # read before the 7, at the last token
     assert torch.allclose(torch.stack([row[len(a)] for row, a in zip(values, ANSWERS, strict=True)]), raw, atol=1e-4)
@@ -271,7 +273,7 @@ def test_a_whole_model_is_saved_and_goes_through_merge(base, reward, tmp_path, v
     policy = moved(load(base, reward, tune="full", value_model=value_model))
     with policy.merged() as model:
         assert model is policy.model
-    policy.save(tmp_path / "ppo", models.load_tokenizer(base))
+    policy.save(tmp_path / "ppo", tokenizer.load_tokenizer(base))
     assert (tmp_path / "ppo/value").is_dir() == (value_model == "adapter")
     found = tiny.merge(base, [tmp_path / "ppo"], tmp_path / "merged", max_logit_difference=1e-6)
     assert found["merge_difference"] == 0 and found["reload_difference"] < 1e-5
@@ -279,18 +281,18 @@ def test_a_whole_model_is_saved_and_goes_through_merge(base, reward, tmp_path, v
         assert same(policy(PROMPTS, ANSWERS).log_p, log_p_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")))
     found = tiny.merge(base, [tmp_path / "ppo"], tmp_path / "rounded", dtype="bf16", max_logit_difference=1e-6)
     assert found["rounding_difference"] > 0 == found["merge_difference"]
-    assert models.load_tokenizer(tmp_path / "rounded").pad_token_id == 0
+    assert tokenizer.load_tokenizer(tmp_path / "rounded").pad_token_id == 0
 
 
 def test_an_adapter_is_saved_alone_in_the_root_and_the_value_functions_beside_it(base, reward, tmp_path):
     policy = moved(load(base, reward, value_model="adapter"))
     loading.load_reward(reward, policy, base)
-    policy.save(tmp_path, models.load_tokenizer(base))
+    policy.save(tmp_path, tokenizer.load_tokenizer(base))
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["value"]
     assert load_file(tmp_path / "adapter_model.safetensors").keys() == {
         name.replace(".default", "").removeprefix("model.") for name in policy.trained() if ".default." in name}
     with torch.no_grad():
-        again = PeftModel.from_pretrained(models.load_causal(base), tmp_path).eval()
+        again = PeftModel.from_pretrained(load_causal(base), tmp_path).eval()
         assert same(policy(PROMPTS, ANSWERS).log_p, log_p_of(again))
     value = load_file(tmp_path / "value/adapter_model.safetensors")
     assert all(torch.equal(p, value[name.replace(".value.", ".")])
@@ -345,7 +347,7 @@ def test_checkpointing_changes_no_gradient_and_leaves_no_trace(family, tune, val
 
 def test_sampling_is_never_checkpointed(base, reward, monkeypatch):
     policy = load(base, reward, gradient_checkpointing=True)
-    monkeypatch.setattr("stages.learning.layers.checkpoint", None)
+    monkeypatch.setattr("stages.modeling.layer_calls.checkpoint", None)
     learn_free = sample(policy.model, PROMPTS, max_new_tokens=4, temperature=1.0, stop_ids=(),
                         generator=torch.Generator().manual_seed(0), value_of=policy.values_of)
     look(policy, learn_free, 4)

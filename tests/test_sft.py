@@ -10,9 +10,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import sft
-from stages.learning import models
 from stages.learning.logs import Logs
 from stages.learning.training import Training, Watch, train
+from stages.modeling import lora
+from stages.modeling.load import load_causal
+from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.models import Lora
 from stages.recipe.sft import Sft
 from stages.stackexchange.pairs import table as pairs_table
@@ -88,7 +90,7 @@ def test_only_the_adapter_learns_the_base_does_not_move(inputs, tmp_path):
     """Every frozen tensor, bit for bit, after training in memory; quantised ones as well."""
     for precision in ("fp32", "bf16", "int8", "nf4"):
         torch.manual_seed(0)
-        model = models.add_lora(models.load_causal(inputs["base"], precision), precision=precision, **vars(CONFIG.lora))
+        model = lora.add_lora(load_causal(inputs["base"], precision), precision=precision, **vars(CONFIG.lora))
         before = {name: t.detach().clone() for name, t in model.state_dict().items()}
         learn(model, inputs, tmp_path / precision, precision)
         changed = {name for name, t in model.state_dict().items() if not torch.equal(t, before[name])}
@@ -137,11 +139,11 @@ def test_it_stops_when_perplexity_no_longer_falls_and_keeps_the_best(inputs, tmp
     found = watched(out)
     assert found.index(min(found)) == len(found) - 3  # two evaluations more, and no third
     assert metrics["validation_perplexity"] == min(found) < found[-1]
-    model = models.load_causal(inputs["base"])
+    model = load_causal(inputs["base"])
     from peft import PeftModel
 
     model = PeftModel.from_pretrained(model, out).eval()
-    tokenizer = models.load_tokenizer(out)
+    tokenizer = load_tokenizer(out)
     held = first_questions(inputs["pairs"], "finetune", 0.1, 4)
     again = sft._Watched(model, tokenizer, inputs["pairs"], held, CONFIG, Logs(tmp_path, "sft")).measure(0)
     assert again["validation_perplexity"] == pytest.approx(min(found), rel=1e-4)

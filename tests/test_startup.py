@@ -13,10 +13,13 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from stages.learning import agreement, models, startup
+from stages.learning import agreement, startup
 from stages.learning.policy import Policy
 from stages.learning.reward_model import initialise_head
 from stages.learning.rollout import sample
+from stages.modeling import lora
+from stages.modeling.load import autocast, load_causal, load_scorer
+from stages.modeling.tokenizer import load_tokenizer
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39], [1, 7, 8], [1, 99]]
 CLIP = 0.2
@@ -42,15 +45,15 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reward(base):
-    model = models.load_scorer(base, new_head=True)
+    model = load_scorer(base, new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     return model
 
 
 def make(base, precision="fp32", temperature=0.7):
     torch.manual_seed(0)
-    model = models.load_causal(base, precision)
-    model = models.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision=precision)
+    model = load_causal(base, precision)
+    model = lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision=precision)
     return Policy(model, temperature, precision)
 
 
@@ -61,7 +64,7 @@ def draw(policy, temperature=0.7, tokens=8):
     for prompt in PROMPTS:
         cache, step, row = DynamicCache(), prompt, []
         while len(row) < tokens - len(rows):  # ragged
-            with models.autocast(policy.precision):
+            with autocast(policy.precision):
                 out = policy.model(input_ids=torch.tensor([step]), past_key_values=cache, output_hidden_states=True)
             log_p = torch.log_softmax(out.logits[0, -1].float() / temperature, -1)
             token = int(torch.multinomial(log_p.exp(), 1, generator=generator))
@@ -81,7 +84,7 @@ def sampled(policy):
 
 def run(policy, rollout, base, rewards, clip_range=CLIP):
     lines = []
-    tokenizer = models.load_tokenizer(base)
+    tokenizer = load_tokenizer(base)
     found = startup.run_checks(policy, rollout, tokenizer, {name: (tokenizer, m) for name, m in rewards.items()},
                                clip_range=clip_range, microbatch_prompts=2, say=lines.append)
     return found, lines
@@ -268,8 +271,8 @@ def test_re_entrant_checkpointing_is_refused_and_the_other_kind_passes(base):
 
 def ids_of(base, reward, role="policy", tokenizer=(), **config):
     """special_ids of healthy parts, some ids of one role set otherwise; "generation" is the policy's other config."""
-    parts = {"policy": models.load_causal(base), "reward": reward}
-    known = models.load_tokenizer(base)
+    parts = {"policy": load_causal(base), "reward": reward}
+    known = load_tokenizer(base)
     for key, value in dict(tokenizer).items():
         setattr(known, key, value)
     place = parts["policy"].generation_config if role == "generation" else parts[role].config
@@ -299,7 +302,7 @@ def test_special_tokens_that_disagree_are_refused_with_their_place(base, reward)
 
 def test_a_reward_that_reads_text_with_a_tokenizer_of_its_own_has_ids_of_its_own(base, reward, monkeypatch):
     policy = make(base)
-    tokenizer, other = models.load_tokenizer(base), models.load_tokenizer(base)
+    tokenizer, other = load_tokenizer(base), load_tokenizer(base)
     monkeypatch.setattr(reward.config, "eos_token_id", 7)
     settings = {"clip_range": CLIP, "microbatch_prompts": 2, "say": str}
     startup.run_checks(policy, draw(policy), tokenizer, {"hub": (other, reward)}, **settings)
@@ -319,8 +322,8 @@ def test_a_value_head_that_cannot_be_right_is_refused(base):
 
 
 def test_a_reward_model_without_a_live_head_is_refused(base):
-    model = models.load_scorer(base, new_head=True)
-    adapted = models.add_lora(model, r=2, alpha=4, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
+    model = load_scorer(base, new_head=True)
+    adapted = lora.add_lora(model, r=2, alpha=4, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
     head = adapted.base_model.model.score.modules_to_save["default"].weight
     assert startup.reward_head_norm("reward", adapted) == pytest.approx(float(head.data.norm()))
     for value, norm in ((0.0, "0.0"), (float("nan"), "nan")):
@@ -328,4 +331,4 @@ def test_a_reward_model_without_a_live_head_is_refused(base):
         with pytest.raises(ValueError, match=f"reward: the norm of its head is {norm}"):
             startup.reward_head_norm("reward", adapted)
     with pytest.raises(ValueError, match="a LlamaForCausalLM has no head with one output"):
-        startup.reward_head_norm("reward", models.load_causal(base))
+        startup.reward_head_norm("reward", load_causal(base))

@@ -6,11 +6,11 @@ import pytest
 import tiny
 import torch
 
-from stages.learning import models
 from stages.learning.experience import Experience, experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.rollout import Rollout
+from stages.modeling import lora
 from stages.recipe.ppo import Ppo
 from tests.golden.support import update
 
@@ -22,7 +22,7 @@ SCORES = torch.tensor([1.0, -1.0, 0.5, 2.0])
 def begun(**changed) -> tuple[Policy, Experience]:
     """A policy that has moved from its reference, and what it saw; LoRA dropout is on paper only."""
     torch.manual_seed(0)
-    model = models.add_lora(
+    model = lora.add_lora(
         tiny.llama(tiny.tokenizer()), r=4, alpha=8, dropout=0.3, target_modules=(), precision="fp32"
     )
     policy = Policy(model, 1.0, "fp32")

@@ -13,10 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stages.learning import optimizers
 from stages.learning.experience import Experience, Update, experience
 from stages.learning.kl import KlController
-from stages.learning.models import add_lora
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.rollout import Rollout
+from stages.modeling.lora import add_lora
 from stages.recipe.ppo import Ppo
 from tests.golden import common
 from tests.golden.support import UPDATES

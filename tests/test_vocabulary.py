@@ -9,9 +9,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stages.learning import models
-from stages.learning.merge_report import outputs
 from stages.learning.reward_model import Scoring, save_scoring
+from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.merge_checks import outputs
+from stages.modeling.tokenizer import PAD, load_tokenizer, resize_token_embeddings
 
 OLD = families.VOCABULARY
 ADDED = ["<code>", "</code>"]
@@ -23,7 +24,7 @@ def tokenizer_of(base):
     """The base's, with two tokens more, and after them a pad of its own."""
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.add_tokens(ADDED)
-    tokenizer.add_special_tokens({"pad_token": models.PAD})
+    tokenizer.add_special_tokens({"pad_token": PAD})
     return tokenizer
 
 
@@ -37,8 +38,8 @@ def is_tied(model) -> bool:
 
 def save_grown(base, folder, **how):
     """A base with rows for the added tokens, and an adapter that trained these rows as well."""
-    tokenizer, model = tokenizer_of(base), models.load_causal(base)
-    new = models.grow(model, tokenizer)
+    tokenizer, model = tokenizer_of(base), load_causal(base)
+    new = resize_token_embeddings(model, tokenizer)
     names = [name for name, module in model.named_modules() if module in layers_of(model)]
     model = get_peft_model(model, LoraConfig(
         task_type="CAUSAL_LM", r=4, lora_alpha=8,
@@ -53,12 +54,12 @@ def save_grown(base, folder, **how):
 @pytest.mark.parametrize("scorer", [False, True])
 def test_new_rows_are_the_mean_of_the_old_ones_which_stay(family, scorer, tmp_path):
     base = families.save(families.FAMILIES[family], tmp_path)
-    model = models.load_scorer(base, new_head=True) if scorer else models.load_causal(base)
+    model = load_scorer(base, new_head=True) if scorer else load_causal(base)
     before = [layer.weight.detach().clone() for layer in layers_of(model)]
     tied, tokenizer = not scorer and is_tied(model), tokenizer_of(base)
-    new = models.grow(model, tokenizer)
+    new = resize_token_embeddings(model, tokenizer)
     assert new == list(range(OLD, tokenizer.convert_tokens_to_ids(ADDED[-1]) + 1))  # Qwen's class adds one of its own
-    assert models.grow(model, tokenizer) == [] and new[-1] + 1 == tokenizer.pad_token_id
+    assert resize_token_embeddings(model, tokenizer) == [] and new[-1] + 1 == tokenizer.pad_token_id
     assert model.config.vocab_size == OLD + len(new) and (scorer or is_tied(model) == tied)
     for layer, old in zip(layers_of(model), before, strict=True):
         assert torch.equal(layer.weight[:OLD], old)
@@ -67,17 +68,17 @@ def test_new_rows_are_the_mean_of_the_old_ones_which_stay(family, scorer, tmp_pa
 
 def test_the_pad_alone_grows_nothing_and_one_in_between_gets_a_row(tmp_path):
     base = families.save(families.FAMILIES["llama"], tmp_path)
-    tokenizer, model = models.load_tokenizer(base), models.load_causal(base)
-    assert tokenizer.pad_token_id == OLD and models.grow(model, tokenizer) == []
+    tokenizer, model = load_tokenizer(base), load_causal(base)
+    assert tokenizer.pad_token_id == OLD and resize_token_embeddings(model, tokenizer) == []
     tokenizer.add_tokens(ADDED)
-    assert models.grow(model, tokenizer) == [OLD, OLD + 1, OLD + 2]
+    assert resize_token_embeddings(model, tokenizer) == [OLD, OLD + 1, OLD + 2]
 
 
 def test_rows_beyond_the_tokenizers_stay(tmp_path):
     base = families.save(families.FAMILIES["llama"], tmp_path)
-    model = models.load_causal(base)
+    model = load_causal(base)
     model.resize_token_embeddings(128)
-    assert models.grow(model, tokenizer_of(base)) == [] and model.get_input_embeddings().num_embeddings == 128
+    assert resize_token_embeddings(model, tokenizer_of(base)) == [] and model.get_input_embeddings().num_embeddings == 128
 
 
 @pytest.mark.parametrize("family", ["llama", "llama tied", "gpt2", "pythia"])
@@ -89,7 +90,7 @@ def test_a_merge_carries_the_trained_rows_of_added_tokens(family, how, tmp_path)
     found = tiny.merge(base, [tmp_path / "sft"], tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.allclose(outputs(merged), adapter_on, atol=1e-4)
-    assert is_tied(merged) == is_tied(models.load_causal(base)) == (family in ("llama tied", "gpt2"))
+    assert is_tied(merged) == is_tied(load_causal(base)) == (family in ("llama tied", "gpt2"))
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").convert_tokens_to_ids(ADDED) == [OLD, OLD + 1]
     rows = merged.get_input_embeddings().weight.detach()
     assert (rows[OLD:] - rows[:OLD].mean(0)).abs().min() > 0  # they have learnt
@@ -107,7 +108,7 @@ def test_a_reward_adapter_follows_one_that_grew_the_vocabulary(tmp_path):
     save_scoring(tmp_path / "reward", Scoring(), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0]))
     tiny.merge(tmp_path / "sft-merged", [tmp_path / "reward"], tmp_path / "step")
     tiny.merge(base, [tmp_path / "sft", tmp_path / "reward"], tmp_path / "merged")
-    together, step = (models.load_scorer(tmp_path / name) for name in ("merged", "step"))
+    together, step = (load_scorer(tmp_path / name) for name in ("merged", "step"))
     assert torch.allclose(outputs(together), outputs(step), atol=1e-5)
     assert together.get_input_embeddings().num_embeddings == OLD + 2
 
@@ -115,6 +116,6 @@ def test_a_reward_adapter_follows_one_that_grew_the_vocabulary(tmp_path):
 def test_an_adapter_whose_tokenizer_lost_its_tokens_is_refused(tmp_path):
     base = families.save(families.FAMILIES["llama tied"], tmp_path / "base")
     save_grown(base, tmp_path / "sft", save_embedding_layers=False)
-    models.load_tokenizer(base).save_pretrained(tmp_path / "sft")
+    load_tokenizer(base).save_pretrained(tmp_path / "sft")
     with pytest.raises(ValueError, match="sft does not fit this llama model"):
         tiny.merge(base, [tmp_path / "sft"], tmp_path / "merged")

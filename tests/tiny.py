@@ -8,9 +8,9 @@ import pyarrow.parquet as parquet
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from stages.learning import merging
 from stages.learning.preference_data import Example
-from stages.learning.scratch import small_llama, train_tokenizer
+from stages.modeling import merge as modeling_merge
+from stages.modeling.tiny_llama import small_llama, train_tokenizer
 from stages.recipe.models import Merge
 
 # What merged models are judged on: ids that every tiny model has.
@@ -55,7 +55,7 @@ def save_base(folder: Path, seed: int = 0, width: int = 32) -> Path:
 
 def merge(base: Path, adapters: list[Path], out: Path, **changes) -> dict:
     """A merge by the recipe's defaults, but in fp32; gives its report."""
-    return merging.merge(base, adapters, out, TEXTS, **vars(Merge(**({"dtype": "fp32"} | changes))))
+    return modeling_merge.merge(base, adapters, out, TEXTS, **vars(Merge(**({"dtype": "fp32"} | changes))))
 
 
 def save_pairs(folder: Path, questions_per_split: int = 40) -> Path:

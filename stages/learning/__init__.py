@@ -7,7 +7,7 @@ import warnings
 from transformers.utils.logging import disable_progress_bar as disable_transformers_bar
 from transformers.utils.logging import set_verbosity_error
 
-from stages.learning import machine
+from stages.modeling import torch_setup
 
 # A stage shows its own progress; bars that flash by for every file of weights would bury it in the log. So would the
 # tables that list a new head as missing: models.py checks for missing weights itself, and refuses.
@@ -18,4 +18,4 @@ set_verbosity_error()
 warnings.filterwarnings("ignore", message=r".*activation_checkpointing", category=FutureWarning)
 # On a CPU bitsandbytes recommends an optional kernel at every import, whether or not anything is quantised.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-machine.prepare()
+torch_setup.prepare()

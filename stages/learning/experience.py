@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from stages.learning.advantages import gae, token_rewards, whiten
-from stages.learning.models import chunks_by_length
 from stages.learning.policy import Policy
 from stages.learning.rollout import Rollout
+from stages.modeling.packed.forward import chunks_by_length
 
 
 @dataclass(frozen=True)

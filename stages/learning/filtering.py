@@ -17,12 +17,3 @@ def kept_tokens(scores: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     return torch.where(before < top_p, likeliest.indices, -1)
 
 
-def among(scores: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities [M, K] of the kept tokens, summing up to 1, from any logits [M, V]; -inf where kept is -1."""
-    return scores.gather(-1, kept.clamp(min=0)).masked_fill(kept < 0, float("-inf")).log_softmax(-1)
-
-
-def chosen_among(scores: torch.Tensor, kept: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Log-probability [M] of `chosen` [M], one of the kept."""
-    place = (kept == chosen[:, None]).int().argmax(-1, keepdim=True)
-    return among(scores, kept).gather(-1, place).squeeze(-1)

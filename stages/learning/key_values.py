@@ -9,9 +9,9 @@ Shapes: B rows, H heads of keys, C columns, W width of a head, N prompt tokens o
 import torch
 from torch.nn import functional
 
-from stages.learning.native import attention as native
-from stages.learning.native.build import takes
-from stages.learning.ragged import Ragged, rounded_columns
+from stages.modeling.cpu_kernels import attention as native
+from stages.modeling.cpu_kernels.build import takes
+from stages.modeling.packed.sequences import PackedBatch, rounded_columns
 
 GROWTH_COLUMNS = 32
 
@@ -22,8 +22,8 @@ class KeyValues:
     The first forward pass is a Ragged batch of prompts; each one after it brings one token a row.
     """
 
-    def __init__(self, prompts: Ragged):
-        self.prompts: Ragged | None = prompts
+    def __init__(self, prompts: PackedBatch):
+        self.prompts: PackedBatch | None = prompts
         self.lengths, self.longest = prompts.lengths, int(prompts.lengths.max())
         self.columns = rounded_columns(self.longest)
         column = torch.arange(self.columns, device=prompts.starts.device)

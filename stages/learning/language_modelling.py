@@ -5,10 +5,12 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from stages.learning import models
-from stages.learning.output_layer import log_probabilities
 from stages.learning.packing import Row
-from stages.learning.ragged import ragged
+from stages.modeling import lora
+from stages.modeling.load import autocast
+from stages.modeling.packed import forward
+from stages.modeling.packed.sequences import pack
+from stages.modeling.packed.token_logprobs import selective_log_softmax
 
 
 def collate_blocks(blocks: Iterable[list[Row]]) -> dict:
@@ -19,12 +21,12 @@ def collate_blocks(blocks: Iterable[list[Row]]) -> dict:
 
 def summed_loss(model, rows: list[Row], precision: str) -> torch.Tensor:
     """Minus the log-probability of every labelled token, summed; nats, fp32."""
-    model = models.plain(model)
-    batch = ragged([row.ids.tolist() for row in rows], model.device)
+    model = lora.unwrap_peft(model)
+    batch = pack([row.ids.tolist() for row in rows], model.device)
     places = [np.flatnonzero(row.learnt) for row in rows]
     starts = torch.repeat_interleave(batch.starts, torch.tensor([*map(len, places)], device=model.device))
     labelled = starts + torch.from_numpy(np.concatenate(places)).to(model.device)
-    with models.autocast(precision):
-        hidden = models.ragged_states(model, batch, labelled - 1)
+    with autocast(precision):
+        hidden = forward.packed_hidden_states(model, batch, labelled - 1)
         chosen = batch.input_ids[0, labelled]
-        return -log_probabilities(model.get_output_embeddings(), hidden, chosen, 1.0).sum()
+        return -selective_log_softmax(model.get_output_embeddings(), hidden, chosen, 1.0).sum()

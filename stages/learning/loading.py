@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from stages.learning.ensemble import Ensemble, scorer_of
-from stages.learning.models import add_lora, load_causal, load_scorer
 from stages.learning.policy import Policy
 from stages.learning.reward_model import Scorer, members_of
-from stages.learning.roles import check_base, is_adapter
+from stages.modeling.adapters import check_base, is_adapter
+from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.lora import add_lora
 
 
 def load_policy(

@@ -20,13 +20,15 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import nn
 
-from stages.learning.families import trunk, width
-from stages.learning.layers import Layers
-from stages.learning.models import adapted_layers, autocast, chunks_by_length, last_hidden_states, plain, ragged_states
-from stages.learning.output_layer import log_probabilities
-from stages.learning.ragged import Texts, by_row, response_tokens
-from stages.learning.roles import POLICY, VALUE, RewardRole, SharedScorer, acting_as, add_role, parameters_of
-from stages.learning.weights import save_adapter, save_adapters, save_model
+from stages.modeling.adapters import POLICY, VALUE, RewardRole, SharedScorer, active_adapter, add_role, parameters_of
+from stages.modeling.families import backbone, hidden_size
+from stages.modeling.layer_calls import Layers
+from stages.modeling.load import autocast
+from stages.modeling.lora import adapted_layers, unwrap_peft
+from stages.modeling.packed.forward import chunks_by_length, last_hidden_states, packed_hidden_states
+from stages.modeling.packed.sequences import PackedResponses, by_row, pack_responses
+from stages.modeling.packed.token_logprobs import selective_log_softmax
+from stages.modeling.pretrained import save_adapter, save_adapters, save_model
 
 
 class Scored(NamedTuple):
@@ -54,14 +56,14 @@ class Policy(nn.Module):
         self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
         self.layers = Layers(gradient_checkpointing, compiled)
         self.samples_values = True
-        self.value_head = nn.Linear(width(self.causal), 1, device=model.device, dtype=torch.float32)
+        self.value_head = nn.Linear(hidden_size(self.causal), 1, device=model.device, dtype=torch.float32)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
     @property
     def causal(self) -> nn.Module:
         """The policy's model under its adapters, if it has any."""
-        return plain(self.model)
+        return unwrap_peft(self.model)
 
     @property
     def base(self) -> nn.Module:
@@ -93,7 +95,7 @@ class Policy(nn.Module):
         self, prompts: list[list[int]], responses: list[list[int]], kept: torch.Tensor | None = None
     ) -> Scored:
         """Score the responses under the policy; kept: ids [B, R or more, K] that they were drawn among (Rollout)."""
-        texts = response_tokens(prompts, responses, self.model.device)
+        texts = pack_responses(prompts, responses, self.model.device)
         hidden = self._states(texts, POLICY)
         log_p = self._log_p(self.causal, hidden, texts, kept)
         values = self._head(hidden if self.samples_values else self._states(texts, VALUE))
@@ -104,8 +106,8 @@ class Policy(nn.Module):
         self, prompts: list[list[int]], responses: list[list[int]], kept: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Log-probabilities [B, R] under the reference, of the softmax over the same tokens."""
-        texts = response_tokens(prompts, responses, self.model.device)
-        return by_row(self._log_p(plain(self.base), self._states(texts, None), texts, kept), texts)
+        texts = pack_responses(prompts, responses, self.model.device)
+        return by_row(self._log_p(unwrap_peft(self.base), self._states(texts, None), texts, kept), texts)
 
     def values_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """Values [M] fp32 at the policy's hidden states [M, D]; 0 where those do not tell them (see `with_values`)."""
@@ -122,7 +124,7 @@ class Policy(nn.Module):
         rows = list(zip(rollout.prompts, rollout.responses, strict=True))
         values = torch.zeros_like(rollout.values)
         for chunk in chunks_by_length([len(prompt) + len(response) for prompt, response in rows], forward_prompts):
-            texts = response_tokens(*zip(*(rows[i] for i in chunk), strict=True), self.model.device)
+            texts = pack_responses(*zip(*(rows[i] for i in chunk), strict=True), self.model.device)
             found = by_row(self._head(self._states(texts, VALUE)), texts)
             values[chunk, : found.shape[1]] = found.to(values)
         return replace(rollout, values=values)
@@ -156,7 +158,7 @@ class Policy(nn.Module):
             with torch.no_grad():
                 for layer, weight in zip(layers, kept, strict=True):
                     layer.get_base_layer().weight.data = weight + layer.get_delta_weight(POLICY).to(weight)
-            with acting_as(self.model, None):
+            with active_adapter(self.model, None):
                 yield self.causal
         finally:
             for layer, weight in zip(layers, kept, strict=True):
@@ -179,20 +181,20 @@ class Policy(nn.Module):
         if self.frozen_copy is not None:
             self.frozen_copy = model
 
-    def _states(self, texts: Texts, role: str | None) -> torch.Tensor:
+    def _states(self, texts: PackedResponses, role: str | None) -> torch.Tensor:
         """Hidden states [M, D] that predict each response token."""
         model = self.model if role == POLICY else self.base
-        with acting_as(model, role), self.layers.called(trunk(plain(model)), role), autocast(self.precision):
-            return ragged_states(plain(model), texts.batch, texts.before)
+        with active_adapter(model, role), self.layers.called(backbone(unwrap_peft(model)), role), autocast(self.precision):
+            return packed_hidden_states(unwrap_peft(model), texts.batch, texts.before)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.value_head(hidden.float()).squeeze(-1)
 
-    def _log_p(self, model: nn.Module, hidden: torch.Tensor, texts: Texts, kept: torch.Tensor | None) -> torch.Tensor:
+    def _log_p(self, model: nn.Module, hidden: torch.Tensor, texts: PackedResponses, kept: torch.Tensor | None) -> torch.Tensor:
         if kept is not None:
             kept = kept[:, : texts.mask.shape[1]].flatten(0, 1)[texts.place]
         with autocast(self.precision):
-            return log_probabilities(model.get_output_embeddings(), hidden, texts.chosen, self.temperature, kept)
+            return selective_log_softmax(model.get_output_embeddings(), hidden, texts.chosen, self.temperature, kept)
 
 
 @torch.no_grad()

@@ -9,12 +9,12 @@ from stages.learning import memory, optimizers
 from stages.learning.engine import Engine
 from stages.learning.ensemble import Ensemble
 from stages.learning.experience import experience
-from stages.learning.output_layer import chunk_tokens
 from stages.learning.ppo import gradients_that_fit
 from stages.learning.published_reward import PublishedScorer
 from stages.learning.reward_model import Scorer
 from stages.learning.reward_sources import Source
 from stages.learning.rollout import Rollout, sample
+from stages.modeling.packed.token_logprobs import chunk_tokens
 
 
 def memory_plan(

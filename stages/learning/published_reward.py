@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from stages.learning.models import autocast, batched, chunks_by_length, device
+from stages.modeling.load import autocast, device
+from stages.modeling.packed.forward import chunks_by_length, pad_batch
 
 PLACE = re.compile(r"\{(question|response)\}")
 
@@ -39,7 +40,7 @@ class PublishedScorer:
         rows = [self._ids(question, response) for question, response in zip(questions, responses, strict=True)]
         scores = torch.empty(len(rows))
         for chunk in chunks_by_length([len(row) for row in rows], self.batch_rows):
-            ids, mask = batched([rows[i] for i in chunk], where=self.model.device)
+            ids, mask = pad_batch([rows[i] for i in chunk], where=self.model.device)
             # Many a model finds the last token as the last one that is not config.pad_token_id: fill with that.
             ids = ids.masked_fill(mask == 0, self.pad_id or 0)
             with autocast(self.precision):

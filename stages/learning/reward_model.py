@@ -17,9 +17,11 @@ import torch
 from torch import nn
 
 from stages.learning.lexical import FILE, Lexical
-from stages.learning.models import autocast, chunks_by_length, plain, ragged_states
-from stages.learning.output_layer import log_probabilities
-from stages.learning.ragged import Texts, by_row, response_tokens
+from stages.modeling.load import autocast
+from stages.modeling.lora import unwrap_peft
+from stages.modeling.packed.forward import chunks_by_length, packed_hidden_states
+from stages.modeling.packed.sequences import PackedResponses, by_row, pack_responses
+from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.runtime.artifact import write_json
 
 SCORING = "scoring.json"
@@ -61,12 +63,12 @@ class Reading(NamedTuple):
     log_p: torch.Tensor | None
 
 
-def read(model, texts: Texts, scoring: Scoring, log_p: bool = False) -> Reading:
+def read(model, texts: PackedResponses, scoring: Scoring, log_p: bool = False) -> Reading:
     """One forward pass. There are no pads in it: neither padding nor the other rows matter."""
-    classifier = plain(model)
+    classifier = unwrap_peft(model)
     places = texts.last if scoring.pooling == "last" else texts.own
     log_p = log_p or bool(scoring.log_probability_weight)
-    hidden = ragged_states(classifier, texts.batch, torch.cat([places, texts.before]) if log_p else places)
+    hidden = packed_hidden_states(classifier, texts.batch, torch.cat([places, texts.before]) if log_p else places)
     scores = _pooled(_head_scores(classifier, hidden[: len(places)]), texts, scoring.pooling)
     if not log_p:
         return Reading(scores, None)
@@ -74,7 +76,7 @@ def read(model, texts: Texts, scoring: Scoring, log_p: bool = False) -> Reading:
     return Reading(scores + scoring.log_probability_weight * means, means)
 
 
-def _pooled(scores: torch.Tensor, texts: Texts, pooling: str) -> torch.Tensor:
+def _pooled(scores: torch.Tensor, texts: PackedResponses, pooling: str) -> torch.Tensor:
     """Of the tokens read to [B]."""
     if pooling == "last":
         return scores
@@ -83,7 +85,7 @@ def _pooled(scores: torch.Tensor, texts: Texts, pooling: str) -> torch.Tensor:
     return by_row(scores * novelty(texts), texts).sum(-1) / SUM_TOKENS
 
 
-def novelty(texts: Texts) -> torch.Tensor:
+def novelty(texts: PackedResponses) -> torch.Tensor:
     """Weight [M] of each response token: log2(1 + 1 / n) for its n-th occurrence in the response."""
     row = texts.place // texts.mask.shape[1]
     words = row * (1 + texts.chosen.max()) + texts.chosen
@@ -92,7 +94,7 @@ def novelty(texts: Texts) -> torch.Tensor:
     return torch.empty_like(ordered, dtype=torch.float32).index_copy(0, order, torch.log2(1 + 1 / (1 + before)))
 
 
-def _mean_log_probabilities(classifier, before: torch.Tensor, texts: Texts) -> torch.Tensor:
+def _mean_log_probabilities(classifier, before: torch.Tensor, texts: PackedResponses) -> torch.Tensor:
     """Mean log-probability [B] a token of the responses, from the states [M, D] before their tokens.
 
     The output layer is the embeddings', see `check_tied`.
@@ -100,7 +102,7 @@ def _mean_log_probabilities(classifier, before: torch.Tensor, texts: Texts) -> t
     vocabulary = classifier.get_input_embeddings().weight
     layer = nn.utils.skip_init(nn.Linear, *reversed(vocabulary.shape), bias=False, device="meta")
     layer.weight = vocabulary
-    return by_row(log_probabilities(layer, before, texts.chosen, 1.0), texts).sum(-1) / texts.mask.sum(-1)
+    return by_row(selective_log_softmax(layer, before, texts.chosen, 1.0), texts).sum(-1) / texts.mask.sum(-1)
 
 
 def check_tied(config, weight: float, name: str) -> None:
@@ -132,7 +134,7 @@ class Scorer:
         lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
         scores = torch.empty(len(prompts))
         for chunk in chunks_by_length(lengths, self.batch_rows):
-            texts = response_tokens([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
+            texts = pack_responses([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
             with autocast(self.precision):
                 scores[chunk] = read(self.model, texts, self.scoring).scores.cpu()
         return scores - self.mean if self.words is None else scores - self.mean + self.words(answers)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from stages.learning.branching import branching
 from stages.learning.losses import pairwise_losses
-from stages.learning.models import autocast
 from stages.learning.preference_data import Example, pair_indices
 from stages.learning.reward_model import Scoring, read
+from stages.modeling.load import autocast
+from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Objective:
 
     def summed_loss(self, model, items: list[Example], scoring: Scoring, precision: str) -> torch.Tensor:
         """The loss of every pair, summed, fp32. Each answer is computed once, and each question once for all of its."""
-        texts = branching([item.prompt for item in items], [item.answers for item in items], model.device)
+        texts = pack_with_shared_prefix([item.prompt for item in items], [item.answers for item in items], model.device)
         with autocast(precision):
             found = read(model, texts, scoring, log_p=bool(self.language_model_weight))
         better, worse = pair_indices(items)

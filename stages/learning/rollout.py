@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import torch
 
-from stages.learning.attention import NO_MASK
-from stages.learning.filtering import among, kept_tokens
+from stages.learning.filtering import kept_tokens
 from stages.learning.key_values import KeyValues
-from stages.learning.models import attended, autocast, chunks_by_length, ragged_states
-from stages.learning.ragged import ragged
+from stages.modeling.load import autocast
+from stages.modeling.packed.attention import NO_MASK
+from stages.modeling.packed.forward import chunks_by_length, packed_hidden_states, use_packed_attention
+from stages.modeling.packed.sequences import pack
+from stages.modeling.packed.token_logprobs import logprobs_among
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,10 @@ class Growing:
     """Rows of token ids that grow under a model; `hidden` [B, D]: the states that tell each row's next token."""
 
     def __init__(self, model, rows: list[list[int]]):
-        batch = ragged(rows, next(model.parameters()).device)
-        self.inner, self.cache = attended(model), KeyValues(batch)
+        batch = pack(rows, next(model.parameters()).device)
+        self.inner, self.cache = use_packed_attention(model), KeyValues(batch)
         ends = batch.starts + batch.lengths - 1
-        self.hidden = ragged_states(model, batch, ends, past_key_values=self.cache, use_cache=True)
+        self.hidden = packed_hidden_states(model, batch, ends, past_key_values=self.cache, use_cache=True)
 
     def add(self, tokens: torch.Tensor) -> None:
         """One token more in each row, [B]."""
@@ -214,7 +216,7 @@ def _draw(logits: torch.Tensor, temperature: float, uniform: torch.Tensor, top_k
     logits = logits if temperature in (0, 1) else logits / temperature
     scores = torch.log_softmax(logits, dim=-1)
     kept = kept_tokens(scores, top_k, top_p) if top_k else None
-    scores = scores if kept is None else among(scores, kept)
+    scores = scores if kept is None else logprobs_among(scores, kept)
     shares = scores.exp()
     if temperature == 0:
         places = scores.argmax(-1, keepdim=True)

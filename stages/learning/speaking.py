@@ -11,12 +11,13 @@ from time import perf_counter
 
 import torch
 
-from stages.learning import models
 from stages.learning.best_of import best_of_kl
-from stages.learning.comparison import longest_text, shared_tokenizer
 from stages.learning.loading import merged_reward
-from stages.learning.output_layer import log_probabilities
 from stages.learning.rollout import Growing, Record, steps
+from stages.modeling.families import max_positions
+from stages.modeling.load import load_causal
+from stages.modeling.packed.token_logprobs import selective_log_softmax
+from stages.modeling.tokenizer import shared_tokenizer
 from stages.stackexchange.prompt import prompt_ids
 from stages.text.pieces import Pieces
 
@@ -96,8 +97,8 @@ class Speakers:
 
     def __init__(self, folders: dict[str, Path], reward: Path, precision: str = "fp32"):
         self.tokenizer = shared_tokenizer(*folders.values(), reward)
-        self.longest = longest_text(*folders.values(), reward)
-        self.models = {name: models.load_causal(folder, precision) for name, folder in folders.items()}
+        self.longest = max_positions(*folders.values(), reward)
+        self.models = {name: load_causal(folder, precision) for name, folder in folders.items()}
         self.reference = next(iter(folders))
         self.scorer = merged_reward(reward, precision)
         self.names = [*folders, BEST_OF_N]
@@ -183,7 +184,7 @@ class _Reader:
         if self.unread is not None:
             self.growing.add(self.unread)
         self.unread = torch.tensor([token], device=self.growing.hidden.device)
-        return float(log_probabilities(self.head, self.growing.hidden, self.unread, self.temperature))
+        return float(selective_log_softmax(self.head, self.growing.hidden, self.unread, self.temperature))
 
 
 def _timed(records: Iterator[Record], answer: Answer) -> Iterator[Record]:

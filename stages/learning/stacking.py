@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from stages.learning.branching import branching
 from stages.learning.lexical import Lexical, counts, fitted
-from stages.learning.models import autocast
 from stages.learning.preference_data import Example, pair_indices
 from stages.learning.reward_model import Scoring, read
+from stages.modeling.load import autocast
+from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
 from stages.runtime.progress import track
 from stages.stackexchange.pairs.table import group_numbers
 
@@ -54,7 +54,7 @@ def _log_probabilities(model, items: list[Example], scoring: Scoring, precision:
         return torch.zeros(sum(len(item.answers) for item in items), dtype=torch.float64)
     found = []
     for item in track(items, "reward, log-probabilities", len(items), "examples", quiet):
-        texts = branching([item.prompt], [item.answers], model.device)
+        texts = pack_with_shared_prefix([item.prompt], [item.answers], model.device)
         with autocast(precision):
             found.append(read(model, texts, scoring, log_p=True).log_p.cpu())
     return scoring.log_probability_weight * torch.cat(found).double()

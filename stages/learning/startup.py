@@ -11,9 +11,11 @@ from math import expm1
 import torch
 from torch import nn
 
-from stages.learning import agreement, families, losses, models
+from stages.learning import agreement, losses
 from stages.learning.policy import Policy
-from stages.learning.roles import role_of
+from stages.modeling import families, lora
+from stages.modeling.adapters import role_of
+from stages.modeling.tokenizer import check_special_tokens
 from stages.stackexchange.prompt import adds_bos
 
 WAITING = ("lora_A", "lora_embedding_B")  # what multiplies a factor that starts at 0 has no gradient before it moves
@@ -121,7 +123,7 @@ def special_ids(tokenizer, readers: dict[str, nn.Module]) -> tuple[int, int]:
         for config in filter(None, (model.config, getattr(model, "generation_config", None))):
             place = f"{name}, {type(config).__name__}"
             try:
-                models.check_special_tokens(tokenizer, config)
+                check_special_tokens(tokenizer, config)
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
             if adds_bos(tokenizer) and config.bos_token_id not in (None, bos):
@@ -135,7 +137,7 @@ def special_ids(tokenizer, readers: dict[str, nn.Module]) -> tuple[int, int]:
 
 def value_head_norm(policy: Policy) -> float:
     """Norm of the value head; ValueError unless it reads the policy's states and is finite."""
-    weight, states = policy.value_head.weight, families.width(policy.causal)
+    weight, states = policy.value_head.weight, families.hidden_size(policy.causal)
     if tuple(weight.shape) != (1, states) or not weight.isfinite().all():
         finite = "finite" if weight.isfinite().all() else "not finite"
         raise ValueError(f"the value head is {list(weight.shape)} and {finite}, but must be [1, {states}] and finite: "
@@ -149,7 +151,7 @@ def reward_head_norm(name: str, model: nn.Module) -> float:
     A head left at its random initial values cannot be told from a trained one by its numbers: it is refused where it
     would be made, when loading (models.load_scorer).
     """
-    inner = models.plain(model)
+    inner = lora.unwrap_peft(model)
     head = {n: p for n, p in inner.named_parameters()
             if not n.startswith(f"{inner.base_model_prefix}.") and ".original_module." not in n}
     matrices = [p for p in head.values() if p.dim() == 2]

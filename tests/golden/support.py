@@ -12,8 +12,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.learning.experience import Update
-from stages.learning.models import add_lora
 from stages.learning.policy import Policy, Scored
+from stages.modeling.lora import add_lora
 from stages.recipe.ppo import Ppo
 
 EPS = 1e-8  # under the root of every whitening here

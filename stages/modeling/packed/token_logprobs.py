@@ -8,16 +8,17 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from stages.learning.filtering import chosen_among
-from stages.learning.native.build import takes
-from stages.learning.native.calls import call
-from stages.learning.ragged import rounded
+from stages.modeling.cpu_kernels.bindings import call
+from stages.modeling.cpu_kernels.build import takes
+from stages.modeling.packed.forward import chunks_by_length, packed_hidden_states
+from stages.modeling.packed.sequences import pack_responses, rounded
+from stages.runtime.progress import Progress
 
 CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}  # at a time: on a CPU what fits its cache
 LEAST_CHUNK_TOKENS = 128
 
 
-def log_probabilities(
+def selective_log_softmax(
     layer: nn.Module,
     hidden: torch.Tensor,
     chosen: torch.Tensor,
@@ -95,3 +96,40 @@ class _FrozenLayer(torch.autograd.Function):
     def backward(ctx, gradient):
         (slope,) = ctx.saved_tensors
         return gradient[:, None].to(slope.dtype) * slope, None, None, None, None
+
+FORWARD_TOKENS = 8192  # in one forward pass: bounds its memory
+
+
+@torch.no_grad()
+def response_logprobs(
+    model, prompts: list[list[int]], responses: list[list[int]], temperature: float, label: str | None = None
+) -> list[torch.Tensor]:
+    """Log-probability, in nats, of each response token given what stands before it: 1-D fp32 on the CPU, one a row.
+
+    label: of the progress shown; None: none is.
+    """
+    progress = Progress(label, len(prompts), "texts") if label else None
+    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+    found: list = [None] * len(prompts)
+    for chunk in chunks_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths, default=1))):
+        texts = pack_responses([prompts[i] for i in chunk], [responses[i] for i in chunk], model.device)
+        hidden = packed_hidden_states(model, texts.batch, texts.before)
+        log_p = selective_log_softmax(model.get_output_embeddings(), hidden, texts.chosen, temperature).cpu()
+        for i, scores in zip(chunk, log_p.split([len(responses[i]) for i in chunk]), strict=True):
+            found[i] = scores
+        if progress:
+            progress.advance(len(chunk))
+    if progress:
+        progress.finish()
+    return found
+
+
+def logprobs_among(scores: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [M, K] of the kept tokens, summing up to 1, from any logits [M, V]; -inf where kept is -1."""
+    return scores.gather(-1, kept.clamp(min=0)).masked_fill(kept < 0, float("-inf")).log_softmax(-1)
+
+
+def chosen_among(scores: torch.Tensor, kept: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Log-probability [M] of `chosen` [M], one of the kept."""
+    place = (kept == chosen[:, None]).int().argmax(-1, keepdim=True)
+    return logprobs_among(scores, kept).gather(-1, place).squeeze(-1)

@@ -11,21 +11,21 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from stages.learning.ragged import (
+from stages.modeling.packed.sequences import (
     SIDE_BY_SIDE,
-    Order,
-    Part,
-    Ragged,
-    Texts,
+    LengthBucket,
+    PackedBatch,
+    PackedResponses,
+    RowIndex,
     like_lengths,
+    pack_texts,
     rounded,
     rounded_columns,
-    texts_of,
 )
 
 
 @dataclass(frozen=True)
-class SharingPart(Part):
+class SharedPrefixBucket(LengthBucket):
     """Rows that may have tokens in common: each token is read from all its rows, and written from its first one.
 
     own [tokens]: the tokens that are written from here; seen: the tokens that stand here, and seen_place, where; each
@@ -36,7 +36,7 @@ class SharingPart(Part):
     seen: torch.Tensor
     seen_place: torch.Tensor
 
-    wide = Part.gathered
+    wide = LengthBucket.gathered
 
     def put(self, values: torch.Tensor, wide: torch.Tensor) -> None:
         values.index_copy_(0, self.own, self.beside(wide).index_select(0, self.place))
@@ -46,7 +46,7 @@ class SharingPart(Part):
         values.index_add_(0, self.seen, self.beside(wide).index_select(0, self.seen_place))
 
 
-def branching(prompts: list[list[int]], answers: list[list[list[int]]], where: torch.device) -> Texts:
+def pack_with_shared_prefix(prompts: list[list[int]], answers: list[list[list[int]]], where: torch.device) -> PackedResponses:
     """Each prompt once, then its answers, end to end; rows are the answers, in the order given."""
     pieces = [piece for prompt, own in zip(prompts, answers, strict=True) for piece in (prompt, *own)]
     ends = [0, *accumulate(map(len, pieces))]
@@ -59,7 +59,7 @@ def branching(prompts: list[list[int]], answers: list[list[list[int]]], where: t
             positions.append(len(prompt) + np.arange(len(answer)))
         place += 1 + len(own)
     size = rounded(tokens)
-    batch = Ragged(
+    batch = PackedBatch(
         input_ids=_filled(np.concatenate([*map(np.asarray, pieces)]), size, where),
         positions=_filled(np.concatenate(positions), size, where),
         tokens=tokens,
@@ -70,30 +70,30 @@ def branching(prompts: list[list[int]], answers: list[list[list[int]]], where: t
         shares=True,
     )
     question, length, first, own = (torch.tensor(column, device=where) for column in zip(*rows, strict=True))
-    return texts_of(batch, first, question + length - 1, own.tolist())
+    return pack_texts(batch, first, question + length - 1, own.tolist())
 
 
 def _filled(values: np.ndarray, size: int, where: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.pad(values, (0, size - len(values)))).to(where)[None]
 
 
-def _order(rows: list[tuple]) -> Order:
+def _order(rows: list[tuple]) -> RowIndex:
     """The rows of a question stand together: it is a query in the first of them."""
     pieces = [np.arange(begin, begin + count) for row in rows for begin, count in (row[:2], row[2:])]
     starts = [0, *accumulate(row[1] + row[3] for row in rows)]
     before = [None, *(row[0] for row in rows[:-1])]
     firsts = [row[1] if row[0] == one else 0 for row, one in zip(rows, before, strict=True)]
-    return Order(torch.from_numpy(np.concatenate(pieces)), torch.tensor(starts), torch.tensor(firsts))
+    return RowIndex(torch.from_numpy(np.concatenate(pieces)), torch.tensor(starts), torch.tensor(firsts))
 
 
-def _parts(rows: list[tuple], where: torch.device) -> list[SharingPart]:
+def _parts(rows: list[tuple], where: torch.device) -> list[SharedPrefixBucket]:
     rows = sorted(rows, key=lambda row: row[1] + row[3])
     written: set[int] = set()
     spans = like_lengths([row[1] + row[3] for row in rows], SIDE_BY_SIDE[where.type])
     return [_part(rows[span], written, where) for span in spans]
 
 
-def _part(rows: list[tuple], written: set[int], where: torch.device) -> SharingPart:
+def _part(rows: list[tuple], written: set[int], where: torch.device) -> SharedPrefixBucket:
     """written: first tokens of the questions that a row before has in charge."""
     columns = rounded_columns(max(row[1] + row[3] for row in rows))
     gather = np.zeros((len(rows), columns), int)
@@ -106,7 +106,7 @@ def _part(rows: list[tuple], written: set[int], where: torch.device) -> SharingP
         written.add(question)
     place, seen = np.flatnonzero(charge), np.flatnonzero(inside)
     flat = gather.reshape(-1)
-    return SharingPart(
+    return SharedPrefixBucket(
         first=0,
         tokens=len(place),
         rows=len(rows),

@@ -1,4 +1,4 @@
-"""Attention on a CPU by kernels of our own, attention.cpp; what calls them is stages/learning/attention.py.
+"""Attention on a CPU by kernels of our own, attention.cpp; what calls them is stages/modeling/packed/attention.py.
 
 Shapes: N tokens, B rows, H heads, G heads of keys, W width of a head, C columns of a cache. Of states, the last
 dimension lies in one piece (`in_one_piece`).
@@ -8,8 +8,8 @@ from ctypes import Structure, addressof, c_float, c_int64, c_void_p
 
 import torch
 
-from stages.learning.native.build import library
-from stages.learning.native.calls import call, views
+from stages.modeling.cpu_kernels.bindings import call, views
+from stages.modeling.cpu_kernels.build import library
 
 NO_WINDOW = 1 << 40
 

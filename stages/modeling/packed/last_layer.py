@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from stages.learning.ragged import rounded
+from stages.modeling.packed.sequences import rounded
 
 
 @contextmanager

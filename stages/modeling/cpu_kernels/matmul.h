@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "lanes.h"
+#include "simd.h"
 
 constexpr int REGISTERS = LANES == 16 ? 24 : 12;  // for sums
 

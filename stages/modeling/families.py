@@ -8,22 +8,22 @@ import inspect
 import torch
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 
-def trunk(model: PreTrainedModel) -> PreTrainedModel:
+def backbone(model: PreTrainedModel) -> PreTrainedModel:
     """What lies under a model's head, and computes its last hidden states."""
     return model.get_decoder()
 
 
-def width(model: PreTrainedModel) -> int:
+def hidden_size(model: PreTrainedModel) -> int:
     """Width of the last hidden states: not always the model's, for OPT-350m projects them down at the end."""
     return model.get_output_embeddings().in_features
 
 
-def guard(model: PreTrainedModel) -> None:
+def check_positions(model: PreTrainedModel) -> None:
     """Make a loaded model refuse texts that it has no positions for; refuse one that attends in a way of its own."""
-    inner, family = trunk(model), model.config.model_type
+    inner, family = backbone(model), model.config.model_type
     if "position_ids" not in inspect.signature(inner.forward).parameters:
         raise ValueError(f"{family} models take no position ids, which this project's padded batches need")
     inner.register_forward_pre_hook(_check_positions, with_kwargs=True)
@@ -64,7 +64,7 @@ def _matrices(model: PreTrainedModel) -> list[str]:
     return sorted(
         {
             name.split(".")[-1]
-            for name, module in trunk(model).named_modules()
+            for name, module in backbone(model).named_modules()
             if getattr(module, "weight", None) is not None
             and module.weight.dim() == 2
             and not isinstance(module, nn.Embedding)
@@ -77,3 +77,9 @@ def _check_positions(inner: nn.Module, args: tuple, kwargs: dict) -> None:
     places = kwargs.get("position_ids")
     if places is not None and getattr(inner.config, "rope_parameters", None) is None:
         check_length(inner.config, int(places.max()) + 1)
+
+
+def max_positions(*folders) -> int:
+    """Tokens that every one of these models has positions for."""
+    configs = map(AutoConfig.from_pretrained, folders)
+    return min(getattr(config, "max_position_embeddings", None) or 2**31 for config in configs)

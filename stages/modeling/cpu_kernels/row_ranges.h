@@ -3,7 +3,7 @@
 
 #include <omp.h>
 
-#include "lanes.h"
+#include "simd.h"
 
 // Which keys the queries see. Row r has the tokens tokens[starts[r]] to before tokens[starts[r + 1]]; its queries are
 // those from firsts[r] on. groups: heads of queries for each head of keys. window: how many keys a query sees at most.

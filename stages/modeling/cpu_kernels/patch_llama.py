@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from transformers.activations import ACT2FN
 from transformers.models.llama import modeling_llama
 
-from stages.learning.native.build import library, takes
-from stages.learning.native.calls import call, views
+from stages.modeling.cpu_kernels.bindings import call, views
+from stages.modeling.cpu_kernels.build import library, takes
 
 CLOSE_SHARE = 0.02  # of the largest value: rounding is less, in bf16 and int8, too; another formula is more
 SILU = tuple({type(ACT2FN[name]) for name in ("silu", "swish")})

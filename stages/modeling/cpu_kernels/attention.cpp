@@ -10,8 +10,8 @@
 
 #include <cmath>
 
-#include "products.h"
-#include "rows.h"
+#include "matmul.h"
+#include "row_ranges.h"
 
 namespace {
 

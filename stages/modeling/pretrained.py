@@ -10,7 +10,7 @@ from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedModel
 
-from stages.learning.models import check_special_tokens, load_tokenizer
+from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.artifact import write_json
 
 WEIGHTS = "adapter_model.safetensors"

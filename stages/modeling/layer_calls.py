@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from stages.learning.roles import acting_as
+from stages.modeling.adapters import active_adapter
 
 COMPILED_VARIANTS = 64  # of a layer: by role, place, gradients, kinds of shapes
 
@@ -55,5 +55,5 @@ class Layers:
 
 def _recomputed(forward: Callable, layer: nn.Module, role: str | None) -> Callable:
     # By the time of the backward pass another role may be on.
-    contexts = lambda: (nullcontext(), acting_as(layer, role))  # noqa: E731
+    contexts = lambda: (nullcontext(), active_adapter(layer, role))  # noqa: E731
     return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)

@@ -16,10 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from stages.learning.families import trunk
-from stages.learning.models import adapted_layers, plain
 from stages.learning.reward_model import Scorer, put_scoring
-from stages.learning.weights import WEIGHTS
+from stages.modeling.families import backbone
+from stages.modeling.lora import adapted_layers, unwrap_peft
+from stages.modeling.pretrained import WEIGHTS
 from stages.runtime import artifact
 
 POLICY, VALUE = "default", "value"  # names of adapters; the first is PEFT's own
@@ -28,7 +28,7 @@ HEAD = "score.weight"
 
 
 @contextmanager
-def acting_as(model: nn.Module, role: str | None) -> Iterator[None]:
+def active_adapter(model: nn.Module, role: str | None) -> Iterator[None]:
     """Forward passes in here go through this adapter alone; None: through the bare base.
 
     A model without adapters is what it is. What requires gradients goes on requiring them (PEFT's own switches freeze
@@ -108,7 +108,7 @@ def add_role(model: nn.Module, folder: Path, role: str, learns: bool) -> tuple[P
     except RuntimeError:  # another shape
         unexpected = list(tensors)
     if unexpected or len(parameters_of(model, role)) != len(tensors):
-        raise ValueError(f"{folder} does not fit this {plain(model).config.model_type}: "
+        raise ValueError(f"{folder} does not fit this {unwrap_peft(model).config.model_type}: "
                          f"{len(tensors)} tensors, {len(parameters_of(model, role))} places")
     for parameter, flag in [*required, *((p, learns) for p in parameters_of(model, role).values())]:
         parameter.requires_grad_(flag)
@@ -129,19 +129,19 @@ class RewardRole(nn.Module):
         self.model, head = add_role(model, folder, role, learns=False)
         self.score = nn.Linear(head.shape[1], 1, bias=False, device=self.device, dtype=head.dtype)
         self.score.weight = nn.Parameter(head.to(self.device), requires_grad=False)
-        self.config = deepcopy(plain(self.model).config)
+        self.config = deepcopy(unwrap_peft(self.model).config)
         put_scoring(folder, self)
         self.eval()
 
     @property
     def device(self) -> torch.device:
-        return plain(self.model).device
+        return unwrap_peft(self.model).device
 
     def get_decoder(self) -> nn.Module:
-        return trunk(plain(self.model))
+        return backbone(unwrap_peft(self.model))
 
     def get_input_embeddings(self) -> nn.Module:
-        return plain(self.model).get_input_embeddings()
+        return unwrap_peft(self.model).get_input_embeddings()
 
 
 class SharedScorer(Scorer):
@@ -149,7 +149,7 @@ class SharedScorer(Scorer):
 
     def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
         """As Scorer's: rewards [B] fp32 on the CPU."""
-        with acting_as(self.model.model, self.model.role):
+        with active_adapter(self.model.model, self.model.role):
             return super().__call__(prompts, answers)
 
 

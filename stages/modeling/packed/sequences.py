@@ -17,7 +17,7 @@ SIDE_BY_SIDE = {"cpu": 1 << 15, "cuda": 1 << 62}
 
 
 @dataclass(frozen=True)
-class Part:
+class LengthBucket:
     """Rows of like length, side by side: `tokens` tokens from `first` on, and `columns` columns for each row.
 
     gather [rows * columns]: the token in a row's column, and any token beyond the row's end; place [tokens]: the way
@@ -65,7 +65,7 @@ class Part:
     add = put  # a token stands in one row: what comes from there is all
 
 
-class Order(NamedTuple):
+class RowIndex(NamedTuple):
     """Where each row's tokens stand in the batch, on the CPU: those of row r are tokens[starts[r] : starts[r + 1]].
 
     firsts [B]: how many of a row's tokens, at its beginning, stand in an earlier row as well.
@@ -77,7 +77,7 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ragged:
+class PackedBatch:
     """A batch of rows, the shortest first; what stands after `tokens` fills up to a round size and is never read.
 
     input_ids, positions: [1, N]. starts, lengths: [B], where each row begins and its tokens, in the order given.
@@ -89,12 +89,12 @@ class Ragged:
     tokens: int
     starts: torch.Tensor
     lengths: torch.Tensor
-    parts: list[Part]
-    order: Order
+    parts: list[LengthBucket]
+    order: RowIndex
     shares: bool = False
 
 
-class Texts(NamedTuple):
+class PackedResponses(NamedTuple):
     """Prompts with responses, laid end to end; M response tokens, R in the longest response.
 
     own: [M], where each response token stands; before: [M], where the token before it does; chosen: [M], the response
@@ -102,7 +102,7 @@ class Texts(NamedTuple):
     ends.
     """
 
-    batch: Ragged
+    batch: PackedBatch
     own: torch.Tensor
     before: torch.Tensor
     chosen: torch.Tensor
@@ -111,7 +111,7 @@ class Texts(NamedTuple):
     last: torch.Tensor
 
 
-def ragged(rows: list[list[int]], where: torch.device | None = None) -> Ragged:
+def pack(rows: list[list[int]], where: torch.device | None = None) -> PackedBatch:
     """Lay rows of token ids, none of them empty, end to end."""
     where = torch.device("cpu") if where is None else where
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
@@ -125,14 +125,14 @@ def ragged(rows: list[list[int]], where: torch.device | None = None) -> Ragged:
 
     starts = torch.empty(len(rows), dtype=torch.long)
     starts[torch.tensor(order)] = torch.tensor(firsts)
-    return Ragged(
+    return PackedBatch(
         input_ids=filled([token for row in order for token in rows[row]]),
         positions=filled([position for length in lengths for position in range(length)]),
         tokens=tokens,
         starts=starts.to(where),
         lengths=torch.tensor([len(row) for row in rows], device=where),
         parts=[_part(firsts[rows], lengths[rows], where) for rows in like_lengths(lengths, SIDE_BY_SIDE[where.type])],
-        order=Order(torch.arange(tokens), torch.tensor([*firsts, tokens]), torch.zeros(len(rows), dtype=torch.long)),
+        order=RowIndex(torch.arange(tokens), torch.tensor([*firsts, tokens]), torch.zeros(len(rows), dtype=torch.long)),
     )
 
 
@@ -146,11 +146,11 @@ def like_lengths(lengths: list[int], scores: int) -> list[slice]:
     return [*parts, slice(first, len(lengths))]
 
 
-def _part(firsts: list[int], lengths: list[int], where: torch.device) -> Part:
+def _part(firsts: list[int], lengths: list[int], where: torch.device) -> LengthBucket:
     first, lengths_ = torch.tensor(firsts)[:, None], torch.tensor(lengths)[:, None]
     column = torch.arange(rounded_columns(lengths[-1]))
     inside = column < lengths_
-    return Part(
+    return LengthBucket(
         first=firsts[0],
         tokens=sum(lengths),
         rows=len(lengths),
@@ -161,14 +161,14 @@ def _part(firsts: list[int], lengths: list[int], where: torch.device) -> Part:
     )
 
 
-def response_tokens(prompts: list[list[int]], responses: list[list[int]], where: torch.device) -> Texts:
+def pack_responses(prompts: list[list[int]], responses: list[list[int]], where: torch.device) -> PackedResponses:
     """Lay prompts and responses end to end, with the places of the response tokens."""
-    batch = ragged([prompt + response for prompt, response in zip(prompts, responses, strict=True)], where)
+    batch = pack([prompt + response for prompt, response in zip(prompts, responses, strict=True)], where)
     first = batch.starts + torch.tensor([len(prompt) for prompt in prompts], device=where)
-    return texts_of(batch, first, first - 1, [len(response) for response in responses])
+    return pack_texts(batch, first, first - 1, [len(response) for response in responses])
 
 
-def texts_of(batch: Ragged, first: torch.Tensor, before_first: torch.Tensor, lengths: list[int]) -> Texts:
+def pack_texts(batch: PackedBatch, first: torch.Tensor, before_first: torch.Tensor, lengths: list[int]) -> PackedResponses:
     """Responses of `lengths` tokens that stand from `first` [B] on, each after the token `before_first` [B]."""
     where = batch.input_ids.device
     mask = torch.arange(max(lengths), device=where) < torch.tensor(lengths, device=where)[:, None]
@@ -176,10 +176,10 @@ def texts_of(batch: Ragged, first: torch.Tensor, before_first: torch.Tensor, len
     own = first[row] + column
     before = torch.where(column == 0, before_first[row], own - 1)
     last = first + torch.tensor(lengths, device=where) - 1
-    return Texts(batch, own, before, batch.input_ids[0, own], row * mask.shape[1] + column, mask.float(), last)
+    return PackedResponses(batch, own, before, batch.input_ids[0, own], row * mask.shape[1] + column, mask.float(), last)
 
 
-def by_row(values: torch.Tensor, texts: Texts) -> torch.Tensor:
+def by_row(values: torch.Tensor, texts: PackedResponses) -> torch.Tensor:
     """[M] to [B, R]."""
     return values.new_zeros(texts.mask.numel()).index_copy(0, texts.place, values).view(texts.mask.shape)
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "lanes.h"
+#include "simd.h"
 
 namespace {
 

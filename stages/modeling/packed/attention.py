@@ -16,9 +16,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from stages.learning.native import attention as native
-from stages.learning.native.build import takes
-from stages.learning.ragged import Ragged
+from stages.modeling.cpu_kernels import attention as native
+from stages.modeling.cpu_kernels.build import takes
+from stages.modeling.packed.sequences import PackedBatch
 
 NAME = "stackllama"
 BLOCK_QUERIES = 192  # at a time: rows of 768 tokens take a quarter of the time, shorter blocks do not gain more
@@ -40,10 +40,10 @@ def attend(
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if batch is None and query.device.type != "cpu":
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
-    if isinstance(batch, Ragged) and takes(query, key, value):
+    if isinstance(batch, PackedBatch) and takes(query, key, value):
         return _NativeAttention.apply(query, key, value, batch, scaling, sliding_window), None
     groups = query.shape[1] // key.shape[1]
-    if batch is not None and not isinstance(batch, Ragged):
+    if batch is not None and not isinstance(batch, PackedBatch):
         if batch.native:
             return native.newest(query[:, :, 0], key, value, batch.lengths, scaling, sliding_window)[:, None], None
         return _decode(query, key, value, batch.mask(sliding_window), scaling, groups), None
@@ -65,14 +65,14 @@ def _decode(query, key, value, mask, scaling: float, groups: int) -> torch.Tenso
     return out.transpose(1, 2).reshape(rows, 1, heads, width)
 
 
-def _ragged(query, key, value, batch: Ragged, scaling: float, window: int | None) -> torch.Tensor:
+def _ragged(query, key, value, batch: PackedBatch, scaling: float, window: int | None) -> torch.Tensor:
     """[1, H, N, W] to [1, N, H, W]."""
     if query.device.type == "cpu":
         return _RaggedAttention.apply(query, key, value, batch, scaling, window)
     return _side_by_side(query, key, value, batch, scaling, window)
 
 
-def _side_by_side(query, key, value, batch: Ragged, scaling: float, window: int | None) -> torch.Tensor:
+def _side_by_side(query, key, value, batch: PackedBatch, scaling: float, window: int | None) -> torch.Tensor:
     """As _RaggedAttention, by torch's fused kernel: a GPU's way."""
     (part,) = batch.parts
     wide = [part.wide(x[0].transpose(0, 1)).unflatten(0, (part.rows, -1)) for x in (query, key, value)]
@@ -92,7 +92,7 @@ class _RaggedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, batch: Ragged, scaling: float, window: int | None):
+    def forward(ctx, query, key, value, batch: PackedBatch, scaling: float, window: int | None):
         dtype = _product_dtype(query)
         query, key, value = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
         out, kept = _like(value, batch), []
@@ -130,7 +130,7 @@ class _NativeAttention(torch.autograd.Function):
     """The same by our own kernels, which make the shares anew in the backward pass."""
 
     @staticmethod
-    def forward(ctx, query, key, value, batch: Ragged, scaling: float, window: int | None):
+    def forward(ctx, query, key, value, batch: PackedBatch, scaling: float, window: int | None):
         dtype = _product_dtype(query)
         states = [native.in_one_piece(x[0].transpose(0, 1).to(dtype)) for x in (query, key, value)]
         out, sums = native.forward(*states, batch, scaling, window)
@@ -148,7 +148,7 @@ class _NativeAttention(torch.autograd.Function):
         return *slopes, None, None, None
 
 
-def _like(values: torch.Tensor, batch: Ragged) -> torch.Tensor:
+def _like(values: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
     """To be written to, [N, H, W]; 0 in the filler."""
     found = values.new_empty(values.shape)
     found[batch.tokens :] = 0

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from stages.learning.native.build import library
+from stages.modeling.cpu_kernels.build import library
 
 SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 

@@ -10,11 +10,11 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 
-from stages.learning.comparison import log_probabilities
-from stages.learning.models import plain
 from stages.learning.preference_data import Example, accuracy
-from stages.learning.ragged import response_tokens
 from stages.learning.reward_model import Scorer, Scoring, read
+from stages.modeling.lora import unwrap_peft
+from stages.modeling.packed.sequences import pack_responses
+from stages.modeling.packed.token_logprobs import response_logprobs
 
 PROBE_ROWS, PROBE_TOKENS = 4, 48
 RELOAD_TOLERANCE = 1e-4  # of the largest |output|: the same weights, computed once more
@@ -33,7 +33,7 @@ def outputs(model) -> torch.Tensor:
     """
     ids = probe_ids(model.config.vocab_size).to(model.device)
     if hasattr(model, "score"):
-        texts = response_tokens(ids[:, :1].tolist(), ids[:, 1:].tolist(), model.device)
+        texts = pack_responses(ids[:, :1].tolist(), ids[:, 1:].tolist(), model.device)
         return read(model, texts, Scoring()).scores.cpu()
     return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().cpu()
 
@@ -51,7 +51,7 @@ def layer_changes(model: PeftModel) -> list[dict]:
     Trained rows of an embedding count as well; where the output layer is tied to it, once.
     """
     found = []
-    for name, module in plain(model).named_modules():
+    for name, module in unwrap_peft(model).named_modules():
         if isinstance(module, LoraLayer):
             change, weight = module.get_delta_weight("default"), module.get_base_layer().weight
         elif isinstance(module, TrainableTokensLayer) and module.tied_adapter is None:
@@ -71,7 +71,7 @@ def judged(model, texts: list[Example]) -> dict[str, float]:
     if hasattr(model, "score"):
         return {"pair_accuracy": accuracy(Scorer(model, "fp32"), texts)}
     better = [(text.prompt, text.answers[j]) for text in texts for j in sorted({j for j, _ in text.pairs})]
-    log_p = torch.cat(log_probabilities(model, *map(list, zip(*better, strict=True)), 1.0, "merge"))
+    log_p = torch.cat(response_logprobs(model, *map(list, zip(*better, strict=True)), 1.0, "merge"))
     return {"perplexity": math.exp(-float(log_p.double().mean()))}
 
 

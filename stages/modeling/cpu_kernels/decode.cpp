@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "products.h"
-#include "rows.h"
+#include "matmul.h"
+#include "row_ranges.h"
 
 namespace {
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from stages.learning import models
-from stages.learning.families import trunk
-from stages.learning.merge_report import check, difference, judged, layer_changes, outputs
 from stages.learning.preference_data import Example
 from stages.learning.reward_model import keep_scoring, put_scoring
-from stages.learning.roles import is_adapter, is_scorer, saved_head
-from stages.learning.weights import load_adapter
+from stages.modeling.adapters import is_adapter, is_scorer, saved_head
+from stages.modeling.families import backbone
+from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.merge_checks import check, difference, judged, layer_changes, outputs
+from stages.modeling.pretrained import load_adapter
+from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
 from stages.runtime.artifact import write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -49,10 +50,10 @@ def merge(
     merged = outputs(model)
     if is_scorer(adapters[-1]):
         keep_scoring(adapters[-1], out, model)
-    _save(model, models.load_tokenizer(adapters[-1]), out, dtype, max_shard_bytes)
+    _save(model, load_tokenizer(adapters[-1]), out, dtype, max_shard_bytes)
     rounded = outputs(model)
     del model  # in fp32, and another is to come
-    again = models.load_scorer(out) if is_scorer(adapters[-1]) else models.load_causal(out)
+    again = load_scorer(out) if is_scorer(adapters[-1]) else load_causal(out)
     _check_head(again, adapters[-1], dtype)
     report = found | {
         **{f"{name}_after": value for name, value in judged(again, texts).items()},
@@ -80,7 +81,7 @@ def check_order(adapters: list[Path]) -> None:
 
 
 def _whole(folder: Path, texts: list[Example]) -> tuple[PreTrainedModel, dict]:
-    model = models.load_causal(folder)
+    model = load_causal(folder)
     return model, _found(0.0, judged(model, texts), [])
 
 
@@ -110,17 +111,17 @@ def _found(merge_difference: float, before: dict, layers: list[dict]) -> dict:
 
 def _ready(model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrainedModel:
     """What this adapter goes on: the base, or what the adapters before it made of that, with a row for every token."""
-    tokenizer = models.load_tokenizer(adapter)
+    tokenizer = load_tokenizer(adapter)
     if not is_scorer(adapter):
-        model = models.load_causal(base) if model is None else model
-        models.grow(model, tokenizer)
+        model = load_causal(base) if model is None else model
+        resize_token_embeddings(model, tokenizer)
         return model
     saved_head(adapter)  # refused before anything is loaded, where there is none
-    scorer = models.load_scorer(base, new_head=True)
+    scorer = load_scorer(base, new_head=True)
     if model is not None:
         scorer.resize_token_embeddings(model.get_input_embeddings().num_embeddings, mean_resizing=False)
-        trunk(scorer).load_state_dict(trunk(model).state_dict())
-    models.grow(scorer, tokenizer)
+        backbone(scorer).load_state_dict(backbone(model).state_dict())
+    resize_token_embeddings(scorer, tokenizer)
     # Only an id that the embedding has: most families could not be loaded with another one.
     pad = tokenizer.pad_token_id
     scorer.config.pad_token_id = pad if pad < scorer.get_input_embeddings().num_embeddings else None
