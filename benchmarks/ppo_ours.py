@@ -10,11 +10,11 @@ from transformers import logging
 
 from benchmarks import ppo_workload as workload
 from benchmarks.ppo_profile import grouped
+from stages.generation.sampler import sample
 from stages.learning.experience import Update, experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.reward_model import Scorer
-from stages.learning.rollout import sample
 from stages.modeling import torch_setup
 from stages.modeling.load import load_causal, load_scorer
 from stages.modeling.lora import add_lora

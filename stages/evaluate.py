@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.generation.text_metrics import has_code
 from stages.learning import comparison
 from stages.learning.asked import Asked
 from stages.learning.comparison import Answers
@@ -24,7 +25,6 @@ from stages.learning.panel import SAMPLES, Panel, repeated
 from stages.learning.reward_sources import Source, load_source
 from stages.learning.statistics import estimate, estimate_of
 from stages.learning.surface import fitted
-from stages.learning.text_measures import has_code
 from stages.modeling import families
 from stages.modeling.load import load_causal
 from stages.modeling.packed import token_logprobs

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from stages.generation.sampling_params import SamplingParams, draw
 from stages.learning import checkpoint, optimizers, preflight, served
 from stages.learning.engine import Engine
 from stages.learning.ensemble import Ensemble, members
@@ -26,7 +27,6 @@ from stages.learning.logs import TIMING, Logs, open_logs
 from stages.learning.reward_model import Scorer, members_of
 from stages.learning.reward_sources import Source, load_source
 from stages.learning.rewards import Rewards, Shaping
-from stages.learning.sampling import Sampling, draw
 from stages.learning.startup import run_checks
 from stages.learning.stopping import Stopper, StopRules
 from stages.modeling import families
@@ -226,7 +226,7 @@ def _engine(config: Ppo, tokenizer, policy: Path, reward: Path) -> tuple[Engine,
             config.optimizer, learner.trained().values(), learning_rate=config.learning_rate,
             epsilon=config.adam_epsilon, weight_decay=config.weight_decay, in_backward=config.optimizer_in_backward),
         controller=KlController(config.kl_coefficient, config.kl_target_nats, config.kl_horizon_responses),
-        sampling=replace(Sampling(**named(Sampling, config)), stop_ids=stop_ids),
+        sampling=replace(SamplingParams(**named(SamplingParams, config)), stop_ids=stop_ids),
         update=Update(**named(Update, config)),
     ), sources
 

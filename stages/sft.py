@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stages.generation.sampler import sample
 from stages.learning.documents import Documents, write_documents
 from stages.learning.language_modelling import collate_blocks, summed_loss
 from stages.learning.logs import Logs, open_logs
 from stages.learning.packing import Blocks
-from stages.learning.rollout import sample
 from stages.learning.training import Training, Watch, remove_checkpoints, train
 from stages.modeling import families, lora
 from stages.modeling.load import autocast, load_causal

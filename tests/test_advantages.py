@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
+from stages.generation.rollout import Rollout
 from stages.learning.advantages import gae, token_rewards, whiten
 from stages.learning.experience import experience
 from stages.learning.kl import ESTIMATORS
-from stages.learning.rollout import Rollout
 from stages.recipe.ppo import Ppo
 from tests.golden.support import Given, float64, rows_of, update
 

@@ -13,10 +13,10 @@ import test_policy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from stages.generation.sampler import sample
 from stages.learning.experience import experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
-from stages.learning.rollout import sample
 from stages.modeling import lora
 
 # As many arms as tokens, and fewer than the model is wide: with 320 tokens and a width of 32 no hidden state gives the

@@ -21,9 +21,9 @@ import talking
 import torch
 
 from stages import demo, reward
-from stages.learning.best_of import best_of_kl
+from stages.generation.best_of_n import best_of_kl
+from stages.generation.sampler import sample
 from stages.learning.loading import merged_reward
-from stages.learning.rollout import sample
 from stages.learning.speaking import BEST_OF_N, Manner, Speakers
 from stages.modeling.load import AutoModelForCausalLM
 from stages.modeling.packed.token_logprobs import response_logprobs

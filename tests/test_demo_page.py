@@ -19,7 +19,7 @@ gradio = pytest.importorskip("gradio", reason="the page needs gradio: make extra
 playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwright: make extras")
 
 from stages import demo  # noqa: E402
-from stages.learning.rollout import sample  # noqa: E402
+from stages.generation.sampler import sample  # noqa: E402
 from stages.stackexchange.prompt import prompt_ids  # noqa: E402
 from stages.text.pieces import Piece, Pieces  # noqa: E402
 from stages.web import talk as talk_module  # noqa: E402

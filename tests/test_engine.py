@@ -9,11 +9,11 @@ import torch
 from test_policy import PROMPTS, UPDATE, make_policy
 
 from stages import ppo
+from stages.generation.sampling_params import SamplingParams
 from stages.learning.engine import Engine
 from stages.learning.kl import KlController
 from stages.learning.preflight import memory_plan
 from stages.learning.rewards import Scored
-from stages.learning.sampling import Sampling
 from stages.recipe.models import Lora
 from stages.recipe.ppo import Ppo, RewardSource
 
@@ -31,7 +31,7 @@ def engine_of(policy, **update):
     return Engine(
         policy=policy, rewards=Longer(), controller=KlController(0.1, None, 1),
         optimizer=torch.optim.Adam(policy.trained().values(), lr=0.0), update=replace(UPDATE, **update),
-        sampling=Sampling(1.0, (2,), "until_stop", 1, 12), keep_rollout_log_p=True,
+        sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12), keep_rollout_log_p=True,
     )
 
 

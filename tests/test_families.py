@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from families import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, save
 
-from stages.learning import rollout
+from stages.generation import sampler
 from stages.learning.experience import Update, experience
 from stages.learning.language_modelling import summed_loss
 from stages.learning.packing import Row
@@ -49,7 +49,7 @@ def policy_of(folder, temperature=1.0, moved=True):
 
 def draw(model, prompts=PROMPTS, **changes):
     settings = {"max_new_tokens": 12, "temperature": 0, "stop_ids": (), "generator": torch.Generator().manual_seed(3)}
-    return rollout.sample(model, prompts, **(settings | changes))
+    return sampler.sample(model, prompts, **(settings | changes))
 
 
 def by_hand(policy, prompt, answer):

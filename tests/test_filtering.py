@@ -7,10 +7,9 @@ import tiny
 import torch
 from test_policy import PROMPTS, UPDATE, make_policy, moved
 
+from stages.generation.sampler import allowed_token_ids, sample
 from stages.learning.experience import experience
-from stages.learning.filtering import kept_tokens
 from stages.learning.ppo import ppo_epochs
-from stages.learning.rollout import sample
 from stages.recipe.ppo import Ppo
 
 HOW = {"max_new_tokens": 10, "temperature": 0.7, "stop_ids": (2,), "top_k": 7, "top_p": 0.8}
@@ -94,7 +93,7 @@ def test_its_gradient_is_that_of_autograd():
 def test_greedy_is_greedy_and_top_p_keeps_at_least_one():
     policy = moved(make_policy())
     assert drawn(policy, temperature=0).responses == drawn(policy, temperature=0, top_k=0, top_p=1.0).responses
-    assert kept_tokens(torch.tensor([[9.0, 1.0, 0.0]]), 3, 0.01).tolist() == [[0, -1, -1]]
+    assert allowed_token_ids(torch.tensor([[9.0, 1.0, 0.0]]), 3, 0.01).tolist() == [[0, -1, -1]]
 
 
 def test_top_p_alone_is_refused_with_the_reason():

@@ -6,12 +6,13 @@ Where a peer does something else on purpose, a comment says what, and the compar
 import pytest
 import torch
 
+from stages.generation.rollout import Rollout
+from stages.generation.sampler import sample
 from stages.learning import losses
 from stages.learning.advantages import gae, token_rewards, whiten
 from stages.learning.experience import Experience, experience
 from stages.learning.kl import KlController, kl_k1
 from stages.learning.ppo import ppo_epochs
-from stages.learning.rollout import Rollout, sample
 from tests.golden.support import (
     LATE,
     SETTINGS,

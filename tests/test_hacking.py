@@ -13,11 +13,11 @@ import torch
 from transformers import LlamaForSequenceClassification
 
 from stages import evaluate
+from stages.generation.best_of_n import best_of_kl
+from stages.generation.text_metrics import code_fences
 from stages.learning import panel
-from stages.learning.best_of import best_of_kl
 from stages.learning.comparison import Answers
 from stages.learning.statistics import estimate_of
-from stages.learning.text_measures import code_fences
 from stages.recipe.evaluate import Evaluate
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 from stages.text.hacking import MONITORS, hacking, kl_at

@@ -15,10 +15,11 @@ import torch
 from transformers import LlamaForSequenceClassification
 
 from stages import evaluate
-from stages.learning import comparison, rollout
+from stages.generation import sampler
+from stages.generation.text_metrics import code_fences, distinct, distinct_without_each, has_code, repetition
+from stages.learning import comparison
 from stages.learning.judging import held_out_pairs, judged
 from stages.learning.statistics import estimate
-from stages.learning.text_measures import code_fences, distinct, distinct_without_each, has_code, repetition
 from stages.modeling.load import load_causal
 from stages.modeling.packed import token_logprobs
 from stages.modeling.tiny_llama import small_llama, train_tokenizer
@@ -156,13 +157,13 @@ def test_each_batch_has_its_own_random_numbers(folders, tokenizer, monkeypatch):
     """A model that stops at once must not shift the numbers of the next batch."""
     model = load_causal(folders["sft"])
     prompts = [prompt_ids(tokenizer, f"What is {number}?") for number in range(6)]
-    first_numbers, sample = [], rollout.sample
+    first_numbers, sample = [], sampler.sample
 
     def watched(*args, generator, **settings):
         first_numbers.append(float(torch.rand(1, generator=generator.clone_state())))
         return sample(*args, generator=generator, **settings)
 
-    monkeypatch.setattr(rollout, "sample", watched)
+    monkeypatch.setattr(sampler, "sample", watched)
     for longest in (8, 1):
         comparison.answers_of(model, tokenizer, prompts, batch_prompts=3, max_new_tokens=longest, temperature=1.0,
                               seed=1, label="t")

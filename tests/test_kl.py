@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
+from stages.generation.rollout import Rollout
 from stages.learning.advantages import token_rewards
 from stages.learning.experience import experience
 from stages.learning.kl import ESTIMATORS, KlController, kl_k1, kl_k2, kl_k3
-from stages.learning.rollout import Rollout
 from stages.recipe.ppo import Ppo
 from tests.golden.support import Given, float64, rows_of, update
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from stages.learning import best_of, measures, surface
+from stages.generation import best_of_n
+from stages.learning import measures, surface
 from stages.learning.comparison import Answers
 from stages.learning.statistics import estimate_of
 
@@ -28,12 +29,12 @@ def test_best_of_n_is_the_mean_over_all_draws():
     generator = np.random.default_rng(0)
     rewards = generator.normal(size=(3, 6))
     for n in (1, 2, 4, 6):
-        weights = best_of.chances(rewards, n)
+        weights = best_of_n.chances(rewards, n)
         for row, chances in zip(rewards, weights, strict=True):
             best = [max(draw) for draw in combinations(row, n)]
             assert (row * chances).sum() == pytest.approx(sum(best) / len(best))
             assert chances.sum() == pytest.approx(1)
-    assert best_of.chances(rewards, 6).max(1).tolist() == [1, 1, 1]
+    assert best_of_n.chances(rewards, 6).max(1).tolist() == [1, 1, 1]
 
 
 def test_the_formula_is_the_kl_of_best_of_n():
@@ -41,8 +42,8 @@ def test_the_formula_is_the_kl_of_best_of_n():
     for n in (2, 16):
         u = (np.arange(1_000_000) + 0.5) / 1_000_000
         density = n * u ** (n - 1)
-        assert best_of.best_of_kl(n) == pytest.approx(np.mean(density * np.log(density)), abs=1e-4)
-    assert best_of.best_of_kl(1) == 0
+        assert best_of_n.best_of_kl(n) == pytest.approx(np.mean(density * np.log(density)), abs=1e-4)
+    assert best_of_n.best_of_kl(1) == 0
 
 
 def test_a_policys_numbers_against_plain_sums():

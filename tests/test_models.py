@@ -7,9 +7,9 @@ import tiny
 import torch
 from transformers import AutoTokenizer
 
+from stages.generation.sampler import sample
 from stages.learning.experience import Update, experience
 from stages.learning.policy import Policy
-from stages.learning.rollout import sample
 from stages.modeling import lora
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed import forward

@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM, modeling_llama
 
-from stages.learning.key_values import GROWTH_COLUMNS, KeyValues
+from stages.generation.kv_cache import GROWTH_COLUMNS, PackedKVCache
 from stages.modeling.cpu_kernels import bindings, patch_llama
 from stages.modeling.cpu_kernels import build as cpu_kernels_build
 from stages.modeling.load import load_causal
@@ -142,7 +142,7 @@ def decoded(lengths, key_heads=2, width=40, window=None, dtype=torch.float32, st
     packed = torch.zeros(2, 1, key_heads, batch.input_ids.shape[1], width, dtype=dtype)
     for row, n in zip(rows, lengths, strict=True):
         packed[:, 0, :, row] = torch.stack([x[:n] for x in whole[n]]).transpose(1, 2)
-    cache, found = KeyValues(batch), {}
+    cache, found = PackedKVCache(batch), {}
     cache.update(*packed, 0)
     for step in range(steps):
         if step in dict(stay):

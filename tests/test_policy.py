@@ -4,10 +4,11 @@ import pytest
 import tiny
 import torch
 
+from stages.generation.rollout import Rollout
+from stages.generation.sampler import sample
 from stages.learning.experience import Update, experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import _microbatch_loss, ppo_epochs
-from stages.learning.rollout import Rollout, sample
 from stages.modeling import lora
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]

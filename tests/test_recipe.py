@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stages.generation.sampling_params import SamplingParams
 from stages.learning.experience import Update
 from stages.learning.reward_model import Scoring
 from stages.learning.reward_objective import Objective
 from stages.learning.reward_sources import MEASURES, load_source
 from stages.learning.rewards import Shaping
-from stages.learning.sampling import Sampling
 from stages.learning.stopping import StopRules
 from stages.learning.training import Training
 from stages.recipe import recipe as recipes
@@ -153,7 +153,7 @@ def test_a_resolved_recipe_loads_as_itself(tmp_path):
 
 # same-named fields are handed on
 TAKEN_BY_NAME = {"Training.like(": Training, "named(Update": Update, "named(Shaping": Shaping,
-                 "named(Sampling": Sampling, "named(StopRules": StopRules, "named(Scoring": Scoring,
+                 "named(Sampling": SamplingParams, "named(StopRules": StopRules, "named(Scoring": Scoring,
                  "named(Objective": Objective}
 
 

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from stages.generation.sampler import sample
 from stages.learning import loading
 from stages.learning.experience import Update, experience, look
 from stages.learning.memory import distinct_bytes, tensors_of
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.reward_model import Scorer, Scoring, save_scoring
-from stages.learning.rollout import sample
 from stages.modeling import lora, tokenizer
 from stages.modeling.adapters import parameters_of
 from stages.modeling.load import load_causal, load_scorer

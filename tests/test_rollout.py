@@ -4,7 +4,7 @@ import pytest
 import tiny
 import torch
 
-from stages.learning.rollout import rollout_mode, sample, sample_in_batches
+from stages.generation.sampler import rollout_mode, sample, sample_in_batches
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 from test_policy import PROMPTS, make_policy, moved
 
-from stages.learning.rollout import Rollout
-from stages.learning.sampling import Sampling, cut_at_stop, draw
+from stages.generation.rollout import Rollout
+from stages.generation.sampling_params import SamplingParams, cut_at_stop, draw
 
 MOST = 12
 
 
 def drawn(kind="until_stop", stop_ids=(2,), seed=0, policy=None, rows=8):
-    how = Sampling(1.0, stop_ids, kind, min_response_tokens=5, max_response_tokens=MOST)
+    how = SamplingParams(1.0, stop_ids, kind, min_response_tokens=5, max_response_tokens=MOST)
     policy = policy or moved(make_policy())
     return draw(policy, PROMPTS * rows, how, torch.Generator().manual_seed(seed), forward_prompts=8)
 

@@ -13,10 +13,10 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
+from stages.generation.sampler import sample
 from stages.learning import agreement, startup
 from stages.learning.policy import Policy
 from stages.learning.reward_model import initialise_head
-from stages.learning.rollout import sample
 from stages.modeling import lora
 from stages.modeling.load import autocast, load_causal, load_scorer
 from stages.modeling.tokenizer import load_tokenizer

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from stages.generation.text_metrics import distinct, distinct_without_each
 from stages.learning.statistics import estimate, estimate_of, jackknife, wilson, wins
-from stages.learning.text_measures import distinct, distinct_without_each
 from stages.stackexchange.pairs.table import group_numbers
 
 

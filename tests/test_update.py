@@ -6,10 +6,10 @@ import pytest
 import tiny
 import torch
 
+from stages.generation.rollout import Rollout
 from stages.learning.experience import Experience, experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
-from stages.learning.rollout import Rollout
 from stages.modeling import lora
 from stages.recipe.ppo import Ppo
 from tests.golden.support import update

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stages.generation.sampler import sample_in_batches
 from stages.learning.loading import merged_reward
-from stages.learning.rollout import sample_in_batches
 from stages.runtime.progress import Progress, track
 
 SCORED_AT_ONCE = 512

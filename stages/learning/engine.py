@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from stages.generation.rollout import Rollout
+from stages.generation.sampler import sample_in_batches
+from stages.generation.sampling_params import SamplingParams, draw
 from stages.learning.experience import Experience, Update, experience, look
 from stages.learning.kl import KlController
 from stages.learning.losses import masked_mean
@@ -17,8 +20,6 @@ from stages.learning.memory import measured
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.rewards import Rewards, Scored
-from stages.learning.rollout import Rollout, sample_in_batches
-from stages.learning.sampling import Sampling, draw
 
 
 class Phases:
@@ -48,7 +49,7 @@ class Engine:
     rewards: Rewards
     optimizer: torch.optim.Optimizer
     controller: KlController
-    sampling: Sampling
+    sampling: SamplingParams
     update: Update
     keep_rollout_log_p: bool = False
 

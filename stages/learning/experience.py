@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from stages.generation.rollout import Rollout
 from stages.learning.advantages import gae, token_rewards, whiten
 from stages.learning.policy import Policy
-from stages.learning.rollout import Rollout
 from stages.modeling.packed.forward import chunks_by_length
 
 

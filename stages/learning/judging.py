@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
+from stages.generation.text_metrics import has_code
 from stages.learning.statistics import wins
-from stages.learning.text_measures import has_code
 from stages.stackexchange.pairs.table import drawn_rows, group_numbers, key_of
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 

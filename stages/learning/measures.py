@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.learning import text_measures
-from stages.learning.best_of import chances
+from stages.generation import text_metrics
+from stages.generation.best_of_n import chances
 from stages.learning.comparison import Answers
 from stages.learning.kl import kl_k1, kl_k3
 from stages.learning.statistics import estimate_of, jackknife, wins
@@ -74,9 +74,9 @@ def columns_of(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray, mor
     tokens = np.array([len(response) for response in answers.responses], float)
     found = {"one": np.ones(len(tokens)), "reward": reward, "reward_difference": reward - sft_reward,
              "win": wins(reward, sft_reward), "tokens": tokens, "ended": np.array(answers.ended, float),
-             "repetition": np.array([text_measures.repetition(response) for response in answers.responses]),
-             "code": np.array([text_measures.has_code(text) for text in answers.texts], float),
-             "fences": np.array([text_measures.code_fences(text) for text in answers.texts], float),
+             "repetition": np.array([text_metrics.repetition(response) for response in answers.responses]),
+             "code": np.array([text_metrics.has_code(text) for text in answers.texts], float),
+             "fences": np.array([text_metrics.code_fences(text) for text in answers.texts], float),
              "reward_reward": reward * reward, "tokens_tokens": tokens * tokens, "reward_tokens": reward * tokens,
              "log_ref": np.array([float(row.sum()) for row in answers.log_ref])}
     if answers.log_p is not None:
@@ -108,7 +108,7 @@ def policy_numbers(columns: Columns, responses: list[list[int]], scorers: Sequen
     found = {name: measure.interval(columns, estimated) for name, measure in ESTIMATED.items()}
     found["scores"] = {name: mean_of(name).interval(columns, estimated) for name in scorers}
     found |= {name: _plain(measure, columns) for name, measure in PLAIN.items()}
-    found |= {f"distinct_{n}": text_measures.distinct(responses, n) for n in DISTINCT}
+    found |= {f"distinct_{n}": text_metrics.distinct(responses, n) for n in DISTINCT}
     return found | {"distinct_responses": len(set(map(tuple, responses))) / len(responses)}
 
 
@@ -120,7 +120,7 @@ def changes(before: Columns, after: Columns, estimated: Callable) -> dict[str, d
 
 def distinct_change(before: list[list[int]], after: list[list[int]], n: int = 2) -> dict:
     """How distinct-n changed, with an interval from leaving each prompt out."""
-    ends = [(text_measures.distinct(texts, n), text_measures.distinct_without_each(texts, n))
+    ends = [(text_metrics.distinct(texts, n), text_metrics.distinct_without_each(texts, n))
             for texts in (before, after)]
     return jackknife(ends[1][0] - ends[0][0], ends[1][1] - ends[0][1])
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stages.generation.best_of_n import best_of_kl
 from stages.learning import measures
 from stages.learning.asked import Asked
-from stages.learning.best_of import best_of_kl
 from stages.learning.comparison import Answers
 from stages.learning.measures import Columns
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import torch
 
+from stages.generation.rollout import Rollout
+from stages.generation.sampler import sample
 from stages.learning import memory, optimizers
 from stages.learning.engine import Engine
 from stages.learning.ensemble import Ensemble
@@ -13,7 +15,6 @@ from stages.learning.ppo import gradients_that_fit
 from stages.learning.published_reward import PublishedScorer
 from stages.learning.reward_model import Scorer
 from stages.learning.reward_sources import Source
-from stages.learning.rollout import Rollout, sample
 from stages.modeling.packed.token_logprobs import chunk_tokens
 
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import torch
 
+from stages.generation.text_metrics import has_code, repetition
 from stages.learning.published_reward import PublishedScorer
 from stages.learning.reward_model import Scorer
-from stages.learning.text_measures import has_code, repetition
 from stages.recipe import user_functions
 
 MODEL = "model"

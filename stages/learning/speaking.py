@@ -11,9 +11,9 @@ from time import perf_counter
 
 import torch
 
-from stages.learning.best_of import best_of_kl
+from stages.generation.best_of_n import best_of_kl
+from stages.generation.sampler import DecodeState, GenerationState, generate_stepwise
 from stages.learning.loading import merged_reward
-from stages.learning.rollout import Growing, Record, steps
 from stages.modeling.families import max_positions
 from stages.modeling.load import load_causal
 from stages.modeling.packed.token_logprobs import selective_log_softmax
@@ -157,8 +157,8 @@ class Speakers:
         answer.kl_bound = best_of_kl(manner.samples)
         yield self._finished(answer, prompt)
 
-    def _steps(self, name: str, prompts: list[list[int]], manner: Manner) -> Iterator[Record]:
-        return steps(
+    def _steps(self, name: str, prompts: list[list[int]], manner: Manner) -> Iterator[GenerationState]:
+        return generate_stepwise(
             self.models[name], prompts, max_new_tokens=manner.most_tokens, temperature=manner.temperature,
             stop_ids=[self.tokenizer.eos_token_id], generator=torch.Generator().manual_seed(manner.seed),
             value_of=lambda hidden: hidden.new_zeros(len(hidden)),  # no values, but log-probabilities are noted
@@ -176,7 +176,7 @@ class _Reader:
     """A model that reads what another one writes."""
 
     def __init__(self, model, prompt: list[int], temperature: float):
-        self.head, self.growing, self.temperature = model.get_output_embeddings(), Growing(model, [prompt]), temperature
+        self.head, self.growing, self.temperature = model.get_output_embeddings(), DecodeState(model, [prompt]), temperature
         self.unread: torch.Tensor | None = None
 
     def read(self, token: int) -> float:
@@ -187,7 +187,7 @@ class _Reader:
         return float(selective_log_softmax(self.head, self.growing.hidden, self.unread, self.temperature))
 
 
-def _timed(records: Iterator[Record], answer: Answer) -> Iterator[Record]:
+def _timed(records: Iterator[GenerationState], answer: Answer) -> Iterator[GenerationState]:
     """The same records; their tokens and the seconds that they took are counted on the answer."""
     while True:
         start = perf_counter()

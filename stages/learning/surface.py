@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.learning.text_measures import code_fences, has_code
+from stages.generation.text_metrics import code_fences, has_code
 
 # To add a feature: one line, a function of the answer's text.
 FEATURES: dict[str, Callable[[str], float]] = {

@@ -6,12 +6,13 @@ from typing import Literal
 
 import torch
 
+from stages.generation.rollout import Rollout
+from stages.generation.sampler import sample
 from stages.learning.policy import Policy
-from stages.learning.rollout import Rollout, sample
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingParams:
     """As in the recipe's section ppo.
 
     response_length: 'until_stop': to a stop id or max_response_tokens; 'sampled': the same, but each response has a
@@ -29,7 +30,7 @@ class Sampling:
 
 
 def draw(
-    policy: Policy, prompts: list[list[int]], how: Sampling, generator: torch.Generator, forward_prompts: int
+    policy: Policy, prompts: list[list[int]], how: SamplingParams, generator: torch.Generator, forward_prompts: int
 ) -> Rollout:
     """A rollout with its log-probabilities, values and entropies; forward_prompts: see Policy.with_values."""
     most: int | list[int] = how.max_response_tokens

@@ -6,47 +6,17 @@ Shapes: B rows (prompts), R response tokens, V vocabulary, D width.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from stages.learning.filtering import kept_tokens
-from stages.learning.key_values import KeyValues
+from stages.generation.kv_cache import PackedKVCache
+from stages.generation.rollout import Rollout
 from stages.modeling.load import autocast
 from stages.modeling.packed.attention import NO_MASK
 from stages.modeling.packed.forward import chunks_by_length, packed_hidden_states, use_packed_attention
 from stages.modeling.packed.sequences import pack
 from stages.modeling.packed.token_logprobs import logprobs_among
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """Responses as sampled: token ids with the stop id that ended them, if one did.
-
-    log_p, values, entropy: of each sampled token, [B, R] fp32, 0 after a response's end; None unless asked for.
-    kept: ids [B, R, K] that each token was drawn among, -1 for none; None: the whole vocabulary.
-    """
-
-    prompts: list[list[int]]
-    responses: list[list[int]]
-    ended: list[bool]
-    log_p: torch.Tensor | None = None
-    values: torch.Tensor | None = None
-    entropy: torch.Tensor | None = None
-    kept: torch.Tensor | None = None
-
-    def texts(self, tokenizer) -> list[str]:
-        return tokenizer.batch_decode(self.responses, skip_special_tokens=True)
-
-    def numbers(self) -> dict[str, float]:
-        """Mean length, share that ended, share of distinct responses."""
-        count = len(self.responses)
-        return {
-            "response_tokens": sum(map(len, self.responses)) / count,
-            "eos_rate": sum(self.ended) / count,
-            "distinct_responses": len({tuple(response) for response in self.responses}) / count,
-        }
 
 
 @contextmanager
@@ -63,12 +33,12 @@ def rollout_mode(model):
 def sample(model, prompts: list[list[int]], *, precision: str = "fp32", **how) -> Rollout:
     """One response to each prompt; how: as `steps` takes it. With `value_of` the rollout carries its numbers."""
     with autocast(precision):
-        *_, record = steps(model, prompts, **how)
+        *_, record = generate_stepwise(model, prompts, **how)
     return record.rollout(prompts, with_numbers=how.get("value_of") is not None)
 
 
 @torch.no_grad()
-def steps(
+def generate_stepwise(
     model,
     prompts: list[list[int]],
     *,
@@ -79,7 +49,7 @@ def steps(
     value_of: Callable[[torch.Tensor], torch.Tensor] | None = None,
     top_k: int = 0,
     top_p: float = 1.0,
-) -> Iterator["Record"]:
+) -> Iterator["GenerationState"]:
     """Draw a response to each prompt, a token of every row a step; the one record of what was drawn, after each step.
 
     temperature: 0 is greedy. max_new_tokens: of every row, or of each. Each row takes one uniform number a step from
@@ -91,10 +61,10 @@ def steps(
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     where, head = next(model.parameters()).device, model.get_output_embeddings()
     with rollout_mode(model):
-        growing, record = Growing(model, prompts), Record(limits, stop_ids, where, top_k)
+        growing, record = DecodeState(model, prompts), GenerationState(limits, stop_ids, where, top_k)
         while True:
             uniform = torch.rand(len(prompts), generator=generator, dtype=torch.float64)
-            drawn = _draw(head(growing.hidden).float(), temperature, uniform[record.rows].to(where), top_k, top_p)
+            drawn = sample_token(head(growing.hidden).float(), temperature, uniform[record.rows].to(where), top_k, top_p)
             values = value_of(growing.hidden) if value_of else None
             staying = record.take(drawn, values)
             yield record
@@ -107,12 +77,12 @@ def steps(
             growing.add(tokens)
 
 
-class Growing:
+class DecodeState:
     """Rows of token ids that grow under a model; `hidden` [B, D]: the states that tell each row's next token."""
 
     def __init__(self, model, rows: list[list[int]]):
         batch = pack(rows, next(model.parameters()).device)
-        self.inner, self.cache = use_packed_attention(model), KeyValues(batch)
+        self.inner, self.cache = use_packed_attention(model), PackedKVCache(batch)
         ends = batch.starts + batch.lengths - 1
         self.hidden = packed_hidden_states(model, batch, ends, past_key_values=self.cache, use_cache=True)
 
@@ -137,7 +107,7 @@ class _Drawn(NamedTuple):
     kept: torch.Tensor | None
 
 
-class Record:
+class GenerationState:
     """What was drawn, row by row; which rows are still in the batch.
 
     responses, done: of every row. numbers [3, B, most tokens]: log-probability, value, entropy of each token, where
@@ -208,14 +178,14 @@ def sample_in_batches(
     return Rollout(prompts, responses, ended)
 
 
-def _draw(logits: torch.Tensor, temperature: float, uniform: torch.Tensor, top_k: int, top_p: float) -> _Drawn:
+def sample_token(logits: torch.Tensor, temperature: float, uniform: torch.Tensor, top_k: int, top_p: float) -> _Drawn:
     """Draw from logits [B, V] by the inverse CDF.
 
     The sum over the vocabulary is kept in float64: in fp32 it rounds.
     """
     logits = logits if temperature in (0, 1) else logits / temperature
     scores = torch.log_softmax(logits, dim=-1)
-    kept = kept_tokens(scores, top_k, top_p) if top_k else None
+    kept = allowed_token_ids(scores, top_k, top_p) if top_k else None
     scores = scores if kept is None else logprobs_among(scores, kept)
     shares = scores.exp()
     if temperature == 0:
@@ -228,3 +198,12 @@ def _draw(logits: torch.Tensor, temperature: float, uniform: torch.Tensor, top_k
     entropy = -(shares * scores.clamp(min=torch.finfo(scores.dtype).min)).sum(-1)
     tokens = places if kept is None else kept.gather(-1, places)
     return _Drawn(tokens.squeeze(-1), scores.gather(-1, places).squeeze(-1), entropy, kept)
+
+
+def allowed_token_ids(scores: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """Ids [M, K] of the top_k likeliest tokens, by log-probabilities [M, V]; of these, -1 for what lies beyond the
+    likeliest that together hold top_p of the k's probability (the first is always kept)."""
+    likeliest = scores.topk(min(top_k, scores.shape[-1]), dim=-1)
+    shares = likeliest.values.softmax(-1)
+    before = shares.cumsum(-1) - shares
+    return torch.where(before < top_p, likeliest.indices, -1)

@@ -16,7 +16,7 @@ from stages.modeling.packed.sequences import PackedBatch, rounded_columns
 GROWTH_COLUMNS = 32
 
 
-class KeyValues:
+class PackedKVCache:
     """What Transformers calls a cache, and the batch that attention.attend asks which keys a row's new token sees.
 
     The first forward pass is a Ragged batch of prompts; each one after it brings one token a row.
