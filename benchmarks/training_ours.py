@@ -20,12 +20,12 @@ from stages.learning.packing import Blocks, Row
 from stages.learning.preference_data import Example, collate_examples, examples
 from stages.learning.reward_model import Scoring
 from stages.learning.reward_objective import Objective
-from stages.learning.training import Training, train
 from stages.modeling import lora
 from stages.modeling.load import load_causal, load_scorer
 from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
 from stages.stackexchange.pairs.table import rows_of
+from stages.training.trainer import TrainerSettings, train
 
 PACKAGES = ("torch", "transformers", "peft")
 
@@ -74,7 +74,7 @@ def _learner(work: Work, load: Callable, scorer: bool = False):
 
 def _time(work: Work, meter: Meter, model, data, collate: Callable, loss: Callable) -> None:
     def pass_over(items, learning_rate: float) -> None:
-        settings = Training.like(work, microbatch=work.batch, learning_rate=learning_rate, save_every_steps=10 ** 6)
+        settings = TrainerSettings.like(work, microbatch=work.batch, learning_rate=learning_rate, save_every_steps=10 ** 6)
         with tempfile.TemporaryDirectory() as folder:
             train(model, items, collate, loss, settings, Path(folder), "benchmark")
 

@@ -16,12 +16,12 @@ import torch
 from stages.learning.documents import write_documents
 from stages.learning.language_modelling import collate_blocks, summed_loss
 from stages.learning.packing import Blocks
-from stages.learning.training import Training, remove_checkpoints, train
 from stages.modeling.pretrained import copy_pretrained, save_model
 from stages.modeling.tiny_llama import small_llama, train_tokenizer
 from stages.recipe.models import Base, Scratch
 from stages.stackexchange.pairs.table import answers_of
 from stages.stackexchange.prompt import encoded, prompt_text
+from stages.training.trainer import TrainerSettings, remove_checkpoints, train
 
 DOCUMENTS = "documents.arrow"
 TRAINED_ON = ("finetune", "reward", "rl")
@@ -56,7 +56,7 @@ def _from_scratch(scratch: Scratch, seed: int, out: Path, pairs: Path) -> dict[s
         blocks,
         collate_blocks,
         lambda rows: summed_loss(model, rows, scratch.precision),
-        Training.like(
+        TrainerSettings.like(
             scratch,
             batch=scratch.batch_sequences,
             microbatch=scratch.batch_sequences,

@@ -17,13 +17,12 @@ from pathlib import Path
 import torch
 
 from stages.generation.sampling_params import SamplingParams, draw
-from stages.learning import checkpoint, optimizers, preflight, served
+from stages.learning import preflight, served
 from stages.learning.engine import Engine
 from stages.learning.ensemble import Ensemble, members
 from stages.learning.experience import Update
 from stages.learning.kl import KlController
 from stages.learning.loading import load_policy, load_reward
-from stages.learning.logs import TIMING, Logs, open_logs
 from stages.learning.reward_model import Scorer, members_of
 from stages.learning.reward_sources import Source, load_source
 from stages.learning.rewards import Rewards, Shaping
@@ -36,6 +35,8 @@ from stages.recipe.recipe import named
 from stages.runtime.artifact import RunContext, write_json
 from stages.stackexchange.pairs.table import questions_of
 from stages.stackexchange.prompt import AFTER, BEFORE, prompt_ids
+from stages.training import checkpoint, optimizers
+from stages.training.loggers import TIMING, Logs, open_logs
 
 SHOWN = 8  # validation prompts whose answers are kept at every evaluation
 STARTUP = "startup.json"

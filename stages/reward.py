@@ -18,7 +18,6 @@ import torch
 
 from stages.learning.judging import HeldOutPairs, held_out_pairs, scored_pairs, validation_numbers, where_right
 from stages.learning.lexical import Lexical, characters_of
-from stages.learning.logs import Logs, open_logs
 from stages.learning.preference_data import Example, collate_examples, examples, reference_answers
 from stages.learning.reward_model import (
     SCORING,
@@ -32,7 +31,6 @@ from stages.learning.reward_model import (
 from stages.learning.reward_objective import Objective
 from stages.learning.stacking import stacked
 from stages.learning.statistics import estimate
-from stages.learning.training import Training, Watch, last_step, remove_checkpoints, train
 from stages.modeling import families, lora
 from stages.modeling.load import load_scorer
 from stages.modeling.pretrained import save_adapter
@@ -42,6 +40,9 @@ from stages.recipe.reward import Reward
 from stages.runtime.artifact import RunContext
 from stages.runtime.series import append, history_of, keep_until
 from stages.stackexchange.pairs.table import first_questions, first_rows, key_of, rows_of
+from stages.training.callbacks import Evaluation
+from stages.training.loggers import Logs, open_logs
+from stages.training.trainer import TrainerSettings, last_step, remove_checkpoints, train
 
 SPLIT = "reward"
 REFERENCE_ANSWERS = 2000  # that the normalisation averages over
@@ -142,13 +143,13 @@ def _train_member(
         return validation_numbers(data.validation, scores, found)
 
     keep_until(out / VALIDATION, last_step(out), "step")
-    watch = Watch(measure, config.save_every_steps, lambda row: row["validation_accuracy"])
+    watch = Evaluation(measure, config.save_every_steps, lambda row: row["validation_accuracy"])
     train(
         model,
         data.training,
         collate_examples,
         lambda items: objective.summed_loss(model, items, scoring, config.precision),
-        Training.like(config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear"),
+        TrainerSettings.like(config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear"),
         out,
         f"reward, seed {config.seed}",
         watch if data.validation.rows else None,

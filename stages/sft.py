@@ -18,9 +18,7 @@ import torch
 from stages.generation.sampler import sample
 from stages.learning.documents import Documents, write_documents
 from stages.learning.language_modelling import collate_blocks, summed_loss
-from stages.learning.logs import Logs, open_logs
 from stages.learning.packing import Blocks
-from stages.learning.training import Training, Watch, remove_checkpoints, train
 from stages.modeling import families, lora
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed import token_logprobs
@@ -30,6 +28,9 @@ from stages.recipe.sft import Sft
 from stages.runtime.artifact import RunContext
 from stages.stackexchange.pairs.table import best_rows, first_questions, first_rows, key_of, rows_of
 from stages.stackexchange.prompt import encoded
+from stages.training.callbacks import Evaluation
+from stages.training.loggers import Logs, open_logs
+from stages.training.trainer import TrainerSettings, remove_checkpoints, train
 
 VALIDATION_SHARE = 0.1  # of the questions, at most
 SAMPLE_TOKENS = 96  # of a sampled answer, at most
@@ -53,7 +54,7 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path, beside: RunContext |
             blocks,
             collate_blocks,
             lambda rows: summed_loss(model, rows, config.precision),
-            Training.like(config, **sizes, schedule="cosine"),
+            TrainerSettings.like(config, **sizes, schedule="cosine"),
             out,
             "sft",
             watched.watch() if watched.rows else None,
@@ -101,9 +102,9 @@ class _Watched:
         self.rows = [rows[i] for i in fitting]
         self.prompts, self.answers = [ids[i][0] for i in fitting], [ids[i][1] for i in fitting]
 
-    def watch(self) -> Watch:
+    def watch(self) -> Evaluation:
         best = None if self.config.patience_evaluations is None else lambda row: -row["validation_perplexity"]
-        return Watch(self.measure, self.config.evaluate_every_steps, best)
+        return Evaluation(self.measure, self.config.evaluate_every_steps, best)
 
     def measure(self, step: int) -> dict[str, float]:
         """Numbers; and to the logs, an answer to each question."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.learning import checkpoint
+from stages.training import checkpoint
 
 
 class Killed(BaseException):

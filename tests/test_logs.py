@@ -19,8 +19,6 @@ import tiny
 import yaml
 
 from stages import merge, ppo, reward, sft
-from stages.learning.logs import Logs
-from stages.learning.sinks import Terminal, WandB, markdown
 from stages.recipe import optional_packages
 from stages.recipe.models import Merge
 from stages.recipe.ppo import Ppo
@@ -31,6 +29,8 @@ from stages.runtime.artifact import RunContext, read_manifest
 from stages.runtime.manifest import record_of
 from stages.runtime.run_folder import asked_recipe
 from stages.runtime.series import append, keep_until, rows_of
+from stages.training.loggers import Logs
+from stages.training.trackers import Terminal, WandB, markdown
 
 pytest.importorskip("tensorboard")
 pytest.importorskip("wandb")

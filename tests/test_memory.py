@@ -7,10 +7,10 @@ import tiny
 import torch
 from transformers import DynamicCache
 
-from stages.learning import memory
 from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
+from stages.training import memory
 
 MIB = 2**20
 WIDTH, VOCABULARY = 64, 320
@@ -117,9 +117,9 @@ def test_a_phase_is_measured_apart_from_the_others_and_the_run_as_a_whole(monkey
     assert 40 * MIB < large - small < 56 * MIB and costs["large"].seconds > 0
     assert memory.peak_bytes() >= large > small
     monkeypatch.setattr(memory, "CLEAR", memory.Path("/nowhere/clear_refs"))  # not permitted: never too low
-    with memory.measured() as first:
+    with memory.track_peak_memory() as first:
         torch.ones(64 * MIB // 4).sum()
-    with memory.measured() as second:
+    with memory.track_peak_memory() as second:
         pass
     assert second.peak_bytes >= first.peak_bytes - MIB >= large - 8 * MIB  # the kernel counts pages a little late
     monkeypatch.setattr(memory, "STATUS", memory.Path("/nowhere/status"))  # no /proc at all
@@ -127,7 +127,7 @@ def test_a_phase_is_measured_apart_from_the_others_and_the_run_as_a_whole(monkey
 
 
 def test_a_phase_that_fails_still_costs():
-    with pytest.raises(KeyError), memory.measured() as cost:
+    with pytest.raises(KeyError), memory.track_peak_memory() as cost:
         raise KeyError
     assert cost.peak_bytes > 0
 
@@ -171,11 +171,11 @@ def test_halving_gives_the_same_gradient_and_says_so(error, fits, capsys):
     def gradient():
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
-    expected, size = memory.halving(update(model), 6)
+    expected, size = memory.find_executable_batch_size(update(model), 6)
     whole = gradient()
     assert size == 6 and not capsys.readouterr().err and float(whole.norm()) > 0.1
     # It fails after a backward pass: what that left must not count.
-    loss, size = memory.halving(update(model, lambda size: size > fits and error()), 6)
+    loss, size = memory.find_executable_batch_size(update(model, lambda size: size > fits and error()), 6)
     assert size == fits and loss == pytest.approx(expected, rel=1e-6)
     assert torch.allclose(gradient(), whole, atol=1e-6)
     said = ["microbatch_prompts 6 is out of memory: going on with 3"]
@@ -191,12 +191,12 @@ def test_sizes_go_on_dividing_the_minibatch(size, smaller):
         tried.append(size)
         return cuda_style() if size > 1 else "done"
 
-    assert memory.halving(call, size) == ("done", 1) and tried == [size, *smaller]
+    assert memory.find_executable_batch_size(call, size) == ("done", 1) and tried == [size, *smaller]
 
 
 def test_at_one_it_says_what_to_lower():
     with pytest.raises(ValueError, match="out of memory even with microbatch_prompts 1: lower max_prompt") as found:
-        memory.halving(lambda size: cuda_style(), 4)
+        memory.find_executable_batch_size(lambda size: cuda_style(), 4)
     assert "\n" not in str(found.value)
 
 
@@ -209,7 +209,7 @@ def test_other_errors_pass_through(error):
         raise error
 
     with pytest.raises(type(error)) as found:
-        memory.halving(call, 8)
+        memory.find_executable_batch_size(call, 8)
     assert found.value is error and tried == [8]
 
 
@@ -224,4 +224,4 @@ def test_what_failed_is_freed_before_the_next_try():
         kept.append(weakref.ref(activations))
         return cuda_style()
 
-    assert memory.halving(call, 2) == (None, 1)
+    assert memory.find_executable_batch_size(call, 2) == (None, 1)

@@ -6,8 +6,8 @@ import pytest
 import tiny
 import torch
 
-from stages.learning import checkpoint, optimizers
 from stages.recipe.ppo import Ppo
+from stages.training import checkpoint, optimizers
 
 NAMES = ["adam", "adamw", "adamw_8bit", "adafactor"]  # the paged one needs a GPU
 SHAPES = [(70, 100), (10,), (3, 5)]  # bitsandbytes keeps the state of the last two in 32 bits

@@ -16,12 +16,12 @@ from stages.learning.reward_objective import Objective
 from stages.learning.reward_sources import MEASURES, load_source
 from stages.learning.rewards import Shaping
 from stages.learning.stopping import StopRules
-from stages.learning.training import Training
 from stages.recipe import recipe as recipes
 from stages.recipe.models import Lora
 from stages.recipe.ppo import RewardSource
 from stages.recipe.recipe import Recipe, load
 from stages.recipe.schema import SettingsError, as_dict, flatten
+from stages.training.trainer import TrainerSettings
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -152,7 +152,7 @@ def test_a_resolved_recipe_loads_as_itself(tmp_path):
 
 
 # same-named fields are handed on
-TAKEN_BY_NAME = {"Training.like(": Training, "named(Update": Update, "named(Shaping": Shaping,
+TAKEN_BY_NAME = {"Training.like(": TrainerSettings, "named(Update": Update, "named(Shaping": Shaping,
                  "named(Sampling": SamplingParams, "named(StopRules": StopRules, "named(Scoring": Scoring,
                  "named(Objective": Objective}
 

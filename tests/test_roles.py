@@ -17,7 +17,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from stages.generation.sampler import sample
 from stages.learning import loading
 from stages.learning.experience import Update, experience, look
-from stages.learning.memory import distinct_bytes, tensors_of
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.reward_model import Scorer, Scoring, save_scoring
@@ -26,6 +25,7 @@ from stages.modeling.adapters import parameters_of
 from stages.modeling.load import load_causal, load_scorer
 from stages.recipe.ppo import Ppo
 from stages.runtime import artifact
+from stages.training.memory import distinct_bytes, tensors_of
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
 ANSWERS = [[41, 42, 2], [43], [44, 45, 46, 47, 48, 2], [49, 2]]

@@ -10,8 +10,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import sft
-from stages.learning.logs import Logs
-from stages.learning.training import Training, Watch, train
 from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer
@@ -19,6 +17,9 @@ from stages.recipe.models import Lora
 from stages.recipe.sft import Sft
 from stages.stackexchange.pairs import table as pairs_table
 from stages.stackexchange.pairs.table import first_questions, first_rows, rows_of
+from stages.training.callbacks import Evaluation
+from stages.training.loggers import Logs
+from stages.training.trainer import TrainerSettings, train
 
 CONFIG = Sft(lora=Lora(r=4, dropout=0.0), precision="fp32", packing="bfd", sequence_length_tokens=64, batch_sequences=4,
              microbatch_sequences=2, max_steps=None, epochs=2.0, learning_rate=3e-3, warmup_steps=0, save_every_steps=9,
@@ -104,7 +105,7 @@ def learn(model, inputs, out, precision):
 
     ids = torch.arange(3, 60).numpy()
     blocks = [[Row(ids, ids > 3)]] * 4
-    settings = Training.like(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=2)
+    settings = TrainerSettings.like(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=2)
     train(model, blocks, collate_blocks, lambda rows: summed_loss(model, rows, precision), settings, out, "t")
 
 
@@ -199,7 +200,7 @@ def test_the_loss_of_a_step_is_the_mean_over_all_its_items_however_they_fall(tmp
             self.weight = weight
 
     items = [[1.0, 1.0, 1.0], [5.0]]
-    settings = Training.like(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=1, learning_rate=1.0,
+    settings = TrainerSettings.like(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=1, learning_rate=1.0,
                              weight_decay=0.0, epochs=1.0)
 
     def collate(lists):
@@ -216,8 +217,8 @@ def test_what_is_watched_sees_the_model_without_dropout_and_its_step(tmp_path):
         seen.append((step, model.training, torch.is_grad_enabled()))
         return {"quality": -step}
 
-    settings = Training.like(CONFIG, batch=1, microbatch=1, schedule="constant", max_steps=5)
-    watch = Watch(measure, 2, lambda row: row["quality"])
+    settings = TrainerSettings.like(CONFIG, batch=1, microbatch=1, schedule="constant", max_steps=5)
+    watch = Evaluation(measure, 2, lambda row: row["quality"])
     rows = train(model, [1.0] * 9, lambda items: {"content": items, "items": 1},
                  lambda items: model(torch.tensor([items])).sum(), settings, tmp_path, "t", watch)
     assert seen == [(2, False, False), (4, False, False), (5, False, False)] and model.training

@@ -11,13 +11,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.generation.rollout import Rollout
-from stages.learning import optimizers
 from stages.learning.experience import Experience, Update, experience
 from stages.learning.kl import KlController
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.modeling.lora import add_lora
 from stages.recipe.ppo import Ppo
+from stages.training import optimizers
 from tests.golden import common
 from tests.golden.support import UPDATES
 

@@ -16,10 +16,10 @@ from stages.generation.sampling_params import SamplingParams, draw
 from stages.learning.experience import Experience, Update, experience, look
 from stages.learning.kl import KlController
 from stages.learning.losses import masked_mean
-from stages.learning.memory import measured
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.rewards import Rewards, Scored
+from stages.training.memory import track_peak_memory
 
 
 class Phases:
@@ -30,7 +30,7 @@ class Phases:
 
     def run(self, name: str, tokens_of: Callable, call: Callable):
         """call() on the clock; tokens_of(its result) is what the phase worked through."""
-        with measured() as cost:
+        with track_peak_memory() as cost:
             found = call()
         peak = max(self.row.get("peak_memory_mib", 0), round(cost.peak_bytes / 2**20))
         self.row |= {

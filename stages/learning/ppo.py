@@ -12,9 +12,9 @@ import torch
 from stages.learning import losses
 from stages.learning.experience import Experience, Update, kept_of
 from stages.learning.kl import kl_k3
-from stages.learning.memory import halving
-from stages.learning.optimizers import InBackward, gradient_norm
 from stages.learning.policy import Policy
+from stages.training.memory import find_executable_batch_size
+from stages.training.optimizers import InBackward, gradient_norm
 
 STATISTICS = ("policy_loss", "value_loss", "ratio", "clip_fraction", "update_kl")
 
@@ -47,7 +47,7 @@ def gradients_that_fit(
     call = partial(_gradients, policy, optimizer, seen, rows, update)
     if isinstance(optimizer, InBackward):  # some parameters would have stepped already
         return call(update.microbatch_prompts), update.microbatch_prompts
-    return halving(call, update.microbatch_prompts)
+    return find_executable_batch_size(call, update.microbatch_prompts)
 
 
 def _gradients(

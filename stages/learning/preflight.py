@@ -7,7 +7,6 @@ import torch
 
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
-from stages.learning import memory, optimizers
 from stages.learning.engine import Engine
 from stages.learning.ensemble import Ensemble
 from stages.learning.experience import experience
@@ -16,6 +15,7 @@ from stages.learning.published_reward import PublishedScorer
 from stages.learning.reward_model import Scorer
 from stages.learning.reward_sources import Source
 from stages.modeling.packed.token_logprobs import chunk_tokens
+from stages.training import memory, optimizers
 
 
 def memory_plan(

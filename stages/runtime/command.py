@@ -142,7 +142,7 @@ def _circumstances() -> dict:
     torch = sys.modules.get("torch")
     gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    memory = sys.modules.get("stages.learning.memory")  # it resets the process's peak to measure phases
+    memory = sys.modules.get("stages.training.memory")  # it resets the process's peak to measure phases
     peak = peak if memory is None else max(peak, memory.peak_bytes() // 1024)
     return {"peak_memory_mib": round(peak / 1024), "device": gpu or f"cpu ({platform.machine()})",
             "threads": torch.get_num_threads() if torch is not None else 1, "python": platform.python_version(),

@@ -9,10 +9,10 @@ files: nothing stands there twice, or comes after the checkpoint, whatever was l
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.learning.sinks import Sink, TensorBoard, Terminal, WandB
 from stages.runtime.artifact import RunContext, write_text
 from stages.runtime.progress import Progress
 from stages.runtime.series import append, keep_until, line, rows_of
+from stages.training.trackers import Sink, TensorBoard, Terminal, WandB
 
 HISTORY, TIMING, SAMPLES = "history", "timing", "samples"
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
-from stages.learning.logs import Logs
+from stages.training.callbacks import Evaluation, HistoryCallback
+from stages.training.loggers import Logs
 
 COMPLETE = "complete"
 CHECKPOINTS = "checkpoints"
@@ -30,7 +31,7 @@ LOG_EVERY_STEPS = 10
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainerSettings:
     """What the optimiser needs to know; sizes count the caller's examples.
 
     patience_evaluations: stop after so many without a better one; None: never.
@@ -50,22 +51,10 @@ class Training:
     patience_evaluations: int | None = None
 
     @classmethod
-    def like(cls, settings: object, **own) -> "Training":
+    def like(cls, settings: object, **own) -> "TrainerSettings":
         """The fields that `settings` has by the same name, and the rest as given."""
         shared = {f.name: getattr(settings, f.name) for f in fields(cls) if hasattr(settings, f.name)}
         return cls(**(shared | own))
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Evaluations while training: `measure` gives numbers at a step, in eval mode, every `every_steps` and at the end.
-
-    keep_best: the better a state, the higher; makes the best one the result, by what `measure` found. None: the last.
-    """
-
-    measure: Callable[[int], dict]
-    every_steps: int
-    keep_best: Callable[[dict], float] | None = None
 
 
 def train(
@@ -73,10 +62,10 @@ def train(
     dataset,
     collate: Callable,
     loss: Callable,
-    settings: Training,
+    settings: TrainerSettings,
     out: Path,
     label: str,
-    watch: Watch | None = None,
+    watch: Evaluation | None = None,
     logs: Logs | None = None,
 ) -> list[dict]:
     """Train in place, going on from the last complete checkpoint under `out`; returns the history.
@@ -89,7 +78,7 @@ def train(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"{label} trains in one process, and was started as one of several: start it without torchrun")
     set_seed(settings.seed)
-    book = _Book(out / BEST, label, watch, settings.patience_evaluations, logs or Logs(out, label))
+    book = HistoryCallback(out / BEST, label, watch, settings.patience_evaluations, logs or Logs(out, label))
     trainer = _Trainer(
         model=model, args=_arguments(settings, out), train_dataset=dataset, data_collator=collate, callbacks=[book]
     )
@@ -128,7 +117,7 @@ def last_checkpoint(out: Path) -> str | None:
     return str(max(found, key=lambda f: int(f.name.split("-")[1]))) if found else None
 
 
-def _arguments(settings: Training, out: Path) -> TrainingArguments:
+def _arguments(settings: TrainerSettings, out: Path) -> TrainingArguments:
     return TrainingArguments(
         output_dir=str(out / CHECKPOINTS),
         per_device_train_batch_size=settings.microbatch,
@@ -168,51 +157,6 @@ class _Trainer(Trainer):
 
     def floating_point_ops(self, inputs):
         return 0
-
-
-class _Book(TrainerCallback):
-    """History, progress, evaluations, the best state, and the mark of a complete checkpoint."""
-
-    def __init__(self, best: Path, label: str, watch: Watch | None, patience: int | None, logs: Logs):
-        self.best, self.label, self.watch, self.patience, self.logs = best, label, watch, patience, logs
-        self.rows: list[dict] = []
-        self.progress = None
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.rows = _history(state)
-        self.logs.resume(state.global_step, self.rows)
-        self.progress = self.logs.progress(self.label, state.max_steps, done=state.global_step)
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        note = f"loss {self.rows[-1]['loss']:.3f}" if self.rows and "loss" in self.rows[-1] else ""
-        self.progress.advance(note=note)
-        if self.watch and (state.global_step % self.watch.every_steps == 0 or state.global_step == state.max_steps):
-            self._evaluate(state, control, model)
-
-    def _evaluate(self, state, control, model) -> None:
-        model.eval()
-        with torch.no_grad():
-            numbers = self.watch.measure(state.global_step)
-        model.train()
-        state.log_history.append(numbers | {"step": state.global_step})
-        if self.watch.keep_best:
-            quality = [self.watch.keep_best(row) for row in state.log_history if set(numbers) <= set(row)]
-            since = len(quality) - 1 - quality.index(max(quality))
-            if since == 0:
-                _save_trained(model, self.best)
-            control.should_training_stop |= self.patience is not None and since >= self.patience
-        self.on_log(None, state, control)
-
-    def on_log(self, args, state, control, **kwargs):
-        known, self.rows = len(self.rows), _history(state)
-        for row in self.rows[known:]:
-            self.logs.numbers(row["step"], {name: value for name, value in row.items() if name != "step"})
-
-    def on_save(self, args, state, control, **kwargs):
-        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.progress.finish()
 
 
 def _save_trained(model, path: Path) -> None:

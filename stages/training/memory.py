@@ -45,7 +45,7 @@ def peak_bytes() -> int:
 
 
 @contextmanager
-def measured() -> Iterator[Cost]:
+def track_peak_memory() -> Iterator[Cost]:
     """A phase's cost, filled in at its end. Phases may follow each other, not lie in each other.
 
     On a CPU never too low: memory that was freed but kept for the next tensor counts (`dry_run` gives it back first),
@@ -69,13 +69,13 @@ def dry_run(phases: Mapping[str, Callable[[], object]]) -> dict[str, Cost]:
     costs = {}
     for name, call in phases.items():
         _free()
-        with measured() as costs[name]:
+        with track_peak_memory() as costs[name]:
             call()
     _free()
     return costs
 
 
-def halving(call: Callable[[int], Result], size: int, setting: str = "microbatch_prompts") -> tuple[Result, int]:
+def find_executable_batch_size(call: Callable[[int], Result], size: int, setting: str = "microbatch_prompts") -> tuple[Result, int]:
     """call(size), with smaller and smaller sizes while memory does not suffice: its result, and the size that fitted.
 
     Sizes divide the first one. `call` starts afresh each time: it must zero gradients itself. ValueError when even 1 is
