@@ -32,7 +32,7 @@ from benchmarks.stage_runs import say
 from benchmarks.tables import Goal, Result
 from benchmarks.training_runs import SWITCHES, TRL, TUNED, compare, contender, parser, program, ratio, table_of
 from benchmarks.training_work import DOCUMENTS, MODEL, Work
-from stages.learning.documents import write_documents
+from stages.finetuning.token_store import write_documents
 from stages.modeling import tiny_llama
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer

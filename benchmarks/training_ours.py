@@ -14,9 +14,9 @@ from torch.utils.data import Subset
 
 from benchmarks.ppo_workload import threads, worker_arguments, write
 from benchmarks.training_work import DOCUMENTS, MODEL, WARM_UP_STEPS, Meter, Work
-from stages.learning.documents import Documents
-from stages.learning.language_modelling import collate_blocks, summed_loss
-from stages.learning.packing import Blocks, Row
+from stages.finetuning.lm_loss import collate_blocks, summed_loss
+from stages.finetuning.packing import Blocks, Row
+from stages.finetuning.token_store import Documents
 from stages.learning.preference_data import Example, collate_examples, examples
 from stages.learning.reward_model import Scoring
 from stages.learning.reward_objective import Objective

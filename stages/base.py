@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.learning.documents import write_documents
-from stages.learning.language_modelling import collate_blocks, summed_loss
-from stages.learning.packing import Blocks
+from stages.finetuning.lm_loss import collate_blocks, summed_loss
+from stages.finetuning.packing import Blocks
+from stages.finetuning.token_store import write_documents
 from stages.modeling.pretrained import copy_pretrained, save_model
 from stages.modeling.tiny_llama import small_llama, train_tokenizer
 from stages.recipe.models import Base, Scratch

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stages.finetuning.lm_loss import collate_blocks, summed_loss
+from stages.finetuning.packing import Blocks
+from stages.finetuning.token_store import Documents, write_documents
 from stages.generation.sampler import sample
-from stages.learning.documents import Documents, write_documents
-from stages.learning.language_modelling import collate_blocks, summed_loss
-from stages.learning.packing import Blocks
 from stages.modeling import families, lora
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed import token_logprobs

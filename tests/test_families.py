@@ -9,10 +9,10 @@ import torch
 import transformers as hf
 from families import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, save
 
+from stages.finetuning.lm_loss import summed_loss
+from stages.finetuning.packing import Row
 from stages.generation import sampler
 from stages.learning.experience import Update, experience
-from stages.learning.language_modelling import summed_loss
-from stages.learning.packing import Row
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
 from stages.learning.reward_model import Scorer, Scoring, save_scoring

@@ -11,9 +11,9 @@ import tiny
 import torch
 from datasets import Dataset
 
-from stages.learning.documents import ROWS_AT_ONCE, Documents, write_documents
-from stages.learning.language_modelling import collate_blocks, summed_loss
-from stages.learning.packing import Blocks, best_fit
+from stages.finetuning.lm_loss import collate_blocks, summed_loss
+from stages.finetuning.packing import Blocks, best_fit
+from stages.finetuning.token_store import ROWS_AT_ONCE, Documents, write_documents
 
 PROMPT = 3  # tokens of every prompt here
 

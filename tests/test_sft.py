@@ -100,8 +100,8 @@ def test_only_the_adapter_learns_the_base_does_not_move(inputs, tmp_path):
 
 def learn(model, inputs, out, precision):
     """Two steps of the stage's own loss."""
-    from stages.learning.language_modelling import collate_blocks, summed_loss
-    from stages.learning.packing import Row
+    from stages.finetuning.lm_loss import collate_blocks, summed_loss
+    from stages.finetuning.packing import Row
 
     ids = torch.arange(3, 60).numpy()
     blocks = [[Row(ids, ids > 3)]] * 4

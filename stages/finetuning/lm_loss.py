@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from stages.learning.packing import Row
+from stages.finetuning.packing import Row
 from stages.modeling import lora
 from stages.modeling.load import autocast
 from stages.modeling.packed import forward

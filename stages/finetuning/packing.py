@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.learning.documents import Documents
+from stages.finetuning.token_store import Documents
 
 
 @dataclass(frozen=True)
