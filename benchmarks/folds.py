@@ -23,13 +23,14 @@ import pyarrow.parquet as parquet
 
 from stages import reward
 from stages.learning.judging import EQUAL_LENGTH, held_out_pairs
-from stages.learning.reward_model import Scorer, put_scoring
 from stages.learning.statistics import estimate, wins
 from stages.modeling import tokenizer
-from stages.modeling.load import load_scorer
 from stages.modeling.pretrained import load_adapter
 from stages.recipe import recipe
 from stages.recipe.reward import Reward
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import apply_scoring
 from stages.stackexchange.pairs.table import SPLITS, group_numbers, key_of, rows_of
 
 FOLDS = 5
@@ -50,7 +51,7 @@ def scored(config: Reward, base: Path, pairs: Path, out: Path) -> pa.Table:
     """Train on the `reward` split and rank `evaluation`: a row a pair, with both scores and both lengths."""
     reward.run(config, out, base=base, pairs=pairs)
     model = load_scorer(base, config.precision, new_head=True)
-    put_scoring(out, model)
+    apply_scoring(out, model)
     scorer = Scorer(load_adapter(model, out), config.precision)
     held = held_out_pairs(rows_of(pairs, "evaluation"), tokenizer.load_tokenizer(base), max_pairs=10**9,
                           max_tokens=config.max_length_tokens, seed=0)

@@ -14,10 +14,11 @@ from stages.generation.sampler import sample
 from stages.learning.experience import Update, experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
-from stages.learning.reward_model import Scorer
 from stages.modeling import torch_setup
-from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.scorer import Scorer
 
 PACKAGES = ("torch", "transformers", "peft")
 

@@ -49,11 +49,13 @@ from benchmarks.training_runs import (
 )
 from benchmarks.training_work import MODEL, PAIRS, Work
 from stages.learning.judging import HeldOutPairs, held_out_pairs
-from stages.learning.preference_data import examples
-from stages.learning.reward_model import Scorer, Scoring, initialise_head
 from stages.learning.statistics import estimate
-from stages.modeling.load import load_scorer
 from stages.modeling.tokenizer import load_tokenizer
+from stages.reward_modeling.dataset import examples
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.reward_model import initialise_head
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import Scoring
 from stages.stackexchange.pairs.table import first_questions, first_rows, key_of, rows_of
 
 SPLIT = "reward"

@@ -17,13 +17,14 @@ from benchmarks.training_work import DOCUMENTS, MODEL, WARM_UP_STEPS, Meter, Wor
 from stages.finetuning.lm_loss import collate_blocks, summed_loss
 from stages.finetuning.packing import Blocks, Row
 from stages.finetuning.token_store import Documents
-from stages.learning.preference_data import Example, collate_examples, examples
-from stages.learning.reward_model import Scoring
-from stages.learning.reward_objective import Objective
 from stages.modeling import lora
-from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.load import load_causal
 from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
+from stages.reward_modeling.dataset import Example, collate_examples, examples
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.loss import PairwiseLoss
+from stages.reward_modeling.scoring_file import Scoring
 from stages.stackexchange.pairs.table import rows_of
 from stages.training.trainer import TrainerSettings, train
 
@@ -36,7 +37,7 @@ def reward(work: Work, meter: Meter, batching: str):
     rows = rows_of(Path(work.folder), "reward")
     data, _ = examples(rows, tokenizer, max_length_tokens=work.length, by_question=batching == "question",
                        max_pairs=10 ** 9)
-    model, objective, scoring = _learner(work, load_scorer, scorer=True), Objective(), Scoring()
+    model, objective, scoring = _learner(work, load_scorer, scorer=True), PairwiseLoss(), Scoring()
 
     def loss(items: list[Example]) -> torch.Tensor:
         pairs = [(item.prompt, item.answers[index]) for item in items for pair in item.pairs for index in pair]

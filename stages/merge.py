@@ -14,13 +14,13 @@ import json
 from itertools import groupby
 from pathlib import Path
 
-from stages.learning.preference_data import Example, examples
-from stages.learning.reward_model import member_folder, members_of
 from stages.modeling.adapters import check_base, is_adapter, is_scorer
 from stages.modeling.families import max_positions
 from stages.modeling.merge import check_order, merge
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.models import Merge
+from stages.reward_modeling.dataset import Example, examples
+from stages.reward_modeling.scoring_file import member_folder, member_folders
 from stages.runtime.artifact import MANIFEST, folder_of, read_manifest, write_text
 from stages.stackexchange.pairs.table import key_of, rows_of
 from stages.text.model_card import Made, model_card
@@ -52,7 +52,7 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
             max_perplexity_change=config.max_perplexity_change,
             max_accuracy_change=config.max_accuracy_change,
         )
-        for number, last in enumerate(members_of(adapters[-1]))  # one, but for an ensemble of reward models
+        for number, last in enumerate(member_folders(adapters[-1]))  # one, but for an ensemble of reward models
     )
     numbers = {name: value for name, value in report.items() if name != "layers"}
     write_text(out / "README.md", model_card(_made(adapters[-1], base, numbers, pairs)))

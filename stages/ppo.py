@@ -17,13 +17,11 @@ from pathlib import Path
 import torch
 
 from stages.generation.sampling_params import SamplingParams, draw
-from stages.learning import preflight, served
+from stages.learning import preflight
 from stages.learning.engine import Engine
-from stages.learning.ensemble import Ensemble, members
 from stages.learning.experience import Update
 from stages.learning.kl import KlController
 from stages.learning.loading import load_policy, load_reward
-from stages.learning.reward_model import Scorer, members_of
 from stages.learning.reward_sources import Source, load_source
 from stages.learning.rewards import Rewards, Shaping
 from stages.learning.startup import run_checks
@@ -32,6 +30,10 @@ from stages.modeling import families
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import named
+from stages.reward_modeling import consistency
+from stages.reward_modeling.ensemble import Ensemble, members
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import member_folders
 from stages.runtime.artifact import RunContext, write_json
 from stages.stackexchange.pairs.table import questions_of
 from stages.stackexchange.prompt import AFTER, BEFORE, prompt_ids
@@ -211,10 +213,10 @@ def _engine(config: Ppo, tokenizer, policy: Path, reward: Path) -> tuple[Engine,
 
     def reward_model() -> Scorer | Ensemble:
         scorer = load_reward(reward, learner, policy, config.forward_prompts, config.spread_penalty)
-        for member, folder in zip(members(scorer), members_of(reward), strict=True):
+        for member, folder in zip(members(scorer), member_folders(reward), strict=True):
             families.check_length(member.model.config, longest)
-            found = served.agreement(member, folder)
-            _say(f"check  reward model  {served.check(found, folder, config.min_reward_correlation)}")
+            found = consistency.agreement(member, folder)
+            _say(f"check  reward model  {consistency.check(found, folder, config.min_reward_correlation)}")
         return scorer
 
     sources = [load_source(**asdict(entry), reward_model=reward_model, precision=config.precision)

@@ -17,26 +17,20 @@ import numpy as np
 import torch
 
 from stages.learning.judging import HeldOutPairs, held_out_pairs, scored_pairs, validation_numbers, where_right
-from stages.learning.lexical import Lexical, characters_of
-from stages.learning.preference_data import Example, collate_examples, examples, reference_answers
-from stages.learning.reward_model import (
-    SCORING,
-    Scorer,
-    Scoring,
-    check_tied,
-    initialise_head,
-    member_folder,
-    save_scoring,
-)
-from stages.learning.reward_objective import Objective
-from stages.learning.stacking import stacked
 from stages.learning.statistics import estimate
 from stages.modeling import families, lora
-from stages.modeling.load import load_scorer
 from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import named
 from stages.recipe.reward import Reward
+from stages.reward_modeling.dataset import Example, collate_examples, examples, reference_answers
+from stages.reward_modeling.lexical_fit import stacked
+from stages.reward_modeling.lexical_term import Lexical, characters_of
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.loss import PairwiseLoss
+from stages.reward_modeling.reward_model import check_tied, initialise_head
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, save_scoring
 from stages.runtime.artifact import RunContext
 from stages.runtime.series import append, history_of, keep_until
 from stages.stackexchange.pairs.table import first_questions, first_rows, key_of, rows_of
@@ -128,7 +122,7 @@ def _train_member(
 ) -> None:
     """One model into `out`; scoring.json is written last."""
     scoring = Scoring(**named(Scoring, config))
-    objective = Objective(**named(Objective, config))
+    objective = PairwiseLoss(**named(PairwiseLoss, config))
     torch.manual_seed(config.seed)
     model = _untrained(config, base)
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)

@@ -9,9 +9,10 @@ import transformers as hf
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from stages.learning.reward_model import initialise_head
 from stages.modeling import lora
-from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.load import load_causal
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.reward_model import initialise_head
 
 VOCABULARY, POSITIONS, EOS = 120, 64, 0
 ENDS = {"vocab_size": VOCABULARY, "eos_token_id": EOS, "bos_token_id": EOS}

@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import tiny
 import torch
 
-from stages.learning.reward_model import initialise_head
 from stages.modeling import tokenizer
-from stages.modeling.load import load_scorer
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.reward_model import initialise_head
 from stages.runtime.artifact import write_json
 
 

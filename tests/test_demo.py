@@ -23,11 +23,11 @@ import torch
 from stages import demo, reward
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import sample
-from stages.learning.loading import merged_reward
 from stages.learning.speaking import BEST_OF_N, Manner, Speakers
 from stages.modeling.load import AutoModelForCausalLM
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.recipe.recipe import load
+from stages.reward_modeling.load import load_merged_reward
 from stages.runtime import command
 from stages.stackexchange.pairs.table import SCHEMA, rows_of
 from stages.text import votes as votes_module
@@ -115,7 +115,7 @@ def test_each_piece_has_its_own_tokens_log_ratio(speakers):
 
 def test_the_reward_is_the_scorers(speakers, run):
     prompt, _, answer = asked(speakers, Manner(1.0, 30, seed=1), "PPO")
-    expected = float(merged_reward(run / "reward-merged", "fp32")([prompt], [answer.tokens]))
+    expected = float(load_merged_reward(run / "reward-merged", "fp32")([prompt], [answer.tokens]))
     assert answer.reward == pytest.approx(expected, abs=1e-5)
 
 
@@ -128,7 +128,7 @@ def test_best_of_n_is_the_sample_of_the_highest_reward(speakers, run):
     manner = Manner(1.0, 20, samples=5, seed=7)
     prompt, grown, answer = asked(speakers, manner, BEST_OF_N)
     drawn = sampled(speakers, "SFT", [prompt] * 5, manner)
-    rewards = merged_reward(run / "reward-merged", "fp32")([prompt] * 5, drawn)
+    rewards = load_merged_reward(run / "reward-merged", "fp32")([prompt] * 5, drawn)
     assert answer.tokens == drawn[int(rewards.argmax())] and set(grown[:-1]) == {0}
     assert answer.rewards == pytest.approx(sorted(rewards.tolist(), reverse=True), abs=1e-5)
     assert answer.reward == pytest.approx(answer.rewards[0], abs=1e-5) and answer.finished == 5

@@ -15,12 +15,14 @@ from stages.generation import sampler
 from stages.learning.experience import Update, experience
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
-from stages.learning.reward_model import Scorer, Scoring, save_scoring
 from stages.modeling import lora
 from stages.modeling.adapters import saved_head
-from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
 from stages.modeling.tokenizer import load_tokenizer
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import Scoring, save_scoring
 
 PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34, 35, 36, 37]]
 ANSWERS = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0], [21, 22, 23, 24, 25], [0]]

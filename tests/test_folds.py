@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from benchmarks import folds
-from stages.learning.loading import merged_reward
+from stages.reward_modeling.load import load_merged_reward
 from stages.stackexchange.pairs.table import key_of, rows_of
 
 RECIPE = """
@@ -77,5 +77,5 @@ def test_an_adapter_scores_with_its_lexical_term(tmp_path):
     tiny.merge(base, [tmp_path / "reward"], tmp_path / "merged")
     held = folds.held_out_pairs(rows_of(tmp_path / "split", "evaluation"), folds.models.load_tokenizer(base),
                                 max_pairs=99, max_tokens=config.max_length_tokens, seed=0)
-    scores = merged_reward(tmp_path / "merged", "fp32")(held.prompts, held.answers).numpy()
+    scores = load_merged_reward(tmp_path / "merged", "fp32")(held.prompts, held.answers).numpy()
     assert table["score_better"].to_pylist() == pytest.approx(scores[held.better].tolist(), abs=1e-3)

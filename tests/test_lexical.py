@@ -14,16 +14,19 @@ import tiny
 import torch
 
 from stages import reward
-from stages.learning import loading, served, stacking
-from stages.learning.lexical import BLOCK, FILE, MIXING, Lexical, characters_of, counts, fitted
-from stages.learning.preference_data import examples, pair_indices
-from stages.learning.reward_model import SCORING, Scorer, Scoring, initialise_head, read
-from stages.learning.reward_objective import Objective
+from stages.learning import loading
 from stages.learning.surface import PENALTY, logistic
 from stages.modeling import tokenizer
-from stages.modeling.load import load_scorer
 from stages.recipe.models import Lora
 from stages.recipe.reward import Reward
+from stages.reward_modeling import consistency, lexical_fit
+from stages.reward_modeling.dataset import examples, pair_indices
+from stages.reward_modeling.lexical_term import BLOCK, FILE, MIXING, Lexical, characters_of, counts, fitted
+from stages.reward_modeling.load import load_merged_reward, load_scorer
+from stages.reward_modeling.loss import PairwiseLoss
+from stages.reward_modeling.reward_model import initialise_head, read
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import SCORING, Scoring
 from stages.stackexchange.pairs.table import rows_of
 
 ANSWERS = [[5, 6, 5, 7], [9], [5, 6, 6, 6, 6], [7, 5, 2], [8, 8, 2], [5, 7, 9, 11, 13]]
@@ -117,7 +120,7 @@ def learnt(base, pairs, change=lambda items: None, weight=0.0, by_question=True)
     change(items)
     model = load_scorer(base, "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
-    term = stacking.stacked(model, items, Scoring("last", weight), "fp32", buckets=256, penalty=1.0,
+    term = lexical_fit.stacked(model, items, Scoring("last", weight), "fp32", buckets=256, penalty=1.0,
                             characters=characters_of(tokenizer.load_tokenizer(base)))
     return term, items
 
@@ -155,7 +158,7 @@ def test_the_log_probability_is_taken_into_account_and_not_learnt_twice(made):
     model = load_scorer(made[0], "fp32", new_head=True)
     with torch.no_grad():
         expected = [
-            float(read(model, stacking.branching([item.prompt], [[answer]], model.device), Scoring(), True).log_p)
+            float(read(model, lexical_fit.branching([item.prompt], [[answer]], model.device), Scoring(), True).log_p)
             for item in items for answer in item.answers]
     bags = counts([answer for item in items for answer in item.answers], 256, term.characters)
     again = fitted(bags, better, worse, buckets=256, penalty=1.0, others=3 * torch.tensor(expected).double())
@@ -172,12 +175,12 @@ def test_the_loss_is_that_of_head_and_given_scores_together(made):
     expected = 0.0
     with torch.no_grad():
         for item, bare in zip(items, plain, strict=True):
-            texts = stacking.branching([bare.prompt], [bare.answers], model.device)
+            texts = lexical_fit.branching([bare.prompt], [bare.answers], model.device)
             scores = (read(model, texts, Scoring()).scores + torch.tensor(item.given)).tolist()
             expected += sum(math.log1p(math.exp(scores[k] - scores[j])) for j, k in item.pairs)
-        found = Objective().summed_loss(model, items, Scoring(), "fp32")
+        found = PairwiseLoss().summed_loss(model, items, Scoring(), "fp32")
         assert float(found) == pytest.approx(expected, rel=1e-5)
-        assert float(found) != pytest.approx(float(Objective().summed_loss(model, plain, Scoring(), "fp32")), rel=1e-3)
+        assert float(found) != pytest.approx(float(PairwiseLoss().summed_loss(model, plain, Scoring(), "fp32")), rel=1e-3)
 
 
 CONFIG = Reward(lora=Lora(r=4, dropout=0.0), precision="fp32", batching="question", pooling="sum", batch_pairs=4,
@@ -197,7 +200,7 @@ def trained(made, tmp_path_factory):
 def test_adapter_and_merged_model_score_with_the_term(made, trained, member, tmp_path):
     folder = trained[0] / member
     tiny.merge(made[0], [folder], tmp_path / "merged")
-    merged = loading.merged_reward(tmp_path / "merged", "fp32")
+    merged = load_merged_reward(tmp_path / "merged", "fp32")
     policy = loading.load_policy(made[0], trained[0], tune="lora", value_model="head", precision="fp32",
                                  temperature=1.0, lora={"r": 2, "alpha": 4, "dropout": 0.0, "target_modules": ()})
     shared = policy.scorer(folder, 8, "reward")
@@ -206,7 +209,7 @@ def test_adapter_and_merged_model_score_with_the_term(made, trained, member, tmp
     term = Lexical.load(folder)
     without = Scorer(merged.model, "fp32", words=Lexical(0 * term.weights, term.characters))(*TEXTS)
     assert torch.allclose(scores - without, term(TEXTS[1]), atol=1e-5) and float(term(TEXTS[1]).std()) > 1e-3
-    assert served.agreement(merged, folder).correlation == pytest.approx(1, abs=1e-5)
+    assert consistency.agreement(merged, folder).correlation == pytest.approx(1, abs=1e-5)
     assert (tmp_path / "merged" / FILE).read_bytes() == (folder / FILE).read_bytes()
 
 
@@ -223,7 +226,7 @@ def test_a_term_that_is_lost_is_missed(made, trained, tmp_path):
     tiny.merge(made[0], [trained[0]], tmp_path / "merged")
     (tmp_path / "merged" / FILE).unlink()
     with pytest.raises(ValueError, match=f"merged has lost its {FILE}"):
-        loading.merged_reward(tmp_path / "merged", "fp32")
+        load_merged_reward(tmp_path / "merged", "fp32")
     shutil.copytree(trained[0], tmp_path / "adapter")
     (tmp_path / "adapter" / FILE).unlink()
     with pytest.raises(ValueError, match=f"adapter has lost its {FILE}"):

@@ -13,14 +13,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import merge as stage
-from stages.learning.reward_model import Scoring, save_scoring
 from stages.modeling import merge as modeling_merge
 from stages.modeling import tokenizer
 from stages.modeling.adapters import saved_head
-from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
 from stages.modeling.merge_checks import check, outputs, probe_ids
 from stages.recipe.models import Merge
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.scoring_file import Scoring, save_scoring
 from stages.runtime import command
 
 

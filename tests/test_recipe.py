@@ -11,8 +11,6 @@ import yaml
 
 from stages.generation.sampling_params import SamplingParams
 from stages.learning.experience import Update
-from stages.learning.reward_model import Scoring
-from stages.learning.reward_objective import Objective
 from stages.learning.reward_sources import MEASURES, load_source
 from stages.learning.rewards import Shaping
 from stages.learning.stopping import StopRules
@@ -21,6 +19,8 @@ from stages.recipe.models import Lora
 from stages.recipe.ppo import RewardSource
 from stages.recipe.recipe import Recipe, load
 from stages.recipe.schema import SettingsError, as_dict, flatten
+from stages.reward_modeling.loss import PairwiseLoss
+from stages.reward_modeling.scoring_file import Scoring
 from stages.training.trainer import TrainerSettings
 
 ROOT = Path(__file__).parents[1]
@@ -154,7 +154,7 @@ def test_a_resolved_recipe_loads_as_itself(tmp_path):
 # same-named fields are handed on
 TAKEN_BY_NAME = {"Training.like(": TrainerSettings, "named(Update": Update, "named(Shaping": Shaping,
                  "named(Sampling": SamplingParams, "named(StopRules": StopRules, "named(Scoring": Scoring,
-                 "named(Objective": Objective}
+                 "named(Objective": PairwiseLoss}
 
 
 def names_read(path: Path) -> str:

@@ -8,21 +8,15 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from stages.learning.preference_data import collate_examples, examples, pair_indices
-from stages.learning.reward_model import (
-    SUM_TOKENS,
-    Scorer,
-    Scoring,
-    check_tied,
-    initialise_head,
-    novelty,
-    read,
-    save_scoring,
-)
 from stages.modeling import lora, tokenizer
-from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
 from stages.modeling.packed.sequences import by_row, pack_responses
+from stages.reward_modeling.dataset import collate_examples, examples, pair_indices
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.reward_model import SUM_TOKENS, check_tied, initialise_head, novelty, read
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import Scoring, save_scoring
 
 TEXTS = [[1, 40, 50, 60, 2], [1, 45, 2], [1, 90, 2, 91, 92, 93, 2]]  # the last has an EOS inside
 

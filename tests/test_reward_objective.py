@@ -14,18 +14,20 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from stages import merge, ppo, reward
-from stages.learning import served
-from stages.learning.ensemble import Ensemble, scorer_of
 from stages.learning.judging import calibration
-from stages.learning.losses import pairwise_losses
-from stages.learning.preference_data import examples
-from stages.learning.reward_model import SCORING, Scorer, Scoring, initialise_head, member_folder, members_of
-from stages.learning.reward_objective import Objective
 from stages.modeling import lora, tokenizer
-from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.load import load_causal
 from stages.recipe.models import Lora, Merge
 from stages.recipe.ppo import Ppo
 from stages.recipe.reward import Reward
+from stages.reward_modeling import consistency
+from stages.reward_modeling.dataset import examples
+from stages.reward_modeling.ensemble import Ensemble, scorer_of
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.loss import PairwiseLoss, pairwise_losses
+from stages.reward_modeling.reward_model import initialise_head
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, member_folders
 
 BETTER, WORSE, GAPS = [0.3, -2.0, 1.5], [0.1, -1.0, 4.0], [1, 3, 2]
 
@@ -80,7 +82,7 @@ def test_question_at_once_has_the_gradient_of_the_pairwise_form(tmp_path, poolin
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
-    objective, scoring = Objective(0.2, 0.1, 0.01, language), Scoring(pooling, weight)
+    objective, scoring = PairwiseLoss(0.2, 0.1, 0.01, language), Scoring(pooling, weight)
     made = {}
     for by_question in (True, False):
         items, _ = examples(table(), tok, max_length_tokens=200, by_question=by_question, max_pairs=99)
@@ -109,8 +111,8 @@ def test_the_language_model_term_is_the_mean_nats_of_the_better_answer(tmp_path)
                 log_p = causal(torch.tensor([ids])).logits[0].double().log_softmax(-1)
             expected -= np.mean([float(log_p[t - 1, ids[t]]) for t in range(len(item.prompt), len(ids))])
     with torch.no_grad():
-        mixed = Objective(language_model_weight=0.5).summed_loss(model, items, Scoring(), "fp32")
-        alone = Objective().summed_loss(model, items, Scoring(), "fp32")
+        mixed = PairwiseLoss(language_model_weight=0.5).summed_loss(model, items, Scoring(), "fp32")
+        alone = PairwiseLoss().summed_loss(model, items, Scoring(), "fp32")
     assert float(mixed - alone) == pytest.approx(0.5 * expected, rel=1e-4)
 
 
@@ -146,7 +148,7 @@ def trained(tmp_path_factory):
 def test_members_differ_by_their_seed_and_the_first_is_the_one_trained_alone(trained, tmp_path):
     folder, _, inputs = trained
     alone = reward.run(replace(CONFIG, members=1), tmp_path, **inputs)
-    weights = [(f / "adapter_model.safetensors").read_bytes() for f in (*members_of(folder / "out"), tmp_path)]
+    weights = [(f / "adapter_model.safetensors").read_bytes() for f in (*member_folders(folder / "out"), tmp_path)]
     assert len(weights) == 3 and weights[0] == weights[2] != weights[1]
     assert alone["pairs"] > 0 and 0 <= alone["validation_accuracy"] <= 1
 
@@ -157,7 +159,7 @@ def lines(path) -> list[dict]:
 
 def test_the_stage_says_at_every_evaluation_where_it_is_right(trained):
     folder, metrics, _ = trained
-    for member in members_of(folder / "out"):
+    for member in member_folders(folder / "out"):
         tables = lines(member / "validation.jsonl")
         assert {"accuracy", "about_equal_length", "by_score_gap", "by_length", "calibration"} <= tables[0].keys()
         rows = [row for row in lines(member / "history.jsonl") if "validation_accuracy" in row]
@@ -174,7 +176,7 @@ def loaded(member, base) -> Scorer:
 
 def test_an_ensemble_is_the_mean_less_the_penalty_times_the_spread(trained):
     folder, _, inputs = trained
-    scorers = [loaded(member, inputs["base"]) for member in members_of(folder / "out")]
+    scorers = [loaded(member, inputs["base"]) for member in member_folders(folder / "out")]
     texts = [[1, 5, 6], [1, 9]], [[40, 41, 2], [42, 2]]
     one, other = (scorer(*texts) for scorer in scorers)
     assert not torch.equal(one, other)
@@ -187,21 +189,21 @@ def test_an_ensemble_is_the_mean_less_the_penalty_times_the_spread(trained):
 def test_a_served_model_is_compared_with_its_scores_in_training(trained):
     folder, _, inputs = trained
     out = folder / "out"
-    found = served.agreement(loaded(out, inputs["base"]), out)
+    found = consistency.agreement(loaded(out, inputs["base"]), out)
     assert found.correlation == pytest.approx(1, abs=1e-5) and found.difference < 1e-3
-    assert "correlation 1.00000" in served.check(found, out, 0.95)
-    other = served.agreement(loaded(member_folder(out, 1), inputs["base"]), out)  # another model than the file is of
+    assert "correlation 1.00000" in consistency.check(found, out, 0.95)
+    other = consistency.agreement(loaded(member_folder(out, 1), inputs["base"]), out)  # another model than the file is of
     assert other.correlation < 0.999
     with pytest.raises(ValueError, match="does not score as it was trained to"):
-        served.check(other, out, 0.9999)
+        consistency.check(other, out, 0.9999)
 
 
 def test_a_scoring_file_without_spread_says_so(trained, tmp_path):
     folder, _, inputs = trained
     known = json.loads((folder / "out" / SCORING).read_text())
     (tmp_path / SCORING).write_text(json.dumps(known | {"examples": known["examples"][:2]}))
-    found = served.agreement(loaded(folder / "out", inputs["base"]), tmp_path)
-    assert found.correlation is None and "too few" in served.check(found, tmp_path, 0.95)
+    found = consistency.agreement(loaded(folder / "out", inputs["base"]), tmp_path)
+    assert found.correlation is None and "too few" in consistency.check(found, tmp_path, 0.95)
 
 
 def test_a_killed_ensemble_goes_on_with_the_member_it_had_not_finished(trained, tmp_path):
@@ -211,7 +213,7 @@ def test_a_killed_ensemble_goes_on_with_the_member_it_had_not_finished(trained, 
     before = (tmp_path / "out" / "adapter_model.safetensors").stat().st_mtime_ns
     reward.run(CONFIG, tmp_path / "out", **inputs)
     assert (tmp_path / "out" / "adapter_model.safetensors").stat().st_mtime_ns == before
-    for one, other in zip(members_of(tmp_path / "out"), members_of(folder / "out"), strict=True):
+    for one, other in zip(member_folders(tmp_path / "out"), member_folders(folder / "out"), strict=True):
         assert (one / "adapter_model.safetensors").read_bytes() == (other / "adapter_model.safetensors").read_bytes()
 
 
@@ -228,16 +230,16 @@ def test_ppo_takes_the_mean_of_the_members_less_their_spread(trained, served_as,
         given = tmp_path / "merged"
         given.mkdir()
         merge.run(Merge(dtype="fp32"), given, base=inputs["base"], adapter=[str(folder / "out")], pairs=inputs["pairs"])
-        assert len(members_of(given)) == 2 and (given / "member-1" / "merge.json").exists()
+        assert len(member_folders(given)) == 2 and (given / "member-1" / "merge.json").exists()
     tok = tokenizer.load_tokenizer(inputs["base"])
     texts = [[1, 5, 6], [1, 9]], [[40, 41, 2], [42, 2]]
     found = {}
     for penalty in (0.0, 2.0):
         _, sources = ppo._engine(replace(PPO, spread_penalty=penalty), tok, inputs["base"], given)
         found[penalty] = sources[0](*texts)
-    scoring = [json.loads((member / SCORING).read_text()) for member in members_of(folder / "out")]
+    scoring = [json.loads((member / SCORING).read_text()) for member in member_folders(folder / "out")]
     scores = [loaded(member, inputs["base"])(*texts) - known["mean"]
-              for member, known in zip(members_of(folder / "out"), scoring, strict=True)]
+              for member, known in zip(member_folders(folder / "out"), scoring, strict=True)]
     mean, spread = (scores[0] + scores[1]) / 2, (scores[0] - scores[1]).abs() / 2
     assert torch.allclose(found[0.0], mean, atol=1e-4) and torch.allclose(found[2.0], mean - 2 * spread, atol=1e-4)
     assert capsys.readouterr().err.count("check  reward model  correlation 1.0000") == 4

@@ -13,12 +13,13 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from stages.learning.published_reward import PublishedScorer
-from stages.learning.reward_model import Scorer, initialise_head
 from stages.learning.reward_sources import MEASURES, Source, load_source
 from stages.learning.rewards import Rewards, Shaping
 from stages.learning.running import RunningMoments
-from stages.modeling.load import load_scorer
 from stages.modeling.tiny_llama import train_tokenizer
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.reward_model import initialise_head
+from stages.reward_modeling.scorer import Scorer
 from stages.stackexchange.prompt import answer_ids, prompt_ids, question_of
 
 QUESTIONS = ["which flag?", "{response} or {question}?", "Answer: </s> é 漢字\n\nAnswer: "]

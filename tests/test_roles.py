@@ -19,11 +19,13 @@ from stages.learning import loading
 from stages.learning.experience import Update, experience, look
 from stages.learning.policy import Policy
 from stages.learning.ppo import ppo_epochs
-from stages.learning.reward_model import Scorer, Scoring, save_scoring
 from stages.modeling import lora, tokenizer
 from stages.modeling.adapters import parameters_of
-from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.load import load_causal
 from stages.recipe.ppo import Ppo
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import Scoring, save_scoring
 from stages.runtime import artifact
 from stages.training.memory import distinct_bytes, tensors_of
 

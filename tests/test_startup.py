@@ -16,10 +16,11 @@ from transformers import DynamicCache
 from stages.generation.sampler import sample
 from stages.learning import agreement, startup
 from stages.learning.policy import Policy
-from stages.learning.reward_model import initialise_head
 from stages.modeling import lora
-from stages.modeling.load import autocast, load_causal, load_scorer
+from stages.modeling.load import autocast, load_causal
 from stages.modeling.tokenizer import load_tokenizer
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.reward_model import initialise_head
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39], [1, 7, 8], [1, 99]]
 CLIP = 0.2

@@ -9,10 +9,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stages.learning.reward_model import Scoring, save_scoring
-from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.load import load_causal
 from stages.modeling.merge_checks import outputs
 from stages.modeling.tokenizer import PAD, load_tokenizer, resize_token_embeddings
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.scoring_file import Scoring, save_scoring
 
 OLD = families.VOCABULARY
 ADDED = ["<code>", "</code>"]

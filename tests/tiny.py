@@ -8,10 +8,10 @@ import pyarrow.parquet as parquet
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from stages.learning.preference_data import Example
 from stages.modeling import merge as modeling_merge
 from stages.modeling.tiny_llama import small_llama, train_tokenizer
 from stages.recipe.models import Merge
+from stages.reward_modeling.dataset import Example
 
 # What merged models are judged on: ids that every tiny model has.
 TEXTS = [

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from stages.generation.sampler import sample_in_batches
-from stages.learning.loading import merged_reward
+from stages.reward_modeling.load import load_merged_reward
 from stages.runtime.progress import Progress, track
 
 SCORED_AT_ONCE = 512
@@ -60,7 +60,7 @@ def rewards_of(reward: Path, prompts: list[list], answers: list[list]) -> list[n
 
     reward: a merged reward model.
     """
-    scorer = merged_reward(reward, "fp32")
+    scorer = load_merged_reward(reward, "fp32")
     texts = [[None if end is None else (tuple(start), tuple(end)) for start, end in zip(*both, strict=True)]
              for both in zip(prompts, answers, strict=True)]
     distinct = sorted({text for part in texts for text in part if text is not None},

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
-from stages.learning.ensemble import Ensemble, scorer_of
 from stages.learning.policy import Policy
-from stages.learning.reward_model import Scorer, members_of
 from stages.modeling.adapters import check_base, is_adapter
-from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
+from stages.reward_modeling.ensemble import Ensemble, scorer_of
+from stages.reward_modeling.load import load_merged_reward
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import member_folders
 
 
 def load_policy(
@@ -48,15 +50,9 @@ def load_reward(
     """The scorer in `reward`: an adapter goes onto the policy's base, which is that in `folder`; a merged model is a
     model of its own. ValueError where the adapter is of another base. spread_penalty: see Ensemble."""
     if not is_adapter(reward):
-        return merged_reward(reward, policy.precision, forward_prompts, spread_penalty)
+        return load_merged_reward(reward, policy.precision, forward_prompts, spread_penalty)
     check_base(reward, folder)
-    members = [policy.scorer(member, forward_prompts, f"reward-{n}") for n, member in enumerate(members_of(reward))]
+    members = [policy.scorer(member, forward_prompts, f"reward-{n}") for n, member in enumerate(member_folders(reward))]
     return scorer_of(members, spread_penalty)
 
 
-def merged_reward(
-    reward: Path, precision: str, batch_rows: int = 64, spread_penalty: float = 0.0
-) -> Scorer | Ensemble:
-    """The scorer of a merged reward model, or of several in one artifact."""
-    models = [load_scorer(member, precision) for member in members_of(reward)]
-    return scorer_of([Scorer(model, precision, batch_rows=batch_rows) for model in models], spread_penalty)

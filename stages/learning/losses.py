@@ -4,27 +4,6 @@ Shapes: [B] pairs or rows; [B, R] rows by response tokens. `mask` is 1.0 at resp
 """
 
 import torch
-from torch.nn import functional
-
-
-def pairwise_losses(
-    better: torch.Tensor,
-    worse: torch.Tensor,
-    margins: torch.Tensor | float = 0.0,
-    label_smoothing: float = 0.0,
-    centring: float = 0.0,
-) -> torch.Tensor:
-    """-log sigmoid(r_j - r_k - margin) of each pair, all [B] (InstructGPT eq. 1; margins: Llama 2, eq. 2).
-
-    ln 2 when scores tie and there is no margin. label_smoothing: the share of pairs held to be the wrong way round
-    (conservative loss, Mitchell 2023). centring: times (r_j + r_k)^2, which keeps scores around 0 (Eisenstein et al.
-    2023, as in TRL).
-    """
-    gap = better - worse - margins
-    losses = -functional.logsigmoid(gap)
-    if label_smoothing:
-        losses = (1 - label_smoothing) * losses - label_smoothing * functional.logsigmoid(-gap)
-    return losses + centring * (better + worse) ** 2
 
 
 def masked_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

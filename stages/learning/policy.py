@@ -20,7 +20,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import nn
 
-from stages.modeling.adapters import POLICY, VALUE, RewardRole, SharedScorer, active_adapter, add_role, parameters_of
+from stages.modeling.adapters import POLICY, VALUE, active_adapter, parameters_of
 from stages.modeling.families import backbone, hidden_size
 from stages.modeling.layer_calls import Layers
 from stages.modeling.load import autocast
@@ -29,6 +29,7 @@ from stages.modeling.packed.forward import chunks_by_length, last_hidden_states,
 from stages.modeling.packed.sequences import PackedResponses, by_row, pack_responses
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.modeling.pretrained import save_adapter, save_adapters, save_model
+from stages.reward_modeling.shared_base import RewardAdapter, SharedScorer, add_reward_adapter
 
 
 class Scored(NamedTuple):
@@ -75,7 +76,7 @@ class Policy(nn.Module):
 
         To be called before an optimiser is made. From then on sampling knows no values: see `with_values`.
         """
-        model, head = add_role(self.base, reward, VALUE, learns=True)
+        model, head = add_reward_adapter(self.base, reward, VALUE, learns=True)
         self._carry(model)
         self.samples_values = False
         with torch.no_grad():
@@ -83,7 +84,7 @@ class Policy(nn.Module):
 
     def scorer(self, reward: Path, forward_prompts: int, role: str = "reward") -> SharedScorer:
         """The reward adapter in `reward` as one more role on the base: its scores cost no second base in memory."""
-        role = RewardRole(self.base, reward, role)
+        role = RewardAdapter(self.base, reward, role)
         self._carry(role.model)
         return SharedScorer(role, self.precision, batch_rows=forward_prompts)
 

@@ -8,13 +8,13 @@ import torch
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
 from stages.learning.engine import Engine
-from stages.learning.ensemble import Ensemble
 from stages.learning.experience import experience
 from stages.learning.ppo import gradients_that_fit
 from stages.learning.published_reward import PublishedScorer
-from stages.learning.reward_model import Scorer
 from stages.learning.reward_sources import Source
 from stages.modeling.packed.token_logprobs import chunk_tokens
+from stages.reward_modeling.ensemble import Ensemble
+from stages.reward_modeling.scorer import Scorer
 from stages.training import memory, optimizers
 
 

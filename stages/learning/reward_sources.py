@@ -13,8 +13,8 @@ import torch
 
 from stages.generation.text_metrics import has_code, repetition
 from stages.learning.published_reward import PublishedScorer
-from stages.learning.reward_model import Scorer
 from stages.recipe import user_functions
+from stages.reward_modeling.scorer import Scorer
 
 MODEL = "model"
 # To add a measure: one line, what of one response it reads and the function of it.

@@ -13,11 +13,11 @@ import torch
 
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import DecodeState, GenerationState, generate_stepwise
-from stages.learning.loading import merged_reward
 from stages.modeling.families import max_positions
 from stages.modeling.load import load_causal
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.modeling.tokenizer import shared_tokenizer
+from stages.reward_modeling.load import load_merged_reward
 from stages.stackexchange.prompt import prompt_ids
 from stages.text.pieces import Pieces
 
@@ -100,7 +100,7 @@ class Speakers:
         self.longest = max_positions(*folders.values(), reward)
         self.models = {name: load_causal(folder, precision) for name, folder in folders.items()}
         self.reference = next(iter(folders))
-        self.scorer = merged_reward(reward, precision)
+        self.scorer = load_merged_reward(reward, precision)
         self.names = [*folders, BEST_OF_N]
 
     def prompt(self, question: str, manner: Manner) -> list[int]:

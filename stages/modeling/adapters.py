@@ -7,18 +7,14 @@ A reward adapter (what stages.reward makes, before it is merged) can become a ro
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 
 import torch
-from peft import PeftConfig, PeftModel, TaskType, get_peft_model, set_peft_model_state_dict
+from peft import PeftConfig, TaskType
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import nn
 
-from stages.learning.reward_model import Scorer, put_scoring
-from stages.modeling.families import backbone
-from stages.modeling.lora import adapted_layers, unwrap_peft
+from stages.modeling.lora import adapted_layers
 from stages.modeling.pretrained import WEIGHTS
 from stages.runtime import artifact
 
@@ -86,71 +82,6 @@ def saved_head(adapter: Path) -> torch.Tensor:
         if len(names) != 1:
             raise ValueError(f"{adapter} holds no score head: this reward adapter cannot be used")
         return tensors.get_tensor(names[0])
-
-
-def add_role(model: nn.Module, folder: Path, role: str, learns: bool) -> tuple[PeftModel, torch.Tensor]:
-    """Put the reward adapter in `folder` on a causal model under the name `role`; its score head [1, D] comes back too.
-
-    ValueError where it does not fit, or has no head. The roles that are there stay as they are.
-    """
-    head = saved_head(folder)
-    tensors = {name: t for name, t in load_file(folder / WEIGHTS).items() if not name.endswith(HEAD)}
-    config = PeftConfig.from_pretrained(folder)
-    config.task_type, config.modules_to_save, config.inference_mode = TaskType.CAUSAL_LM, None, False
-    config.lora_dropout = 0.0  # the scores, and old and new values, must come from one function
-    required = [(p, p.requires_grad) for p in model.parameters()]
-    if isinstance(model, PeftModel):
-        model.add_adapter(role, config)
-    else:
-        model = get_peft_model(model, config, adapter_name=role)
-    try:
-        unexpected = set_peft_model_state_dict(model, tensors, adapter_name=role).unexpected_keys
-    except RuntimeError:  # another shape
-        unexpected = list(tensors)
-    if unexpected or len(parameters_of(model, role)) != len(tensors):
-        raise ValueError(f"{folder} does not fit this {unwrap_peft(model).config.model_type}: "
-                         f"{len(tensors)} tensors, {len(parameters_of(model, role))} places")
-    for parameter, flag in [*required, *((p, learns) for p in parameters_of(model, role).values())]:
-        parameter.requires_grad_(flag)
-    return model.eval(), head
-
-
-class RewardRole(nn.Module):
-    """A reward adapter on a base that other roles share, in the shape of the classifier that it was trained as.
-
-    role: the adapter's name there; each member of an ensemble has its own.
-    """
-
-    base_model_prefix = "model"
-
-    def __init__(self, model: nn.Module, folder: Path, role: str):
-        super().__init__()
-        self.role = role
-        self.model, head = add_role(model, folder, role, learns=False)
-        self.score = nn.Linear(head.shape[1], 1, bias=False, device=self.device, dtype=head.dtype)
-        self.score.weight = nn.Parameter(head.to(self.device), requires_grad=False)
-        self.config = deepcopy(unwrap_peft(self.model).config)
-        put_scoring(folder, self)
-        self.eval()
-
-    @property
-    def device(self) -> torch.device:
-        return unwrap_peft(self.model).device
-
-    def get_decoder(self) -> nn.Module:
-        return backbone(unwrap_peft(self.model))
-
-    def get_input_embeddings(self) -> nn.Module:
-        return unwrap_peft(self.model).get_input_embeddings()
-
-
-class SharedScorer(Scorer):
-    """Prompts and answers to rewards, under the reward adapter of a shared base."""
-
-    def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
-        """As Scorer's: rewards [B] fp32 on the CPU."""
-        with active_adapter(self.model.model, self.model.role):
-            return super().__call__(prompts, answers)
 
 
 def _activate(layers: list, names: list[list[str]]) -> None:

@@ -10,12 +10,10 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
     BitsAndBytesConfig,
     PreTrainedModel,
 )
 
-from stages.learning.lexical import Lexical
 from stages.modeling.cpu_kernels.patch_llama import install
 from stages.modeling.families import check_positions
 from stages.modeling.packed import attention
@@ -33,24 +31,6 @@ def device() -> torch.device:
 def load_causal(folder: Path | str, precision: str = "fp32") -> PreTrainedModel:
     """A causal language model on this process's device, in eval mode."""
     return load_pretrained(AutoModelForCausalLM, folder, precision)
-
-
-def load_scorer(folder: Path | str, precision: str = "fp32", new_head: bool = False) -> PreTrainedModel:
-    """A sequence classifier with one output, in eval mode.
-
-    new_head: `folder` is a causal model, and the head is to be made (see reward_model.initialise_head). Otherwise
-    every tensor must be there: a head that is missing would be random, and no score would mean anything (ValueError).
-    """
-    model = load_pretrained(
-        AutoModelForSequenceClassification,
-        folder,
-        precision,
-        num_labels=1,
-        may_miss=("score.weight",) if new_head else (),
-    )
-    needed = getattr(model.config, "reward_lexical", False)
-    model.lexical = None if new_head else Lexical.load(Path(folder), needed)
-    return model
 
 
 def autocast(precision: str):

@@ -9,14 +9,15 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from stages.learning.preference_data import Example
-from stages.learning.reward_model import keep_scoring, put_scoring
 from stages.modeling.adapters import is_adapter, is_scorer, saved_head
 from stages.modeling.families import backbone
-from stages.modeling.load import load_causal, load_scorer
+from stages.modeling.load import load_causal
 from stages.modeling.merge_checks import check, difference, judged, layer_changes, outputs
 from stages.modeling.pretrained import load_adapter
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
+from stages.reward_modeling.dataset import Example
+from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.scoring_file import apply_scoring, copy_scoring
 from stages.runtime.artifact import write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -49,7 +50,7 @@ def merge(
     model, found = _resolved(base, adapters, texts) if is_adapter(adapters[0]) else _whole(adapters[0], texts)
     merged = outputs(model)
     if is_scorer(adapters[-1]):
-        keep_scoring(adapters[-1], out, model)
+        copy_scoring(adapters[-1], out, model)
     _save(model, load_tokenizer(adapters[-1]), out, dtype, max_shard_bytes)
     rounded = outputs(model)
     del model  # in fp32, and another is to come
@@ -125,7 +126,7 @@ def _ready(model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrain
     # Only an id that the embedding has: most families could not be loaded with another one.
     pad = tokenizer.pad_token_id
     scorer.config.pad_token_id = pad if pad < scorer.get_input_embeddings().num_embeddings else None
-    put_scoring(adapter, scorer)
+    apply_scoring(adapter, scorer)
     return scorer
 
 

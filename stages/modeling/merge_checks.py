@@ -10,11 +10,13 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 
-from stages.learning.preference_data import Example, accuracy
-from stages.learning.reward_model import Scorer, Scoring, read
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.packed.sequences import pack_responses
 from stages.modeling.packed.token_logprobs import response_logprobs
+from stages.reward_modeling.dataset import Example, accuracy
+from stages.reward_modeling.reward_model import read
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import Scoring
 
 PROBE_ROWS, PROBE_TOKENS = 4, 48
 RELOAD_TOLERANCE = 1e-4  # of the largest |output|: the same weights, computed once more

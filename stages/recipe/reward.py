@@ -24,7 +24,7 @@ class Reward:
         0.0, "times an answer's mean log-probability a token, added to the head's score; 0: the head alone [script]")
     lexical_buckets: int = setting(
         0, "of a hash of tokens and pairs of neighbours, whose counts add a linear term to the score, learnt first and "
-        "alone (stages/learning/lexical.py); 0: no such term [script]")
+        "alone (stages/reward_modeling/lexical_term.py); 0: no such term [script]")
     lexical_penalty: float = setting(2000.0, "times half the sum of that term's squared weights, in its loss [ours]")
     margin_per_score: float = setting(0.0, "gap asked of the rewards for each step of the scores' gap [Llama 2; script: 0]")
     label_smoothing: float = setting(0.0, "share of pairs held to be the wrong way round, under 0.5 [cDPO; script: 0]")

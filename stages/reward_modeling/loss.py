@@ -3,16 +3,17 @@
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
-from stages.learning.losses import pairwise_losses
-from stages.learning.preference_data import Example, pair_indices
-from stages.learning.reward_model import Scoring, read
 from stages.modeling.load import autocast
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
+from stages.reward_modeling.dataset import Example, pair_indices
+from stages.reward_modeling.reward_model import read
+from stages.reward_modeling.scoring_file import Scoring
 
 
 @dataclass(frozen=True)
-class Objective:
+class PairwiseLoss:
     """Options of the loss; see the recipe's section reward, whose names these are."""
 
     margin_per_score: float = 0.0
@@ -34,3 +35,23 @@ class Objective:
         if self.language_model_weight:
             losses = losses - self.language_model_weight * found.log_p[better]
         return losses.sum()
+
+
+def pairwise_losses(
+    better: torch.Tensor,
+    worse: torch.Tensor,
+    margins: torch.Tensor | float = 0.0,
+    label_smoothing: float = 0.0,
+    centring: float = 0.0,
+) -> torch.Tensor:
+    """-log sigmoid(r_j - r_k - margin) of each pair, all [B] (InstructGPT eq. 1; margins: Llama 2, eq. 2).
+
+    ln 2 when scores tie and there is no margin. label_smoothing: the share of pairs held to be the wrong way round
+    (conservative loss, Mitchell 2023). centring: times (r_j + r_k)^2, which keeps scores around 0 (Eisenstein et al.
+    2023, as in TRL).
+    """
+    gap = better - worse - margins
+    losses = -functional.logsigmoid(gap)
+    if label_smoothing:
+        losses = (1 - label_smoothing) * losses - label_smoothing * functional.logsigmoid(-gap)
+    return losses + centring * (better + worse) ** 2

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from stages.learning.reward_model import SCORING, Scorer
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import SCORING
 
 
 @dataclass(frozen=True)

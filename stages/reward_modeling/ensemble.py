@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from stages.learning.reward_model import Scorer
+from stages.reward_modeling.scorer import Scorer
 
 
 class Ensemble:

@@ -8,8 +8,8 @@ is forwarded once and all its pairs train in one step (InstructGPT, section 3.5)
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stages.learning.reward_model import Scorer
 from stages.learning.statistics import wins
+from stages.reward_modeling.scorer import Scorer
 from stages.stackexchange.pairs.table import key_of
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 

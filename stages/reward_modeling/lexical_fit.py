@@ -3,11 +3,12 @@
 import numpy as np
 import torch
 
-from stages.learning.lexical import Lexical, counts, fitted
-from stages.learning.preference_data import Example, pair_indices
-from stages.learning.reward_model import Scoring, read
 from stages.modeling.load import autocast
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
+from stages.reward_modeling.dataset import Example, pair_indices
+from stages.reward_modeling.lexical_term import Lexical, counts, fitted
+from stages.reward_modeling.reward_model import read
+from stages.reward_modeling.scoring_file import Scoring
 from stages.runtime.progress import track
 from stages.stackexchange.pairs.table import group_numbers
 
