@@ -11,14 +11,13 @@ from transformers import logging
 from benchmarks import ppo_workload as workload
 from benchmarks.ppo_profile import grouped
 from stages.generation.sampler import sample
-from stages.learning.experience import Update, experience
-from stages.learning.policy import Policy
-from stages.learning.ppo import ppo_epochs
 from stages.modeling import torch_setup
 from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
 from stages.reward_modeling.load import load_scorer
 from stages.reward_modeling.scorer import Scorer
+from stages.rl.policy import Policy
+from stages.rl.trajectory import Update, build_trajectory
 
 PACKAGES = ("torch", "transformers", "peft")
 
@@ -53,9 +52,9 @@ def iterate(policy: Policy, scorer: Scorer, optimizer, prompts: list[list[int]],
         scores = scorer(rollout.prompts, rollout.responses)
     with clock.phase("old and reference"):
         keep = policy.precision == "fp32"  # where a run's start-up check finds them equal
-        seen = experience(policy, rollout, scores, workload.KL_COEFFICIENT, update, keep)
+        seen = build_trajectory(policy, rollout, scores, workload.KL_COEFFICIENT, update, keep)
     with clock.phase("optimise"):
-        ppo_epochs(policy, optimizer, seen, update, generator)
+        update(policy, optimizer, seen, update, generator)
 
 
 def generate(policy: Policy, prompts: list[list[int]], tokens: int, generator: torch.Generator):

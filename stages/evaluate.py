@@ -22,7 +22,6 @@ from stages.learning.asked import Asked
 from stages.learning.comparison import Answers
 from stages.learning.judging import HeldOutPairs, held_out_pairs, judged
 from stages.learning.panel import SAMPLES, Panel, repeated
-from stages.learning.reward_sources import Source, load_source
 from stages.learning.statistics import estimate, estimate_of
 from stages.learning.surface import fitted
 from stages.modeling import families
@@ -31,6 +30,7 @@ from stages.modeling.packed import token_logprobs
 from stages.modeling.tokenizer import same_tokenizer, shared_tokenizer
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.ppo import RewardSource
+from stages.rl.rewards.sources import RewardFunction, load_reward_function
 from stages.runtime.artifact import write_json
 from stages.stackexchange.pairs.table import drawn_rows, key_of, rows_of
 from stages.stackexchange.questions.table import tags_of
@@ -81,9 +81,9 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     return findings.headline(metrics)
 
 
-def _scorer(name: str) -> Source:
+def _scorer(name: str) -> RewardFunction:
     template = RewardSource().template
-    return load_source(source=name, weight=1.0, reads="text", template=template, reward_model=None, precision="fp32")
+    return load_reward_function(source=name, weight=1.0, reads="text", template=template, reward_model=None, precision="fp32")
 
 
 def _answers(config: Evaluate, tokenizer, folders: dict[str, Path], prompts: list[list[int]], held: HeldOutPairs
@@ -147,13 +147,13 @@ def _gold(truth: Callable | None, asked: Asked, answers: dict[str, Answers]) -> 
             for name, responses in texts.items()} if truth else {}
 
 
-def _scores(scorers: list[Source], asked: Asked, answers: dict[str, Answers]) -> dict[str, dict[str, np.ndarray]]:
+def _scores(scorers: list[RewardFunction], asked: Asked, answers: dict[str, Answers]) -> dict[str, dict[str, np.ndarray]]:
     """Any other scorers' numbers of the policies' answers."""
     return {name: {scorer.name: _scored(scorer, repeated(asked.questions, len(found.texts)), found)
                    for scorer in scorers} for name, found in answers.items()}
 
 
-def _scored(scorer: Source, questions: list[str], found: Answers) -> np.ndarray:
+def _scored(scorer: RewardFunction, questions: list[str], found: Answers) -> np.ndarray:
     responses = found.texts if scorer.reads == "text" else found.responses
     return scorer(questions, responses).double().numpy()
 

@@ -16,16 +16,7 @@ from pathlib import Path
 
 import torch
 
-from stages.generation.sampling_params import SamplingParams, draw
-from stages.learning import preflight
-from stages.learning.engine import Engine
-from stages.learning.experience import Update
-from stages.learning.kl import KlController
-from stages.learning.loading import load_policy, load_reward
-from stages.learning.reward_sources import Source, load_source
-from stages.learning.rewards import Rewards, Shaping
-from stages.learning.startup import run_checks
-from stages.learning.stopping import Stopper, StopRules
+from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.ppo import Ppo
@@ -34,6 +25,16 @@ from stages.reward_modeling import consistency
 from stages.reward_modeling.ensemble import Ensemble, members
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import member_folders
+from stages.rl.checks import memory_plan
+from stages.rl.checks.startup import run_checks
+from stages.rl.collect_rollouts import collect_rollout
+from stages.rl.early_stopping import EarlyStopping, StopRules
+from stages.rl.kl import KlController
+from stages.rl.load import load_policy, load_reward
+from stages.rl.ppo_trainer import PPOTrainer
+from stages.rl.rewards.shaping import RewardShaper, Shaping
+from stages.rl.rewards.sources import RewardFunction, load_reward_function
+from stages.rl.trajectory import Update
 from stages.runtime.artifact import RunContext, write_json
 from stages.stackexchange.pairs.table import questions_of
 from stages.stackexchange.prompt import AFTER, BEFORE, prompt_ids
@@ -66,7 +67,7 @@ class _Loop:
         self.tokenizer = load_tokenizer(policy)
         self.prompts, self.validation, self.dropped = _prompts(config, self.tokenizer, pairs)
         self.engine, self.sources = _engine(config, self.tokenizer, policy, reward)
-        self.stopper = Stopper(StopRules(**named(StopRules, config)))
+        self.stopper = EarlyStopping(StopRules(**named(StopRules, config)))
         self.best: dict[str, float] = {}
         self.best_weights: dict[str, torch.Tensor] = {}
 
@@ -82,7 +83,7 @@ class _Loop:
         checkpoint.restore_optimizer(self.engine.optimizer, tensors)
         self.best_weights = {name.removeprefix("best."): t for name, t in tensors.items() if name.startswith("best.")}
         self.iteration, self.best = facts["iteration"], facts["best"]
-        self.stopper = Stopper(self.stopper.rules, **facts["stopper"])
+        self.stopper = EarlyStopping(self.stopper.rules, **facts["stopper"])
         self.engine.restore(facts["engine"])
         _say(f"resumed at iteration {self.iteration}")
 
@@ -128,11 +129,11 @@ class _Loop:
         )
         longest = sorted(self.prompts, key=len)[-c.rollout_prompts :]
         scorers = {source.name: source.score for source in self.sources}
-        for line in preflight.memory_plan(engine, c.optimizer, longest, scorers):
+        for line in memory_plan.memory_plan(engine, c.optimizer, longest, scorers):
             _say(line)
         first = [self.prompts[i] for i in self._prompt_order()[: c.microbatch_prompts]]
-        rollout = draw(engine.policy, first, engine.sampling, self._generator("startup"), c.microbatch_prompts)
-        classifiers = preflight.classifiers(self.sources, self.tokenizer)
+        rollout = collect_rollout(engine.policy, first, engine.sampling, self._generator("startup"), c.microbatch_prompts)
+        classifiers = memory_plan.classifiers(self.sources, self.tokenizer)
         measured = run_checks(engine.policy, rollout, self.tokenizer, classifiers, clip_range=c.clip_range,
                               microbatch_prompts=c.microbatch_prompts, say=_say)
         engine.keep_rollout_log_p = measured.keep_rollout_log_p
@@ -201,7 +202,7 @@ class _Loop:
                 parameter.copy_(tensors[name])
 
 
-def _engine(config: Ppo, tokenizer, policy: Path, reward: Path) -> tuple[Engine, list[Source]]:
+def _engine(config: Ppo, tokenizer, policy: Path, reward: Path) -> tuple[PPOTrainer, list[RewardFunction]]:
     """Everything that an iteration uses, loaded; ValueError for lengths that a model has no positions for."""
     torch.manual_seed(config.seed)
     learner = load_policy(
@@ -219,12 +220,12 @@ def _engine(config: Ppo, tokenizer, policy: Path, reward: Path) -> tuple[Engine,
             _say(f"check  reward model  {consistency.check(found, folder, config.min_reward_correlation)}")
         return scorer
 
-    sources = [load_source(**asdict(entry), reward_model=reward_model, precision=config.precision)
+    sources = [load_reward_function(**asdict(entry), reward_model=reward_model, precision=config.precision)
                for entry in config.rewards]
     stop_ids = (tokenizer.eos_token_id,) if config.stop_ids is None else config.stop_ids
-    return Engine(
+    return PPOTrainer(
         policy=learner,
-        rewards=Rewards(sources, tokenizer, Shaping(**named(Shaping, config))),
+        rewards=RewardShaper(sources, tokenizer, Shaping(**named(Shaping, config))),
         optimizer=optimizers.build(
             config.optimizer, learner.trained().values(), learning_rate=config.learning_rate,
             epsilon=config.adam_epsilon, weight_decay=config.weight_decay, in_backward=config.optimizer_in_backward),

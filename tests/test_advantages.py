@@ -7,10 +7,10 @@ import torch
 from torch.nn.functional import pad
 
 from stages.generation.rollout import Rollout
-from stages.learning.advantages import gae, token_rewards, whiten
-from stages.learning.experience import experience
-from stages.learning.kl import ESTIMATORS
 from stages.recipe.ppo import Ppo
+from stages.rl.advantages import gae, whiten
+from stages.rl.kl import ESTIMATORS, kl_penalised_rewards
+from stages.rl.trajectory import build_trajectory
 from tests.golden.support import Given, float64, rows_of, update
 
 
@@ -58,7 +58,7 @@ def test_pad_columns_change_no_reward_advantage_or_whitening(junk):
     def chain(pads: int) -> torch.Tensor:
         wide = [torch.where(pad(mask, (0, pads)) > 0, pad(x, (0, pads)), junk) for x in (log_p, log_ref, values)]
         keep = pad(mask, (0, pads))
-        rewards = token_rewards(scores, wide[0], wide[1], keep, 0.3)
+        rewards = kl_penalised_rewards(scores, wide[0], wide[1], keep, 0.3)
         return whiten(gae(rewards, wide[2], keep, 0.98, 0.9), keep)
 
     found = chain(6)
@@ -69,7 +69,7 @@ def test_a_return_is_the_score_less_later_penalties():
     """gamma = lambda = 1 and zero values: by hand (CORRECTNESS failure 15)."""
     log_p, log_ref, mask, lengths = ragged(2)
     scores = torch.arange(5, dtype=torch.float64)
-    returns = gae(token_rewards(scores, log_p, log_ref, mask, 0.3), torch.zeros_like(mask), mask, 1.0, 1.0)
+    returns = gae(kl_penalised_rewards(scores, log_p, log_ref, mask, 0.3), torch.zeros_like(mask), mask, 1.0, 1.0)
     for row, length in enumerate(lengths):
         for t in range(length):
             later = sum(0.3 * float(log_p[row, k] - log_ref[row, k]) for k in range(t, length))
@@ -79,7 +79,7 @@ def test_a_return_is_the_score_less_later_penalties():
 def test_the_score_stands_at_the_last_response_token_and_nowhere_else():
     zero = torch.zeros(3, 4)
     mask = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    found = token_rewards(torch.tensor([5.0, -7.0, 2.0]), zero, zero, mask, 0.1)
+    found = kl_penalised_rewards(torch.tensor([5.0, -7.0, 2.0]), zero, zero, mask, 0.1)
     assert found.tolist() == [[0, 0, 5, 0], [-7, 0, 0, 0], [0, 0, 0, 2]]
 
 
@@ -87,7 +87,7 @@ def test_the_score_stands_at_the_last_response_token_and_nowhere_else():
 def test_a_token_pays_beta_times_its_kl_and_the_last_one_earns_the_score(estimator):
     log_p, log_ref, mask, lengths = ragged(6)
     scores = torch.tensor([2.0, -1.0, 0.5, 0.0, 3.0], dtype=torch.float64)
-    found = token_rewards(scores, log_p.clone().requires_grad_(), log_ref, mask, 0.3, estimator)
+    found = kl_penalised_rewards(scores, log_p.clone().requires_grad_(), log_ref, mask, 0.3, estimator)
     assert not found.requires_grad
     for row, length in enumerate(lengths):
         for t in range(mask.shape[1]):
@@ -122,7 +122,7 @@ def experienced(**conventions):
     settings = update(forward_prompts=2, gamma=0.98, gae_lambda=0.9, **conventions)
     rollout = Rollout(**rows_of(mask), ended=[True] * 5)
     with float64():
-        seen = experience(Given(log_p, values, mask, log_ref), rollout, scores, 0.3, settings)
+        seen = build_trajectory(Given(log_p, values, mask, log_ref), rollout, scores, 0.3, settings)
     rewards = [
         [-0.3 * float(log_p[r, t] - log_ref[r, t]) + (float(scores[r]) if t == n - 1 else 0.0) for t in range(n)]
         for r, n in enumerate(lengths)

@@ -14,10 +14,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.generation.sampler import sample
-from stages.learning.experience import experience
-from stages.learning.policy import Policy
-from stages.learning.ppo import ppo_epochs
 from stages.modeling import lora
+from stages.rl.policy import Policy
+from stages.rl.ppo_update import update
+from stages.rl.trajectory import build_trajectory
 
 # As many arms as tokens, and fewer than the model is wide: with 320 tokens and a width of 32 no hidden state gives the
 # optimum's logits (gradient ascent on the exact objective ends at 20 to 90 %; here at 99 % or above).
@@ -64,7 +64,7 @@ def learn(policy, rewards, seed):
             policy.model, [PROMPT] * RESPONSES, max_new_tokens=2, temperature=1.0, stop_ids=(), generator=generator
         )
         scores = torch.stack([rewards[response[0]] for response in rollout.responses]).float()
-        ppo_epochs(policy, optimizer, experience(policy, rollout, scores, BETA, UPDATE), UPDATE, generator)
+        update(policy, optimizer, build_trajectory(policy, rollout, scores, BETA, UPDATE), UPDATE, generator)
 
 
 @pytest.mark.parametrize("seed", range(10))

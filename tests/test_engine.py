@@ -10,12 +10,12 @@ from test_policy import PROMPTS, UPDATE, make_policy
 
 from stages import ppo
 from stages.generation.sampling_params import SamplingParams
-from stages.learning.engine import Engine
-from stages.learning.kl import KlController
-from stages.learning.preflight import memory_plan
-from stages.learning.rewards import Scored
 from stages.recipe.models import Lora
 from stages.recipe.ppo import Ppo, RewardSource
+from stages.rl.checks.memory_plan import memory_plan
+from stages.rl.kl import KlController
+from stages.rl.ppo_trainer import PPOTrainer
+from stages.rl.rewards.shaping import ShapedRewards
 
 PHASES = {"rollout", "score", "experience", "update"}
 
@@ -24,11 +24,11 @@ class Longer:
     """A reward that a policy can learn: the response's tokens."""
 
     def __call__(self, rollout, *, update_statistics):
-        return Scored(torch.tensor([float(len(r)) for r in rollout.responses]), {}, 1.0)
+        return ShapedRewards(torch.tensor([float(len(r)) for r in rollout.responses]), {}, 1.0)
 
 
 def engine_of(policy, **update):
-    return Engine(
+    return PPOTrainer(
         policy=policy, rewards=Longer(), controller=KlController(0.1, None, 1),
         optimizer=torch.optim.Adam(policy.trained().values(), lr=0.0), update=replace(UPDATE, **update),
         sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12), keep_rollout_log_p=True,
@@ -79,7 +79,7 @@ def test_each_phase_has_its_seconds_and_tokens_a_second():
 def test_the_dry_run_moves_nothing_and_makes_microbatches_that_fit(monkeypatch):
     policy = make_policy()
     engine, before = engine_of(policy, microbatch_prompts=4), weights(policy)
-    monkeypatch.setattr("stages.learning.ppo._microbatch_loss", too_large_above(2))
+    monkeypatch.setattr("stages.rl.ppo_update._microbatch_loss", too_large_above(2))
     lines = memory_plan(engine, "adam", PROMPTS, {})
     assert engine.update.microbatch_prompts == 2
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in policy.trained().items())
@@ -87,7 +87,7 @@ def test_the_dry_run_moves_nothing_and_makes_microbatches_that_fit(monkeypatch):
 
 
 def too_large_above(most):
-    from stages.learning.ppo import _microbatch_loss as real
+    from stages.rl.ppo_update import _microbatch_loss as real
 
     def loss(policy, seen, rows, tokens, update):
         if len(rows) > most:
@@ -103,7 +103,7 @@ def test_out_of_memory_in_an_update_takes_smaller_microbatches_and_learns_the_sa
         torch.manual_seed(0)
         engine = engine_of(make_policy(), microbatch_prompts=4)
         with monkeypatch.context() as patch:
-            patch.setattr("stages.learning.ppo._microbatch_loss", too_large_above(most))
+            patch.setattr("stages.rl.ppo_update._microbatch_loss", too_large_above(most))
             iterate(engine)
         found.append(torch.cat([p.flatten() for p in weights(engine.policy).values()]))
     assert torch.allclose(*found, atol=1e-5) and engine.update.microbatch_prompts == 1

@@ -12,9 +12,6 @@ from families import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, s
 from stages.finetuning.lm_loss import summed_loss
 from stages.finetuning.packing import Row
 from stages.generation import sampler
-from stages.learning.experience import Update, experience
-from stages.learning.policy import Policy
-from stages.learning.ppo import ppo_epochs
 from stages.modeling import lora
 from stages.modeling.adapters import saved_head
 from stages.modeling.load import load_causal
@@ -23,6 +20,9 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.load import load_scorer
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
+from stages.rl.policy import Policy
+from stages.rl.ppo_update import update
+from stages.rl.trajectory import Update, build_trajectory
 
 PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34, 35, 36, 37]]
 ANSWERS = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0], [21, 22, 23, 24, 25], [0]]
@@ -126,7 +126,7 @@ def test_what_is_sampled_is_what_is_scored(bases, family):
     assert torch.allclose(scored.log_p, drawn.log_p, atol=2e-5) and drawn.log_p.abs().sum() > 1
     assert torch.allclose(scored.values, drawn.values, atol=1e-4) and drawn.values.abs().sum() > 0.1
     still = torch.optim.SGD(policy.trained().values(), lr=0.0)
-    statistics = ppo_epochs(policy, still, experience(policy, drawn, SCORES, 0.1, UPDATE), UPDATE, torch.Generator())
+    statistics = update(policy, still, build_trajectory(policy, drawn, SCORES, 0.1, UPDATE), UPDATE, torch.Generator())
     assert statistics["ratio"] == pytest.approx(1.0, abs=1e-5) and statistics["clip_fraction"] == 0
 
 
@@ -157,9 +157,9 @@ def test_one_ppo_update_starts_at_the_reference_and_changes_the_adapter_only(bas
     policy = policy_of(bases(family), moved=False)
     before = {name: p.clone() for name, p in policy.named_parameters()}
     drawn = draw(policy.model, temperature=1.0)
-    seen = experience(policy, drawn, SCORES, 0.1, UPDATE)
+    seen = build_trajectory(policy, drawn, SCORES, 0.1, UPDATE)
     assert torch.equal(seen.log_p, seen.log_ref) and seen.sequence_kl() == 0.0
-    ppo_epochs(policy, torch.optim.Adam(policy.trained().values(), lr=0.01), seen, UPDATE, torch.Generator())
+    update(policy, torch.optim.Adam(policy.trained().values(), lr=0.01), seen, UPDATE, torch.Generator())
     changed = {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
     assert changed == set(policy.trained()) and all("lora_" in n or n.startswith("value_head") for n in changed)
     assert torch.equal(policy.reference(drawn.prompts, drawn.responses) * seen.mask, seen.log_ref)

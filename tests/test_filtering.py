@@ -8,9 +8,9 @@ import torch
 from test_policy import PROMPTS, UPDATE, make_policy, moved
 
 from stages.generation.sampler import allowed_token_ids, sample
-from stages.learning.experience import experience
-from stages.learning.ppo import ppo_epochs
 from stages.recipe.ppo import Ppo
+from stages.rl.ppo_update import update
+from stages.rl.trajectory import build_trajectory
 
 HOW = {"max_new_tokens": 10, "temperature": 0.7, "stop_ids": (2,), "top_k": 7, "top_p": 0.8}
 
@@ -51,9 +51,9 @@ def test_old_new_and_reference_are_of_the_same_tokens():
     rollout = drawn(policy)
     still = torch.optim.SGD(policy.trained().values(), lr=0.0)
     for keep in (True, False):
-        seen = experience(policy, rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE, keep)
+        seen = build_trajectory(policy, rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE, keep)
         assert torch.allclose(seen.log_p, rollout.log_p, atol=1e-5)
-        found = ppo_epochs(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
+        found = update(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
         assert found["ratio"] == pytest.approx(1.0, abs=1e-5) and found["clip_fraction"] == 0
     with policy.model.disable_adapter(), torch.no_grad():
         prompt, response = rollout.prompts[0], rollout.responses[0]
@@ -67,7 +67,7 @@ def test_old_new_and_reference_are_of_the_same_tokens():
 
 def test_a_fresh_adapter_has_no_kl_under_a_filter_either():
     policy = make_policy(temperature=0.7)
-    assert experience(policy, drawn(policy), torch.zeros(4), 0.1, UPDATE).sequence_kl() == 0.0
+    assert build_trajectory(policy, drawn(policy), torch.zeros(4), 0.1, UPDATE).sequence_kl() == 0.0
 
 
 def test_its_gradient_is_that_of_autograd():

@@ -8,11 +8,11 @@ import torch
 
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
-from stages.learning import losses
-from stages.learning.advantages import gae, token_rewards, whiten
-from stages.learning.experience import Experience, experience
-from stages.learning.kl import KlController, kl_k1
-from stages.learning.ppo import ppo_epochs
+from stages.rl import losses
+from stages.rl.advantages import gae, whiten
+from stages.rl.kl import KlController, kl_k1, kl_penalised_rewards
+from stages.rl.ppo_update import update
+from stages.rl.trajectory import Trajectory, build_trajectory
 from tests.golden.support import (
     LATE,
     SETTINGS,
@@ -57,16 +57,16 @@ def test_whitening_that_keeps_the_mean_against_trl_0_11():
 def test_rewards(peer):
     x, golden = tensors(peer["inputs"]), peer["rewards"]
     same(kl_k1(x["log_p"], x["log_ref"]), golden["kl"], mask=x["mask"])
-    found = token_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"])
+    found = kl_penalised_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"])
     same(found, golden["rewards"], mask=x["mask"])
-    unscored = token_rewards(torch.zeros(8).double(), x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"])
+    unscored = kl_penalised_rewards(torch.zeros(8).double(), x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"])
     same(unscored, golden["non_score"], mask=x["mask"])
 
 
 @pytest.mark.parametrize("ours, theirs", [("absolute", "abs"), ("k2", "mse")])
 def test_other_penalties_against_trl_0_11(ours, theirs):
     x = tensors(TRL["inputs"])
-    found = token_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"], ours)
+    found = kl_penalised_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"], ours)
     same(found, TRL["penalties"][theirs], mask=x["mask"])
 
 
@@ -78,7 +78,7 @@ def test_an_experience(peer, together):
     policy = Given(x["log_p"], x["values"], x["mask"], x["log_ref"])
     rollout = Rollout(**rows_of(x["mask"]), ended=[True] * 8)
     with float64():
-        seen = experience(policy, rollout, x["scores"], SETTINGS["beta"], update(forward_prompts=together))
+        seen = build_trajectory(policy, rollout, x["scores"], SETTINGS["beta"], update(forward_prompts=together))
     same(seen.returns, golden["returns"], mask=x["mask"])
     raw = gae(tensors(peer["rewards"])["rewards"], x["values"], x["mask"], SETTINGS["gamma"], SETTINGS["lam"])
     same(raw, golden["returns"] - x["values"], mask=x["mask"])
@@ -88,10 +88,10 @@ def test_an_experience(peer, together):
     assert (seen.advantages[x["mask"] == 0] == 0).all()
 
 
-def stepped(peer: dict, microbatch: int) -> tuple[Given, dict, dict, Experience]:
+def stepped(peer: dict, microbatch: int) -> tuple[Given, dict, dict, Trajectory]:
     """After one minibatch step on the peer's advantages: policy with gradients, statistics, inputs, experience."""
     x, golden = tensors(peer["inputs"]), tensors(peer["advantages"])
-    seen = Experience(
+    seen = Trajectory(
         **rows_of(x["mask"]),
         log_p=x["log_p"],
         log_ref=x["log_ref"],
@@ -103,7 +103,7 @@ def stepped(peer: dict, microbatch: int) -> tuple[Given, dict, dict, Experience]
     policy = Given(x["new_log_p"], x["new_values"], x["mask"])
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     with float64():
-        found = ppo_epochs(policy, optimizer, seen, update(microbatch_prompts=microbatch), torch.Generator())
+        found = update(policy, optimizer, seen, update(microbatch_prompts=microbatch), torch.Generator())
     return policy, found, x, seen
 
 
@@ -229,7 +229,7 @@ def test_an_experience_against_trl_1_12_with_its_further_step():
     rows = torch.arange(len(x["scores"]))
     same(kl_k1(x["logprobs"], x["ref_logprobs"]), x["kl"])
     zero = torch.zeros_like(x["scores"])
-    rewards = token_rewards(zero, x["logprobs"], x["ref_logprobs"], x["mask"], SETTINGS["beta"])
+    rewards = kl_penalised_rewards(zero, x["logprobs"], x["ref_logprobs"], x["mask"], SETTINGS["beta"])
     rewards[rows, x["actual_end"].long()] += x["scores"]
     same(rewards, x["rewards"], rel=1e-6)
     raw = gae(x["rewards"], x["values"], x["mask_p1"], SETTINGS["gamma"], SETTINGS["lam"])
@@ -246,7 +246,7 @@ def test_full_responses_against_trl_1_12_as_they_are():
     policy = Given(x["logprobs"], x["values"], x["mask"], x["ref_logprobs"])
     rollout = Rollout(**rows_of(x["mask"]), ended=[False] * len(x["scores"]))
     with float64():
-        seen = experience(policy, rollout, x["scores"], SETTINGS["beta"], update())
+        seen = build_trajectory(policy, rollout, x["scores"], SETTINGS["beta"], update())
     same(seen.returns, x["returns"], rel=1e-6)
     same(seen.advantages, whiten(x["unwhitened"], x["mask"]), rel=1e-6)
 

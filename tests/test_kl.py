@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from stages.generation.rollout import Rollout
-from stages.learning.advantages import token_rewards
-from stages.learning.experience import experience
-from stages.learning.kl import ESTIMATORS, KlController, kl_k1, kl_k2, kl_k3
 from stages.recipe.ppo import Ppo
+from stages.rl.kl import ESTIMATORS, KlController, kl_k1, kl_k2, kl_k3, kl_penalised_rewards
+from stages.rl.trajectory import build_trajectory
 from tests.golden.support import Given, float64, rows_of, update
 
 EXACT = {
@@ -75,7 +74,7 @@ def test_only_k1_in_the_reward_descends_the_kl(name, is_the_kl):
     logits, log_q = two_distributions()
     log_p = torch.log_softmax(logits, -1)
     one = torch.ones(12, 1, dtype=torch.float64)
-    rewards = token_rewards(torch.zeros(12), log_p[:, None], log_q[:, None], one, 1.0, name)
+    rewards = kl_penalised_rewards(torch.zeros(12), log_p[:, None], log_q[:, None], one, 1.0, name)
     assert not rewards.requires_grad
     surrogate = (log_p.exp().detach() * -rewards.squeeze(-1) * log_p).sum()
     found, expected = torch.autograd.grad(surrogate, logits)[0], gradient_of_the_kl()
@@ -105,7 +104,7 @@ def test_the_kl_reported_is_k1_summed_over_a_response_whatever_the_penalty(name)
     given = Given(log_p, values, mask, log_ref)
     rollout = Rollout(**rows_of(mask), ended=[True] * 4)
     with float64():
-        seen = experience(given, rollout, torch.zeros(4), 0.1, update(forward_prompts=3, kl_estimator=name))
+        seen = build_trajectory(given, rollout, torch.zeros(4), 0.1, update(forward_prompts=3, kl_estimator=name))
     by_hand = [sum(float(log_p[r, t] - log_ref[r, t]) for t in range(n)) for r, n in enumerate(lengths)]
     assert seen.sequence_kl() == pytest.approx(sum(by_hand) / 4, abs=1e-12)
 

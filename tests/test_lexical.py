@@ -14,7 +14,6 @@ import tiny
 import torch
 
 from stages import reward
-from stages.learning import loading
 from stages.learning.surface import PENALTY, logistic
 from stages.modeling import tokenizer
 from stages.recipe.models import Lora
@@ -27,6 +26,7 @@ from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.reward_model import initialise_head, read
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import SCORING, Scoring
+from stages.rl.load import load_policy
 from stages.stackexchange.pairs.table import rows_of
 
 ANSWERS = [[5, 6, 5, 7], [9], [5, 6, 6, 6, 6], [7, 5, 2], [8, 8, 2], [5, 7, 9, 11, 13]]
@@ -201,7 +201,7 @@ def test_adapter_and_merged_model_score_with_the_term(made, trained, member, tmp
     folder = trained[0] / member
     tiny.merge(made[0], [folder], tmp_path / "merged")
     merged = load_merged_reward(tmp_path / "merged", "fp32")
-    policy = loading.load_policy(made[0], trained[0], tune="lora", value_model="head", precision="fp32",
+    policy = load_policy(made[0], trained[0], tune="lora", value_model="head", precision="fp32",
                                  temperature=1.0, lora={"r": 2, "alpha": 4, "dropout": 0.0, "target_modules": ()})
     shared = policy.scorer(folder, 8, "reward")
     scores = merged(*TEXTS)

@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from stages.learning.losses import masked_mean, masked_sum, policy_loss, value_loss
 from stages.reward_modeling.loss import pairwise_losses
+from stages.rl.losses import masked_mean, masked_sum, policy_loss, value_loss
 
 
 def test_pairwise_loss_is_ln_2_when_scores_tie():

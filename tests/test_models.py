@@ -8,13 +8,13 @@ import torch
 from transformers import AutoTokenizer
 
 from stages.generation.sampler import sample
-from stages.learning.experience import Update, experience
-from stages.learning.policy import Policy
 from stages.modeling import lora
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed import forward
 from stages.modeling.pretrained import copy_pretrained
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
+from stages.rl.policy import Policy
+from stages.rl.trajectory import Update, build_trajectory
 from stages.runtime.artifact import sha256_of_file
 
 UPDATE = Update(1, 4, 4, 1.0, 0.95, 0.2, 0.2, 0.1, 1.0, 10.0, None)
@@ -60,7 +60,7 @@ def test_a_fresh_policy_starts_at_its_reference_in_every_precision(base, precisi
         stop_ids=(2,),
         generator=torch.Generator().manual_seed(0),
     )
-    assert abs(experience(policy, rollout, torch.zeros(2), 0.1, UPDATE).sequence_kl()) < 1e-4
+    assert abs(build_trajectory(policy, rollout, torch.zeros(2), 0.1, UPDATE).sequence_kl()) < 1e-4
 
 
 def test_a_tokenizer_without_a_pad_gets_one_of_its_own(base, tmp_path):

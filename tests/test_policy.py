@@ -6,10 +6,10 @@ import torch
 
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
-from stages.learning.experience import Update, experience
-from stages.learning.policy import Policy
-from stages.learning.ppo import _microbatch_loss, ppo_epochs
 from stages.modeling import lora
+from stages.rl.policy import Policy
+from stages.rl.ppo_update import _microbatch_loss, update
+from stages.rl.trajectory import Update, build_trajectory
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
 UPDATE = Update(
@@ -73,9 +73,9 @@ def test_log_probabilities_are_those_of_the_unpadded_model(family, temperature):
 def test_a_fresh_adapter_is_the_reference_to_the_last_bit_and_a_moved_one_is_not():
     policy = make_policy()
     rollout = rolled(policy)
-    fresh = experience(policy, rollout, torch.zeros(4), 0.1, UPDATE)
+    fresh = build_trajectory(policy, rollout, torch.zeros(4), 0.1, UPDATE)
     assert torch.equal(fresh.log_p, fresh.log_ref) and fresh.sequence_kl() == 0.0
-    assert abs(experience(moved(policy), rollout, torch.zeros(4), 0.1, UPDATE).sequence_kl()) > 1e-3
+    assert abs(build_trajectory(moved(policy), rollout, torch.zeros(4), 0.1, UPDATE).sequence_kl()) > 1e-3
 
 
 def test_the_value_head_starts_at_zero_and_reads_the_state_before_the_token():
@@ -92,9 +92,9 @@ def test_the_value_head_starts_at_zero_and_reads_the_state_before_the_token():
 
 def test_ratio_is_one_in_every_minibatch_when_nothing_is_learnt():
     policy = moved(make_policy())
-    seen = experience(policy, rolled(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE)
+    seen = build_trajectory(policy, rolled(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE)
     still = torch.optim.SGD(policy.trained().values(), lr=0.0)
-    found = ppo_epochs(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
+    found = update(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
     assert found["ratio"] == pytest.approx(1.0, abs=1e-5) and abs(found["update_kl"]) < 1e-9
     assert found["clip_fraction"] == 0 and found["minibatches"] == 2
 
@@ -102,7 +102,7 @@ def test_ratio_is_one_in_every_minibatch_when_nothing_is_learnt():
 @pytest.mark.parametrize("microbatch", [1, 2, 4])
 def test_gradient_does_not_depend_on_the_microbatch(microbatch):
     policy = moved(make_policy())
-    seen = experience(policy, rolled(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE)
+    seen = build_trajectory(policy, rolled(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE)
     tokens = float(seen.mask.sum())
 
     def gradient(size):
@@ -117,7 +117,7 @@ def test_gradient_does_not_depend_on_the_microbatch(microbatch):
 
 def test_every_response_is_used_once_an_epoch_in_a_fresh_order(monkeypatch):
     policy = make_policy()
-    seen = experience(policy, rolled(policy), torch.zeros(4), 0.1, UPDATE)
+    seen = build_trajectory(policy, rolled(policy), torch.zeros(4), 0.1, UPDATE)
     used = []
     import stages.learning.ppo as engine
 
@@ -125,7 +125,7 @@ def test_every_response_is_used_once_an_epoch_in_a_fresh_order(monkeypatch):
     monkeypatch.setattr(
         engine, "_microbatch_loss", lambda p, s, rows, t, u: used.append(rows.tolist()) or real(p, s, rows, t, u)
     )
-    ppo_epochs(
+    update(
         policy, torch.optim.SGD(policy.trained().values(), lr=0.0), seen, UPDATE, torch.Generator().manual_seed(1)
     )
     flat = [row for rows in used for row in rows]
@@ -134,26 +134,26 @@ def test_every_response_is_used_once_an_epoch_in_a_fresh_order(monkeypatch):
 
 def test_a_minibatch_that_ran_away_is_skipped_and_counted():
     policy = make_policy()
-    seen = experience(policy, rolled(policy), torch.tensor([1.0, -1.0, 1.0, -1.0]), 0.1, UPDATE)
+    seen = build_trajectory(policy, rolled(policy), torch.tensor([1.0, -1.0, 1.0, -1.0]), 0.1, UPDATE)
     seen = type(seen)(**{**vars(seen), "log_p": seen.log_p - 5.0})  # as if the policy were e^5 times likelier now
     before = {name: p.clone() for name, p in policy.trained().items()}
-    found = ppo_epochs(policy, torch.optim.SGD(policy.trained().values(), lr=1.0), seen, UPDATE, torch.Generator())
+    found = update(policy, torch.optim.SGD(policy.trained().values(), lr=1.0), seen, UPDATE, torch.Generator())
     assert found["skipped"] == 2 and all(torch.equal(p, before[name]) for name, p in policy.trained().items())
 
 
 def test_an_update_that_moved_far_enough_stops():
     policy = make_policy()
-    seen = experience(policy, rolled(policy), torch.tensor([3.0, -3.0, 3.0, -3.0]), 0.0, UPDATE)
+    seen = build_trajectory(policy, rolled(policy), torch.tensor([3.0, -3.0, 3.0, -3.0]), 0.0, UPDATE)
     eager = Update(**{**vars(UPDATE), "epochs": 50, "update_kl_limit": 1e-3})
-    found = ppo_epochs(policy, torch.optim.Adam(policy.trained().values(), lr=0.05), seen, eager, torch.Generator())
+    found = update(policy, torch.optim.Adam(policy.trained().values(), lr=0.05), seen, eager, torch.Generator())
     assert found["update_stopped_early"] == 1.0 and found["minibatches"] < 50
 
 
 def test_only_the_adapter_and_the_value_head_learn():
     policy = make_policy()
     base = {name: p.clone() for name, p in policy.named_parameters() if not p.requires_grad}
-    seen = experience(policy, rolled(policy), torch.tensor([3.0, -3.0, 3.0, -3.0]), 0.0, UPDATE)
-    ppo_epochs(policy, torch.optim.Adam(policy.trained().values(), lr=0.01), seen, UPDATE, torch.Generator())
+    seen = build_trajectory(policy, rolled(policy), torch.tensor([3.0, -3.0, 3.0, -3.0]), 0.0, UPDATE)
+    update(policy, torch.optim.Adam(policy.trained().values(), lr=0.01), seen, UPDATE, torch.Generator())
     assert all("lora_" in name or name.startswith("value_head") for name in policy.trained())
     assert base and all(torch.equal(p, base[name]) for name, p in policy.named_parameters() if name in base)
 
@@ -173,7 +173,7 @@ def test_ppo_finds_the_best_arm_of_a_rigged_bandit(seed):
         one = {"max_new_tokens": 1, "temperature": 1.0, "stop_ids": (), "generator": generator}
         rollout = sample(policy.model, [prompt] * 64, **one)
         scores = torch.tensor([float(response[0] == best) for response in rollout.responses])
-        ppo_epochs(policy, optimizer, experience(policy, rollout, scores, 0.0, update), update, generator)
+        update(policy, optimizer, build_trajectory(policy, rollout, scores, 0.0, update), update, generator)
     with torch.no_grad():
         assert float(torch.softmax(policy.model(torch.tensor([prompt])).logits[0, -1], -1)[best]) > 0.95
 

@@ -10,10 +10,6 @@ import pytest
 import yaml
 
 from stages.generation.sampling_params import SamplingParams
-from stages.learning.experience import Update
-from stages.learning.reward_sources import MEASURES, load_source
-from stages.learning.rewards import Shaping
-from stages.learning.stopping import StopRules
 from stages.recipe import recipe as recipes
 from stages.recipe.models import Lora
 from stages.recipe.ppo import RewardSource
@@ -21,6 +17,10 @@ from stages.recipe.recipe import Recipe, load
 from stages.recipe.schema import SettingsError, as_dict, flatten
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scoring_file import Scoring
+from stages.rl.early_stopping import StopRules
+from stages.rl.rewards.shaping import Shaping
+from stages.rl.rewards.sources import MEASURES, load_reward_function
+from stages.rl.trajectory import Update
 from stages.training.trainer import TrainerSettings
 
 ROOT = Path(__file__).parents[1]
@@ -190,7 +190,7 @@ def test_every_setting_is_read_by_its_stage(section):
 
 def test_every_value_of_a_reward_source_says_its_meaning_and_is_read():
     fields = dataclasses.fields(RewardSource)
-    assert {field.name for field in fields} <= set(inspect.signature(load_source).parameters)  # load_source(**entry)
+    assert {field.name for field in fields} <= set(inspect.signature(load_reward_function).parameters)  # load_source(**entry)
     assert all(len(field.metadata["doc"]) > 3 for field in fields)
     measures = next(field.metadata["doc"] for field in fields if field.name == "source")
     assert all(name in measures for name in MEASURES)

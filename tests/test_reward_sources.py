@@ -12,14 +12,14 @@ import tiny
 import torch
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
-from stages.learning.published_reward import PublishedScorer
-from stages.learning.reward_sources import MEASURES, Source, load_source
-from stages.learning.rewards import Rewards, Shaping
-from stages.learning.running import RunningMoments
 from stages.modeling.tiny_llama import train_tokenizer
 from stages.reward_modeling.load import load_scorer
 from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer
+from stages.rl.rewards.classifier import PublishedScorer
+from stages.rl.rewards.running_moments import RunningMoments
+from stages.rl.rewards.shaping import RewardShaper, Shaping
+from stages.rl.rewards.sources import MEASURES, RewardFunction, load_reward_function
 from stages.stackexchange.prompt import answer_ids, prompt_ids, question_of
 
 QUESTIONS = ["which flag?", "{response} or {question}?", "Answer: </s> é 漢字\n\nAnswer: "]
@@ -58,8 +58,8 @@ def rollout(tok, answers=("use it", "a\n```\nb\n```", "make make make make make 
     return SimpleNamespace(prompts=[prompt_ids(tok, q) for q in QUESTIONS], responses=responses, ended=list(ended))
 
 
-def loaded(source: str, weight: float = 1.0, reads: str = "text", template: str = TEMPLATE, scorer=None) -> Source:
-    return load_source(source=source, weight=weight, reads=reads, template=template, reward_model=lambda: scorer,
+def loaded(source: str, weight: float = 1.0, reads: str = "text", template: str = TEMPLATE, scorer=None) -> RewardFunction:
+    return load_reward_function(source=source, weight=weight, reads=reads, template=template, reward_model=lambda: scorer,
                        precision="fp32")
 
 
@@ -73,12 +73,12 @@ class Told:
         return list(self.scores)
 
 
-def told(*scores: float, std: float | None = 1.0) -> Source:
-    return Source("model", 1.0, "ids", Told(*scores, std=std))
+def told(*scores: float, std: float | None = 1.0) -> RewardFunction:
+    return RewardFunction("model", 1.0, "ids", Told(*scores, std=std))
 
 
 def shaped(scores, rows, **shaping) -> list[float]:
-    return Rewards([told(*scores, std=4.0)], None, Shaping(**shaping))(rows, update_statistics=False).rewards.tolist()
+    return RewardShaper([told(*scores, std=4.0)], None, Shaping(**shaping))(rows, update_statistics=False).rewards.tolist()
 
 
 def bare(responses=((5, 6, 2), (7, 8), (9,)), ended=(True, False, False)):
@@ -100,7 +100,7 @@ def test_a_weighted_sum_of_three_sources_by_hand(tok, functions):
     functions.found = torch.tensor([0.5, -1.0, 2.0])
     sources = [loaded("has_code", -2.0), loaded("repetition", 3.0), loaded("my_rewards:gives", 0.25)]
     rows = rollout(tok)
-    found = Rewards(sources, tok, Shaping(reward_baseline=1.0))(rows, update_statistics=True)
+    found = RewardShaper(sources, tok, Shaping(reward_baseline=1.0))(rows, update_statistics=True)
     repeated = [repeated_grams(response) for response in rows.responses]
     assert repeated[0] == 0 and repeated[2] > 0
     want = [0.125 - 1, -2 + 3 * repeated[1] - 0.25 - 1, 3 * repeated[2] + 0.5 - 1]
@@ -114,7 +114,7 @@ def test_a_weighted_sum_of_three_sources_by_hand(tok, functions):
 def test_measures_read_what_was_sampled(tok):
     rows = rollout(tok, ended=(True, False, True))
     text, ids = loaded("response_characters"), loaded("response_tokens")
-    parts = Rewards([text, ids], tok, Shaping())(rows, update_statistics=False).parts
+    parts = RewardShaper([text, ids], tok, Shaping())(rows, update_statistics=False).parts
     assert parts["response_characters"].tolist() == [6, 11, 29]
     assert parts["response_tokens"].tolist() == [len(response) for response in rows.responses]
 
@@ -122,9 +122,9 @@ def test_measures_read_what_was_sampled(tok):
 def test_functions_over_text_and_over_ids(tok, functions):
     rows = rollout(tok)
     before = json.dumps([rows.prompts, rows.responses])
-    Rewards([loaded("my_rewards:spoils")], tok, Shaping())(rows, update_statistics=False)
+    RewardShaper([loaded("my_rewards:spoils")], tok, Shaping())(rows, update_statistics=False)
     assert functions.seen.pop() == (QUESTIONS, ["use it", "a\n```\nb\n```", "make make make make make make"])
-    found = Rewards([loaded("my_rewards:spoils", reads="ids")], tok, Shaping())(rows, update_statistics=False)
+    found = RewardShaper([loaded("my_rewards:spoils", reads="ids")], tok, Shaping())(rows, update_statistics=False)
     want = [len(p) + 10 * len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
     assert found.rewards.tolist() == want
     assert json.dumps([rows.prompts, rows.responses]) == before, "a function changed the ids that are trained on"
@@ -144,7 +144,7 @@ def test_the_reward_model_scores_the_ids_that_were_sampled(tok, tmp_path):
     # Two pieces that decode to one word: decoding and encoding again would make them other ids.
     pieces = [*tok("us", add_special_tokens=False).input_ids, *tok("e", add_special_tokens=False).input_ids]
     assert tok(tok.decode(pieces), add_special_tokens=False).input_ids != pieces
-    rewards = Rewards([loaded("model", scorer=scorer)], tok, Shaping())
+    rewards = RewardShaper([loaded("model", scorer=scorer)], tok, Shaping())
     for response in (pieces, [*pieces, tok.eos_token_id]):
         prompt = prompt_ids(tok, QUESTIONS[2])
         seen.clear()
@@ -157,7 +157,7 @@ def test_the_reward_model_scores_the_ids_that_were_sampled(tok, tmp_path):
 def test_the_reward_model_is_loaded_only_when_asked_for():
     def never():
         raise AssertionError("loaded")
-    load_source(source="has_code", weight=1.0, reads="text", template="", reward_model=never, precision="fp32")
+    load_reward_function(source="has_code", weight=1.0, reads="text", template="", reward_model=never, precision="fp32")
 
 
 def test_eos_inside_the_prompt_does_not_count():
@@ -186,13 +186,13 @@ def test_baseline_then_scale_then_clip_then_penalty():
 def test_a_reward_model_without_spread_cannot_scale():
     for std in (None, 0.0, float("nan")):
         with pytest.raises(ValueError, match="reward_scaling 'model'"):
-            Rewards([told(1, std=std)], None, Shaping(reward_scaling="model"))
+            RewardShaper([told(1, std=std)], None, Shaping(reward_scaling="model"))
 
 
 def test_the_models_own_spread_comes_from_its_config(tmp_path):
     model = load_scorer(tiny.save_base(tmp_path), "fp32", new_head=True)
     model.config.reward_std = 2.5
-    rewards = Rewards([loaded("model", scorer=Scorer(model, "fp32"))], None, Shaping(reward_scaling="model"))
+    rewards = RewardShaper([loaded("model", scorer=Scorer(model, "fp32"))], None, Shaping(reward_scaling="model"))
     assert rewards(bare(), update_statistics=False).scale == 2.5
 
 
@@ -201,16 +201,16 @@ def batches(count: int = 6) -> list[list[float]]:
     return [(1000 + 3 * drawn.standard_normal(3)).astype(np.float32).tolist() for _ in range(count)]
 
 
-def running(state: dict | None = None) -> Rewards:
+def running(state: dict | None = None) -> RewardShaper:
     source = told(0, 0, 0)
-    rewards = Rewards([source], None, Shaping(reward_scaling="running", reward_baseline=1000.0))
+    rewards = RewardShaper([source], None, Shaping(reward_scaling="running", reward_baseline=1000.0))
     if state:
         rewards.restore(state)
     rewards.tell = lambda scores: setattr(source.score, "scores", scores)
     return rewards
 
 
-def step(rewards: Rewards, scores: list[float], update: bool = True):
+def step(rewards: RewardShaper, scores: list[float], update: bool = True):
     rewards.tell(scores)
     return rewards(bare(ended=(True, True, True)), update_statistics=update)
 
@@ -266,7 +266,7 @@ def test_statistics_of_several_processes_merge_to_those_of_one():
 ])
 def test_a_source_that_gives_no_finite_number_for_each_response(tok, functions, found, says):
     functions.found = found
-    rewards = Rewards([loaded("has_code"), loaded("my_rewards:gives")], tok, Shaping())
+    rewards = RewardShaper([loaded("has_code"), loaded("my_rewards:gives")], tok, Shaping())
     with pytest.raises(ValueError, match="reward source 'my_rewards:gives' " + says) as error:
         rewards(rollout(tok), update_statistics=True)
     assert "\n" not in str(error.value)
@@ -330,7 +330,7 @@ def test_a_published_model_scores_as_its_own_forward_pass_does_for_one_text(kind
     model = CLASSIFIERS[kind](len(their_tokenizer)).eval()
     folder = str(published(tmp_path, their_tokenizer, model))
     rows = rollout(tok)
-    found = Rewards([loaded(folder, 2.0)], tok, Shaping())(rows, update_statistics=False)
+    found = RewardShaper([loaded(folder, 2.0)], tok, Shaping())(rows, update_statistics=False)
     texts = ["<s>which flag?</s>use it</s>", "<s>{response} or {question}?</s>a\n```\nb\n```</s>",
              "<s>Answer: < /s> é 漢字\n\nAnswer: </s>make make make make make make</s>"]
     with torch.no_grad():

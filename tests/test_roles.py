@@ -15,10 +15,6 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.generation.sampler import sample
-from stages.learning import loading
-from stages.learning.experience import Update, experience, look
-from stages.learning.policy import Policy
-from stages.learning.ppo import ppo_epochs
 from stages.modeling import lora, tokenizer
 from stages.modeling.adapters import parameters_of
 from stages.modeling.load import load_causal
@@ -26,6 +22,10 @@ from stages.recipe.ppo import Ppo
 from stages.reward_modeling.load import load_scorer
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
+from stages.rl.load import load_policy, load_reward
+from stages.rl.policy import Policy
+from stages.rl.ppo_update import update
+from stages.rl.trajectory import Update, build_trajectory, score_rollout
 from stages.runtime import artifact
 from stages.training.memory import distinct_bytes, tensors_of
 
@@ -63,7 +63,7 @@ def merged(base, reward, tmp_path_factory):
 
 def load(base, reward, **changes) -> Policy:
     torch.manual_seed(0)
-    return loading.load_policy(base, reward, **HOW | changes)
+    return load_policy(base, reward, **HOW | changes)
 
 
 def moved(policy: Policy) -> Policy:
@@ -76,9 +76,9 @@ def learn(policy: Policy) -> None:
     with policy.merged() as model:
         rollout = sample(model, PROMPTS, max_new_tokens=8, temperature=0.7, stop_ids=(2,), precision=policy.precision,
                          generator=torch.Generator().manual_seed(0), value_of=policy.values_of)
-    seen = experience(policy, policy.with_values(rollout, 4), torch.tensor([2.0, -1.0, 0.5, -2.0]), 0.1, UPDATE)
+    seen = build_trajectory(policy, policy.with_values(rollout, 4), torch.tensor([2.0, -1.0, 0.5, -2.0]), 0.1, UPDATE)
     optimizer = torch.optim.Adam(policy.trained().values(), lr=0.01)
-    ppo_epochs(policy, optimizer, seen, UPDATE, torch.Generator().manual_seed(0))
+    update(policy, optimizer, seen, UPDATE, torch.Generator().manual_seed(0))
 
 
 def log_p_of(model, temperature=0.7) -> list[torch.Tensor]:
@@ -105,7 +105,7 @@ def test_a_reward_adapter_on_the_policys_base_scores_as_the_merged_model(family,
     expected = Scorer(load_scorer(tmp_path / "merged"), "fp32")
     policy = moved(load(base, reward))
     before = policy(PROMPTS, ANSWERS).log_p
-    scorer = loading.load_reward(reward, policy, base)
+    scorer = load_reward(reward, policy, base)
     scores = scorer(PROMPTS, ANSWERS)
     assert torch.allclose(scores, expected(PROMPTS, ANSWERS), atol=1e-4) and float(scores.std()) > 0.01
     assert (scorer.std, scorer.mean, scorer.scoring.log_probability_weight) == (expected.std, expected.mean, weight)
@@ -114,7 +114,7 @@ def test_a_reward_adapter_on_the_policys_base_scores_as_the_merged_model(family,
 
 def test_a_merged_reward_model_is_a_model_of_its_own(base, merged):
     policy = load(base, merged)
-    scorer = loading.load_reward(merged, policy, base)
+    scorer = load_reward(merged, policy, base)
     assert type(scorer) is Scorer and not {p.data_ptr() for p in scorer.model.parameters()} & {
         p.data_ptr() for p in policy.parameters()}
 
@@ -122,14 +122,14 @@ def test_a_merged_reward_model_is_a_model_of_its_own(base, merged):
 def test_what_cannot_be_a_role_is_refused_in_one_line(base, reward, merged, tmp_path):
     other = tiny.save_base(tmp_path / "other", seed=1, width=128)
     with pytest.raises(ValueError, match=r"was trained on .*, and not on"):
-        loading.load_reward(reward, load(other, reward), other)
+        load_reward(reward, load(other, reward), other)
     with pytest.raises(ValueError, match=r"was trained on .*, and not on"):
         load(other, reward, value_model="adapter")
     with pytest.raises(ValueError, match="is a whole model: give the artifact of stages"):
         load(base, merged, value_model="adapter")
     load(base, reward).save(tmp_path / "no-head", tokenizer.load_tokenizer(base))
     with pytest.raises(ValueError, match="holds no score head"):
-        loading.load_reward(tmp_path / "no-head", load(base, reward), base)
+        load_reward(tmp_path / "no-head", load(base, reward), base)
 
 
 def test_the_manifest_says_on_what_an_adapter_was_trained(base, reward, tmp_path):
@@ -138,10 +138,10 @@ def test_the_manifest_says_on_what_an_adapter_was_trained(base, reward, tmp_path
     renamed = shutil.copytree(base, tmp_path / "renamed")
     inputs = {"base": {"path": "results/run/sft-merged", "sha256": artifact.digest(renamed)}}
     artifact.write_json(adapter / "manifest.json", {"stage": "reward", "inputs": inputs})
-    assert loading.load_reward(adapter, load(renamed, adapter), renamed)
+    assert load_reward(adapter, load(renamed, adapter), renamed)
     other = tiny.save_base(tmp_path / "other", seed=1, width=128)
     with pytest.raises(ValueError, match="was trained on results/run/sft-merged"):
-        loading.load_reward(adapter, load(other, adapter), other)
+        load_reward(adapter, load(other, adapter), other)
 
 
 # Memory
@@ -151,7 +151,7 @@ def test_the_base_is_in_memory_once_whatever_stands_on_it(base, reward, precisio
     plain = lora.add_lora(load_causal(base, precision), precision=precision, **LORA)
     alone = distinct_bytes(t for t in tensors_of(plain) if not t.requires_grad)
     policy = load(base, reward, precision=precision, value_model="adapter")
-    scorer = loading.load_reward(reward, policy, base)
+    scorer = load_reward(reward, policy, base)
     scorer(PROMPTS, ANSWERS), policy(PROMPTS, ANSWERS), policy.reference(PROMPTS, ANSWERS)
     every = {(t.data_ptr(), t.nbytes) for module in (policy, scorer.model) for t in tensors_of(module)}
     reward_adapter = parameters_of(policy.base, scorer.model.role).values()
@@ -200,8 +200,8 @@ def test_values_that_sampling_cannot_know_are_forwarded_once(base, reward):
     rollout = sample(policy.model, PROMPTS, max_new_tokens=8, temperature=0.7, stop_ids=(2,),
                      generator=torch.Generator().manual_seed(0), value_of=policy.values_of)
     assert not policy.samples_values and not rollout.values.any()
-    kept = look(policy, policy.with_values(rollout, 2), 4, keep_rollout_log_p=True)
-    forwarded = look(policy, rollout, 4)
+    kept = score_rollout(policy, policy.with_values(rollout, 2), 4, keep_rollout_log_p=True)
+    forwarded = score_rollout(policy, rollout, 4)
     assert torch.allclose(kept.values, forwarded.values, atol=1e-5) and forwarded.values.std() > 0.01
     assert torch.allclose(kept.log_p, forwarded.log_p, atol=1e-4)
     head = load(base, reward)
@@ -213,7 +213,7 @@ def test_values_that_sampling_cannot_know_are_forwarded_once(base, reward):
 @pytest.mark.parametrize("tune", ["lora", "full"])
 def test_a_role_computes_the_same_whatever_was_on_before_it(base, reward, tune):
     policy = moved(load(base, reward, tune=tune, value_model="adapter"))
-    scorer = loading.load_reward(reward, policy, base)
+    scorer = load_reward(reward, policy, base)
     with torch.no_grad():
         families.noisy(parameters_of(policy.base, "value").values(), 0.05)  # no longer the reward's
     calls = {
@@ -233,7 +233,7 @@ def test_a_role_computes_the_same_whatever_was_on_before_it(base, reward, tune):
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16", "int8", "nf4"])
 def test_updates_move_policy_and_values_and_nothing_else(base, reward, precision):
     policy = load(base, reward, precision=precision, value_model="adapter")
-    scorer = loading.load_reward(reward, policy, base)
+    scorer = load_reward(reward, policy, base)
     before = {name: p.detach().clone() for name, p in policy.named_parameters()}
     reference, scores = policy.reference(PROMPTS, ANSWERS), scorer(PROMPTS, ANSWERS)
     learn(policy)
@@ -288,7 +288,7 @@ def test_a_whole_model_is_saved_and_goes_through_merge(base, reward, tmp_path, v
 
 def test_an_adapter_is_saved_alone_in_the_root_and_the_value_functions_beside_it(base, reward, tmp_path):
     policy = moved(load(base, reward, value_model="adapter"))
-    loading.load_reward(reward, policy, base)
+    load_reward(reward, policy, base)
     policy.save(tmp_path, tokenizer.load_tokenizer(base))
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["value"]
     assert load_file(tmp_path / "adapter_model.safetensors").keys() == {
@@ -352,7 +352,7 @@ def test_sampling_is_never_checkpointed(base, reward, monkeypatch):
     monkeypatch.setattr("stages.modeling.layer_calls.checkpoint", None)
     learn_free = sample(policy.model, PROMPTS, max_new_tokens=4, temperature=1.0, stop_ids=(),
                         generator=torch.Generator().manual_seed(0), value_of=policy.values_of)
-    look(policy, learn_free, 4)
+    score_rollout(policy, learn_free, 4)
 
 
 def _compiler() -> bool:

@@ -5,7 +5,8 @@ import torch
 from test_policy import PROMPTS, make_policy, moved
 
 from stages.generation.rollout import Rollout
-from stages.generation.sampling_params import SamplingParams, cut_at_stop, draw
+from stages.generation.sampling_params import SamplingParams, cut_at_stop
+from stages.rl.collect_rollouts import collect_rollout
 
 MOST = 12
 
@@ -13,7 +14,7 @@ MOST = 12
 def drawn(kind="until_stop", stop_ids=(2,), seed=0, policy=None, rows=8):
     how = SamplingParams(1.0, stop_ids, kind, min_response_tokens=5, max_response_tokens=MOST)
     policy = policy or moved(make_policy())
-    return draw(policy, PROMPTS * rows, how, torch.Generator().manual_seed(seed), forward_prompts=8)
+    return collect_rollout(policy, PROMPTS * rows, how, torch.Generator().manual_seed(seed), forward_prompts=8)
 
 
 def frequent_ids(count=4):

@@ -14,13 +14,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from stages.generation.sampler import sample
-from stages.learning import agreement, startup
-from stages.learning.policy import Policy
 from stages.modeling import lora
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.load import load_scorer
 from stages.reward_modeling.reward_model import initialise_head
+from stages.rl.checks import logprob_agreement, startup
+from stages.rl.policy import Policy
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39], [1, 7, 8], [1, 99]]
 CLIP = 0.2
@@ -100,7 +100,7 @@ def nudged(policy, scale=0.05):
 
 
 def all_log_p(policy, rollout):
-    return agreement.forwarded(policy, rollout, ROWS)[0]
+    return logprob_agreement.forwarded(policy, rollout, ROWS)[0]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -190,11 +190,11 @@ class Table:
 
 def test_noise_is_the_spread_over_compositions_and_the_ratio_what_it_makes_of_1():
     rollout = Drawn([[1]] * 5, [[3], [4, 5], [6], [7, 8, 9], [3, 3]], None, None)
-    largest, mean = agreement.noise_floor(Table(0.01), rollout, 4, CLIP)  # batches of 1, 2 and 4 rows
+    largest, mean = logprob_agreement.noise_floor(Table(0.01), rollout, 4, CLIP)  # batches of 1, 2 and 4 rows
     assert largest == pytest.approx(0.03, abs=1e-6) and mean == pytest.approx(0.03, abs=1e-6)
-    assert agreement.noise_floor(Table(0.01), rollout, 1, CLIP)[0] == 0.0  # a microbatch of 1 has no neighbours
+    assert logprob_agreement.noise_floor(Table(0.01), rollout, 1, CLIP)[0] == 0.0  # a microbatch of 1 has no neighbours
     log_p = torch.tensor([-0.1 * token for response in rollout.responses for token in response]) + 0.04
-    deviation = agreement.ratio_deviation(Table(0.01), rollout, log_p, 4, 0.02, CLIP)  # 4 rows, and a last one alone
+    deviation = logprob_agreement.ratio_deviation(Table(0.01), rollout, log_p, 4, 0.02, CLIP)  # 4 rows, and a last one alone
     assert deviation == pytest.approx(1 - math.exp(-0.03), abs=1e-6)
 
 

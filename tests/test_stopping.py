@@ -7,15 +7,15 @@ from itertools import chain
 
 import pytest
 
-from stages.learning.stopping import Stopper, StopRules
 from stages.recipe.ppo import Ppo
+from stages.rl.early_stopping import EarlyStopping, StopRules
 
 NAN = math.nan
 OFF = {"max_kl_nats": 10.0, "patience_evaluations": None, "max_skipped_in_a_row": None, "min_entropy_nats": 0.0}
 
 
 def stopper(**rules):
-    return Stopper(StopRules(**OFF | rules))
+    return EarlyStopping(StopRules(**OFF | rules))
 
 
 def evaluate(judge, *objectives, kl=1.0):
@@ -104,7 +104,7 @@ def test_a_run_goes_on_from_its_state_as_if_uninterrupted():
         for judge in (whole, parts):
             judge.updated({"entropy": 1.0}, flags)
             evaluate(judge, objective)
-        parts = Stopper(parts.rules, **json.loads(json.dumps(parts.state(), allow_nan=False)))
+        parts = EarlyStopping(parts.rules, **json.loads(json.dumps(parts.state(), allow_nan=False)))
         assert parts == whole
     assert whole.reason == ("4 minibatches in a row were skipped (ratio above max_ratio, or gradient not finite), "
                             "more than max_skipped_in_a_row (3)")

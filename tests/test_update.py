@@ -7,11 +7,11 @@ import tiny
 import torch
 
 from stages.generation.rollout import Rollout
-from stages.learning.experience import Experience, experience
-from stages.learning.policy import Policy
-from stages.learning.ppo import ppo_epochs
 from stages.modeling import lora
 from stages.recipe.ppo import Ppo
+from stages.rl.policy import Policy
+from stages.rl.ppo_update import update
+from stages.rl.trajectory import Trajectory, build_trajectory
 from tests.golden.support import update
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
@@ -19,7 +19,7 @@ RESPONSES = [[50, 51, 2], [60, 61, 62, 63, 64, 65, 66, 67, 2], [70, 71, 72, 73],
 SCORES = torch.tensor([1.0, -1.0, 0.5, 2.0])
 
 
-def begun(**changed) -> tuple[Policy, Experience]:
+def begun(**changed) -> tuple[Policy, Trajectory]:
     """A policy that has moved from its reference, and what it saw; LoRA dropout is on paper only."""
     torch.manual_seed(0)
     model = lora.add_lora(
@@ -30,7 +30,7 @@ def begun(**changed) -> tuple[Policy, Experience]:
         for name, parameter in policy.trained().items():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
     rollout = Rollout(PROMPTS, RESPONSES, [True, True, False, True])
-    return policy, experience(policy, rollout, SCORES, 0.1, settings(**changed))
+    return policy, build_trajectory(policy, rollout, SCORES, 0.1, settings(**changed))
 
 
 def settings(**changed):
@@ -38,11 +38,11 @@ def settings(**changed):
     return update(**(sizes | changed))
 
 
-def stepped(policy: Policy, seen: Experience, learning_rate: float = 1.0, **changed) -> tuple[dict, dict]:
+def stepped(policy: Policy, seen: Trajectory, learning_rate: float = 1.0, **changed) -> tuple[dict, dict]:
     """Statistics of one pass with plain gradient descent, and how far each parameter moved."""
     before = {name: p.detach().clone() for name, p in policy.trained().items()}
     optimizer = torch.optim.SGD(policy.trained().values(), lr=learning_rate)
-    found = ppo_epochs(policy, optimizer, seen, settings(**changed), torch.Generator().manual_seed(0))
+    found = update(policy, optimizer, seen, settings(**changed), torch.Generator().manual_seed(0))
     return found, {name: p.detach() - before[name] for name, p in policy.trained().items()}
 
 

@@ -11,12 +11,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.generation.rollout import Rollout
-from stages.learning.experience import Experience, Update, experience
-from stages.learning.kl import KlController
-from stages.learning.policy import Policy
-from stages.learning.ppo import ppo_epochs
 from stages.modeling.lora import add_lora
 from stages.recipe.ppo import Ppo
+from stages.rl.kl import KlController
+from stages.rl.policy import Policy
+from stages.rl.trajectory import Trajectory, Update, build_trajectory
 from stages.training import optimizers
 from tests.golden import common
 from tests.golden.support import UPDATES
@@ -72,7 +71,7 @@ def make_policy() -> Policy:
     return policy
 
 
-def begun(recipe: Ppo) -> tuple[Policy, torch.optim.Optimizer, Experience, Update]:
+def begun(recipe: Ppo) -> tuple[Policy, torch.optim.Optimizer, Trajectory, Update]:
     """All that an update needs, made from the recipe as the stage makes it."""
     policy = make_policy()
     update = Update(**{field.name: getattr(recipe, field.name) for field in fields(Update)})
@@ -84,7 +83,7 @@ def begun(recipe: Ppo) -> tuple[Policy, torch.optim.Optimizer, Experience, Updat
         weight_decay=recipe.weight_decay,
     )
     rollout = Rollout(GIVEN["prompts"], GIVEN["responses"], [True] * U["batch"])
-    return policy, optimizer, experience(policy, rollout, torch.tensor(GIVEN["scores"]), U["beta"], update), update
+    return policy, optimizer, build_trajectory(policy, rollout, torch.tensor(GIVEN["scores"]), U["beta"], update), update
 
 
 def near(found: torch.Tensor, expected) -> None:
@@ -122,7 +121,7 @@ def test_losses_of_every_minibatch(case):
     golden, (policy, optimizer, seen, update) = UPDATES[case], begun(CASES[case])
     minibatches = [rows for order in golden["order"] for rows in torch.tensor(order).split(U["minibatch"])]
     for rows, expected in zip(minibatches, golden["minibatches"], strict=True):
-        found = ppo_epochs(policy, optimizer, some(seen, rows), replace(update, epochs=1), torch.Generator())
+        found = update(policy, optimizer, some(seen, rows), replace(update, epochs=1), torch.Generator())
         assert found["policy_loss"] == pytest.approx(expected["policy_loss"], rel=RELATIVE, abs=1e-6)
         assert found["value_loss"] == pytest.approx(expected["value_loss"], rel=RELATIVE)
         assert found["skipped"] == 0
@@ -131,10 +130,10 @@ def test_losses_of_every_minibatch(case):
     assert sum(row["value_clip_fraction"] > 0.1 for row in golden["minibatches"]) >= 4
 
 
-def some(seen: Experience, rows: torch.Tensor) -> Experience:
+def some(seen: Trajectory, rows: torch.Tensor) -> Trajectory:
     """These rows of an experience."""
     kept = {}
-    for field in fields(Experience):
+    for field in fields(Trajectory):
         value = getattr(seen, field.name)
         if isinstance(value, torch.Tensor):
             kept[field.name] = value[rows]
@@ -149,7 +148,7 @@ def test_weights_after_three_and_six_steps(case, epochs):
     golden, (policy, optimizer, seen, update) = UPDATES[case], begun(CASES[case])
     generator = torch.Generator().manual_seed(U["order_seed"])
     assert [torch.randperm(U["batch"], generator=generator).tolist() for _ in range(2)] == golden["order"]
-    found = ppo_epochs(policy, optimizer, seen, replace(update, epochs=epochs), generator.manual_seed(U["order_seed"]))
+    found = update(policy, optimizer, seen, replace(update, epochs=epochs), generator.manual_seed(U["order_seed"]))
     assert found["minibatches"] == 3 * epochs
     check_weights(policy, golden[f"weights_after_{3 * epochs}"])
 

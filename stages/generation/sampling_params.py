@@ -7,8 +7,6 @@ from typing import Literal
 import torch
 
 from stages.generation.rollout import Rollout
-from stages.generation.sampler import sample
-from stages.learning.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -27,24 +25,6 @@ class SamplingParams:
     max_response_tokens: int
     top_k: int = 0
     top_p: float = 1.0
-
-
-def draw(
-    policy: Policy, prompts: list[list[int]], how: SamplingParams, generator: torch.Generator, forward_prompts: int
-) -> Rollout:
-    """A rollout with its log-probabilities, values and entropies; forward_prompts: see Policy.with_values."""
-    most: int | list[int] = how.max_response_tokens
-    if how.response_length == "sampled":
-        span = (how.min_response_tokens, how.max_response_tokens + 1)
-        most = torch.randint(*span, (len(prompts),), generator=generator).tolist()
-    with policy.merged() as model:
-        rollout = sample(
-            model, prompts, max_new_tokens=most, temperature=how.temperature, generator=generator,
-            stop_ids=() if how.response_length == "fixed" else how.stop_ids,
-            precision=policy.precision, value_of=policy.values_of, top_k=how.top_k, top_p=how.top_p,
-        )
-    rollout = cut_at_stop(rollout, how.stop_ids) if how.response_length == "fixed" else rollout
-    return policy.with_values(rollout, forward_prompts)
 
 
 def cut_at_stop(rollout: Rollout, stop_ids: Sequence[int]) -> Rollout:

@@ -13,8 +13,8 @@ import numpy as np
 from stages.generation import text_metrics
 from stages.generation.best_of_n import chances
 from stages.learning.comparison import Answers
-from stages.learning.kl import kl_k1, kl_k3
 from stages.learning.statistics import estimate_of, jackknife, wins
+from stages.rl.kl import kl_k1, kl_k3
 
 Columns = dict[str, np.ndarray]
 OWN = ("log_p", "kl_k1", "kl_k3")  # need the policy's own log-probabilities, which best-of-n has none of

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stages.learning.experience import Update
-from stages.learning.policy import Policy, Scored
 from stages.modeling.lora import add_lora
 from stages.recipe.ppo import Ppo
+from stages.rl.policy import Policy, TokenScores
+from stages.rl.trajectory import Update
 
 EPS = 1e-8  # under the root of every whitening here
 FOLDER = Path(__file__).parent
@@ -75,10 +75,10 @@ class Given(nn.Module):
         self.mask, self.log_ref = mask, log_ref
         self.model = SimpleNamespace(device=mask.device)
 
-    def forward(self, prompts, responses, kept=None) -> Scored:
+    def forward(self, prompts, responses, kept=None) -> TokenScores:
         rows, width = self._place(prompts, responses)
         log_p, values, mask = (x[rows, :width] for x in (self.log_p, self.values, self.mask))
-        return Scored(log_p, values, mask)
+        return TokenScores(log_p, values, mask)
 
     def reference(self, prompts, responses, kept=None):
         rows, width = self._place(prompts, responses)

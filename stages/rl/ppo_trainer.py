@@ -12,17 +12,18 @@ import torch
 
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample_in_batches
-from stages.generation.sampling_params import SamplingParams, draw
-from stages.learning.experience import Experience, Update, experience, look
-from stages.learning.kl import KlController
-from stages.learning.losses import masked_mean
-from stages.learning.policy import Policy
-from stages.learning.ppo import ppo_epochs
-from stages.learning.rewards import Rewards, Scored
+from stages.generation.sampling_params import SamplingParams
+from stages.rl.collect_rollouts import collect_rollout
+from stages.rl.kl import KlController
+from stages.rl.losses import masked_mean
+from stages.rl.policy import Policy
+from stages.rl.ppo_update import update
+from stages.rl.rewards.shaping import RewardShaper, ShapedRewards
+from stages.rl.trajectory import Trajectory, Update, build_trajectory, score_rollout
 from stages.training.memory import track_peak_memory
 
 
-class Phases:
+class PhaseTimer:
     """Seconds, tokens a second and peak memory of each phase of an iteration."""
 
     def __init__(self):
@@ -42,11 +43,11 @@ class Phases:
 
 
 @dataclass
-class Engine:
+class PPOTrainer:
     """The parts of a run that an iteration uses. `microbatch_prompts` shrinks when memory does not suffice."""
 
     policy: Policy
-    rewards: Rewards
+    rewards: RewardShaper
     optimizer: torch.optim.Optimizer
     controller: KlController
     sampling: SamplingParams
@@ -67,12 +68,12 @@ class Engine:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        phases = Phases()
-        rollout = phases.run("rollout", _response_tokens, lambda: draw(
+        phases = PhaseTimer()
+        rollout = phases.run("rollout", _response_tokens, lambda: collect_rollout(
             self.policy, prompts, self.sampling, generator("sampling"), self.update.forward_prompts))
         scored = phases.run("score", lambda _: _all_tokens(rollout), lambda: self.rewards(
             rollout, update_statistics=True))
-        seen = phases.run("experience", lambda _: _all_tokens(rollout), lambda: experience(
+        seen = phases.run("experience", lambda _: _all_tokens(rollout), lambda: build_trajectory(
             self.policy, rollout, scored.rewards, self.controller.beta, self.update, self.keep_rollout_log_p))
         numbers = phases.run("update", lambda _: _all_tokens(rollout) * self.update.epochs, lambda: self._learn(
             seen, generator("minibatches"), only_values))
@@ -94,7 +95,7 @@ class Engine:
                 stop_ids=self.sampling.stop_ids,
             )
         scored = self.rewards(rollout, update_statistics=False)
-        kl, reward = look(self.policy, rollout, self.update.forward_prompts).sequence_kl(), float(scored.rewards.mean())
+        kl, reward = score_rollout(self.policy, rollout, self.update.forward_prompts).sequence_kl(), float(scored.rewards.mean())
         objective = reward * scored.scale - kl_coefficient * kl
         row = {"reward": reward, "kl": kl, "objective": objective, **scored.numbers(), **rollout.numbers()}
         return row, rollout, scored.rewards
@@ -115,15 +116,15 @@ class Engine:
         self.update = replace(self.update, microbatch_prompts=state["microbatch_prompts"])
         self.keep_rollout_log_p = state["keep_rollout_log_p"]
 
-    def _learn(self, seen: Experience, generator: torch.Generator, only_values: bool) -> dict:
+    def _learn(self, seen: Trajectory, generator: torch.Generator, only_values: bool) -> dict:
         if only_values:
             with self.policy.only_values():
                 return self._learn(seen, generator, only_values=False)
-        numbers = ppo_epochs(self.policy, self.optimizer, seen, self.update, generator)
+        numbers = update(self.policy, self.optimizer, seen, self.update, generator)
         self.update = replace(self.update, microbatch_prompts=numbers["microbatch_prompts"])
         return numbers
 
-    def _row(self, rollout: Rollout, scored: Scored, seen: Experience) -> dict[str, float]:
+    def _row(self, rollout: Rollout, scored: ShapedRewards, seen: Trajectory) -> dict[str, float]:
         kl, reward = seen.sequence_kl(), float(scored.rewards.mean())
         return {
             "reward": reward,

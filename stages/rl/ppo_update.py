@@ -9,18 +9,18 @@ from functools import partial
 
 import torch
 
-from stages.learning import losses
-from stages.learning.experience import Experience, Update, kept_of
-from stages.learning.kl import kl_k3
-from stages.learning.policy import Policy
+from stages.rl import losses
+from stages.rl.kl import kl_k3
+from stages.rl.policy import Policy
+from stages.rl.trajectory import Trajectory, Update, kept_of
 from stages.training.memory import find_executable_batch_size
 from stages.training.optimizers import InBackward, gradient_norm
 
 STATISTICS = ("policy_loss", "value_loss", "ratio", "clip_fraction", "update_kl")
 
 
-def ppo_epochs(
-    policy: Policy, optimizer: torch.optim.Optimizer, seen: Experience, update: Update, generator: torch.Generator
+def update(
+    policy: Policy, optimizer: torch.optim.Optimizer, seen: Trajectory, update: Update, generator: torch.Generator
 ) -> dict:
     """All epochs over one experience: every response once an epoch, in a fresh order. Returns statistics.
 
@@ -32,7 +32,7 @@ def ppo_epochs(
     for _ in range(update.epochs):
         order = torch.randperm(len(seen.prompts), generator=generator)
         for rows in order.split(update.minibatch_prompts):
-            numbers, microbatch = gradients_that_fit(policy, optimizer, seen, rows, update)
+            numbers, microbatch = backward_with_oom_retry(policy, optimizer, seen, rows, update)
             update = replace(update, microbatch_prompts=microbatch)
             log.append(_step(optimizer, numbers, update))
             if update.update_kl_limit is not None and log[-1]["update_kl"] > update.update_kl_limit:
@@ -40,8 +40,8 @@ def ppo_epochs(
     return _summary(log, update, stopped=False)
 
 
-def gradients_that_fit(
-    policy: Policy, optimizer, seen: Experience, rows: torch.Tensor, update: Update
+def backward_with_oom_retry(
+    policy: Policy, optimizer, seen: Trajectory, rows: torch.Tensor, update: Update
 ) -> tuple[dict[str, float], int]:
     """Leave the gradients of a minibatch, rows [b] of `seen`; means of STATISTICS, and the microbatch that fits."""
     call = partial(_gradients, policy, optimizer, seen, rows, update)
@@ -51,7 +51,7 @@ def gradients_that_fit(
 
 
 def _gradients(
-    policy: Policy, optimizer, seen: Experience, rows: torch.Tensor, update: Update, microbatch: int
+    policy: Policy, optimizer, seen: Trajectory, rows: torch.Tensor, update: Update, microbatch: int
 ) -> dict[str, float]:
     """Gradients of the microbatches add up to the minibatch's, normalised by its tokens; means of STATISTICS."""
     optimizer.zero_grad(set_to_none=True)
@@ -76,7 +76,7 @@ def _step(optimizer, numbers: dict[str, float], update: Update) -> dict[str, flo
 
 
 def _microbatch_loss(
-    policy: Policy, seen: Experience, rows: torch.Tensor, tokens: torch.Tensor, update: Update
+    policy: Policy, seen: Trajectory, rows: torch.Tensor, tokens: torch.Tensor, update: Update
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of some rows as their share of the minibatch's token mean, and STATISTICS summed over their tokens."""
     index = rows.tolist()

@@ -19,7 +19,7 @@ class StopRules:
 
 
 @dataclass
-class Stopper:
+class EarlyStopping:
     """What the rules remember; `reason` is None until one of them says stop, and then the first one's."""
 
     rules: StopRules

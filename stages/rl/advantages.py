@@ -4,28 +4,7 @@ from typing import Literal
 
 import torch
 
-from stages.learning.kl import ESTIMATORS
-from stages.learning.losses import masked_mean, masked_sum
-
-
-def token_rewards(
-    scores: torch.Tensor,
-    log_p: torch.Tensor,
-    log_ref: torch.Tensor,
-    mask: torch.Tensor,
-    beta: float,
-    kl_estimator: str = "k1",
-) -> torch.Tensor:
-    """-beta KL at every response token, plus the row's score [B] at its last (InstructGPT eq. 2); no gradient.
-
-    kl_estimator: a name of kl.ESTIMATORS. In a reward only k1's policy gradient is that of the KL, on average: k2 and
-    absolute are biased, and k3, unbiased as a number, also pulls the reference's mass in (trl#3240).
-    """
-    kl = ESTIMATORS[kl_estimator](log_p.detach(), log_ref.detach())
-    rewards = torch.where(mask.bool(), -beta * kl, 0.0)
-    last = mask.sum(-1).long() - 1
-    rewards[torch.arange(len(scores)), last] += scores
-    return rewards
+from stages.rl.losses import masked_mean, masked_sum
 
 
 def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float) -> torch.Tensor:

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 
 from stages.generation.text_metrics import has_code, repetition
-from stages.learning.published_reward import PublishedScorer
 from stages.recipe import user_functions
 from stages.reward_modeling.scorer import Scorer
+from stages.rl.rewards.classifier import PublishedScorer
 
 MODEL = "model"
 # To add a measure: one line, what of one response it reads and the function of it.
@@ -27,7 +27,7 @@ MEASURES: dict[str, tuple[Literal["text", "ids"], Callable]] = {
 
 
 @dataclass(frozen=True)
-class Source:
+class RewardFunction:
     """A named scorer.
 
     reads 'ids': score(prompts, responses) of token ids as sampled; 'text': score(questions, responses) of text.
@@ -59,22 +59,22 @@ class Source:
         return numbers
 
 
-def load_source(
+def load_reward_function(
     *, source: str, weight: float, reads: str, template: str, reward_model: Callable[[], Scorer], precision: str
-) -> Source:
+) -> RewardFunction:
     """What an entry of ppo.rewards names, loaded; ValueError in one line when there is no such thing.
 
     reward_model: gives the reward stage's scorer; called for 'model' only. reads, template: see recipe.RewardSource.
     """
     if source == MODEL:
-        return Source(source, weight, "ids", reward_model())
+        return RewardFunction(source, weight, "ids", reward_model())
     if source in MEASURES:
         kind, measure = MEASURES[source]
-        return Source(source, weight, kind, lambda _, responses: [float(measure(response)) for response in responses])
+        return RewardFunction(source, weight, kind, lambda _, responses: [float(measure(response)) for response in responses])
     if ":" in source:
-        return Source(source, weight, reads, _guarded(user_functions.load(source, "rewards")))
+        return RewardFunction(source, weight, reads, _guarded(user_functions.load(source, "rewards")))
     if "/" in source or Path(source).is_dir():
-        return Source(source, weight, "text", PublishedScorer(source, template, precision))
+        return RewardFunction(source, weight, "text", PublishedScorer(source, template, precision))
     raise ValueError(
         f"rewards: {source!r} is neither {MODEL!r}, nor a measure ({', '.join(MEASURES)}), nor package.module:function,"
         f" nor a folder or hub id of a classifier"

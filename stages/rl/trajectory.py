@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from stages.generation.rollout import Rollout
-from stages.learning.advantages import gae, token_rewards, whiten
-from stages.learning.policy import Policy
 from stages.modeling.packed.forward import chunks_by_length
+from stages.rl.advantages import gae, whiten
+from stages.rl.kl import kl_penalised_rewards
+from stages.rl.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RolloutScores:
     """A rollout batch under policy, reference and value head; tensors are [B, R], fp32, and 0 outside the mask."""
 
     log_p: torch.Tensor
@@ -46,7 +47,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Experience(Seen):
+class Trajectory(RolloutScores):
     """What the update learns from."""
 
     prompts: list[list[int]]
@@ -63,7 +64,7 @@ class Experience(Seen):
 
 
 @torch.no_grad()
-def look(policy: Policy, rollout: Rollout, forward_prompts: int, keep_rollout_log_p: bool = False) -> Seen:
+def score_rollout(policy: Policy, rollout: Rollout, forward_prompts: int, keep_rollout_log_p: bool = False) -> RolloutScores:
     """Score a rollout under policy, reference and value head, `forward_prompts` rows at a time, like lengths together.
 
     keep_rollout_log_p: take the sampler's log-probabilities and values; only where startup.py found them equal to a
@@ -83,29 +84,29 @@ def look(policy: Policy, rollout: Rollout, forward_prompts: int, keep_rollout_lo
             log_p, values, mask = policy(*texts)
         for number, part in enumerate((log_p, log_ref, values, mask)):
             found[number, rows, : part.shape[1]] = part.to(found)
-    return Seen(*found)
+    return RolloutScores(*found)
 
 
-def kept_of(rollout: Rollout | Experience, rows: list[int]) -> torch.Tensor | None:
+def kept_of(rollout: Rollout | Trajectory, rows: list[int]) -> torch.Tensor | None:
     """The tokens that these rows' responses were drawn among, if a filter was on."""
     return None if rollout.kept is None else rollout.kept[rows]
 
 
-def experience(
+def build_trajectory(
     policy: Policy,
     rollout: Rollout,
     scores: torch.Tensor,
     beta: float,
     update: Update,
     keep_rollout_log_p: bool = False,
-) -> Experience:
+) -> Trajectory:
     """Look at a rollout, and estimate the advantages of its tokens from scores [B] and the KL penalty."""
-    seen = look(policy, rollout, update.forward_prompts, keep_rollout_log_p)
-    rewards = token_rewards(scores.to(seen.log_p), seen.log_p, seen.log_ref, seen.mask, beta, update.kl_estimator)
+    seen = score_rollout(policy, rollout, update.forward_prompts, keep_rollout_log_p)
+    rewards = kl_penalised_rewards(scores.to(seen.log_p), seen.log_p, seen.log_ref, seen.mask, beta, update.kl_estimator)
     if update.whiten_rewards:
         rewards = whiten(rewards, seen.mask, variance=update.advantage_variance, keep_mean=True)
     advantages = gae(rewards, seen.values, seen.mask, update.gamma, update.gae_lambda)
-    return Experience(
+    return Trajectory(
         **vars(seen),
         prompts=rollout.prompts,
         responses=rollout.responses,

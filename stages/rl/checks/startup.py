@@ -11,11 +11,12 @@ from math import expm1
 import torch
 from torch import nn
 
-from stages.learning import agreement, losses
-from stages.learning.policy import Policy
 from stages.modeling import families, lora
 from stages.modeling.adapters import role_of
 from stages.modeling.tokenizer import check_special_tokens
+from stages.rl import losses
+from stages.rl.checks import logprob_agreement
+from stages.rl.policy import Policy
 from stages.stackexchange.prompt import adds_bos
 
 WAITING = ("lora_A", "lora_embedding_B")  # what multiplies a factor that starts at 0 has no gradient before it moves
@@ -84,20 +85,20 @@ def _check_agreement(policy: Policy, rollout, clip_range: float, microbatch_prom
 
     def verdict(deviation):
         share = deviation / clip_range
-        return "ok" if share <= agreement.WARN_SHARE else f"WARNING: rounding takes {share:.0%} of the clip range"
+        return "ok" if share <= logprob_agreement.WARN_SHARE else f"WARNING: rounding takes {share:.0%} of the clip range"
 
     rows = torch.arange(len(rollout.prompts)).split(microbatch_prompts)
-    log_p, values = agreement.forwarded(policy, rollout, rows)[:2]
-    kl = agreement.reference_kl(policy, rollout, log_p, rows)
-    line("KL to the reference", f"{kl:.2g}", f"limit {agreement.KL_LIMIT_NATS:g} nats a response")
-    noise, mean_noise = agreement.noise_floor(policy, rollout, microbatch_prompts, clip_range)
+    log_p, values = logprob_agreement.forwarded(policy, rollout, rows)[:2]
+    kl = logprob_agreement.reference_kl(policy, rollout, log_p, rows)
+    line("KL to the reference", f"{kl:.2g}", f"limit {logprob_agreement.KL_LIMIT_NATS:g} nats a response")
+    noise, mean_noise = logprob_agreement.noise_floor(policy, rollout, microbatch_prompts, clip_range)
     line("noise over batch compositions", f"{noise:.2g} nats", f"limit: clip {clip_range:g}", verdict(expm1(noise)))
-    deviation = agreement.ratio_deviation(policy, rollout, log_p, microbatch_prompts, mean_noise, clip_range)
+    deviation = logprob_agreement.ratio_deviation(policy, rollout, log_p, microbatch_prompts, mean_noise, clip_range)
     line("ratio of new to old", f"1 within {deviation:.2g}", "in the first epoch, nothing learnt", verdict(deviation))
-    apart = agreement.rollout_differences(rollout, log_p, values)
-    keep = agreement.may_keep(apart, values, clip_range)
+    apart = logprob_agreement.rollout_differences(rollout, log_p, values)
+    keep = logprob_agreement.may_keep(apart, values, clip_range)
     shown = "not given" if None in apart else f"{apart[0]:.2g} in log_p, {apart[1]:.2g} in values"
-    limit = f"limit {agreement.KEPT_SHARE * clip_range:g}"
+    limit = f"limit {logprob_agreement.KEPT_SHARE * clip_range:g}"
     line("rollout against a forward", shown, limit, "kept" if keep else "re-forwarded")
     return {
         "kl_nats": kl,

@@ -5,8 +5,8 @@ from typing import Literal
 
 import torch
 
-from stages.learning.reward_sources import MODEL, Source
-from stages.learning.running import RunningMoments
+from stages.rl.rewards.running_moments import RunningMoments
+from stages.rl.rewards.sources import MODEL, RewardFunction
 from stages.stackexchange.prompt import question_of
 
 NO_SPREAD = 1e-6  # rewards that differ by less are equal, and are not divided by their spread
@@ -26,7 +26,7 @@ class Shaping:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ShapedRewards:
     """rewards [B] fp32; parts: each source's unweighted scores [B] by name; scale: what the sums were divided by."""
 
     rewards: torch.Tensor
@@ -39,18 +39,18 @@ class Scored:
         return {**means, "reward_scale": self.scale}
 
 
-class Rewards:
+class RewardShaper:
     """The weighted sum of the sources, minus a baseline, divided by a scale, clipped, penalised.
 
     tokenizer: the policy's, which makes text of a rollout's ids for the sources that read text.
     """
 
-    def __init__(self, sources: list[Source], tokenizer, shaping: Shaping):
+    def __init__(self, sources: list[RewardFunction], tokenizer, shaping: Shaping):
         self.sources, self.tokenizer, self.shaping = sources, tokenizer, shaping
         self.running = RunningMoments()
         self.model_std = _model_std(sources) if shaping.reward_scaling == "model" else None
 
-    def __call__(self, rollout, *, update_statistics: bool) -> Scored:
+    def __call__(self, rollout, *, update_statistics: bool) -> ShapedRewards:
         """Rewards of a rollout (`prompts` and `responses` as lists of token ids, `ended` as a list of bool).
 
         update_statistics: True for a rollout that is trained on, which the running scale then counts in before it is
@@ -64,7 +64,7 @@ class Rewards:
         rewards = (total - self.shaping.reward_baseline) / scale
         if self.shaping.reward_clip is not None:
             rewards = rewards.clamp(-self.shaping.reward_clip, self.shaping.reward_clip)
-        return Scored(self._penalised(rewards, rollout), parts, scale)
+        return ShapedRewards(self._penalised(rewards, rollout), parts, scale)
 
     def state(self) -> dict[str, float]:
         """Plain numbers for a checkpoint's JSON."""
@@ -95,7 +95,7 @@ class Rewards:
         return torch.where(short, rewards - shaping.short_response_penalty, rewards)
 
 
-def _model_std(sources: list[Source]) -> float:
+def _model_std(sources: list[RewardFunction]) -> float:
     """The reward model's standard deviation on reference answers (reward_model.keep_scoring)."""
     std = next(source.score.std for source in sources if source.name == MODEL)
     if std is None or not std > NO_SPREAD:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from stages.learning.experience import kept_of
-from stages.learning.policy import Policy
+from stages.rl.policy import Policy
+from stages.rl.trajectory import kept_of
 
 KL_LIMIT_NATS = 1e-4  # a response; what rounding may make of an exact 0
 KEPT_SHARE = 0.005  # of the clip range: 1e-3 nats at 0.2, which no fp32 sampler comes near and no bf16 one keeps to

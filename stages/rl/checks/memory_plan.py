@@ -7,19 +7,19 @@ import torch
 
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
-from stages.learning.engine import Engine
-from stages.learning.experience import experience
-from stages.learning.ppo import gradients_that_fit
-from stages.learning.published_reward import PublishedScorer
-from stages.learning.reward_sources import Source
 from stages.modeling.packed.token_logprobs import chunk_tokens
 from stages.reward_modeling.ensemble import Ensemble
 from stages.reward_modeling.scorer import Scorer
+from stages.rl.ppo_trainer import PPOTrainer
+from stages.rl.ppo_update import backward_with_oom_retry
+from stages.rl.rewards.classifier import PublishedScorer
+from stages.rl.rewards.sources import RewardFunction
+from stages.rl.trajectory import build_trajectory
 from stages.training import memory, optimizers
 
 
 def memory_plan(
-    engine: Engine, optimizer_name: str, longest: list[list[int]], scorers: Mapping[str, object]
+    engine: PPOTrainer, optimizer_name: str, longest: list[list[int]], scorers: Mapping[str, object]
 ) -> list[str]:
     """Lines of the memory plan; every phase has run once on the longest prompts with responses of full length.
 
@@ -33,11 +33,11 @@ def memory_plan(
 
     def forward():
         engine.rewards(rollout, update_statistics=False)
-        made.append(experience(policy, rollout, torch.zeros(len(longest)), 0.0, engine.update))
+        made.append(build_trajectory(policy, rollout, torch.zeros(len(longest)), 0.0, engine.update))
 
     def update():
         rows = torch.arange(engine.update.minibatch_prompts)
-        _, size = gradients_that_fit(policy, engine.optimizer, made[0], rows, engine.update)
+        _, size = backward_with_oom_retry(policy, engine.optimizer, made[0], rows, engine.update)
         engine.update = replace(engine.update, microbatch_prompts=size)
 
     with optimizers.without_steps(engine.optimizer):
@@ -67,7 +67,7 @@ def memory_plan(
     return ["memory plan, at the longest prompts", *memory.table(rows)]
 
 
-def classifiers(sources: Sequence[Source], tokenizer) -> dict[str, tuple]:
+def classifiers(sources: Sequence[RewardFunction], tokenizer) -> dict[str, tuple]:
     """Name to (tokenizer, model) of the sources that are sequence classifiers."""
     return {name: (getattr(source.score, "tokenizer", tokenizer), model)
             for source in sources for name, model in _models_of(source.name, source.score).items()}

@@ -32,7 +32,7 @@ from stages.modeling.pretrained import save_adapter, save_adapters, save_model
 from stages.reward_modeling.shared_base import RewardAdapter, SharedScorer, add_reward_adapter
 
 
-class Scored(NamedTuple):
+class TokenScores(NamedTuple):
     """What a forward pass says of given responses; all [B, R], fp32, 0 outside the mask."""
 
     log_p: torch.Tensor
@@ -94,13 +94,13 @@ class Policy(nn.Module):
 
     def forward(
         self, prompts: list[list[int]], responses: list[list[int]], kept: torch.Tensor | None = None
-    ) -> Scored:
+    ) -> TokenScores:
         """Score the responses under the policy; kept: ids [B, R or more, K] that they were drawn among (Rollout)."""
         texts = pack_responses(prompts, responses, self.model.device)
         hidden = self._states(texts, POLICY)
         log_p = self._log_p(self.causal, hidden, texts, kept)
         values = self._head(hidden if self.samples_values else self._states(texts, VALUE))
-        return Scored(by_row(log_p, texts), by_row(values, texts), texts.mask)
+        return TokenScores(by_row(log_p, texts), by_row(values, texts), texts.mask)
 
     @torch.no_grad()
     def reference(

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from stages.learning.policy import Policy
 from stages.modeling.adapters import check_base, is_adapter
 from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
@@ -10,6 +9,7 @@ from stages.reward_modeling.ensemble import Ensemble, scorer_of
 from stages.reward_modeling.load import load_merged_reward
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import member_folders
+from stages.rl.policy import Policy
 
 
 def load_policy(
