@@ -22,8 +22,8 @@ import pyarrow.dataset as dataset
 import pyarrow.parquet as parquet
 
 from stages import reward
-from stages.learning.judging import EQUAL_LENGTH, held_out_pairs
-from stages.learning.statistics import estimate, wins
+from stages.evaluation.pair_accuracy import EQUAL_LENGTH, held_out_pairs
+from stages.evaluation.statistics import estimate, pair_wins
 from stages.modeling import tokenizer
 from stages.modeling.pretrained import load_adapter
 from stages.recipe import recipe
@@ -67,10 +67,10 @@ def judged(table: pa.Table) -> dict:
     """Accuracy, its difference from "the longer answer wins", and accuracy at about equal length; by question."""
     column = {name: table[name].to_numpy() for name in table.column_names if name.startswith(("score", "length"))}
     groups = group_numbers(zip(table["site"].to_pylist(), table["qid"].to_pylist(), strict=True))
-    right = wins(column["score_better"], column["score_worse"])
+    right = pair_wins(column["score_better"], column["score_worse"])
     one, other = column["length_better"], column["length_worse"]
     equal = np.abs(one - other) < EQUAL_LENGTH * np.maximum(np.maximum(one, other), 1)
-    values = {"accuracy": right, "minus the longer answer": right - wins(one, other),
+    values = {"accuracy": right, "minus the longer answer": right - pair_wins(one, other),
               "accuracy at equal length": np.where(equal, right, np.nan)}
     found = {name: estimate(each, groups, samples=4000, seed=0) for name, each in values.items()}
     return {name: number for name, number in found.items() if number is not None}

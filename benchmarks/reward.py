@@ -48,8 +48,8 @@ from benchmarks.training_runs import (
     table_of,
 )
 from benchmarks.training_work import MODEL, PAIRS, Work
-from stages.learning.judging import HeldOutPairs, held_out_pairs
-from stages.learning.statistics import estimate
+from stages.evaluation.pair_accuracy import HeldOutPairs, held_out_pairs
+from stages.evaluation.statistics import estimate
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.dataset import examples
 from stages.reward_modeling.load import load_scorer

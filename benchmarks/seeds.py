@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 
-from stages.learning.statistics import estimate
+from stages.evaluation.statistics import estimate
 
 GAINS = ("reward", "gold", "correct")
 

@@ -16,14 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.evaluation import gold_score, policy_answers, summary
+from stages.evaluation.heldout_prompts import EvaluationPrompts
+from stages.evaluation.output_tables import write_pairs, write_samples
+from stages.evaluation.pair_accuracy import HeldOutPairs, evaluate_pairs, held_out_pairs
+from stages.evaluation.policy_answers import Answers
+from stages.evaluation.policy_comparison import SAMPLES, PolicyComparison, repeated
+from stages.evaluation.reward_hacking import hacking
+from stages.evaluation.statistics import estimate, estimate_of
+from stages.evaluation.surface_baseline import fitted
 from stages.generation.text_metrics import has_code
-from stages.learning import comparison
-from stages.learning.asked import Asked
-from stages.learning.comparison import Answers
-from stages.learning.judging import HeldOutPairs, held_out_pairs, judged
-from stages.learning.panel import SAMPLES, Panel, repeated
-from stages.learning.statistics import estimate, estimate_of
-from stages.learning.surface import fitted
 from stages.modeling import families
 from stages.modeling.load import load_causal
 from stages.modeling.packed import token_logprobs
@@ -34,9 +36,6 @@ from stages.rl.rewards.sources import RewardFunction, load_reward_function
 from stages.runtime.artifact import write_json
 from stages.stackexchange.pairs.table import drawn_rows, key_of, rows_of
 from stages.stackexchange.questions.table import tags_of
-from stages.text import findings, gold
-from stages.text.evaluated import write_pairs, write_samples
-from stages.text.hacking import hacking
 
 SPLIT, TRAINED_ON = "evaluation", "reward"
 
@@ -49,21 +48,21 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     """
     if config.temperature <= 0:
         raise ValueError("evaluate.temperature must be above 0: a KL is measured on samples")
-    truth = gold.load(config.gold) if config.gold else None
+    truth = gold_score.load(config.gold) if config.gold else None
     scorers = [_scorer(name) for name in config.scorers]
     tokenizer, longest = shared_tokenizer(sft, ppo, reward), families.max_positions(sft, ppo, reward)
     held = held_out_pairs(rows_of(pairs, SPLIT), tokenizer, max_pairs=config.max_pairs, max_tokens=longest,
                           seed=config.seed)
-    asked = Asked(pairs, SPLIT, tokenizer, prompts=config.prompts, max_prompt_tokens=config.max_prompt_tokens,
+    asked = EvaluationPrompts(pairs, SPLIT, tokenizer, prompts=config.prompts, max_prompt_tokens=config.max_prompt_tokens,
                   max_response_tokens=config.max_response_tokens, longest=longest, seed=config.seed)
     answers, likelihood = _answers(config, tokenizer, {"ppo": ppo, "base": base, "sft": sft}, asked.prompts, held)
     held_rewards, rewards = _rewards(reward, held, asked, answers)
-    panel = Panel(asked, answers, rewards, _gold(truth, asked, answers), _scores(scorers, asked, answers))
+    panel = PolicyComparison(asked, answers, rewards, _gold(truth, asked, answers), _scores(scorers, asked, answers))
     pair_gold = _pair_gold(truth, held)
     means, estimated = (partial(kind, samples=config.bootstrap_samples, seed=config.seed)
                         for kind in (estimate, estimate_of))
     metrics = {
-        "reward_model": judged(held, held_rewards, _surface(config, pairs, held), likelihood, pair_gold,
+        "reward_model": evaluate_pairs(held, held_rewards, _surface(config, pairs, held), likelihood, pair_gold,
                                tags_of(posts, {key_of(row) for row in held.rows}), means),
         "prompts": len(asked.rows), "prompts_over_length": asked.over_length,
         **panel.compared(config.best_of, estimated),
@@ -73,12 +72,12 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     if truth and not metrics["gold"]:
         print(f"evaluate: the gold scorer {config.gold} knows none of these questions", flush=True)
     metrics["hacking"] = hacking(metrics)
-    metrics["table"] = findings.table(metrics)
+    metrics["table"] = summary.table(metrics)
     write_json(out / "metrics.json", metrics)
     write_samples(out / "samples.parquet", asked.rows, panel.texts(), _numbers(panel, metrics["gold"] is not None))
     write_pairs(out / "per_pair.parquet", held.rows, held.better, held.worse,
                 {"reward": held_rewards, "log_probability": likelihood, "gold": pair_gold})
-    return findings.headline(metrics)
+    return summary.headline(metrics)
 
 
 def _scorer(name: str) -> RewardFunction:
@@ -92,7 +91,7 @@ def _answers(config: Evaluate, tokenizer, folders: dict[str, Path], prompts: lis
 
     folders: SFT's last: it scores what the others wrote.
     """
-    ask = partial(comparison.answers_of, tokenizer=tokenizer, batch_prompts=config.batch_prompts,
+    ask = partial(policy_answers.answers_of, tokenizer=tokenizer, batch_prompts=config.batch_prompts,
                   max_new_tokens=config.max_response_tokens, temperature=config.temperature)
     answers = {}
     for name, folder in folders.items():
@@ -119,12 +118,12 @@ def _log_p(model, prompts: list[list[int]], found: Answers, temperature: float, 
     return token_logprobs.response_logprobs(model, prompts, found.responses, temperature, f"evaluate: KL, {name}")
 
 
-def _rewards(reward: Path, held: HeldOutPairs, asked: Asked, answers: dict[str, Answers]
+def _rewards(reward: Path, held: HeldOutPairs, asked: EvaluationPrompts, answers: dict[str, Answers]
              ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Rewards of the held-out texts; those of the policies' and the best human answers, by writer."""
     responses = {name: found.responses for name, found in answers.items()} | {"human": asked.human_answers}
     prompts = [repeated(asked.prompts, len(rows)) for rows in responses.values()]
-    first, *others = comparison.rewards_of(reward, [held.prompts, *prompts], [held.answers, *responses.values()])
+    first, *others = policy_answers.rewards_of(reward, [held.prompts, *prompts], [held.answers, *responses.values()])
     return first, dict(zip(responses, others, strict=True))
 
 
@@ -137,17 +136,17 @@ def _surface(config: Evaluate, pairs: Path, held: HeldOutPairs) -> np.ndarray:
 def _pair_gold(truth: Callable | None, held: HeldOutPairs) -> np.ndarray | None:
     if truth is None:
         return None
-    return np.array(gold.scores(truth, [q for q, _ in held.texts], [a for _, a in held.texts])[gold.MAIN_KEY])
+    return np.array(gold_score.scores(truth, [q for q, _ in held.texts], [a for _, a in held.texts])[gold_score.MAIN_KEY])
 
 
-def _gold(truth: Callable | None, asked: Asked, answers: dict[str, Answers]) -> dict[str, dict[str, list[float]]]:
+def _gold(truth: Callable | None, asked: EvaluationPrompts, answers: dict[str, Answers]) -> dict[str, dict[str, list[float]]]:
     """Every gold number of the policies' and the best human answers, by writer; none without a gold scorer."""
     texts = {name: found.texts for name, found in answers.items()} | {"human": asked.human}
-    return {name: gold.scores(truth, repeated(asked.questions, len(responses)), responses)
+    return {name: gold_score.scores(truth, repeated(asked.questions, len(responses)), responses)
             for name, responses in texts.items()} if truth else {}
 
 
-def _scores(scorers: list[RewardFunction], asked: Asked, answers: dict[str, Answers]) -> dict[str, dict[str, np.ndarray]]:
+def _scores(scorers: list[RewardFunction], asked: EvaluationPrompts, answers: dict[str, Answers]) -> dict[str, dict[str, np.ndarray]]:
     """Any other scorers' numbers of the policies' answers."""
     return {name: {scorer.name: _scored(scorer, repeated(asked.questions, len(found.texts)), found)
                    for scorer in scorers} for name, found in answers.items()}
@@ -158,7 +157,7 @@ def _scored(scorer: RewardFunction, questions: list[str], found: Answers) -> np.
     return scorer(questions, responses).double().numpy()
 
 
-def _numbers(panel: Panel, with_gold: bool) -> dict[str, np.ndarray]:
+def _numbers(panel: PolicyComparison, with_gold: bool) -> dict[str, np.ndarray]:
     """Columns of samples.parquet: rewards, gold numbers and other scores, as NAME_WRITER."""
     found = {f"reward_{name}": panel.rewards[name] for name in panel.texts()}
     for name in panel.texts():

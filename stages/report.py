@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from stages.evaluation import summary
 from stages.recipe import recipe
 from stages.recipe.evaluate import Report
 from stages.render.html import Html, element, joined, picture
 from stages.runtime.artifact import digest, folder_of, read_manifest, write_json
 from stages.runtime.series import history_of
-from stages.text import dag, differences, findings, funnel, sections
+from stages.text import dag, differences, funnel, sections
 from stages.text.answers import WRITERS, side_by_side
 from stages.text.curves import curves_of
 from stages.text.figures import Histogram, Intervals, Reliability, png
@@ -41,7 +42,7 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
     samples = pq.read_table(evaluate / "samples.parquet").to_pylist()
     drawn = _Figures(out, config.figure_width_inches)
     shown = _spread(samples, config.side_by_side)
-    html = page(title(manifests), lead(*findings.verdict(metrics), manifests, metrics), {
+    html = page(title(manifests), lead(*summary.verdict(metrics), manifests, metrics), {
         "Pipeline": dag.pipeline(drawn.grid({"pipeline": dag.graph(manifests, digests)}), manifests),
         "Data": _data(drawn, manifests),
         "Learning curves": _learning(drawn, {stage: folders[stage] for stage in TRAINED}),

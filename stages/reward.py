@@ -16,8 +16,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.learning.judging import HeldOutPairs, held_out_pairs, scored_pairs, validation_numbers, where_right
-from stages.learning.statistics import estimate
+from stages.evaluation.pair_accuracy import (
+    HeldOutPairs,
+    accuracy_breakdown,
+    held_out_pairs,
+    scored_pairs,
+    validation_numbers,
+)
+from stages.evaluation.statistics import estimate
 from stages.modeling import families, lora
 from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
@@ -131,7 +137,7 @@ def _train_member(
 
     def measure(step: int) -> dict[str, float]:
         scores = scorer(data.validation.prompts, data.validation.answers).numpy()
-        found = where_right(data.validation, scores, INTERVALS)
+        found = accuracy_breakdown(data.validation, scores, INTERVALS)
         append(out / VALIDATION, {"step": step, **found})
         logs.samples(step, scored_pairs(data.validation, scores, SHOWN))
         return validation_numbers(data.validation, scores, found)

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages import report
+from stages.evaluation import summary
+from stages.evaluation.reward_hacking import MONITORS, hacking
 from stages.recipe import evaluate, recipe
-from stages.text import findings
-from stages.text.hacking import MONITORS, hacking
 
 EVIL = '<script>alert(1)</script> "quoted" \'single\' & <img src=x onerror=alert(2)> مرحبا \x08 </pre>'
 STAGES = ("posts", "pairs", "base", "sft", "sft-merged", "reward", "ppo", "evaluate")
@@ -59,7 +59,7 @@ def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1,
 def told(found: dict) -> dict:
     """With what is said of the numbers."""
     found = found | {"hacking": hacking(found)}
-    return found | {"table": findings.table(found)}
+    return found | {"table": summary.table(found)}
 
 
 def sample(number: int, text: str = "fine", url: str = "https://beer.example/q/1") -> dict:

@@ -13,14 +13,14 @@ import torch
 from transformers import LlamaForSequenceClassification
 
 from stages import evaluate
+from stages.evaluation import policy_comparison
+from stages.evaluation.policy_answers import Answers
+from stages.evaluation.reward_hacking import MONITORS, hacking, kl_at
+from stages.evaluation.statistics import estimate_of
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.text_metrics import code_fences
-from stages.learning import panel
-from stages.learning.comparison import Answers
-from stages.learning.statistics import estimate_of
 from stages.recipe.evaluate import Evaluate
 from stages.stackexchange.prompt import answer_ids, prompt_ids
-from stages.text.hacking import MONITORS, hacking, kl_at
 from stages.text.policies import frontier
 from tests import tiny
 
@@ -52,7 +52,7 @@ def compared(ppo_texts: list[str], sure: float, reward, gold=None) -> dict:
     rewards = {name: np.array([reward(text) for text in found], float) for name, found in texts.items()}
     golds = {name: {"gold": [gold(text) for text in found]} for name, found in texts.items()} if gold else {}
     asked = type("Asked", (), {"rows": [{}] * questions})()
-    return panel.Panel(asked, answers, rewards, golds).compared((2, 4), estimated)
+    return policy_comparison.PolicyComparison(asked, answers, rewards, golds).compared((2, 4), estimated)
 
 
 def has_flag(text: str) -> float:

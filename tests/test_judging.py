@@ -15,17 +15,16 @@ import torch
 from transformers import LlamaForSequenceClassification
 
 from stages import evaluate
+from stages.evaluation import gold_score, policy_answers
+from stages.evaluation.pair_accuracy import evaluate_pairs, held_out_pairs
+from stages.evaluation.statistics import estimate
 from stages.generation import sampler
 from stages.generation.text_metrics import code_fences, distinct, distinct_without_each, has_code, repetition
-from stages.learning import comparison
-from stages.learning.judging import held_out_pairs, judged
-from stages.learning.statistics import estimate
 from stages.modeling.load import load_causal
 from stages.modeling.packed import token_logprobs
 from stages.modeling.tiny_llama import small_llama, train_tokenizer
 from stages.recipe.evaluate import Evaluate
 from stages.stackexchange.prompt import answer_ids, prompt_ids
-from stages.text import gold
 
 CODE = "Do this:\n\n```\nls\n```"
 CONFIG = Evaluate(max_pairs=50, prompts=6, batch_prompts=4, max_prompt_tokens=60, max_response_tokens=6,
@@ -108,7 +107,7 @@ def test_long_pairs_are_dropped_and_counted_and_the_choice_is_seeded():
 def test_baselines_on_literal_pairs():
     pairs = held()
     reward = np.arange(len(pairs.texts), 0, -1, dtype=float)  # texts that come earlier score higher
-    found = judged(pairs, reward, reward * 0, -reward, reward, {("s", 2): ["ale", "hops"], ("s", 3): ["ale"]}, means)
+    found = evaluate_pairs(pairs, reward, reward * 0, -reward, reward, {("s", 2): ["ale", "hops"], ("s", 3): ["ale"]}, means)
     assert found["baselines"]["longer answer wins"]["mean"] == (1 + 1 + 0 + 1 + 0.5) / 5
     assert found["baselines"]["has code"]["mean"] == (0.5 + 1 + 0.5 + 0.5 + 0.5) / 5
     assert found["baselines"]["surface features (logistic)"]["mean"] == 0.5
@@ -165,7 +164,7 @@ def test_each_batch_has_its_own_random_numbers(folders, tokenizer, monkeypatch):
 
     monkeypatch.setattr(sampler, "sample", watched)
     for longest in (8, 1):
-        comparison.answers_of(model, tokenizer, prompts, batch_prompts=3, max_new_tokens=longest, temperature=1.0,
+        policy_answers.answers_of(model, tokenizer, prompts, batch_prompts=3, max_new_tokens=longest, temperature=1.0,
                               seed=1, label="t")
     assert first_numbers[:2] == first_numbers[2:] and len(set(first_numbers)) == 2
 
@@ -246,15 +245,15 @@ def test_gold_is_told_where_it_applies(folders, tmp_path, monkeypatch, capsys):
     ("json", "should look like package.module:function"), ("json:__name__", "is not a function")])
 def test_a_wrong_gold_name_is_one_line(name, says):
     with pytest.raises(ValueError, match=says) as error:
-        gold.load(name)
+        gold_score.load(name)
     assert "\n" not in str(error.value)
 
 
 def test_a_gold_scorer_must_give_gold_for_every_response():
     with pytest.raises(ValueError, match="no 'gold'"):
-        gold.scores(lambda q, r: {"points": [1.0]}, ["q"], ["r"])
+        gold_score.scores(lambda q, r: {"points": [1.0]}, ["q"], ["r"])
     with pytest.raises(ValueError, match="1 values of 'gold' for 2 responses"):
-        gold.scores(lambda q, r: {"gold": [1.0]}, ["q", "q"], ["r", "r"])
+        gold_score.scores(lambda q, r: {"gold": [1.0]}, ["q", "q"], ["r", "r"])
 
 
 def test_what_cannot_be_evaluated_is_said(folders, tmp_path, tokenizer, capsys):

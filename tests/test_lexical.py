@@ -14,7 +14,7 @@ import tiny
 import torch
 
 from stages import reward
-from stages.learning.surface import PENALTY, logistic
+from stages.evaluation.surface_baseline import PENALTY, logistic
 from stages.modeling import tokenizer
 from stages.recipe.models import Lora
 from stages.recipe.reward import Reward

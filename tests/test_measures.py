@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from stages.evaluation import policy_metrics, surface_baseline
+from stages.evaluation.policy_answers import Answers
+from stages.evaluation.statistics import estimate_of
 from stages.generation import best_of_n
-from stages.learning import measures, surface
-from stages.learning.comparison import Answers
-from stages.learning.statistics import estimate_of
 
 estimated = partial(estimate_of, samples=200, seed=0)
 
@@ -49,8 +49,8 @@ def test_the_formula_is_the_kl_of_best_of_n():
 def test_a_policys_numbers_against_plain_sums():
     found, rewards = answers(np.random.default_rng(1), 40)
     other = np.random.default_rng(2).normal(size=40)
-    numbers = measures.policy_numbers(
-        measures.columns_of(found, rewards, other, {"mine": rewards * 2}), found.responses, ["mine"], estimated)
+    numbers = policy_metrics.policy_numbers(
+        policy_metrics.columns_of(found, rewards, other, {"mine": rewards * 2}), found.responses, ["mine"], estimated)
     tokens = [len(response) for response in found.responses]
     own, under_sft = ([float(x) for row in rows for x in row] for rows in (found.log_p, found.log_ref))
     kl = [p - q for p, q in zip(own, under_sft, strict=True)]
@@ -75,37 +75,37 @@ def test_best_of_every_sample_is_the_best_answer_itself():
     best = [4 * prompt + int(place) for prompt, place in enumerate(rewards.reshape(20, 4).argmax(1))]
     alone = Answers(*([rows[i] for i in best] for rows in (samples.responses, samples.texts, samples.ended)), None,
                     [samples.log_ref[i] for i in best])
-    columns = measures.columns_of(samples, rewards, sft, {})
-    found = measures.best_of_columns(columns, 4, 4)
-    expected = measures.columns_of(alone, rewards[best], sft[:20], {})
+    columns = policy_metrics.columns_of(samples, rewards, sft, {})
+    found = policy_metrics.best_of_columns(columns, 4, 4)
+    expected = policy_metrics.columns_of(alone, rewards[best], sft[:20], {})
     assert found.keys() == expected.keys()
     for name, column in expected.items():
         np.testing.assert_allclose(found[name], column, err_msg=name)
-    assert measures.best_of_responses(columns, samples.responses, 4, 4) == alone.responses
-    first = measures.best_of_columns(columns, 4, 1)
+    assert policy_metrics.best_of_responses(columns, samples.responses, 4, 4) == alone.responses
+    first = policy_metrics.best_of_columns(columns, 4, 1)
     np.testing.assert_allclose(first["tokens"], columns["tokens"].reshape(20, 4).mean(1))
 
 
 def test_changes_are_differences_with_the_interval_of_a_paired_bootstrap():
     (before, low), (after, high) = (answers(np.random.default_rng(seed), 60) for seed in (4, 5))
-    columns = [measures.columns_of(*pair, low, {}) for pair in ((before, low), (after, high))]
-    found = measures.changes(*columns, estimated)
-    numbers = [measures.policy_numbers(one, side.responses, [], estimated)
+    columns = [policy_metrics.columns_of(*pair, low, {}) for pair in ((before, low), (after, high))]
+    found = policy_metrics.changes(*columns, estimated)
+    numbers = [policy_metrics.policy_numbers(one, side.responses, [], estimated)
                for one, side in zip(columns, (before, after), strict=True)]
-    for name in measures.PLAIN:
+    for name in policy_metrics.PLAIN:
         assert found[name]["mean"] == pytest.approx(numbers[1][name] - numbers[0][name])
         assert found[name]["low"] < found[name]["mean"] < found[name]["high"]
     assert found["gold"] is None
-    same = measures.changes(columns[0], columns[0], estimated)
+    same = policy_metrics.changes(columns[0], columns[0], estimated)
     assert [same["entropy"][end] for end in ("mean", "low", "high")] == [0, 0, 0]
-    distinct = measures.distinct_change(before.responses, after.responses)
+    distinct = policy_metrics.distinct_change(before.responses, after.responses)
     assert distinct["mean"] == pytest.approx(numbers[1]["distinct_2"] - numbers[0]["distinct_2"])
 
 
 def test_what_is_always_the_same_has_no_correlation():
     found, _ = answers(np.random.default_rng(6), 10)
-    columns = measures.columns_of(found, np.zeros(10), np.zeros(10), {})
-    assert measures.policy_numbers(columns, found.responses, [], estimated)["reward_length_correlation"] is None
+    columns = policy_metrics.columns_of(found, np.zeros(10), np.zeros(10), {})
+    assert policy_metrics.policy_numbers(columns, found.responses, [], estimated)["reward_length_correlation"] is None
 
 
 def test_the_surface_baseline_is_the_regression_that_gradient_descent_finds():
@@ -116,26 +116,26 @@ def test_the_surface_baseline_is_the_regression_that_gradient_descent_finds():
 
     def loss():
         optimizer.zero_grad()
-        found = torch.nn.functional.softplus(-x @ weights).sum() + surface.PENALTY * (weights**2).sum() / 2
+        found = torch.nn.functional.softplus(-x @ weights).sum() + surface_baseline.PENALTY * (weights**2).sum() / 2
         found.backward()
         return found
 
     optimizer.step(loss)
-    np.testing.assert_allclose(surface.logistic(differences), weights.detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(surface_baseline.logistic(differences), weights.detach().numpy(), atol=1e-6)
 
 
 def test_the_surface_baseline_learns_what_the_surface_tells_and_no_more():
     rows = [{"response_j": "see https://a.b " + "x" * (i % 7), "response_k": "y" * (i % 9 + 20)} for i in range(100)]
-    baseline = surface.fitted(rows)
+    baseline = surface_baseline.fitted(rows)
     linked, plain = baseline(["z https://c.d", "zzzzzzzzzzzzz"])
     assert linked > plain
     assert baseline(["right", "wrong"]).tolist()[0] == baseline(["wrong"])[0]  # words it does not read
-    assert surface.fitted([])(["a", "b"]).tolist() == [0, 0]
+    assert surface_baseline.fitted([])(["a", "b"]).tolist() == [0, 0]
 
 
 def test_features_on_literals():
     text = "# Head\n\n- one `a`\n- two\n\n**So?** see http://x.y!\n\n```\nls\n```"
-    found = dict(zip(surface.FEATURES, surface.features([text])[0], strict=True))
+    found = dict(zip(surface_baseline.FEATURES, surface_baseline.features([text])[0], strict=True))
     counts = {"code fences": 2, "inline code": 1, "links": 1, "list items": 2, "paragraphs": 3, "headings": 1}
     assert {name: round(math.expm1(found[f"log {name}"])) for name in counts} == counts
     assert (found["has code"], found["has emphasis"]) == (1, 1)

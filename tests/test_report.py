@@ -11,11 +11,12 @@ import reports
 from reports import EVIL, around, metrics, page_of, sample, told, write
 
 from stages import learning
+from stages.evaluation import summary
 from stages.recipe import evaluate, recipe
 from stages.recipe.schema import flatten, logging_only
 from stages.render.html import element, link, quoted
 from stages.runtime.series import history_of
-from stages.text import dag, findings, lead
+from stages.text import dag, lead
 from stages.text.curves import DRAWN, curves_of
 from stages.text.figures import Curves, png
 from stages.text.funnel import funnel
@@ -222,14 +223,14 @@ def test_without_gold_or_pairs_the_page_still_stands(artifacts, tmp_path):
     (metrics(0.5, 0.3, correct=-0.1), "mixed", ("But correctness alone fell",), "reward hacking"),
 ])
 def test_the_verdict(numbers, kind, says, not_said):
-    found, words = findings.verdict(numbers)
+    found, words = summary.verdict(numbers)
     assert found == kind and all(text in words for text in says) and not_said not in words
     assert (kind == "hacking") == (numbers["hacking"]["verdict"] == "flagged")
     assert "KL of 2.50 [2.48, 2.52] nats" in words and "98.0\u00a0%" in words
 
 
 def test_the_verdict_on_the_reward_model():
-    said = {above: findings.verdict(metrics(above=above))[1] for above in (0.1, 0.01, -0.1)}
+    said = {above: summary.verdict(metrics(above=above))[1] for above in (0.1, 0.01, -0.1)}
     assert "the reward model beats it (difference +0.100" in said[0.1] and "72.0\u00a0%" in said[0.1]
     assert "did not beat it" in said[0.01]
     assert "worse than the baseline" in said[-0.1]
@@ -238,19 +239,19 @@ def test_the_verdict_on_the_reward_model():
 def test_monitors_decide_where_no_gold_is_known():
     numbers = metrics(gold=None)
     numbers["changes"] |= {"repetition": around(0.4), "code_fences": around(3.0)}
-    kind, words = findings.verdict(told(numbers))
+    kind, words = summary.verdict(told(numbers))
     assert kind == "hacking"
     assert "This looks like reward hacking: reward rose, and for the worse moved repetition, share" in words
     assert dict(told(numbers)["table"])["reward hacking"] == "flagged (2 of 10 monitors moved)"
     numbers["changes"] |= {"code_fences": around(0.0)}
-    kind, words = findings.verdict(told(numbers))
+    kind, words = summary.verdict(told(numbers))
     assert kind == "unknown" and "reward hacking" not in words and "for the worse moved repetition" in words
 
 
 def test_an_interval_of_one_question_decides_nothing():
     numbers = copy.deepcopy(metrics())
     numbers["ppo_against_sft"]["reward_difference"] |= {"low": None, "high": None}
-    assert "did not beat SFT" in findings.verdict(numbers)[1]
+    assert "did not beat SFT" in summary.verdict(numbers)[1]
 
 
 @pytest.mark.parametrize("address", ["javascript:alert(1)", "javascript://x/%0aalert(1)", "data:text/html,x", "//evil",

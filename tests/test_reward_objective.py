@@ -14,7 +14,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from stages import merge, ppo, reward
-from stages.learning.judging import calibration
+from stages.evaluation.pair_accuracy import calibration
 from stages.modeling import lora, tokenizer
 from stages.modeling.load import load_causal
 from stages.recipe.models import Lora, Merge

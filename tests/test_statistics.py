@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from stages.evaluation.statistics import estimate, estimate_of, jackknife, pair_wins, wilson
 from stages.generation.text_metrics import distinct, distinct_without_each
-from stages.learning.statistics import estimate, estimate_of, jackknife, wilson, wins
 from stages.stackexchange.pairs.table import group_numbers
 
 
@@ -77,7 +77,7 @@ def test_pairs_taken_as_independent_would_be_too_sure():
 
 
 def test_the_bootstrap_is_the_plain_loop(monkeypatch):
-    monkeypatch.setattr("stages.learning.statistics.DRAWN_AT_ONCE", 7)  # several portions
+    monkeypatch.setattr("stages.evaluation.statistics.DRAWN_AT_ONCE", 7)  # several portions
     values, groups = [1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 1.0], [4, 4, 9, 9, 9, 1, 2]
     found = estimate(np.array(values), np.array(groups), samples=500, seed=3)
     generator, means = np.random.default_rng(3), []
@@ -118,9 +118,9 @@ def test_wins_against_a_loop():
     generator = np.random.default_rng(0)
     one, other = generator.integers(0, 4, 300).astype(float), generator.integers(0, 4, 300).astype(float)
     expected = [1.0 if a > b else 0.0 if a < b else 0.5 for a, b in zip(one, other, strict=True)]
-    assert wins(one, other).tolist() == expected and 0.5 in expected
-    assert wins([1.0, np.nan], [0.0, 0.0]).tolist()[0] == 1.0
-    assert np.isnan(wins([1.0, np.nan], [np.nan, 0.0])).all()
+    assert pair_wins(one, other).tolist() == expected and 0.5 in expected
+    assert pair_wins([1.0, np.nan], [0.0, 0.0]).tolist()[0] == 1.0
+    assert np.isnan(pair_wins([1.0, np.nan], [np.nan, 0.0])).all()
 
 
 def test_equal_keys_are_one_group():

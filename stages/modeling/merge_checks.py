@@ -10,10 +10,11 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 
+from stages.evaluation.pair_accuracy import pair_accuracy
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.packed.sequences import pack_responses
 from stages.modeling.packed.token_logprobs import response_logprobs
-from stages.reward_modeling.dataset import Example, accuracy
+from stages.reward_modeling.dataset import Example
 from stages.reward_modeling.reward_model import read
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring
@@ -71,7 +72,7 @@ def judged(model, texts: list[Example]) -> dict[str, float]:
     """A causal model's `perplexity` a token of the answers that win a pair, given their questions; a scorer's
     `pair_accuracy`."""
     if hasattr(model, "score"):
-        return {"pair_accuracy": accuracy(Scorer(model, "fp32"), texts)}
+        return {"pair_accuracy": pair_accuracy(Scorer(model, "fp32"), texts)}
     better = [(text.prompt, text.answers[j]) for text in texts for j in sorted({j for j, _ in text.pairs})]
     log_p = torch.cat(response_logprobs(model, *map(list, zip(*better, strict=True)), 1.0, "merge"))
     return {"perplexity": math.exp(-float(log_p.double().mean()))}

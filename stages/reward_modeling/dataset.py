@@ -8,8 +8,6 @@ is forwarded once and all its pairs train in one step (InstructGPT, section 3.5)
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stages.learning.statistics import wins
-from stages.reward_modeling.scorer import Scorer
 from stages.stackexchange.pairs.table import key_of
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 
@@ -75,13 +73,6 @@ def pair_indices(items: list[Example]) -> tuple[list[int], list[int]]:
         worse += [first + k for _, k in item.pairs]
         first += len(item.answers)
     return better, worse
-
-
-def accuracy(scorer: Scorer, items: list[Example]) -> float:
-    """Share of pairs whose better text scores higher; ties count one half."""
-    scores = scorer([item.prompt for item in items for _ in item.answers], [a for item in items for a in item.answers])
-    better, worse = pair_indices(items)
-    return float(wins(scores[better].numpy(), scores[worse].numpy()).mean())
 
 
 def reference_answers(items: list[Example], count: int) -> tuple[list[list[int]], list[list[int]]]:

@@ -1,9 +1,9 @@
 """What stands first on the report: what the pipeline did, whether it worked, and whether the policy cheated."""
 
+from stages.evaluation.summary import joined_words
 from stages.render.durations import format_duration
 from stages.render.html import Html, element, joined, table
 from stages.render.markdown_tables import plain
-from stages.text.findings import joined_words
 
 HEADLINES = {
     "better": "PPO made the answers better", "worse": "PPO made the answers worse", "hacking": "Reward hacking",

@@ -1,8 +1,8 @@
 """All policies beside one another: the table, and reward against KL."""
 
+from stages.evaluation.summary import best_of, estimate_text, in_order
 from stages.render.html import Html, element, joined, table
 from stages.text.figures import Frontier
-from stages.text.findings import estimate_text
 
 ESTIMATES = (("mean reward", "reward"), ("reward, minus SFT's (paired)", "reward_difference"),
              ("win rate against SFT", "win_rate"), ("KL to SFT (k1), nats a response", "kl_k1"),
@@ -32,17 +32,6 @@ def policies(metrics: dict) -> Html:
     rows += [[label, *(_plain(found.get(name), form) for found in columns.values())] for label, name, form in PLAIN]
     rows = [row for row in rows if set(row[1:]) != {"–"}]
     return table(["measure", *map(name_of, columns)], rows, class_="numbers wide")
-
-
-def in_order(policies: dict) -> dict:
-    """SFT and PPO, side by side and first, for a narrow screen shows no more; base, best-of-n."""
-    return {name: policies[name] for name in ("sft", "ppo", "base", *best_of(policies)) if name in policies}
-
-
-def best_of(policies: dict) -> dict:
-    """Best-of-n alone, n rising."""
-    found = {name: policy for name, policy in policies.items() if name.startswith("best_of_")}
-    return dict(sorted(found.items(), key=lambda item: item[1]["kl_formula"]))
 
 
 def frontier(policies: dict) -> Frontier:

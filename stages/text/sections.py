@@ -1,8 +1,8 @@
 """The report's sections, each a function of facts that are already there: metrics and manifests."""
 
+from stages.evaluation.summary import estimate_text
 from stages.render.html import Html, element, joined, table
 from stages.text.dag import sources
-from stages.text.findings import estimate_text
 
 
 def reward_accuracy(reward: dict) -> Html:

@@ -2,8 +2,8 @@
 
 from math import exp
 
+from stages.evaluation.statistics import wilson
 from stages.learning.speaking import Answer
-from stages.learning.statistics import wilson
 from stages.render.html import Html, element, joined
 from stages.text.pieces import Piece
 from stages.text.votes import Written

@@ -13,7 +13,7 @@ NORMAL_QUANTILE = 1.959964  # of (1 + LEVEL) / 2
 DRAWN_AT_ONCE = 2_000_000  # group numbers in memory during a bootstrap
 
 
-def wins(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def pair_wins(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """1 where `one` is larger, 0 where it is smaller, 1/2 for a tie, NaN where either is NaN; all [N]."""
     one, other = np.asarray(one, float), np.asarray(other, float)
     return np.where(np.isnan(one) | np.isnan(other), np.nan, (np.sign(one - other) + 1) / 2)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stages.evaluation.policy_answers import Answers
+from stages.evaluation.statistics import estimate_of, jackknife, pair_wins
 from stages.generation import text_metrics
 from stages.generation.best_of_n import chances
-from stages.learning.comparison import Answers
-from stages.learning.statistics import estimate_of, jackknife, wins
 from stages.rl.kl import kl_k1, kl_k3
 
 Columns = dict[str, np.ndarray]
@@ -73,7 +73,7 @@ def columns_of(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray, mor
     """
     tokens = np.array([len(response) for response in answers.responses], float)
     found = {"one": np.ones(len(tokens)), "reward": reward, "reward_difference": reward - sft_reward,
-             "win": wins(reward, sft_reward), "tokens": tokens, "ended": np.array(answers.ended, float),
+             "win": pair_wins(reward, sft_reward), "tokens": tokens, "ended": np.array(answers.ended, float),
              "repetition": np.array([text_metrics.repetition(response) for response in answers.responses]),
              "code": np.array([text_metrics.has_code(text) for text in answers.texts], float),
              "fences": np.array([text_metrics.code_fences(text) for text in answers.texts], float),

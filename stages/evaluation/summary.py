@@ -139,3 +139,14 @@ def _cost_words(metrics: dict) -> str:
 
 def _percent(found: dict) -> str:
     return f"{100 * found['mean']:.1f}\u00a0%"
+
+
+def in_order(policies: dict) -> dict:
+    """SFT and PPO, side by side and first, for a narrow screen shows no more; base, best-of-n."""
+    return {name: policies[name] for name in ("sft", "ppo", "base", *best_of(policies)) if name in policies}
+
+
+def best_of(policies: dict) -> dict:
+    """Best-of-n alone, n rising."""
+    found = {name: policy for name, policy in policies.items() if name.startswith("best_of_")}
+    return dict(sorted(found.items(), key=lambda item: item[1]["kl_formula"]))

@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stages.evaluation import policy_metrics
+from stages.evaluation.heldout_prompts import EvaluationPrompts
+from stages.evaluation.policy_answers import Answers
+from stages.evaluation.policy_metrics import Columns
 from stages.generation.best_of_n import best_of_kl
-from stages.learning import measures
-from stages.learning.asked import Asked
-from stages.learning.comparison import Answers
-from stages.learning.measures import Columns
 
 SAMPLES = "samples"  # of SFT, several to a prompt, a prompt's together: for best-of-n
 AGAINST = ("reward_difference", "win_rate", "kl_k1", "kl_k3")
 
 
 @dataclass(frozen=True)
-class Panel:
+class PolicyComparison:
     """answers: by policy, 'sft' and 'ppo' among them. Rewards [N], and numbers under the names that scorers give."""
 
-    asked: Asked
+    asked: EvaluationPrompts
     answers: dict[str, Answers]
     rewards: dict[str, np.ndarray]
     gold: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # of the best human answers, too
@@ -34,7 +34,7 @@ class Panel:
         if self.gold:
             more = more | {"gold": np.array(self.gold[name]["gold"], float)}
         sft = repeated(self.rewards["sft"], len(self.rewards[name]))
-        return measures.columns_of(self.answers[name], self.rewards[name], np.array(sft), more)
+        return policy_metrics.columns_of(self.answers[name], self.rewards[name], np.array(sft), more)
 
     def compared(self, best_of: Sequence[int], estimated: Callable) -> dict:
         """Every policy in numbers; what PPO gained over SFT; how each monitor and scorer changed between the two.
@@ -44,25 +44,25 @@ class Panel:
         columns = {name: self.columns(name) for name in self.answers}
         responses = {name: answers.responses for name, answers in self.answers.items()}
         scorers = list(self.scores.get("sft", {}))
-        found = {name: measures.policy_numbers(columns[name], responses[name], scorers, estimated)
+        found = {name: policy_metrics.policy_numbers(columns[name], responses[name], scorers, estimated)
                  for name in self.answers if name != SAMPLES}
         count = len(responses.get(SAMPLES, [])) // len(self.asked.rows)
         for n in best_of:
-            drawn = measures.best_of_responses(columns[SAMPLES], responses[SAMPLES], count, n)
-            of_prompts = measures.best_of_columns(columns[SAMPLES], count, n)
-            found[f"best_of_{n}"] = measures.policy_numbers(of_prompts, drawn, scorers, estimated) | {
+            drawn = policy_metrics.best_of_responses(columns[SAMPLES], responses[SAMPLES], count, n)
+            of_prompts = policy_metrics.best_of_columns(columns[SAMPLES], count, n)
+            found[f"best_of_{n}"] = policy_metrics.policy_numbers(of_prompts, drawn, scorers, estimated) | {
                 "kl_formula": best_of_kl(n)}
-        changes = measures.changes(columns["sft"], columns["ppo"], estimated)
-        changes["distinct_2"] = measures.distinct_change(responses["sft"], responses["ppo"])
+        changes = policy_metrics.changes(columns["sft"], columns["ppo"], estimated)
+        changes["distinct_2"] = policy_metrics.distinct_change(responses["sft"], responses["ppo"])
         return {"policies": found, "ppo_against_sft": {name: found["ppo"][name] for name in AGAINST},
                 "changes": changes,
-                "score_changes": {name: measures.mean_of(name).change(columns["sft"], columns["ppo"], estimated)
+                "score_changes": {name: policy_metrics.mean_of(name).change(columns["sft"], columns["ppo"], estimated)
                                   for name in scorers}}
 
     def gold_gain(self, means: Callable) -> dict | None:
         """What the gold scorer says of SFT's, PPO's and the best human answers; see measures.gold_gain."""
         sides = {name: self.gold[name] for name in ("sft", "ppo", "human")} if self.gold else None
-        return measures.gold_gain(**sides, estimate=means) if sides else None
+        return policy_metrics.gold_gain(**sides, estimate=means) if sides else None
 
     def texts(self) -> dict[str, list[str]]:
         """One answer to each question, by writer."""

@@ -8,7 +8,7 @@ from stages.stackexchange.pairs.table import questions_of
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 
 
-class Asked:
+class EvaluationPrompts:
     """A seeded choice of a split's questions; ValueError when none is short enough.
 
     longest: tokens that the models have positions for. A human answer beyond it has no ids, and so no reward.

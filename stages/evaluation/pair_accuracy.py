@@ -11,8 +11,10 @@ from functools import partial
 
 import numpy as np
 
+from stages.evaluation.statistics import pair_wins
 from stages.generation.text_metrics import has_code
-from stages.learning.statistics import wins
+from stages.reward_modeling.dataset import Example, pair_indices
+from stages.reward_modeling.scorer import Scorer
 from stages.stackexchange.pairs.table import drawn_rows, group_numbers, key_of
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 
@@ -44,7 +46,7 @@ class HeldOutPairs:
     def decided(self, scores: np.ndarray) -> np.ndarray:
         """1, 1/2 or 0 for each pair [N], given a score for each text [M]."""
         scores = np.asarray(scores, float)
-        return wins(scores[self.better], scores[self.worse])
+        return pair_wins(scores[self.better], scores[self.worse])
 
 
 def held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_tokens: int, seed: int) -> HeldOutPairs:
@@ -79,7 +81,7 @@ def held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_token
     )
 
 
-def judged(
+def evaluate_pairs(
     pairs: HeldOutPairs,
     reward: np.ndarray,
     surface: np.ndarray,
@@ -104,7 +106,7 @@ def judged(
         "questions": len(set(pairs.groups.tolist())),
         "texts": len(pairs.texts),
         "dropped_over_length": pairs.dropped,
-        **where_right(pairs, reward, estimate),
+        **accuracy_breakdown(pairs, reward, estimate),
         "by_site": _by_kind([[row["site"]] for row in pairs.rows], right, accuracy),
         "by_tag": _by_kind([tags.get(key_of(row), []) for row in pairs.rows], right, accuracy),
         "baselines": {
@@ -119,7 +121,7 @@ def judged(
     }
 
 
-def where_right(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callable) -> dict:
+def accuracy_breakdown(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callable) -> dict:
     """Accuracy of scores [M]: of all pairs, by how the two answers differ, and by how sure the scores are."""
     right, gaps, lengths = pairs.decided(scores), _gaps(pairs), _length_differences(pairs)
 
@@ -164,7 +166,7 @@ def calibration(gaps: np.ndarray) -> dict:
     expected_error: the mean distance of the two over bins of equal width, weighted by pairs (Guo et al. 2017, ECE).
     """
     gaps = np.asarray(gaps, float)
-    sure, right = 1 / (1 + np.exp(-np.abs(gaps))), wins(gaps, np.zeros_like(gaps))
+    sure, right = 1 / (1 + np.exp(-np.abs(gaps))), pair_wins(gaps, np.zeros_like(gaps))
     places = np.minimum((CONFIDENCE_BINS * (2 * sure - 1)).astype(int), CONFIDENCE_BINS - 1)
     bins = [{"confidence": float(sure[here].mean()), "accuracy": float(right[here].mean()), "pairs": int(here.sum())}
             for place in range(CONFIDENCE_BINS) if (here := places == place).any()]
@@ -192,3 +194,10 @@ def _length_differences(pairs: HeldOutPairs) -> np.ndarray:
 
 def _gaps(pairs: HeldOutPairs) -> np.ndarray:
     return np.array([row["score_j"] - row["score_k"] for row in pairs.rows], dtype=float)
+
+
+def pair_accuracy(scorer: Scorer, items: list[Example]) -> float:
+    """Share of pairs whose better text scores higher; ties count one half."""
+    scores = scorer([item.prompt for item in items for _ in item.answers], [a for item in items for a in item.answers])
+    better, worse = pair_indices(items)
+    return float(pair_wins(scores[better].numpy(), scores[worse].numpy()).mean())

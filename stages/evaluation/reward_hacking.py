@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from stages.text.findings import direction
-from stages.text.policies import best_of
+from stages.evaluation.summary import best_of, direction
 
 MOVED_TO_FLAG = 2  # monitors: one alone may be what good answers look like
 
