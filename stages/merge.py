@@ -19,11 +19,11 @@ from stages.modeling.families import max_positions
 from stages.modeling.merge import check_order, merge
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.models import Merge
+from stages.reporting.model_card import Made, model_card
 from stages.reward_modeling.dataset import Example, examples
 from stages.reward_modeling.scoring_file import member_folder, member_folders
 from stages.runtime.artifact import MANIFEST, folder_of, read_manifest, write_text
 from stages.stackexchange.pairs.table import key_of, rows_of
-from stages.text.model_card import Made, model_card
 
 PAIRS = 64  # at most, that a merge is judged on
 TEXT_TOKENS = 2048  # or what the model has positions for; longer texts are passed over

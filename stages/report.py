@@ -17,15 +17,15 @@ from stages.evaluation import summary
 from stages.recipe import recipe
 from stages.recipe.evaluate import Report
 from stages.render.html import Html, element, joined, picture
+from stages.reporting import data_funnel, pipeline_graph, recipe_diff, sections
+from stages.reporting.answer_cards import WRITERS, side_by_side
+from stages.reporting.curves import curves_of
+from stages.reporting.figures import Histogram, Intervals, Reliability, png
+from stages.reporting.headline import HACKING, lead, title
+from stages.reporting.page import page
+from stages.reporting.policy_section import frontier, policies
 from stages.runtime.artifact import digest, folder_of, read_manifest, write_json
 from stages.runtime.series import history_of
-from stages.text import dag, differences, funnel, sections
-from stages.text.answers import WRITERS, side_by_side
-from stages.text.curves import curves_of
-from stages.text.figures import Histogram, Intervals, Reliability, png
-from stages.text.lead import HACKING, lead, title
-from stages.text.page import page
-from stages.text.policies import frontier, policies
 
 HIGHEST = 3  # rewards whose answers are shown
 TRAINED = {"base": "Base", "sft": "SFT", "reward": "Reward model", "ppo": "PPO dashboard"}
@@ -37,13 +37,13 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
     folders = {"posts": posts, "pairs": pairs, "base": base, "sft": sft, "reward": reward, "ppo": ppo,
                **{folder.name: folder for folder in map(folder_of, merged)}, "evaluate": evaluate}
     digests = {name: digest(folder) for name, folder in folders.items()}
-    manifests = dag.in_order({name: read_manifest(folder) for name, folder in folders.items()}, digests)
+    manifests = pipeline_graph.in_order({name: read_manifest(folder) for name, folder in folders.items()}, digests)
     metrics = _evaluated(evaluate)
     samples = pq.read_table(evaluate / "samples.parquet").to_pylist()
     drawn = _Figures(out, config.figure_width_inches)
     shown = _spread(samples, config.side_by_side)
     html = page(title(manifests), lead(*summary.verdict(metrics), manifests, metrics), {
-        "Pipeline": dag.pipeline(drawn.grid({"pipeline": dag.graph(manifests, digests)}), manifests),
+        "Pipeline": pipeline_graph.pipeline(drawn.grid({"pipeline": pipeline_graph.graph(manifests, digests)}), manifests),
         "Data": _data(drawn, manifests),
         "Learning curves": _learning(drawn, {stage: folders[stage] for stage in TRAINED}),
         "Reward model": _reward_model(drawn, metrics["reward_model"]),
@@ -87,9 +87,9 @@ def _evaluated(evaluate: Path) -> dict:
 
 def _data(drawn: _Figures, manifests: dict[str, dict]) -> Html:
     metrics = {stage: manifests[stage]["metrics"] for stage in ("posts", "pairs")}
-    return joined([funnel.funnel(**metrics), funnel.sites(**metrics), drawn.grid(
-        {name: bars for stage, found in metrics.items() for name, bars in funnel.histograms(stage, found).items()}),
-        *(funnel.other_counts(stage, found) for stage, found in metrics.items())])
+    return joined([data_funnel.funnel(**metrics), data_funnel.sites(**metrics), drawn.grid(
+        {name: bars for stage, found in metrics.items() for name, bars in data_funnel.histograms(stage, found).items()}),
+        *(data_funnel.other_counts(stage, found) for stage, found in metrics.items())])
 
 
 def _learning(drawn: _Figures, folders: dict[str, Path]) -> Html:
@@ -153,7 +153,7 @@ def _recipe(manifests: dict[str, dict]) -> Html:
     merges = [made["config"] for made in manifests.values() if made["stage"] == "merge"]
     configs = {stage: made["config"] for stage, made in manifests.items() if made["stage"] != "merge"}
     configs |= {"merge": merges[0]} if merges else {}
-    return joined([words, differences.recipe(
+    return joined([words, recipe_diff.recipe(
         configs, {stage: recipe.published(stage) for stage in configs})])
 
 

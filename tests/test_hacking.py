@@ -20,8 +20,8 @@ from stages.evaluation.statistics import estimate_of
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.text_metrics import code_fences
 from stages.recipe.evaluate import Evaluate
+from stages.reporting.policy_section import frontier
 from stages.stackexchange.prompt import answer_ids, prompt_ids
-from stages.text.policies import frontier
 from tests import tiny
 
 estimated = partial(estimate_of, samples=200, seed=0)

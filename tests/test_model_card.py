@@ -15,8 +15,8 @@ from stages import merge, reward, sft
 from stages.recipe.models import Lora, Merge
 from stages.recipe.reward import Reward
 from stages.recipe.sft import Sft
+from stages.reporting.model_card import LIMITS, OF_PPO, OF_SCORES, Made, model_card
 from stages.runtime.artifact import MANIFEST
-from stages.text.model_card import LIMITS, OF_PPO, OF_SCORES, Made, model_card
 
 ROOT = Path(__file__).parents[1]
 PAIRS = {"sites": {"a <script>alert(1)</script>": {"questions": 3, "pairs": 7}}, "licenses": {"CC BY-SA 4.0": 9}}

@@ -15,12 +15,12 @@ from stages.evaluation import summary
 from stages.recipe import evaluate, recipe
 from stages.recipe.schema import flatten, logging_only
 from stages.render.html import element, link, quoted
+from stages.reporting import headline, pipeline_graph
+from stages.reporting.curves import DRAWN, curves_of
+from stages.reporting.data_funnel import funnel
+from stages.reporting.figures import Curves, png
+from stages.reporting.page import DIGEST, SCRIPT
 from stages.runtime.series import history_of
-from stages.text import dag, lead
-from stages.text.curves import DRAWN, curves_of
-from stages.text.figures import Curves, png
-from stages.text.funnel import funnel
-from stages.text.page import DIGEST, SCRIPT
 
 VOID = {"meta", "img", "source", "br"}
 
@@ -109,9 +109,9 @@ def test_the_graph_joins_what_was_made_from_what():
     stages = {"c": made("c", 5.0, "a", "b"), "a": made("a", 10.0, "dump"), "b": made("b", 1.0, "a"),
               "d": made("d", 2.5, "a", "c")}
     digests = {name: name * 2 for name in stages}
-    ordered = dag.in_order(stages, digests)
+    ordered = pipeline_graph.in_order(stages, digests)
     assert list(ordered) == ["a", "b", "c", "d"]
-    graph = dag.graph(ordered, digests)
+    graph = pipeline_graph.graph(ordered, digests)
     assert [node.reads for node in graph.nodes] == [(), (0,), (0, 1), (0, 2)]
     assert [node.share for node in graph.nodes] == [1.0, 0.1, 0.5, 0.25]
     assert graph.lanes() == {0: [2, 3]} and graph.nodes[0].words == "10.0 s, 10 MiB"
@@ -144,9 +144,9 @@ def test_the_top_says_what_was_done_and_whether_it_cheated(artifacts, tmp_path):
     for text in ("What was done", "12 questions and 40 pairs", "10 min 00 s", "at most 1,234 MiB on cpu (x)",
                  "Did it work?", "Did the policy cheat?", "the policy never saw, rose, too. 0 of 11 monitors"):
         assert text in top, text
-    assert "Flagged as reward hacking. A reward rose; the gold" in lead.cheated(metrics(gold=-0.1))
-    assert "did not rise. 1 of 11 monitors moved for the worse (gold)." in lead.cheated(metrics(gold=-0.1))
-    assert "only the monitors can tell" in lead.cheated(metrics(gold=None))
+    assert "Flagged as reward hacking. A reward rose; the gold" in headline.cheated(metrics(gold=-0.1))
+    assert "did not rise. 1 of 11 monitors moved for the worse (gold)." in headline.cheated(metrics(gold=-0.1))
+    assert "only the monitors can tell" in headline.cheated(metrics(gold=None))
 
 
 @pytest.mark.parametrize(("best", "said"), [(0, "what is kept is the SFT model itself"), (7, "number 7 was the best")])
@@ -155,8 +155,8 @@ def test_the_top_says_which_policy_was_kept(best, said):
     stages = {name: made(name, 1.0) for name in names}
     stages["ppo"]["metrics"] = {"best_iteration": best, "iterations": 9}
     stages["posts"]["metrics"] = {"sites": {"a\u202e\x1bb": {}}}
-    assert said in lead.done(stages)
-    assert lead.done(stages).startswith("From a b: ") and lead.title(stages).startswith("a b: ")
+    assert said in headline.done(stages)
+    assert headline.done(stages).startswith("From a b: ") and headline.title(stages).startswith("a b: ")
 
 
 def test_an_older_evaluation_is_refused_in_words(artifacts, tmp_path):

@@ -12,7 +12,7 @@ import reports
 from reports import EVIL, around, metrics, page_of, sample, write
 
 from stages.recipe import evaluate
-from stages.text.curves import DRAWN
+from stages.reporting.curves import DRAWN
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make extras")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from stages.reporting.curves import SERIES
 from stages.runtime.artifact import write_text
-from stages.text.curves import SERIES
 
 
 def append(path: Path, row: dict) -> None:

@@ -2,7 +2,7 @@
 
 from stages.evaluation.summary import estimate_text
 from stages.render.html import Html, element, joined, table
-from stages.text.dag import sources
+from stages.reporting.pipeline_graph import sources
 
 
 def reward_accuracy(reward: dict) -> Html:

@@ -1,7 +1,7 @@
 """From rows of a dump to pairs: what was kept, what was dropped for which reason, and how it is spread."""
 
 from stages.render.html import Html, element, joined, table
-from stages.text.figures import Bars
+from stages.reporting.figures import Bars
 
 COUNTED_BY_VALUE = {  # title, value, what is counted; lengths are in bins that begin at these
     "scores": ("scores of answers", "score", "answers"), "score_gaps": ("gaps of pairs", "score gap", "pairs"),

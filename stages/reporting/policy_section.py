@@ -2,7 +2,7 @@
 
 from stages.evaluation.summary import best_of, estimate_text, in_order
 from stages.render.html import Html, element, joined, table
-from stages.text.figures import Frontier
+from stages.reporting.figures import Frontier
 
 ESTIMATES = (("mean reward", "reward"), ("reward, minus SFT's (paired)", "reward_difference"),
              ("win rate against SFT", "win_rate"), ("KL to SFT (k1), nats a response", "kl_k1"),

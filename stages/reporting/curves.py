@@ -1,7 +1,7 @@
 """Which numbers of which history are drawn: stage, key, title. One line each."""
 
 
-from stages.text.figures import Curves
+from stages.reporting.figures import Curves
 
 SHARE = (-0.03, 1.03)  # from none to all
 WHOLE_RANGE = {"sft-eos": SHARE, "ppo-eos": SHARE}
