@@ -16,14 +16,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stages.inspection.artifact_contents import contents
+from stages.inspection.text_pages import artifact_page, difference_page, runs_page
 from stages.recipe.recipe import Recipe, section
 from stages.render.terminal import escaped
 from stages.runtime.artifact import ArtifactError, folder_of
 from stages.runtime.lineage import ancestry, links, section_of, stale
 from stages.runtime.manifest import PARTIAL, Record, damaged_files, differing, is_record, record_of
 from stages.runtime.runs import last_written, runs
-from stages.text.contents import contents
-from stages.text.inspection import artifact_page, difference_page, runs_page
 
 CODE = ("stage", "commit", "python", "device", "versions")
 

@@ -14,10 +14,10 @@ import yaml
 from safetensors.numpy import save_file
 
 from stages import inspect
+from stages.inspection import jsonl_facts, parquet_facts
 from stages.render.terminal import WIDTH
 from stages.runtime import lineage
 from stages.runtime.artifact import MANIFEST, REQUEST, build, digest, publish, write_json
-from stages.text import series_facts, table_facts
 
 ROOT = Path(__file__).parents[1]
 EVIL = "\x1b[2J\x1b]0;title\x07 \u202egnp.exe \x9b31m \x7f end"
@@ -253,7 +253,7 @@ def test_last_metrics_are_the_newest_of_each_and_the_sample_is_the_last(begun, c
 
 
 def test_bounds_are_of_all_rows_and_the_rest_of_the_first(begun, capsys, monkeypatch):
-    monkeypatch.setattr(table_facts, "SAMPLE_ROWS", 4)
+    monkeypatch.setattr(parquet_facts, "SAMPLE_ROWS", 4)
     table, = facts(capsys, begun)["tables"]
     assert (table["rows"], table["files"], table["sample_rows"], len(table["head"])) == (10, 2, 4, 2)
     qid, text, tags = table["columns"]
@@ -266,16 +266,16 @@ def test_bounds_are_of_all_rows_and_the_rest_of_the_first(begun, capsys, monkeyp
 
 def test_a_sample_is_bounded_by_its_bytes(tmp_path, monkeypatch):
     pq.write_table(pa.table({"text": ["x" * 100_000] * 200}), tmp_path / "part-0.parquet", use_dictionary=False)
-    monkeypatch.setattr(table_facts, "SAMPLE_BYTES", 1_000_000)
-    found = table_facts.table_facts("t", {tmp_path / "part-0.parquet": 1})
+    monkeypatch.setattr(parquet_facts, "SAMPLE_BYTES", 1_000_000)
+    found = parquet_facts.table_facts("t", {tmp_path / "part-0.parquet": 1})
     assert found["rows"] == 200 and 10 <= found["sample_rows"] < 20
     assert len(found["head"][0]["text"]) == 300
 
 
 def test_the_end_of_a_long_series_is_read_alone(tmp_path, monkeypatch):
     (tmp_path / "s.jsonl").write_text("not a row\n" + "".join(f'{{"step": {n}}}\n' for n in range(100)) + '{"step": 1')
-    monkeypatch.setattr(series_facts, "TAIL_BYTES", 60)
-    rows, problems = series_facts.last_rows(tmp_path / "s.jsonl")
+    monkeypatch.setattr(jsonl_facts, "TAIL_BYTES", 60)
+    rows, problems = jsonl_facts.last_rows(tmp_path / "s.jsonl")
     assert [row["step"] for row in rows] == [97, 98, 99] and problems == ["s.jsonl: 1 lines at its end are no rows"]
 
 

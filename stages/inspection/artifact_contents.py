@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stages.inspection.jsonl_facts import last_rows, last_values
+from stages.inspection.parquet_facts import table_facts
+from stages.inspection.safetensors_facts import weight_facts
 from stages.render.terminal import brief
-from stages.text.series_facts import last_rows, last_values
-from stages.text.table_facts import table_facts
-from stages.text.weight_facts import weight_facts
 
 CHECKPOINTS = "checkpoints"
 HISTORY, SAMPLES = "history.jsonl", "samples.jsonl"
