@@ -31,7 +31,7 @@ def serve(asked: argparse.Namespace) -> None:
     check(asked.run)
     check_port(asked.host, asked.port)
     os.environ |= STAY_HERE
-    from stages.web import page
+    from stages.chat import page
     blocks = page.page(talk_of(asked), f"Talking to {asked.run}", defaults_of(asked.run))
     page.serve(blocks, asked.host, asked.port)
 
@@ -59,9 +59,9 @@ def check_port(host: str, port: int) -> None:
 
 def talk_of(asked: argparse.Namespace):
     """What is behind the page: models in memory, held-out questions, the folder of votes."""
-    from stages.learning.speaking import BEST_OF_N, Speakers
-    from stages.text.votes import Votes
-    from stages.web.talk import Talk
+    from stages.chat.controller import ChatController
+    from stages.chat.streaming import BEST_OF_N, ChatModels
+    from stages.chat.votes import Votes
     folders = {"SFT": asked.run / "sft-merged", "PPO": asked.run / "ppo-merged"}
     for name, folder in asked.model:
         if name in folders or name == BEST_OF_N:
@@ -71,7 +71,7 @@ def talk_of(asked: argparse.Namespace):
     digests = {name: digest_of(folder) for name, folder in folders.items()}
     digests[BEST_OF_N] = f"{digests['SFT']} by {digest_of(reward)}"
     print(f"demo: loading {', '.join(folders)} and the reward model", flush=True)
-    return Talk(Speakers(folders, reward, asked.precision), asked.run / "pairs",
+    return ChatController(ChatModels(folders, reward, asked.precision), asked.run / "pairs",
                 Votes(asked.votes or asked.run / "votes"), digests)
 
 

@@ -21,20 +21,20 @@ import talking
 import torch
 
 from stages import demo, reward
+from stages.chat import views
+from stages.chat import votes as votes_module
+from stages.chat.controller import ChatController
+from stages.chat.streaming import BEST_OF_N, ChatModels, SamplingSettings
+from stages.chat.token_text import Pieces
+from stages.chat.votes import TIES, TYPED, VOTES, Question, Votes, Written, models_of, vote_row
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import sample
-from stages.learning.speaking import BEST_OF_N, Manner, Speakers
 from stages.modeling.load import AutoModelForCausalLM
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.recipe.recipe import load
 from stages.reward_modeling.load import load_merged_reward
 from stages.runtime import command
 from stages.stackexchange.pairs.table import SCHEMA, rows_of
-from stages.text import votes as votes_module
-from stages.text.pieces import Pieces
-from stages.text.votes import TIES, TYPED, VOTES, Question, Votes, Written, models_of, vote_row
-from stages.web import show
-from stages.web.talk import Talk
 
 QUESTION = "which flag do I use to open the port"
 HOW = {"temperature": 0.7, "most_tokens": 40, "samples": 4}
@@ -47,15 +47,15 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def speakers(run):
-    return Speakers({"SFT": run / "sft-merged", "PPO": run / "ppo-merged"}, run / "reward-merged")
+    return ChatModels({"SFT": run / "sft-merged", "PPO": run / "ppo-merged"}, run / "reward-merged")
 
 
 @pytest.fixture
 def talk(speakers, run, tmp_path):
-    return Talk(speakers, run / "pairs", Votes(tmp_path / "votes"), {"SFT": "aa", "PPO": "bb", BEST_OF_N: "aa by cc"})
+    return ChatController(speakers, run / "pairs", Votes(tmp_path / "votes"), {"SFT": "aa", "PPO": "bb", BEST_OF_N: "aa by cc"})
 
 
-def asked(speakers, manner: Manner, name: str):
+def asked(speakers, manner: SamplingSettings, name: str):
     """The prompt, and every number that an answer had while it grew, with the answer."""
     prompt, grown = speakers.prompt(QUESTION, manner), []
     for answer in speakers.answer(name, prompt, manner):
@@ -63,7 +63,7 @@ def asked(speakers, manner: Manner, name: str):
     return prompt, grown, answer
 
 
-def sampled(speakers, name: str, prompts: list, manner: Manner) -> list[list[int]]:
+def sampled(speakers, name: str, prompts: list, manner: SamplingSettings) -> list[list[int]]:
     return sample(speakers.models[name], prompts, max_new_tokens=manner.most_tokens, temperature=manner.temperature,
                   stop_ids=[speakers.tokenizer.eos_token_id],
                   generator=torch.Generator().manual_seed(manner.seed)).responses
@@ -72,7 +72,7 @@ def sampled(speakers, name: str, prompts: list, manner: Manner) -> list[list[int
 @pytest.mark.parametrize("name", ["SFT", "PPO"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_what_is_streamed_is_what_a_rollout_draws(speakers, name, temperature):
-    manner = Manner(temperature, 40, seed=3)
+    manner = SamplingSettings(temperature, 40, seed=3)
     prompt, grown, answer = asked(speakers, manner, name)
     assert answer.tokens == sampled(speakers, name, [prompt], manner)[0]
     assert grown == [*range(1, 1 + len(answer.tokens)), len(answer.tokens)] and answer.done
@@ -92,7 +92,7 @@ def exact_log_p(folder: Path, prompt: list[int], tokens: list[int], temperature:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_log_ratios_are_those_of_an_independent_forward_pass(speakers, run, temperature):
-    prompt, _, answer = asked(speakers, Manner(temperature, 40, seed=5), "PPO")
+    prompt, _, answer = asked(speakers, SamplingSettings(temperature, 40, seed=5), "PPO")
     own, sft = (exact_log_p(run / name, prompt, answer.tokens, temperature or 1.0)
                 for name in ("ppo-merged", "sft-merged"))
     expected = [a - b for a, b in zip(own, sft, strict=True)]
@@ -114,18 +114,18 @@ def test_each_piece_has_its_own_tokens_log_ratio(speakers):
 
 
 def test_the_reward_is_the_scorers(speakers, run):
-    prompt, _, answer = asked(speakers, Manner(1.0, 30, seed=1), "PPO")
+    prompt, _, answer = asked(speakers, SamplingSettings(1.0, 30, seed=1), "PPO")
     expected = float(load_merged_reward(run / "reward-merged", "fp32")([prompt], [answer.tokens]))
     assert answer.reward == pytest.approx(expected, abs=1e-5)
 
 
 def test_sft_has_no_log_ratio_to_itself(speakers):
-    _, _, answer = asked(speakers, Manner(1.0, 20, seed=2), "SFT")
+    _, _, answer = asked(speakers, SamplingSettings(1.0, 20, seed=2), "SFT")
     assert answer.kl == 0 and not any(piece.log_ratio for piece in answer.pieces.done)
 
 
 def test_best_of_n_is_the_sample_of_the_highest_reward(speakers, run):
-    manner = Manner(1.0, 20, samples=5, seed=7)
+    manner = SamplingSettings(1.0, 20, samples=5, seed=7)
     prompt, grown, answer = asked(speakers, manner, BEST_OF_N)
     drawn = sampled(speakers, "SFT", [prompt] * 5, manner)
     rewards = load_merged_reward(run / "reward-merged", "fp32")([prompt] * 5, drawn)
@@ -137,7 +137,7 @@ def test_best_of_n_is_the_sample_of_the_highest_reward(speakers, run):
 
 
 def test_answers_grow_side_by_side(speakers):
-    manner, seen = Manner(1.0, 12, samples=2, seed=0), []
+    manner, seen = SamplingSettings(1.0, 12, samples=2, seed=0), []
     for answers in speakers.together(["SFT", "PPO", "SFT"], speakers.prompt(QUESTION, manner), manner):
         seen.append(tuple(len(found.tokens) for found in answers))
     assert seen[:3] == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
@@ -146,7 +146,7 @@ def test_answers_grow_side_by_side(speakers):
 
 def test_a_stream_that_is_left_leaves_no_trace(speakers):
     """Between two tokens gradients are as the caller has them, and a stream that is dropped restores the model."""
-    manner = Manner(1.0, 12)
+    manner = SamplingSettings(1.0, 12)
     stream = speakers.answer("PPO", speakers.prompt(QUESTION, manner), manner)
     next(stream)
     assert torch.is_grad_enabled()
@@ -193,7 +193,7 @@ def test_any_bytes_at_all_come_out_as_the_whole_text_would(speakers):
     ("  \n", "Type a question"), ("port " * 300, r"The question has [\d,]+ tokens, .* of the 256 that the models")])
 def test_a_question_that_cannot_be_asked_is_refused_in_one_sentence(talk, question, says):
     with pytest.raises(ValueError, match=says):
-        talk.speakers.prompt(question, Manner(**HOW))
+        talk.speakers.prompt(question, SamplingSettings(**HOW))
     [(notice, *panels)] = talk.side_by_side("page", question, HOW, ["SFT", "PPO"])
     assert notice.startswith('<p class="notice"') and len(panels) == 2
     [(notice, _, _, can_vote)] = talk.blind("page", question, HOW, ["SFT", "PPO"])
@@ -204,7 +204,7 @@ def test_a_question_that_cannot_be_asked_is_refused_in_one_sentence(talk, questi
                                    {"most_tokens": 0}, {"samples": 0}, {"samples": 1000}])
 def test_settings_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ValueError):
-        Manner(**wrong)
+        SamplingSettings(**wrong)
 
 
 def test_stop_ends_what_is_being_written(talk):
@@ -224,10 +224,10 @@ EVIL = '<script>alert(1)</script> "quoted" \'q\' ${alert(2)} שלום'
 
 
 def test_foreign_text_is_text(speakers):
-    _, _, answer = asked(speakers, Manner(0.0, 5), "PPO")
+    _, _, answer = asked(speakers, SamplingSettings(0.0, 5), "PPO")
     answer.pieces.done = [piece._replace(text=EVIL, log_ratio=ratio)
                           for piece, ratio in zip(answer.pieces.done, (2.0, -2.0, 0.0), strict=False)]
-    shown = show.answer(answer, "SFT") + show.plain(EVIL) + show.human({"response_j": EVIL, "score_j": 3})
+    shown = views.answer(answer, "SFT") + views.plain(EVIL) + views.human({"response_j": EVIL, "score_j": 3})
     assert "<script" not in shown and shown.count("&lt;script&gt;alert(1)&lt;/script&gt; &quot;quoted&quot;") == 5
     assert 'class="more" style="--w:60%" title="+2.00 nats to SFT"' in shown
     assert 'class="less" style="--w:60%" title="−2.00 nats to SFT"' in shown
@@ -334,7 +334,7 @@ def test_the_reward_stage_trains_on_votes(run, tmp_path):
 # Blind
 
 
-def duel(talk: Talk, how: dict = HOW) -> tuple:
+def duel(talk: ChatController, how: dict = HOW) -> tuple:
     *_, last = talk.blind("page", QUESTION, how, ["SFT", "PPO"])
     return last
 
@@ -345,7 +345,7 @@ def test_a_blind_vote_is_kept_as_it_was_meant_and_counted_once(talk):
         assert can_vote
         assert not any(word in text for text in shown for word in ("SFT", "PPO", "nats", "reward"))
         answers = talk.sessions.of("page").duel.shown
-        assert [show.plain(answer.text) for answer in answers] == shown
+        assert [views.plain(answer.text) for answer in answers] == shown
         verdict = talk.vote("page", choice)
         kept = talk.votes.rows(VOTES)[-1]
         assert (kept["response_j"], kept["response_k"]) == (answers[choice].text, answers[1 - choice].text)
@@ -457,7 +457,7 @@ def test_controls_start_as_the_run_was_evaluated(run):
 
 def test_log_probabilities_agree_with_the_evaluations(speakers):
     """KL on the page is what `stages.evaluate` measures: the same two scores of the same tokens."""
-    manner = Manner(0.8, 30, seed=11)
+    manner = SamplingSettings(0.8, 30, seed=11)
     prompt, _, answer = asked(speakers, manner, "PPO")
     both = [response_logprobs(speakers.models[name], [prompt], [answer.tokens], 0.8)[0] for name in ("PPO", "SFT")]
     assert answer.kl == pytest.approx(float((both[0] - both[1]).sum()), abs=1e-3)

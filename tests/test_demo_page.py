@@ -19,10 +19,10 @@ gradio = pytest.importorskip("gradio", reason="the page needs gradio: make extra
 playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwright: make extras")
 
 from stages import demo  # noqa: E402
+from stages.chat import controller as talk_module  # noqa: E402
+from stages.chat.token_text import Piece, Pieces  # noqa: E402
 from stages.generation.sampler import sample  # noqa: E402
 from stages.stackexchange.prompt import prompt_ids  # noqa: E402
-from stages.text.pieces import Piece, Pieces  # noqa: E402
-from stages.web import talk as talk_module  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 EVIL = '<script>alert(1)</script> "quoted" & \'it\' ${alert(2)} {{alert(3)}} <img src=x onerror=alert(4)> שלום عربي'
@@ -55,12 +55,11 @@ def talk(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(talk, connections):
     """The page is served as stages.demo does, and with a proxy that must not be asked."""
-    from stages.web import page
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {"HTTP_PROXY": "http://127.0.0.1:9", **demo.STAY_HERE}.items():
             patched.setenv(name, value)
-        blocks = page.page(talk, "Talking to a tiny run", {"temperature": 1.0, "most_tokens": 40})
-        yield page.serve(blocks, "127.0.0.1", None, wait=False)
+        blocks = chat_page.page(talk, "Talking to a tiny run", {"temperature": 1.0, "most_tokens": 40})
+        yield chat_page.serve(blocks, "127.0.0.1", None, wait=False)
         blocks.close(verbose=False)
 
 
@@ -134,10 +133,10 @@ def shown_text(text: str) -> str:
 
 
 def test_a_runs_own_length_and_temperature_fit_on_the_controls(talk, monkeypatch):
-    from stages.web import page
+    from stages.chat import page as chat_page
     monkeypatch.setattr(talk.speakers, "longest", 4096)
     for given in ({"temperature": 2.5, "most_tokens": 1024}, {"temperature": 0.5, "most_tokens": 4}):
-        blocks = page.page(talk, "A run", given)
+        blocks = chat_page.page(talk, "A run", given)
         sliders = {block.elem_id: block for block in blocks.blocks.values() if isinstance(block, gradio.Slider)}
         found = {name: sliders[name].preprocess(sliders[name].value) for name in ("temperature", "length")}
         assert found == {"temperature": given["temperature"], "length": given["most_tokens"]}

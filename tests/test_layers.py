@@ -96,7 +96,7 @@ def test_the_page_shows_what_text_and_learning_know(path):
 
 def test_only_the_demo_knows_the_page_and_only_the_page_knows_gradio():
     using = {path: imported(parsed(path)) for path in SOURCES if room(path) != "web"}
-    assert {path.stem for path, names in using.items() if {"stages.web", "stages.web.page"} & names} == {"demo"}
+    assert {path.stem for path, names in using.items() if {"stages.web", "stages.chat.page"} & names} == {"demo"}
     assert not [path for path, names in using.items() if "gradio" in names]
     needs = using[ROOT / "stages/demo.py"] - {"stages.plumbing"}
     assert not of_ours(needs, "stages.recipe.recipe", "stages.text", "stages.learning", "stages.web",

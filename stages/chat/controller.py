@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.learning.speaking import BEST_OF_N, Answer, Manner, Speakers
+from stages.chat import views
+from stages.chat.sessions import BlindComparison, Sessions
+from stages.chat.streaming import BEST_OF_N, Answer, ChatModels, SamplingSettings
+from stages.chat.votes import TIES, VOTES, Question, Votes, Written, models_of, vote_row
 from stages.render.html import Html
 from stages.render.terminal import shortened
 from stages.stackexchange.pairs.table import best_rows, first_questions, first_rows, key_of
-from stages.text.votes import TIES, VOTES, Question, Votes, Written, models_of, vote_row
-from stages.web import show
-from stages.web.sessions import Duel, Sessions
 
 SPLIT, MOST_QUESTIONS = "evaluation", 2000
 SHOW_EVERY_SECONDS = 0.1  # a page cannot draw faster, and every drawing costs tokens
@@ -30,10 +30,10 @@ class Verdict:
     open: bool = False
 
 
-class Talk:
+class ChatController:
     """pairs: the artifact that held-out questions are picked from. digests: of each model, what names it in a vote."""
 
-    def __init__(self, speakers: Speakers, pairs: Path, votes: Votes, digests: dict[str, str]):
+    def __init__(self, speakers: ChatModels, pairs: Path, votes: Votes, digests: dict[str, str]):
         self.speakers, self.votes, self.digests = speakers, votes, digests
         self.sessions = Sessions()
         held = best_rows(first_rows(pairs, SPLIT, first_questions(pairs, SPLIT, 1.0, MOST_QUESTIONS)))
@@ -55,12 +55,12 @@ class Talk:
 
     def human(self, question: str) -> Html:
         """The best human answer, where one is known."""
-        return show.human(self.rows.get(question.strip()))
+        return views.human(self.rows.get(question.strip()))
 
     def begin(self, page: str) -> Html:
         """Before a question is in the queue: what the page says while it waits there."""
         self.sessions.of(page).stopped = False
-        return show.waiting("Waits for its turn: another question is being answered…" if self.running else "Reading…")
+        return views.waiting("Waits for its turn: another question is being answered…" if self.running else "Reading…")
 
     def stop(self, page: str) -> None:
         self.sessions.of(page).stopped = True
@@ -70,9 +70,9 @@ class Talk:
         reference = self.speakers.reference
         try:
             for answers, stopped in self._growing(page, question, how, names):
-                yield show.notice(""), *(show.answer(found, reference, stopped) for found in answers)
+                yield views.notice(""), *(views.answer(found, reference, stopped) for found in answers)
         except FAULTS as error:
-            yield show.notice(str(error)), *[show.waiting("No answer.") for _ in names]
+            yield views.notice(str(error)), *[views.waiting("No answer.") for _ in names]
 
     def blind(self, page: str, question: str, how: dict, names: list[str]) -> Iterator[tuple[Html, Html, Html, bool]]:
         """A notice, two answers in random order once both are done, and whether they can be voted on.
@@ -82,9 +82,9 @@ class Talk:
         try:
             for answers, stopped in self._growing(page, question, how, CHANCE.sample(names, len(names))):
                 words = f"Both are being written: {sum(found.drawn for found in answers)} tokens so far…"
-                yield show.notice(""), *[show.waiting("Stopped." if stopped else words)] * 2, False
+                yield views.notice(""), *[views.waiting("Stopped." if stopped else words)] * 2, False
         except FAULTS as error:
-            yield show.notice(str(error)), *[show.waiting("No answer.")] * 2, False
+            yield views.notice(str(error)), *[views.waiting("No answer.")] * 2, False
             return
         if stopped:
             return
@@ -92,7 +92,7 @@ class Talk:
         if not same:
             self._open_duel(page, question, how, answers)
         words = "Both wrote the very same: there is nothing to choose. Ask again, or something else." if same else ""
-        yield show.notice(words), *(show.plain(found.text) for found in answers), not same
+        yield views.notice(words), *(views.plain(found.text) for found in answers), not same
 
     def vote(self, page: str, choice: int | None) -> Verdict:
         """Keep the vote on the page's two answers: 0 or 1, the better one; None, a tie. Tells whose they were.
@@ -101,7 +101,7 @@ class Talk:
         """
         duel = self.sessions.take_duel(page)
         if duel is None:
-            return Verdict(show.notice("There is nothing to vote on: ask a question first."))
+            return Verdict(views.notice("There is nothing to vote on: ask a question first."))
         order = (0, 1) if choice is None else (choice, 1 - choice)
         row = vote_row(duel.question, *(duel.shown[i] for i in order), duel.how, tie=choice is None)
         kind = TIES if choice is None else VOTES
@@ -109,31 +109,31 @@ class Talk:
             self.votes.add(kind, row)
         except (ValueError, OSError) as error:
             self.sessions.of(page).duel = duel
-            return Verdict(show.notice(f"The vote is not kept: {error}"), open=True)
+            return Verdict(views.notice(f"The vote is not kept: {error}"), open=True)
         verdicts = [("tie" if choice is None else "chosen" if i == choice else "not chosen") for i in (0, 1)]
-        said = show.notice(f"Kept in {self.votes.folder / kind}.")
-        return Verdict(said, tuple(map(show.revealed, duel.shown, verdicts)))
+        said = views.notice(f"Kept in {self.votes.folder / kind}.")
+        return Verdict(said, tuple(map(views.revealed, duel.shown, verdicts)))
 
     def tally(self, names: list[str], samples: int) -> Html:
         """Of these two policies as they are now: votes on other models of these names do not count."""
         one, other = (f"best of {samples}" if name == BEST_OF_N else name for name in names)
         if one == other:
-            return show.notice(f"Both are {one}: votes are kept, and there is nothing to tally.")
+            return views.notice(f"Both are {one}: votes are kept, and there is nothing to tally.")
         try:
             found = [(models_of(row), key_of(row), kind) for kind in (VOTES, TIES) for row in self.votes.rows(kind)]
         except ValueError as error:
-            return show.notice(str(error))
+            return views.notice(str(error))
         sides = {(one, self._digest(names[0])): 1.0, (other, self._digest(names[1])): 0.0}
         values, questions = [], set()
         for (better, worse), question, kind in found:
             if {better, worse} == set(sides):
                 values.append(0.5 if kind == TIES else sides[better])
                 questions.add(question)  # votes on one question are not independent
-        return show.tally(one, other, values, len(questions))
+        return views.tally(one, other, values, len(questions))
 
     def _growing(self, page: str, question: str, how: dict, names: list[str]) -> Iterator[tuple[list[Answer], bool]]:
         """Answers now and then, at last as they remain; whether they were stopped. ValueError: not asked."""
-        manner = Manner(**how, seed=CHANCE.randrange(2**31))
+        manner = SamplingSettings(**how, seed=CHANCE.randrange(2**31))
         prompt = self.speakers.prompt(question, manner)
         session, self.running, answers, shown = self.sessions.of(page), True, [], 0.0
         try:
@@ -151,7 +151,7 @@ class Talk:
         shown = tuple(Written(found.speaker, self._digest(BEST_OF_N if found.rewards else found.speaker), found.text,
                               found.reward, found.ended) for found in answers)
         asked = Question(question, self.rows.get(question.strip()))
-        self.sessions.of(page).duel = Duel(asked, shown, how)
+        self.sessions.of(page).duel = BlindComparison(asked, shown, how)
 
     def _digest(self, name: str) -> str:
         return self.digests.get(name, "")

@@ -2,11 +2,11 @@
 
 from math import exp
 
+from stages.chat.streaming import Answer
+from stages.chat.token_text import Piece
+from stages.chat.votes import Written
 from stages.evaluation.statistics import wilson
-from stages.learning.speaking import Answer
 from stages.render.html import Html, element, joined
-from stages.text.pieces import Piece
-from stages.text.votes import Written
 
 FULL_NATS = 1.0  # log-ratio from which on a piece has its full colour
 FULL_PERCENT, LEAST_PERCENT = 60, 4  # of that colour: text on it stays readable; what would be fainter has none

@@ -11,6 +11,7 @@ from time import perf_counter
 
 import torch
 
+from stages.chat.token_text import Pieces
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import DecodeState, GenerationState, generate_stepwise
 from stages.modeling.families import max_positions
@@ -19,14 +20,13 @@ from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.modeling.tokenizer import shared_tokenizer
 from stages.reward_modeling.load import load_merged_reward
 from stages.stackexchange.prompt import prompt_ids
-from stages.text.pieces import Pieces
 
 BEST_OF_N = "best of n"
 MOST_SAMPLES = 64
 
 
 @dataclass(frozen=True)
-class Manner:
+class SamplingSettings:
     """How an answer is drawn. temperature: 0 is greedy; most_tokens: it is cut off there; samples: n of best-of-n.
 
     ValueError for what cannot be done.
@@ -88,7 +88,7 @@ class Answer:
         self.pieces.add(token, log_ratio)
 
 
-class Speakers:
+class ChatModels:
     """Policies in memory, the first of them SFT, with the reward model: all that answers questions.
 
     folders: plain model folders by name; reward: a merged reward model, or several in one artifact. ValueError when
@@ -103,7 +103,7 @@ class Speakers:
         self.scorer = load_merged_reward(reward, precision)
         self.names = [*folders, BEST_OF_N]
 
-    def prompt(self, question: str, manner: Manner) -> list[int]:
+    def prompt(self, question: str, manner: SamplingSettings) -> list[int]:
         """Token ids of the prompt; ValueError, in one sentence, for a question that cannot be asked."""
         if not question.strip():
             raise ValueError("Type a question, or pick one.")
@@ -115,15 +115,15 @@ class Speakers:
                 f"{max(0, room):,} of the {self.longest:,} that the models read: shorten it.")
         return ids
 
-    def answer(self, name: str, prompt: list[int], manner: Manner) -> Iterator[Answer]:
+    def answer(self, name: str, prompt: list[int], manner: SamplingSettings) -> Iterator[Answer]:
         """The answer of one policy after each of its tokens; the last time it is done, with its reward."""
         draw = self._best_of if name == BEST_OF_N else self._alone
         return draw(name, prompt, manner)
 
-    def together(self, names: list[str], prompt: list[int], manner: Manner) -> Iterator[list[Answer]]:
+    def together(self, names: list[str], prompt: list[int], manner: SamplingSettings) -> Iterator[list[Answer]]:
         """Answers that grow side by side, a token each in turn; each has random numbers of its own."""
         answers = [Answer(name, Pieces(self.tokenizer)) for name in names]
-        manners = [Manner(**{**vars(manner), "seed": manner.seed + place}) for place in range(len(names))]
+        manners = [SamplingSettings(**{**vars(manner), "seed": manner.seed + place}) for place in range(len(names))]
         growing = dict(enumerate(self.answer(name, prompt, how) for name, how in zip(names, manners, strict=True)))
         while growing:
             for place in list(growing):
@@ -133,7 +133,7 @@ class Speakers:
             yield answers
 
     @torch.no_grad()
-    def _alone(self, name: str, prompt: list[int], manner: Manner) -> Iterator[Answer]:
+    def _alone(self, name: str, prompt: list[int], manner: SamplingSettings) -> Iterator[Answer]:
         answer = Answer(name, Pieces(self.tokenizer))
         reader = _Reader(self.models[self.reference], prompt, manner.scored_at) if name != self.reference else None
         for record in _timed(self._steps(name, [prompt], manner), answer):
@@ -143,7 +143,7 @@ class Speakers:
         yield self._finished(answer, prompt)
 
     @torch.no_grad()
-    def _best_of(self, name: str, prompt: list[int], manner: Manner) -> Iterator[Answer]:
+    def _best_of(self, name: str, prompt: list[int], manner: SamplingSettings) -> Iterator[Answer]:
         """SFT's answer of the highest reward among `samples`; no token is its own before all are drawn."""
         answer = Answer(f"best of {manner.samples}", Pieces(self.tokenizer), samples=manner.samples)
         prompts = [prompt] * manner.samples
@@ -157,7 +157,7 @@ class Speakers:
         answer.kl_bound = best_of_kl(manner.samples)
         yield self._finished(answer, prompt)
 
-    def _steps(self, name: str, prompts: list[list[int]], manner: Manner) -> Iterator[GenerationState]:
+    def _steps(self, name: str, prompts: list[list[int]], manner: SamplingSettings) -> Iterator[GenerationState]:
         return generate_stepwise(
             self.models[name], prompts, max_new_tokens=manner.most_tokens, temperature=manner.temperature,
             stop_ids=[self.tokenizer.eos_token_id], generator=torch.Generator().manual_seed(manner.seed),

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import gradio as gr
 
-from stages.web import show
-from stages.web.talk import Talk
+from stages.chat import views
+from stages.chat.controller import ChatController
 
 STYLE = Path(__file__).with_name("style.css")
 FONTS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")  # of the reader's machine: none is fetched
@@ -26,10 +26,10 @@ class Asking(NamedTuple):
     samples: gr.Slider
 
 
-def page(talk: Talk, title: str, defaults: dict) -> gr.Blocks:
+def page(talk: ChatController, title: str, defaults: dict) -> gr.Blocks:
     """The whole page; defaults: temperature and most_tokens to begin with."""
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
-        gr.HTML(show.heading(title))
+        gr.HTML(views.heading(title))
         asking = _asking(talk, defaults)
         with gr.Tabs():
             with gr.Tab("Side by side", id="side"):
@@ -52,7 +52,7 @@ def serve(blocks: gr.Blocks, host: str, port: int | None, wait: bool = True) -> 
     return address
 
 
-def _asking(talk: Talk, defaults: dict) -> Asking:
+def _asking(talk: ChatController, defaults: dict) -> Asking:
     titles = [(title, number) for number, title in enumerate(talk.titles())]
     with gr.Row(elem_id="picking"):
         picked = gr.Dropdown(titles, value=None, label="Held-out questions: type to search", scale=5, min_width=280,
@@ -77,7 +77,7 @@ def _asking(talk: Talk, defaults: dict) -> Asking:
     return asking
 
 
-def _buttons(talk: Talk, name: str) -> gr.Button:
+def _buttons(talk: ChatController, name: str) -> gr.Button:
     """To ask, which is given back, and to stop."""
     with gr.Row():
         ask = gr.Button("Ask", variant="primary", scale=4, min_width=140, elem_id=f"ask-{name}")
@@ -90,14 +90,14 @@ def _buttons(talk: Talk, name: str) -> gr.Button:
     return ask
 
 
-def _forget_closed_pages(talk: Talk, blocks: gr.Blocks) -> None:
+def _forget_closed_pages(talk: ChatController, blocks: gr.Blocks) -> None:
     def forget(request: gr.Request) -> None:
         talk.sessions.forget(request.session_hash)
 
     blocks.unload(forget)
 
 
-def _side_by_side(talk: Talk, asking: Asking) -> None:
+def _side_by_side(talk: ChatController, asking: Asking) -> None:
     ask, notice = _buttons(talk, "side"), gr.HTML(elem_id="notice")
     names, panels = [], []
     with gr.Row():
@@ -106,8 +106,8 @@ def _side_by_side(talk: Talk, asking: Asking) -> None:
                 known = _starting(talk, place)
                 names.append(gr.Dropdown(talk.speakers.names, value=known, show_label=False, container=False,
                                          label=f"Model of panel {place + 1}", elem_id=f"model-{place}"))
-                panels.append(gr.HTML(show.waiting("No question yet."), elem_id=f"panel-{place}"))
-    gr.HTML(show.legend(talk.speakers.reference))
+                panels.append(gr.HTML(views.waiting("No question yet."), elem_id=f"panel-{place}"))
+    gr.HTML(views.legend(talk.speakers.reference))
 
     def begin(request: gr.Request):
         return ["", *[talk.begin(request.session_hash)] * PANELS]
@@ -121,7 +121,7 @@ def _side_by_side(talk: Talk, asking: Asking) -> None:
         answer, [*asking, *names], outputs, **ONE_AT_A_TIME)
 
 
-def _blind(talk: Talk, asking: Asking, tab: gr.Tab) -> None:
+def _blind(talk: ChatController, asking: Asking, tab: gr.Tab) -> None:
     gr.Markdown("Two answers, in random order, without their writers' names: which is better? Votes are kept as "
                 "preference pairs, from which `python -m stages.reward` can train the next reward model.")
     with gr.Row():
@@ -133,7 +133,7 @@ def _blind(talk: Talk, asking: Asking, tab: gr.Tab) -> None:
         for letter in "AB":
             with gr.Column(min_width=300, elem_classes=["voice"]):
                 gr.Markdown(f"### Answer {letter}")
-                panels.append(gr.HTML(show.waiting("No question yet."), elem_id=f"blind-{letter}"))
+                panels.append(gr.HTML(views.waiting("No question yet."), elem_id=f"blind-{letter}"))
                 lines.append(gr.HTML(elem_id=f"who-{letter}"))
     with gr.Row():
         choices = [gr.Button(words, interactive=False, elem_id=f"vote-{words[0]}")
@@ -144,7 +144,7 @@ def _blind(talk: Talk, asking: Asking, tab: gr.Tab) -> None:
           [asking.samples, *names], tally, **AT_ONCE)
 
 
-def _blind_events(talk: Talk, asking: Asking, names: list, ask: gr.Button, shown: tuple) -> None:
+def _blind_events(talk: ChatController, asking: Asking, names: list, ask: gr.Button, shown: tuple) -> None:
     notice, panels, lines, choices, tally = shown
 
     def usable(whether: bool) -> list:
@@ -175,7 +175,7 @@ def _how(temperature: float, most_tokens: float, samples: float) -> dict:
     return {"temperature": float(temperature), "most_tokens": int(most_tokens), "samples": int(samples)}
 
 
-def _starting(talk: Talk, place: int) -> str:
+def _starting(talk: ChatController, place: int) -> str:
     """SFT, PPO and best-of-n, however many models there are."""
     first, *others, best = talk.speakers.names
     return [first, *others[:1], best][min(place, 1 + len(others[:1]))]

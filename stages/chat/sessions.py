@@ -3,11 +3,11 @@
 import threading
 from dataclasses import dataclass
 
-from stages.text.votes import Question, Written
+from stages.chat.votes import Question, Written
 
 
 @dataclass(frozen=True)
-class Duel:
+class BlindComparison:
     """Two answers to one question in the order they are shown; how: the settings that they were drawn with."""
 
     question: Question
@@ -20,7 +20,7 @@ class Session:
     """Of one open page."""
 
     stopped: bool = False
-    duel: Duel | None = None
+    duel: BlindComparison | None = None
 
 
 class Sessions:
@@ -33,7 +33,7 @@ class Sessions:
         with self._lock:
             return self._known.setdefault(name, Session())
 
-    def take_duel(self, name: str) -> Duel | None:
+    def take_duel(self, name: str) -> BlindComparison | None:
         """Its duel, once: a second click finds none."""
         session = self.of(name)
         with self._lock:
