@@ -60,7 +60,7 @@ def dump_target() -> Callable[[bytes], None]:
 
 
 def markdown_seeds() -> list[bytes]:
-    from tests.test_markdown import GOLDEN, HOSTILE, ODD
+    from tests.stackexchange.test_markdown import GOLDEN, HOSTILE, ODD
     shapes = [shape[1] for shape in GOLDEN] + [*HOSTILE.values(), *ODD.values()]
     return [markup.encode("utf-8", "replace")[:2000] for markup in shapes]
 

@@ -1,0 +1,443 @@
+"""Kernels of our own against float64, one query at a time; bits that depend on nothing else; what happens without."""
+
+import itertools
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from families import FAMILIES, save
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM, modeling_llama
+
+from stages.generation.kv_cache import GROWTH_COLUMNS, PackedKVCache
+from stages.modeling.cpu_kernels import bindings, patch_llama
+from stages.modeling.cpu_kernels import build as cpu_kernels_build
+from stages.modeling.load import load_causal
+from stages.modeling.packed import attention, forward, token_logprobs
+from stages.modeling.packed.sequences import pack
+from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
+
+pytestmark = pytest.mark.skipif(cpu_kernels_build.library() is None, reason=f"no kernels: {cpu_kernels_build.route()}")
+
+LENGTHS, HEADS, SCALING = [33, 1, 100, 31, 32], 4, 0.3
+WINDOWS = [None, 1, 5, 50]
+NEAR = {torch.float32: 2e-6, torch.bfloat16: 1e-2}  # of the largest value
+dtypes = pytest.mark.parametrize("dtype", NEAR, ids=["fp32", "bf16"])
+
+
+def drawn(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def near(found, expected, dtype=torch.float32):
+    return float((found.double() - expected).detach().abs().max()) <= NEAR[dtype] * float(expected.detach().abs().max())
+
+
+def newest(query, keys, values, window):
+    """Of one query [H, W], over the keys [L, G, W] up to its own, in float64."""
+    seen = slice(max(0, len(keys) - window) if window else 0, None)
+    keys, values = (x[seen].double().repeat_interleave(len(query) // x.shape[1], 1) for x in (keys, values))
+    scores = torch.einsum("hw,jhw->hj", query.double(), keys) * SCALING
+    return torch.einsum("hj,jhw->hw", scores.softmax(-1), values)
+
+
+def one_by_one(query, key, value, rows, window):
+    """[N, H, W] of rows of tokens; a token in several rows sees the same in each."""
+    out = list(torch.zeros(query.shape, dtype=torch.float64))
+    for row in rows:
+        for i, token in enumerate(row):
+            out[token] = newest(query[token], key[row[: i + 1]], value[row[: i + 1]], window)
+    return torch.stack(out)
+
+
+def states_of(size, key_heads=2, width=40, dtype=torch.float32, heads=HEADS):
+    """Query, key, value as a model gives them: [1, heads, size, width], a token's heads side by side."""
+    counts = (heads, key_heads, key_heads)
+    return [drawn(1, size, count, width, seed=i, dtype=dtype).transpose(1, 2) for i, count in enumerate(counts)]
+
+
+def attended(states, batch, window=None):
+    found, _ = attention.attend(None, *states, None, scaling=SCALING, sliding_window=window, batch=batch)
+    return found
+
+
+def with_slopes(states, gradient, batch, window=None):
+    """What was attended to, and the gradients of query, key and value, all [N, heads, W]."""
+    states = [x.detach().requires_grad_() for x in states]
+    found = attended(states, batch, window)
+    assert type(found.grad_fn).__name__ == "_NativeAttentionBackward"
+    return [found[0].detach(), *(x[0].transpose(0, 1) for x in torch.autograd.grad(found, states, gradient))]
+
+
+def batch_of(lengths):
+    """And its rows' tokens."""
+    batch = pack([[7] * length for length in lengths])
+    pairs = zip(batch.starts.tolist(), lengths, strict=True)
+    return batch, [list(range(start, start + length)) for start, length in pairs]
+
+
+def check(batch, rows, key_heads, width, window, dtype):
+    size = batch.input_ids.shape[1]
+    states, gradient = states_of(size, key_heads, width, dtype), drawn(1, size, HEADS, width, seed=9, dtype=dtype)
+    for x in (*states, gradient.transpose(1, 2)):
+        x[:, :, batch.tokens :] = torch.nan  # filler
+    found = with_slopes(states, gradient, batch, window)
+    exact = [x[0, :, : batch.tokens].transpose(0, 1).double().requires_grad_() for x in states]
+    expected = one_by_one(*exact, rows, window)
+    slopes = torch.autograd.grad(expected, exact, gradient[0, : batch.tokens].double())
+    assert batch.tokens < size and all((x[batch.tokens :] == 0).all() and x.dtype == dtype for x in found)
+    assert all(near(x[: batch.tokens], y, dtype) for x, y in zip(found, (expected, *slopes), strict=True))
+
+
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@pytest.mark.parametrize("width", [6, 32, 40, 64])
+@dtypes
+def test_each_query_sees_its_rows_keys_in_the_window_forward_and_backward(width, key_heads, dtype):
+    for window in WINDOWS if dtype == torch.float32 else WINDOWS[:3:2]:
+        check(*batch_of(LENGTHS), key_heads, width, window, dtype)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_question_that_answers_share_gets_the_gradients_of_all(window):
+    prompts, answers = [9, 1, 40], [[4, 33, 1], [5], [2, 2, 20, 70]]
+    ids = [[7] * n for n in prompts], [[[8] * n for n in own] for own in answers]
+    batch, token, rows = pack_with_shared_prefix(*ids, torch.device("cpu")).batch, itertools.count(), []
+    for prompt, own in zip(prompts, answers, strict=True):
+        question = list(itertools.islice(token, prompt))
+        rows += [question + list(itertools.islice(token, answer)) for answer in own]
+    check(batch, rows, 2, 40, window, torch.float32)
+
+
+def test_autocast_is_bf16_whatever_dtype_each_of_them_has():
+    batch, _ = batch_of(LENGTHS)
+    states, gradient = states_of(batch.input_ids.shape[1]), drawn(1, batch.input_ids.shape[1], HEADS, 40, seed=9)
+    low = with_slopes([x.bfloat16() for x in states], gradient.bfloat16(), batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = with_slopes([*states[:2], states[2].bfloat16()], gradient.bfloat16(), batch)
+    assert [x.dtype for x in mixed] == [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16]
+    assert all(torch.equal(*pair) for pair in zip(low, mixed, strict=True))
+
+
+def test_strides_change_nothing():
+    batch, _ = batch_of(LENGTHS)
+    states = states_of(batch.input_ids.shape[1])
+    apart = [x.repeat_interleave(2, -1)[..., ::2] for x in states]
+    one = torch.ones(()).expand(1, batch.input_ids.shape[1], HEADS, 40)
+    pairs = zip(with_slopes(states, one.contiguous(), batch), with_slopes(apart, one, batch), strict=True)
+    assert apart[0].stride(-1) == 2 and all(torch.equal(*pair) for pair in pairs)
+
+
+def decoded(lengths, key_heads=2, width=40, window=None, dtype=torch.float32, steps=40, stay=()):
+    """Rows that grow: (step, row's first length) to what its newest token gets, by the kernels and in float64.
+
+    stay: (step, places of the rows that go on). What a row holds depends on its first length alone.
+    """
+    batch, rows = batch_of(lengths)
+    whole = {n: [drawn(n + steps, key_heads, width, seed=2 * n + i, dtype=dtype) for i in range(2)] for n in lengths}
+    packed = torch.zeros(2, 1, key_heads, batch.input_ids.shape[1], width, dtype=dtype)
+    for row, n in zip(rows, lengths, strict=True):
+        packed[:, 0, :, row] = torch.stack([x[:n] for x in whole[n]]).transpose(1, 2)
+    cache, found = PackedKVCache(batch), {}
+    cache.update(*packed, 0)
+    for step in range(steps):
+        if step in dict(stay):
+            cache.keep(torch.tensor(dict(stay)[step]))
+            lengths = [lengths[place] for place in dict(stay)[step]]
+        cache.advance()
+        given = cache.update(*(torch.stack([whole[n][i][n + step] for n in lengths])[:, :, None] for i in range(2)), 0)
+        query = torch.stack([drawn(HEADS, width, seed=1000 * n + step, dtype=dtype) for n in lengths])
+        out = attended((query[:, :, None], *given), cache, window)[:, 0]
+        for n, own, got in zip(lengths, query, out, strict=True):
+            found[step, n] = got, newest(own, *(x[: n + step + 1] for x in whole[n]), window)
+    assert cache.native
+    return found
+
+
+@pytest.mark.parametrize(("key_heads", "width", "window", "dtype"), [
+    (4, 6, None, torch.float32), (2, 40, None, torch.float32), (1, 64, 5, torch.float32), (2, 32, 1, torch.float32),
+    (2, 40, 50, torch.float32), (2, 40, None, torch.bfloat16), (1, 6, 20, torch.bfloat16),
+])
+def test_decoding_sees_all_tokens_so_far_however_rows_grow_and_leave(key_heads, width, window, dtype):
+    steps, stay = 2 * GROWTH_COLUMNS + 9, [(9, [3, 0, 1]), (30, [2, 1])]
+    found = decoded([3, 60, 1, 33], key_heads, width, window, dtype, steps, stay)
+    assert len(found) == 9 * 4 + 21 * 3 + 43 * 2
+    assert all(near(got, expected, dtype) for got, expected in found.values())
+
+
+@dtypes
+def test_no_row_feels_its_neighbours_bit_for_bit(dtype):
+    batch, rows = batch_of(LENGTHS)
+    size = batch.input_ids.shape[1]
+    whole = [*states_of(size, dtype=dtype), drawn(1, HEADS, size, 40, dtype=dtype)]  # the last one is a gradient
+    together = with_slopes(whole[:3], whole[3].transpose(1, 2), batch, 50)
+    for row in rows:
+        alone, _ = batch_of([len(row)])
+        own = [functional.pad(x[:, :, row], (0, 0, 0, alone.input_ids.shape[1] - len(row))) for x in whole]
+        found = with_slopes(own[:3], own[3].transpose(1, 2), alone, 50)
+        assert all(torch.equal(x[: len(row)], y[row]) for x, y in zip(found, together, strict=True))
+    many, one = decoded([3, 60, 33], dtype=dtype, window=20), decoded([3], dtype=dtype, window=20)
+    assert all(torch.equal(got, many[key][0]) for key, (got, _) in one.items())
+    norm, (gate, up) = llama_norm(40).to(dtype), drawn(2, 7, 40, dtype=dtype)
+    ways = (lambda x: patch_llama._Norm.apply(x, norm.weight, 0.3), lambda x: patch_llama._Gated.apply(x, up[: len(x)]))
+    assert all(torch.equal(way(gate)[:3], way(gate[:3])) for way in ways)
+
+
+def llama_norm(width):
+    norm = modeling_llama.LlamaRMSNorm(width, eps=0.3)
+    norm.weight.data = drawn(width, seed=4)
+    return norm
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Names of the kernels that a small LLaMA's classes call, in order."""
+    shape = {"hidden_size": 24, "intermediate_size": 50, "num_attention_heads": 2, "num_hidden_layers": 1}
+    patch_llama.install(LlamaForCausalLM(LlamaConfig(vocab_size=8, **shape)))
+    names = []
+    monkeypatch.setattr(patch_llama, "call", lambda name, *rest: (names.append(name), bindings.call(name, *rest)))
+    return names
+
+
+def slopes_of(compute, *inputs):
+    """What it computes, and its gradients."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    found = compute(*inputs)
+    return found.detach(), *torch.autograd.grad(found, inputs, drawn(*found.shape, seed=8).to(found))
+
+
+def all_near(found, expected, dtype=torch.float32):
+    return all(x.dtype == dtype and near(x, y, dtype) for x, y in zip(found, expected, strict=True))
+
+
+@dtypes
+@pytest.mark.parametrize("width", [16, 40, 7])
+def test_the_norm_is_the_familys_and_so_are_its_gradients(called, width, dtype):
+    def exact(x, weight):
+        return weight * x / (x.square().mean(-1, keepdim=True) + 0.3).sqrt()
+
+    def by_class(x, weight):
+        return torch.func.functional_call(norm, {"weight": weight}, x)
+
+    norm, given = llama_norm(width), (drawn(2, 9, width, dtype=dtype) / 2, drawn(width, seed=4, dtype=dtype))
+    doubles = [x.double() for x in given]
+    found, expected = slopes_of(by_class, *given), slopes_of(exact, *doubles)
+    assert called == ["norm", "norm_slopes"] and all_near(found, expected, dtype)
+    assert near(by_class(*doubles), expected[0]) and len(called) == 2
+
+
+@dtypes
+def test_the_gated_block_is_the_familys_and_so_are_its_gradients(called, dtype):
+    config = LlamaConfig(hidden_size=24, intermediate_size=50, num_attention_heads=2)
+    block, exact = (modeling_llama.LlamaMLP(config).to(kind) for kind in (dtype, torch.float64))
+    exact.load_state_dict(block.state_dict())
+    x = drawn(3, 11, 24, dtype=dtype)
+    found = slopes_of(block, x)
+    assert called == ["gated", "gated_slopes"] and all_near(found, slopes_of(exact, x.double()), dtype)
+    assert len(called) == 2
+
+
+@dtypes
+def test_gates_of_any_size(dtype):
+    gate = torch.cat([torch.linspace(-200, 200, 4001), torch.linspace(-3, 3, 999)]).to(dtype)
+    up = drawn(len(gate), dtype=dtype)
+    found = slopes_of(patch_llama._Gated.apply, gate, up)
+    expected = slopes_of(lambda x, y: functional.silu(x) * y, gate.double(), up.double())
+    for x, y, least in zip(found, expected, (1e-35, NEAR[dtype] / 10, NEAR[dtype] / 10), strict=True):
+        assert torch.allclose(x.double(), y, rtol=NEAR[dtype], atol=least)
+    assert torch.equal(found[0], patch_llama._Gated.apply(gate.float(), up.float()).to(dtype))  # rounded to nearest, even
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 3, 17, 12), (5, 3, 1, 64), (1, 2, 1, 20)])
+def test_the_rotation_is_the_familys_and_so_are_its_gradients(called, shape, dtype):
+    turn, places = modeling_llama.apply_rotary_pos_emb, (shape[0], shape[2], shape[3])
+    cos, sin = (drawn(*places, seed=i, dtype=dtype) for i in (5, 6))  # no two halves alike
+    query = drawn(shape[0], shape[2], *shape[1:4:2], dtype=dtype).transpose(1, 2)
+    for which in (0, 1):
+        found = slopes_of(lambda x, which=which: turn(x, x, cos, sin)[which], query)
+        expected = slopes_of(lambda x, which=which: turn(x, x, cos.double(), sin.double())[which], query.double())
+        assert all_near(found, expected, dtype)
+    assert called == ["turn"] * 6
+
+
+def test_a_batch_side_by_side_turns_the_familys_own_way(called):
+    query, cos = drawn(2, 3, 5, 8), drawn(2, 5, 8, seed=1)
+    expected = modeling_llama.apply_rotary_pos_emb(*(x.double() for x in (query, query, cos, cos)))[0]
+    assert near(modeling_llama.apply_rotary_pos_emb(query, query, cos, cos)[0], expected) and not called
+
+
+def test_other_families_functions_stay_their_own():
+    """Cohere turns neighbours; SeedOss drops out behind its gate, in training alone."""
+    shape = {"hidden_size": 24, "intermediate_size": 50, "num_attention_heads": 2, "num_key_value_heads": 2,
+             "num_hidden_layers": 1, "vocab_size": 8, "head_dim": 12, "pad_token_id": 0}
+    others = [("cohere", "apply_rotary_pos_emb"), ("seed_oss", "SeedOssMLP"), ("qwen3", "Qwen3MLP")]
+    replaced = []
+    for family, name in others:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **shape))
+        patch_llama.install(model)
+        found = getattr(sys.modules[type(model).__module__], name)
+        replaced.append(hasattr(getattr(found, "forward", found), "by_kernel"))
+    assert replaced == [False, False, True]
+
+
+@pytest.mark.parametrize("width", [3, 16, 40, 1000])
+def test_log_probabilities_and_shares_of_any_vocabulary(width):
+    logits, chosen = 30 * drawn(9, width), torch.arange(9) * 7 % width
+    logits[4], logits[5, chosen[5]], logits[6, 0] = 2e4, -3e4, torch.nan
+    exact, shares = logits.double().log_softmax(-1), logits.clone()
+    found = token_logprobs._softmax(shares, chosen[:8])
+    fine = [row for row in range(8) if row != 6]
+    assert torch.allclose(found[fine].double(), exact[range(8), chosen[:8]][fine], rtol=2e-7, atol=2e-6)
+    assert torch.allclose(shares[fine].double(), exact[fine].exp(), rtol=1e-5, atol=1e-7)
+    assert found[6].isnan() and shares[6].isnan().any() and torch.equal(shares[8], logits[8])
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@dtypes
+def test_any_number_of_threads_gives_the_same_bits(threads, dtype):
+    batch, _ = batch_of([90, 200, 130])
+    size, found = batch.input_ids.shape[1], []
+    states, norm = states_of(size, 4, 40, dtype), llama_norm(400).to(dtype)
+    gradient, (gate, up) = drawn(1, size, HEADS, 40, dtype=dtype), drawn(2, size, 400, dtype=dtype)
+    angles = drawn(2, 1, size, 40, dtype=dtype)
+    cached = [drawn(8, 4, *shape, dtype=dtype) for shape in ((40, 96), (96, 48))]
+    new, lengths = drawn(2, 8, 4, 40, dtype=dtype), torch.arange(88, 96)
+    assert min(gate.numel(), states[0].numel(), cached[0].numel()) > 1 << 15
+    for count in (1, 2, 3):
+        threads(count)
+        keys_values = [x.clone() for x in cached]
+        attention.native.append(*new, *keys_values, lengths)
+        found.append([
+            *with_slopes(states, gradient, batch),
+            attention.native.newest(new[0], *keys_values, lengths, SCALING, None),
+            *slopes_of(patch_llama._Gated.apply, gate, up),
+            *slopes_of(lambda x: patch_llama._Norm.apply(x, norm.weight, 0.3), gate),
+            *slopes_of(lambda x: patch_llama._Turn.apply(x, *angles), states[0]),
+        ])
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, -0x400000, 0x7FFFFFFF], ids=["torch's", "a CPU's", "a GPU's"])
+def test_a_nan_spoils_its_row_alone_and_is_not_hidden(bits):
+    nan = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+    batch, rows = batch_of(LENGTHS)
+    for place in range(3):
+        states = states_of(batch.input_ids.shape[1])
+        states[place][0, :, rows[2][0]] = nan
+        found = with_slopes(states, drawn(1, batch.input_ids.shape[1], HEADS, 40), batch)
+        others = [token for row in (0, 1, 3, 4) for token in rows[row]]
+        assert all(x[others].isfinite().all() for x in found)
+        assert found[0][rows[2][:1] if place == 0 else rows[2]].isnan().all()
+        assert all(x[rows[2]].isnan().any() for x in found[1:3])
+    x = drawn(3, 20)
+    x[1, 3] = nan
+    for out in (patch_llama._Norm.apply(x, torch.ones(20), 0.1), patch_llama._Gated.apply(x, x)):
+        assert out[1].isnan().any() and out[[0, 2]].isfinite().all()
+
+
+def test_scores_may_be_huge_and_equal_ones_give_the_mean():
+    batch, (row,) = batch_of([50])
+    query, key, value = states_of(batch.input_ids.shape[1])
+    mean = value[0, 0, row].double().cumsum(0) / torch.arange(1, 51)[:, None]
+    assert near(attended((query * 0, key, value), batch)[0, row, 0], mean)
+    assert near(attended((query * 0 + 1e15, key * 0 - 1e15, value), batch)[0, row, 0], mean)
+    huge = with_slopes((query * 1e15, key * 1e15, value), torch.ones(1, batch.input_ids.shape[1], HEADS, 40), batch)
+    assert all(x.isfinite().all() for x in huge)
+    keys, values = drawn(1, 2, 40, 64) * 1e15, drawn(1, 2, 64, 48)
+    found = attention.native.newest(query[:, :, 0] * 1e15, keys, values, torch.tensor([60]), SCALING, None)
+    rows = keys[0].permute(2, 0, 1)[:60], values[0].transpose(0, 1)[:60, :, :40]
+    assert near(found[0], newest(query[0, :, 0] * 1e15, *rows, None))
+
+
+def test_other_dtypes_and_compiled_models_go_the_ordinary_way(called):
+    assert cpu_kernels_build.takes(drawn(1)) and not cpu_kernels_build.takes(drawn(1), drawn(1).double()) and not cpu_kernels_build.takes(drawn(1).half())
+    norm = llama_norm(8)
+    compiled = torch.compile(norm, backend="eager", fullgraph=True)(drawn(2, 8))
+    assert not called and torch.allclose(compiled, norm(drawn(2, 8)), atol=1e-6) and called == ["norm"]
+
+
+def test_no_gradient_of_a_gradient_is_made_up():
+    batch, _ = batch_of([5])
+    x = states_of(batch.input_ids.shape[1])[0].requires_grad_()
+    whole, flat = attended((x, x[:, :2], x[:, :2]), batch), x[0, 0]
+    angles = drawn(2, 1, x.shape[2], 40)
+    for found in (whole, patch_llama._Norm.apply(flat, torch.ones(40), 0.1), patch_llama._Gated.apply(flat, flat),
+                  patch_llama._Turn.apply(x, *angles)):
+        slope, = torch.autograd.grad(found.square().sum(), x, create_graph=True, retain_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            slope.sum().backward(retain_graph=True)
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return load_causal(save(FAMILIES["llama"], tmp_path / "base"))
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """As in a new process that finds an empty cache; what is compiled is small. A function that starts once more."""
+    def start():
+        monkeypatch.setattr(cpu_kernels_build, "_loaded", cache(cpu_kernels_build._loaded.__wrapped__))
+
+    small = tmp_path / "small.cpp"
+    small.write_text('extern "C" int one() { return 1; }')
+    monkeypatch.setattr(cpu_kernels_build, "SOURCES", (small,))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    start()
+    return start
+
+
+@pytest.mark.parametrize("how", ["no compiler", "broken sources"])
+@torch.no_grad()
+def test_without_kernels_a_model_computes_the_same_and_one_line_says_why(
+    how, llama, fresh, monkeypatch, tmp_path, capsys
+):
+    batch, _ = batch_of([3, 40, 17])
+    wanted = torch.arange(batch.tokens)
+    if how == "no compiler":
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+    cpu_kernels_build.SOURCES[0].write_text("int broken(;")
+    assert cpu_kernels_build.library() is None and not cpu_kernels_build.takes(drawn(1)) and len(cpu_kernels_build.route().splitlines()) == 1
+    assert ("no C++ compiler" if how == "no compiler" else "small.cpp:1") in cpu_kernels_build.route()
+    assert capsys.readouterr().err.count(cpu_kernels_build.route()) == 1 and cpu_kernels_build.library() is None
+    assert [*tmp_path.glob("cache/*/*")] == []
+    found = forward.packed_hidden_states(llama, batch, wanted)
+    monkeypatch.undo()
+    assert cpu_kernels_build.library() and torch.allclose(found, forward.packed_hidden_states(llama, batch, wanted), atol=1e-5)
+
+
+def test_what_was_compiled_is_there_for_the_next_process(fresh, monkeypatch, tmp_path):
+    run, commands = subprocess.run, []
+
+    def noted(command, **how):
+        done = run(command, **how)
+        commands.append((command[1], [*tmp_path.glob("cache/stackllama/*.so")]))
+        return done
+
+    monkeypatch.setattr(cpu_kernels_build.subprocess, "run", noted)
+    assert cpu_kernels_build.library().one() == cpu_kernels_build.library().one() == 1
+    assert [option for option, _ in commands] == ["--version", cpu_kernels_build.FLAGS[0]]
+    assert commands[1][1] == []  # nobody meets half a file
+    fresh()
+    assert cpu_kernels_build.library().one() == 1 and len(commands) == 3
+    cpu_kernels_build.SOURCES[0].write_text('extern "C" int one() { return 2; }')
+    fresh()
+    assert cpu_kernels_build.library().one() == 2 and len([*tmp_path.glob("cache/stackllama/*")]) == 2
+
+
+def test_two_processes_that_compile_at_once_both_get_kernels(fresh, tmp_path):
+    code = (f"import pathlib; from stages.learning.native import build; build.SOURCES = "
+            f"(pathlib.Path({str(cpu_kernels_build.SOURCES[0])!r}),); assert build.library().one() == 1, build.route()")
+    both = [subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2]) for _ in range(2)]
+    assert [one.wait() for one in both] == [0, 0] and len([*tmp_path.glob("cache/stackllama/*")]) == 1

@@ -1,0 +1,119 @@
+"""kill -9 in the middle of sft, reward, ppo, then the same command: the same artifact (CORRECTNESS M4, M5)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+
+from stages.runtime.artifact import read_manifest
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+sft: {precision: fp32, sequence_length_tokens: 64, batch_sequences: 2, microbatch_sequences: 1, max_steps: 40,
+      learning_rate: 1.0e-3, warmup_steps: 2, save_every_steps: 5, evaluate_every_steps: 10}
+reward: {precision: fp32, batch_pairs: 2, microbatch_pairs: 1, epochs: 2.0, learning_rate: 1.0e-3, save_every_steps: 5,
+         validation_share: 0.2, lexical_buckets: 512, lexical_penalty: 5.0}
+ppo: {precision: fp32, iterations: 24, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 2,
+      max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
+      save_every_iterations: 3, reward_scaling: running, optimizer: adamw_8bit, critic_warmup_iterations: 2}
+"""
+CHANGING = {"timing.jsonl"}  # seconds: the only file that may differ
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A recipe and the inputs of the three stages."""
+    folder = tmp_path_factory.mktemp("resume")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    tiny.save_base(folder / "base")
+    tiny.save_pairs(folder / "pairs")
+    run(folder, "reward", "scorer", base="base", pairs="pairs")
+    run(folder, "merge", "scorer-merged", base="base", adapter="scorer", pairs="pairs")
+    return folder
+
+
+def command(folder: Path, stage: str, out: str, **inputs: str) -> list[str]:
+    named = [part for name, value in inputs.items() for part in (f"--{name}", str(folder / value))]
+    return [
+        sys.executable,
+        "-m",
+        f"stages.{stage}",
+        "--recipe",
+        str(folder / "recipe.yaml"),
+        *named,
+        "--out",
+        str(folder / out),
+    ]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def run(folder: Path, stage: str, out: str, **inputs: str) -> str:
+    done = subprocess.run(
+        command(folder, stage, out, **inputs), cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stderr
+
+
+def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, **inputs: str) -> None:
+    process = subprocess.Popen(
+        command(folder, stage, out, **inputs), cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL
+    )
+    partial = folder / f"{out}.partial"
+    deadline = time.monotonic() + 120
+    while not list(partial.glob(mark)):
+        assert process.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert partial.exists() and not (folder / out).exists()
+
+
+@pytest.mark.parametrize(
+    "stage, mark, inputs",
+    [
+        ("sft", "checkpoints/*/complete", {"base": "base", "pairs": "pairs"}),
+        ("reward", "checkpoints/*/complete", {"base": "base", "pairs": "pairs"}),
+        ("ppo", "checkpoint-*/state.json", {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
+    ],
+)
+def test_killed_and_resumed_equals_uninterrupted(made, stage, mark, inputs):
+    run(made, stage, f"{stage}-whole", **inputs)
+    killed_after_a_checkpoint(made, stage, f"{stage}-cut", mark, **inputs)
+    said = run(made, stage, f"{stage}-cut", **inputs)
+    whole, cut = (read_manifest(made / f"{stage}-{way}") for way in ("whole", "cut"))
+    assert {name: f["sha256"] for name, f in whole["files"].items() if name not in CHANGING} == {
+        name: f["sha256"] for name, f in cut["files"].items() if name not in CHANGING
+    }
+    assert "adapter_model.safetensors" in whole["files"] and "history.jsonl" in whole["files"]
+    assert whole["metrics"] == cut["metrics"] and "resumed at" in said
+    assert not (made / f"{stage}-cut.partial").exists()
+
+
+def test_history_holds_every_iteration_once(made):
+    rows = [json.loads(line) for line in (made / "ppo-cut" / "history.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows if "policy_loss" in row] == list(range(1, 25))
+    assert [row["iteration"] for row in rows if "validation_reward" in row] == [0, 4, 8, 12, 16, 20, 24]
+
+
+def test_no_pickle_in_any_artifact(made):
+    files = [f for f in made.rglob("*") if f.is_file()]
+    assert files and not [f for f in files if f.suffix in {".pt", ".bin", ".pkl", ".pth"}]
+
+
+def test_a_base_weight_never_moves(made):
+    """The adapters hold LoRA matrices and the score head, nothing of the base (CORRECTNESS S5)."""
+    from safetensors import safe_open
+
+    for stage in ("sft-whole", "reward-whole", "ppo-whole"):
+        with safe_open(made / stage / "adapter_model.safetensors", "pt") as tensors:
+            assert all("lora_" in name or "score" in name for name in tensors.keys())  # noqa: SIM118

@@ -1,0 +1,240 @@
+"""The real thing, very small: a snakemake run on a generated site, then what reruns when, and a kill in the middle."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow/rules").glob("*.smk")))
+ALL = ["posts", "pairs", "base", "sft", "sft_merged", "reward", "reward_merged", "ppo_train", "ppo_merged",
+       "evaluate", "report"]
+FROM_REWARD = {"reward", "reward_merged", "ppo_train", "ppo_merged", "evaluate", "report", "ppo"}
+FROM_SFT = FROM_REWARD | {"sft", "sft_merged"}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of the project beside a tiny dump, so that no run touches the working tree."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("workflow", "profiles", "configs", "stages", "data"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.7z"))
+    for name in ("Snakefile", "environment.yml"):
+        shutil.copy(ROOT / name, folder)
+    subprocess.run([sys.executable, "data/demo/generate.py", "--questions", "120", "--seed", "1", "--out", "a dump's"],
+                   cwd=folder, check=True)
+    return folder
+
+
+def command(*arguments: str, config: tuple[str, ...] = ()) -> list[str]:
+    tiny = ["recipe=configs/tiny.yaml", "dump=a dump's", "name=tiny"]
+    return [sys.executable, "-m", "snakemake", "--cores", "1", *arguments, "--config", *tiny, *config]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+
+
+def snakemake(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> str:
+    done = subprocess.run(command(*arguments, config=config), cwd=folder, capture_output=True, text=True,
+                          env=environment())
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout + done.stderr
+
+
+def planned(text: str) -> set[str]:
+    """The jobs a dry run lists."""
+    table = text.partition("Job stats:")[2].partition("total")[0]
+    return set(re.findall(r"^(\w+) +\d+$", table, re.MULTILINE))
+
+
+def plan(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> set[str]:
+    text = snakemake(folder, "-n", *arguments, config=config)
+    return set() if "Nothing to be done" in text else planned(text)
+
+
+def manifest(folder: Path, stage: str) -> dict:
+    return json.loads((folder / "results/tiny" / stage / "manifest.json").read_text())
+
+
+# --- what can be said without running ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [*ALL, "pairs_share"])
+def test_a_rule_gives_a_stage_just_the_inputs_it_names(rule):
+    shells = re.findall(rf"^ *rule {rule}:.*?^ *shell:\n(.*?)(?:\n\n|\Z)", RULES, re.DOTALL | re.MULTILINE)
+    assert len(shells) == (2 if rule == "pairs" else 1)
+    for shell in shells:
+        stage = re.search(r"python -m stages\.(\w+)", shell).group(1)
+        tree = ast.parse((ROOT / "stages" / f"{stage}.py").read_text())
+        run = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run")
+        flags = set(re.findall(r" --(\w+)", shell)) - {"recipe", "out"}
+        inputs = {a.arg for a, default in zip(run.args.kwonlyargs, run.args.kw_defaults, strict=True) if not default}
+        assert inputs <= flags <= {argument.arg for argument in run.args.kwonlyargs}
+
+
+def test_nothing_made_yet_plans_everything_and_writes_nothing(tmp_path, checkout):
+    for name in ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "a dump's"):
+        (tmp_path / name).symlink_to(checkout / name)
+    assert plan(tmp_path) == {*ALL, "ppo"}
+    assert plan(tmp_path, "pairs") == {"posts", "pairs"}
+    assert plan(tmp_path, "reward") == {"posts", "pairs", "base", "sft", "sft_merged", "reward"}
+    assert plan(tmp_path, "report") == set(ALL)
+    assert not (tmp_path / "results").exists()
+
+
+def test_parsing_takes_under_two_seconds_and_no_torch(checkout):
+    before = os.times().children_user
+    snakemake(checkout, "--list-rules")
+    assert os.times().children_user - before < 2
+    imports = subprocess.run([sys.executable, "-X", "importtime", *command("--list-rules")[1:]], cwd=checkout,
+                             capture_output=True, text=True).stderr
+    assert "stages.recipe.recipe" in imports and not re.search(r"\b(torch|transformers|datasets)$", imports, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("config", "says"), [
+    ("ppo={lerning_rate: 1}", "snakemake: error: --config: ppo: unknown key 'lerning_rate'; did you mean"),
+    ("dump=nowhere.7z", "snakemake: error: dump: there is no 'nowhere.7z'"),
+    ("name=../up", "snakemake: error: name '../up' cannot name a folder"),
+    ("shares=0", "snakemake: error: --config: shares must be a whole number from 1 to 9999, not '0'"),
+])
+def test_a_users_mistake_is_one_line(checkout, config, says):
+    failed = subprocess.run(command("-n", config=(config,)), cwd=checkout, capture_output=True, text=True)
+    assert failed.returncode == 1
+    lines = [line for line in failed.stderr.splitlines() if not line.startswith("Using workflow specific profile")]
+    assert len(lines) == 1 and lines[0].startswith(says)
+
+
+def test_lint(checkout):
+    assert "good condition" in snakemake(checkout, "--lint")
+
+
+def test_pairs_scattered_over_shares_are_the_same_pairs(checkout):
+    small_parts = "posts={part_bytes: 20000}"
+    asked = ("name=scattered", small_parts, "shares=3")
+    assert plan(checkout, "pairs", config=asked) == {"posts", "pairs_share", "pairs"}
+    snakemake(checkout, "pairs", config=asked)
+    snakemake(checkout, "pairs", config=("name=whole", small_parts))
+    found = {name: {str(file.relative_to(checkout / "results" / name)): file.read_bytes()
+                    for file in (checkout / "results" / name / "pairs").rglob("*.parquet")}
+             for name in ("scattered", "whole")}
+    assert found["scattered"] == found["whole"] and len(found["whole"]) >= 12
+
+
+# --- one real run --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(checkout) -> tuple[Path, str]:
+    return checkout, snakemake(checkout, "ppo")
+
+
+def test_a_run_makes_every_artifact_and_prints_the_table(finished):
+    folder, text = finished
+    for rule in ALL:
+        stage = rule.replace("ppo_train", "ppo").replace("_", "-")
+        assert manifest(folder, stage)["seconds"] > 0
+        assert (folder / "results/tiny/logs" / f"{stage}.log").read_text()
+    for label, value in json.loads((folder / "results/tiny/report/metrics.json").read_text())["table"]:
+        assert f"{label} " in text and value in text
+    assert "results/tiny/report/report.html" in text
+
+
+@pytest.mark.parametrize("kind", ["html", "zip"])
+def test_snakemakes_own_report_holds_the_page_and_figures_with_captions_and_labels(finished, tmp_path, kind):
+    """Each under 2 MB: a browser shows nothing of an embedded file that is larger."""
+    out = tmp_path / f"run.{kind}"
+    snakemake(finished[0], "--report", str(out))
+    held = ["report.html", "pipeline.png", "evaluate-frontier.png", "evaluate-rewards.png"]
+    if kind == "zip":
+        with zipfile.ZipFile(out) as opened:
+            sizes = {Path(found.filename).name: found.file_size for found in opened.infolist()
+                     if "/data/" in found.filename}
+            text = opened.read("run/report.html").decode()
+        assert sorted(sizes) == sorted(held)
+        assert max(sizes.values()) * 4 / 3 < 2_000_000
+    else:
+        text = out.read_text(encoding="utf-8")
+    for words in (*held, "A Stack Exchange dump to an aligned", "How the data look", "Which stage is made from which",
+                  "best-of-n of SFT: a policy", "is spread: SFT, PPO", "the whole page", "reward against KL",
+                  "stages, time, memory", "rewards of the answers", '"Figures"', '"Report"'):
+        assert words in text, words
+
+
+def test_a_second_run_does_nothing(finished):
+    assert "Nothing to be done" in snakemake(finished[0], "ppo")
+
+
+@pytest.mark.parametrize("config", ["log_to=[jsonl]", "ppo={log_to: [terminal, jsonl]}", "sft={log_to: [jsonl]}"])
+def test_another_place_to_log_to_reruns_nothing(finished, config):
+    assert plan(finished[0], config=(config,)) == set()
+
+
+def test_a_changed_reward_value_reruns_reward_and_what_follows_and_nothing_before(finished):
+    assert plan(finished[0], config=("reward={learning_rate: 2e-3}",)) == FROM_REWARD
+
+
+def test_a_changed_report_value_reruns_the_report_alone(finished):
+    assert plan(finished[0], config=("report={side_by_side: 2}",)) == {"report", "ppo"}
+
+
+def test_a_stage_can_be_forced(finished):
+    assert plan(finished[0], "--forcerun", "sft") == FROM_SFT
+
+
+def test_a_newer_dump_makes_everything_anew(finished):
+    (dump,) = (finished[0] / "a dump's").iterdir()
+    stat = dump.stat()
+    try:
+        os.utime(dump)
+        text = dump.read_bytes()
+        dump.write_bytes(text + b"\n")
+        assert plan(finished[0]) == {*ALL, "ppo"}
+    finally:
+        dump.write_bytes(text)
+        os.utime(dump, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_an_override_is_in_the_manifest_and_earlier_stages_stay(finished):
+    folder, _ = finished
+    before = manifest(folder, "sft-merged")
+    snakemake(folder, "reward", config=("reward={learning_rate: 2e-3}",))
+    assert manifest(folder, "reward")["config"]["learning_rate"] == 2e-3
+    assert manifest(folder, "sft-merged") == before
+    snakemake(folder, "reward")
+    assert manifest(folder, "reward")["config"]["learning_rate"] == 1e-3
+
+
+@pytest.mark.parametrize("rule", ["sft", "reward", "ppo_train"])
+def test_killed_in_the_middle_the_same_command_resumes_and_makes_the_same(finished, rule):
+    folder, _ = finished
+    stage = rule.replace("_train", "")
+    snakemake(folder, rule)  # whatever an earlier test left
+    uninterrupted = manifest(folder, stage)
+    (folder / "results/tiny" / stage / "manifest.json").unlink()
+    begun = folder / "results/tiny" / f"{stage}.partial"
+    process = subprocess.Popen(command(rule), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               start_new_session=True, env=environment())
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if list(begun.glob("checkpoint-*/*")) + list(begun.glob("checkpoints/checkpoint-*")):
+            break
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert begun.exists(), "it was finished before it could be killed"
+    same_folder = begun.stat().st_ino
+    snakemake(folder, rule)
+    assert (folder / "results/tiny" / stage).stat().st_ino == same_folder, "begun anew, not resumed"
+    again = manifest(folder, stage)
+    weights = [name for name in again["files"] if name.endswith(".safetensors")]
+    assert weights and all(again["files"][name] == uninterrupted["files"][name] for name in weights)

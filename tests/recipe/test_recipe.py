@@ -1,0 +1,200 @@
+"""Recipes: the published values, every file in configs/, overrides, and that no knob is dead."""
+
+import ast
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stages.generation.sampling_params import SamplingParams
+from stages.recipe import recipe as recipes
+from stages.recipe.models import Lora
+from stages.recipe.ppo import RewardSource
+from stages.recipe.recipe import Recipe, load
+from stages.recipe.schema import SettingsError, as_dict, flatten
+from stages.reward_modeling.loss import PairwiseLoss
+from stages.reward_modeling.scoring_file import Scoring
+from stages.rl.early_stopping import StopRules
+from stages.rl.rewards.shaping import Shaping
+from stages.rl.rewards.sources import MEASURES, load_reward_function
+from stages.rl.trajectory import Update
+from stages.training.trainer import TrainerSettings
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "configs").glob("*.yaml"))
+
+# StackLLaMA: blog post, TRL's stack_llama scripts, their README, data set card.
+PUBLISHED = {
+    "base.model": "huggyllama/llama-7b",
+    "pairs.max_pairs_per_question": 10,
+    "sft.lora.r": 16, "sft.lora.alpha": 32, "sft.lora.dropout": 0.05, "sft.precision": "int8",
+    "sft.sequence_length_tokens": 1024, "sft.max_steps": 5000, "sft.learning_rate": 1e-5, "sft.warmup_steps": 100,
+    "sft.weight_decay": 0.05, "sft.packing": "wrapped",
+    "reward.lora.r": 8, "reward.lora.alpha": 32, "reward.lora.dropout": 0.1, "reward.precision": "bf16",
+    "reward.max_length_tokens": 512, "reward.train_pairs": 100_000, "reward.learning_rate": 2e-5,
+    "reward.weight_decay": 0.001, "reward.epochs": 1.0,
+    "ppo.lora.r": 16, "ppo.lora.alpha": 32, "ppo.lora.dropout": 0.0, "ppo.precision": "int8",
+    "ppo.learning_rate": 1.4e-5, "ppo.epochs": 4, "ppo.max_response_tokens": 128, "ppo.kl_coefficient": 0.2,
+    "ppo.kl_target_nats": 6.0, "ppo.kl_horizon_responses": 10_000, "ppo.gamma": 1.0, "ppo.gae_lambda": 0.95,
+    "ppo.reward_baseline": 0.0, "ppo.reward_scaling": "none", "ppo.reward_clip": None,
+    "ppo.clip_range": 0.2, "ppo.value_clip_range": 0.2, "ppo.value_coefficient": 0.1, "ppo.temperature": 1.0,
+}
+
+
+def test_defaults_are_the_published_values():
+    values = {name: value for name, value, _ in flatten(load(ROOT / "configs/stackllama.yaml"))}
+    assert {name: values[name] for name in PUBLISHED} == PUBLISHED
+
+
+def test_every_value_says_its_meaning():
+    for name, _, doc in flatten(Recipe()):
+        assert len(doc) > 3, name
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_recipe_loads(file):
+    assert load(file).name == file.stem
+
+
+def test_there_are_recipes():
+    assert {"demo", "stackllama", "tiny"} <= {file.stem for file in FILES}
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text: str) -> Path:
+        (tmp_path / "mine.yaml").write_text(text)
+        return tmp_path / "mine.yaml"
+    return write
+
+
+def test_a_partial_section_keeps_its_own_default(written):
+    recipe = load(written("reward: {lora: {r: 4}}"))
+    assert recipe.reward.lora == Lora(r=4, alpha=32, dropout=0.1)
+    assert recipe.sft.lora == Lora(r=16, alpha=32, dropout=0.05)
+
+
+def test_a_recipe_without_a_name_is_named_after_its_file(written):
+    assert load(written("")).name == "mine"
+
+
+def test_mistakes_in_a_file_name_it(written, monkeypatch):
+    path = written("ppo: {lerning_rate: 0.1}")
+    with pytest.raises(SettingsError, match=r"mine\.yaml: ppo: unknown key 'lerning_rate'; did you mean 'learning"):
+        load(path)
+    with pytest.raises(SettingsError, match=r"YAML reads 2e-5 as text: write 2\.0e-5"):
+        load(written("ppo: {learning_rate: 2e-5}"))
+    with pytest.raises(SettingsError, match=r"rollout_prompts \(64\) must be a multiple of minibatch_prompts \(48\)"):
+        load(written("ppo: {minibatch_prompts: 48}"))
+    with pytest.raises(SettingsError, match="is not YAML"):
+        load(written("ppo: {"))
+    with pytest.raises(SettingsError, match="must map names to values"):
+        load(written("[1, 2]"))
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SettingsError, match=r"no recipe at nowhere\.yaml; there are: configs/demo\.yaml"):
+        load("nowhere.yaml")
+
+
+def test_overrides_come_last_and_may_be_text(written):
+    recipe = load(written("ppo: {learning_rate: 0.1, epochs: 2}"), {"ppo": {"learning_rate": "2e-5"}})
+    assert (recipe.ppo.learning_rate, recipe.ppo.epochs) == (2e-5, 2)
+
+
+@pytest.mark.parametrize("day", ["2015-01-31", '"2015-01-31"'])
+def test_days_with_and_without_quotes(written, day):
+    assert load(written(f"posts: {{asked_from: {day}}}")).posts.asked_from == "2015-01-31"
+    for bad in ("2015", "2015-1-31", '"20150131"', '"2015-02-30"', "soon"):
+        with pytest.raises(SettingsError, match="asked_before must be"):
+            load(written(f"posts: {{asked_before: {bad}}}"))
+
+
+@pytest.mark.parametrize("section, message", [
+    ("ppo: {rewards: []}", "ppo: rewards must name at least one source, and none twice, not nothing"),
+    ("ppo: {rewards: [{}, {weight: 2}]}", "none twice, not model, model"),
+    ("ppo: {rewards: [{source: has_code}], reward_scaling: model}", "needs the reward model among rewards"),
+    ("ppo: {rewards: [{template: 'Q: {question}'}]}", "rewards, entry 1: template must say where the {response} goes"),
+    ("ppo: {rewards: [{sauce: model}]}", "rewards, entry 1: unknown key 'sauce'; did you mean 'source'"),
+    ("pairs: {min_score_gap: 0}", "min_score_gap must be 1 or more"),
+    ("pairs: {length_unit: tokens}", "length_unit tokens needs a tokenizer"),
+    ("evaluate: {best_of: [1, 2]}", r"best_of must be numbers of 2 or more, none twice, not \(1, 2\)"),
+    ("evaluate: {best_of: [4, 4]}", "none twice"),
+    ("evaluate: {scorers: [model]}", "scorers come beside the reward model"),
+    ("posts: {max_questions: 0}", "max_questions must be 1 or more")])
+def test_settings_that_cannot_be(written, section, message):
+    with pytest.raises(SettingsError, match=message):
+        load(written(section))
+
+
+def test_rewards_from_a_file_and_from_snakemake(written):
+    path = written("ppo: {rewards: [{source: model, weight: 0.5}, {source: 'mine.rules:short', reads: ids}]}")
+    assert [(r.source, r.weight, r.reads) for r in load(path).ppo.rewards] == [
+        ("model", 0.5, "text"), ("mine.rules:short", 1.0, "ids")]
+    handed = load(path, {"ppo": {"rewards": [{"source": "has_code", "weight": "-1e-1"}]}})  # values as text
+    assert handed.ppo.rewards == (RewardSource("has_code", -0.1),)
+
+
+def test_one_seed_for_every_section_that_has_one(written):
+    recipe = load(written("seed: 7\nppo: {seed: 9}"))
+    assert (recipe.pairs.seed, recipe.sft.seed, recipe.ppo.seed) == (7, 7, 9)
+    assert load(written("seed: 7"), {"seed": "3"}).sft.seed == 3
+    with pytest.raises(SettingsError, match="seed must be a whole number"):
+        load(written("seed: x"))
+
+
+def test_a_resolved_recipe_loads_as_itself(tmp_path):
+    recipe = load(ROOT / "configs/stackllama.yaml", {"ppo": {"learning_rate": "1e-7", "rewards": "[{source: 'a.b:c'}]"},
+                                                   "dump": ["it's here"]})
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(as_dict(recipe)))
+    assert load(tmp_path / "recipe.yaml") == recipe
+
+
+# same-named fields are handed on
+TAKEN_BY_NAME = {"Training.like(": TrainerSettings, "named(Update": Update, "named(Shaping": Shaping,
+                 "named(Sampling": SamplingParams, "named(StopRules": StopRules, "named(Scoring": Scoring,
+                 "named(Objective": PairwiseLoss}
+
+
+def names_read(path: Path) -> str:
+    """A pattern of the attributes a module reads; `getattr(config, f"{x}_share")` reads every name of that shape."""
+    source, lines = path.read_text(), []
+    for call, taker in TAKEN_BY_NAME.items():
+        lines += [field.name for field in dataclasses.fields(taker)] if call in source else []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            lines.append(re.escape(node.attr))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            parts = getattr(node.args[1], "values", [node.args[1]])
+            if any(isinstance(part, ast.Constant) for part in parts):
+                lines.append("".join(re.escape(v.value) if isinstance(v, ast.Constant) else r"\w+" for v in parts))
+    return "|".join(lines)
+
+
+HANDED_ON_WHOLE = {"lora"}  # models.add_lora(**vars(config.lora)): a field it does not know is a TypeError
+
+
+@pytest.mark.parametrize("section", [f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "dump")])
+def test_every_setting_is_read_by_its_stage(section):
+    read = re.compile(names_read(ROOT / "stages" / f"{section}.py"))
+    workflow, dead = (ROOT / "workflow/rules/train.smk").read_text(), []  # it may choose which folder a stage is given
+    for dotted in (name for name, _, _ in flatten(getattr(Recipe(), section))):
+        first, *rest = dotted.split(".")
+        if f"RECIPE.{section}.{dotted}" in workflow:
+            continue
+        needed = [first] if first in HANDED_ON_WHOLE else [first, *rest]
+        dead += [dotted] if not all(read.fullmatch(name) for name in needed) else []
+    assert not dead, f"settings of {section!r} that stages/{section}.py never reads: {dead}"
+
+
+def test_every_value_of_a_reward_source_says_its_meaning_and_is_read():
+    fields = dataclasses.fields(RewardSource)
+    assert {field.name for field in fields} <= set(inspect.signature(load_reward_function).parameters)  # load_source(**entry)
+    assert all(len(field.metadata["doc"]) > 3 for field in fields)
+    measures = next(field.metadata["doc"] for field in fields if field.name == "source")
+    assert all(name in measures for name in MEASURES)
+
+
+def test_sections_are_plain_values():
+    assert recipes.section(Recipe(), "sft")["lora"] == {"r": 16, "alpha": 32, "dropout": 0.05, "target_modules": []}

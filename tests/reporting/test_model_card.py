@@ -1,0 +1,97 @@
+"""The card of a merged model: it says what the artifacts say, its code runs, and names from data stay text."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+import yaml
+
+from stages import merge, reward, sft
+from stages.recipe.models import Lora, Merge
+from stages.recipe.reward import Reward
+from stages.recipe.sft import Sft
+from stages.reporting.model_card import LIMITS, OF_PPO, OF_SCORES, Made, model_card
+from stages.runtime.artifact import MANIFEST
+
+ROOT = Path(__file__).parents[2]
+PAIRS = {"sites": {"a <script>alert(1)</script>": {"questions": 3, "pairs": 7}}, "licenses": {"CC BY-SA 4.0": 9}}
+MADE = Made("ppo", {"lora": {"r": 4}, "seed": 1}, {"validation_kl": 0.25, "stopped_early": False, "note": "x"},
+            "scratch", {"merge_difference": 1e-6}, PAIRS)
+
+
+def front_matter(card: str) -> dict:
+    _, values, _ = card.split("---\n", 2)
+    return yaml.safe_load(values)
+
+
+def test_it_says_what_is_known():
+    card = model_card(MADE)
+    assert front_matter(card) == {"library_name": "transformers", "pipeline_tag": "text-generation",
+                                  "license": "cc-by-sa-4.0",
+                                  "tags": ["stack-exchange", "human-feedback", "rlhf", "ppo"]}
+    for part in ("| lora&#46;r | 4 |", "validation&#95;kl", "0.25", "1e-06", "| 3 | 7 |", "trained from nothing"):
+        assert part in card or part.replace("&#46;", ".").replace("&#95;", "_") in card, part
+    assert "stopped" not in card.split("## Measured")[1].split("## Licence")[0]  # a yes or no is no measure
+    assert "<script" not in card and all(limit in card for limit in [*LIMITS, *OF_PPO])
+    assert not any(limit in card for limit in OF_SCORES)
+
+
+def test_another_bases_licence_is_not_made_up():
+    values = front_matter(model_card(replace(MADE, stage="reward", base="huggyllama/llama-7b")))
+    assert values["base_model"] == "huggyllama/llama-7b" and "license" not in values
+    assert ["own licence holds" in model_card(replace(MADE, base=base)) for base in ("a/b", "scratch")] == [True, False]
+    assert values["pipeline_tag"] == "text-classification"
+    bare = model_card(replace(MADE, base=None, pairs={}, config={}, metrics={}, merge={}))
+    assert "base_model" not in front_matter(bare) and "## Recipe" not in bare and "## Licence" not in bare
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """sft on a base, reward on what that merges to, with manifests as the stages' commands write them."""
+    folder = tmp_path_factory.mktemp("cards")
+    tiny.save_base(folder / "base")
+    inputs = {"pairs": tiny.save_pairs(folder / "pairs")}
+    (inputs["pairs"] / "metrics.json").write_text(json.dumps(PAIRS))
+    manifest(folder / "base", "base", {"model": "scratch"}, None)
+    for stage, run, config, base in (
+        ("sft", sft.run, Sft(lora=Lora(r=4, dropout=0.0), precision="fp32", sequence_length_tokens=64, max_steps=2,
+                             batch_sequences=2, microbatch_sequences=2), folder / "base"),
+        ("reward", reward.run, Reward(lora=Lora(r=4, dropout=0.0), precision="fp32"), folder / "sft-merged"),
+    ):
+        (folder / stage).mkdir()
+        metrics = run(config, folder / stage, base=base, **inputs)
+        manifest(folder / stage, stage, {"precision": "fp32"}, base, metrics)
+        merge.run(Merge(dtype="fp32"), folder / f"{stage}-merged", base=base, adapter=[str(folder / stage)], **inputs)
+        manifest(folder / f"{stage}-merged", "merge", {}, base)
+    return folder
+
+
+def manifest(folder: Path, stage: str, config: dict, base: Path | None, metrics: dict | None = None) -> None:
+    from stages.runtime.artifact import digest
+
+    inputs = {} if base is None else {"base": {"path": str(base), "sha256": digest(base)}}
+    (folder / MANIFEST).write_text(json.dumps({"stage": stage, "config": config, "inputs": inputs,
+                                               "metrics": metrics or {}}))
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_its_code_runs_as_written(made, stage):
+    card = (made / f"{stage}-merged" / "README.md").read_text()
+    code = card.split("```python\n")[1].split("```")[0].replace("THIS_FOLDER", str(made / f"{stage}-merged"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert stage == "sft" or done.stdout.startswith("tensor([")
+
+
+def test_the_base_is_found_through_the_ancestors(made):
+    for stage in ("sft", "reward"):
+        card = (made / f"{stage}-merged" / "README.md").read_text()
+        assert "trained from nothing" in card and front_matter(card)["license"] == "cc-by-sa-4.0"
+        assert "precision" in card.split("## Recipe")[1]
+    assert "validation" in card.split("## Measured")[1]

@@ -1,0 +1,134 @@
+"""The command line that is derived from a stage's signature."""
+
+import dataclasses
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages.recipe import schema
+from stages.recipe.models import Merge
+from stages.recipe.recipe import Recipe
+from stages.runtime import command, lineage
+
+ROOT = Path(__file__).parents[2]
+NOT_STAGES = ("__init__", "recipe", "inspect", "demo")  # the last two make no artifact: command lines of their own
+MODULES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in NOT_STAGES)
+PROBE = '''"""Probe: what a stage sees."""
+from pathlib import Path
+from stages.recipe import Merge
+
+def run(config: Merge, out: Path, *, base: Path, dump: list[str]) -> dict[str, float]:
+    if config.max_logit_difference > 1:
+        raise ValueError("that is too much")
+    begun = out / "begun"
+    resumed = begun.exists()
+    begun.write_text("")
+    if config.max_logit_difference == 0.5:
+        raise OSError("the disk is full")
+    (out / "seen.txt").write_text(f"{config.dtype} {config.max_logit_difference} {base.name} {dump}")
+    return {"resumed": int(resumed)}
+
+if __name__ == "__main__":
+    from stages.plumbing.command import main
+    main(run)
+'''
+
+
+@pytest.fixture
+def probe(tmp_path):
+    (tmp_path / "probe.py").write_text(PROBE)
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "weights").write_text("1")
+
+    def call(*flags: str) -> subprocess.CompletedProcess:
+        order = ["--recipe", "configs/stackllama.yaml", "--base", str(tmp_path / "base"), "--dump", "a b", "owner/it's"]
+        out = ["--out", str(tmp_path / "out")]
+        return subprocess.run([sys.executable, str(tmp_path / "probe.py"), *order, *out, *flags], cwd=ROOT,
+                              capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
+    call.out = tmp_path / "out"
+    return call
+
+
+def test_makes_an_artifact_that_tells_where_it_comes_from(probe):
+    done = probe("--dtype", "fp32")
+    assert done.returncode == 0, done.stderr
+    assert (probe.out / "seen.txt").read_text() == """fp32 0.001 base ['a b', "owner/it's"]"""
+    manifest = json.loads((probe.out / "manifest.json").read_text())
+    assert manifest["stage"] == "probe"
+    assert manifest["config"] == vars(Merge(dtype="fp32"))
+    assert len(manifest["inputs"]["base"]["sha256"]) == 64
+    assert manifest["inputs"]["dump"] == [{"path": "a b", "sha256": None}, {"path": "owner/it's", "sha256": None}]
+    assert {"seconds", "peak_memory_mib", "device", "versions", "commit", "files"} <= set(manifest)
+
+
+def test_a_second_call_does_nothing_and_other_settings_ask_for_force(probe):
+    probe()
+    before = (probe.out / "manifest.json").stat().st_mtime_ns
+    assert "already made" in probe().stderr
+    refused = probe("--dtype", "fp32")
+    assert refused.returncode == 1 and "--force" in refused.stderr
+    assert (probe.out / "manifest.json").stat().st_mtime_ns == before
+    assert probe("--dtype", "fp32", "--force").returncode == 0
+    assert (probe.out / "seen.txt").read_text().startswith("fp32")
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--max-logit-difference", "2"], "probe: error: that is too much"),
+    (["--max-logit-difference", "0.5"], "probe: error: the disk is full"),
+    (["--max-logit-difference", "x"], "probe: error: command line: max_logit_difference must be a number, not 'x'"),
+    (["--dtype", "int3"], "probe: error: command line: dtype must be one of 'fp32', 'bf16', not 'int3'"),
+    (["--base", "/nowhere"], "probe: error: there is no /nowhere: make it first"),
+    (["--recipe", "configs/none.yaml"], "probe: error: no recipe at configs/none.yaml; there are: "),
+])
+def test_a_users_mistake_is_one_line(probe, flags, says):
+    failed = probe(*flags)
+    assert failed.returncode == 1 and not probe.out.exists()
+    lines = failed.stderr.splitlines()
+    assert lines[0].startswith(says)
+    assert "Traceback" not in failed.stderr and len(lines) <= 2
+
+
+def test_the_traceback_is_kept_for_whoever_mends_it(probe):
+    failed = probe("--max-logit-difference", "0.5")
+    kept = probe.out.with_name("out.partial") / "traceback.txt"
+    assert str(kept) in failed.stderr and "the disk is full" in kept.read_text()
+
+
+def test_the_same_command_goes_on_and_no_traceback_is_published(probe):
+    text = (probe.out.parent / "probe.py")
+    probe("--max-logit-difference", "0.5")
+    text.write_text(PROBE.replace("== 0.5", "== 0.25"))  # the disk has room again
+    assert probe("--max-logit-difference", "0.5").returncode == 0
+    assert json.loads((probe.out / "manifest.json").read_text())["metrics"] == {"resumed": 1}
+    assert not (probe.out / "traceback.txt").exists()
+
+
+def test_abbreviated_and_unknown_flags_are_refused(probe):
+    assert probe("--dty", "fp32").returncode == 2
+    assert probe("--nonsense", "1").returncode == 2
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_help_lists_every_setting_with_its_meaning(name):
+    run = importlib.import_module(f"stages.{name}").run
+    text = "".join(command.parser_of(run).format_help().split())  # lines may break at any hyphen
+    for flag, _, doc in schema.flatten(command.config_class(run)()):
+        assert f"--{flag.replace('_', '-')}VALUE" in text, flag
+        assert "".join(doc.split()) in text, flag
+    for flag in command.inputs_of(run):
+        assert f"--{flag}FOLDER" in text
+    assert f"python -m stages.{name} --recipe" in run.__globals__["__doc__"], "the docstring shows the command"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_section_of_a_stage_is_known_without_importing_it(name):
+    assert lineage.section_of(name) == command.section_name(importlib.import_module(f"stages.{name}").run)
+
+
+def test_every_section_belongs_to_a_stage():
+    sections = {field.name for field in dataclasses.fields(Recipe)} - {"name", "dump"}
+    assert sections <= set(MODULES), f"no stage reads {sections - set(MODULES)}"

@@ -1,0 +1,206 @@
+"""The bundled demo site: in the dump's format, reproducible, worth learning, and read rightly by its gold score."""
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+
+import py7zr
+import pytest
+from markdownify import markdownify
+
+from data.demo import facts, gold
+from data.demo.generate import posts_xml
+from data.demo.measure import statistics
+from data.demo.simulate import simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+QUESTIONS, SEED = 5000, 7  # of the bundled archive
+PORT_QUESTION = "I want to use finch at work. Which port does `finch` listen on?"
+PORT, OTHER_PORT = facts.TRUTH["finch", "port"], facts.TRUTH["maple", "port"]
+
+
+@pytest.fixture(scope="module")
+def site():
+    return simulate(QUESTIONS, SEED)
+
+
+@pytest.fixture(scope="module")
+def xml(site):
+    return posts_xml(site, SEED)
+
+
+@pytest.fixture(scope="module")
+def rows(xml):
+    return [row.attrib for row in ET.fromstring(xml.encode())]
+
+
+@pytest.fixture(scope="module")
+def figures(site):
+    return statistics(site)
+
+
+def score_one(question, response):
+    return {key: values[0] for key, values in gold.score([question], [response]).items()}
+
+
+def test_archive_holds_what_the_generator_writes(xml, tmp_path):
+    with py7zr.SevenZipFile(ROOT / "data/demo/demo.stackexchange.com.7z") as archive:
+        assert archive.getnames() == ["Posts.xml"]
+        archive.extractall(tmp_path)
+    assert (tmp_path / "Posts.xml").read_bytes() == xml.encode()
+
+
+def test_script_and_module_write_the_same_whatever_the_hash_seed(tmp_path):
+    commands = {"1": ["data/demo/generate.py"], "2": ["-m", "data.demo.generate"]}
+    for hash_seed, command in commands.items():
+        arguments = ["--questions", "40", "--seed", "3", "--out", str(tmp_path / hash_seed)]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        subprocess.run([sys.executable, *command, *arguments], cwd=ROOT, env=environment, check=True)
+    written = [(tmp_path / hash_seed / "Posts.xml").read_bytes() for hash_seed in commands]
+    assert written[0] == written[1] == posts_xml(simulate(40, 3), 3).encode()
+    assert written[0] != posts_xml(simulate(40, 4), 4).encode()
+
+
+def test_layout_is_that_of_the_official_dumps(xml):
+    lines = xml.split("\r\n")
+    assert lines[:2] == ['\ufeff<?xml version="1.0" encoding="utf-8"?>', "<posts>"]
+    assert lines[-1] == "</posts>"
+    assert all(line.startswith('  <row Id="') and line.endswith(" />") for line in lines[2:-1])
+    assert "\n" not in "".join(lines)  # newlines of a body are written as &#xA;
+
+
+def test_questions_and_answers_refer_to_each_other(rows):
+    posts = {row["Id"]: row for row in rows}
+    parents = Counter(row["ParentId"] for row in rows if row["PostTypeId"] == "2")
+    for row in rows:
+        if row["PostTypeId"] == "2":
+            assert row["CreationDate"] > posts[row["ParentId"]]["CreationDate"]
+            continue
+        assert int(row["AnswerCount"]) == parents[row["Id"]] >= 3
+        if "AcceptedAnswerId" in row:
+            assert posts[row["AcceptedAnswerId"]]["ParentId"] == row["Id"]
+    assert len(posts) == len(rows)
+    assert all(("OwnerUserId" in row) != ("OwnerDisplayName" in row) for row in rows)
+
+
+def test_xml_gives_back_the_simulated_bodies(site, rows):
+    written = Counter(row["Body"] for row in rows)
+    assert written == Counter(chain.from_iterable([q.html, *(a.html for a in q.answers)] for q in site))
+
+
+def test_every_two_fact_combination_is_asked_once_at_most(site):
+    pairs = [frozenset(question.facts) for question in site if len(question.facts) == 2]
+    assert len(set(pairs)) == len(pairs) == round(0.17 * QUESTIONS)
+    assert all(len({name for _, name in pair}) == 2 for pair in pairs)
+
+
+def test_every_fact_is_asked_alone_equally_often(site):
+    counts = Counter(question.facts[0] for question in site if len(question.facts) == 1)
+    assert set(counts) == set(facts.TRUTH)
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_every_value_is_right_for_one_fact_and_no_ordinary_word():
+    assert len(set(facts.TRUTH.values())) == len(facts.TRUTH) == len(facts.TOOLS) * len(facts.ATTRIBUTES)
+    attributes = facts.ATTRIBUTES.values()
+    grammar = [*facts.DOINGS, *facts.PLACES, *facts.CLOSINGS, *facts.OPENINGS, *facts.EXPLANATIONS, *facts.HEDGES]
+    grammar += [*facts.FILLERS, *facts.RUDENESS, *facts.OFF_TOPICS, *facts.REMARKS]
+    grammar += chain.from_iterable(
+        a.asks + a.statements + a.short_statements + a.reasons + a.examples for a in attributes
+    )
+    words = set(" ".join(grammar).lower().replace(".", " ").replace(",", " ").split())
+    assert not words & {value.lower().removeprefix("--") for value in facts.TRUTH.values()}
+
+
+def test_gold_reads_the_asked_facts_of_every_question(site):
+    for question in site:
+        body = markdownify(question.html)
+        for text in (body, question.title, f"{question.title}\n\n{body}"):
+            assert gold.asked_facts(text) == set(question.facts), text
+
+
+def test_gold_reads_the_features_of_every_answer(site):
+    pairs = [(markdownify(question.html), answer) for question in site for answer in question.answers]
+    scores = gold.score([text for text, _ in pairs], [markdownify(answer.html) for _, answer in pairs])
+    for i, (text, answer) in enumerate(pairs):
+        expected = {"gold": facts.quality(answer.features), **answer.features._asdict()}
+        assert {key: values[i] for key, values in scores.items()} == expected, (text, answer.html)
+
+
+def test_foreign_question_has_no_gold_score():
+    scores = score_one("How do I sort a list in Python? The default port of it?", f"Use {PORT}.")
+    assert set(scores) == {"gold", *facts.Features._fields}
+    assert set(scores.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("response", "correct"),
+    [
+        (f"It is {PORT}.", 1),
+        (f"finch listens on `{PORT}`, yes `{PORT}`", 1),
+        (f"open http://localhost:{PORT}/x", 1),
+        (f"It is {OTHER_PORT}.", 0),
+        (f"It is {PORT} or {OTHER_PORT}.", 0),  # hedging
+        (f"It is {PORT}0.", 0),
+        (PORT[:3], 0),  # cut off
+        ("", 0),
+    ],
+)
+def test_fact_is_right_when_its_value_and_no_other_is_stated(response, correct):
+    assert score_one(PORT_QUESTION, response)["correct"] == correct
+
+
+def test_two_facts_count_half_each_and_other_attributes_not_at_all():
+    question = "Which port does finch listen on, and how do I clear the cache in otter?"
+    other = facts.TRUTH["pixel", "settings"]
+    assert score_one(question, f"{PORT} and {facts.TRUTH['otter', 'cache']}, see {other}")["correct"] == 1
+    assert score_one(question, f"{PORT} and {facts.TRUTH['finch', 'cache']}, see {other}")["correct"] == 0.5
+    assert score_one(question, f"see {other}")["off_topic"] == 1
+
+
+def test_repeating_a_style_gains_nothing_and_rambling_costs():
+    once = f"Use {PORT}. That is because the server binds that port.\n\n```\ncurl localhost:{PORT}\n```\n"
+    best = score_one(PORT_QUESTION, once)["gold"]
+    assert best == pytest.approx(4.4)
+    assert score_one(PORT_QUESTION, once * 2)["gold"] == best
+    assert score_one(PORT_QUESTION, once * 20)["gold"] < best - 2
+
+
+def test_code_block_must_be_closed_and_use_an_asked_value():
+    assert score_one(PORT_QUESTION, f"Yes.\n\n```\ncurl localhost:{PORT}\n```")["code"] == 1
+    assert score_one(PORT_QUESTION, f"Yes.\n\n```\ncurl localhost:{PORT}\n")["code"] == 0
+    assert score_one(PORT_QUESTION, f"It is {PORT}.\n\n```\ncat amber.conf\n```")["code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("pairs", 28_000, 35_000),
+        ("oracle accuracy", 0.90, 0.94),
+        ("oracle accuracy, both with code", 0.90, 0.94),
+        ("accuracy of the longer answer", 0.50, 0.60),
+        ("accuracy of the answer with code", 0.50, 0.63),
+        ("accuracy of style alone", 0.50, 0.75),
+        ("pairs that differ in correctness", 0.45, 0.70),
+        ("distinct question texts", 0.99, 1.0),
+        ("questions with an accepted answer", 0.57, 0.63),
+        ("answers: correct", 0.52, 0.59),
+        ("answers: rude", 0.13, 0.17),
+        ("answers: filler", 0.27, 0.33),
+        ("answers: off_topic", 0.08, 0.12),
+    ],
+)
+def test_statistics_are_those_of_a_site_worth_learning(figures, name, low, high):
+    assert low <= figures[name] <= high
+
+
+def test_texts_are_short_and_of_few_words(site):
+    lengths = [facts.count_words(markdownify(question.html)) for question in site]
+    assert min(lengths) >= 12 and max(lengths) <= 35
+    lengths = [answer.features.words for question in site for answer in question.answers]
+    assert min(lengths) >= 4 and max(lengths) <= 80
+    assert sum(length > 60 for length in lengths) < 0.01 * len(lengths)

@@ -1,0 +1,424 @@
+"""What is a dump and what is none, by name; tables out of archives, whole or not at all."""
+
+import gzip
+import io
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import py7zr
+import pyarrow as pa
+import pytest
+from py7zr.exceptions import UnsupportedCompressionMethodError
+
+from stages.stackexchange.dump import archives, sources
+from stages.stackexchange.dump.archives import check_space, unpacked
+from stages.stackexchange.dump.sources import Source, Table, sources_of
+from tests.helpers import stackexchange_dumps
+from tests.helpers.stackexchange_dumps import document, plain, write
+
+POSTS = document(plain())
+VOTES = b'<votes>\n  <row Id="1" PostId="2" VoteTypeId="2" />\n</votes>\n'
+MANY = document(*(plain(number) for number in range(1, 3000, 3)))
+
+
+def seven(folder: Path, name: str, members: dict[str, bytes] | None = None, password: str | None = None) -> str:
+    """A 7z archive of these members; by its name that of one table, or of a whole site."""
+    table = "Votes" if "votes" in name.lower() else "Posts"
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    with py7zr.SevenZipFile(folder / name, "w", password=password, header_encryption=False) as out:
+        for member, content in (members or {f"{table}.xml": VOTES if table == "Votes" else POSTS}).items():
+            out.writef(io.BytesIO(content), member)
+    return str(folder / name)
+
+
+def zst(content: bytes) -> bytes:
+    return pa.compress(content, codec="zstd", asbytes=True)
+
+
+PACK = {"Posts.xml": lambda content: content, "posts.XML.gz": gzip.compress, "Posts.xml.zst": zst}
+
+
+def read(table: Table, folder: Path) -> bytes:
+    folder.mkdir(exist_ok=True)
+    return unpacked(table, folder).read_bytes()
+
+
+def _tables(source: Source) -> tuple:
+    return source.posts, source.votes
+
+
+def one_line(refused) -> str:
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
+
+
+def refusal(*given: str) -> str:
+    with pytest.raises(ValueError) as refused:
+        sources_of(list(given))
+    return one_line(refused)
+
+
+def unpack_refusal(path: str, folder: Path, table: str = "Posts") -> str:
+    """Why it is not unpacked; nothing may be left."""
+    folder.mkdir(exist_ok=True)
+    with pytest.raises(ValueError) as refused:
+        unpacked(Table(path, table), folder)
+    assert not list(folder.iterdir())
+    message = one_line(refused)
+    assert path in message
+    return message
+
+
+# Places
+
+def test_real_dumps():
+    found = {source.site: source for source in sources_of([str(stackexchange_dumps.real())])}
+    assert list(found) == sorted(found) and len(found) == 7
+    assert {site for site, source in found.items() if not source.votes} == {"matheducators.stackexchange.com"}
+    assert found["economics-2012"].votes.path.endswith("economics-2012/votes.xml")
+    beer = found["beer.stackexchange.com"]
+    assert beer.posts == Table(beer.place, "Posts") and beer.votes == Table(beer.place, "Votes")
+
+
+@pytest.mark.parametrize("name", ["beer.stackexchange.com.7z", "quantumcomputing.stackexchange.com.7z",
+                                  "coffee.stackexchange.com"])
+def test_real_tables_unpack(tmp_path, name):
+    [source] = sources_of([str(stackexchange_dumps.real(name))])
+    for table in (source.posts, source.votes):
+        content = read(table, tmp_path)
+        root = table.name.lower().encode()
+        assert content.split(b"<row", 1)[0].rstrip().endswith(b"<" + root + b">")
+        assert content.rstrip().endswith(b"</" + root + b">")
+
+
+@pytest.mark.parametrize("name", PACK)
+@pytest.mark.parametrize("votes", [None, "Votes.xml", "votes.xml.gz", "Votes.XML.zst", "a.site-Votes.7z"])
+def test_a_sites_folder_and_the_posts_in_it(tmp_path, name, votes):
+    posts = write(tmp_path, PACK[name](POSTS), f"a.site/{name}")
+    for other in ("Users.xml", "notes.txt", "._Posts.xml", "extra.xml", "other.7z"):
+        write(tmp_path, b"no dump", f"a.site/{other}")
+    found = str(tmp_path / "a.site" / votes) if votes else None
+    if votes:
+        seven(tmp_path, f"a.site/{votes}") if votes.endswith("7z") else write(tmp_path, VOTES, f"a.site/{votes}")
+    tables = Table(posts, "Posts"), found and Table(found, "Votes")
+    folder = str(tmp_path / "a.site")
+    assert sources_of([folder]) == [Source(folder, "a.site", "dump", *tables)]
+    [of_file] = sources_of([posts])
+    assert of_file == Source(posts, "a.site", "dump", *tables)
+    if votes:
+        assert sources_of([found, posts]) == [of_file]
+    assert read(of_file.posts, tmp_path / "scratch") == POSTS
+
+
+@pytest.mark.parametrize("name, site", [
+    ("b.site.xml", "b.site"), ("b.site.XML.GZ", "b.site"), ("b.site-posts.xml.zst", "b.site"), ("b.site.7z", "b.site"),
+    ("stackoverflow.com-Posts.7z", "stackoverflow.com"), ("b-c.7z", "b-c"), ("Posts.7z", "folder"),
+    ("b.site-Posts/Posts.xml", "b.site"), ("b.site.7z/posts.xml", "b.site")])
+def test_the_site_is_in_the_name(tmp_path, name, site):
+    if name.endswith("7z"):
+        given = seven(tmp_path, f"folder/{name}", {"some/folder/posts.XML": POSTS})
+    else:
+        given = write(tmp_path, POSTS, f"folder/{name}")
+    [source] = sources_of([given])
+    assert (source.site, source.kind, source.votes) == (site, "dump", None)
+
+
+@pytest.mark.parametrize("members, votes", [
+    (("Posts.xml",), False), (("Posts.xml", "Votes.xml"), True), (("Badges.xml", "d/posts.xml", "d/VOTES.xml"), True)])
+def test_an_archive_of_a_site(tmp_path, members, votes):
+    given = seven(tmp_path, "c.site.7z", {name: VOTES if "votes" in name.lower() else POSTS for name in members})
+    [source] = sources_of([given])
+    assert source == Source(given, "c.site", "dump", Table(given, "Posts"), Table(given, "Votes") if votes else None)
+    assert read(source.posts, tmp_path / "scratch") == POSTS
+    if votes:
+        assert read(source.votes, tmp_path / "scratch") == VOTES
+
+
+def test_an_archive_a_table(tmp_path):
+    posts, votes = (seven(tmp_path, f"folder/stackoverflow.com-{table}.7z") for table in ("Posts", "Votes"))
+    for table in ("Users", "Comments", "PostHistory", "Badges", "Tags", "PostLinks"):
+        write(tmp_path, b"never looked at", f"folder/stackoverflow.com-{table}.7z")
+    expected = [Source(posts, "stackoverflow.com", "dump", Table(posts, "Posts"), Table(votes, "Votes"))]
+    for given in ([posts], [posts, votes], [votes, posts], [str(tmp_path / "folder")]):
+        assert sources_of(given) == expected
+    assert "Posts.xml (or stackoverflow.com-Posts.7z)" in refusal(votes)
+    assert "the Users of a dump, which are not used" in refusal(str(tmp_path / "folder/stackoverflow.com-Users.7z"))
+    Path(posts).rename(tmp_path / "stackoverflow.com-Posts.7z")
+    assert "without its posts" in refusal(str(tmp_path / "folder"))
+    moved = sources_of([str(tmp_path / "folder"), str(tmp_path / "stackoverflow.com-Posts.7z")])
+    assert [source.votes for source in moved] == [Table(votes, "Votes")]
+
+
+def test_whose_votes_they_are(tmp_path):
+    both = seven(tmp_path, "x.7z", {"Posts.xml": POSTS, "Votes.xml": VOTES})
+    posts = [seven(tmp_path, name) for name in ("y.7z", "z-Posts.7z")]
+    votes = [seven(tmp_path, name) for name in ("x-Votes.7z", "y-votes.7z", "w-Votes.7z")]
+    assert [source.votes for source in sources_of([*posts, both])] == [
+        Table(both, "Votes"), Table(votes[1], "Votes"), None]
+    assert f"{votes[0]} and {both} are both the votes of x" in refusal(both, votes[0])
+
+
+def test_an_archive_a_table_unpacked_by_7_zip(tmp_path):
+    """7-Zip makes a folder an archive: stackoverflow.com-Posts/Posts.xml."""
+    posts, votes = (write(tmp_path, content, f"all/x.com-{table}/{table}.xml")
+                    for table, content in (("Posts", POSTS), ("Votes", VOTES)))
+    for given in ([str(tmp_path / "all")], [posts, votes], [str(Path(votes).parent), str(Path(posts).parent)]):
+        [source] = sources_of(given)
+        assert (source.site, *_tables(source)) == ("x.com", Table(posts, "Posts"), Table(votes, "Votes"))
+
+
+def test_a_folder_of_everything_and_several_places_in_any_order(tmp_path):
+    given = [seven(tmp_path, "all/m.7z"), write(tmp_path, POSTS, "all/z/posts.xml"),
+             write(tmp_path, POSTS, "all/k.xml"), seven(tmp_path, "all/so/so.com-Posts.7z"),
+             write(tmp_path, gzip.compress(POSTS), "all/a.xml.gz")]
+    write(tmp_path, VOTES, "all/z/Votes.xml")
+    for other in ("README.md", "all/Users.xml", "all/x.zip", "all/configs/gold.xml", "all/._m.7z", "all/table.parquet"):
+        write(tmp_path, b"?", other)
+    found = sources_of([str(tmp_path / "all")])
+    assert [source.site for source in found] == ["a", "k", "m", "so.com", "z"]
+    assert found[-1].place == str(tmp_path / "all/z") and found[-1].votes
+    published = [write(tmp_path, b"", "p/x/t.parquet"), str(tmp_path / "p"), "owner/name"]
+    separately = sources_of([*given, *published])
+    assert separately == sources_of([*reversed(published), *reversed(given)])
+    assert [(source.site, source.kind) for source in separately[:3]] == [
+        (None, "parquet"), (None, "parquet"), (None, "hub")]
+    assert [_tables(source) for source in separately[3:]] == [_tables(source) for source in found]
+
+
+def test_links_are_followed_and_one_that_leads_nowhere_is_said(tmp_path):
+    write(tmp_path, POSTS, "store/123")
+    (tmp_path / "all/l.site").mkdir(parents=True)
+    (tmp_path / "all/l.site/Posts.xml").symlink_to(tmp_path / "store/123")
+    [source] = sources_of([str(tmp_path / "all")])
+    assert source.site == "l.site" and read(source.posts, tmp_path) == POSTS
+    (tmp_path / "all/gone.7z").symlink_to("nowhere")
+    assert "all/gone.7z: a link to nowhere, which is not there" in refusal(str(tmp_path / "all"))
+
+
+def test_a_site_twice(tmp_path):
+    packed, unpacked_ = seven(tmp_path, "all/d.site.7z"), write(tmp_path, POSTS, "all/d.site/Posts.xml")
+    for given in ([str(tmp_path / "all")], [packed, unpacked_], [packed, str(Path(unpacked_).parent)]):
+        said = refusal(*given)
+        assert packed in said and unpacked_ in said and "are both d.site: give one of them" in said
+    assert "both d.site" in refusal(packed, packed)
+    write(tmp_path, gzip.compress(POSTS), "e/Posts.xml.gz")
+    write(tmp_path, POSTS, "e/Posts.xml")
+    assert "e/Posts.xml and " in refusal(str(tmp_path / "e"))
+    write(tmp_path, POSTS, "f/Posts.xml")
+    for votes in ("Votes.xml", "Votes.xml.gz"):
+        write(tmp_path, VOTES, f"f/{votes}")
+    assert "both the votes of f: keep one" in refusal(str(tmp_path / "f"))
+    assert "given twice" in refusal("owner/name", "owner/name")
+
+
+@pytest.mark.parametrize("name, says", [
+    ("README.md", "not a dump; expected a folder"), ("x.zip", "not a dump but packed in a way"),
+    ("x.tar.gz", "unpack it and give"), ("x.rar", "unpack it and give"), ("Posts.xml.bz2", "unpack it and give"),
+    ("x.7z.001", "one volume of several"), ("Users.xml", "the Users of a dump, which are not used; give its Posts.xml"),
+    ("x-PostHistory.xml.gz", "the PostHistory of a dump"), ("Votes.xml", "the votes of folder without its posts"),
+    ("page.7z", "not a 7z archive: it looks like an HTML page"), ("empty.7z", "it is empty"),
+    ("zip.7z", "it looks like a zip archive"), ("rar.7z", "it looks like a rar archive")])
+def test_files_that_are_no_source(tmp_path, name, says):
+    content = {"page.7z": b"\n<!DOCTYPE html><html>", "empty.7z": b"", "zip.7z": b"PK\3\4..", "rar.7z": b"Rar!\x1a"}
+    given = write(tmp_path, content.get(name, b"hello"), f"folder/{name}")
+    assert says in refusal(given) and given in refusal(given)
+
+
+def test_places_that_are_no_source(tmp_path):
+    write(tmp_path, b"hello", "README.md")
+    assert "holds README.md); expected a folder" in refusal(str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    assert "(it holds nothing)" in refusal(str(tmp_path / "empty"))
+    for missing in (str(tmp_path / "nowhere"), "some/missing.7z", "some/x.xml", "some/x.xml.gz", "some/x.zst",
+                    "some/x.parquet", "some/x.zip", "some/x.7z.001", "a/b/c", "name"):
+        assert "no such file or folder" in refusal(missing)
+    assert sources_of([]) == []
+
+
+def test_archives_of_something_else(tmp_path):
+    assert "holds no Posts.xml, but Votes.xml; expected the archive of a site" in refusal(
+        seven(tmp_path, "beer.7z", {"Votes.xml": VOTES}))
+    assert "holds no Votes.xml, but Posts.xml" in refusal(seven(tmp_path, "b-Votes.7z", {"Posts.xml": POSTS}))
+    assert r"but a\nb, \x1b[1m; expected" in refusal(seven(tmp_path, "odd.7z", {"a\nb": b"", "\x1b[1m": b"x"}))
+    two = seven(tmp_path, "two.7z", {"a/Posts.xml": POSTS, "b/posts.xml": POSTS})
+    assert "holds a/Posts.xml, b/posts.xml; expected those of one site" in refusal(two)
+    assert "needs a password" in refusal(seven(tmp_path, "locked.7z", {"Posts.xml": POSTS}, password="secret"))
+    with py7zr.SevenZipFile(tmp_path / "hidden.7z", "w", password="secret", header_encryption=True) as out:
+        out.writef(io.BytesIO(POSTS), "Posts.xml")
+    assert "needs a password" in refusal(str(tmp_path / "hidden.7z"))
+
+
+def test_what_may_not_be_read_is_said(tmp_path, monkeypatch):
+    folder = write(tmp_path, POSTS, "g/Posts.xml")
+
+    def refused(self):
+        raise PermissionError(13, "Permission denied", str(self))
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert f"{Path(folder).parent}: cannot be read: Permission denied" in refusal(str(Path(folder).parent))
+    monkeypatch.undo()
+    packed, zipped = seven(tmp_path, "h.7z"), write(tmp_path, gzip.compress(POSTS), "h.xml.gz")
+    monkeypatch.setattr(archives, "open", lambda path, mode: refused(path), raising=False)
+    assert "h.7z: cannot be read: Permission denied" in refusal(packed)
+    assert "Permission denied" in unpack_refusal(zipped, tmp_path / "scratch")
+
+
+# Unpacking
+
+@pytest.mark.parametrize("pack, name", [(gzip.compress, "x.xml.gz"), (zst, "x.xml.zst")])
+def test_several_members_of_a_stream(tmp_path, pack, name):
+    given = write(tmp_path, pack(MANY[:1000]) + pack(MANY[1000:]), name)
+    assert read(Table(given, "Posts"), tmp_path / "scratch") == MANY
+    assert unpacked(Table(write(tmp_path, MANY, "y.xml"), "Posts"), tmp_path) == tmp_path / "y.xml"
+
+
+def test_a_stream_that_begins_with_a_frame_to_skip(tmp_path):
+    given = write(tmp_path, b"\x52\x2a\x4d\x18\x03\0\0\0abc" + zst(MANY), "x.xml.zst")
+    assert read(Table(given, "Posts"), tmp_path / "scratch") == MANY
+
+
+@pytest.mark.parametrize("name", ["x.xml.gz", "x.xml.zst", "x.7z"])
+def test_damage_is_found_and_nothing_is_left(tmp_path, name):
+    noise = random.Random(3).randbytes(5000)  # does not pack: every byte matters
+    if name == "x.7z":
+        good = Path(seven(tmp_path, name, {"Posts.xml": MANY + noise})).read_bytes()
+    else:
+        good = (gzip.compress if name.endswith("gz") else zst)(MANY + noise)
+    says = "cut short or damaged" if name != "x.7z" else "damaged"
+    for end in (10, len(good) // 2, len(good) - 1):
+        assert says in unpack_refusal(write(tmp_path, good[:end], name), tmp_path / "scratch")
+    if name != "x.xml.zst":  # zstd need not carry a checksum
+        for place in (len(good) // 3, len(good) // 2):
+            flipped = good[:place] + bytes([good[place] ^ 0xFF]) + good[place + 1:]
+            assert "damaged" in unpack_refusal(write(tmp_path, flipped, name), tmp_path / "scratch")
+
+
+def test_damage_of_the_codec_of_official_archives(tmp_path):
+    """BZip2's decoder tells damage as an OSError, as the system tells a broken disk."""
+    good = bytearray(stackexchange_dumps.real("beer.stackexchange.com.7z").read_bytes())
+    good[len(good) // 3] ^= 0xFF
+    assert "cut short or damaged" in unpack_refusal(write(tmp_path, bytes(good), "x.7z"), tmp_path / "scratch")
+
+
+def test_a_disk_that_fails_is_not_taken_for_damage(tmp_path, monkeypatch):
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(archives._File, "write", full)
+    said = unpack_refusal(seven(tmp_path, "x.7z"), tmp_path / "scratch")
+    assert f"cannot be unpacked into {tmp_path / 'scratch'}: No space left on device" in said
+
+
+def test_a_method_that_is_not_known(tmp_path, monkeypatch):
+    def unknown(*_, **__):
+        raise UnsupportedCompressionMethodError(None, "BCJ2")
+    given = seven(tmp_path, "x.7z")
+    monkeypatch.setattr(py7zr.SevenZipFile, "extract", unknown)
+    assert "packed in a way that is not known here" in unpack_refusal(given, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("name, content, says", [
+    ("x.xml.gz", b"", "not gzip: it is empty"), ("x.xml.gz", POSTS, "it looks like plain XML (name it .xml)"),
+    ("x.xml.gz", zst(POSTS), "it looks like zstd"), ("x.xml.zst", b"<html>", "it looks like an HTML page"),
+    ("x.xml.zst", b"hello", "it is something else")])
+def test_streams_of_another_name(tmp_path, name, content, says):
+    assert says in unpack_refusal(write(tmp_path, content, name), tmp_path / "scratch")
+
+
+def test_what_is_there_is_taken_and_what_a_killed_run_left_is_not(tmp_path, monkeypatch):
+    given = seven(tmp_path, "x.7z", {"Posts.xml": POSTS, "Votes.xml": VOTES})
+    scratch = tmp_path / "scratch"
+    assert read(Table(given, "Posts"), scratch) == POSTS and read(Table(given, "Votes"), scratch) == VOTES
+    posts = unpacked(Table(given, "Posts"), scratch)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    posts.write_bytes(b"as it is")
+    assert read(Table(given, "Posts"), scratch) == b"as it is"
+    posts.rename(scratch / f"{posts.name}.{dead.pid}.draft")
+    (scratch / f"{posts.name}.1.draft").write_bytes(b"of a process that lives")
+    assert read(Table(given, "Posts"), scratch) == POSTS
+    assert sorted(file.suffix for file in scratch.iterdir()) == [".draft", ".xml", ".xml"]
+    os.utime(given, (1, 1))  # as an archive that was got again
+    posts.write_bytes(b"of the archive before")
+    assert read(Table(given, "Posts"), scratch) == POSTS
+
+
+def test_names_in_an_archive_are_no_paths(tmp_path, monkeypatch):
+    monkeypatch.setattr("py7zr.py7zr.check_archive_path", lambda name: True)  # or none could be written
+    given = seven(tmp_path, "x.7z", {"../../Posts.xml": POSTS})
+    (tmp_path / "deep/er").mkdir(parents=True)
+    try:
+        assert read(Table(given, "Posts"), tmp_path / "deep/er/scratch") == POSTS
+    except ValueError as error:
+        assert "damaged" in str(error)
+    assert not list(tmp_path.rglob("Posts.xml"))
+
+
+@pytest.mark.parametrize("stated, says", [(1000, "damaged (ArchiveError)"), (10**6, "to the size that the archive")])
+def test_an_archive_that_unpacks_to_another_size_than_it_states(tmp_path, monkeypatch, stated, says):
+    given = seven(tmp_path, "x.7z", {"Posts.xml": MANY})
+    member = archives._member
+
+    def misstated(*args):
+        found = member(*args)
+        found.uncompressed = stated
+        return found
+    monkeypatch.setattr(archives, "_member", misstated)
+    assert says in unpack_refusal(given, tmp_path / "scratch")
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Says how many bytes are free, less what was written since."""
+    def say(count: int, folder: Path):
+        def usage(_):
+            return type("Usage", (), {"free": count - sum(file.stat().st_size for file in folder.iterdir())})
+        monkeypatch.setattr(shutil, "disk_usage", usage)
+    return say
+
+
+@pytest.mark.parametrize("name, needed", [("x.7z", 3), ("x.xml.gz", 3), ("x.xml.zst", 3)])
+def test_a_full_disk_is_said(tmp_path, free, name, needed):
+    content = {".7z": None, ".gz": gzip.compress, ".zst": zst}[Path(name).suffix]
+    given = write(tmp_path, content(MANY), name) if content else seven(tmp_path, name, {"Posts.xml": MANY})
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    free(needed * len(MANY) - 1, scratch)
+    said = unpack_refusal(given, scratch)
+    assert f"scratch space under {scratch}" in said and "GB are free" in said
+    free(needed * len(MANY), scratch)
+    assert read(Table(given, "Posts"), scratch) == MANY
+
+
+def test_a_bomb_is_stopped_long_before_the_disk_is_full(tmp_path, free, monkeypatch):
+    monkeypatch.setattr(archives, "LOOK_AT_DISK_EVERY_BYTES", 2 << 20)
+    given, scratch = write(tmp_path, gzip.compress(bytes(100 << 20)), "x.xml.gz"), tmp_path / "scratch"
+    scratch.mkdir()
+    free(30 << 20, scratch)
+    written, look = [], archives.check_space
+    monkeypatch.setattr(archives, "check_space", lambda name, folder, needed: written.append(needed) or look(
+        name, folder, needed))
+    assert "so far" in unpack_refusal(given, scratch)
+    assert len(written) == 6 and max(written) == 24 << 20  # at 12 MB written, 18 MB are free and 24 needed
+
+
+def test_check_space(tmp_path):
+    check_space("x", tmp_path, 10)
+    with pytest.raises(ValueError, match=r"Posts.xml: needs 1000000000.0 GB of scratch space under .*GB are free"):
+        check_space("Posts.xml", tmp_path, 1e18)
+
+
+def test_progress_is_shown(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(archives.Progress, "finish", lambda self: shown.append((self.label, self.done, self.total)))
+    packed = gzip.compress(MANY)
+    for name in ("x.xml.gz", "x.7z"):
+        given = write(tmp_path, packed, name) if name != "x.7z" else seven(tmp_path, name, {"Posts.xml": MANY})
+        read(Table(given, "Posts"), tmp_path / "scratch")
+    assert shown == [("unpack x.xml.gz", len(packed), len(packed)), ("unpack Posts.xml of x.7z", len(MANY), len(MANY))]
+
+
+def test_every_kind_says_what_it_is():
+    assert all(name.startswith(("a file", "a folder", "a parquet", "a data set")) for name, *_ in sources.KINDS)

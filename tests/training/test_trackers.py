@@ -1,0 +1,389 @@
+"""What is logged while a model trains: the same names and numbers in history.jsonl, TensorBoard and W&B, once each."""
+
+import html
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import yaml
+
+from stages import merge, ppo, reward, sft
+from stages.recipe import optional_packages
+from stages.recipe.models import Merge
+from stages.recipe.ppo import Ppo
+from stages.recipe.recipe import Recipe, load, section
+from stages.recipe.schema import SettingsError, as_dict
+from stages.runtime import command, lineage
+from stages.runtime.artifact import RunContext, read_manifest
+from stages.runtime.manifest import record_of
+from stages.runtime.run_folder import asked_recipe
+from stages.runtime.series import append, keep_until, rows_of
+from stages.training.loggers import Logs
+from stages.training.trackers import Terminal, WandB, markdown
+
+pytest.importorskip("tensorboard")
+pytest.importorskip("wandb")
+
+ROOT = Path(__file__).parents[2]
+EVERYWHERE = ("terminal", "jsonl", "tensorboard", "wandb")
+RECIPE = """
+log_to: [terminal, jsonl, tensorboard, wandb]
+sft: {precision: fp32, sequence_length_tokens: 64, batch_sequences: 2, microbatch_sequences: 1, max_steps: 24,
+      learning_rate: 1.0e-3, warmup_steps: 2, save_every_steps: 5, evaluate_every_steps: 4}
+reward: {precision: fp32, batch_pairs: 4, microbatch_pairs: 2, learning_rate: 1.0e-3, save_every_steps: 5,
+         validation_share: 0.2, members: 2}
+ppo: {precision: fp32, iterations: 16, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 1,
+      max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 2,
+      save_every_iterations: 5}
+"""
+RUNS = {"sft": "sft", "reward": "reward", "reward/member-1": "reward", "ppo": "ppo"}  # folder of the series: stage
+COUNTS = {"sft": "step", "reward": "step", "ppo": "iteration"}
+HOSTILE = ("<script>alert(1)</script> ![x](http://a/b) **bold**\n</pre><img src=x onerror=alert(2)>\r"
+           "    \x1b[31m\x00\u202ered")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run's folder, with sft, reward and ppo logged to everything."""
+    folder = tmp_path_factory.mktemp("logs")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    tiny.save_base(folder / "base")
+    tiny.save_pairs(folder / "pairs")
+    recipe, learnt = load(folder / "recipe.yaml"), {"base": folder / "base", "pairs": folder / "pairs"}
+    settings = {name: getattr(recipe, name) for name in COUNTS}
+    command.make(sft.run, settings["sft"], folder / "sft", learnt)
+    command.make(reward.run, settings["reward"], folder / "reward", learnt)
+    judged = {"base": folder / "base", "adapter": [str(folder / "reward")], "pairs": folder / "pairs"}
+    command.make(merge.run, Merge(dtype="fp32"), folder / "scorer", judged)
+    given = {"policy": folder / "base", "reward": folder / "scorer", "pairs": folder / "pairs"}
+    command.make(ppo.run, settings["ppo"], folder / "ppo", given)
+    yield folder
+    import wandb
+
+    wandb.teardown()
+
+
+def points(artifact: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
+    """Of each name, its counts and numbers, as the artifact's own files have them."""
+    found: dict[str, list] = {}
+    for row in rows_of(artifact / "history.jsonl") + rows_of(artifact / "timing.jsonl"):
+        step = row.pop(COUNTS[stage])
+        for name, value in row.items():
+            found.setdefault(f"{stage}/{name}", []).append((step, value))
+    return found
+
+
+def tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """As TensorBoard reads its files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    reader.Reload()
+    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+def wandb(logs: Path, run: str) -> dict[str, list[tuple[int, float]]]:
+    """As W&B's own reader shows its offline folder, of which there must be one."""
+    (folder,) = logs.glob(f"wandb/offline-run-*_*-{run.replace('/', '-')}-{'[0-9a-f]' * 12}")
+    order = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)]
+    done = subprocess.run(order, capture_output=True, text=True, check=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    found: dict[str, list] = {}
+    for item in (row["history"]["item"] for row in rows if row["type"] == "history"):
+        for name, value in item.items():
+            if not name.startswith("_") and "/samples." not in name:
+                found.setdefault(name, []).append((item["_step"], value))
+    return found
+
+
+def as_32_bits(series: dict) -> dict:
+    return {name: [(step, float(np.float32(value))) for step, value in rows] for name, rows in series.items()}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_tensorboard_reads_just_the_numbers_of_the_artifact(made, run):
+    told = points(made / run, RUNS[run])
+    assert told and tensorboard(made / "logs/tensorboard" / run) == as_32_bits(told)  # it keeps no more of a number
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_wandbs_own_reader_reads_just_the_numbers_of_the_artifact(made, run):
+    told = points(made / run, RUNS[run])
+    assert told and wandb(made / "logs", run) == told
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_sample_answers_are_in_all_of_them_at_every_evaluation(made, run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    samples, count = rows_of(made / run / "samples.jsonl"), COUNTS[RUNS[run]]
+    evaluated = {row[count] for row in rows_of(made / run / "history.jsonl") if any("validation_" in n for n in row)}
+    assert {row[count] for row in samples} == evaluated and len(evaluated) > 2
+    reader = EventAccumulator(str(made / "logs/tensorboard" / run), size_guidance={"tensors": 0})
+    reader.Reload()
+    shown = reader.Tensors(f"{RUNS[run]}/samples/text_summary")
+    assert {event.step for event in shown} == evaluated
+    (folder,) = (made / "logs/wandb").glob(f"offline-run-*_*-{run.replace('/', '-')}-{'[0-9a-f]' * 12}")
+    pages = "".join(page.read_text() for page in (folder / "files/media/html").rglob("*.html"))
+    words = "".join(event.tensor_proto.string_val[0].decode() for event in shown)
+    scores = [value for row in samples for name, value in row.items() if name.endswith("reward")]
+    assert bool(scores) == (run != "sft") and all(str(score) in pages and str(score) in words for score in scores)
+    assert all(html.escape(row["question"]) in pages and row["question"] in words for row in samples[:8])
+
+
+def test_a_pair_is_shown_with_the_scores_that_decide_it(made):
+    accuracy = {row["step"]: row["validation_accuracy"] for row in rows_of(made / "reward/history.jsonl")
+                if "validation_accuracy" in row}
+    rows = rows_of(made / "reward/samples.jsonl")
+    assert set(rows[0]) == {"step", "question", "better_answer", "better_reward", "worse_answer", "worse_reward",
+                            "source"}
+    for step in accuracy:
+        right = [row["better_reward"] > row["worse_reward"] for row in rows if row["step"] == step]
+        assert (len(right) == 8 and all(right)) or accuracy[step] < 1
+
+
+# --- a killed run ---------------------------------------------------------------------------------------------------
+
+
+INPUTS = {"sft": {"base": "base", "pairs": "pairs"}, "ppo": {"policy": "base", "reward": "scorer", "pairs": "pairs"}}
+
+
+def start(folder: Path, stage: str, out: str, *flags: str, **more: str) -> subprocess.Popen:
+    named = [part for name, value in INPUTS[stage].items() for part in (f"--{name}", str(folder / value))]
+    # Not this process's W&B.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    order = [sys.executable, "-m", f"stages.{stage}", "--recipe", str(folder / "recipe.yaml"), *named, "--out",
+             str(folder / out), *flags]
+    return subprocess.Popen(order, cwd=ROOT, env=own | more, stderr=subprocess.PIPE, text=True)
+
+
+def finished(process: subprocess.Popen) -> str:
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 0, said[-2000:]
+    return said
+
+
+def last_count(partial: Path, stage: str) -> int:
+    """Of the newest whole line of the history."""
+    path = partial / "history.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return json.loads(lines[-1])[COUNTS[stage]] if lines else -1
+
+
+def kill_behind_a_checkpoint(folder: Path, stage: str, out: str, mark: str) -> None:
+    """When rows are logged that no checkpoint knows."""
+    process, partial = start(folder, stage, out), folder / f"{out}.partial"
+    deadline = time.monotonic() + 120
+    while True:
+        saved = [int(found.parent.name.split("-")[1]) for found in partial.glob(mark)]
+        if saved and last_count(partial, stage) > max(saved):
+            break
+        assert process.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize(("stage", "mark"), [("sft", "checkpoints/checkpoint-*/complete"),
+                                             ("ppo", "checkpoint-*/state.json")])
+def test_killed_and_resumed_every_step_is_there_once(made, stage, mark):
+    cut = f"{stage}cut"
+    kill_behind_a_checkpoint(made, stage, cut, mark)
+    assert "resumed at" in finished(start(made, stage, cut))
+    told = points(made / cut, stage)
+    assert tensorboard(made / "logs/tensorboard" / cut) == as_32_bits(told) and wandb(made / "logs", cut) == told
+    assert all(len({step for step, _ in rows}) == len(rows) for rows in told.values())
+    whole, again = (read_manifest(made / name)["files"] for name in (stage, cut))
+    assert whole.pop("timing.jsonl", None) is None or again.pop("timing.jsonl")
+    assert whole == again
+
+
+def test_what_is_logged_to_can_change_in_the_middle_and_changes_nothing(made):
+    """A run that went to its own files alone goes on into TensorBoard: all of it is there, and the same bits."""
+    stage, quiet = "ppo", made / "quiet.yaml"
+    quiet.write_text(RECIPE.replace("[terminal, jsonl, tensorboard, wandb]", "[jsonl]"))
+    try:
+        (made / "recipe.yaml").rename(made / "loud.yaml")
+        quiet.rename(made / "recipe.yaml")
+        kill_behind_a_checkpoint(made, stage, "later", "checkpoint-*/state.json")
+    finally:
+        (made / "loud.yaml").rename(made / "recipe.yaml")
+    assert not (made / "logs/tensorboard/later").exists()
+    assert "resumed at" in finished(start(made, stage, "later", "--log-to", "jsonl,tensorboard"))
+    assert tensorboard(made / "logs/tensorboard/later") == as_32_bits(points(made / "later", stage))
+    weights = [read_manifest(made / name)["files"]["adapter_model.safetensors"] for name in (stage, "later")]
+    assert weights[0] == weights[1]
+
+
+def test_a_series_is_cut_whole_or_not_at_all(tmp_path, monkeypatch):
+    """A kill while it is cut must not lose what came before: PPO's rows stand nowhere else."""
+    series = tmp_path / "history.jsonl"
+    for step in range(3):
+        append(series, {"step": step})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "replace", killed)
+        keep_until(series, 1, "step")
+    assert len(rows_of(series)) == 3
+    keep_until(series, 1, "step")
+    assert rows_of(series) == [{"step": 0}, {"step": 1}]
+
+
+# --- no network -----------------------------------------------------------------------------------------------------
+
+
+class Listener:
+    """Counts who connects; as the proxy and as W&B's server it would hear every call."""
+
+    def __enter__(self):
+        self.socket, self.calls = socket.create_server(("127.0.0.1", 0)), []
+        threading.Thread(target=self._hear, daemon=True).start()
+        self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        return self
+
+    def _hear(self):
+        while True:
+            try:
+                caller, _ = self.socket.accept()
+            except OSError:
+                return
+            self.calls.append(caller.recv(200))
+            caller.close()
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+
+def test_nothing_reaches_for_the_network_or_an_account(made, tmp_path):
+    with Listener() as listener:
+        proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy",
+                                 "WANDB_BASE_URL"), listener.address)
+        said = finished(start(made, "sft", "alone", HOME=str(tmp_path), NO_PROXY="", no_proxy="", **proxies))
+    assert listener.calls == []
+    assert "wandb" not in said.lower()  # nor does it ask for a key, or tell of itself
+    assert wandb(made / "logs", "alone") == points(made / "alone", "sft")
+    left = [file for file in tmp_path.rglob("*") if file.is_file() and "logs" not in file.parts]
+    assert all(file.parent == tmp_path / ".cache/stackllama" for file in left)  # the kernels, see native/build.py
+
+
+# --- strangers' text ------------------------------------------------------------------------------------------------
+
+
+def test_hostile_text_is_text_in_tensorboard():
+    from tensorboard import plugin_util
+
+    page = plugin_util.markdown_to_safe_html(markdown({"question": HOSTILE, "answer": HOSTILE, "reward": 0.5}))
+    assert set(re.findall(r"<(/?\w+)", page)) <= {"p", "/p", "strong", "/strong", "pre", "/pre", "code", "/code"}
+    read = html.unescape(page)
+    for part in ("<script>alert(1)</script> ![x](http://a/b) **bold**", "</pre><img src=x onerror=alert(2)>",
+                 r"\x1b[31m\x00\u202ered"):
+        assert read.count(part) == 2, part
+
+
+def test_hostile_text_is_text_in_wandb(tmp_path):
+    sink = WandB(RunContext(tmp_path / "logs", "ppo", "0" * 12), "ppo", "", {})
+    sink.begin()
+    sink.samples(3, [{"question": HOSTILE, "answer": "fine", "reward": 0.5}])
+    sink.close()
+    (page,) = (file.read_text() for file in (tmp_path / "logs").rglob("*.html"))
+    assert set(re.findall(r"<(/?\w+)", page)) == {"section", "/section", "h4", "/h4", "pre", "/pre"}
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_hostile_text_does_nothing_to_a_terminal(capsys):
+    terminal = Terminal("ppo", "iteration")
+    answered = {"question": HOSTILE, "answer": "\x1b]0;title\x07 \x9b31m", "reward": 0.5}
+    terminal.samples(3, [answered, {"question": "next"}])
+    said = capsys.readouterr().err
+    assert said.startswith("ppo: sample at iteration 3: question: <script>") and said.count("\n") == 1
+    assert said.rstrip("\n").isprintable() and "reward: 0.5" in said and "next" not in said
+
+
+# --- the setting ----------------------------------------------------------------------------------------------------
+
+
+def test_without_the_terminal_the_training_is_silent(capsys, tmp_path):
+    for quiet in (False, True):
+        logs = Logs(tmp_path, "sft", quiet=quiet)
+        progress = logs.progress("sft", 2, done=0)
+        logs.numbers(1, {"loss": 2.0})
+        logs.numbers(1, {"validation_perplexity": 7.5})
+        logs.samples(1, [{"question": "q", "answer": "a"}])
+        progress.finish()
+        said = capsys.readouterr().err
+        assert bool(said) != quiet
+        assert quiet or ("sft: held out at step 1: perplexity 7.5\n" in said and "loss" not in said)
+
+
+@pytest.mark.parametrize(("log_to", "says"), [
+    (["jsonl", "tensorbord"], "ppo: log_to must be one of 'terminal', 'jsonl', 'tensorboard', 'wandb', not 'tensorb"),
+    (["terminal"], "ppo: log_to must name jsonl, whose files are part of the artifact"),
+    (["jsonl", "jsonl"], "ppo: log_to must name jsonl, .* and nothing twice, not jsonl, jsonl")])
+def test_where_it_cannot_go_is_one_line(tmp_path, log_to, says):
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump({"ppo": {"log_to": log_to}}))
+    with pytest.raises(SettingsError, match=says):
+        load(tmp_path / "x.yaml")
+
+
+def test_given_once_it_is_for_all_three(tmp_path):
+    (tmp_path / "x.yaml").write_text("log_to: [jsonl, tensorboard]\nppo: {log_to: [jsonl]}\n")
+    recipe = load(tmp_path / "x.yaml")
+    assert [getattr(recipe, name).log_to for name in COUNTS] == [("jsonl", "tensorboard")] * 2 + [("jsonl",)]
+    assert load(tmp_path / "x.yaml", {"log_to": ["jsonl", "wandb"]}).ppo.log_to == ("jsonl", "wandb")
+
+
+def test_a_missing_package_is_refused_in_one_line_before_anything(made, monkeypatch, capsys):
+    monkeypatch.setattr(optional_packages, "find_spec", lambda name: None if name == "wandb" else object())
+    with pytest.raises(SettingsError, match=r"^sft: log_to asks for wandb, which is not installed: make extras \(or p"):
+        asked_recipe({"recipe": str(made / "recipe.yaml"), "dump": [str(made)]})
+    monkeypatch.setattr(sys, "argv", ["ppo", "--recipe", str(made / "recipe.yaml"), "--policy", "none", "--reward",
+                                      "none", "--pairs", "none", "--out", str(made / "refused")])
+    with pytest.raises(SystemExit) as ended:
+        command.main(ppo.run)
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and said.startswith("ppo: error: ppo: log_to asks for wandb") and said.count("\n") == 1
+    assert not list(made.glob("refused*"))
+    assert asked_recipe({"recipe": str(made / "recipe.yaml"), "dump": [str(made)], "log_to": ["jsonl", "tensorboard"]})
+
+
+def test_another_place_to_log_to_makes_nothing_stale(made, tmp_path, capsys):
+    other = replace(Ppo(), log_to=("jsonl",))
+    assert section(replace(Recipe(), ppo=other), "ppo") == section(Recipe(), "ppo")
+    assert as_dict(other)["log_to"] == ["jsonl"]  # what the run's recipe.yaml hands to the stages
+    config = replace(load(made / "recipe.yaml").sft, log_to=("jsonl",))
+    command.make(sft.run, config, made / "sft", {"base": made / "base", "pairs": made / "pairs"})
+    assert "already made" in capsys.readouterr().err
+    loud = (made / "recipe.yaml").read_text()
+    try:
+        (made / "recipe.yaml").write_text(yaml.safe_dump(as_dict(load(made / "recipe.yaml"))))
+        assert lineage.stale(record_of(made / "sft")) == []
+    finally:
+        (made / "recipe.yaml").write_text(loud)
+
+
+# --- what the README says -------------------------------------------------------------------------------------------
+
+
+def test_the_readmes_table_lists_every_name_and_no_other(made):
+    part = (ROOT / "README.md").read_text().split("## Watching it train")[1].split("\n## ")[0]
+    listed: dict[str, set[str]] = {stage: set() for stage in COUNTS}
+    for names, stages in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([a-z, ]+) \|", part, re.MULTILINE):
+        for stage in stages.split(", "):
+            listed[stage] |= set(re.findall(r"`(\w+)`", names))
+    for run, stage in RUNS.items():
+        logged = {name.partition("/")[2] for name in points(made / run, stage)}
+        assert listed[stage] == {name.replace("reward_model", "reward_SOURCE") for name in logged}, run
