@@ -8,7 +8,7 @@ import pyarrow.parquet as parquet
 import pytest
 import tiny
 
-from benchmarks import folds
+from benchmarks.quality import cross_validation
 from stages.reward_modeling.load import load_merged_reward
 from stages.stackexchange.pairs.table import key_of, rows_of
 
@@ -24,10 +24,10 @@ def questions(pairs, split) -> list[tuple]:
 
 def test_each_question_is_held_out_once(tmp_path):
     pairs = tiny.save_pairs(tmp_path / "pairs", questions_per_split=11)
-    everything = sorted(key for name in folds.SPLITS for key in questions(pairs, name))
+    everything = sorted(key for name in cross_validation.SPLITS for key in questions(pairs, name))
     held = []
-    for fold in range(folds.FOLDS):
-        folds.split(pairs, fold, tmp_path / str(fold))
+    for fold in range(cross_validation.FOLDS):
+        cross_validation.split(pairs, fold, tmp_path / str(fold))
         learnt, here = (questions(tmp_path / str(fold), name) for name in ("reward", "evaluation"))
         assert not set(learnt) & set(here) and sorted(learnt + here) == everything
         held += here
@@ -38,11 +38,11 @@ def test_what_is_judged_is_what_plain_python_counts():
     table = pa.table({"site": ["a"] * 4, "qid": [1, 1, 2, 3], "score_better": [1.0, 0.0, 2.0, 3.0],
                       "score_worse": [0.0, 1.0, 1.0, 3.0], "length_better": [100, 50, 95, 10],
                       "length_worse": [50, 100, 100, 30]})
-    found = folds.judged(table)
+    found = cross_validation.judged(table)
     assert found["accuracy"]["mean"] == (1 + 0 + 1 + 0.5) / 4
     assert found["minus the longer answer"]["mean"] == ((1 + 0 + 1 + 0.5) - (1 + 0 + 0 + 0)) / 4
     assert found["accuracy at equal length"]["mean"] == 1 and found["accuracy at equal length"]["count"] == 1
-    assert "accuracy at equal length" not in folds.judged(table.slice(0, 2))
+    assert "accuracy at equal length" not in cross_validation.judged(table.slice(0, 2))
 
 
 def test_folds_are_made_once_and_rank_what_they_never_saw(tmp_path, monkeypatch, capsys):
@@ -52,16 +52,16 @@ def test_folds_are_made_once_and_rank_what_they_never_saw(tmp_path, monkeypatch,
     asked = [f"--{name}={tmp_path / name}" for name in ("base", "pairs", "out")]
     monkeypatch.setattr(sys, "argv", ["folds", f"--recipe={tmp_path / 'recipe.yaml'}", *asked, "--fold", "0", "3",
                                       f"--json={tmp_path / 'found.json'}"])
-    folds.main()
+    cross_validation.main()
     found = json.loads((tmp_path / "found.json").read_text())
     assert found.keys() == {"fold 0", "fold 3", "together"}
     assert found["together"]["accuracy"]["mean"] > 0.9, "the better answers are those that say 'flag'"
     counts = [found[name]["accuracy"]["count"] for name in ("fold 0", "fold 3", "together")]
     assert counts[0] + counts[1] == counts[2]
-    made = tmp_path / "out" / "fold-0" / folds.SCORES
+    made = tmp_path / "out" / "fold-0" / cross_validation.SCORES
     before = made.stat().st_mtime_ns
     capsys.readouterr()
-    folds.main()
+    cross_validation.main()
     assert made.stat().st_mtime_ns == before and "steps" not in capsys.readouterr().err
     table = parquet.read_table(made)
     assert table.num_rows == found["fold 0"]["accuracy"]["count"]
@@ -70,12 +70,12 @@ def test_folds_are_made_once_and_rank_what_they_never_saw(tmp_path, monkeypatch,
 def test_an_adapter_scores_with_its_lexical_term(tmp_path):
     base, pairs = tiny.save_base(tmp_path / "base"), tiny.save_pairs(tmp_path / "pairs", questions_per_split=12)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    folds.split(pairs, 1, tmp_path / "split")
-    config = folds.recipe.load(tmp_path / "recipe.yaml").reward
+    cross_validation.split(pairs, 1, tmp_path / "split")
+    config = cross_validation.recipe.load(tmp_path / "recipe.yaml").reward
     (tmp_path / "reward").mkdir()
-    table = folds.scored(config, base, tmp_path / "split", tmp_path / "reward")
+    table = cross_validation.scored(config, base, tmp_path / "split", tmp_path / "reward")
     tiny.merge(base, [tmp_path / "reward"], tmp_path / "merged")
-    held = folds.held_out_pairs(rows_of(tmp_path / "split", "evaluation"), folds.models.load_tokenizer(base),
+    held = cross_validation.held_out_pairs(rows_of(tmp_path / "split", "evaluation"), cross_validation.models.load_tokenizer(base),
                                 max_pairs=99, max_tokens=config.max_length_tokens, seed=0)
     scores = load_merged_reward(tmp_path / "merged", "fp32")(held.prompts, held.answers).numpy()
     assert table["score_better"].to_pylist() == pytest.approx(scores[held.better].tolist(), abs=1e-3)

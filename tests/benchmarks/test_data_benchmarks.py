@@ -6,11 +6,11 @@ from argparse import Namespace
 import pytest
 from lxml import etree
 
-from benchmarks import data
-from benchmarks.measuring import measured
-from benchmarks.posts_xml import write_posts_xml
-from benchmarks.stage_runs import dump, metrics_of, needed_posts, run_stage
-from benchmarks.tables import Goal, Result, table
+from benchmarks.common.process_cost import measured
+from benchmarks.common.tables import Goal, Result, table
+from benchmarks.data.run import extrapolate
+from benchmarks.data.stage_runs import dump, metrics_of, needed_posts, run_stage
+from benchmarks.data.synthetic_posts import write_posts_xml
 
 MEGABYTES = 2
 
@@ -67,7 +67,7 @@ def test_bodies_are_html(rows):
 def test_ours_and_the_usual_way_make_as_many_pairs(made):
     for stage in ("posts", "pairs"):
         run_stage(stage, made, 1)
-    usual = json.loads(measured("-m", "benchmarks.usual_way", made, made.with_name("usual.parquet")).stdout)
+    usual = json.loads(measured("-m", "benchmarks.data.baseline", made, made.with_name("usual.parquet")).stdout)
     pairs = metrics_of(made, "pairs")
     assert metrics_of(made, "posts")["rows_set_aside"] == 0
     assert pairs["pairs"] == usual["pairs"] > 100
@@ -105,7 +105,7 @@ def test_extrapolation(tmp_path):
     run = {"megabytes": 100, "rows": 60_000, "disk_mb": 100, "artifact_mb": 10}
     runs = [run | {"name": "posts", "cpu": 3.6}, run | {"name": "pairs", "cpu": 36}]
     Result("memory", [], [], [Goal("peak", 1, at_most=2)], runs).write(tmp_path / "memory.json", {})
-    found = data.extrapolate(Namespace(measured=tmp_path / "memory.json", processes=[2]), tmp_path)
+    found = extrapolate(Namespace(measured=tmp_path / "memory.json", processes=[2]), tmp_path)
     assert [[row[0], *map(round, row[1:])] for row in found.rows] == [
         ["posts", 1, 1, 0, 100, 10], ["pairs", 10, 10, 5, 100, 10], ["together", 11, 11, 6, 110, 20]]
     assert "EXTRAPOLATED" in found.title

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import ppo, ppo_floor, ppo_growth, ppo_ours, ppo_profile, ppo_runs, ppo_workload
-from benchmarks.ppo_floor import Rates
-from benchmarks.ppo_runs import LEGACY, OURS, Contender, Setting
-from benchmarks.ppo_workload import Shape
+from benchmarks.ppo import flop_floor, ours, processes, profile, run, scaling, workload
+from benchmarks.ppo.flop_floor import Rates
+from benchmarks.ppo.processes import LEGACY, OURS, Contender, Setting
+from benchmarks.ppo.workload import Shape
 
 TINY = Shape(width=64, layers=2, vocabulary=50, prompts=(2, 5), response=3, batch=4, minibatch=2, epochs=2)
 RATES = Rates(flops=1e9, bytes=1e9, route="mm, 2048", precision="fp32")
@@ -40,7 +40,7 @@ def by_hand(shape: Shape, start: int, stop: int, logits: int, lora: bool = False
 
 
 def test_flops_are_those_counted_token_by_token():
-    expected = dict.fromkeys(ppo_floor.PHASES, 0)
+    expected = dict.fromkeys(flop_floor.PHASES, 0)
     lengths, response = [2, 5, 3], TINY.response
     for length in lengths:
         whole = length + response
@@ -50,21 +50,21 @@ def test_flops_are_those_counted_token_by_token():
         expected["reward"] += sum(by_hand(TINY, 0, whole, 0).values())
         one = by_hand(TINY, 0, whole, response, lora=True)
         expected["optimise"] += TINY.epochs * (2 * one["products"] + 3 * one["attention"] + 3 * one["lora"])
-    assert ppo_floor.flops(TINY, lengths) == expected
+    assert flop_floor.flops(TINY, lengths) == expected
 
 
 def test_matrix_products_are_those_that_torch_counts():
-    model = ppo_workload.language_model(TINY)
+    model = workload.language_model(TINY)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.arange(7)[None], logits_to_keep=3)
     counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
     shape = replace(TINY, response=3)
-    assert counted == ppo_floor.flops(shape, [4])["reference"] - ppo_floor.attention_flops(shape, 0, 7)
+    assert counted == flop_floor.flops(shape, [4])["reference"] - flop_floor.attention_flops(shape, 0, 7)
 
 
 def test_the_published_workload_needs_what_was_published():
     """PEERS.md counts whole responses in every pass and prompts of the mean length."""
-    found = {name: round(count / 1e9) for name, count in ppo_floor.flops(Shape(), [72] * 32).items()}
+    found = {name: round(count / 1e9) for name, count in flop_floor.flops(Shape(), [72] * 32).items()}
     assert found == {"prefill": 22, "decode": 25, "reference": 47, "reward": 43, "optimise": 397}
 
 
@@ -74,17 +74,17 @@ def test_decoding_reads_weights_and_keys_and_values():
         read += TINY.layers * sum(prod(weight) for weight in layer(TINY)) + TINY.width * TINY.vocabulary
         for length in lengths:
             read += TINY.layers * 2 * TINY.width * (length + step)
-    assert ppo_floor.decode_bytes(TINY, lengths, 4) == 4 * read
-    assert ppo_floor.decode_bytes(TINY, lengths, 2) == 2 * read
+    assert flop_floor.decode_bytes(TINY, lengths, 4) == 4 * read
+    assert flop_floor.decode_bytes(TINY, lengths, 2) == 2 * read
 
 
 @pytest.mark.parametrize("memory, bound", [(1e3, "bytes"), (1e15, "flops")])
 def test_decoding_takes_the_longer_of_the_two(memory, bound):
-    found = ppo_floor.seconds(TINY, [2, 5], replace(RATES, bytes=memory))
-    needs = {"bytes": ppo_floor.decode_bytes(TINY, [2, 5], 4) / memory,
-             "flops": ppo_floor.flops(TINY, [2, 5])["decode"] / 1e9}
+    found = flop_floor.seconds(TINY, [2, 5], replace(RATES, bytes=memory))
+    needs = {"bytes": flop_floor.decode_bytes(TINY, [2, 5], 4) / memory,
+             "flops": flop_floor.flops(TINY, [2, 5])["decode"] / 1e9}
     assert found["decode"] == needs[bound]
-    assert found["reward"] == ppo_floor.flops(TINY, [2, 5])["reward"] / 1e9
+    assert found["reward"] == flop_floor.flops(TINY, [2, 5])["reward"] / 1e9
 
 
 def test_half_the_bytes_in_bf16():
@@ -94,20 +94,20 @@ def test_half_the_bytes_in_bf16():
 def test_routes_are_products():
     x, w = torch.randn(3, 4), torch.randn(5, 4)
     for precision in ("fp32", "bf16"):
-        for route in ppo_floor.routes(precision).values():
+        for route in flop_floor.routes(precision).values():
             assert torch.allclose(route(x, w), x.double().matmul(w.double().T).float(), atol=1e-5)
 
 
 def test_floor_is_of_the_steps_after_the_warm_up():
-    lengths = [len(prompt) for prompt in ppo_workload.prompts(TINY, 2)[1]]
-    found = ppo_runs.floor_of(TINY, RATES, steps=1)
-    assert found["seconds"] == pytest.approx(sum(ppo_floor.seconds(TINY, lengths, RATES).values()))
-    assert found["gflop"]["reward"] == ppo_floor.flops(TINY, lengths)["reward"] / 1e9
+    lengths = [len(prompt) for prompt in workload.prompts(TINY, 2)[1]]
+    found = processes.floor_of(TINY, RATES, steps=1)
+    assert found["seconds"] == pytest.approx(sum(flop_floor.seconds(TINY, lengths, RATES).values()))
+    assert found["gflop"]["reward"] == flop_floor.flops(TINY, lengths)["reward"] / 1e9
 
 
 def test_prompts_keep_to_the_shape():
-    steps = ppo_workload.prompts(TINY, 20)
-    assert steps == ppo_workload.prompts(TINY, 20) and steps[0] != steps[1]
+    steps = workload.prompts(TINY, 20)
+    assert steps == workload.prompts(TINY, 20) and steps[0] != steps[1]
     assert {len(step) for step in steps} == {TINY.batch}
     rows = [prompt for step in steps for prompt in step]
     assert {len(row) for row in rows} == {2, 3, 4, 5}
@@ -126,13 +126,13 @@ def test_shapes_that_cannot_run_are_refused(wrong):
 
 def test_llama_sizes():
     assert [Shape(width=width).intermediate for width in (256, 2048, 4096)] == [688, 5632, 11008]
-    assert (Shape().heads, ppo.GPU_SHAPES["7B"].heads) == (8, 32)
-    billions = [ppo_floor.body_weights(shape) / 1e9 for shape in ppo.GPU_SHAPES.values()]
+    assert (Shape().heads, run.GPU_SHAPES["7B"].heads) == (8, 32)
+    billions = [flop_floor.body_weights(shape) / 1e9 for shape in run.GPU_SHAPES.values()]
     assert billions == pytest.approx([1.13, 6.48], abs=0.01)
 
 
 def test_corners_reach_every_end_of_the_ranges():
-    shapes = ppo_growth.CORNERS.values()
+    shapes = scaling.CORNERS.values()
     for name, ends in {"width": (128, 512), "layers": (2, 12), "vocabulary": (2048, 32768), "response": (16, 256),
                        "batch": (8, 128)}.items():
         assert {min(getattr(s, name) for s in shapes), max(getattr(s, name) for s in shapes)} == set(ends)
@@ -140,13 +140,13 @@ def test_corners_reach_every_end_of_the_ranges():
 
 
 def test_decoded_ids_come_back():
-    tokenizer = ppo_workload.tokenizer(TINY)
-    for row in ppo_workload.prompts(TINY, 1)[0]:
+    tokenizer = workload.tokenizer(TINY)
+    for row in workload.prompts(TINY, 1)[0]:
         assert tokenizer(tokenizer.decode(row))["input_ids"] == row
 
 
 def test_a_step_is_its_phases_and_the_rest():
-    clock = ppo_workload.Clock()
+    clock = workload.Clock()
     with clock.phase("generate"):
         sum(range(100_000))
     double = clock.timed(lambda x: 2 * x, lambda given: "even" if given[0] % 2 == 0 else None)
@@ -160,19 +160,19 @@ def test_a_step_is_its_phases_and_the_rest():
 
 
 def test_the_most_that_this_process_held():
-    before = ppo_workload.peak_mb()
+    before = workload.peak_mb()
     block = b"x" * 300_000_000
-    held = ppo_workload.peak_mb()
+    held = workload.peak_mb()
     assert len(block) / 1e6 < held < before + 310
     del block
-    assert ppo_workload.peak_mb() == pytest.approx(held, rel=0.01)
+    assert workload.peak_mb() == pytest.approx(held, rel=0.01)
 
 
 def test_exponents():
     sizes = [8, 16, 64, 100]
-    assert ppo_growth.exponent(sizes, [3 * size ** 1.7 for size in sizes]) == pytest.approx(1.7)
+    assert scaling.exponent(sizes, [3 * size ** 1.7 for size in sizes]) == pytest.approx(1.7)
     noisy = [2.0, 3.5, 12.0, 20.0]
-    assert ppo_growth.exponent(sizes, noisy) == pytest.approx(np.polyfit(np.log(sizes), np.log(noisy), 1)[0])
+    assert scaling.exponent(sizes, noisy) == pytest.approx(np.polyfit(np.log(sizes), np.log(noisy), 1)[0])
 
 
 def run_of(cpu: float, peak_mb: float = 100.0) -> dict:
@@ -189,13 +189,13 @@ def test_growth_measures_a_shape_once(monkeypatch):
         asked.append(shape)
         return {OURS: [run_of(0.5 * shape.batch * shape.response ** 2)]}, {}
 
-    monkeypatch.setattr(ppo_growth, "in_turns", measured)
-    found = {one["axis"]: one for one in ppo_growth.growth(Shape(), "fp32", Setting())}
-    assert len(asked) == len(set(asked)) == sum(map(len, ppo_growth.AXES.values())) - 3
-    assert [found[axis]["exponent"] for axis in ppo_growth.AXES] == pytest.approx([1, 2, 0, 0])
+    monkeypatch.setattr(scaling, "in_turns", measured)
+    found = {one["axis"]: one for one in scaling.growth(Shape(), "fp32", Setting())}
+    assert len(asked) == len(set(asked)) == sum(map(len, scaling.AXES.values())) - 3
+    assert [found[axis]["exponent"] for axis in scaling.AXES] == pytest.approx([1, 2, 0, 0])
     assert found["batch"]["exponent_of_needed_flops"] == pytest.approx(1, abs=0.02)
     assert 0 < found["vocabulary"]["exponent_of_needed_flops"] < 1 < found["width"]["exponent_of_needed_flops"] < 2
-    assert len(ppo_growth.growth_rows(list(found.values()))) == 4
+    assert len(scaling.growth_rows(list(found.values()))) == 4
 
 
 def test_in_turns_and_what_is_missing(monkeypatch, capsys):
@@ -204,12 +204,12 @@ def test_in_turns_and_what_is_missing(monkeypatch, capsys):
     def once(contender, shape, setting):
         order.append(contender.name)
         if contender.name == "b":
-            raise ppo_runs.FailedError("failed with 1: no such thing")
+            raise processes.FailedError("failed with 1: no such thing")
         return run_of(1.0)
 
-    monkeypatch.setattr(ppo_runs, "once", once)
+    monkeypatch.setattr(processes, "once", once)
     three = [Contender(name, Path(sys.executable), "none") for name in ("a", "b", OURS)]
-    runs, missing = ppo_runs.in_turns(three, TINY, Setting(rounds=2))
+    runs, missing = processes.in_turns(three, TINY, Setting(rounds=2))
     assert order == ["a", "b", OURS, "a", OURS]
     assert {name: len(found) for name, found in runs.items()} == {"a": 2, OURS: 2}
     assert missing == {"b": "failed with 1: no such thing"} and "no such thing" in capsys.readouterr().err
@@ -218,13 +218,13 @@ def test_in_turns_and_what_is_missing(monkeypatch, capsys):
 @pytest.mark.parametrize("python, reason", [("/no/bin/python", "not here: there is no /no/bin/python"),
                                             (sys.executable, "failed with 1: .*No module named benchmarks.nothing")])
 def test_a_peer_that_does_not_run_says_why(python, reason):
-    with pytest.raises(ppo_runs.FailedError, match=reason):
-        ppo_runs.once(Contender("a", Path(python), "benchmarks.nothing"), TINY, Setting())
+    with pytest.raises(processes.FailedError, match=reason):
+        processes.once(Contender("a", Path(python), "benchmarks.nothing"), TINY, Setting())
 
 
 def test_ours_may_not_fail():
     with pytest.raises(SystemExit, match="not here"):
-        ppo_runs.in_turns([Contender(OURS, Path("/no/python"), "none")], TINY, Setting())
+        processes.in_turns([Contender(OURS, Path("/no/python"), "none")], TINY, Setting())
 
 
 def fake(monkeypatch, missing: tuple[str, ...]) -> None:
@@ -234,15 +234,15 @@ def fake(monkeypatch, missing: tuple[str, ...]) -> None:
         return ({name: runs for name, runs in every.items() if name not in missing},
                 dict.fromkeys(missing, "not here"))
 
-    for module in (ppo, ppo_growth):
+    for module in (run, scaling):
         monkeypatch.setattr(module, "in_turns", in_turns)
-    monkeypatch.setattr(ppo, "rates", lambda precision, setting: replace(RATES, precision=precision))
+    monkeypatch.setattr(run, "rates", lambda precision, setting: replace(RATES, precision=precision))
 
 
 def written(monkeypatch, tmp_path, *arguments: str) -> dict:
     file = tmp_path / "ppo.json"
     monkeypatch.setattr(sys, "argv", ["ppo", "--json", str(file), "--peers", str(tmp_path), *arguments])
-    ppo.main()
+    run.main()
     return json.loads(file.read_text())
 
 
@@ -250,13 +250,13 @@ def test_figures_in_json(monkeypatch, tmp_path):
     fake(monkeypatch, ("torchtune",))
     found = written(monkeypatch, tmp_path)
     assert found["ratio_to_floor"] == pytest.approx(6 / found["floor"]["seconds"])
-    assert [found[key] for key in ppo.RATIOS] == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert [found[key] for key in run.RATIOS] == pytest.approx([1 / 6, 2 / 6, 3 / 6])
     assert found["memory_ratio_to_legacy"] == pytest.approx(6)
     assert found["missing"] == {"torchtune": "not here"}
     assert found["setting"]["basis"] == "cpu" and found["shape"]["prompts"] == [48, 96]
     assert found["contenders"][OURS]["tokens_a_cpu_second"] == pytest.approx(32 * 64 / 6)
     assert found["contenders"][OURS]["versions"] and found["machine"]["cpu"] and found["runs"][OURS][0]["steps"]
-    assert {goal["name"] for goal in found["goals"]} == {*ppo.RATIOS, "ratio_to_floor", "memory_ratio_to_legacy"}
+    assert {goal["name"] for goal in found["goals"]} == {*run.RATIOS, "ratio_to_floor", "memory_ratio_to_legacy"}
 
 
 def test_wall_seconds_count_with_several_threads(monkeypatch, tmp_path):
@@ -269,7 +269,7 @@ def test_wall_seconds_count_with_several_threads(monkeypatch, tmp_path):
 def test_no_ratio_to_a_missing_peer(monkeypatch, tmp_path, capsys):
     fake(monkeypatch, (LEGACY,))
     found = written(monkeypatch, tmp_path, "--only", LEGACY)
-    assert [found[key] for key in (*ppo.RATIOS, "memory_ratio_to_legacy")] == [None] * 4
+    assert [found[key] for key in (*run.RATIOS, "memory_ratio_to_legacy")] == [None] * 4
     assert f"{LEGACY}: not here" in capsys.readouterr().out
     assert {goal["name"] for goal in found["goals"]} == {"ratio_to_floor"}
 
@@ -277,7 +277,7 @@ def test_no_ratio_to_a_missing_peer(monkeypatch, tmp_path, capsys):
 def test_sweep_in_json(monkeypatch, tmp_path, capsys):
     fake(monkeypatch, ())
     found = written(monkeypatch, tmp_path, "--sweep")
-    assert [one["name"] for one in found["shapes"]] == list(ppo_growth.CORNERS)
+    assert [one["name"] for one in found["shapes"]] == list(scaling.CORNERS)
     assert {one["ratio_to_legacy_trl"] for one in found["shapes"]} == {0.5}
     bounds = {goal["at_most"] for goal in found["goals"] if goal["name"].endswith("ratio_to_floor")}
     assert bounds == {1.6 * 1.15}
@@ -289,7 +289,7 @@ def test_sweep_in_json(monkeypatch, tmp_path, capsys):
 def test_without_a_gpu_there_are_no_figures(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["ppo", "--gpu", "--json", str(tmp_path / "gpu.json")])
-    ppo.main()
+    run.main()
     assert "no CUDA device" in capsys.readouterr().out and not (tmp_path / "gpu.json").exists()
 
 
@@ -298,29 +298,29 @@ def test_without_a_gpu_there_are_no_figures(monkeypatch, tmp_path, capsys):
                                                                           "matrix products"),
     ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"), ("aten::bmm", "attention"),
     ("aten::copy_", "copies"), ("aten::cat", "copies"), ("aten::silu", "elementwise"), ("aten::mul", "elementwise"),
-    ("aten::_log_softmax", "elementwise"), ("Optimizer.step#Adam.step", ppo_profile.PYTHON)])
+    ("aten::_log_softmax", "elementwise"), ("Optimizer.step#Adam.step", profile.PYTHON)])
 def test_operators_in_groups(name, group):
-    assert ppo_profile.group_of(name) == group
+    assert profile.group_of(name) == group
 
 
 def test_shares_of_a_profile_sum_to_one():
-    found = ppo_profile.grouped(lambda: torch.randn(64, 64) @ torch.randn(64, 64))
+    found = profile.grouped(lambda: torch.randn(64, 64) @ torch.randn(64, 64))
     assert found["groups"]["matrix products"] > 0
-    assert sum(row[2] for row in ppo_profile.operator_rows(found) if not row[0].startswith(" ")) == pytest.approx(1)
+    assert sum(row[2] for row in profile.operator_rows(found) if not row[0].startswith(" ")) == pytest.approx(1)
 
 
 def test_phases_beside_their_floors():
     floor = {"prefill": 1.0, "decode": 2.0, "reference": 3.0, "reward": 4.0, "optimise": 5.0}
-    rows = ppo_profile.phase_rows([run_of(8.0)["steps"][0]], floor, {"cpu": 0.5, "wall": 1.0})
+    rows = profile.phase_rows([run_of(8.0)["steps"][0]], floor, {"cpu": 0.5, "wall": 1.0})
     assert rows[:3] == [["generate", 2.0, 8.0, 3.0, 2 / 3], ["  prefill", 0.5, 1.0, 1.0, 0.5],
                         ["  decode", 1.5, 7.0, 2.0, 0.75]]
     assert rows[-1] == ["other", 6.0, 8.0, 0, "-"]
 
 
 def test_our_step_runs_and_learns():
-    engine, clock = ppo_ours.load(TINY, "fp32"), ppo_workload.Clock()
+    engine, clock = ours.load(TINY, "fp32"), workload.Clock()
     before = {name: p.detach().clone() for name, p in engine[0].trained().items()}
-    ppo_ours.iterate(*engine, ppo_workload.prompts(TINY, 1)[0], TINY, clock, torch.Generator().manual_seed(0))
+    ours.iterate(*engine, workload.prompts(TINY, 1)[0], TINY, clock, torch.Generator().manual_seed(0))
     clock.end_step()
-    assert set(clock.steps[0]["phases"]) == {*ppo_profile.PARTS}
+    assert set(clock.steps[0]["phases"]) == {*profile.PARTS}
     assert any(not torch.equal(p, before[name]) for name, p in engine[0].trained().items())

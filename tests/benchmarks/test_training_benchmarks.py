@@ -12,12 +12,15 @@ import sys
 import pytest
 import torch
 
-from benchmarks import ppo_runs, reward, sft, training_ours, training_runs
-from benchmarks.ppo_runs import OURS, Setting
-from benchmarks.reward import BY_PAIR
-from benchmarks.tables import ROOT
-from benchmarks.training_runs import TRL, TUNED
-from benchmarks.training_work import Meter, Work
+from benchmarks.common.tables import ROOT
+from benchmarks.ppo import processes
+from benchmarks.ppo.processes import OURS, Setting
+from benchmarks.training import processes as training_processes
+from benchmarks.training import reward, sft
+from benchmarks.training.ours import reward
+from benchmarks.training.processes import TRL, TUNED
+from benchmarks.training.reward import BY_PAIR
+from benchmarks.training.workload import Meter, Work
 from tests.helpers.tiny_models import save_base, save_pairs
 
 
@@ -32,7 +35,7 @@ def here(monkeypatch, tmp_path):
     """Runs of contenders in this process."""
     def once(contender, work, setting):
         out = tmp_path / "run.json"
-        for name in training_runs.SWITCHES:
+        for name in training_processes.SWITCHES:
             monkeypatch.delenv(name, raising=False)
         if contender.environment:
             monkeypatch.setenv("PEER_ATTN", contender.environment["PEER_ATTN"])
@@ -41,7 +44,7 @@ def here(monkeypatch, tmp_path):
         importlib.import_module(contender.module).main()
         return json.loads(out.read_text())
 
-    for module in (ppo_runs, reward):
+    for module in (processes, reward):
         monkeypatch.setattr(module, "once", once)
 
 
@@ -108,7 +111,7 @@ def test_those_who_read_other_texts_are_found_out(monkeypatch, tmp_path, made):
                             "peak_mb": 1.0, "versions": {}}] for place, one in enumerate(contenders)}
         return runs, {}
 
-    monkeypatch.setattr(training_runs, "in_turns", in_turns)
+    monkeypatch.setattr(training_processes, "in_turns", in_turns)
     with pytest.raises(SystemExit, match=f"{TUNED} did not read what others read"):
         written(monkeypatch, tmp_path, reward, "--pairs", made[0], "--base", made[1])
     found = written(monkeypatch, tmp_path, reward, "--pairs", made[0], "--base", made[1], "--only", OURS, TUNED)
@@ -139,14 +142,14 @@ def test_the_warm_up_learns_nothing(monkeypatch, tmp_path, made):
                 train(data, rate)
 
         monkeypatch.setattr(Meter, "time", time)
-        model = training_ours.reward(work, Meter(), "pair")
+        model = reward(work, Meter(), "pair")
         learnt[name] = [p for key, p in model.named_parameters() if "lora_B" in key]
     assert all(p.eq(0).all() for p in learnt["warm-up"]) and not any(p.eq(0).all() for p in learnt["whole"])
 
 
 def test_trl_runs_without_our_switches():
     """Importing stages.learning would set the matrix products' precision for the peer, too."""
-    code = ("import sys, torch, benchmarks.training_trl\n"
+    code = ("import sys, torch, benchmarks.training.trl\n"
             "assert not [name for name in sys.modules if name.startswith('stages')]\n"
             "assert torch.get_float32_matmul_precision() == 'highest'")
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, check=True,

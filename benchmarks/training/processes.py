@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from benchmarks.ppo import as_json
-from benchmarks.ppo_runs import Contender, Setting, in_turns
-from benchmarks.tables import Goal, Result, machine
-from benchmarks.training_work import Work
+from benchmarks.common.tables import Goal, Result, machine
+from benchmarks.ppo.processes import Contender, Setting, in_turns
+from benchmarks.ppo.run import as_json
+from benchmarks.training.workload import Work
 
 TRL, TUNED = "TRL", "tuned TRL"
 SWITCHES = {"PEER_F32": "medium", "PEER_ATTN": "eager"}

@@ -1,13 +1,13 @@
 """SFT beside TRL's SFTTrainer on the same documents: label tokens a second, and memory, by way of packing.
 
-    python -m benchmarks.sft --pairs results/demo/pairs --json sft.json
-    python -m benchmarks.sft --pairs results/demo/pairs --base results/demo/base --precision mixed --packing wrapped
+    python -m benchmarks.training.sft --pairs results/demo/pairs --json sft.json
+    python -m benchmarks.training.sft --pairs results/demo/pairs --base results/demo/base --precision mixed --packing wrapped
 
 Each contender runs in a process of its own, in turns (A B A B), --rounds times, and trains once over the same
 documents, questions with their better answers: as many as fill --steps x --batch blocks of --length tokens. LoRA on
 PEFT's choice of layers, dropout 0.05; without --base a LLaMA of 6 layers, width 256 and a vocabulary of 4096, with
 random weights and a tokenizer made from the documents. What is counted of a pass, and what is not, stands in
-benchmarks/training_work.py.
+benchmarks/training/workload.py.
 
 Tokens are those with a label: not the first of a block ('wrapped') or document ('bfd'). With 'wrapped' all read the
 same blocks, which is checked; with 'bfd' TRL cuts documents off at --length, where ours goes on in another block.
@@ -26,12 +26,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.ppo_runs import OURS, Setting
-from benchmarks.ppo_workload import Shape
-from benchmarks.stage_runs import say
-from benchmarks.tables import Goal, Result
-from benchmarks.training_runs import SWITCHES, TRL, TUNED, compare, contender, parser, program, ratio, table_of
-from benchmarks.training_work import DOCUMENTS, MODEL, Work
+from benchmarks.common.tables import Goal, Result
+from benchmarks.data.stage_runs import say
+from benchmarks.ppo.processes import OURS, Setting
+from benchmarks.ppo.workload import Shape
+from benchmarks.training.processes import SWITCHES, TRL, TUNED, compare, contender, parser, program, ratio, table_of
+from benchmarks.training.workload import DOCUMENTS, MODEL, Work
 from stages.finetuning.token_store import write_documents
 from stages.modeling import tiny_llama
 from stages.modeling.load import load_causal

@@ -2,7 +2,7 @@
 
     snakemake --cores all ppo
     snakemake --cores all ppo --config seed=1 name=demo-seed-1
-    python -m benchmarks.seeds results/demo results/demo-seed-1 --json seeds.json
+    python -m benchmarks.quality.seeds results/demo results/demo-seed-1 --json seeds.json
 
 Differences are paired (PPO minus SFT on the same held-out prompt); together, questions of all runs are resampled.
 """

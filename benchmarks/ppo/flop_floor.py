@@ -1,6 +1,6 @@
 """The least that a PPO step can take: FLOPs and bytes that it needs, over what this machine reaches.
 
-    python -m benchmarks.ppo_floor --precision fp32
+    python -m benchmarks.ppo.flop_floor --precision fp32
 
 Needed: every token once and no pads; logits of responses only (and one a prompt, to start it); old log-probabilities
 and values kept from the rollout; the adapter merged into the weights while sampling; a LoRA update whose frozen weights
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from benchmarks.ppo_workload import LORA, Shape, synchronise, threads
+from benchmarks.ppo.workload import LORA, Shape, synchronise, threads
 
 BEST_OF_SECONDS = 1.5
 PHASES = ("prefill", "decode", "reference", "reward", "optimise")

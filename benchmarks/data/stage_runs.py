@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 
-from benchmarks.measuring import Cost, measured
-from benchmarks.posts_xml import write_posts_xml
+from benchmarks.common.process_cost import Cost, measured
+from benchmarks.data.synthetic_posts import write_posts_xml
 
 RECIPE = "configs/stackllama.yaml"
 DUMPS = "dump-*MB-*"

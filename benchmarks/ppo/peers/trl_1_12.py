@@ -14,7 +14,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from transformers import TrainerCallback, logging
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-from benchmarks import ppo_workload as workload
+from benchmarks.ppo import workload
 
 PACKAGES = ("trl", "transformers", "peft", "torch", "accelerate", "datasets")
 

@@ -1,12 +1,12 @@
 """The data stages on a dump of any size: what they cost, beside the usual way and beside a bare parser.
 
-    python -m benchmarks.data compare --megabytes 200 --repeats 3    against the usual way
-    python -m benchmarks.data parse --megabytes 200 --repeats 7      parse and partition against a bare expat pass
-    python -m benchmarks.data memory --megabytes 200 1000 4000       flat memory, linear time
-    python -m benchmarks.data processes --megabytes 200              two processes against one (idle machine)
-    python -m benchmarks.data extrapolate memory.json                what stackoverflow.com would take
+    python -m benchmarks.data.run compare --megabytes 200 --repeats 3    against the usual way
+    python -m benchmarks.data.run parse --megabytes 200 --repeats 7      parse and partition against a bare expat pass
+    python -m benchmarks.data.run memory --megabytes 200 1000 4000       flat memory, linear time
+    python -m benchmarks.data.run processes --megabytes 200              two processes against one (idle machine)
+    python -m benchmarks.data.run extrapolate memory.json                what stackoverflow.com would take
 
-The dump is made by benchmarks/posts_xml.py. The stages run by their command lines. CPU seconds are user and system, of
+The dump is made by benchmarks/data/synthetic_posts.py. The stages run by their command lines. CPU seconds are user and system, of
 all processes of a run, start and imports included (not in `parse`); MB are 10^6 bytes.
 """
 
@@ -20,18 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measuring import Cost, bytes_in, measured
-from benchmarks.stage_runs import (
-    digests_of,
-    dump,
-    emptied,
-    metrics_of,
-    needed_posts,
-    remove_dumps,
-    run_stage,
-    say,
-)
-from benchmarks.tables import Goal, Result, machine
+from benchmarks.common.process_cost import Cost, bytes_in, measured
+from benchmarks.common.tables import Goal, Result, machine
+from benchmarks.data.stage_runs import digests_of, dump, emptied, metrics_of, needed_posts, remove_dumps, run_stage, say
 
 FEWER_CPU_SECONDS, OF_EXPAT, PEAK_MB, DRIFT, SPEEDUP = 2.5, 0.7, 600, 1.1, 1.8
 STACKOVERFLOW_MB, STACKOVERFLOW_POSTS = 100_000, 60_000_000
@@ -65,7 +56,7 @@ def compare(given: argparse.Namespace, folder: Path) -> Result:
     xml, runs = dump(folder, given.megabytes[0], given.seed), []
     for _ in range(given.repeats):
         ours = [run_stage(stage, xml, 1) for stage in ("posts", "pairs")]
-        usual = measured("-m", "benchmarks.usual_way", xml, xml.with_name("usual.parquet"))
+        usual = measured("-m", "benchmarks.data.baseline", xml, xml.with_name("usual.parquet"))
         runs += [_named("ours: posts", ours[0]), _named("ours: pairs", ours[1]), _named("usual way", usual)]
     made, needed = metrics_of(xml, "pairs"), needed_posts(xml.parent / "pairs")
     posts, pairs, theirs = (_median(runs, name, "cpu") for name in ("ours: posts", "ours: pairs", "usual way"))

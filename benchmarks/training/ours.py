@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from benchmarks.ppo_workload import threads, worker_arguments, write
-from benchmarks.training_work import DOCUMENTS, MODEL, WARM_UP_STEPS, Meter, Work
+from benchmarks.ppo.workload import threads, worker_arguments, write
+from benchmarks.training.workload import DOCUMENTS, MODEL, WARM_UP_STEPS, Meter, Work
 from stages.finetuning.lm_loss import collate_blocks, summed_loss
 from stages.finetuning.packing import Blocks, Row
 from stages.finetuning.token_store import Documents

@@ -8,8 +8,8 @@ import tempfile
 import torch
 from transformers import logging
 
-from benchmarks import ppo_workload as workload
-from benchmarks.ppo_profile import grouped
+from benchmarks.ppo import workload
+from benchmarks.ppo.profile import grouped
 from stages.generation.sampler import sample
 from stages.modeling import torch_setup
 from stages.modeling.load import load_causal

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.tables import ROOT
+from benchmarks.common.tables import ROOT
 
 LOOK_EVERY_SECONDS = 1.0
 # A process of its own around each run: the system keeps one figure for all children that a process ever had.

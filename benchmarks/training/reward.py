@@ -1,14 +1,14 @@
 """Reward training beside TRL's RewardTrainer on the same pairs: pairs a second, memory, and accuracy after an epoch.
 
-    python -m benchmarks.reward --pairs results/demo/pairs --base results/demo/base --json reward.json
-    python -m benchmarks.reward --pairs results/demo/pairs --base results/demo/base --accuracy
+    python -m benchmarks.training.reward --pairs results/demo/pairs --base results/demo/base --json reward.json
+    python -m benchmarks.training.reward --pairs results/demo/pairs --base results/demo/base --accuracy
 
 Ours trains by question (each answer is computed once, and each question once for all of its answers) and, as a third,
 pair by pair. Each contender runs in a process of its own, in turns (A B A B), --rounds times, and trains once over the
 same pairs: the first --steps x --batch of the reward split. All start from the same weights, head included, with a LoRA
 adapter on PEFT's choice of layers and no dropout (TRL's RewardTrainer turns it off); fp32; pairs with a text over
 --length tokens are dropped for all alike. What is counted of a pass, and what is not, stands in
-benchmarks/training_work.py; that all have read the same texts is checked. Ratios are of medians: with one thread of CPU
+benchmarks/training/workload.py; that all have read the same texts is checked. Ratios are of medians: with one thread of CPU
 seconds, which other processes hardly disturb; `foreign` is the number of cores that those had. MB are 10^6 bytes, the
 most that a process held.
 
@@ -31,10 +31,10 @@ import pyarrow.parquet as parquet
 import torch
 from peft import PeftModel
 
-from benchmarks.ppo_runs import OURS, Setting, once
-from benchmarks.stage_runs import say
-from benchmarks.tables import Goal, Result
-from benchmarks.training_runs import (
+from benchmarks.common.tables import Goal, Result
+from benchmarks.data.stage_runs import say
+from benchmarks.ppo.processes import OURS, Setting, once
+from benchmarks.training.processes import (
     SWITCHES,
     TRL,
     TUNED,
@@ -47,7 +47,7 @@ from benchmarks.training_runs import (
     summary,
     table_of,
 )
-from benchmarks.training_work import MODEL, PAIRS, Work
+from benchmarks.training.workload import MODEL, PAIRS, Work
 from stages.evaluation.pair_accuracy import HeldOutPairs, held_out_pairs
 from stages.evaluation.statistics import estimate
 from stages.modeling.tokenizer import load_tokenizer

@@ -1,14 +1,14 @@
 """One PPO step of ours beside the peers' and beside the least that this machine could take.
 
-    python -m benchmarks.ppo --json ppo.json                      fp32, the workload of PEERS.md, one thread
-    python -m benchmarks.ppo --precision bf16                     ours in bf16; peers stay as they are shipped
-    python -m benchmarks.ppo --width 512 --prompts 16 32 --only "legacy TRL"
-    python -m benchmarks.ppo --profile                            where our step's time goes
-    python -m benchmarks.ppo --sweep | --growth | --gpu
+    python -m benchmarks.ppo.run --json ppo.json                      fp32, the workload of PEERS.md, one thread
+    python -m benchmarks.ppo.run --precision bf16                     ours in bf16; peers stay as they are shipped
+    python -m benchmarks.ppo.run --width 512 --prompts 16 32 --only "legacy TRL"
+    python -m benchmarks.ppo.run --profile                            where our step's time goes
+    python -m benchmarks.ppo.run --sweep | --growth | --gpu
 
 Every contender runs in a process and an environment of its own, in turns (A B A B): one step to warm up, then --steps,
 --rounds times; figures are medians over steps. With one thread the ratios are of CPU seconds, which other processes
-hardly disturb; `foreign` is the number of cores that those had. The floor is counted (benchmarks/ppo_floor.py).
+hardly disturb; `foreign` is the number of cores that those had. The floor is counted (benchmarks/ppo/flop_floor.py).
 tokens/s: those of responses. MB are 10^6 bytes, the most that a process held.
 
 Peers: folders legacy_trl, modern_trl and torchtune with environments of Python 3.11 below --peers or $PEERS_HOME; one
@@ -31,8 +31,9 @@ import os
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from benchmarks import ppo_growth, ppo_profile
-from benchmarks.ppo_runs import (
+from benchmarks.common.tables import Goal, machine, table
+from benchmarks.ppo import profile, scaling
+from benchmarks.ppo.processes import (
     LEGACY,
     MODERN,
     OURS,
@@ -47,8 +48,7 @@ from benchmarks.ppo_runs import (
     rates,
     summary,
 )
-from benchmarks.ppo_workload import Shape
-from benchmarks.tables import Goal, machine, table
+from benchmarks.ppo.workload import Shape
 
 RATIOS = {"ratio_to_legacy_trl": LEGACY, "ratio_to_published_script": PUBLISHED, "ratio_to_tuned": TUNED}
 AT_LEAST = {"fp32": {"ratio_to_legacy_trl": 3.0, "ratio_to_published_script": 4.0, "ratio_to_tuned": 1.9},
@@ -115,9 +115,9 @@ def show_contenders(sums: dict[str, dict], missing: dict[str, str], setting: Set
 
 def show_profile(runs: list[dict], floor: dict) -> None:
     steps = [step for run in runs for step in run["steps"]]
-    rows = ppo_profile.phase_rows(steps, floor["phases"], runs[-1]["prefill"])
+    rows = profile.phase_rows(steps, floor["phases"], runs[-1]["prefill"])
     print(f"\n{table(['phase', 'CPU s', 'wall s', 'floor s', 'CPU / floor'], rows)}")
-    rows = ppo_profile.operator_rows(runs[-1]["operators"])
+    rows = profile.operator_rows(runs[-1]["operators"])
     print(f"\nunder the profiler, whose own cost is in it\n\n{table(['operators', 'wall s', 'share'], rows)}")
 
 
@@ -133,9 +133,9 @@ def as_json(found: list[Goal]) -> list[dict]:
 def sweep(given: argparse.Namespace, setting: Setting) -> dict:
     """Corners of the ranges of shapes."""
     measured = rates(given.precision, setting)
-    found = ppo_growth.sweep(given.peers, given.precision, setting, measured)
+    found = scaling.sweep(given.peers, given.precision, setting, measured)
     columns = ["shape", "ours, s", "floor, s", "ours / floor", "legacy TRL / ours", "peak, ours / legacy"]
-    print(f"\n{table(columns, ppo_growth.sweep_rows(found))}")
+    print(f"\n{table(columns, scaling.sweep_rows(found))}")
     found_goals = [replace(goal, name=f"{one['name']}: {goal.name}") for one in found
                    for goal in goals(one, given.precision, ELSEWHERE)]
     show_goals(found_goals)
@@ -144,9 +144,9 @@ def sweep(given: argparse.Namespace, setting: Setting) -> dict:
 
 def growth(given: argparse.Namespace, setting: Setting) -> dict:
     """Seconds a step of ours against batch, response, width and vocabulary."""
-    found = ppo_growth.growth(given.shape, given.precision, setting)
+    found = scaling.growth(given.shape, given.precision, setting)
     columns = ["axis", f"{setting.basis} seconds a step", "exponent", "exponent of FLOPs needed"]
-    print(f"\n{table(columns, ppo_growth.growth_rows(found))}")
+    print(f"\n{table(columns, scaling.growth_rows(found))}")
     return {"shape": asdict(given.shape), "precision": given.precision, "growth": found}
 
 

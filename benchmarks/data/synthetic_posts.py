@@ -1,6 +1,6 @@
 """A Posts.xml of any size, in the dump's own format and of real posts' shape; the words are invented.
 
-    python -m benchmarks.posts_xml OUT --megabytes 200 --seed 0
+    python -m benchmarks.data.synthetic_posts OUT --megabytes 200 --seed 0
 
 Rows stand in the order of their Ids, which is that of time; most answers follow their question within some rows, a few
 half a million rows later. The seed decides all. Text is joined from pieces that are escaped once: 30 MB a second.
@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 
-from benchmarks.prose import Pieces, attribute, pieces
+from benchmarks.data.synthetic_prose import Pieces, attribute, pieces
 
 MEGABYTE = 1_000_000
 ROW_BYTES = 2090  # on average

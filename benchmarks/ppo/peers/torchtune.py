@@ -21,7 +21,7 @@ from torchtune.models.llama2._component_builders import llama2_classifier
 from torchtune.modules import TiedLinear, local_kv_cache
 from torchtune.rlhf.loss import PPOLoss
 
-from benchmarks import ppo_workload as workload
+from benchmarks.ppo import workload
 
 PACKAGES = ("torchtune", "torchao", "torch", "torchdata")
 

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("lxml", "markdownify", "beautifulsoup4", "pyarrow", "datasets", "numpy")
 
 

@@ -1,6 +1,6 @@
 """The reward model by cross-validation: every question's pairs ranked by a model that was trained on other questions.
 
-    python -m benchmarks.folds --recipe configs/sites.yaml --base results/sites/sft-merged \\
+    python -m benchmarks.quality.cross_validation --recipe configs/sites.yaml --base results/sites/sft-merged \\
         --pairs results/sites/pairs --out /tmp/folds --json folds.json
 
 One held-out fifth of a few small sites is too little to tell a gain of two points from none. Here each of FOLDS

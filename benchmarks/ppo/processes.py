@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from benchmarks.ppo_floor import Rates, flops, seconds
-from benchmarks.ppo_workload import Shape, prompts
-from benchmarks.stage_runs import say
-from benchmarks.tables import ROOT
+from benchmarks.common.tables import ROOT
+from benchmarks.data.stage_runs import say
+from benchmarks.ppo.flop_floor import Rates, flops, seconds
+from benchmarks.ppo.workload import Shape, prompts
 
 OURS, LEGACY, PUBLISHED, TUNED = "ours", "legacy TRL", "published script", "tuned legacy TRL"
 MODERN, TORCHTUNE = "TRL 1.12", "torchtune"
@@ -31,7 +31,7 @@ class Contender:
 
 def ours(precision: str, profile: bool = False) -> Contender:
     arguments = ("--precision", precision, "--profile", str(int(profile)))
-    return Contender(OURS, Path(sys.executable), "benchmarks.ppo_ours", arguments)
+    return Contender(OURS, Path(sys.executable), "benchmarks.ppo.ours", arguments)
 
 
 def peers(folder: Path, shape: Shape) -> list[Contender]:
@@ -40,13 +40,13 @@ def peers(folder: Path, shape: Shape) -> list[Contender]:
         return folder / name / "bin" / "python"
 
     def legacy(name: str, batch: int, **environment: str) -> Contender:
-        return Contender(name, python("legacy_trl"), "benchmarks.ppo_legacy_trl", ("--generation_batch", str(batch)),
+        return Contender(name, python("legacy_trl"), "benchmarks.ppo.peers.trl_0_11", ("--generation_batch", str(batch)),
                          environment)
 
     return [legacy(LEGACY, shape.batch), legacy(PUBLISHED, 4),
             legacy(TUNED, shape.batch, PEER_F32="medium", PEER_ATTN="eager"),
-            Contender(MODERN, python("modern_trl"), "benchmarks.ppo_modern_trl"),
-            Contender(TORCHTUNE, python("torchtune"), "benchmarks.ppo_torchtune")]
+            Contender(MODERN, python("modern_trl"), "benchmarks.ppo.peers.trl_1_12"),
+            Contender(TORCHTUNE, python("torchtune"), "benchmarks.ppo.peers.torchtune")]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def summary(runs: list[dict], shape: Shape) -> dict:
 
 def rates(precision: str, setting: Setting) -> Rates:
     """The machine's, measured as the contenders run."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks.ppo_floor", "--precision", precision], cwd=ROOT,
+    done = subprocess.run([sys.executable, "-m", "benchmarks.ppo.flop_floor", "--precision", precision], cwd=ROOT,
                           env=os.environ | setting.environment(), stdout=subprocess.PIPE, text=True, check=True)
     return Rates(**json.loads(done.stdout))
 

@@ -1,6 +1,6 @@
-"""The usual way from a Posts.xml to preference pairs, which `benchmarks/data.py` measures the stages against.
+"""The usual way from a Posts.xml to preference pairs, which `benchmarks/data/run.py` measures the stages against.
 
-    python -m benchmarks.usual_way Posts.xml pairs.parquet
+    python -m benchmarks.data.baseline Posts.xml pairs.parquet
 
 As StackLLaMA's notebook and its copies do it: the whole tree in memory, every pair of a question built before ten are
 drawn, and three texts converted for each pair. The scores and the choice of pairs follow the same rule as ours.

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of what reads other people's bytes: posts' HTML, and dumps.
 
-    python -m benchmarks.fuzz markdown --seconds 900
-    python -m benchmarks.fuzz dump --seconds 900 --corpus /tmp/dumps
+    python -m benchmarks.data.fuzz markdown --seconds 900
+    python -m benchmarks.data.fuzz dump --seconds 900 --corpus /tmp/dumps
 
 A crash is any exception but the one that the code promises, an input over 5 s, or more than 2 GB; libFuzzer writes the
 input beside the corpus and the exit status is not 0. Needs atheris (`pip install atheris`), which nothing else does.
@@ -92,7 +92,7 @@ def main() -> None:
     try:
         import atheris
     except ImportError:
-        sys.exit("benchmarks.fuzz needs atheris: pip install atheris")
+        sys.exit("benchmarks.data.fuzz needs atheris: pip install atheris")
     build, seeds, packages = TARGETS[args.target]
     with atheris.instrument_imports(include=packages.split()):  # before the seeds import any of them
         target = build()

@@ -4,9 +4,9 @@ from dataclasses import replace
 from math import log
 from statistics import linear_regression
 
-from benchmarks.ppo_floor import Rates, flops
-from benchmarks.ppo_runs import LEGACY, OURS, Setting, floor_of, in_turns, ours, peers, summary
-from benchmarks.ppo_workload import Shape, prompts
+from benchmarks.ppo.flop_floor import Rates, flops
+from benchmarks.ppo.processes import LEGACY, OURS, Setting, floor_of, in_turns, ours, peers, summary
+from benchmarks.ppo.workload import Shape, prompts
 
 AXES = {"batch": (8, 16, 32, 64), "response": (16, 32, 64, 128, 256), "width": (128, 256, 384, 512),
         "vocabulary": (2048, 4096, 8192, 16384, 32768)}

@@ -14,7 +14,7 @@ from peft import LoraConfig
 from transformers import logging, pipeline
 from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
-from benchmarks import ppo_workload as workload
+from benchmarks.ppo import workload
 
 PACKAGES = ("trl", "transformers", "peft", "torch", "accelerate", "datasets")
 ACCELERATED = torch.cuda.is_available()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.ppo_workload import Clock
+from benchmarks.ppo.workload import Clock
 
 MODEL, PAIRS, DOCUMENTS = "model", "pairs.parquet", "documents.arrow"  # in the folder of a work
 WARM_UP_STEPS = 2

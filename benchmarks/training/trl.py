@@ -15,8 +15,8 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, logging
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from benchmarks.ppo_workload import threads, worker_arguments, write
-from benchmarks.training_work import DOCUMENTS, MODEL, PAIRS, WARM_UP_STEPS, Meter, Work
+from benchmarks.ppo.workload import threads, worker_arguments, write
+from benchmarks.training.workload import DOCUMENTS, MODEL, PAIRS, WARM_UP_STEPS, Meter, Work
 
 PACKAGES = ("trl", "transformers", "peft", "torch", "accelerate", "datasets")
 
