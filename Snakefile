@@ -9,8 +9,8 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
-from stages import recipe as recipes
-from stages.plumbing import run_folder
+from stages.recipe import recipe as recipes
+from stages.runtime import run_folder
 
 min_version("9.0")
 

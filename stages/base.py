@@ -16,6 +16,7 @@ import torch
 from stages.finetuning.lm_loss import collate_blocks, summed_loss
 from stages.finetuning.packing import Blocks
 from stages.finetuning.token_store import write_documents
+from stages.modeling import torch_setup
 from stages.modeling.pretrained import copy_pretrained, save_model
 from stages.modeling.tiny_llama import small_llama, train_tokenizer
 from stages.recipe.models import Base, Scratch
@@ -29,6 +30,7 @@ TRAINED_ON = ("finetune", "reward", "rl")
 
 def run(config: Base, out: Path, *, pairs: Path) -> dict[str, float]:
     """Fill `out` with a plain Hugging Face model folder and its tokenizer."""
+    torch_setup.prepare()
     if config.model != "scratch":
         return copy_pretrained(config.model, config.revision, out)
     return _from_scratch(config.scratch, config.seed, out, pairs)

@@ -28,6 +28,9 @@ STAY_HERE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "NO_PRO
 
 def serve(asked: argparse.Namespace) -> None:
     """Load the models and serve the page until Ctrl-C; ValueError, in one line, where something is missing."""
+    from stages.modeling import torch_setup
+
+    torch_setup.prepare()
     check(asked.run)
     check_port(asked.host, asked.port)
     os.environ |= STAY_HERE

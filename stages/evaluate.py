@@ -26,7 +26,7 @@ from stages.evaluation.reward_hacking import hacking
 from stages.evaluation.statistics import estimate, estimate_of
 from stages.evaluation.surface_baseline import fitted
 from stages.generation.text_metrics import has_code
-from stages.modeling import families
+from stages.modeling import families, torch_setup
 from stages.modeling.load import load_causal
 from stages.modeling.packed import token_logprobs
 from stages.modeling.tokenizer import same_tokenizer, shared_tokenizer
@@ -46,6 +46,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
 
     base, sft, ppo, reward: plain model folders, merged. Raises ValueError when no held-out question can be asked.
     """
+    torch_setup.prepare()
     if config.temperature <= 0:
         raise ValueError("evaluate.temperature must be above 0: a KL is measured on samples")
     truth = gold_score.load(config.gold) if config.gold else None

@@ -14,6 +14,7 @@ import json
 from itertools import groupby
 from pathlib import Path
 
+from stages.modeling import torch_setup
 from stages.modeling.adapters import check_base, is_adapter, is_scorer
 from stages.modeling.families import max_positions
 from stages.modeling.merge import check_order, merge
@@ -35,6 +36,7 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
     pairs: a causal model is judged on a better answer to each of the finetune split's first questions, a reward model
     on the reward split's first pairs.
     """
+    torch_setup.prepare()
     adapters = [folder_of(folder) for folder in adapter]
     check_order(adapters)
     if is_adapter(adapters[0]):

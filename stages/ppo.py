@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from stages.generation.sampling_params import SamplingParams
-from stages.modeling import families
+from stages.modeling import families, torch_setup
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import named
@@ -52,6 +52,7 @@ def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, besi
 
     reward: the merged reward model, or its adapter, which then shares the policy's base.
     """
+    torch_setup.prepare()
     with open_logs(config.log_to, out, "ppo", beside, asdict(config), count="iteration") as logs:
         loop = _Loop(config, out, policy, reward, pairs, logs)
         loop.start_or_resume()

@@ -24,7 +24,7 @@ from stages.evaluation.pair_accuracy import (
     validation_numbers,
 )
 from stages.evaluation.statistics import estimate
-from stages.modeling import families, lora
+from stages.modeling import families, lora, torch_setup
 from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import named
@@ -55,6 +55,7 @@ INTERVALS = partial(estimate, samples=1000, seed=0)
 def run(config: Reward, out: Path, *, base: Path, pairs: Path, beside: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter that holds the score head, the tokenizer, scoring.json, and history, samples and
     validation .jsonl; and a folder of the same for each further member."""
+    torch_setup.prepare()
     tokenizer = load_tokenizer(base)
     data = _data(config, tokenizer, pairs)
     words = _words(config, base, tokenizer, data) if config.lexical_buckets else None

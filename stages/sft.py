@@ -19,7 +19,7 @@ from stages.finetuning.lm_loss import collate_blocks, summed_loss
 from stages.finetuning.packing import Blocks
 from stages.finetuning.token_store import Documents, write_documents
 from stages.generation.sampler import sample
-from stages.modeling import families, lora
+from stages.modeling import families, lora, torch_setup
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed import token_logprobs
 from stages.modeling.pretrained import save_adapter, save_model
@@ -39,6 +39,7 @@ DOCUMENTS = "documents.arrow"
 
 def run(config: Sft, out: Path, *, base: Path, pairs: Path, beside: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter (or the whole model), the tokenizer, history.jsonl and samples.jsonl."""
+    torch_setup.prepare()
     tokenizer = load_tokenizer(base)
     held = first_questions(pairs, "finetune", VALIDATION_SHARE, config.validation_questions)
     documents = _documents(config, out, tokenizer, pairs, held)

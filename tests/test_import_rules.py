@@ -16,7 +16,7 @@ FOR_ALL = ("stages.runtime.progress", "stages.runtime.artifact",  # a progress b
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Every imported module; `from stages.text import scoring` counts as stages.stackexchange.questions.scoring too."""
+    """Every imported module; `from stages.stackexchange.questions import scoring` counts as stages.stackexchange.questions.scoring too."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -73,7 +73,7 @@ def dump_seeds() -> list[bytes]:
     return [text.encode() for text in texts]
 
 
-TARGETS = {"markdown": (markdown_target, markdown_seeds, "stages.text bs4 markdownify html"),
+TARGETS = {"markdown": (markdown_target, markdown_seeds, "stages.stackexchange bs4 markdownify html"),
            "dump": (dump_target, dump_seeds, "stages")}
 WORDS = {
     "markdown": """<p> </p> <b> <pre class= <code> </code> </pre> <ul> <ol start= <li> <blockquote> <table> <tr> <td>

@@ -38,9 +38,9 @@ print(time.process_time() - start)
 PARTITION = """
 import sys, time
 from pathlib import Path
-from stages.recipe import Posts
-from stages.text.head import places
-from stages.text.partition import SPAN_BYTES, Span, partition
+from stages.recipe.data import Posts
+from stages.stackexchange.dump.xml_table import places
+from stages.stackexchange.questions.spans import SPAN_BYTES, Span, partition
 start, path, limits = time.process_time(), Path(sys.argv[1]), Posts()
 parts = -(-path.stat().st_size // limits.part_bytes)
 for number, place in enumerate(places(path, "posts", "dump", SPAN_BYTES)):

@@ -1,22 +1,46 @@
-"""The machine's fast routes, taken once at the start, the same in every run on a machine: results stay reproducible."""
+"""Set up torch and the model libraries for a training process: matmul precision, allocator, log levels and warnings.
+
+A program calls `prepare` once, before it loads a model. Importing this module changes nothing.
+"""
 
 import ctypes
+import logging
+import os
+import warnings
 
 import torch
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 _LARGEST_FROM_HEAP_BYTES = 32 << 20  # the most that glibc takes
 _KEPT_BYTES = 1 << 30
 
 
 def prepare() -> None:
-    """Send CPU products of fp32 matrices through oneDNN where that is exact, and keep freed memory for the next tensor.
+    """Set matmul precision, allocator thresholds, log levels and warning filters of this process. Idempotent."""
+    _set_matmul_precision()
+    _keep_freed_memory()
+    _silence_libraries()
+
+
+def _silence_libraries() -> None:
+    """Turn off the libraries' progress bars and load reports: a stage shows its own progress and checks weights itself."""
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # datasets' own switch needs its import, 85 MB
+    disable_progress_bar()
+    set_verbosity_error()
+    # PEFT and TrainingArguments use names that Transformers has renamed.
+    warnings.filterwarnings("ignore", message=r".*activation_checkpointing", category=FutureWarning)
+    # bitsandbytes recommends an optional CPU kernel at every import, quantised or not.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+def _set_matmul_precision() -> None:
+    """Send CPU products of fp32 matrices through oneDNN where that is exact.
 
     'medium' lets oneDNN multiply fp32 by way of bf16, which it does with AMX alone: without AMX it multiplies in fp32,
     at 2.2 times MKL's rate on an AMD core and at MKL's on an Intel one. A GPU's products are not touched.
     """
     if not torch.cuda.is_available() and torch.backends.mkldnn.is_available() and not _has_amx():
         torch.set_float32_matmul_precision("medium")
-    _keep_freed_memory()
 
 
 def _has_amx() -> bool:

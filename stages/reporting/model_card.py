@@ -37,9 +37,9 @@ answer = model.generate(**prompt, max_new_tokens=128, do_sample=True)
 print(tokenizer.decode(answer[0, prompt.input_ids.shape[1]:], skip_special_tokens=True))"""
 SCORE_USE = """from pathlib import Path
 
-from stages.learning.loading import merged_reward
-from stages.learning.models import load_tokenizer
-from stages.text.template import answer_ids, prompt_ids
+from stages.reward_modeling.load import load_merged_reward
+from stages.modeling.tokenizer import load_tokenizer
+from stages.stackexchange.prompt import answer_ids, prompt_ids
 
 scorer, tokenizer = merged_reward(Path("THIS_FOLDER"), "fp32"), load_tokenizer("THIS_FOLDER")
 print(scorer([prompt_ids(tokenizer, "How do I stop the server?")], [answer_ids(tokenizer, "Use the stop command.")]))"""

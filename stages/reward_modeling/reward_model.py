@@ -17,7 +17,6 @@ from stages.modeling.lora import unwrap_peft
 from stages.modeling.packed.forward import packed_hidden_states
 from stages.modeling.packed.sequences import PackedResponses, by_row
 from stages.modeling.packed.token_logprobs import selective_log_softmax
-from stages.reward_modeling.scorer import _head_scores
 from stages.reward_modeling.scoring_file import Scoring
 
 SUM_TOKENS = 100  # a sum over an answer's tokens counts in hundreds: it is then about the size of a mean
@@ -48,7 +47,7 @@ def read(model, texts: PackedResponses, scoring: Scoring, log_p: bool = False) -
     places = texts.last if scoring.pooling == "last" else texts.own
     log_p = log_p or bool(scoring.log_probability_weight)
     hidden = packed_hidden_states(classifier, texts.batch, torch.cat([places, texts.before]) if log_p else places)
-    scores = _pooled(_head_scores(classifier, hidden[: len(places)]), texts, scoring.pooling)
+    scores = _pooled(head_scores(classifier, hidden[: len(places)]), texts, scoring.pooling)
     if not log_p:
         return Reading(scores, None)
     means = _mean_log_probabilities(classifier, hidden[len(places) :], texts)
@@ -91,3 +90,7 @@ def check_tied(config, weight: float, name: str) -> None:
                          f"not: set it to 0")
 
 
+def head_scores(classifier, pooled: torch.Tensor) -> torch.Tensor:
+    """Scores [B] fp32 of hidden states [B, D]."""
+    score = getattr(classifier.score, "modules_to_save", {"default": classifier.score})["default"]
+    return classifier.score(pooled.to(score.weight.dtype)).squeeze(-1).float()

@@ -11,8 +11,6 @@ from stages.reward_modeling.lexical_term import Lexical
 from stages.reward_modeling.reward_model import read
 from stages.reward_modeling.scoring_file import Scoring
 
-EXAMPLES = 64  # reference answers that are kept with their scores
-
 
 class Scorer:
     """Prompts and answers to rewards. A merged model carries its way of scoring and its normalisation in its config.
@@ -42,7 +40,3 @@ class Scorer:
         return scores - self.mean if self.words is None else scores - self.mean + self.words(answers)
 
 
-def _head_scores(classifier, pooled: torch.Tensor) -> torch.Tensor:
-    """Scores [B] fp32 of hidden states [B, D]."""
-    score = getattr(classifier.score, "modules_to_save", {"default": classifier.score})["default"]
-    return classifier.score(pooled.to(score.weight.dtype)).squeeze(-1).float()

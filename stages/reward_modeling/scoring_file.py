@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from stages.reward_modeling.lexical_term import FILE, Lexical
-from stages.reward_modeling.scorer import EXAMPLES
 from stages.runtime.artifact import write_json
 
 SCORING = "scoring.json"
@@ -81,3 +80,5 @@ def apply_scoring(adapter: Path, model) -> dict:
     model.lexical = Lexical.load(adapter, found.get("lexical", False))
     model.config.reward_lexical = model.lexical is not None
     return found
+
+EXAMPLES = 64  # reference answers that are kept with their scores

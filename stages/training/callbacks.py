@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from stages.training.loggers import Logs
-from stages.training.trainer import COMPLETE, _history, _save_trained
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class HistoryCallback(TrainerCallback):
         self.progress = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.rows = _history(state)
+        self.rows = history_rows(state)
         self.logs.resume(state.global_step, self.rows)
         self.progress = self.logs.progress(self.label, state.max_steps, done=state.global_step)
 
@@ -52,12 +52,12 @@ class HistoryCallback(TrainerCallback):
             quality = [self.watch.keep_best(row) for row in state.log_history if set(numbers) <= set(row)]
             since = len(quality) - 1 - quality.index(max(quality))
             if since == 0:
-                _save_trained(model, self.best)
+                save_trained(model, self.best)
             control.should_training_stop |= self.patience is not None and since >= self.patience
         self.on_log(None, state, control)
 
     def on_log(self, args, state, control, **kwargs):
-        known, self.rows = len(self.rows), _history(state)
+        known, self.rows = len(self.rows), history_rows(state)
         for row in self.rows[known:]:
             self.logs.numbers(row["step"], {name: value for name, value in row.items() if name != "step"})
 
@@ -66,3 +66,29 @@ class HistoryCallback(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         self.progress.finish()
+
+COMPLETE = "complete"
+OUR_NAMES = {"grad_norm": "gradient_norm"}  # as in PPO's history
+# Differ from run to run, or restart when a run resumes: not part of the result.
+UNREPEATABLE = ("runtime", "per_second", "total_flos", "train_loss")
+
+
+def save_trained(model, path: Path) -> None:
+    draft = path.with_suffix(".tmp")
+    save_file({name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}, draft)
+    draft.replace(path)
+
+
+def load_trained(model, path: Path) -> None:
+    saved = load_file(path)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(saved.pop(name))
+
+
+def history_rows(state) -> list[dict]:
+    """What a state remembers, of what repeats: step, then the rest by name."""
+    rows = [{OUR_NAMES.get(key, key): value for key, value in sorted(entry.items())
+             if not any(word in key for word in UNREPEATABLE)} for entry in state.log_history]
+    return [{"step": row["step"]} | row for row in rows if set(row) - {"step", "epoch"}]

@@ -14,18 +14,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
-from stages.training.callbacks import Evaluation, HistoryCallback
+from stages.training.callbacks import COMPLETE, Evaluation, HistoryCallback, load_trained
 from stages.training.loggers import Logs
 
-COMPLETE = "complete"
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
-OUR_NAMES = {"grad_norm": "gradient_norm"}  # as in PPO's history
-# Differ from run to run, or restart when a run resumes: not part of the result.
-UNREPEATABLE = ("runtime", "per_second", "total_flos", "train_loss")
 # The mean loss since the last line is lost in a kill, so a line falls on every checkpoint.
 LOG_EVERY_STEPS = 10
 
@@ -90,7 +85,7 @@ def train(
         print(f"{label}: resumed at {Path(checkpoint).name}", file=sys.stderr, flush=True)
     trainer.train(resume_from_checkpoint=checkpoint)
     if watch and watch.keep_best:
-        _load_trained(model, out / BEST)
+        load_trained(model, out / BEST)
     return book.rows
 
 
@@ -159,22 +154,3 @@ class _Trainer(Trainer):
         return 0
 
 
-def _save_trained(model, path: Path) -> None:
-    draft = path.with_suffix(".tmp")
-    save_file({name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}, draft)
-    draft.replace(path)
-
-
-def _load_trained(model, path: Path) -> None:
-    saved = load_file(path)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(saved.pop(name))
-
-
-def _history(state) -> list[dict]:
-    """What a state remembers, of what repeats: step, then the rest by name."""
-    rows = [{OUR_NAMES.get(key, key): value for key, value in sorted(entry.items())
-             if not any(word in key for word in UNREPEATABLE)} for entry in state.log_history]
-    return [{"step": row["step"]} | row for row in rows if set(row) - {"step", "epoch"}]

@@ -6,11 +6,11 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-import tiny
 
 from benchmarks.quality import cross_validation
 from stages.reward_modeling.load import load_merged_reward
 from stages.stackexchange.pairs.table import key_of, rows_of
+from tests.helpers import tiny_models
 
 RECIPE = """
 reward: {precision: fp32, batching: question, pooling: sum, lexical_buckets: 256, lexical_penalty: 1.0, batch_pairs: 4,
@@ -23,7 +23,7 @@ def questions(pairs, split) -> list[tuple]:
 
 
 def test_each_question_is_held_out_once(tmp_path):
-    pairs = tiny.save_pairs(tmp_path / "pairs", questions_per_split=11)
+    pairs = tiny_models.save_pairs(tmp_path / "pairs", questions_per_split=11)
     everything = sorted(key for name in cross_validation.SPLITS for key in questions(pairs, name))
     held = []
     for fold in range(cross_validation.FOLDS):
@@ -46,8 +46,8 @@ def test_what_is_judged_is_what_plain_python_counts():
 
 
 def test_folds_are_made_once_and_rank_what_they_never_saw(tmp_path, monkeypatch, capsys):
-    tiny.save_base(tmp_path / "base")
-    tiny.save_pairs(tmp_path / "pairs", questions_per_split=12)
+    tiny_models.save_base(tmp_path / "base")
+    tiny_models.save_pairs(tmp_path / "pairs", questions_per_split=12)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     asked = [f"--{name}={tmp_path / name}" for name in ("base", "pairs", "out")]
     monkeypatch.setattr(sys, "argv", ["folds", f"--recipe={tmp_path / 'recipe.yaml'}", *asked, "--fold", "0", "3",
@@ -68,13 +68,13 @@ def test_folds_are_made_once_and_rank_what_they_never_saw(tmp_path, monkeypatch,
 
 
 def test_an_adapter_scores_with_its_lexical_term(tmp_path):
-    base, pairs = tiny.save_base(tmp_path / "base"), tiny.save_pairs(tmp_path / "pairs", questions_per_split=12)
+    base, pairs = tiny_models.save_base(tmp_path / "base"), tiny_models.save_pairs(tmp_path / "pairs", questions_per_split=12)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     cross_validation.split(pairs, 1, tmp_path / "split")
     config = cross_validation.recipe.load(tmp_path / "recipe.yaml").reward
     (tmp_path / "reward").mkdir()
     table = cross_validation.scored(config, base, tmp_path / "split", tmp_path / "reward")
-    tiny.merge(base, [tmp_path / "reward"], tmp_path / "merged")
+    tiny_models.merge(base, [tmp_path / "reward"], tmp_path / "merged")
     held = cross_validation.held_out_pairs(rows_of(tmp_path / "split", "evaluation"), cross_validation.models.load_tokenizer(base),
                                 max_pairs=99, max_tokens=config.max_length_tokens, seed=0)
     scores = load_merged_reward(tmp_path / "merged", "fp32")(held.prompts, held.answers).numpy()

@@ -17,7 +17,7 @@ from benchmarks.ppo import processes
 from benchmarks.ppo.processes import OURS, Setting
 from benchmarks.training import processes as training_processes
 from benchmarks.training import reward, sft
-from benchmarks.training.ours import reward
+from benchmarks.training.ours import reward as train_reward
 from benchmarks.training.processes import TRL, TUNED
 from benchmarks.training.reward import BY_PAIR
 from benchmarks.training.workload import Meter, Work
@@ -142,13 +142,13 @@ def test_the_warm_up_learns_nothing(monkeypatch, tmp_path, made):
                 train(data, rate)
 
         monkeypatch.setattr(Meter, "time", time)
-        model = reward(work, Meter(), "pair")
+        model = train_reward(work, Meter(), "pair")
         learnt[name] = [p for key, p in model.named_parameters() if "lora_B" in key]
     assert all(p.eq(0).all() for p in learnt["warm-up"]) and not any(p.eq(0).all() for p in learnt["whole"])
 
 
 def test_trl_runs_without_our_switches():
-    """Importing stages.learning would set the matrix products' precision for the peer, too."""
+    """torch_setup.prepare would set the matrix products' precision for the peer, too."""
     code = ("import sys, torch, benchmarks.training.trl\n"
             "assert not [name for name in sys.modules if name.startswith('stages')]\n"
             "assert torch.get_float32_matmul_precision() == 'highest'")

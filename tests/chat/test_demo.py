@@ -17,7 +17,6 @@ from pathlib import Path
 import datasets
 import pyarrow.parquet as pq
 import pytest
-import talking
 import torch
 
 from stages import demo, reward
@@ -35,6 +34,7 @@ from stages.recipe.recipe import load
 from stages.reward_modeling.load import load_merged_reward
 from stages.runtime import command
 from stages.stackexchange.pairs.table import SCHEMA, rows_of
+from tests.helpers import demo_run
 
 QUESTION = "which flag do I use to open the port"
 HOW = {"temperature": 0.7, "most_tokens": 40, "samples": 4}
@@ -42,7 +42,7 @@ HOW = {"temperature": 0.7, "most_tokens": 40, "samples": 4}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return talking.save_run(tmp_path_factory.mktemp("runs") / "tiny")
+    return demo_run.save_run(tmp_path_factory.mktemp("runs") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def test_votes_are_pairs_and_load_as_a_data_set(tmp_path, run):
 
 ADD_MANY = """
 import sys
-from stages.text.votes import Question, VOTES, Votes, Written, vote_row
+from stages.chat.votes import Question, VOTES, Votes, Written, vote_row
 one, other = Written("PPO", "", "yes", 0.5, True), Written("SFT", "", "no", 0.5, True)
 for number in range(20):
     Votes(sys.argv[1]).add(VOTES, vote_row(Question(f"{sys.argv[2]} {number}"), one, other, {}))

@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
 import pytest
-import talking
 import torch
+
+from tests.helpers import demo_run
 
 gradio = pytest.importorskip("gradio", reason="the page needs gradio: make extras")
 playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwright: make extras")
@@ -47,7 +48,7 @@ def connections():
 
 @pytest.fixture(scope="module")
 def talk(tmp_path_factory):
-    run = talking.save_run(tmp_path_factory.mktemp("runs") / "tiny", EVIL, EVIL)
+    run = demo_run.save_run(tmp_path_factory.mktemp("runs") / "tiny", EVIL, EVIL)
     asked = demo.parser().parse_args(["--run", str(run), "--model", f"other={run / 'other'}"])
     return demo.talk_of(asked)
 
@@ -55,6 +56,7 @@ def talk(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(talk, connections):
     """The page is served as stages.demo does, and with a proxy that must not be asked."""
+    from stages.chat import page as chat_page
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {"HTTP_PROXY": "http://127.0.0.1:9", **demo.STAY_HERE}.items():
             patched.setenv(name, value)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from datasets import Dataset
 
 from stages.finetuning.lm_loss import collate_blocks, summed_loss
 from stages.finetuning.packing import Blocks, best_fit
 from stages.finetuning.token_store import ROWS_AT_ONCE, Documents, write_documents
+from tests.helpers import tiny_models
 
 PROMPT = 3  # tokens of every prompt here
 
@@ -111,7 +111,7 @@ def one_by_one(model, texts, first=1) -> float:
 
 @torch.no_grad()
 def test_packed_loss_equals_unpacked_loss(texts, tmp_path):
-    model = tiny.llama(tiny.tokenizer())
+    model = tiny_models.llama(tiny_models.tokenizer())
     batch = collate_blocks(blocks_of(tmp_path, texts, 96, "bfd"))
     assert batch["items"] == sum(len(text) - 1 for text in texts)
     assert float(summed_loss(model, batch["content"], "fp32")) == pytest.approx(one_by_one(model, texts), rel=1e-5)
@@ -122,7 +122,7 @@ def test_packed_loss_equals_unpacked_loss(texts, tmp_path):
 
 @torch.no_grad()
 def test_wrapped_blocks_attend_across_documents_as_published(texts, tmp_path):
-    model = tiny.llama(tiny.tokenizer())
+    model = tiny_models.llama(tiny_models.tokenizer())
     blocks = blocks_of(tmp_path, texts, 96, "wrapped")
     batch = collate_blocks(blocks)
     whole = one_by_one(model, [ids_of(rows) for rows in blocks])
@@ -132,7 +132,7 @@ def test_wrapped_blocks_attend_across_documents_as_published(texts, tmp_path):
 
 def test_gradients_are_those_of_transformers_own_loss(texts, tmp_path):
     """All weights learn, the tied output layer among them."""
-    model = tiny.llama(tiny.tokenizer()).train()
+    model = tiny_models.llama(tiny_models.tokenizer()).train()
     blocks = blocks_of(tmp_path, texts[:6], 96, "bfd")
     summed_loss(model, collate_blocks(blocks)["content"], "fp32").backward()
     ours = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -170,8 +170,8 @@ def test_memory_is_not_that_of_the_text(tmp_path):
     program = """
 import numpy as np, sys
 from pathlib import Path
-from stages.learning.documents import write_documents
-from stages.learning.packing import Blocks
+from stages.finetuning.token_store import write_documents
+from stages.finetuning.packing import Blocks
 def held():
     return int([l for l in open("/proc/self/status") if l.startswith("RssAnon")][0].split()[1])
 def read(count):

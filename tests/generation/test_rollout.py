@@ -1,10 +1,10 @@
 """Sampling: the sampled distribution is the scored one, batches do not matter (CORRECTNESS G1-G4, failures 9, 24)."""
 
 import pytest
-import tiny
 import torch
 
 from stages.generation.sampler import rollout_mode, sample, sample_in_batches
+from tests.helpers import tiny_models
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
 
@@ -17,8 +17,8 @@ def draw(model, prompts, **changes):
 
 @pytest.fixture(scope="module")
 def models():
-    tok = tiny.tokenizer()
-    return {"llama": tiny.llama(tok), "gpt2": tiny.gpt2(len(tok))}
+    tok = tiny_models.tokenizer()
+    return {"llama": tiny_models.llama(tok), "gpt2": tiny_models.gpt2(len(tok))}
 
 
 def eager_to_end(model, eos_bias: float):
@@ -40,7 +40,7 @@ def test_batched_greedy_equals_single_greedy_for_ragged_prompts(models, family):
 
 
 def test_responses_stop_at_the_first_eos_and_keep_it():
-    rollout = draw(eager_to_end(tiny.llama(tiny.tokenizer()), 5.0), PROMPTS * 8)
+    rollout = draw(eager_to_end(tiny_models.llama(tiny_models.tokenizer()), 5.0), PROMPTS * 8)
     assert any(rollout.ended) and len({len(r) for r in rollout.responses}) > 2
     for response, ended in zip(rollout.responses, rollout.ended, strict=True):
         assert (2 in response) == ended and 2 not in response[:-1]
@@ -48,7 +48,7 @@ def test_responses_stop_at_the_first_eos_and_keep_it():
 
 
 def test_a_row_does_not_depend_on_which_others_have_ended():
-    model = eager_to_end(tiny.llama(tiny.tokenizer()), 4.0)
+    model = eager_to_end(tiny_models.llama(tiny_models.tokenizer()), 4.0)
     with_others = draw(model, PROMPTS * 4)
     never_ending = draw(model, PROMPTS * 4, stop_ids=())  # nobody leaves the batch
     for kept, long in zip(with_others.responses, never_ending.responses, strict=True):
@@ -90,7 +90,7 @@ def test_batches_keep_the_order_of_the_prompts(models):
 def test_two_models_meet_the_same_random_numbers_however_long_their_answers():
     """One model ends its answers early, the other never: the second batch must not feel it."""
     settings = {"seed": 5, "max_new_tokens": 12, "temperature": 1.0}
-    model = eager_to_end(tiny.llama(tiny.tokenizer()), 5.0)
+    model = eager_to_end(tiny_models.llama(tiny_models.tokenizer()), 5.0)
     short = sample_in_batches(model, PROMPTS * 2, 3, stop_ids=(2,), **settings)
     long = sample_in_batches(model, PROMPTS * 2, 3, stop_ids=(), **settings)
     assert sum(map(len, short.responses)) < sum(map(len, long.responses))

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from test_policy import PROMPTS, make_policy, moved
 
 from stages.generation.rollout import Rollout
 from stages.generation.sampling_params import SamplingParams, cut_at_stop
 from stages.rl.collect_rollouts import collect_rollout
+from tests.rl.test_policy import PROMPTS, make_policy, moved
 
 MOST = 12
 

@@ -3,14 +3,14 @@
 import math
 
 import pytest
-import tiny
 import torch
-from test_policy import PROMPTS, UPDATE, make_policy, moved
 
 from stages.generation.sampler import allowed_token_ids, sample
 from stages.recipe.ppo import Ppo
 from stages.rl.ppo_update import update
 from stages.rl.trajectory import build_trajectory
+from tests.helpers import tiny_models
+from tests.rl.test_policy import PROMPTS, UPDATE, make_policy, moved
 
 HOW = {"max_new_tokens": 10, "temperature": 0.7, "stop_ids": (2,), "top_k": 7, "top_p": 0.8}
 
@@ -104,6 +104,6 @@ def test_top_p_alone_is_refused_with_the_reason():
 
 def test_a_filter_larger_than_the_vocabulary_is_none():
     policy = moved(make_policy())
-    everything = len(tiny.tokenizer()) + 100
+    everything = len(tiny_models.tokenizer()) + 100
     plain, filtered = drawn(policy, top_k=0, top_p=1.0), drawn(policy, top_k=everything, top_p=1.0)
     assert torch.allclose(plain.entropy[:, 0], filtered.entropy[:, 0], atol=1e-5)

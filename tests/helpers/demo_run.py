@@ -4,22 +4,22 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tiny
 import torch
 
 from stages.modeling import tokenizer
 from stages.reward_modeling.load import load_scorer
 from stages.reward_modeling.reward_model import initialise_head
 from stages.runtime.artifact import write_json
+from tests.helpers import tiny_models
 
 
 def save_run(run: Path, question: str = "", answer: str = "") -> Path:
     """Folders with manifests; question and answer: of one held-out row more."""
-    tiny.save_base(run / "sft-merged", seed=0)
-    tiny.save_base(run / "ppo-merged", seed=1)
-    tiny.save_base(run / "other", seed=2)
-    _save_reward(tiny.save_base(run / "reward-base", seed=3), run / "reward-merged")
-    tiny.save_pairs(run / "pairs", questions_per_split=6)
+    tiny_models.save_base(run / "sft-merged", seed=0)
+    tiny_models.save_base(run / "ppo-merged", seed=1)
+    tiny_models.save_base(run / "other", seed=2)
+    _save_reward(tiny_models.save_base(run / "reward-base", seed=3), run / "reward-merged")
+    tiny_models.save_pairs(run / "pairs", questions_per_split=6)
     if question:
         part = run / "pairs/evaluation/part-00000.parquet"
         table = pq.read_table(part)

@@ -5,9 +5,7 @@ import json
 import shutil
 import subprocess
 
-import families
 import pytest
-import tiny
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -28,6 +26,7 @@ from stages.rl.ppo_update import update
 from stages.rl.trajectory import Update, build_trajectory, score_rollout
 from stages.runtime import artifact
 from stages.training.memory import distinct_bytes, tensors_of
+from tests.helpers import architectures, tiny_models
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
 ANSWERS = [[41, 42, 2], [43], [44, 45, 46, 47, 48, 2], [49, 2]]
@@ -38,7 +37,7 @@ HOW = {"tune": "lora", "value_model": "head", "lora": LORA, "precision": "fp32",
 
 def save_reward(base, out, weight=0.0):
     """A reward adapter that has learnt something, on every layer that policies adapt and more."""
-    families.adapted(base, scorer=True).save_pretrained(out)
+    architectures.adapted(base, scorer=True).save_pretrained(out)
     tokenizer.load_tokenizer(base).save_pretrained(out)
     save_scoring(out, Scoring("last", weight), "fp32", (PROMPTS[:3], ANSWERS[:3]), torch.tensor([0.5, 2.0, 0.1]))
     return out
@@ -46,7 +45,7 @@ def save_reward(base, out, weight=0.0):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return tiny.save_base(tmp_path_factory.mktemp("roles") / "base", width=128)  # nf4 on a CPU packs blocks of 64
+    return tiny_models.save_base(tmp_path_factory.mktemp("roles") / "base", width=128)  # nf4 on a CPU packs blocks of 64
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def reward(base, tmp_path_factory):
 @pytest.fixture(scope="module")
 def merged(base, reward, tmp_path_factory):
     folder = tmp_path_factory.mktemp("roles") / "reward-merged"
-    tiny.merge(base, [reward], folder)
+    tiny_models.merge(base, [reward], folder)
     return folder
 
 
@@ -67,7 +66,7 @@ def load(base, reward, **changes) -> Policy:
 
 
 def moved(policy: Policy) -> Policy:
-    families.noisy(policy.trained().values(), 0.02)
+    architectures.noisy(policy.trained().values(), 0.02)
     return policy
 
 
@@ -96,12 +95,12 @@ def same(found: torch.Tensor, rows: list[torch.Tensor], atol=1e-5) -> bool:
 
 # Reward
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", architectures.FAMILIES)
 def test_a_reward_adapter_on_the_policys_base_scores_as_the_merged_model(family, tmp_path):
-    base = families.save(families.FAMILIES[family], tmp_path / "base")
+    base = architectures.save(architectures.FAMILIES[family], tmp_path / "base")
     weight = 2.0 if load_causal(base).config.tie_word_embeddings and family != "opt-350m" else 0.0
     reward = save_reward(base, tmp_path / "reward", weight)
-    tiny.merge(base, [reward], tmp_path / "merged")
+    tiny_models.merge(base, [reward], tmp_path / "merged")
     expected = Scorer(load_scorer(tmp_path / "merged"), "fp32")
     policy = moved(load(base, reward))
     before = policy(PROMPTS, ANSWERS).log_p
@@ -120,7 +119,7 @@ def test_a_merged_reward_model_is_a_model_of_its_own(base, merged):
 
 
 def test_what_cannot_be_a_role_is_refused_in_one_line(base, reward, merged, tmp_path):
-    other = tiny.save_base(tmp_path / "other", seed=1, width=128)
+    other = tiny_models.save_base(tmp_path / "other", seed=1, width=128)
     with pytest.raises(ValueError, match=r"was trained on .*, and not on"):
         load_reward(reward, load(other, reward), other)
     with pytest.raises(ValueError, match=r"was trained on .*, and not on"):
@@ -139,7 +138,7 @@ def test_the_manifest_says_on_what_an_adapter_was_trained(base, reward, tmp_path
     inputs = {"base": {"path": "results/run/sft-merged", "sha256": artifact.digest(renamed)}}
     artifact.write_json(adapter / "manifest.json", {"stage": "reward", "inputs": inputs})
     assert load_reward(adapter, load(renamed, adapter), renamed)
-    other = tiny.save_base(tmp_path / "other", seed=1, width=128)
+    other = tiny_models.save_base(tmp_path / "other", seed=1, width=128)
     with pytest.raises(ValueError, match="was trained on results/run/sft-merged"):
         load_reward(adapter, load(other, adapter), other)
 
@@ -215,7 +214,7 @@ def test_a_role_computes_the_same_whatever_was_on_before_it(base, reward, tune):
     policy = moved(load(base, reward, tune=tune, value_model="adapter"))
     scorer = load_reward(reward, policy, base)
     with torch.no_grad():
-        families.noisy(parameters_of(policy.base, "value").values(), 0.05)  # no longer the reward's
+        architectures.noisy(parameters_of(policy.base, "value").values(), 0.05)  # no longer the reward's
     calls = {
         "policy": lambda: torch.cat(policy(PROMPTS, ANSWERS)[:2]),
         "reference": lambda: policy.reference(PROMPTS, ANSWERS),
@@ -277,11 +276,11 @@ def test_a_whole_model_is_saved_and_goes_through_merge(base, reward, tmp_path, v
         assert model is policy.model
     policy.save(tmp_path / "ppo", tokenizer.load_tokenizer(base))
     assert (tmp_path / "ppo/value").is_dir() == (value_model == "adapter")
-    found = tiny.merge(base, [tmp_path / "ppo"], tmp_path / "merged", max_logit_difference=1e-6)
+    found = tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "merged", max_logit_difference=1e-6)
     assert found["merge_difference"] == 0 and found["reload_difference"] < 1e-5
     with torch.no_grad():
         assert same(policy(PROMPTS, ANSWERS).log_p, log_p_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")))
-    found = tiny.merge(base, [tmp_path / "ppo"], tmp_path / "rounded", dtype="bf16", max_logit_difference=1e-6)
+    found = tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "rounded", dtype="bf16", max_logit_difference=1e-6)
     assert found["rounding_difference"] > 0 == found["merge_difference"]
     assert tokenizer.load_tokenizer(tmp_path / "rounded").pad_token_id == 0
 
@@ -329,7 +328,7 @@ def gradients(policy: Policy) -> dict[str, torch.Tensor]:
     ("pythia", "lora", "adapter"),
 ])
 def test_checkpointing_changes_no_gradient_and_leaves_no_trace(family, tune, value_model, tmp_path):
-    base = families.save(families.FAMILIES[family], tmp_path / "base")
+    base = architectures.save(architectures.FAMILIES[family], tmp_path / "base")
     reward = save_reward(base, tmp_path / "reward")
     changes = {"tune": tune, "value_model": value_model}
     expected = gradients(moved(load(base, reward, **changes)))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import FAMILIES, save
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM, modeling_llama
@@ -21,6 +20,7 @@ from stages.modeling.load import load_causal
 from stages.modeling.packed import attention, forward, token_logprobs
 from stages.modeling.packed.sequences import pack
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
+from tests.helpers.architectures import FAMILIES, save
 
 pytestmark = pytest.mark.skipif(cpu_kernels_build.library() is None, reason=f"no kernels: {cpu_kernels_build.route()}")
 
@@ -437,7 +437,7 @@ def test_what_was_compiled_is_there_for_the_next_process(fresh, monkeypatch, tmp
 
 
 def test_two_processes_that_compile_at_once_both_get_kernels(fresh, tmp_path):
-    code = (f"import pathlib; from stages.learning.native import build; build.SOURCES = "
+    code = (f"import pathlib; from stages.modeling.cpu_kernels import build; build.SOURCES = "
             f"(pathlib.Path({str(cpu_kernels_build.SOURCES[0])!r}),); assert build.library().one() == 1, build.route()")
     both = [subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2]) for _ in range(2)]
     assert [one.wait() for one in both] == [0, 0] and len([*tmp_path.glob("cache/stackllama/*")]) == 1

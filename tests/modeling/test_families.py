@@ -4,10 +4,8 @@ no family's peculiarity may do in silence (CORRECTNESS failures 5, 8, 9, 11, 14,
 
 import numpy as np
 import pytest
-import tiny
 import torch
 import transformers as hf
-from families import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, save
 
 from stages.finetuning.lm_loss import summed_loss
 from stages.finetuning.packing import Row
@@ -23,6 +21,8 @@ from stages.reward_modeling.scoring_file import Scoring, save_scoring
 from stages.rl.policy import Policy
 from stages.rl.ppo_update import update
 from stages.rl.trajectory import Update, build_trajectory
+from tests.helpers import tiny_models
+from tests.helpers.architectures import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, save
 
 PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34, 35, 36, 37]]
 ANSWERS = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0], [21, 22, 23, 24, 25], [0]]
@@ -177,7 +177,7 @@ def test_a_merged_adapter_computes_the_same_when_reloaded(bases, family, scorer,
     if scorer:
         scores = Scorer(model, "fp32", Scoring())(PROMPTS, ANSWERS)
         save_scoring(adapter, Scoring(), "fp32", (PROMPTS, ANSWERS), scores)
-    found = tiny.merge(bases(family), [adapter], merged)
+    found = tiny_models.merge(bases(family), [adapter], merged)
     assert found["merge_difference"] < 1e-4 and found["reload_difference"] < 1e-5
     assert len(found["layers"]) == sum(".lora_B." in name for name, _ in model.named_parameters())
     assert all(0 < row["relative_change"] < 10 for row in found["layers"])

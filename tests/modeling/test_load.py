@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-import tiny
 import torch
 from transformers import AutoTokenizer
 
@@ -16,13 +15,14 @@ from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.rl.policy import Policy
 from stages.rl.trajectory import Update, build_trajectory
 from stages.runtime.artifact import sha256_of_file
+from tests.helpers import tiny_models
 
 UPDATE = Update(1, 4, 4, 1.0, 0.95, 0.2, 0.2, 0.1, 1.0, 10.0, None)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return tiny.save_base(tmp_path_factory.mktemp("models") / "base", width=128)  # nf4 on a CPU packs blocks of 64
+    return tiny_models.save_base(tmp_path_factory.mktemp("models") / "base", width=128)  # nf4 on a CPU packs blocks of 64
 
 
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16", "int8", "nf4"])

@@ -5,9 +5,7 @@ import math
 import shutil
 
 import pytest
-import tiny
 import torch
-from families import adapted, noisy
 from peft.tuners.lora import LoraModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -23,6 +21,8 @@ from stages.recipe.models import Merge
 from stages.reward_modeling.load import load_scorer
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
 from stages.runtime import command
+from tests.helpers import tiny_models
+from tests.helpers.architectures import adapted, noisy
 
 
 def save_adapter(base, folder, scorer=False, **lora):
@@ -41,7 +41,7 @@ def save_adapter(base, folder, scorer=False, **lora):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return tiny.save_base(tmp_path_factory.mktemp("models") / "base")
+    return tiny_models.save_base(tmp_path_factory.mktemp("models") / "base")
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +51,21 @@ def adapter(base, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    return tiny.save_pairs(tmp_path_factory.mktemp("models") / "pairs")
+    return tiny_models.save_pairs(tmp_path_factory.mktemp("models") / "pairs")
 
 
 @pytest.fixture(scope="module")
 def chain(base, adapter, tmp_path_factory):
     """sft on base; what it merges to; a second adapter and a reward adapter, both trained on that."""
     folder = tmp_path_factory.mktemp("chain")
-    tiny.merge(base, [adapter], folder / "sft-merged")
+    tiny_models.merge(base, [adapter], folder / "sft-merged")
     save_adapter(folder / "sft-merged", folder / "ppo", r=2)
     save_adapter(folder / "sft-merged", folder / "reward", scorer=True)
     return folder
 
 
 def test_merged_folder_loads_plainly_and_computes_what_base_and_adapter_did(base, adapter, tmp_path):
-    found = tiny.merge(base, [adapter], tmp_path / "merged")
+    found = tiny_models.merge(base, [adapter], tmp_path / "merged")
     assert found["merge_difference"] < 1e-3 and found["reload_difference"] < 1e-5
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     ids = probe_ids(plain.config.vocab_size)
@@ -76,7 +76,7 @@ def test_merged_folder_loads_plainly_and_computes_what_base_and_adapter_did(base
 
 
 def test_tied_embeddings_stay_tied(base, adapter, tmp_path):
-    tiny.merge(base, [adapter], tmp_path / "merged")
+    tiny_models.merge(base, [adapter], tmp_path / "merged")
     model = load_causal(tmp_path / "merged")
     assert model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
 
@@ -84,7 +84,7 @@ def test_tied_embeddings_stay_tied(base, adapter, tmp_path):
 def test_a_merge_that_computes_something_else_is_refused(base, adapter, tmp_path, monkeypatch):
     monkeypatch.setattr(LoraModel, "merge_and_unload", lambda self, **more: self.unload())
     with pytest.raises(ValueError, match="nothing is published"):
-        tiny.merge(base, [adapter], tmp_path / "merged")
+        tiny_models.merge(base, [adapter], tmp_path / "merged")
 
 
 def test_weights_damaged_on_their_way_to_disk_are_refused(base, adapter, tmp_path, monkeypatch):
@@ -99,18 +99,18 @@ def test_weights_damaged_on_their_way_to_disk_are_refused(base, adapter, tmp_pat
 
     monkeypatch.setattr(modeling_merge.models, "load_causal", damaged)
     with pytest.raises(ValueError, match="reloaded from disk"):
-        tiny.merge(base, [adapter], tmp_path / "merged")
+        tiny_models.merge(base, [adapter], tmp_path / "merged")
 
 
 def test_bf16_is_saved_as_bf16_within_its_rounding(base, adapter, tmp_path):
-    found = tiny.merge(base, [adapter], tmp_path / "merged", dtype="bf16")
+    found = tiny_models.merge(base, [adapter], tmp_path / "merged", dtype="bf16")
     assert 0 < found["rounding_difference"] < 0.05 * found["largest_output"] and found["reload_difference"] < 1e-5
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto").dtype == torch.bfloat16
 
 
 def test_large_weights_are_saved_in_shards_that_load_as_one(base, adapter, tmp_path):
-    tiny.merge(base, [adapter], tmp_path / "whole")
-    found = tiny.merge(base, [adapter], tmp_path / "shards", max_shard_bytes=20_000)
+    tiny_models.merge(base, [adapter], tmp_path / "whole")
+    found = tiny_models.merge(base, [adapter], tmp_path / "shards", max_shard_bytes=20_000)
     files = sorted((tmp_path / "shards").glob("*.safetensors"))
     assert len(files) > 2 and (tmp_path / "shards/model.safetensors.index.json").is_file()
     heaviest = max(tensor.nbytes for file in files for tensor in load_file(file).values())
@@ -121,7 +121,7 @@ def test_large_weights_are_saved_in_shards_that_load_as_one(base, adapter, tmp_p
 
 
 def test_the_report_says_how_much_each_matrix_changed(base, adapter, tmp_path):
-    found = tiny.merge(base, [adapter], tmp_path / "merged")
+    found = tiny_models.merge(base, [adapter], tmp_path / "merged")
     assert json.loads((tmp_path / "merged/merge.json").read_text()) == found
     saved = load_file(adapter / "adapter_model.safetensors")
     weights = load_causal(base).state_dict()
@@ -137,17 +137,17 @@ def test_the_report_says_how_much_each_matrix_changed(base, adapter, tmp_path):
 
 
 def test_perplexity_is_of_the_better_answers_with_the_adapter_on_and_of_the_files(base, adapter, tmp_path):
-    found = tiny.merge(base, [adapter], tmp_path / "merged", dtype="bf16")
+    found = tiny_models.merge(base, [adapter], tmp_path / "merged", dtype="bf16")
     with_adapter = modeling_merge.load_adapter(load_causal(base), adapter)
     for when, model in (("before", with_adapter), ("after", AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))):
         log_p = []
-        for text in tiny.TEXTS:
+        for text in tiny_models.TEXTS:
             answer = text.answers[text.pairs[0][0]]
             with torch.no_grad():
                 logits = model.float()(torch.tensor([text.prompt + answer])).logits[0, len(text.prompt) - 1 : -1]
             log_p += torch.log_softmax(logits.double(), -1)[range(len(answer)), answer].tolist()
         assert found[f"perplexity_{when}"] == pytest.approx(math.exp(-sum(log_p) / len(log_p)), rel=1e-5)
-    assert found["perplexity_before"] != found["perplexity_after"] and found["pairs"] == len(tiny.TEXTS)
+    assert found["perplexity_before"] != found["perplexity_after"] and found["pairs"] == len(tiny_models.TEXTS)
 
 
 FINE = {"merge_difference": 1e-4, "reload_difference": 0.0, "largest_output": 2.0, "perplexity_before": 10.0,
@@ -181,8 +181,8 @@ def test_above_any_limit_nothing_is_published(report, says):
 
 
 def test_two_adapters_give_what_merging_step_by_step_gives(base, adapter, chain, tmp_path):
-    tiny.merge(chain / "sft-merged", [chain / "ppo"], tmp_path / "step")
-    found = tiny.merge(base, [adapter, chain / "ppo"], tmp_path / "merged")
+    tiny_models.merge(chain / "sft-merged", [chain / "ppo"], tmp_path / "step")
+    found = tiny_models.merge(base, [adapter, chain / "ppo"], tmp_path / "merged")
     assert found["merge_difference"] < 1e-4
     assert [row["adapter"] for row in found["layers"]] == [str(adapter)] * 4 + [str(chain / "ppo")] * 4
     together, step = (load_causal(tmp_path / name) for name in ("merged", "step"))
@@ -191,12 +191,12 @@ def test_two_adapters_give_what_merging_step_by_step_gives(base, adapter, chain,
 
 
 def test_a_reward_adapter_on_sft_on_base_gives_what_merging_step_by_step_gives(base, adapter, chain, tmp_path):
-    step = tiny.merge(chain / "sft-merged", [chain / "reward"], tmp_path / "step")
-    found = tiny.merge(base, [adapter, chain / "reward"], tmp_path / "merged")
+    step = tiny_models.merge(chain / "sft-merged", [chain / "reward"], tmp_path / "step")
+    found = tiny_models.merge(base, [adapter, chain / "reward"], tmp_path / "merged")
     assert found["pair_accuracy_before"] == step["pair_accuracy_before"] == found["pair_accuracy_after"]
     together, alone = (load_scorer(tmp_path / name) for name in ("merged", "step"))
     assert torch.allclose(outputs(together), outputs(alone), atol=1e-5)
-    tiny.merge(base, [chain / "reward"], tmp_path / "unfounded")
+    tiny_models.merge(base, [chain / "reward"], tmp_path / "unfounded")
     assert (outputs(alone) - outputs(load_scorer(tmp_path / "unfounded"))).abs().max() > 1e-3
     assert torch.equal(together.score.weight, saved_head(chain / "reward"))
     assert together.config.reward_mean == 1.5 and (tmp_path / "merged/scoring.json").is_file()
@@ -212,34 +212,34 @@ def test_a_head_that_changes_on_its_way_to_disk_is_refused(base, chain, tmp_path
 
     monkeypatch.setattr(modeling_merge, "_save", changed)
     with pytest.raises(ValueError, match=r"score head of .* nothing is published"):
-        tiny.merge(chain / "sft-merged", [chain / "reward"], tmp_path / "merged")
+        tiny_models.merge(chain / "sft-merged", [chain / "reward"], tmp_path / "merged")
 
 
 def test_adapters_that_cannot_follow_each_other_are_refused(base, adapter, chain, tmp_path):
     with pytest.raises(ValueError, match=r"reward has a score head, and .*sft comes after it"):
-        tiny.merge(base, [chain / "reward", adapter], tmp_path / "merged")
+        tiny_models.merge(base, [chain / "reward", adapter], tmp_path / "merged")
     with pytest.raises(ValueError, match=r"reward has a score head, and .*reward comes after it"):
-        tiny.merge(base, [chain / "reward", chain / "reward"], tmp_path / "merged")
+        tiny_models.merge(base, [chain / "reward", chain / "reward"], tmp_path / "merged")
     with pytest.raises(ValueError, match="sft-merged is a whole model"):
-        tiny.merge(base, [chain / "sft-merged", chain / "reward"], tmp_path / "merged")
+        tiny_models.merge(base, [chain / "sft-merged", chain / "reward"], tmp_path / "merged")
     with pytest.raises(ValueError, match=r"there is no adapter .*nowhere"):
-        tiny.merge(base, [adapter, tmp_path / "nowhere"], tmp_path / "merged")
+        tiny_models.merge(base, [adapter, tmp_path / "nowhere"], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
 def test_an_adapter_of_another_base_is_refused_in_one_line(adapter, chain, tmp_path):
-    wide = tiny.save_base(tmp_path / "wide", width=64)
+    wide = tiny_models.save_base(tmp_path / "wide", width=64)
     with pytest.raises(ValueError, match=r"lora_A.weight is \[4, 32\] in the adapter, \[4, 64\] in the model") as error:
-        tiny.merge(wide, [adapter], tmp_path / "merged")
+        tiny_models.merge(wide, [adapter], tmp_path / "merged")
     assert "\n" not in str(error.value) and str(adapter) in str(error.value)
     config = json.loads((chain / "reward/adapter_config.json").read_text())
     shutil.copytree(chain / "reward", tmp_path / "reward")
     (tmp_path / "reward/adapter_config.json").write_text(json.dumps(config | {"target_modules": ["c_attn"]}))
     with pytest.raises(ValueError, match="reward does not fit this llama model: "):
-        tiny.merge(chain / "sft-merged", [tmp_path / "reward"], tmp_path / "merged")
+        tiny_models.merge(chain / "sft-merged", [tmp_path / "reward"], tmp_path / "merged")
     (tmp_path / "reward/adapter_config.json").write_text(json.dumps(config | {"target_modules": ["q_proj"]}))
     with pytest.raises(ValueError, match=r"v_proj.lora_A.weight is \[4, 32\] in the adapter, missing in the model"):
-        tiny.merge(chain / "sft-merged", [tmp_path / "reward"], tmp_path / "merged")
+        tiny_models.merge(chain / "sft-merged", [tmp_path / "reward"], tmp_path / "merged")
 
 
 # The stage
@@ -275,7 +275,7 @@ def test_pairs_without_a_text_that_fits_are_refused(base, adapter, chain, pairs,
 
 def test_an_adapter_is_merged_into_the_base_that_it_was_trained_on_alone(base, adapter, pairs, tmp_path):
     """One of the same shape would take it, and nothing would be right."""
-    other = tiny.save_base(tmp_path / "other", seed=1)
+    other = tiny_models.save_base(tmp_path / "other", seed=1)
     with pytest.raises(ValueError, match=r"was trained on .*base, and not on .*other"):
         stage.run(Merge(), tmp_path / "merged", base=other, adapter=[str(adapter)], pairs=pairs)
 

@@ -4,12 +4,12 @@ import random
 
 import pytest
 import torch
-from families import FAMILIES, save
 
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
 from stages.modeling.packed.sequences import pack_responses
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
+from tests.helpers.architectures import FAMILIES, save
 
 RNG = random.Random(0)
 

@@ -2,9 +2,7 @@
 11).
 """
 
-import families
 import pytest
-import tiny
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -14,11 +12,12 @@ from stages.modeling.merge_checks import outputs
 from stages.modeling.tokenizer import PAD, load_tokenizer, resize_token_embeddings
 from stages.reward_modeling.load import load_scorer
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
+from tests.helpers import architectures, tiny_models
 
-OLD = families.VOCABULARY
+OLD = architectures.VOCABULARY
 ADDED = ["<code>", "</code>"]
 VOCABULARIES = ("embed_tokens", "wte", "embed_in", "lm_head")
-every_family = pytest.mark.parametrize("family", families.FAMILIES)
+every_family = pytest.mark.parametrize("family", architectures.FAMILIES)
 
 
 def tokenizer_of(base):
@@ -45,7 +44,7 @@ def save_grown(base, folder, **how):
     model = get_peft_model(model, LoraConfig(
         task_type="CAUSAL_LM", r=4, lora_alpha=8,
         trainable_token_indices={name.split(".")[-1]: new for name in names}))
-    families.noisy([p for p in model.parameters() if p.requires_grad], 0.3)
+    architectures.noisy([p for p in model.parameters() if p.requires_grad], 0.3)
     model.save_pretrained(folder, **how)
     tokenizer.save_pretrained(folder)
     return model.eval()
@@ -54,7 +53,7 @@ def save_grown(base, folder, **how):
 @every_family
 @pytest.mark.parametrize("scorer", [False, True])
 def test_new_rows_are_the_mean_of_the_old_ones_which_stay(family, scorer, tmp_path):
-    base = families.save(families.FAMILIES[family], tmp_path)
+    base = architectures.save(architectures.FAMILIES[family], tmp_path)
     model = load_scorer(base, new_head=True) if scorer else load_causal(base)
     before = [layer.weight.detach().clone() for layer in layers_of(model)]
     tied, tokenizer = not scorer and is_tied(model), tokenizer_of(base)
@@ -68,7 +67,7 @@ def test_new_rows_are_the_mean_of_the_old_ones_which_stay(family, scorer, tmp_pa
 
 
 def test_the_pad_alone_grows_nothing_and_one_in_between_gets_a_row(tmp_path):
-    base = families.save(families.FAMILIES["llama"], tmp_path)
+    base = architectures.save(architectures.FAMILIES["llama"], tmp_path)
     tokenizer, model = load_tokenizer(base), load_causal(base)
     assert tokenizer.pad_token_id == OLD and resize_token_embeddings(model, tokenizer) == []
     tokenizer.add_tokens(ADDED)
@@ -76,7 +75,7 @@ def test_the_pad_alone_grows_nothing_and_one_in_between_gets_a_row(tmp_path):
 
 
 def test_rows_beyond_the_tokenizers_stay(tmp_path):
-    base = families.save(families.FAMILIES["llama"], tmp_path)
+    base = architectures.save(architectures.FAMILIES["llama"], tmp_path)
     model = load_causal(base)
     model.resize_token_embeddings(128)
     assert resize_token_embeddings(model, tokenizer_of(base)) == [] and model.get_input_embeddings().num_embeddings == 128
@@ -85,10 +84,10 @@ def test_rows_beyond_the_tokenizers_stay(tmp_path):
 @pytest.mark.parametrize("family", ["llama", "llama tied", "gpt2", "pythia"])
 @pytest.mark.parametrize("how", [{"save_embedding_layers": False}, {}], ids=["rows", "whole"])
 def test_a_merge_carries_the_trained_rows_of_added_tokens(family, how, tmp_path):
-    base = families.save(families.FAMILIES[family], tmp_path / "base")
+    base = architectures.save(architectures.FAMILIES[family], tmp_path / "base")
     adapter_on = outputs(save_grown(base, tmp_path / "sft", **how))
     assert adapter_on.shape[-1] == OLD + 2
-    found = tiny.merge(base, [tmp_path / "sft"], tmp_path / "merged")
+    found = tiny_models.merge(base, [tmp_path / "sft"], tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.allclose(outputs(merged), adapter_on, atol=1e-4)
     assert is_tied(merged) == is_tied(load_causal(base)) == (family in ("llama tied", "gpt2"))
@@ -101,22 +100,22 @@ def test_a_merge_carries_the_trained_rows_of_added_tokens(family, how, tmp_path)
 
 
 def test_a_reward_adapter_follows_one_that_grew_the_vocabulary(tmp_path):
-    base = families.save(families.FAMILIES["llama"], tmp_path / "base")
+    base = architectures.save(architectures.FAMILIES["llama"], tmp_path / "base")
     save_grown(base, tmp_path / "sft", save_embedding_layers=False)
-    tiny.merge(base, [tmp_path / "sft"], tmp_path / "sft-merged")
-    families.adapted(tmp_path / "sft-merged", scorer=True).save_pretrained(tmp_path / "reward")
+    tiny_models.merge(base, [tmp_path / "sft"], tmp_path / "sft-merged")
+    architectures.adapted(tmp_path / "sft-merged", scorer=True).save_pretrained(tmp_path / "reward")
     tokenizer_of(base).save_pretrained(tmp_path / "reward")
     save_scoring(tmp_path / "reward", Scoring(), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0]))
-    tiny.merge(tmp_path / "sft-merged", [tmp_path / "reward"], tmp_path / "step")
-    tiny.merge(base, [tmp_path / "sft", tmp_path / "reward"], tmp_path / "merged")
+    tiny_models.merge(tmp_path / "sft-merged", [tmp_path / "reward"], tmp_path / "step")
+    tiny_models.merge(base, [tmp_path / "sft", tmp_path / "reward"], tmp_path / "merged")
     together, step = (load_scorer(tmp_path / name) for name in ("merged", "step"))
     assert torch.allclose(outputs(together), outputs(step), atol=1e-5)
     assert together.get_input_embeddings().num_embeddings == OLD + 2
 
 
 def test_an_adapter_whose_tokenizer_lost_its_tokens_is_refused(tmp_path):
-    base = families.save(families.FAMILIES["llama tied"], tmp_path / "base")
+    base = architectures.save(architectures.FAMILIES["llama tied"], tmp_path / "base")
     save_grown(base, tmp_path / "sft", save_embedding_layers=False)
     load_tokenizer(base).save_pretrained(tmp_path / "sft")
     with pytest.raises(ValueError, match="sft does not fit this llama model"):
-        tiny.merge(base, [tmp_path / "sft"], tmp_path / "merged")
+        tiny_models.merge(base, [tmp_path / "sft"], tmp_path / "merged")

@@ -3,33 +3,33 @@
 from types import SimpleNamespace
 
 import pytest
-import tiny
 
 from stages import ppo
 from stages.recipe.models import Lora
 from stages.recipe.ppo import Ppo, RewardSource
 from stages.stackexchange.prompt import prompt_ids
+from tests.helpers import tiny_models
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    return tiny.save_pairs(tmp_path_factory.mktemp("ppo") / "pairs", questions_per_split=40)
+    return tiny_models.save_pairs(tmp_path_factory.mktemp("ppo") / "pairs", questions_per_split=40)
 
 
 def test_prompts_are_unique_questions_split_without_overlap(pairs):
-    tok = tiny.tokenizer()
+    tok = tiny_models.tokenizer()
     training, validation, dropped = ppo._prompts(Ppo(validation_prompts=6), tok, pairs)
     assert len(training) == 34 and len(validation) == 6 and dropped == 0
     assert len({tuple(prompt) for prompt in training + validation}) == 40  # the table holds up to three pairs of each
 
 
 def test_a_small_site_keeps_three_quarters_of_its_prompts_for_training(pairs):
-    training, validation, _ = ppo._prompts(Ppo(validation_prompts=64), tiny.tokenizer(), pairs)
+    training, validation, _ = ppo._prompts(Ppo(validation_prompts=64), tiny_models.tokenizer(), pairs)
     assert (len(training), len(validation)) == (30, 10)
 
 
 def test_over_long_prompts_are_dropped_and_counted_never_cut(pairs):
-    tok = tiny.tokenizer()
+    tok = tiny_models.tokenizer()
     every = [prompt for part in ppo._prompts(Ppo(), tok, pairs)[:2] for prompt in part]
     limit = sorted(map(len, every))[20]
     training, validation, dropped = ppo._prompts(Ppo(max_prompt_tokens=limit), tok, pairs)
@@ -40,7 +40,7 @@ def test_over_long_prompts_are_dropped_and_counted_never_cut(pairs):
 
 def test_too_few_prompts_are_refused_in_one_line(pairs):
     with pytest.raises(ValueError, match="ppo needs at least 4"):
-        ppo._prompts(Ppo(max_prompt_tokens=3), tiny.tokenizer(), pairs)
+        ppo._prompts(Ppo(max_prompt_tokens=3), tiny_models.tokenizer(), pairs)
 
 
 def test_every_prompt_is_used_once_a_pass_in_a_fresh_order():
@@ -67,8 +67,8 @@ def test_the_step_size_falls_linearly_to_nothing_or_stays():
 
 
 def test_stop_ids_come_from_the_tokenizer_or_the_recipe(tmp_path, pairs):
-    base = tiny.save_base(tmp_path / "base")
-    tok = tiny.tokenizer()
+    base = tiny_models.save_base(tmp_path / "base")
+    tok = tiny_models.tokenizer()
     small = {"lora": Lora(r=2, dropout=0.0), "precision": "fp32", "rewards": (RewardSource("response_tokens"),)}
     for asked, expected in ((None, (tok.eos_token_id,)), ((5, 7), (5, 7)), ((), ())):
         engine, _ = ppo._engine(Ppo(stop_ids=asked, **small), tok, base, tmp_path / "none")

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-import tiny
 
 from stages.runtime.artifact import read_manifest
+from tests.helpers import tiny_models
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -31,8 +31,8 @@ def made(tmp_path_factory):
     """A recipe and the inputs of the three stages."""
     folder = tmp_path_factory.mktemp("resume")
     (folder / "recipe.yaml").write_text(RECIPE)
-    tiny.save_base(folder / "base")
-    tiny.save_pairs(folder / "pairs")
+    tiny_models.save_base(folder / "base")
+    tiny_models.save_pairs(folder / "pairs")
     run(folder, "reward", "scorer", base="base", pairs="pairs")
     run(folder, "merge", "scorer-merged", base="base", adapter="scorer", pairs="pairs")
     return folder

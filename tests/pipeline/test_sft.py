@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -20,6 +19,7 @@ from stages.stackexchange.pairs.table import first_questions, first_rows, rows_o
 from stages.training.callbacks import Evaluation
 from stages.training.loggers import Logs
 from stages.training.trainer import TrainerSettings, train
+from tests.helpers import tiny_models
 
 CONFIG = Sft(lora=Lora(r=4, dropout=0.0), precision="fp32", packing="bfd", sequence_length_tokens=64, batch_sequences=4,
              microbatch_sequences=2, max_steps=None, epochs=2.0, learning_rate=3e-3, warmup_steps=0, save_every_steps=9,
@@ -29,7 +29,7 @@ CONFIG = Sft(lora=Lora(r=4, dropout=0.0), precision="fp32", packing="bfd", seque
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sft")
-    return {"base": tiny.save_base(folder / "base", width=128), "pairs": tiny.save_pairs(folder / "pairs")}
+    return {"base": tiny_models.save_base(folder / "base", width=128), "pairs": tiny_models.save_pairs(folder / "pairs")}
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_new_tokens_are_refused_with_the_reason_and_learnt_when_asked_for(inputs
     out, _ = run(given, tmp_path / "out", train_new_tokens=True)
     saved = load_file(out / "adapter_model.safetensors")
     assert not any("embed_tokens.weight" in name or "base_layer" in name for name in saved)  # its rows, not all
-    tiny.merge(given["base"], [out], tmp_path / "merged")
+    tiny_models.merge(given["base"], [out], tmp_path / "merged")
     old, merged = (AutoModelForCausalLM.from_pretrained(folder) for folder in (given["base"], tmp_path / "merged"))
     rows, before = merged.get_input_embeddings().weight, old.get_input_embeddings().weight
     assert merged.config.tie_word_embeddings and torch.equal(rows[: len(before)], before)
@@ -176,7 +176,7 @@ def test_new_tokens_are_refused_with_the_reason_and_learnt_when_asked_for(inputs
 def test_a_split_without_pairs_is_refused(inputs, tmp_path):
     import pyarrow.parquet as parquet
 
-    empty = tiny.save_pairs(tmp_path / "pairs")
+    empty = tiny_models.save_pairs(tmp_path / "pairs")
     file = empty / "finetune" / "part-00000.parquet"
     parquet.write_table(parquet.read_table(file).slice(0, 0), file)
     with pytest.raises(ValueError, match="no pairs in its finetune split"):

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny
 import yaml
 
 from stages import merge, reward, sft
@@ -17,6 +16,7 @@ from stages.recipe.reward import Reward
 from stages.recipe.sft import Sft
 from stages.reporting.model_card import LIMITS, OF_PPO, OF_SCORES, Made, model_card
 from stages.runtime.artifact import MANIFEST
+from tests.helpers import tiny_models
 
 ROOT = Path(__file__).parents[2]
 PAIRS = {"sites": {"a <script>alert(1)</script>": {"questions": 3, "pairs": 7}}, "licenses": {"CC BY-SA 4.0": 9}}
@@ -54,8 +54,8 @@ def test_another_bases_licence_is_not_made_up():
 def made(tmp_path_factory):
     """sft on a base, reward on what that merges to, with manifests as the stages' commands write them."""
     folder = tmp_path_factory.mktemp("cards")
-    tiny.save_base(folder / "base")
-    inputs = {"pairs": tiny.save_pairs(folder / "pairs")}
+    tiny_models.save_base(folder / "base")
+    inputs = {"pairs": tiny_models.save_pairs(folder / "pairs")}
     (inputs["pairs"] / "metrics.json").write_text(json.dumps(PAIRS))
     manifest(folder / "base", "base", {"model": "scratch"}, None)
     for stage, run, config, base in (

@@ -7,10 +7,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import reports
-from reports import EVIL, around, metrics, page_of, sample, told, write
 
-from stages import learning
+import stages
 from stages.evaluation import summary
 from stages.recipe import evaluate, recipe
 from stages.recipe.schema import flatten, logging_only
@@ -21,13 +19,15 @@ from stages.reporting.data_funnel import funnel
 from stages.reporting.figures import Curves, png
 from stages.reporting.page import DIGEST, SCRIPT
 from stages.runtime.series import history_of
+from tests.helpers import finished_run
+from tests.helpers.finished_run import EVIL, around, metrics, page_of, sample, told, write
 
 VOID = {"meta", "img", "source", "br"}
 
 
 @pytest.fixture
 def artifacts(tmp_path):
-    return reports.artifacts(tmp_path)
+    return finished_run.artifacts(tmp_path)
 
 
 class Reader(HTMLParser):
@@ -186,7 +186,7 @@ def test_seconds_by_phase_come_from_their_own_series(tmp_path):
 
 def test_every_number_that_is_drawn_of_ppo_is_one_that_it_writes():
     """A name that has changed would leave its figure out without a word."""
-    told = "".join(file.read_text() for file in Path(learning.__file__).parent.glob("*.py"))
+    told = "".join(file.read_text() for file in Path(stages.__file__).parent.rglob("*.py"))
     keys = {key.removeprefix("validation_").removesuffix("_seconds")
             for *_, lines in DRAWN["ppo"] for key in lines.values()}
     assert 'f"{name}_seconds"' in told

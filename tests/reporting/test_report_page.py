@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-import reports
-from reports import EVIL, around, metrics, page_of, sample, write
 
 from stages.recipe import evaluate
 from stages.reporting.curves import DRAWN
+from tests.helpers import finished_run
+from tests.helpers.finished_run import EVIL, around, metrics, page_of, sample, write
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make extras")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -44,7 +44,7 @@ def rows() -> list[dict]:
 def file(tmp_path_factory) -> Path:
     """The report of a small run."""
     place = tmp_path_factory.mktemp("report")
-    folders = reports.artifacts(place)
+    folders = finished_run.artifacts(place)
     write(folders, metrics(), rows())
     page_of(folders, place)
     return place / "out" / "report.html"
@@ -210,7 +210,7 @@ def test_hostile_text_is_text(opened):
 
 
 def test_text_from_right_to_left_stays_in_its_place(chromium, tmp_path):
-    folders = reports.artifacts(tmp_path)
+    folders = finished_run.artifacts(tmp_path)
     write(folders, metrics(), [sample(1, "שלום עולם \u202e"), sample(2, "plain")])
     page_of(folders, tmp_path)
     found = Opened(chromium, tmp_path / "out" / "report.html")
@@ -267,12 +267,12 @@ def test_paper_shows_all_of_it(chromium, file):
 
 def seven_sites(place: Path) -> dict:
     """A run with as much to show as seven real sites give: every figure, long posts, each site, 20 tags."""
-    folders = reports.artifacts(place)
+    folders = finished_run.artifacts(place)
     numbers = metrics(gold=None)
     for kind, count in (("by_site", 7), ("by_tag", 20)):
         numbers["reward_model"][kind] = {f"{kind}-{at}.stackexchange.com": around(0.6) for at in range(count)}
     text = "A long & <careful> answer.\n" * 250
-    write(folders, reports.told(numbers), [sample(at, text) for at in range(128)])
+    write(folders, finished_run.told(numbers), [sample(at, text) for at in range(128)])
     for stage, series in DRAWN.items():
         keys = [key for *_, lines in series for key in lines.values()]
         history = [json.dumps({"step": at, "iteration": at} | dict.fromkeys(keys, at % 7)) for at in range(200)]

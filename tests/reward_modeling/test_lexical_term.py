@@ -10,7 +10,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import tiny
 import torch
 
 from stages import reward
@@ -28,6 +27,7 @@ from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import SCORING, Scoring
 from stages.rl.load import load_policy
 from stages.stackexchange.pairs.table import rows_of
+from tests.helpers import tiny_models
 
 ANSWERS = [[5, 6, 5, 7], [9], [5, 6, 6, 6, 6], [7, 5, 2], [8, 8, 2], [5, 7, 9, 11, 13]]
 CHARACTERS = 1 + torch.arange(200_000) % 5  # of each token
@@ -100,7 +100,7 @@ def test_bags_of_many_answers_take_little_memory():
 
 
 def test_characters_are_those_of_the_text():
-    tok = tiny.tokenizer()
+    tok = tiny_models.tokenizer()
     characters = characters_of(tok)
     for text in ("use the flag port file", " with  tool\n\nrun: `--x`", "naïve"):
         assert int(characters[tok.encode(text, add_special_tokens=False)].sum()) == len(text.encode())
@@ -110,7 +110,7 @@ def test_characters_are_those_of_the_text():
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lexical")
-    return tiny.save_base(folder / "base"), tiny.save_pairs(folder / "pairs")
+    return tiny_models.save_base(folder / "base"), tiny_models.save_pairs(folder / "pairs")
 
 
 def learnt(base, pairs, change=lambda items: None, weight=0.0, by_question=True):
@@ -199,7 +199,7 @@ def trained(made, tmp_path_factory):
 @pytest.mark.parametrize("member", ["", "member-1"])
 def test_adapter_and_merged_model_score_with_the_term(made, trained, member, tmp_path):
     folder = trained[0] / member
-    tiny.merge(made[0], [folder], tmp_path / "merged")
+    tiny_models.merge(made[0], [folder], tmp_path / "merged")
     merged = load_merged_reward(tmp_path / "merged", "fp32")
     policy = load_policy(made[0], trained[0], tune="lora", value_model="head", precision="fp32",
                                  temperature=1.0, lora={"r": 2, "alpha": 4, "dropout": 0.0, "target_modules": ()})
@@ -223,18 +223,18 @@ def test_the_stage_ranks_better_with_the_term_and_keeps_its_zero(made, trained, 
 
 
 def test_a_term_that_is_lost_is_missed(made, trained, tmp_path):
-    tiny.merge(made[0], [trained[0]], tmp_path / "merged")
+    tiny_models.merge(made[0], [trained[0]], tmp_path / "merged")
     (tmp_path / "merged" / FILE).unlink()
     with pytest.raises(ValueError, match=f"merged has lost its {FILE}"):
         load_merged_reward(tmp_path / "merged", "fp32")
     shutil.copytree(trained[0], tmp_path / "adapter")
     (tmp_path / "adapter" / FILE).unlink()
     with pytest.raises(ValueError, match=f"adapter has lost its {FILE}"):
-        tiny.merge(made[0], [tmp_path / "adapter"], tmp_path / "other")
+        tiny_models.merge(made[0], [tmp_path / "adapter"], tmp_path / "other")
 
 
 def test_a_new_head_begins_without_the_term_of_the_model_it_is_put_on(made, trained, tmp_path):
-    tiny.merge(made[0], [trained[0]], tmp_path / "merged")
+    tiny_models.merge(made[0], [trained[0]], tmp_path / "merged")
     assert load_scorer(tmp_path / "merged").lexical is not None
     assert load_scorer(tmp_path / "merged", new_head=True).lexical is None
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
@@ -28,6 +27,7 @@ from stages.reward_modeling.loss import PairwiseLoss, pairwise_losses
 from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, member_folders
+from tests.helpers import tiny_models
 
 BETTER, WORSE, GAPS = [0.3, -2.0, 1.5], [0.1, -1.0, 4.0], [1, 3, 2]
 
@@ -52,16 +52,16 @@ def table(questions=6):
     """Rows of questions with four answers each, as a pairs table has them."""
     rng, rows = random.Random(0), []
     for qid in range(questions):
-        answers = [tiny.sentence(rng, rng.randint(1, 9)) + f" {qid}{i}" for i in range(4)]
+        answers = [tiny_models.sentence(rng, rng.randint(1, 9)) + f" {qid}{i}" for i in range(4)]
         for j in range(4):
             for k in range(j + 1, 4):
-                rows.append({"site": "s", "qid": qid, "question": tiny.sentence(rng, 7) if not j + k else "the same",
+                rows.append({"site": "s", "qid": qid, "question": tiny_models.sentence(rng, 7) if not j + k else "the same",
                              "response_j": answers[j], "response_k": answers[k], "score_j": 5 - j, "score_k": 5 - k})
     return rows
 
 
 def learner(folder):
-    model = load_scorer(tiny.save_base(folder), "fp32", new_head=True)
+    model = load_scorer(tiny_models.save_base(folder), "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     return lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
 
@@ -77,7 +77,7 @@ def gradients(model, made, objective, scoring):
 @pytest.mark.parametrize("weight, language", [(0.0, 0.0), (2.0, 0.0), (0.0, 0.3), (1.0, 0.3)])
 def test_question_at_once_has_the_gradient_of_the_pairwise_form(tmp_path, pooling, weight, language):
     """Each answer forwarded once, all its pairs from there, against one pair after another."""
-    model, tok = learner(tmp_path / "base"), tiny.tokenizer()
+    model, tok = learner(tmp_path / "base"), tiny_models.tokenizer()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -101,7 +101,7 @@ def test_question_at_once_has_the_gradient_of_the_pairwise_form(tmp_path, poolin
 
 
 def test_the_language_model_term_is_the_mean_nats_of_the_better_answer(tmp_path):
-    model, tok = learner(tmp_path / "base"), tiny.tokenizer()
+    model, tok = learner(tmp_path / "base"), tiny_models.tokenizer()
     items, _ = examples(table(1), tok, max_length_tokens=200, by_question=True, max_pairs=99)
     causal, expected = load_causal(tmp_path / "base"), 0.0
     for item in items:
@@ -140,7 +140,7 @@ CONFIG = Reward(lora=Lora(r=4, dropout=0.0), precision="fp32", batching="questio
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reward")
-    inputs = {"base": tiny.save_base(folder / "base"), "pairs": tiny.save_pairs(folder / "pairs")}
+    inputs = {"base": tiny_models.save_base(folder / "base"), "pairs": tiny_models.save_pairs(folder / "pairs")}
     (folder / "out").mkdir()
     return folder, reward.run(CONFIG, folder / "out", **inputs), inputs
 

@@ -4,7 +4,6 @@ import math
 import shutil
 
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -17,13 +16,14 @@ from stages.reward_modeling.load import load_scorer
 from stages.reward_modeling.reward_model import SUM_TOKENS, check_tied, initialise_head, novelty, read
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
+from tests.helpers import tiny_models
 
 TEXTS = [[1, 40, 50, 60, 2], [1, 45, 2], [1, 90, 2, 91, 92, 93, 2]]  # the last has an EOS inside
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return tiny.save_base(tmp_path_factory.mktemp("models") / "base")
+    return tiny_models.save_base(tmp_path_factory.mktemp("models") / "base")
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_head_starts_normal_with_variance_one_over_width_plus_one(base):
 
 def test_scores_are_the_same_before_saving_after_reload_and_after_merging(base, adapter, tmp_path):
     folder, before = adapter
-    tiny.merge(base, [folder], tmp_path / "merged")
+    tiny_models.merge(base, [folder], tmp_path / "merged")
     merged = load_scorer(tmp_path / "merged")
     assert torch.allclose(score(merged, TEXTS), before, atol=1e-4)
     saved = load_file(folder / "adapter_model.safetensors")
@@ -155,7 +155,7 @@ def test_scores_are_the_same_before_saving_after_reload_and_after_merging(base, 
 
 
 def test_reference_answers_average_zero_through_the_scorer(base, adapter, tmp_path):
-    tiny.merge(base, [adapter[0]], tmp_path / "merged")
+    tiny_models.merge(base, [adapter[0]], tmp_path / "merged")
     scorer = Scorer(load_scorer(tmp_path / "merged"), "fp32", batch_rows=2)
     rewards = scorer([text[:1] for text in TEXTS], [text[1:] for text in TEXTS])
     assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-5) and float(rewards.std()) > 1e-3
@@ -173,7 +173,7 @@ def test_an_adapter_without_its_head_is_refused(base, adapter, tmp_path):
     weights = tmp_path / "headless" / "adapter_model.safetensors"
     save_file({name: t for name, t in load_file(weights).items() if "score" not in name}, weights)
     with pytest.raises(ValueError, match="no score head"):
-        tiny.merge(base, [tmp_path / "headless"], tmp_path / "merged")
+        tiny_models.merge(base, [tmp_path / "headless"], tmp_path / "merged")
 
 
 def test_a_merged_model_without_its_head_is_refused(base):
@@ -187,7 +187,7 @@ def rows(pairs):
 
 
 def test_by_question_every_answer_stands_once_and_every_pair_is_kept():
-    tok = tiny.tokenizer()
+    tok = tiny_models.tokenizer()
     table = rows([(1, "a", "b"), (1, "a", "c"), (1, "b", "c"), (2, "d", "e")])
     made, dropped = examples(table, tok, max_length_tokens=99, by_question=True, max_pairs=99)
     assert [(len(e.answers), e.pairs) for e in made] == [(3, [(0, 1), (0, 2), (1, 2)]), (2, [(0, 1)])] and dropped == 0
@@ -196,7 +196,7 @@ def test_by_question_every_answer_stands_once_and_every_pair_is_kept():
 
 
 def test_over_long_pairs_are_dropped_and_counted():
-    tok = tiny.tokenizer()
+    tok = tiny_models.tokenizer()
     made, dropped = examples(
         rows([(1, "a", "b" * 400), (2, "a", "b")]), tok, max_length_tokens=60, by_question=False, max_pairs=9
     )

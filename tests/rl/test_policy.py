@@ -1,7 +1,6 @@
 """Policy and reference: same function, same positions, any padding (CORRECTNESS A2, A7, G2, G6, P1, P5, P6)."""
 
 import pytest
-import tiny
 import torch
 
 from stages.generation.rollout import Rollout
@@ -10,6 +9,7 @@ from stages.modeling import lora
 from stages.rl.policy import Policy
 from stages.rl.ppo_update import _microbatch_loss, update
 from stages.rl.trajectory import Update, build_trajectory
+from tests.helpers import tiny_models
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
 UPDATE = Update(
@@ -28,8 +28,8 @@ UPDATE = Update(
 
 
 def make_policy(family="llama", temperature=1.0):
-    tok = tiny.tokenizer()
-    model = tiny.llama(tok) if family == "llama" else tiny.gpt2(len(tok))
+    tok = tiny_models.tokenizer()
+    model = tiny_models.llama(tok) if family == "llama" else tiny_models.gpt2(len(tok))
     torch.manual_seed(0)
     model = lora.add_lora(model, r=4, alpha=8, dropout=0.3, target_modules=(), precision="fp32")
     return Policy(model, temperature, "fp32")
@@ -119,7 +119,7 @@ def test_every_response_is_used_once_an_epoch_in_a_fresh_order(monkeypatch):
     policy = make_policy()
     seen = build_trajectory(policy, rolled(policy), torch.zeros(4), 0.1, UPDATE)
     used = []
-    import stages.learning.ppo as engine
+    import stages.rl.ppo_update as engine
 
     real = engine._microbatch_loss
     monkeypatch.setattr(

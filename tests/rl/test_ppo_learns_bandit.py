@@ -9,7 +9,6 @@ objective is summed over all first tokens from the policy's own softmax.
 from dataclasses import replace
 
 import pytest
-import test_policy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -18,6 +17,7 @@ from stages.modeling import lora
 from stages.rl.policy import Policy
 from stages.rl.ppo_update import update
 from stages.rl.trajectory import build_trajectory
+from tests.rl import test_policy
 
 # As many arms as tokens, and fewer than the model is wide: with 320 tokens and a width of 32 no hidden state gives the
 # optimum's logits (gradient ascent on the exact objective ends at 20 to 90 %; here at 99 % or above).

@@ -4,9 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
-from test_policy import PROMPTS, UPDATE, make_policy
 
 from stages import ppo
 from stages.generation.sampling_params import SamplingParams
@@ -16,6 +14,8 @@ from stages.rl.checks.memory_plan import memory_plan
 from stages.rl.kl import KlController
 from stages.rl.ppo_trainer import PPOTrainer
 from stages.rl.rewards.shaping import ShapedRewards
+from tests.helpers import tiny_models
+from tests.rl.test_policy import PROMPTS, UPDATE, make_policy
 
 PHASES = {"rollout", "score", "experience", "update"}
 
@@ -113,8 +113,8 @@ def test_out_of_memory_in_an_update_takes_smaller_microbatches_and_learns_the_sa
 def run(tmp_path_factory):
     """A short run of the stage itself, rewarded by a rule: no reward model is loaded."""
     folder = tmp_path_factory.mktemp("engine")
-    tiny.save_base(folder / "base")
-    tiny.save_pairs(folder / "pairs")
+    tiny_models.save_base(folder / "base")
+    tiny_models.save_pairs(folder / "pairs")
     (folder / "out").mkdir()
     config = Ppo(
         lora=Lora(r=4, dropout=0.0), precision="fp32", iterations=3, rollout_prompts=8, minibatch_prompts=4,
@@ -156,8 +156,8 @@ def test_a_run_says_its_plan(run, capsys, tmp_path):
 
 def test_texts_that_the_model_has_no_positions_for_are_refused_before_anything_runs(run, tmp_path):
     folder, config, _ = run
-    tiny.gpt2(320).save_pretrained(folder / "gpt2")
-    tiny.tokenizer().save_pretrained(folder / "gpt2")
+    tiny_models.gpt2(320).save_pretrained(folder / "gpt2")
+    tiny_models.tokenizer().save_pretrained(folder / "gpt2")
     with pytest.raises(ValueError, match="a text of 136 tokens, but this gpt2 has a table of 128 positions"):
         where = {"policy": folder / "gpt2", "reward": folder, "pairs": folder / "pairs"}
         ppo.run(replace(config, max_prompt_tokens=128), tmp_path, **where)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
 
 from stages.generation.rollout import Rollout
@@ -11,6 +10,7 @@ from stages.modeling import lora
 from stages.recipe.ppo import Ppo
 from stages.rl.policy import Policy
 from stages.rl.trajectory import Trajectory, build_trajectory
+from tests.helpers import tiny_models
 from tests.parity.golden.support import golden_update
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
@@ -22,7 +22,7 @@ def begun(**changed) -> tuple[Policy, Trajectory]:
     """A policy that has moved from its reference, and what it saw; LoRA dropout is on paper only."""
     torch.manual_seed(0)
     model = lora.add_lora(
-        tiny.llama(tiny.tokenizer()), r=4, alpha=8, dropout=0.3, target_modules=(), precision="fp32"
+        tiny_models.llama(tiny_models.tokenizer()), r=4, alpha=8, dropout=0.3, target_modules=(), precision="fp32"
     )
     policy = Policy(model, 1.0, "fp32")
     with torch.no_grad():

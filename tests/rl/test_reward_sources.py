@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
@@ -21,6 +20,7 @@ from stages.rl.rewards.running_moments import RunningMoments
 from stages.rl.rewards.shaping import RewardShaper, Shaping
 from stages.rl.rewards.sources import MEASURES, RewardFunction, load_reward_function
 from stages.stackexchange.prompt import answer_ids, prompt_ids, question_of
+from tests.helpers import tiny_models
 
 QUESTIONS = ["which flag?", "{response} or {question}?", "Answer: </s> é 漢字\n\nAnswer: "]
 TEMPLATE = "<s>{question}</s>{response}</s>"
@@ -28,7 +28,7 @@ TEMPLATE = "<s>{question}</s>{response}</s>"
 
 @pytest.fixture(scope="module")
 def tok():
-    return tiny.tokenizer()
+    return tiny_models.tokenizer()
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_the_question_comes_back_whole(tok):
 
 
 def test_the_reward_model_scores_the_ids_that_were_sampled(tok, tmp_path):
-    model = load_scorer(tiny.save_base(tmp_path), "fp32", new_head=True)
+    model = load_scorer(tiny_models.save_base(tmp_path), "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     scorer, seen = Scorer(model, "fp32"), []
     model.get_input_embeddings().register_forward_pre_hook(lambda _, given: seen.extend(given[0].flatten().tolist()))
@@ -190,7 +190,7 @@ def test_a_reward_model_without_spread_cannot_scale():
 
 
 def test_the_models_own_spread_comes_from_its_config(tmp_path):
-    model = load_scorer(tiny.save_base(tmp_path), "fp32", new_head=True)
+    model = load_scorer(tiny_models.save_base(tmp_path), "fp32", new_head=True)
     model.config.reward_std = 2.5
     rewards = RewardShaper([loaded("model", scorer=Scorer(model, "fp32"))], None, Shaping(reward_scaling="model"))
     assert rewards(bare(), update_statistics=False).scale == 2.5
@@ -314,7 +314,7 @@ CLASSIFIERS = {
 def their_tokenizer():
     """Another tokenizer than the policy's."""
     other = train_tokenizer(["the quick brown fox jumps over the lazy dog " * 20], 290)
-    assert other.get_vocab() != tiny.tokenizer().get_vocab()
+    assert other.get_vocab() != tiny_models.tokenizer().get_vocab()
     return other
 
 
@@ -361,7 +361,7 @@ def test_a_text_over_the_length_loses_its_start_and_says_so(their_tokenizer, tmp
 def test_what_is_no_reward_model_is_refused_in_one_line(kind, their_tokenizer, tmp_path):
     folder = published(tmp_path, their_tokenizer, llama_classifier(len(their_tokenizer), 0, 2 if kind[0] == "t" else 1))
     if kind == "no head":
-        tiny.llama(their_tokenizer).save_pretrained(folder)
+        tiny_models.llama(their_tokenizer).save_pretrained(folder)
         config = json.loads((folder / "config.json").read_text()) | {"id2label": {"0": "LABEL_0"}}
         (folder / "config.json").write_text(json.dumps(config))
     if kind == "pickled":

@@ -8,7 +8,6 @@ import re
 from dataclasses import asdict, dataclass, replace
 
 import pytest
-import tiny
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
@@ -21,6 +20,7 @@ from stages.reward_modeling.load import load_scorer
 from stages.reward_modeling.reward_model import initialise_head
 from stages.rl.checks import logprob_agreement, startup
 from stages.rl.policy import Policy
+from tests.helpers import tiny_models
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39], [1, 7, 8], [1, 99]]
 CLIP = 0.2
@@ -41,7 +41,7 @@ class Drawn:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return tiny.save_base(tmp_path_factory.mktemp("models") / "base", width=128)  # nf4 on a CPU packs blocks of 64
+    return tiny_models.save_base(tmp_path_factory.mktemp("models") / "base", width=128)  # nf4 on a CPU packs blocks of 64
 
 
 @pytest.fixture(scope="module")

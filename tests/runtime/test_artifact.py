@@ -122,7 +122,7 @@ def test_json_is_written_whole(tmp_path):
 SLOW = """
 import sys, time
 from pathlib import Path
-from stages.plumbing.artifact import making, publish
+from stages.runtime.artifact import build, publish
 order = {"stage": "probe", "config": {"x": 1}, "inputs": {}}
 with making(Path(sys.argv[1]), order) as partial:
     (partial / "checkpoint").write_text("half")

@@ -19,7 +19,7 @@ NOT_STAGES = ("__init__", "recipe", "inspect", "demo")  # the last two make no a
 MODULES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in NOT_STAGES)
 PROBE = '''"""Probe: what a stage sees."""
 from pathlib import Path
-from stages.recipe import Merge
+from stages.recipe.models import Merge
 
 def run(config: Merge, out: Path, *, base: Path, dump: list[str]) -> dict[str, float]:
     if config.max_logit_difference > 1:
@@ -33,7 +33,7 @@ def run(config: Merge, out: Path, *, base: Path, dump: list[str]) -> dict[str, f
     return {"resumed": int(resumed)}
 
 if __name__ == "__main__":
-    from stages.plumbing.command import main
+    from stages.runtime.command import main
     main(run)
 '''
 

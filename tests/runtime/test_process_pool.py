@@ -69,7 +69,7 @@ def test_units_are_taken_as_they_are_needed():
 
 SLEEPERS = """
 import os, sys, time
-from stages.plumbing.workers import Workers
+from stages.runtime.process_pool import Workers
 from tests.test_workers import sleeps
 if __name__ == "__main__":
     with Workers(2) as workers:

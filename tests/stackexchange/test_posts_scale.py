@@ -309,7 +309,7 @@ import sys
 sys.argv[0] = "posts"
 from stages import posts
 posts.SPAN_BYTES = 300_000
-from stages.plumbing.command import main
+from stages.runtime.command import main
 if __name__ == "__main__":
     main(posts.run)
 """
@@ -317,8 +317,8 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 from stages import posts
-from stages.recipe import Posts
-from stages.text import join
+from stages.recipe.data import Posts
+from stages.stackexchange.questions import join
 posts.SPAN_BYTES = join.CUT_BYTES = 4 << 20
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 posts.run(Posts(part_bytes=8 << 20), Path(sys.argv[2]), dump=[sys.argv[1]])

@@ -1,14 +1,14 @@
 """The one template and the one encoding (CORRECTNESS D7, S1)."""
 
 import pytest
-import tiny
 
 from stages.stackexchange.prompt import answer_ids, pair_ids, prompt_ids, prompt_text
+from tests.helpers import tiny_models
 
 
 @pytest.fixture(scope="module")
 def tok():
-    return tiny.tokenizer()
+    return tiny_models.tokenizer()
 
 
 def test_the_template_is_the_published_one():

@@ -3,7 +3,6 @@
 import weakref
 
 import pytest
-import tiny
 import torch
 from transformers import DynamicCache
 
@@ -11,10 +10,11 @@ from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
 from stages.training import memory
+from tests.helpers import tiny_models
 
 MIB = 2**20
 WIDTH, VOCABULARY = 64, 320
-# A layer's seven linear weights, as tiny.llama makes them: elements and output rows.
+# A layer's seven linear weights, as tiny_models.llama makes them: elements and output rows.
 LINEAR = [(64 * 64, 64)] * 4 + [(64 * 128, 128)] * 2 + [(128 * 64, 64)]
 NORMS = 4 * 5 * WIDTH  # fp32: two a layer, one at the end
 ROTARY = 2 * 4 * 16  # two fp32 buffers of half a head
@@ -24,7 +24,7 @@ LORA = sum(4 * 4 * (inside + outside) for inside, outside in [(64, 64), (64, 64)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tiny.save_base(tmp_path_factory.mktemp("base"), width=WIDTH)
+    return tiny_models.save_base(tmp_path_factory.mktemp("base"), width=WIDTH)
 
 
 def adapted(folder, precision):
@@ -78,7 +78,7 @@ def test_weights_in_one_place_count_once_whatever_objects_they_are_reached_by():
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_kv_cache_bytes_are_those_of_the_real_cache(family):
-    model = tiny.llama(tiny.tokenizer()) if family == "llama" else tiny.gpt2(VOCABULARY)
+    model = tiny_models.llama(tiny_models.tokenizer()) if family == "llama" else tiny_models.gpt2(VOCABULARY)
     cache = DynamicCache()
     model(input_ids=torch.ones(3, 7).long(), past_key_values=cache, use_cache=True)
     real = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
@@ -166,7 +166,7 @@ def cpu_style():
 @pytest.mark.parametrize("error", [cuda_style, cpu_style])
 @pytest.mark.parametrize("fits", [3, 1])
 def test_halving_gives_the_same_gradient_and_says_so(error, fits, capsys):
-    model = tiny.llama(tiny.tokenizer())
+    model = tiny_models.llama(tiny_models.tokenizer())
 
     def gradient():
         return torch.cat([p.grad.flatten() for p in model.parameters()])

@@ -3,11 +3,11 @@
 import math
 
 import pytest
-import tiny
 import torch
 
 from stages.recipe.ppo import Ppo
 from stages.training import checkpoint, optimizers
+from tests.helpers import tiny_models
 
 NAMES = ["adam", "adamw", "adamw_8bit", "adafactor"]  # the paged one needs a GPU
 SHAPES = [(70, 100), (10,), (3, 5)]  # bitsandbytes keeps the state of the last two in 32 bits
@@ -183,7 +183,7 @@ def losses(model, optimizer, steps, before=lambda: None):
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
 def test_in_backward_equals_the_plain_optimiser_bit_for_bit(name):
-    models = [tiny.llama(tiny.tokenizer()) for _ in range(2)]
+    models = [tiny_models.llama(tiny_models.tokenizer()) for _ in range(2)]
     plain, within = (
         optimizers.build(name, model.parameters(), **SETTINGS, in_backward=flag)
         for model, flag in zip(models, (False, True), strict=True)
@@ -196,7 +196,7 @@ def test_in_backward_equals_the_plain_optimiser_bit_for_bit(name):
 
 
 def test_in_backward_never_holds_more_than_one_gradient_and_resumes_bit_for_bit():
-    model = tiny.llama(tiny.tokenizer())
+    model = tiny_models.llama(tiny_models.tokenizer())
     alive = []
 
     def look(parameter):
@@ -213,7 +213,7 @@ def test_in_backward_never_holds_more_than_one_gradient_and_resumes_bit_for_bit(
     held = {name: p.detach().clone() for name, p in model.named_parameters()}
     saved = {name: t.clone() for name, t in checkpoint.optimizer_tensors(optimizer).items()}
     losses(model, optimizer, 2)
-    again = tiny.llama(tiny.tokenizer(), seed=1)
+    again = tiny_models.llama(tiny_models.tokenizer(), seed=1)
     again.load_state_dict(held, strict=False)
     other = optimizers.build("adamw", again.parameters(), **SETTINGS, in_backward=True)
     checkpoint.restore_optimizer(other, saved)
@@ -222,7 +222,7 @@ def test_in_backward_never_holds_more_than_one_gradient_and_resumes_bit_for_bit(
 
 
 def test_without_steps_nothing_moves_and_no_gradient_stays():
-    model = tiny.llama(tiny.tokenizer())
+    model = tiny_models.llama(tiny_models.tokenizer())
     before = [p.detach().clone() for p in model.parameters()]
     for in_backward in (False, True):
         optimizer = optimizers.build("adam", model.parameters(), **SETTINGS, in_backward=in_backward)

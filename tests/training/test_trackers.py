@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
 import yaml
 
 from stages import merge, ppo, reward, sft
@@ -31,6 +30,7 @@ from stages.runtime.run_folder import asked_recipe
 from stages.runtime.series import append, keep_until, rows_of
 from stages.training.loggers import Logs
 from stages.training.trackers import Terminal, WandB, markdown
+from tests.helpers import tiny_models
 
 pytest.importorskip("tensorboard")
 pytest.importorskip("wandb")
@@ -58,8 +58,8 @@ def made(tmp_path_factory):
     """A run's folder, with sft, reward and ppo logged to everything."""
     folder = tmp_path_factory.mktemp("logs")
     (folder / "recipe.yaml").write_text(RECIPE)
-    tiny.save_base(folder / "base")
-    tiny.save_pairs(folder / "pairs")
+    tiny_models.save_base(folder / "base")
+    tiny_models.save_pairs(folder / "pairs")
     recipe, learnt = load(folder / "recipe.yaml"), {"base": folder / "base", "pairs": folder / "pairs"}
     settings = {name: getattr(recipe, name) for name in COUNTS}
     command.make(sft.run, settings["sft"], folder / "sft", learnt)

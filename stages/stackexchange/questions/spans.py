@@ -31,6 +31,38 @@ TEXTS = {"body": "Body", "title": "Title", "tags": "Tags", "date": "CreationDate
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScanTask:
+    """`source` is its place in the list of the run's sources, `parts` how many its runs are cut into."""
+
+    number: int
+    source: int
+    parts: int
+    folder: Path
+    seed: int
+    max_bad_rows_share: float
+
+    @property
+    def done(self) -> Path:
+        return self.folder / f"done-{self.number:05d}.json"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.folder / f"quarantine-{self.number:05d}.jsonl"
+
+    def counted(self, name: str, max_row_bytes: int, bytes_read: int, fill: Callable[[Reading], None]
+                ) -> dict[str, int]:
+        """What is counted while `fill` leaves the runs, now or when this was done before."""
+        if self.done.exists():
+            return json.loads(self.done.read_text())
+        with open(self.quarantine, "w", encoding="utf-8") as quarantine:
+            reading = Reading(name, quarantine, max_row_bytes, self.max_bad_rows_share)
+            fill(reading)
+        counts = dict(reading.counts) | {"bytes_read": bytes_read}
+        write_json(self.done, counts)
+        return counts
+
+
+@dataclass(frozen=True, kw_only=True)
 class Span(ScanTask):
     """Rows of one table of one site that stand next to each other."""
 
@@ -131,35 +163,3 @@ def _partition_votes(span: Span, reading: Reading) -> None:
 
 def _constant(value: int, length: int) -> pa.Array:
     return pa.array(np.full(length, value, dtype=np.int32))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScanTask:
-    """`source` is its place in the list of the run's sources, `parts` how many its runs are cut into."""
-
-    number: int
-    source: int
-    parts: int
-    folder: Path
-    seed: int
-    max_bad_rows_share: float
-
-    @property
-    def done(self) -> Path:
-        return self.folder / f"done-{self.number:05d}.json"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.folder / f"quarantine-{self.number:05d}.jsonl"
-
-    def counted(self, name: str, max_row_bytes: int, bytes_read: int, fill: Callable[[Reading], None]
-                ) -> dict[str, int]:
-        """What is counted while `fill` leaves the runs, now or when this was done before."""
-        if self.done.exists():
-            return json.loads(self.done.read_text())
-        with open(self.quarantine, "w", encoding="utf-8") as quarantine:
-            reading = Reading(name, quarantine, max_row_bytes, self.max_bad_rows_share)
-            fill(reading)
-        counts = dict(reading.counts) | {"bytes_read": bytes_read}
-        write_json(self.done, counts)
-        return counts

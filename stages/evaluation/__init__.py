@@ -1,0 +1,1 @@
+"""Compare policies and reward models on held-out questions."""

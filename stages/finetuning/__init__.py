@@ -1,0 +1,1 @@
+"""Pack documents and compute the language-modelling loss."""

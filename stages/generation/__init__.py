@@ -1,0 +1,1 @@
+"""Sample responses with a key-value cache; best-of-n; metrics of the sampled text."""

@@ -1,0 +1,1 @@
+"""Read the contents of artifacts for the command line."""

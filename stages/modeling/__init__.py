@@ -1,0 +1,1 @@
+"""Load, quantise, adapt and merge models."""

@@ -1,0 +1,1 @@
+"""Optional C++ kernels for the CPU."""

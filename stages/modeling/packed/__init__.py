@@ -1,0 +1,1 @@
+"""Packed (variable-length) sequences: batches, attention and token log-probabilities without padding."""

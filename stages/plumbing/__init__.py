@@ -1,1 +1,0 @@
-"""Artifact, command line, typed settings, progress. Standard library only."""

@@ -1,0 +1,1 @@
+"""HTML, Markdown and terminal text, escaped. Standard library only."""

@@ -1,0 +1,1 @@
+"""The pairwise reward model: data set, loss, scoring, ensembles."""

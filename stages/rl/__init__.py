@@ -1,0 +1,1 @@
+"""PPO: rollouts, KL penalty, advantages, update."""

@@ -1,0 +1,1 @@
+"""Artifacts, manifests, the command line, progress and worker processes. Never imports torch."""

@@ -1,0 +1,1 @@
+"""Read dumps: archives, XML tables and parquet files of the hub."""

@@ -1,0 +1,1 @@
+"""Convert the HTML of posts to Markdown within limits."""

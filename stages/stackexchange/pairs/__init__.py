@@ -1,0 +1,1 @@
+"""Draw preference pairs from questions, split by question."""

@@ -1,0 +1,1 @@
+"""Join posts to questions with scored answers, out of core."""

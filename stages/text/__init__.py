@@ -1,1 +1,0 @@
-"""Dumps, Markdown, scores, pairs, the prompt template. No torch."""

@@ -1,0 +1,1 @@
+"""The training loop around Transformers' Trainer, checkpoints, optimizers, memory and loggers."""
