@@ -1,4 +1,7 @@
-"""Who may import whom (DESIGN 2), read from the source, and the sizes that keep it readable."""
+"""Check the rooms of stages/: who imports whom, what runs at import, and sizes. All of it is read from the source.
+
+The table ROOMS is the rule. docs/design.md explains it.
+"""
 
 import ast
 import sys
@@ -8,108 +11,156 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
-LEARNING = {"torch", "transformers", "peft", "trl", "datasets", "accelerate", "bitsandbytes", "tokenizers",
-            "safetensors"}
-NOT_STAGES = ("recipe", "inspect", "demo")  # directly in stages/, without a `run`
-FOR_ALL = ("stages.runtime.progress", "stages.runtime.artifact",  # a progress bar, a JSON file written whole
-           "stages.runtime.process_pool")  # several processes
+PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "merge", "ppo", "evaluate", "report")
+TOOLS = ("inspect", "demo")
+PROMPTS = ("stackexchange.pairs", "stackexchange.prompt")
+# Room -> rooms or modules that it may import, beside itself.
+ROOMS = {
+    "recipe": (),
+    "render": (),
+    "runtime": ("recipe", "render"),
+    "stackexchange": ("runtime", "render"),
+    "inspection": ("runtime", "render"),
+    "modeling": ("runtime", "render", *PROMPTS),
+    "training": ("runtime", "render", *PROMPTS),
+    "generation": ("runtime", "render", "modeling", *PROMPTS),
+    "finetuning": ("runtime", "render", "modeling", *PROMPTS),
+    "reward_modeling": ("runtime", "render", "modeling", *PROMPTS),
+    "rl": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation", "reward_modeling",
+           *PROMPTS),
+    "evaluation": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation",
+                   "reward_modeling", "rl.kl", "rl.rewards", "stackexchange"),
+    "reporting": ("evaluation.summary", "runtime", "render", "stackexchange.prompt"),
+    "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
+}
+WITHOUT_TORCH = ("recipe", "render", "runtime", "stackexchange", "inspection", "reporting")
+TORCH = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors"}
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
 
 
-def imported(tree: ast.AST) -> set[str]:
-    """Every imported module; `from stages.stackexchange.questions import scoring` counts as stages.stackexchange.questions.scoring too."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide the layer"
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
-def parsed(path: Path) -> ast.Module:
+def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def of_ours(names: set[str], *allowed: str) -> set[str]:
-    """Imports from stages/ that are not `allowed` (a module or what is under it)."""
-    inside = {name for name in names if name.split(".")[0] == "stages" and name != "stages"}
-    return {name for name in inside if not any(name == ok or name.startswith(ok + ".") for ok in allowed)}
+def imported_modules(tree: ast.AST) -> set[str]:
+    """List every imported module; `from stages.rl import kl` counts as stages.rl.kl where that is a module."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "write absolute imports: a relative one hides the room"
+            inside = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            names |= inside or {node.module}
+    return names
 
 
-def room(path: Path) -> str:
-    inside = path.relative_to(ROOT / "stages").parts
-    return inside[0] if len(inside) > 1 else path.stem if path.stem in NOT_STAGES else "stage"
+def without_functions(tree: ast.Module) -> ast.Module:
+    """Keep what runs when the module is imported (not what is in functions, nor under `if __name__`)."""
+    kept = [node for node in tree.body if not isinstance(node, ast.FunctionDef) and not is_main_guard(node)]
+    return ast.Module(kept, [])
 
 
-def in_room(name: str) -> list:
-    return [pytest.param(path, id=path.stem) for path in SOURCES if room(path) == name and path.stem != "__init__"]
+def is_main_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
-@pytest.mark.parametrize("path", in_room("stage"))
-def test_a_stage_uses_recipe_text_and_learning_and_plumbing_for_its_command(path):
-    tree = parsed(path)
-    last = tree.body[-1]
-    assert isinstance(last, ast.If) and ast.unparse(last.test) == "__name__ == '__main__'", "ends in its command"
-    assert of_ours(imported(last)) == {"stages.runtime.command", "stages.runtime.command.main"}
-    tree.body = tree.body[:-1]
-    names = imported(tree) - {"stages.plumbing"}
-    assert not of_ours(names, "stages.recipe.recipe", "stages.text", "stages.learning", *FOR_ALL)
+def loaded_modules(module: str, loaded: set[str] | None = None) -> set[str]:
+    """List every module that importing `module` imports in turn, functions apart."""
+    loaded = set() if loaded is None else loaded
+    for name in imported_modules(without_functions(parse(MODULES[module]))) - loaded:
+        loaded.add(name)
+        if name in MODULES:
+            loaded_modules(name, loaded)
+    return loaded
 
 
-@pytest.mark.parametrize("path", in_room("learning"))
-def test_learning_takes_numbers_and_tensors_never_a_recipe(path):
-    assert not of_ours(imported(parsed(path)) - {"stages.plumbing"}, "stages.learning", "stages.text", *FOR_ALL)
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
 
 
-@pytest.mark.parametrize("path", in_room("text"))
-def test_text_knows_neither_torch_nor_stages(path):
-    names = imported(parsed(path))
-    assert not {name for name in names if name.split(".")[0] in LEARNING - {"datasets", "tokenizers"}}
-    assert not of_ours(names - {"stages.plumbing"}, "stages.text", *FOR_ALL)
+def is_below(name: str, *rooms: str) -> bool:
+    return any(name == f"stages.{room}" or name.startswith(f"stages.{room}.") for room in rooms)
 
 
-@pytest.mark.parametrize("path", in_room("plumbing"))
-def test_plumbing_is_standard_library_and_recipe(path):
-    names = imported(parsed(path))
-    assert not of_ours(names, "stages.plumbing", "stages.recipe.recipe")
-    assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names) | {"stages", "yaml"}
+def modules_in(room: str) -> list[str]:
+    return sorted(name for name in MODULES if is_below(name, room))
 
 
-def test_recipe_needs_settings_only():
-    names = imported(parsed(ROOT / "stages/recipe/recipe.py"))
-    assert not of_ours(names, "stages.recipe.schema")
-    assert {name.split(".")[0] for name in names} <= {"dataclasses", "datetime", "pathlib", "typing", "yaml", "stages"}
+@pytest.mark.parametrize("module", [name for room in ROOMS for name in modules_in(room)])
+def test_a_room_imports_only_the_rooms_below_it(module):
+    room = room_of(module)
+    ours = {name for name in imported_modules(parse(MODULES[module])) if name.split(".")[0] == "stages"}
+    assert not {name for name in ours if not is_below(name, room, *ROOMS[room])}
 
 
-def test_inspect_needs_what_reads_artifacts_and_no_learning():
-    names = imported(parsed(ROOT / "stages/inspect.py")) - {"stages.plumbing"}
-    readers = (f"stages.plumbing.{name}" for name in ("artifact", "lineage", "listing", "record"))
-    assert not of_ours(names, "stages.recipe.recipe", "stages.text", *readers)
+def test_every_folder_is_a_room_and_every_file_beside_them_a_program():
+    assert {path.name for path in (ROOT / "stages").iterdir() if path.is_dir() and any(path.glob("*.py"))} == set(ROOMS)
+    assert {path.stem for path in (ROOT / "stages").glob("*.py")} == {*PROGRAMS, *TOOLS, "__init__"}
 
 
-@pytest.mark.parametrize("path", in_room("web"))
-def test_the_page_shows_what_text_and_learning_know(path):
-    assert not of_ours(imported(parsed(path)) - {"stages.plumbing"}, "stages.web", "stages.text", "stages.learning",
-                       *FOR_ALL)
+def test_no_rooms_import_each_other():
+    for room, below in ROOMS.items():
+        for other in {name.split(".")[0] for name in below}:
+            assert room not in {name.split(".")[0] for name in ROOMS[other]}, f"{room} and {other}"
 
 
-def test_only_the_demo_knows_the_page_and_only_the_page_knows_gradio():
-    using = {path: imported(parsed(path)) for path in SOURCES if room(path) != "web"}
-    assert {path.stem for path, names in using.items() if {"stages.web", "stages.chat.page"} & names} == {"demo"}
-    assert not [path for path, names in using.items() if "gradio" in names]
-    needs = using[ROOT / "stages/demo.py"] - {"stages.plumbing"}
-    assert not of_ours(needs, "stages.recipe.recipe", "stages.text", "stages.learning", "stages.web",
-                       "stages.runtime.artifact", "stages.recipe.schema")
-    before = ast.Module([node for node in parsed(ROOT / "stages/demo.py").body if isinstance(node, ast.ImportFrom)], [])
-    assert not of_ours(imported(before), "stages.recipe.recipe", "stages.plumbing"), "--help needs neither torch nor gradio"
+@pytest.mark.parametrize("module", [f"stages.{name}" for name in (*PROGRAMS, *TOOLS)])
+def test_no_program_imports_a_program(module):
+    assert not imported_modules(parse(MODULES[module])) & {f"stages.{name}" for name in (*PROGRAMS, *TOOLS)}
 
 
-def test_the_snakefile_needs_recipe_and_plumbing_only():
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_a_room_for_text_loads_no_torch(room):
+    for module in modules_in(room):
+        assert not {name.split(".")[0] for name in loaded_modules(module)} & TORCH, module
+
+
+@pytest.mark.parametrize("program", ["sft", "merge", "evaluate", "demo"])
+def test_these_programs_load_no_ppo_code(program):
+    rl = {name for name in loaded_modules(f"stages.{program}") if is_below(name, "rl")}
+    assert not {name for name in rl if not is_below(name, "rl.rewards", "rl.kl")}  # formulas and reward functions
+
+
+def test_recipe_and_render_are_standard_library_and_yaml():
+    for module in [*modules_in("recipe"), *modules_in("render")]:
+        names = {name.split(".")[0] for name in imported_modules(parse(MODULES[module]))}
+        assert names <= set(sys.stdlib_module_names) | {"stages", "yaml", "huggingface_hub", "jinja2"}, module
+
+
+def test_only_the_demo_imports_the_chat_page_and_only_the_chat_page_imports_gradio():
+    using = {name: imported_modules(parse(path)) for name, path in MODULES.items() if not is_below(name, "chat")}
+    assert {name for name, names in using.items() if any(is_below(n, "chat") for n in names)} <= {"stages.demo"}
+    assert not [name for name, names in using.items() if "gradio" in names]
+
+
+def test_a_room_takes_no_recipe_object():
+    sections = tuple(f"recipe.{name}" for name in ("recipe", "data", "models", "sft", "reward", "ppo", "evaluate"))
+    for module in set(MODULES) - set(modules_in("recipe")) - set(modules_in("runtime")):
+        if room_of(module) in ROOMS:
+            assert not [name for name in imported_modules(parse(MODULES[module])) if is_below(name, *sections)], module
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_importing_a_module_runs_nothing(module):
+    """Only imports, definitions and assignments of names stand at the top level."""
+    for node in parse(MODULES[module]).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            assert all(isinstance(part, ast.Name | ast.Tuple) for part in targets), ast.unparse(node)
+        elif isinstance(node, ast.Expr):
+            assert isinstance(node.value, ast.Constant), ast.unparse(node)
+        else:
+            definitions = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
+            assert isinstance(node, definitions) or is_main_guard(node), ast.unparse(node)
+
+
+def test_the_snakefile_needs_recipe_and_runtime_only():
     lines = [line for line in (ROOT / "Snakefile").read_text().splitlines() if line.startswith(("import ", "from "))]
-    names = imported(ast.parse("\n".join(lines)))
-    assert not of_ours(names, "stages.recipe.recipe", "stages.plumbing") - {"stages.plumbing"}
-    assert {name.split(".")[0] for name in names} == {"os", "sys", "pathlib", "snakemake", "stages"}
+    names = imported_modules(ast.parse("\n".join(lines)))
+    assert {name.split(".")[0] for name in names} <= {"os", "sys", "pathlib", "snakemake", "stages"}
+    assert all(is_below(name, "recipe", "runtime") for name in names if name.startswith("stages"))
 
 
 def test_rules_hold_no_logic():
@@ -120,7 +171,7 @@ def test_rules_hold_no_logic():
 
 def test_every_file_says_what_it_is():
     for path in SOURCES:
-        assert ast.get_docstring(parsed(path)), path
+        assert ast.get_docstring(parse(path)), path
 
 
 def test_no_drawer_for_odds_and_ends():
@@ -128,10 +179,20 @@ def test_no_drawer_for_odds_and_ends():
     assert not [path for path in [*SOURCES, *(ROOT / "workflow").rglob("*")] if path.stem in drawers]
 
 
+def test_no_folder_of_stages_is_a_warehouse():
+    """At most 15 source files in a folder, and at most 15 % of the lines."""
+    folders = {path.parent for path in SOURCES}
+    lines = {folder: sum(len(file.read_text().splitlines()) for file in folder.iterdir()
+                         if file.suffix in (".py", ".cpp", ".h", ".js", ".css", ".jinja")) for folder in folders}
+    for folder in folders:
+        assert len(list(folder.glob("*.py"))) - 1 <= 15, folder
+        assert lines[folder] <= 0.15 * sum(lines.values()), folder
+
+
 def test_sizes():
     """As the admired codebases at their tail: 90 % of files under 250 lines, 90 % of functions under 40."""
     lengths = [len(path.read_text().splitlines()) for path in SOURCES]
     assert sum(length < 250 for length in lengths) >= 0.9 * len(lengths)
-    functions = [node.end_lineno - node.lineno + 1 for path in SOURCES for node in ast.walk(parsed(path))
+    functions = [node.end_lineno - node.lineno + 1 for path in SOURCES for node in ast.walk(parse(path))
                  if isinstance(node, ast.FunctionDef)]
     assert sum(length < 40 for length in functions) >= 0.9 * len(functions)
