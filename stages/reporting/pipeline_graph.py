@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from stages.render.durations import format_duration
 from stages.render.html import Html, element, joined, table, valued
+from stages.runtime.manifest import input_sources
 
 LANE, GAP = 0.11, 0.05  # widths beside a box of width 1
 
@@ -81,10 +82,9 @@ def graph(manifests: dict[str, dict], digests: dict[str, str]) -> Graph:
     return Graph("What is made from what, with time and peak memory", nodes)
 
 
-def sources(made: dict) -> list[dict]:
-    """The inputs of one artifact (path, sha256), lists of them unfolded."""
-    given = [value if isinstance(value, list) else [value] for value in made["inputs"].values()]
-    return [source for some in given for source in some]
+def sources(manifest: dict) -> list[dict]:
+    """Return the inputs of one artifact (path, sha256), lists and mappings unfolded."""
+    return list(input_sources(manifest["inputs"]).values())
 
 
 def times(manifests: dict[str, dict]) -> Html:

@@ -3,7 +3,8 @@
     def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]
 
 `config` is a section of the recipe, `out` the folder to fill, every keyword-only argument a named input: a Path, or
-`list[str]` for several sources that may also be hub ids. A keyword with a default is an option: an int (`processes`)
+`list[str]` for several sources that may also be hub ids, or `dict[str, Path]` for folders by name, given as a repeated
+`--flag NAME=FOLDER`. A keyword with a default is an option: an int (`processes`)
 says how the work is done and does not change what comes of it, a str (`share`) says what is asked for. `beside`, which
 is no flag, says where to put what is no part of the artifact.
 """
@@ -12,6 +13,7 @@ import argparse
 import importlib.metadata
 import inspect
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -27,6 +29,11 @@ from stages.runtime import artifact
 from stages.runtime.manifest import headline
 
 BESIDE = "beside"
+INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_INPUT_FLAGS = {Path: {"metavar": "FOLDER", "help": "input artifact"},
+                list[str]: {"metavar": "FOLDER", "nargs": "+", "help": "sources"},
+                dict[str, Path]: {"metavar": "NAME=FOLDER", "action": "append",
+                                  "help": "input artifact and its name; can be repeated"}}
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
             "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
 
@@ -52,8 +59,7 @@ def parser_of(run: Callable) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
     for name, hint in inputs_of(run).items():
-        kind = {"nargs": "+", "help": "sources"} if hint == list[str] else {"help": "input artifact"}
-        parser.add_argument(f"--{name}", required=True, metavar="FOLDER", **kind)
+        parser.add_argument(f"--{name}", required=True, **_INPUT_FLAGS[hint])
     for name, default in options_of(run).items():
         parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
@@ -121,15 +127,30 @@ def _orders(run: Callable, given: dict) -> tuple[object, Path, dict, dict, bool]
     flat = {name: value for name, value in flat.items() if value is not None}
     config = schema.override(config, schema.nested(flat), "command line", from_text=True)
     optional_packages.check_logging(config, section_name(run))
-    inputs = {name: given[name] if hint == list[str] else artifact.folder_of(given[name])
-              for name, hint in inputs_of(run).items()}
+    parse = {Path: artifact.folder_of, list[str]: list, dict[str, Path]: parse_named_folders}
+    inputs = {name: parse[hint](given[name]) for name, hint in inputs_of(run).items()}
     options = {name: given[name] for name in options_of(run)}
     return config, artifact.folder_of(given["out"]), inputs, options, given["force"]
 
 
-def _described(source: Path | list[str]) -> dict | list[dict]:
+def parse_named_folders(items: list[str]) -> dict[str, Path]:
+    """Parse NAME=FOLDER items, in the order given; ValueError for a bad or a repeated name."""
+    folders: dict[str, Path] = {}
+    for item in items:
+        name, _, folder = item.partition("=")
+        if not INPUT_NAME.fullmatch(name) or not folder:
+            raise ValueError(f"{item!r} is not NAME=FOLDER (a name has letters, digits, - and _)")
+        if name in folders:
+            raise ValueError(f"{item!r}: the name {name!r} is already taken by {folders[name]}")
+        folders[name] = artifact.folder_of(folder)
+    return folders
+
+
+def _described(source: Path | list[str] | dict[str, Path]) -> dict | list[dict]:
     if isinstance(source, list):
         return [_described_source(item) for item in source]
+    if isinstance(source, dict):
+        return {name: _described(folder) for name, folder in source.items()}
     return {"path": str(source), "sha256": artifact.digest(source)}
 
 

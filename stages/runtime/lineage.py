@@ -13,7 +13,7 @@ import yaml
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import logging_only
 from stages.runtime.artifact import MANIFEST, ArtifactError, digest, folder_of
-from stages.runtime.manifest import Record, differing, is_record, record_of
+from stages.runtime.manifest import Record, differing, input_sources, is_record, record_of
 
 RECIPE = "recipe.yaml"
 SECTIONS = {"gather": "pairs"}  # stage: section of the recipe, where their names differ
@@ -32,15 +32,13 @@ class Link:
 
 
 def links(record: Record) -> list[Link]:
-    """Every input; a list of sources gives one link each."""
+    """Every input; a list or a mapping of sources gives one link each."""
     found = []
-    for name, given in record.said.get("inputs", {}).items():
-        for number, source in enumerate(given) if isinstance(given, list) else [(None, given)]:
-            source = source if isinstance(source, dict) else {}
-            path, sha256 = str(source.get("path", "?")), source.get("sha256")
-            sha256 = None if sha256 is None else str(sha256)
-            label = name if number is None else f"{name}[{number}]"
-            found.append(Link(label, path, sha256, _verdict(place_of(record.folder, path), sha256)))
+    for label, source in input_sources(record.said.get("inputs", {})).items():
+        source = source if isinstance(source, dict) else {}
+        path, sha256 = str(source.get("path", "?")), source.get("sha256")
+        sha256 = None if sha256 is None else str(sha256)
+        found.append(Link(label, path, sha256, _verdict(place_of(record.folder, path), sha256)))
     return found
 
 

@@ -74,6 +74,19 @@ def read_object(path: Path, problems: list[str]) -> dict | None:
     return None
 
 
+def input_sources(inputs: dict) -> dict[str, dict]:
+    """Return the inputs of a manifest as {label: {path, sha256}}; several of one name become NAME[0] or NAME.KEY."""
+    sources = {}
+    for name, value in inputs.items():
+        if isinstance(value, list):
+            sources |= {f"{name}[{number}]": source for number, source in enumerate(value)}
+        elif isinstance(value, dict) and value and all(isinstance(source, dict) for source in value.values()):
+            sources |= {f"{name}.{key}": source for key, source in value.items()}
+        else:
+            sources[name] = value
+    return sources
+
+
 def flat(value: Any, name: str = "") -> dict[str, Any]:
     """{'lora': {'r': 4}, 'rewards': [{'weight': 1}]} to {'lora.r': 4, 'rewards[0].weight': 1}; other lists stay."""
     if isinstance(value, dict) and value:
