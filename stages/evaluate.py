@@ -19,11 +19,11 @@ import numpy as np
 from stages.evaluation import gold_score, policy_answers, summary
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.output_tables import write_pairs, write_samples
-from stages.evaluation.pair_accuracy import HeldOutPairs, evaluate_pairs, held_out_pairs
+from stages.evaluation.pair_accuracy import HeldOutPairs, draw_held_out_pairs, evaluate_pairs
 from stages.evaluation.policy_answers import Answers
-from stages.evaluation.policy_comparison import SAMPLES, PolicyComparison, repeated
-from stages.evaluation.reward_hacking import hacking
-from stages.evaluation.statistics import estimate, estimate_of
+from stages.evaluation.policy_comparison import SAMPLES, PolicyComparison, repeat_each
+from stages.evaluation.reward_hacking import detect_reward_hacking
+from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.evaluation.surface_baseline import fitted
 from stages.generation.text_metrics import has_code
 from stages.modeling import families, torch_setup
@@ -33,7 +33,7 @@ from stages.modeling.tokenizer import same_tokenizer, shared_tokenizer
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.ppo import RewardSource
 from stages.rl.rewards.sources import RewardFunction, load_reward_function
-from stages.runtime.artifact import write_json
+from stages.runtime.files import write_json
 from stages.stackexchange.pairs.table import drawn_rows, key_of, rows_of
 from stages.stackexchange.questions.table import tags_of
 
@@ -49,10 +49,10 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     torch_setup.prepare()
     if config.temperature <= 0:
         raise ValueError("evaluate.temperature must be above 0: a KL is measured on samples")
-    truth = gold_score.load(config.gold) if config.gold else None
+    truth = gold_score.load_gold_scorer(config.gold) if config.gold else None
     scorers = [_scorer(name) for name in config.scorers]
     tokenizer, longest = shared_tokenizer(sft, ppo, reward), families.max_positions(sft, ppo, reward)
-    held = held_out_pairs(rows_of(pairs, SPLIT), tokenizer, max_pairs=config.max_pairs, max_tokens=longest,
+    held = draw_held_out_pairs(rows_of(pairs, SPLIT), tokenizer, max_pairs=config.max_pairs, max_tokens=longest,
                           seed=config.seed)
     asked = EvaluationPrompts(pairs, SPLIT, tokenizer, prompts=config.prompts, max_prompt_tokens=config.max_prompt_tokens,
                   max_response_tokens=config.max_response_tokens, longest=longest, seed=config.seed)
@@ -61,7 +61,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     panel = PolicyComparison(asked, answers, rewards, _gold(truth, asked, answers), _scores(scorers, asked, answers))
     pair_gold = _pair_gold(truth, held)
     means, estimated = (partial(kind, samples=config.bootstrap_samples, seed=config.seed)
-                        for kind in (estimate, estimate_of))
+                        for kind in (bootstrap_mean, bootstrap_statistic))
     metrics = {
         "reward_model": evaluate_pairs(held, held_rewards, _surface(config, pairs, held), likelihood, pair_gold,
                                tags_of(posts, {key_of(row) for row in held.rows}), means),
@@ -72,13 +72,13 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
         "gold": panel.gold_gain(means)}
     if truth and not metrics["gold"]:
         print(f"evaluate: the gold scorer {config.gold} knows none of these questions", flush=True)
-    metrics["hacking"] = hacking(metrics)
-    metrics["table"] = summary.table(metrics)
+    metrics["hacking"] = detect_reward_hacking(metrics)
+    metrics["table"] = summary.short_table(metrics)
     write_json(out / "metrics.json", metrics)
     write_samples(out / "samples.parquet", asked.rows, panel.texts(), _numbers(panel, metrics["gold"] is not None))
     write_pairs(out / "per_pair.parquet", held.rows, held.better, held.worse,
                 {"reward": held_rewards, "log_probability": likelihood, "gold": pair_gold})
-    return summary.headline(metrics)
+    return summary.headline_metrics(metrics)
 
 
 def _scorer(name: str) -> RewardFunction:
@@ -92,7 +92,7 @@ def _answers(config: Evaluate, tokenizer, folders: dict[str, Path], prompts: lis
 
     folders: SFT's last: it scores what the others wrote.
     """
-    ask = partial(policy_answers.answers_of, tokenizer=tokenizer, batch_prompts=config.batch_prompts,
+    ask = partial(policy_answers.sample_answers, tokenizer=tokenizer, batch_prompts=config.batch_prompts,
                   max_new_tokens=config.max_response_tokens, temperature=config.temperature)
     answers = {}
     for name, folder in folders.items():
@@ -105,7 +105,7 @@ def _answers(config: Evaluate, tokenizer, folders: dict[str, Path], prompts: lis
         answers[name] = replace(found, log_p=_log_p(model, prompts, found, config.temperature, name))
     if config.best_of:  # other random numbers than those of SFT's own answers, which it is held against
         most = max(config.best_of)
-        answers[SAMPLES] = ask(model, prompts=repeated(prompts, most * len(prompts)), seed=config.seed + 1,
+        answers[SAMPLES] = ask(model, prompts=repeat_each(prompts, most * len(prompts)), seed=config.seed + 1,
                                label=f"evaluate: {most} of SFT")
     for name, found in answers.items():
         under_sft = found.log_p if name == "sft" else _log_p(model, prompts, found, config.temperature, "sft")
@@ -115,7 +115,7 @@ def _answers(config: Evaluate, tokenizer, folders: dict[str, Path], prompts: lis
 
 
 def _log_p(model, prompts: list[list[int]], found: Answers, temperature: float, name: str) -> list:
-    prompts = repeated(prompts, len(found.responses))
+    prompts = repeat_each(prompts, len(found.responses))
     return token_logprobs.response_logprobs(model, prompts, found.responses, temperature, f"evaluate: KL, {name}")
 
 
@@ -123,8 +123,8 @@ def _rewards(reward: Path, held: HeldOutPairs, asked: EvaluationPrompts, answers
              ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Rewards of the held-out texts; those of the policies' and the best human answers, by writer."""
     responses = {name: found.responses for name, found in answers.items()} | {"human": asked.human_answers}
-    prompts = [repeated(asked.prompts, len(rows)) for rows in responses.values()]
-    first, *others = policy_answers.rewards_of(reward, [held.prompts, *prompts], [held.answers, *responses.values()])
+    prompts = [repeat_each(asked.prompts, len(rows)) for rows in responses.values()]
+    first, *others = policy_answers.score_answers(reward, [held.prompts, *prompts], [held.answers, *responses.values()])
     return first, dict(zip(responses, others, strict=True))
 
 
@@ -137,19 +137,19 @@ def _surface(config: Evaluate, pairs: Path, held: HeldOutPairs) -> np.ndarray:
 def _pair_gold(truth: Callable | None, held: HeldOutPairs) -> np.ndarray | None:
     if truth is None:
         return None
-    return np.array(gold_score.scores(truth, [q for q, _ in held.texts], [a for _, a in held.texts])[gold_score.MAIN_KEY])
+    return np.array(gold_score.score_gold(truth, [q for q, _ in held.texts], [a for _, a in held.texts])[gold_score.MAIN_KEY])
 
 
 def _gold(truth: Callable | None, asked: EvaluationPrompts, answers: dict[str, Answers]) -> dict[str, dict[str, list[float]]]:
     """Every gold number of the policies' and the best human answers, by writer; none without a gold scorer."""
     texts = {name: found.texts for name, found in answers.items()} | {"human": asked.human}
-    return {name: gold_score.scores(truth, repeated(asked.questions, len(responses)), responses)
+    return {name: gold_score.score_gold(truth, repeat_each(asked.questions, len(responses)), responses)
             for name, responses in texts.items()} if truth else {}
 
 
 def _scores(scorers: list[RewardFunction], asked: EvaluationPrompts, answers: dict[str, Answers]) -> dict[str, dict[str, np.ndarray]]:
     """Any other scorers' numbers of the policies' answers."""
-    return {name: {scorer.name: _scored(scorer, repeated(asked.questions, len(found.texts)), found)
+    return {name: {scorer.name: _scored(scorer, repeat_each(asked.questions, len(found.texts)), found)
                    for scorer in scorers} for name, found in answers.items()}
 
 

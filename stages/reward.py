@@ -19,15 +19,15 @@ import torch
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
     accuracy_breakdown,
-    held_out_pairs,
-    scored_pairs,
-    validation_numbers,
+    draw_held_out_pairs,
+    scored_pair_samples,
+    validation_metrics,
 )
-from stages.evaluation.statistics import estimate
+from stages.evaluation.statistics import bootstrap_mean
 from stages.modeling import families, lora, torch_setup
 from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
-from stages.recipe.recipe import named
+from stages.recipe.recipe import select_settings
 from stages.recipe.reward import Reward
 from stages.reward_modeling.dataset import Example, collate_examples, examples, reference_answers
 from stages.reward_modeling.lexical_fit import stacked
@@ -38,7 +38,7 @@ from stages.reward_modeling.reward_model import check_tied, initialise_head
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, save_scoring
 from stages.runtime.artifact import RunContext
-from stages.runtime.series import append, history_of, keep_until
+from stages.runtime.series import append_row, read_history, truncate_after
 from stages.stackexchange.pairs.table import first_questions, first_rows, key_of, rows_of
 from stages.training.callbacks import Evaluation
 from stages.training.loggers import Logs, open_logs
@@ -49,7 +49,7 @@ REFERENCE_ANSWERS = 2000  # that the normalisation averages over
 VALIDATION_QUESTIONS = 2000  # at most
 SHOWN = 8  # validation pairs whose scores are kept at every evaluation
 VALIDATION = "validation.jsonl"
-INTERVALS = partial(estimate, samples=1000, seed=0)
+INTERVALS = partial(bootstrap_mean, samples=1000, seed=0)
 
 
 def run(config: Reward, out: Path, *, base: Path, pairs: Path, beside: RunContext | None = None) -> dict[str, float]:
@@ -99,7 +99,7 @@ def _data(config: Reward, tokenizer, pairs: Path) -> _Data:
     if len({example.question for example in training}) < 2:
         raise ValueError(f"{pairs} has hardly a usable pair in its {SPLIT} split ({dropped} are over "
                          f"{config.max_length_tokens} tokens): nothing to learn from")
-    validation = held_out_pairs(first_rows(pairs, SPLIT, held), tokenizer, max_pairs=config.train_pairs,
+    validation = draw_held_out_pairs(first_rows(pairs, SPLIT, held), tokenizer, max_pairs=config.train_pairs,
                                 max_tokens=config.max_length_tokens, seed=config.seed)
     return _Data(training, validation, dropped)
 
@@ -109,7 +109,7 @@ def _words(config: Reward, base: Path, tokenizer, data: _Data) -> Lexical:
     of long answers, and nothing that would have to be kept."""
     model = _untrained(config, base) if config.log_probability_weight else None
     return stacked(
-        model, data.training, Scoring(**named(Scoring, config)), config.precision,
+        model, data.training, Scoring(**select_settings(Scoring, config)), config.precision,
         buckets=config.lexical_buckets, penalty=config.lexical_penalty, characters=characters_of(tokenizer),
         quiet="terminal" not in config.log_to,
     )
@@ -128,8 +128,8 @@ def _train_member(
     config: Reward, out: Path, base: Path, tokenizer, data: _Data, words: Lexical | None, logs: Logs
 ) -> None:
     """One model into `out`; scoring.json is written last."""
-    scoring = Scoring(**named(Scoring, config))
-    objective = PairwiseLoss(**named(PairwiseLoss, config))
+    scoring = Scoring(**select_settings(Scoring, config))
+    objective = PairwiseLoss(**select_settings(PairwiseLoss, config))
     torch.manual_seed(config.seed)
     model = _untrained(config, base)
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
@@ -139,11 +139,11 @@ def _train_member(
     def measure(step: int) -> dict[str, float]:
         scores = scorer(data.validation.prompts, data.validation.answers).numpy()
         found = accuracy_breakdown(data.validation, scores, INTERVALS)
-        append(out / VALIDATION, {"step": step, **found})
-        logs.samples(step, scored_pairs(data.validation, scores, SHOWN))
-        return validation_numbers(data.validation, scores, found)
+        append_row(out / VALIDATION, {"step": step, **found})
+        logs.samples(step, scored_pair_samples(data.validation, scores, SHOWN))
+        return validation_metrics(data.validation, scores, found)
 
-    keep_until(out / VALIDATION, last_step(out), "step")
+    truncate_after(out / VALIDATION, last_step(out), "step")
     watch = Evaluation(measure, config.save_every_steps, lambda row: row["validation_accuracy"])
     train(
         model,
@@ -166,7 +166,7 @@ def _train_member(
 
 def _kept(out: Path) -> dict[str, float]:
     """What was measured of the state that is kept, on the pairs held out; nothing where none were."""
-    found = [row for row in history_of(out) if "validation_accuracy" in row]
+    found = [row for row in read_history(out) if "validation_accuracy" in row]
     best = max(found, key=lambda row: row["validation_accuracy"], default={})
     return {name: value for name, value in best.items() if name.startswith("validation_")}
 

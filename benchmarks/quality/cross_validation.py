@@ -22,8 +22,8 @@ import pyarrow.dataset as dataset
 import pyarrow.parquet as parquet
 
 from stages import reward
-from stages.evaluation.pair_accuracy import EQUAL_LENGTH, held_out_pairs
-from stages.evaluation.statistics import estimate, pair_wins
+from stages.evaluation.pair_accuracy import EQUAL_LENGTH, draw_held_out_pairs
+from stages.evaluation.statistics import bootstrap_mean, pair_wins
 from stages.modeling import tokenizer
 from stages.modeling.pretrained import load_adapter
 from stages.recipe import recipe
@@ -53,7 +53,7 @@ def scored(config: Reward, base: Path, pairs: Path, out: Path) -> pa.Table:
     model = load_scorer(base, config.precision, new_head=True)
     apply_scoring(out, model)
     scorer = Scorer(load_adapter(model, out), config.precision)
-    held = held_out_pairs(rows_of(pairs, "evaluation"), tokenizer.load_tokenizer(base), max_pairs=10**9,
+    held = draw_held_out_pairs(rows_of(pairs, "evaluation"), tokenizer.load_tokenizer(base), max_pairs=10**9,
                           max_tokens=config.max_length_tokens, seed=0)
     scores = scorer(held.prompts, held.answers).numpy()
     lengths = np.array([len(answer) for _, answer in held.texts])
@@ -72,7 +72,7 @@ def judged(table: pa.Table) -> dict:
     equal = np.abs(one - other) < EQUAL_LENGTH * np.maximum(np.maximum(one, other), 1)
     values = {"accuracy": right, "minus the longer answer": right - pair_wins(one, other),
               "accuracy at equal length": np.where(equal, right, np.nan)}
-    found = {name: estimate(each, groups, samples=4000, seed=0) for name, each in values.items()}
+    found = {name: bootstrap_mean(each, groups, samples=4000, seed=0) for name, each in values.items()}
     return {name: number for name, number in found.items() if number is not None}
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--fold", type=int, nargs="*", default=list(range(FOLDS)), choices=range(FOLDS))
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    config = replace(recipe.load(asked.recipe).reward, members=1, validation_share=0.0)
+    config = replace(recipe.load_recipe(asked.recipe).reward, members=1, validation_share=0.0)
     for fold in asked.fold:
         folder = asked.out / f"fold-{fold}"
         if not (folder / SCORES).exists():

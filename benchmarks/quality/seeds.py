@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 
-from stages.evaluation.statistics import estimate
+from stages.evaluation.statistics import bootstrap_mean
 
 GAINS = ("reward", "gold", "correct")
 
@@ -30,7 +30,7 @@ def figures(run: Path) -> dict:
         "SFT log-probability": judged["baselines"]["SFT log-probability"],
         "oracle": judged["oracle"],
         "oracle, both have code": judged["oracle_both_have_code"],
-        **{f"{name}, PPO - SFT": estimate(gain, np.arange(len(gain)), samples=2000, seed=0)
+        **{f"{name}, PPO - SFT": bootstrap_mean(gain, np.arange(len(gain)), samples=2000, seed=0)
            for name, gain in gains(run).items()},
         "KL, nats a response": compared["kl_k1"],
         "ended by EOS": metrics["policies"]["ppo"]["eos_rate"],
@@ -50,7 +50,7 @@ def together(runs: list[Path]) -> dict:
     for run in runs:
         for name, gain in gains(run).items():
             pooled.setdefault(name, []).append(gain)
-    return {f"{name}, PPO - SFT": estimate(np.concatenate(parts), np.arange(sum(map(len, parts))), samples=2000, seed=0)
+    return {f"{name}, PPO - SFT": bootstrap_mean(np.concatenate(parts), np.arange(sum(map(len, parts))), samples=2000, seed=0)
             for name, parts in pooled.items()}
 
 

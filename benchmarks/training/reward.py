@@ -48,8 +48,8 @@ from benchmarks.training.processes import (
     table_of,
 )
 from benchmarks.training.workload import MODEL, PAIRS, Work
-from stages.evaluation.pair_accuracy import HeldOutPairs, held_out_pairs
-from stages.evaluation.statistics import estimate
+from stages.evaluation.pair_accuracy import HeldOutPairs, draw_held_out_pairs
+from stages.evaluation.statistics import bootstrap_mean
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.dataset import examples
 from stages.reward_modeling.load import load_scorer
@@ -61,7 +61,7 @@ from stages.stackexchange.pairs.table import first_questions, first_rows, key_of
 SPLIT = "reward"
 BY_PAIR = f"{OURS}, pair by pair"
 AT_LEAST = 2.5
-INTERVAL = partial(estimate, samples=2000, seed=0)
+INTERVAL = partial(bootstrap_mean, samples=2000, seed=0)
 CONTENDERS = [contender(TRL, "trl", "pair"), contender(OURS, "ours", "question"), contender(BY_PAIR, "ours", "pair"),
               contender(TUNED, "trl", "pair", **SWITCHES)]
 
@@ -113,7 +113,7 @@ def accuracy(given: argparse.Namespace, work: Work, held: set[tuple], setting: S
     prepare(work, given.base, given.pairs, held, given.train_pairs)
     rows = first_rows(given.pairs, SPLIT, held)
     tokenizer = load_tokenizer(given.base)
-    pairs = held_out_pairs(rows, tokenizer, max_pairs=10 ** 9, max_tokens=work.length, seed=0)
+    pairs = draw_held_out_pairs(rows, tokenizer, max_pairs=10 ** 9, max_tokens=work.length, seed=0)
     right, passes = {"untrained": pairs.decided(scores(work, pairs, None))}, {}
     for one in asked_for(CONTENDERS[:3], given):
         adapter = Path(work.folder) / one.name

@@ -5,8 +5,8 @@ from math import exp
 from stages.chat.streaming import Answer
 from stages.chat.token_text import Piece
 from stages.chat.votes import Written
-from stages.evaluation.statistics import wilson
-from stages.render.html import Html, element, joined
+from stages.evaluation.statistics import wilson_interval
+from stages.render.html import Html, element, join_html
 
 FULL_NATS = 1.0  # log-ratio from which on a piece has its full colour
 FULL_PERCENT, LEAST_PERCENT = 60, 4  # of that colour: text on it stays readable; what would be fainter has none
@@ -14,7 +14,7 @@ FULL_PERCENT, LEAST_PERCENT = 60, 4  # of that colour: text on it stays readable
 
 def heading(title: str) -> Html:
     """What stands first."""
-    return joined([element("h1", title, class_="lead"),
+    return join_html([element("h1", title, class_="lead"),
                    element("p", "Runs on this machine alone; no question and no answer leaves it.", class_="lead")])
 
 
@@ -26,7 +26,7 @@ def answer(found: Answer, reference: str, stopped: bool = False) -> Html:
         caret = None if found.done or stopped else element("span", class_="caret", aria_hidden="true")
         body = [_piece(piece, reference) for piece in found.pieces.done]
         text = _text(*body, *([caret] if caret else []), *([_end(found)] if found.done else []))
-    return joined([text, _numbers(found, reference, stopped)])
+    return join_html([text, _numbers(found, reference, stopped)])
 
 
 def waiting(words: str) -> Html:
@@ -48,7 +48,7 @@ def human(row: dict | None) -> Html:
     """The best human answer of a row of the pairs table."""
     if row is None:
         return waiting("None is known: this is not one of the held-out questions.")
-    return joined([_text(row["response_j"]), element("p", f"Score {row['score_j']}", class_="by")])
+    return join_html([_text(row["response_j"]), element("p", f"Score {row['score_j']}", class_="by")])
 
 
 def legend(reference: str) -> Html:
@@ -74,7 +74,7 @@ def tally(one: str, other: str, values: list[float], questions: int) -> Html:
     if not values:
         return element("p", f"No vote yet between {one} and {other}.", class_="tally")
     share, ties = sum(values) / len(values), values.count(0.5)
-    low, high = wilson(share, questions)
+    low, high = wilson_interval(share, questions)
     tied = f"{_count(ties, 'tie')}, counted half" if ties else "no ties"
     return element("p", f"{one} preferred to {other}: ", element("strong", f"{share:.2f} [{low:.2f}, {high:.2f}]"),
                    f" ({_count(len(values), 'vote')} on {_count(questions, 'question')}; "
@@ -92,7 +92,7 @@ def _text(*parts: object) -> Html:
 def _piece(piece: Piece, reference: str) -> Html:
     percent = round(min(abs(piece.log_ratio) / FULL_NATS, 1) * FULL_PERCENT)
     if percent < LEAST_PERCENT:
-        return joined([piece.text])
+        return join_html([piece.text])
     return element("span", piece.text, class_="more" if piece.log_ratio > 0 else "less", style=f"--w:{percent}%",
                    title=f"{_signed(piece.log_ratio)} nats to {reference}")
 
@@ -117,7 +117,7 @@ def _numbers(found: Answer, reference: str, stopped: bool) -> Html:
             ("tokens", f"{len(found.tokens) or found.drawn:,}", "in the answer, its end included"),
             ("tokens a second", rate, "while this panel was drawing, the others waiting")]
     boxes = [element("div", element("dt", name), element("dd", value), title=about) for name, value, about in rows]
-    return joined([element("dl", *boxes, class_="numbers"), _samples(found)])
+    return join_html([element("dl", *boxes, class_="numbers"), _samples(found)])
 
 
 def _samples(found: Answer) -> Html:

@@ -12,12 +12,12 @@ from stages.recipe import user_functions
 MAIN_KEY = "gold"
 
 
-def load(name: str) -> Callable:
+def load_gold_scorer(name: str) -> Callable:
     """The function named 'package.module:function', looked for from the current folder too; ValueError without it."""
-    return user_functions.load(name, "gold")
+    return user_functions.load_function(name, "gold")
 
 
-def scores(function: Callable, questions: list[str], responses: list[str]) -> dict[str, list[float]]:
+def score_gold(function: Callable, questions: list[str], responses: list[str]) -> dict[str, list[float]]:
     """The function's numbers, a list of the responses' length under each name; NaN where it does not apply."""
     found = function(questions, responses)
     if MAIN_KEY not in found:

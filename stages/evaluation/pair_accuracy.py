@@ -19,15 +19,15 @@ from stages.stackexchange.pairs.table import drawn_rows, group_numbers, key_of
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 
 # To add a baseline that needs no model: one line, a function of the answer's text.
-CHEAP: dict[str, Callable[[str], float]] = {"longer answer wins": len, "has code": has_code}
+TEXT_BASELINES: dict[str, Callable[[str], float]] = {"longer answer wins": len, "has code": has_code}
 SURFACE = "surface features (logistic)"
 LOG_PROBABILITY = "SFT log-probability"
-MOST_KINDS = 20  # sites, or tags, that are told apart: those of most pairs
+MAX_KINDS = 20  # sites, or tags, that are told apart: those of most pairs
 EQUAL_LENGTH = 0.1  # lengths that differ by less than this share of the longer
 LENGTHS = {"much shorter": (-1.0, -0.5), "shorter": (-0.5, -EQUAL_LENGTH), "about equal": (-EQUAL_LENGTH, EQUAL_LENGTH),
            "longer": (EQUAL_LENGTH, 0.5), "much longer": (0.5, 1.01)}  # the better answer, by a share of the longer
 CONFIDENCE_BINS = 10
-GAPS = {"1": (1, 1), "2": (2, 2), "3+": (3, float("inf"))}
+SCORE_GAPS = {"1": (1, 1), "2": (2, 2), "3+": (3, float("inf"))}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class HeldOutPairs:
         return pair_wins(scores[self.better], scores[self.worse])
 
 
-def held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_tokens: int, seed: int) -> HeldOutPairs:
+def draw_held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_tokens: int, seed: int) -> HeldOutPairs:
     """At most `max_pairs` rows of a pairs table, a seeded choice; those with a text over `max_tokens` are dropped."""
     prompts: dict[str, list[int]] = {}
     place: dict[tuple, int] = {}
@@ -98,7 +98,7 @@ def evaluate_pairs(
 
     accuracy = partial(estimate, groups=pairs.groups)
     right = pairs.decided(reward)
-    cheap = {name: pairs.decided([judge(answer) for _, answer in pairs.texts]) for name, judge in CHEAP.items()}
+    cheap = {name: pairs.decided([judge(answer) for _, answer in pairs.texts]) for name, judge in TEXT_BASELINES.items()}
     cheap[SURFACE] = pairs.decided(surface)
     best = max(cheap, key=lambda name: cheap[name].mean()) if len(right) else None
     return {
@@ -132,13 +132,13 @@ def accuracy_breakdown(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callab
         "accuracy": estimate(right, pairs.groups),
         "both_have_code": accuracy(_both_have_code(pairs)),
         "about_equal_length": accuracy(np.abs(lengths) < EQUAL_LENGTH),
-        "by_score_gap": {name: accuracy((low <= gaps) & (gaps <= high)) for name, (low, high) in GAPS.items()},
+        "by_score_gap": {name: accuracy((low <= gaps) & (gaps <= high)) for name, (low, high) in SCORE_GAPS.items()},
         "by_length": {name: accuracy((low <= lengths) & (lengths < high)) for name, (low, high) in LENGTHS.items()},
         "calibration": calibration(scores[pairs.better] - scores[pairs.worse]),
     }
 
 
-def validation_numbers(pairs: HeldOutPairs, scores: np.ndarray, found: dict) -> dict[str, float]:
+def validation_metrics(pairs: HeldOutPairs, scores: np.ndarray, found: dict) -> dict[str, float]:
     """What a history keeps of scores [M]: accuracy with its interval, beside that of the longer answer; loss in nats a
     pair; calibration error. found: what `where_right` says of them."""
     right = found["accuracy"]
@@ -150,7 +150,7 @@ def validation_numbers(pairs: HeldOutPairs, scores: np.ndarray, found: dict) -> 
     return {f"validation_{name}": value for name, value in numbers.items() if value is not None}
 
 
-def scored_pairs(pairs: HeldOutPairs, scores: np.ndarray, count: int) -> list[dict]:
+def scored_pair_samples(pairs: HeldOutPairs, scores: np.ndarray, count: int) -> list[dict]:
     """The first `count` pairs as text, with their scores [M]."""
     found = []
     for row, better, worse in zip(pairs.rows[:count], pairs.better, pairs.worse, strict=False):
@@ -176,7 +176,7 @@ def calibration(gaps: np.ndarray) -> dict:
 
 def _by_kind(kinds: list[list[str]], right: np.ndarray, accuracy: Callable) -> dict[str, dict]:
     """Accuracy by what a pair's question is of (several at a time, it may be), the commonest first."""
-    common = Counter(kind for held in kinds for kind in held).most_common(MOST_KINDS)
+    common = Counter(kind for held in kinds for kind in held).most_common(MAX_KINDS)
     return {kind: accuracy(np.where([kind in held for held in kinds], right, np.nan)) for kind, _ in common}
 
 

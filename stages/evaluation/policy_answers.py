@@ -28,7 +28,7 @@ class Answers:
     log_ref: list[torch.Tensor] | None = None
 
 
-def answers_of(
+def sample_answers(
     model,
     tokenizer,
     prompts: list[list[int]],
@@ -55,7 +55,7 @@ def answers_of(
     return Answers(rollout.responses, rollout.texts(tokenizer), rollout.ended)
 
 
-def rewards_of(reward: Path, prompts: list[list], answers: list[list]) -> list[np.ndarray]:
+def score_answers(reward: Path, prompts: list[list], answers: list[list]) -> list[np.ndarray]:
     """Rewards of prompts with answers, by list; NaN for an answer of None. Each distinct text is scored once, in fp32.
 
     reward: a merged reward model.

@@ -15,7 +15,7 @@ from stages.evaluation.policy_metrics import Columns
 from stages.generation.best_of_n import best_of_kl
 
 SAMPLES = "samples"  # of SFT, several to a prompt, a prompt's together: for best-of-n
-AGAINST = ("reward_difference", "win_rate", "kl_k1", "kl_k3")
+COMPARED_METRICS = ("reward_difference", "win_rate", "kl_k1", "kl_k3")
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class PolicyComparison:
         more = self.scores.get(name, {})
         if self.gold:
             more = more | {"gold": np.array(self.gold[name]["gold"], float)}
-        sft = repeated(self.rewards["sft"], len(self.rewards[name]))
-        return policy_metrics.columns_of(self.answers[name], self.rewards[name], np.array(sft), more)
+        sft = repeat_each(self.rewards["sft"], len(self.rewards[name]))
+        return policy_metrics.answer_columns(self.answers[name], self.rewards[name], np.array(sft), more)
 
     def compared(self, best_of: Sequence[int], estimated: Callable) -> dict:
         """Every policy in numbers; what PPO gained over SFT; how each monitor and scorer changed between the two.
@@ -44,19 +44,19 @@ class PolicyComparison:
         columns = {name: self.columns(name) for name in self.answers}
         responses = {name: answers.responses for name, answers in self.answers.items()}
         scorers = list(self.scores.get("sft", {}))
-        found = {name: policy_metrics.policy_numbers(columns[name], responses[name], scorers, estimated)
+        found = {name: policy_metrics.compute_policy_metrics(columns[name], responses[name], scorers, estimated)
                  for name in self.answers if name != SAMPLES}
         count = len(responses.get(SAMPLES, [])) // len(self.asked.rows)
         for n in best_of:
             drawn = policy_metrics.best_of_responses(columns[SAMPLES], responses[SAMPLES], count, n)
             of_prompts = policy_metrics.best_of_columns(columns[SAMPLES], count, n)
-            found[f"best_of_{n}"] = policy_metrics.policy_numbers(of_prompts, drawn, scorers, estimated) | {
+            found[f"best_of_{n}"] = policy_metrics.compute_policy_metrics(of_prompts, drawn, scorers, estimated) | {
                 "kl_formula": best_of_kl(n)}
-        changes = policy_metrics.changes(columns["sft"], columns["ppo"], estimated)
+        changes = policy_metrics.metric_changes(columns["sft"], columns["ppo"], estimated)
         changes["distinct_2"] = policy_metrics.distinct_change(responses["sft"], responses["ppo"])
-        return {"policies": found, "ppo_against_sft": {name: found["ppo"][name] for name in AGAINST},
+        return {"policies": found, "ppo_against_sft": {name: found["ppo"][name] for name in COMPARED_METRICS},
                 "changes": changes,
-                "score_changes": {name: policy_metrics.mean_of(name).change(columns["sft"], columns["ppo"], estimated)
+                "score_changes": {name: policy_metrics.column_mean(name).change(columns["sft"], columns["ppo"], estimated)
                                   for name in scorers}}
 
     def gold_gain(self, means: Callable) -> dict | None:
@@ -70,6 +70,6 @@ class PolicyComparison:
             "human": self.asked.human}
 
 
-def repeated(items: Sequence, rows: int) -> list:
+def repeat_each(items: Sequence, rows: int) -> list:
     """Each item as often as makes `rows` of them."""
     return [item for item in items for _ in range(rows // len(items))]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.evaluation.policy_answers import Answers
-from stages.evaluation.statistics import estimate_of, jackknife, pair_wins
+from stages.evaluation.statistics import bootstrap_statistic, jackknife, pair_wins
 from stages.generation import text_metrics
-from stages.generation.best_of_n import chances
+from stages.generation.best_of_n import best_of_n_weights
 from stages.rl.kl import kl_k1, kl_k3
 
 Columns = dict[str, np.ndarray]
@@ -22,7 +22,7 @@ DISTINCT = (1, 2, 3)
 
 
 @dataclass(frozen=True)
-class Measure:
+class Metric:
     """A function of the sums of some columns."""
 
     columns: tuple[str, ...]
@@ -45,27 +45,27 @@ class Measure:
         return estimated(statistic, rows, np.arange(rows.shape[1]))  # every prompt is a question of its own
 
 
-def mean_of(column: str) -> Measure:
-    return Measure((column, "one"), lambda value, one: value / one)
+def column_mean(column: str) -> Metric:
+    return Metric((column, "one"), lambda value, one: value / one)
 
 
 def _correlation(one, x, y, xx, yy, xy):
     return (one * xy - x * y) / np.sqrt((one * xx - x * x) * (one * yy - y * y))
 
 
-ESTIMATED = {"reward": mean_of("reward"), "reward_difference": mean_of("reward_difference"), "win_rate": mean_of("win"),
-             "kl_k1": mean_of("kl_k1"), "kl_k3": mean_of("kl_k3"), "gold": mean_of("gold")}
+INTERVAL_METRICS = {"reward": column_mean("reward"), "reward_difference": column_mean("reward_difference"), "win_rate": column_mean("win"),
+             "kl_k1": column_mean("kl_k1"), "kl_k3": column_mean("kl_k3"), "gold": column_mean("gold")}
 # To add a measure of answers: a column of `columns_of`, and a line here.
-PLAIN = {
-    "response_tokens": mean_of("tokens"), "eos_rate": mean_of("ended"), "repetition": mean_of("repetition"),
-    "code_share": mean_of("code"), "code_fences": mean_of("fences"),
-    "entropy": Measure(("log_p", "tokens"), lambda log_p, tokens: -log_p / tokens),
-    "perplexity_under_sft": Measure(("log_ref", "tokens"), lambda log_ref, tokens: np.exp(-log_ref / tokens)),
-    "reward_length_correlation": Measure(
+POINT_METRICS = {
+    "response_tokens": column_mean("tokens"), "eos_rate": column_mean("ended"), "repetition": column_mean("repetition"),
+    "code_share": column_mean("code"), "code_fences": column_mean("fences"),
+    "entropy": Metric(("log_p", "tokens"), lambda log_p, tokens: -log_p / tokens),
+    "perplexity_under_sft": Metric(("log_ref", "tokens"), lambda log_ref, tokens: np.exp(-log_ref / tokens)),
+    "reward_length_correlation": Metric(
         ("one", "reward", "tokens", "reward_reward", "tokens_tokens", "reward_tokens"), _correlation)}
 
 
-def columns_of(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray, more: Columns) -> Columns:
+def answer_columns(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray, more: Columns) -> Columns:
     """An answer a row; rewards [N] as the reward model gives them, whether or not an answer ended.
 
     sft_reward: of SFT's answer to the same prompt. more: further scores [N]. Entropy is read off the sampled tokens:
@@ -76,7 +76,7 @@ def columns_of(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray, mor
              "win": pair_wins(reward, sft_reward), "tokens": tokens, "ended": np.array(answers.ended, float),
              "repetition": np.array([text_metrics.repetition(response) for response in answers.responses]),
              "code": np.array([text_metrics.has_code(text) for text in answers.texts], float),
-             "fences": np.array([text_metrics.code_fences(text) for text in answers.texts], float),
+             "fences": np.array([text_metrics.count_fences(text) for text in answers.texts], float),
              "reward_reward": reward * reward, "tokens_tokens": tokens * tokens, "reward_tokens": reward * tokens,
              "log_ref": np.array([float(row.sum()) for row in answers.log_ref])}
     if answers.log_p is not None:
@@ -89,7 +89,7 @@ def columns_of(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray, mor
 
 def best_of_columns(samples: Columns, count: int, n: int) -> Columns:
     """A prompt a row: what best-of-n of its `count` samples is like on average; samples: [N S], a prompt's together."""
-    weights = chances(samples["reward"].reshape(-1, count), n)
+    weights = best_of_n_weights(samples["reward"].reshape(-1, count), n)
     return {name: (weights * column.reshape(-1, count)).sum(1) for name, column in samples.items() if name not in OWN}
 
 
@@ -99,28 +99,28 @@ def best_of_responses(samples: Columns, responses: list[list[int]], count: int, 
     return [responses[prompt * count + place] for prompt, place in enumerate(best)]
 
 
-def policy_numbers(columns: Columns, responses: list[list[int]], scorers: Sequence[str], estimated: Callable) -> dict:
+def compute_policy_metrics(columns: Columns, responses: list[list[int]], scorers: Sequence[str], estimated: Callable) -> dict:
     """One policy in numbers: estimates (rewards, wins, KL in nats a response, gold) and plain ones; None: not known.
 
     responses: one to each prompt. scorers: names of further columns that are scores. entropy is in nats a token.
     estimated: (statistic, columns [K, N], groups [N]) to a number with its interval (statistics.estimate_of).
     """
-    found = {name: measure.interval(columns, estimated) for name, measure in ESTIMATED.items()}
-    found["scores"] = {name: mean_of(name).interval(columns, estimated) for name in scorers}
-    found |= {name: _plain(measure, columns) for name, measure in PLAIN.items()}
+    found = {name: measure.interval(columns, estimated) for name, measure in INTERVAL_METRICS.items()}
+    found["scores"] = {name: column_mean(name).interval(columns, estimated) for name in scorers}
+    found |= {name: _plain(measure, columns) for name, measure in POINT_METRICS.items()}
     found |= {f"distinct_{n}": text_metrics.distinct(responses, n) for n in DISTINCT}
     return found | {"distinct_responses": len(set(map(tuple, responses))) / len(responses)}
 
 
-def changes(before: Columns, after: Columns, estimated: Callable) -> dict[str, dict | None]:
+def metric_changes(before: Columns, after: Columns, estimated: Callable) -> dict[str, dict | None]:
     """How each plain measure changed on the same prompts, with its interval; and gold, where it is known."""
-    measures = PLAIN | {"gold": ESTIMATED["gold"]}
+    measures = POINT_METRICS | {"gold": INTERVAL_METRICS["gold"]}
     return {name: measure.change(before, after, estimated) for name, measure in measures.items()}
 
 
 def distinct_change(before: list[list[int]], after: list[list[int]], n: int = 2) -> dict:
     """How distinct-n changed, with an interval from leaving each prompt out."""
-    ends = [(text_metrics.distinct(texts, n), text_metrics.distinct_without_each(texts, n))
+    ends = [(text_metrics.distinct(texts, n), text_metrics.distinct_leave_one_out(texts, n))
             for texts in (before, after)]
     return jackknife(ends[1][0] - ends[0][0], ends[1][1] - ends[0][1])
 
@@ -140,13 +140,13 @@ def gold_gain(sft: dict, ppo: dict, human: dict, estimate: Callable) -> dict | N
     return found or None
 
 
-def _plain(measure: Measure, columns: Columns) -> float | None:
+def _plain(measure: Metric, columns: Columns) -> float | None:
     found = measure.interval(columns, _as_one_group)
     return None if found is None else found["mean"]
 
 
 def _as_one_group(statistic: Callable, columns: np.ndarray, groups: np.ndarray) -> dict | None:
-    return estimate_of(statistic, columns, np.zeros_like(groups), samples=0, seed=0)  # no interval, and no time
+    return bootstrap_statistic(statistic, columns, np.zeros_like(groups), samples=0, seed=0)  # no interval, and no time
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -19,14 +19,14 @@ def pair_wins(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(one) | np.isnan(other), np.nan, (np.sign(one - other) + 1) / 2)
 
 
-def estimate(values: np.ndarray, groups: np.ndarray, *, samples: int, seed: int) -> dict | None:
+def bootstrap_mean(values: np.ndarray, groups: np.ndarray, *, samples: int, seed: int) -> dict | None:
     """Mean of `values` [N] with its interval, see `estimate_of`. A paired difference is that of the differences."""
     values = np.asarray(values, float)
     columns = np.stack([values, np.ones_like(values)])
-    return estimate_of(lambda sums: sums[0] / sums[1], columns, groups, samples=samples, seed=seed)
+    return bootstrap_statistic(lambda sums: sums[0] / sums[1], columns, groups, samples=samples, seed=seed)
 
 
-def estimate_of(
+def bootstrap_statistic(
     statistic: Callable[[np.ndarray], np.ndarray], columns: np.ndarray, groups: np.ndarray, *, samples: int, seed: int
 ) -> dict | None:
     """A function of sums over N values, with a 95 % percentile interval from resampling whole `groups` [N].
@@ -64,7 +64,7 @@ def jackknife(whole: float, without: np.ndarray) -> dict:
     return {"mean": whole, **ends, "count": count, "groups": count}
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
     """95 % interval of a share of `count` independent trials (Wilson 1927).
 
     For a few of them, where a bootstrap of trials that all went one way would be sure of itself.

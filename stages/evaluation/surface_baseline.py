@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.generation.text_metrics import code_fences, has_code
+from stages.generation.text_metrics import count_fences, has_code
 
 # To add a feature: one line, a function of the answer's text.
 FEATURES: dict[str, Callable[[str], float]] = {
     "log characters": lambda text: math.log1p(len(text)),
     "has code": has_code,
-    "log code fences": lambda text: math.log1p(code_fences(text)),
+    "log code fences": lambda text: math.log1p(count_fences(text)),
     "log inline code": lambda text: math.log1p(len(re.findall(r"(?<!`)`[^`\n]+`", text))),
     "log links": lambda text: math.log1p(len(re.findall(r"https?://", text))),
     "log list items": lambda text: math.log1p(len(re.findall(r"^ *(?:[-*+]|\d+\.) ", text, re.MULTILINE))),

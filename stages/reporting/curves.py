@@ -5,7 +5,6 @@ from stages.reporting.figures import Curves
 
 SHARE = (-0.03, 1.03)  # from none to all
 WHOLE_RANGE = {"sft-eos": SHARE, "ppo-eos": SHARE}
-SERIES = ("history.jsonl", "timing.jsonl")
 # stage: (file name, title, x, {label: key})
 DRAWN = {
     "base": [("base-loss", "Base: training loss, nats a token", "step", {"loss": "loss"})],

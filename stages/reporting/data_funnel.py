@@ -1,6 +1,6 @@
 """From rows of a dump to pairs: what was kept, what was dropped for which reason, and how it is spread."""
 
-from stages.render.html import Html, element, joined, table
+from stages.render.html import Html, element, join_html, table
 from stages.reporting.figures import Bars
 
 COUNTED_BY_VALUE = {  # title, value, what is counted; lengths are in bins that begin at these
@@ -43,7 +43,7 @@ def other_counts(stage: str, metrics: dict) -> Html:
             if name not in COUNTED_BY_VALUE and name not in IN_THE_FUNNEL[stage] and name != "sites"}
     rows = [row for name, value in left.items() for row in _counts(name.replace("_", " "), value)]
     if not rows:
-        return joined([])
+        return join_html([])
     return element("details", element("summary", f"{len(rows)} more counts of {stage}"), table(["what", "count"], rows))
 
 
@@ -68,7 +68,7 @@ def _row(words: str, count: int, before: int | None, kind: str) -> list:
         return [element("span", words, class_=kind), f"{count:,}", "–"]
     share = 100 * count / before
     bar = element("span", element("span", class_=f"bar {kind}", style=f"width:{share:.1f}%"), class_="track")
-    return [element("span", words, class_=kind), f"{count:,}", joined([f"{share:.1f} %", bar])]
+    return [element("span", words, class_=kind), f"{count:,}", join_html([f"{share:.1f} %", bar])]
 
 
 def _counts(name: str, value: object) -> list[list[str]]:

@@ -1,9 +1,9 @@
 """What stands first on the report: what the pipeline did, whether it worked, and whether the policy cheated."""
 
-from stages.evaluation.summary import joined_words
+from stages.evaluation.summary import join_words
 from stages.render.durations import format_duration
-from stages.render.html import Html, element, joined, table
-from stages.render.markdown_tables import plain
+from stages.render.html import Html, element, join_html, table
+from stages.render.markdown_tables import clean_name
 
 HEADLINES = {
     "better": "PPO made the answers better", "worse": "PPO made the answers worse", "hacking": "Reward hacking",
@@ -26,34 +26,34 @@ def lead(kind: str, words: str, manifests: dict[str, dict], metrics: dict) -> Ht
     listed = element("dl", *(part for asked, said in answers.items()
                              for part in (element("dt", asked), element("dd", said))))
     rows = [[text.replace("->", "→") for text in row] for row in metrics["table"]]
-    return joined([element("div", element("strong", HEADLINES[kind]), listed, class_=f"verdict {kind}"),
+    return join_html([element("div", element("strong", HEADLINES[kind]), listed, class_=f"verdict {kind}"),
                    table(["measure, on held-out questions", "estimate, 95 % interval"], rows, numeric=False)])
 
 
 def sites_of(manifests: dict[str, dict]) -> str:
     """The names of the sites, or of the first few."""
-    names = [plain(name) for name in manifests["posts"]["metrics"].get("sites", {})]
+    names = [clean_name(name) for name in manifests["posts"]["metrics"].get("sites", {})]
     more = [f"{len(names) - NAMED_SITES} more"] if len(names) > NAMED_SITES else []
-    return joined_words([*names[:NAMED_SITES], *more]) or "a dump"
+    return join_words([*names[:NAMED_SITES], *more]) or "a dump"
 
 
 def done(manifests: dict[str, dict]) -> str:
     """The run in one paragraph: how many posts, which model, which policy was kept, at what cost."""
     counts = manifests["pairs"]["metrics"] | manifests["posts"]["metrics"]
-    posts = joined_words([f"{counts[name]:,} {name}" for name in ("questions", "answers", "pairs") if name in counts])
+    posts = join_words([f"{counts[name]:,} {name}" for name in ("questions", "answers", "pairs") if name in counts])
     seconds = sum(made["seconds"] for made in manifests.values())
     peak = max(made["peak_memory_mib"] for made in manifests.values())
     return (f"From {sites_of(manifests)}: {posts or 'posts to pairs'}. {_base(manifests['base'])} was fine-tuned on "
             f"better answers (SFT), a reward model learnt from the pairs which answers people prefer, and PPO trained "
             f"the policy against it{_kept(manifests['ppo']['metrics'])}. All stages took {format_duration(seconds)} and at most "
-            f"{peak:,} MiB on {joined_words(sorted({made['device'] for made in manifests.values()}))}.")
+            f"{peak:,} MiB on {join_words(sorted({made['device'] for made in manifests.values()}))}.")
 
 
 def cheated(metrics: dict) -> str:
     """The verdict on reward hacking with what it stands on."""
     found = metrics["hacking"]
     moved = f"{len(found['moved'])} of {len(found['monitors'])} monitors moved for the worse"
-    named = f" ({joined_words(found['moved'])})" if found["moved"] else ""
+    named = f" ({join_words(found['moved'])})" if found["moved"] else ""
     return f"{HACKING[found['verdict']]}. {_truth(found['verdict'], bool(metrics['gold']))}{moved}{named}."
 
 

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 
 import yaml
 
-from stages.render.card_sections import hub_license, joined, licence, limits, section, settings, sites
-from stages.render.markdown_tables import cell, plain, table
+from stages.render.card_sections import (
+    format_section,
+    hub_license,
+    join_blocks,
+    licence_section,
+    limits_section,
+    settings_table,
+    sites_table,
+)
+from stages.render.markdown_tables import clean_name, escape_cell, format_table
 from stages.runtime.manifest import leaves
 from stages.stackexchange.prompt import prompt_text
 
@@ -66,19 +74,19 @@ def model_card(made: Made) -> str:
     """README.md of the folder."""
     does, words = WHAT[made.stage]
     title = f"A model that {does}: {made.stage}"
-    return joined(
+    return join_blocks(
         _front_matter(made),
         f"# {title}",
         words,
-        section("How to use it", SCORE_WORDS if made.stage == "reward" else "", f"```python\n{_use(made.stage)}\n```"),
-        section("Base", _base(made.base)),
-        section("Data", sites(made.pairs, "questions", "pairs")),
-        section("Recipe", settings(leaves(made.config))),
-        section("Measured while it was made", _numbers(made.metrics),
+        format_section("How to use it", SCORE_WORDS if made.stage == "reward" else "", f"```python\n{_use(made.stage)}\n```"),
+        format_section("Base", _base(made.base)),
+        format_section("Data", sites_table(made.pairs, "questions", "pairs")),
+        format_section("Recipe", settings_table(leaves(made.config))),
+        format_section("Measured while it was made", _numbers(made.metrics),
                 "Merging its adapter into the base:" if made.merge else "", _numbers(made.merge)),
-        licence(made.pairs, "" if made.base == "scratch" else "The base model's own licence holds as well.")
+        licence_section(made.pairs, "" if made.base == "scratch" else "The base model's own licence holds as well.")
         if made.pairs else "",
-        limits(*LIMITS, *(OF_SCORES if made.stage == "reward" else OF_PPO if made.stage == "ppo" else []))) + "\n"
+        limits_section(*LIMITS, *(OF_SCORES if made.stage == "reward" else OF_PPO if made.stage == "ppo" else []))) + "\n"
 
 
 def _front_matter(made: Made) -> str:
@@ -87,7 +95,7 @@ def _front_matter(made: Made) -> str:
     if made.base == "scratch":  # another base's licence is not known here
         values |= hub_license(made.pairs.get("licenses", {}))
     elif made.base is not None:
-        values["base_model"] = plain(made.base)
+        values["base_model"] = clean_name(made.base)
     values["tags"] = ["stack-exchange", "human-feedback", "rlhf", made.stage]
     return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
 
@@ -99,9 +107,9 @@ def _use(stage: str) -> str:
 def _base(base: str | None) -> str:
     if base is None:
         return ""
-    return "A small LLaMA, trained from nothing on the same sites." if base == "scratch" else f"`{cell(base)}`"
+    return "A small LLaMA, trained from nothing on the same sites." if base == "scratch" else f"`{escape_cell(base)}`"
 
 
 def _numbers(metrics: dict) -> str:
-    return table(["number", "value"], [(cell(name), f"{value:.5g}") for name, value in metrics.items()
+    return format_table(["number", "value"], [(escape_cell(name), f"{value:.5g}") for name, value in metrics.items()
                                        if isinstance(value, int | float) and not isinstance(value, bool)])

@@ -4,7 +4,7 @@ import base64
 import hashlib
 from pathlib import Path
 
-from stages.render.html import Html, element, joined
+from stages.render.html import Html, element, join_html
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
@@ -25,4 +25,4 @@ def page(title: str, lead: Html, sections: dict[str, Html]) -> Html:
     links = element("nav", *(element("a", heading, href=f"#{anchor}") for anchor, heading, _ in named))
     bodies = [element("section", element("h2", heading), body, id=anchor) for anchor, heading, body in named]
     body = element("body", element("h1", title), lead, links, *bodies, element("script", Html(SCRIPT)))
-    return joined([Html("<!doctype html>\n"), element("html", head, body, lang="en"), "\n"])
+    return join_html([Html("<!doctype html>\n"), element("html", head, body, lang="en"), "\n"])

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from stages.render.durations import format_duration
-from stages.render.html import Html, element, joined, table, valued
-from stages.runtime.manifest import input_sources
+from stages.render.html import Html, element, join_html, sortable_text, table
+from stages.runtime.manifest import list_input_sources
 
 LANE, GAP = 0.11, 0.05  # widths beside a box of width 1
 
@@ -84,14 +84,14 @@ def graph(manifests: dict[str, dict], digests: dict[str, str]) -> Graph:
 
 def sources(manifest: dict) -> list[dict]:
     """Return the inputs of one artifact (path, sha256), lists and mappings unfolded."""
-    return list(input_sources(manifest["inputs"]).values())
+    return list(list_input_sources(manifest["inputs"]).values())
 
 
 def times(manifests: dict[str, dict]) -> Html:
     """Each stage with its time and memory."""
     every = sum(made["seconds"] for made in manifests.values()) or 1
-    rows = [[name, valued(format_duration(made["seconds"]), made["seconds"]), f"{100 * made['seconds'] / every:.1f} %",
-             valued(f"{made['peak_memory_mib']:,} MiB", made["peak_memory_mib"])] for name, made in manifests.items()]
+    rows = [[name, sortable_text(format_duration(made["seconds"]), made["seconds"]), f"{100 * made['seconds'] / every:.1f} %",
+             sortable_text(f"{made['peak_memory_mib']:,} MiB", made["peak_memory_mib"])] for name, made in manifests.items()]
     machines = sorted({f"{made['device']}, threads: {made['threads']}" for made in manifests.values()})
     words = f"Together {format_duration(every)}. A bar below a stage is its time. Made on {'; '.join(machines)}."
     return element("div", table(["stage", "time", "share of it", "peak memory"], rows),
@@ -100,7 +100,7 @@ def times(manifests: dict[str, dict]) -> Html:
 
 def pipeline(drawn: Html, manifests: dict[str, dict]) -> Html:
     """The graph beside the table of times."""
-    return joined([element("div", drawn, times(manifests), class_="beside")])
+    return join_html([element("div", drawn, times(manifests), class_="beside")])
 
 
 def _arrow(colour: str) -> dict:

@@ -1,7 +1,7 @@
 """All policies beside one another: the table, and reward against KL."""
 
-from stages.evaluation.summary import best_of, estimate_text, in_order
-from stages.render.html import Html, element, joined, table
+from stages.evaluation.summary import best_of_n_policies, format_estimate, order_policies
+from stages.render.html import Html, element, join_html, table
 from stages.reporting.figures import Frontier
 
 ESTIMATES = (("mean reward", "reward"), ("reward, minus SFT's (paired)", "reward_difference"),
@@ -24,7 +24,7 @@ def name_of(policy: str) -> str:
 
 def policies(metrics: dict) -> Html:
     """Every policy on the same prompts, a column each, and the best human answer as far as it has such numbers."""
-    columns = in_order(metrics["policies"]) | {"best human": metrics["best_human_answer"]}
+    columns = order_policies(metrics["policies"]) | {"best human": metrics["best_human_answer"]}
     scores = [(name, {key: found.get("scores", {}).get(name) for key, found in columns.items()})
               for name in metrics["score_changes"]]
     rows = [[label, *(_estimate(found.get(name)) for found in columns.values())] for label, name in ESTIMATES]
@@ -38,7 +38,7 @@ def frontier(policies: dict) -> Frontier:
     """Mean reward against KL to SFT, in nats a response: what each policy got for what it paid."""
     sft = policies["sft"]["reward"]
     line = {"SFT": (0.0, sft)} | {name_of(name): (found["kl_formula"], found["reward"])
-                                  for name, found in best_of(policies).items()}
+                                  for name, found in best_of_n_policies(policies).items()}
     others = {name_of(name): (policies[name]["kl_k1"]["mean"], policies[name]["reward"])
               for name in ("ppo", "base") if name in policies}
     return Frontier("Reward against KL to SFT", "KL to SFT, nats a response", "mean reward", line, others)
@@ -48,8 +48,8 @@ def _estimate(found: dict | None) -> str:
     """The mean with its interval below it: seven policies stand beside one another."""
     if found is None:
         return "–"
-    mean, _, interval = estimate_text(found).partition(" ")
-    return joined([mean, " ", element("small", interval)])
+    mean, _, interval = format_estimate(found).partition(" ")
+    return join_html([mean, " ", element("small", interval)])
 
 
 def _plain(value: float | None, form: str) -> str:

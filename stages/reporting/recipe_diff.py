@@ -1,6 +1,6 @@
 """The recipe of a run as what differs from the published one."""
 
-from stages.render.html import Html, element, joined, table
+from stages.render.html import Html, element, join_html, table
 from stages.runtime.manifest import leaves
 
 
@@ -22,7 +22,7 @@ def recipe(stages: dict[str, dict], published: dict[str, list[tuple]]) -> Html:
     head = ["setting", "here", "published", "meaning, unit [source of the published value, or ours]"]
     others = element("details", element("summary", f"{len(rows[True])} settings as published"),
                      table(head, rows[True], class_="recipe"))
-    return joined([element("p", "; ".join(counts), ".", class_="faint"),
+    return join_html([element("p", "; ".join(counts), ".", class_="faint"),
                    table(head, rows[False], class_="recipe") if rows[False] else "", others])
 
 

@@ -1,7 +1,7 @@
 """The report's sections, each a function of facts that are already there: metrics and manifests."""
 
-from stages.evaluation.summary import estimate_text
-from stages.render.html import Html, element, joined, table
+from stages.evaluation.summary import format_estimate
+from stages.render.html import Html, element, join_html, table
 from stages.reporting.pipeline_graph import sources
 
 
@@ -26,7 +26,7 @@ def where_right(reward: dict) -> Html:
     """The same share among pairs of one kind: by length, score gap, site and tag."""
     kinds = {"better answer in length": "by_length", "scores apart": "by_score_gap", "site": "by_site",
              "tag": "by_tag"}
-    rows = [[joined([f"{kind}: ", element("bdi", name)]), *_estimate_cells(found)]
+    rows = [[join_html([f"{kind}: ", element("bdi", name)]), *_estimate_cells(found)]
             for kind, key in kinds.items() for name, found in reward[key].items()]
     return table(["pairs of which kind", "share ranked right", "95 % interval", "pairs"], rows)
 
@@ -34,7 +34,7 @@ def where_right(reward: dict) -> Html:
 def hacking(found: dict) -> Html:
     """The monitors, and which of them moved for the worse beyond their thresholds."""
     rows = [[row["label"], f"{row['sft']:z{row['form']}}", f"{row['ppo']:z{row['form']}}",
-             estimate_text(row["change"], row["form"], signed=True),
+             format_estimate(row["change"], row["form"], signed=True),
              f"{row['worse']} by {row['threshold']:{row['form']}}", "moved" if row["moved"] else "no"]
             for row in found["monitors"]]
     return table(["monitor", "SFT", "PPO", "change, 95 % interval", "for the worse: more than", "moved"], rows)
@@ -43,7 +43,7 @@ def hacking(found: dict) -> Html:
 def gold_scores(found: dict) -> Html:
     """What the scorer that knows the truth says."""
     rows = [[name, *("–" if numbers[side] is None else f"{numbers[side]:.3f}" for side in ("sft", "ppo", "human")),
-             estimate_text(numbers["difference"], signed=True)] for name, numbers in found.items()]
+             format_estimate(numbers["difference"], signed=True)] for name, numbers in found.items()]
     return table(["score", "SFT", "PPO", "best human answer", "PPO minus SFT, paired"], rows)
 
 
@@ -56,7 +56,7 @@ def provenance(manifests: dict[str, dict], digests: dict[str, str]) -> Html:
                if source["sha256"] not in digests.values()}
     first = [[path, element("code", sha256 or "of a hub: see the recipe's revision")]
              for path, sha256 in outside.items()]
-    return joined([
+    return join_html([
         table(["artifact", "sha256 of its manifest", "commit", "made from"], rows, class_="digests"),
         table(["made of what lies outside this page", "sha256"], first, class_="digests") if first else "",
         element("p", _versions(manifests), class_="faint")])

@@ -16,10 +16,10 @@ from transformers import LlamaForSequenceClassification
 
 from stages import evaluate
 from stages.evaluation import gold_score, policy_answers
-from stages.evaluation.pair_accuracy import evaluate_pairs, held_out_pairs
-from stages.evaluation.statistics import estimate
+from stages.evaluation.pair_accuracy import draw_held_out_pairs, evaluate_pairs
+from stages.evaluation.statistics import bootstrap_mean
 from stages.generation import sampler
-from stages.generation.text_metrics import code_fences, distinct, distinct_without_each, has_code, repetition
+from stages.generation.text_metrics import count_fences, distinct, distinct_leave_one_out, has_code, repetition
 from stages.modeling.load import load_causal
 from stages.modeling.packed import token_logprobs
 from stages.modeling.tiny_llama import small_llama, train_tokenizer
@@ -29,7 +29,7 @@ from stages.stackexchange.prompt import answer_ids, prompt_ids
 CODE = "Do this:\n\n```\nls\n```"
 CONFIG = Evaluate(max_pairs=50, prompts=6, batch_prompts=4, max_prompt_tokens=60, max_response_tokens=6,
                   best_of=(2, 3), bootstrap_samples=50)
-means = partial(estimate, samples=50, seed=0)
+means = partial(bootstrap_mean, samples=50, seed=0)
 
 
 def row(qid: int, better: str, worse: str, gap: int = 1, question: str | None = None) -> dict:
@@ -86,7 +86,7 @@ class Words:
 
 
 def held(rows=PAIRS, max_pairs=50, max_tokens=999):
-    return held_out_pairs(rows, Words(), max_pairs=max_pairs, max_tokens=max_tokens, seed=0)
+    return draw_held_out_pairs(rows, Words(), max_pairs=max_pairs, max_tokens=max_tokens, seed=0)
 
 
 def test_each_text_is_held_once_and_pairs_point_at_it():
@@ -129,12 +129,12 @@ def test_baselines_on_literal_pairs():
 def test_text_measures():
     assert has_code(CODE) and has_code("```\nx\n```") and not has_code("`x` and ``` in a line")
     assert repetition([1, 2, 3, 4, 5]) == 0 and repetition([1]) == 0
-    assert code_fences(CODE) == 2 and code_fences("a ``` b ```") == 2 and code_fences("`x`") == 0
+    assert count_fences(CODE) == 2 and count_fences("a ``` b ```") == 2 and count_fences("`x`") == 0
     assert repetition([7] * 8) == 1 - 1 / 5
     assert distinct([[1, 2, 3], [1, 2]]) == 2 / 3 and distinct([[1]]) == 0
     texts = [[1, 2, 3, 1, 2], [1, 2], [3, 1, 4], [5]]
     left_out = [distinct(texts[:i] + texts[i + 1:]) for i in range(4)]
-    assert distinct_without_each(texts).tolist() == left_out
+    assert distinct_leave_one_out(texts).tolist() == left_out
 
 
 def test_log_probabilities_are_those_of_single_texts(folders, tokenizer):
@@ -164,7 +164,7 @@ def test_each_batch_has_its_own_random_numbers(folders, tokenizer, monkeypatch):
 
     monkeypatch.setattr(sampler, "sample", watched)
     for longest in (8, 1):
-        policy_answers.answers_of(model, tokenizer, prompts, batch_prompts=3, max_new_tokens=longest, temperature=1.0,
+        policy_answers.sample_answers(model, tokenizer, prompts, batch_prompts=3, max_new_tokens=longest, temperature=1.0,
                               seed=1, label="t")
     assert first_numbers[:2] == first_numbers[2:] and len(set(first_numbers)) == 2
 
@@ -245,15 +245,15 @@ def test_gold_is_told_where_it_applies(folders, tmp_path, monkeypatch, capsys):
     ("json", "should look like package.module:function"), ("json:__name__", "is not a function")])
 def test_a_wrong_gold_name_is_one_line(name, says):
     with pytest.raises(ValueError, match=says) as error:
-        gold_score.load(name)
+        gold_score.load_gold_scorer(name)
     assert "\n" not in str(error.value)
 
 
 def test_a_gold_scorer_must_give_gold_for_every_response():
     with pytest.raises(ValueError, match="no 'gold'"):
-        gold_score.scores(lambda q, r: {"points": [1.0]}, ["q"], ["r"])
+        gold_score.score_gold(lambda q, r: {"points": [1.0]}, ["q"], ["r"])
     with pytest.raises(ValueError, match="1 values of 'gold' for 2 responses"):
-        gold_score.scores(lambda q, r: {"gold": [1.0]}, ["q", "q"], ["r", "r"])
+        gold_score.score_gold(lambda q, r: {"gold": [1.0]}, ["q", "q"], ["r", "r"])
 
 
 def test_what_cannot_be_evaluated_is_said(folders, tmp_path, tokenizer, capsys):

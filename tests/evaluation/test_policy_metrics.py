@@ -10,10 +10,10 @@ import torch
 
 from stages.evaluation import policy_metrics, surface_baseline
 from stages.evaluation.policy_answers import Answers
-from stages.evaluation.statistics import estimate_of
+from stages.evaluation.statistics import bootstrap_statistic
 from stages.generation import best_of_n
 
-estimated = partial(estimate_of, samples=200, seed=0)
+estimated = partial(bootstrap_statistic, samples=200, seed=0)
 
 
 def answers(generator: np.random.Generator, prompts: int, each: int = 1) -> tuple[Answers, np.ndarray]:
@@ -29,12 +29,12 @@ def test_best_of_n_is_the_mean_over_all_draws():
     generator = np.random.default_rng(0)
     rewards = generator.normal(size=(3, 6))
     for n in (1, 2, 4, 6):
-        weights = best_of_n.chances(rewards, n)
+        weights = best_of_n.best_of_n_weights(rewards, n)
         for row, chances in zip(rewards, weights, strict=True):
             best = [max(draw) for draw in combinations(row, n)]
             assert (row * chances).sum() == pytest.approx(sum(best) / len(best))
             assert chances.sum() == pytest.approx(1)
-    assert best_of_n.chances(rewards, 6).max(1).tolist() == [1, 1, 1]
+    assert best_of_n.best_of_n_weights(rewards, 6).max(1).tolist() == [1, 1, 1]
 
 
 def test_the_formula_is_the_kl_of_best_of_n():
@@ -49,8 +49,8 @@ def test_the_formula_is_the_kl_of_best_of_n():
 def test_a_policys_numbers_against_plain_sums():
     found, rewards = answers(np.random.default_rng(1), 40)
     other = np.random.default_rng(2).normal(size=40)
-    numbers = policy_metrics.policy_numbers(
-        policy_metrics.columns_of(found, rewards, other, {"mine": rewards * 2}), found.responses, ["mine"], estimated)
+    numbers = policy_metrics.compute_policy_metrics(
+        policy_metrics.answer_columns(found, rewards, other, {"mine": rewards * 2}), found.responses, ["mine"], estimated)
     tokens = [len(response) for response in found.responses]
     own, under_sft = ([float(x) for row in rows for x in row] for rows in (found.log_p, found.log_ref))
     kl = [p - q for p, q in zip(own, under_sft, strict=True)]
@@ -75,9 +75,9 @@ def test_best_of_every_sample_is_the_best_answer_itself():
     best = [4 * prompt + int(place) for prompt, place in enumerate(rewards.reshape(20, 4).argmax(1))]
     alone = Answers(*([rows[i] for i in best] for rows in (samples.responses, samples.texts, samples.ended)), None,
                     [samples.log_ref[i] for i in best])
-    columns = policy_metrics.columns_of(samples, rewards, sft, {})
+    columns = policy_metrics.answer_columns(samples, rewards, sft, {})
     found = policy_metrics.best_of_columns(columns, 4, 4)
-    expected = policy_metrics.columns_of(alone, rewards[best], sft[:20], {})
+    expected = policy_metrics.answer_columns(alone, rewards[best], sft[:20], {})
     assert found.keys() == expected.keys()
     for name, column in expected.items():
         np.testing.assert_allclose(found[name], column, err_msg=name)
@@ -88,15 +88,15 @@ def test_best_of_every_sample_is_the_best_answer_itself():
 
 def test_changes_are_differences_with_the_interval_of_a_paired_bootstrap():
     (before, low), (after, high) = (answers(np.random.default_rng(seed), 60) for seed in (4, 5))
-    columns = [policy_metrics.columns_of(*pair, low, {}) for pair in ((before, low), (after, high))]
-    found = policy_metrics.changes(*columns, estimated)
-    numbers = [policy_metrics.policy_numbers(one, side.responses, [], estimated)
+    columns = [policy_metrics.answer_columns(*pair, low, {}) for pair in ((before, low), (after, high))]
+    found = policy_metrics.metric_changes(*columns, estimated)
+    numbers = [policy_metrics.compute_policy_metrics(one, side.responses, [], estimated)
                for one, side in zip(columns, (before, after), strict=True)]
-    for name in policy_metrics.PLAIN:
+    for name in policy_metrics.POINT_METRICS:
         assert found[name]["mean"] == pytest.approx(numbers[1][name] - numbers[0][name])
         assert found[name]["low"] < found[name]["mean"] < found[name]["high"]
     assert found["gold"] is None
-    same = policy_metrics.changes(columns[0], columns[0], estimated)
+    same = policy_metrics.metric_changes(columns[0], columns[0], estimated)
     assert [same["entropy"][end] for end in ("mean", "low", "high")] == [0, 0, 0]
     distinct = policy_metrics.distinct_change(before.responses, after.responses)
     assert distinct["mean"] == pytest.approx(numbers[1]["distinct_2"] - numbers[0]["distinct_2"])
@@ -104,8 +104,8 @@ def test_changes_are_differences_with_the_interval_of_a_paired_bootstrap():
 
 def test_what_is_always_the_same_has_no_correlation():
     found, _ = answers(np.random.default_rng(6), 10)
-    columns = policy_metrics.columns_of(found, np.zeros(10), np.zeros(10), {})
-    assert policy_metrics.policy_numbers(columns, found.responses, [], estimated)["reward_length_correlation"] is None
+    columns = policy_metrics.answer_columns(found, np.zeros(10), np.zeros(10), {})
+    assert policy_metrics.compute_policy_metrics(columns, found.responses, [], estimated)["reward_length_correlation"] is None
 
 
 def test_the_surface_baseline_is_the_regression_that_gradient_descent_finds():

@@ -15,16 +15,16 @@ from transformers import LlamaForSequenceClassification
 from stages import evaluate
 from stages.evaluation import policy_comparison
 from stages.evaluation.policy_answers import Answers
-from stages.evaluation.reward_hacking import MONITORS, hacking, kl_at
-from stages.evaluation.statistics import estimate_of
+from stages.evaluation.reward_hacking import MONITORS, best_of_n_kl_at, detect_reward_hacking
+from stages.evaluation.statistics import bootstrap_statistic
 from stages.generation.best_of_n import best_of_kl
-from stages.generation.text_metrics import code_fences
+from stages.generation.text_metrics import count_fences
 from stages.recipe.evaluate import Evaluate
 from stages.reporting.policy_section import frontier
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 from tests.helpers import tiny_models
 
-estimated = partial(estimate_of, samples=200, seed=0)
+estimated = partial(bootstrap_statistic, samples=200, seed=0)
 FENCES = "``` ``` ``` ``` ``` ```"
 
 
@@ -60,8 +60,8 @@ def has_flag(text: str) -> float:
 
 
 def test_a_policy_that_writes_only_fences_is_flagged():
-    metrics = compared([FENCES] * 120, -0.05, code_fences)
-    found = hacking(metrics)
+    metrics = compared([FENCES] * 120, -0.05, count_fences)
+    found = detect_reward_hacking(metrics)
     assert found["verdict"] == "flagged" and found["rose"] == ["reward"]
     assert {"repetition, share of repeated 4-grams", "distinct-2", "code fences a response",
             "entropy, nats a token"} <= set(found["moved"])
@@ -69,42 +69,42 @@ def test_a_policy_that_writes_only_fences_is_flagged():
 
 def test_an_honest_policy_is_not():
     rng = random.Random(2)
-    found = hacking(compared([honest(rng, 0.9) for _ in range(120)], -0.9, has_flag))
+    found = detect_reward_hacking(compared([honest(rng, 0.9) for _ in range(120)], -0.9, has_flag))
     assert (found["verdict"], found["rose"], found["moved"]) == ("clear", ["reward"], [])
 
 
 def test_gold_decides_where_it_is_known():
     rng = random.Random(2)
     texts = [honest(rng, 0.9) for _ in range(120)]
-    assert hacking(compared(texts, -0.9, has_flag, lambda text: -has_flag(text)))["verdict"] == "flagged"
-    assert hacking(compared(texts, -0.9, has_flag, lambda text: 1.0))["verdict"] == "flagged"  # it did not rise
-    assert hacking(compared(texts, -0.9, has_flag, has_flag))["verdict"] == "clear"
-    assert hacking(compared([FENCES] * 120, -0.05, code_fences, code_fences))["verdict"] == "watch"
-    assert hacking(compared(texts, -0.9, lambda text: 0.0))["verdict"] == "no rise"
+    assert detect_reward_hacking(compared(texts, -0.9, has_flag, lambda text: -has_flag(text)))["verdict"] == "flagged"
+    assert detect_reward_hacking(compared(texts, -0.9, has_flag, lambda text: 1.0))["verdict"] == "flagged"  # it did not rise
+    assert detect_reward_hacking(compared(texts, -0.9, has_flag, has_flag))["verdict"] == "clear"
+    assert detect_reward_hacking(compared([FENCES] * 120, -0.05, count_fences, count_fences))["verdict"] == "watch"
+    assert detect_reward_hacking(compared(texts, -0.9, lambda text: 0.0))["verdict"] == "no rise"
 
 
 def test_a_monitor_has_moved_only_when_its_whole_interval_is_beyond_the_threshold():
     rng = random.Random(2)
     metrics = compared([honest(rng, 0.6) for _ in range(120)], -0.9, has_flag)
-    assert len(hacking(metrics)["monitors"]) == len(MONITORS) + 1  # and the KL, beside best-of-n's
+    assert len(detect_reward_hacking(metrics)["monitors"]) == len(MONITORS) + 1  # and the KL, beside best-of-n's
     for low, high, moved in ((0.06, 0.2, True), (0.04, 0.2, False), (-0.2, -0.06, False), (None, None, False)):
         metrics["changes"]["repetition"] = {"mean": 0.1, "low": low, "high": high, "count": 120, "groups": 120}
-        assert bool(hacking(metrics)["moved"]) == moved
+        assert bool(detect_reward_hacking(metrics)["moved"]) == moved
     metrics["changes"]["repetition"] = None
-    assert len(hacking(metrics)["monitors"]) == len(MONITORS)
+    assert len(detect_reward_hacking(metrics)["monitors"]) == len(MONITORS)
 
 
 def test_the_kl_of_best_of_n_at_a_reward():
     policies = {"sft": {"reward": {"mean": 0.0}}}
     for n, reward in ((2, 1.0), (4, 2.0)):
         policies[f"best_of_{n}"] = {"reward": {"mean": reward}, "kl_formula": best_of_kl(n)}
-    assert kl_at(0.25, policies) == pytest.approx(best_of_kl(2) / 4)
-    assert kl_at(1.5, policies) == pytest.approx((best_of_kl(2) + best_of_kl(4)) / 2)
-    assert kl_at(0.0, policies) is None and kl_at(2.1, policies) is None
+    assert best_of_n_kl_at(0.25, policies) == pytest.approx(best_of_kl(2) / 4)
+    assert best_of_n_kl_at(1.5, policies) == pytest.approx((best_of_kl(2) + best_of_kl(4)) / 2)
+    assert best_of_n_kl_at(0.0, policies) is None and best_of_n_kl_at(2.1, policies) is None
 
 
 def test_the_frontier_goes_from_sft_over_best_of_n():
-    metrics = compared([FENCES] * 120, -0.05, code_fences)
+    metrics = compared([FENCES] * 120, -0.05, count_fences)
     drawn = frontier(metrics["policies"])
     assert list(drawn.line) == ["SFT", "best of 2", "best of 4"] and list(drawn.others) == ["PPO"]
     assert [x for x, _ in drawn.line.values()] == [0.0, best_of_kl(2), best_of_kl(4)]

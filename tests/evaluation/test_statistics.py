@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from stages.evaluation.statistics import estimate, estimate_of, jackknife, pair_wins, wilson
-from stages.generation.text_metrics import distinct, distinct_without_each
+from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic, jackknife, pair_wins, wilson_interval
+from stages.generation.text_metrics import distinct, distinct_leave_one_out
 from stages.stackexchange.pairs.table import group_numbers
 
 
@@ -24,8 +24,8 @@ def test_the_interval_by_question_covers_the_truth_95_times_in_100_and_that_by_p
     by_question, by_pair = [], []
     for number in range(300):
         values, groups = grouped_pairs(np.random.default_rng(number))
-        by_question.append(covers(estimate(values, groups, samples=400, seed=number), 0.7))
-        by_pair.append(covers(estimate(values, np.arange(len(values)), samples=400, seed=number), 0.7))
+        by_question.append(covers(bootstrap_mean(values, groups, samples=400, seed=number), 0.7))
+        by_pair.append(covers(bootstrap_mean(values, np.arange(len(values)), samples=400, seed=number), 0.7))
     assert 0.92 <= np.mean(by_question) <= 0.98  # 3 standard errors of 300 simulations, less what a bootstrap lacks
     assert np.mean(by_pair) < 0.85
 
@@ -40,7 +40,7 @@ def test_the_interval_of_a_correlation_by_question_covers_the_truth_too():
                 for part in own)
         rows = np.stack([np.ones(300), x, y, x * x, y * y, x * y])
         for groups, covered in ((np.repeat(np.arange(100), 3), by_question), (np.arange(300), by_row)):
-            covered.append(covers(estimate_of(correlation, rows, groups, samples=300, seed=number), 0.6))
+            covered.append(covers(bootstrap_statistic(correlation, rows, groups, samples=300, seed=number), 0.6))
     assert 0.90 <= np.mean(by_question) <= 0.98 and np.mean(by_row) < 0.85
 
 
@@ -56,7 +56,7 @@ def test_the_jackknife_of_distinct_bigrams_covers_what_they_are_on_average():
 
     truth = np.mean([distinct(simulated(1000 + seed)) for seed in range(400)])
     texts = [simulated(seed) for seed in range(300)]
-    found = [jackknife(distinct(one), distinct_without_each(one)) for one in texts]
+    found = [jackknife(distinct(one), distinct_leave_one_out(one)) for one in texts]
     assert 0.90 <= np.mean([covers(one, truth) for one in found]) <= 0.99
 
 
@@ -70,8 +70,8 @@ def test_the_jackknife_of_a_mean_is_its_standard_error():
 
 def test_pairs_taken_as_independent_would_be_too_sure():
     values, groups = grouped_pairs(np.random.default_rng(1))
-    by_question = estimate(values, groups, samples=1000, seed=0)
-    by_pair = estimate(values, np.arange(len(values)), samples=1000, seed=0)
+    by_question = bootstrap_mean(values, groups, samples=1000, seed=0)
+    by_pair = bootstrap_mean(values, np.arange(len(values)), samples=1000, seed=0)
     assert by_question["mean"] == by_pair["mean"]
     assert by_question["high"] - by_question["low"] > 1.3 * (by_pair["high"] - by_pair["low"])
 
@@ -79,7 +79,7 @@ def test_pairs_taken_as_independent_would_be_too_sure():
 def test_the_bootstrap_is_the_plain_loop(monkeypatch):
     monkeypatch.setattr("stages.evaluation.statistics.DRAWN_AT_ONCE", 7)  # several portions
     values, groups = [1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 1.0], [4, 4, 9, 9, 9, 1, 2]
-    found = estimate(np.array(values), np.array(groups), samples=500, seed=3)
+    found = bootstrap_mean(np.array(values), np.array(groups), samples=500, seed=3)
     generator, means = np.random.default_rng(3), []
     members = {number: [v for v, g in zip(values, groups, strict=True) if g == number] for number in (1, 2, 4, 9)}
     names = list(members)
@@ -94,14 +94,14 @@ def test_the_bootstrap_is_the_plain_loop(monkeypatch):
 
 def test_what_does_not_apply_is_left_out():
     values = np.array([1.0, np.nan, 0.0, np.nan])
-    assert estimate(values, np.array([1, 2, 3, 3]), samples=50, seed=0) | {"low": 0, "high": 0} == {
+    assert bootstrap_mean(values, np.array([1, 2, 3, 3]), samples=50, seed=0) | {"low": 0, "high": 0} == {
         "mean": 0.5, "low": 0, "high": 0, "count": 2, "groups": 2}
-    assert estimate(values[[1, 3]], np.arange(2), samples=50, seed=0) is None
-    assert estimate(np.array([]), np.array([]), samples=50, seed=0) is None
+    assert bootstrap_mean(values[[1, 3]], np.arange(2), samples=50, seed=0) is None
+    assert bootstrap_mean(np.array([]), np.array([]), samples=50, seed=0) is None
 
 
 def test_one_question_says_nothing_about_spread():
-    found = estimate(np.array([1.0, 0.0]), np.array([5, 5]), samples=50, seed=0)
+    found = bootstrap_mean(np.array([1.0, 0.0]), np.array([5, 5]), samples=50, seed=0)
     assert (found["mean"], found["low"], found["high"]) == (0.5, None, None)
 
 
@@ -109,7 +109,7 @@ def test_a_paired_difference_is_surer_than_two_means():
     generator = np.random.default_rng(0)
     before = generator.normal(0, 3, 200)
     after = before + generator.normal(0.5, 0.5, 200)
-    paired, alone = (estimate(v, np.arange(200), samples=500, seed=0) for v in (after - before, after))
+    paired, alone = (bootstrap_mean(v, np.arange(200), samples=500, seed=0) for v in (after - before, after))
     assert 0 < paired["low"] < 0.5 < paired["high"]
     assert paired["high"] - paired["low"] < 0.25 * (alone["high"] - alone["low"])
 
@@ -130,7 +130,7 @@ def test_equal_keys_are_one_group():
 @pytest.mark.parametrize(("share", "count"), [(0.5, 10), (0.3, 7), (0.9, 200), (0.0, 1), (1.0, 20)])
 def test_wilsons_bounds_are_where_the_observed_share_is_just_not_rejected(share, count):
     """By its definition: the share lies 1.96 standard errors of a bound from it, errors taken at the bound."""
-    low, high = wilson(share, count)
+    low, high = wilson_interval(share, count)
     for bound in (low, high):
         assert (share - bound) ** 2 == pytest.approx(1.959964**2 * bound * (1 - bound) / count, abs=1e-9)
     assert -1e-12 <= low <= share <= high <= 1 + 1e-12 and high - low > 0.05

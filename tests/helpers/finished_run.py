@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from stages import report
 from stages.evaluation import summary
-from stages.evaluation.reward_hacking import MONITORS, hacking
+from stages.evaluation.reward_hacking import MONITORS, detect_reward_hacking
 from stages.recipe import evaluate, recipe
 
 EVIL = '<script>alert(1)</script> "quoted" \'single\' & <img src=x onerror=alert(2)> مرحبا \x08 </pre>'
@@ -58,8 +58,8 @@ def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1,
 
 def told(found: dict) -> dict:
     """With what is said of the numbers."""
-    found = found | {"hacking": hacking(found)}
-    return found | {"table": summary.table(found)}
+    found = found | {"hacking": detect_reward_hacking(found)}
+    return found | {"table": summary.short_table(found)}
 
 
 def sample(number: int, text: str = "fine", url: str = "https://beer.example/q/1") -> dict:
@@ -81,7 +81,7 @@ def artifacts(place: Path) -> dict[str, Path | list[str]]:
     for stage, folder in folders.items():
         folder.mkdir()
         stage = "merge" if stage.endswith("-merged") else stage
-        config = recipe.section(recipe.Recipe(), stage)
+        config = recipe.section_settings(recipe.Recipe(), stage)
         if stage == "ppo":
             config = config | {"learning_rate": 0.0123}
         made = {"stage": stage, "config": config, "inputs": {"pairs": {"path": "results/x/pairs", "sha256": "0"}},
