@@ -19,12 +19,18 @@ import numpy as np
 from stages.evaluation import gold_score, policy_answers, summary
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.output_tables import write_pairs, write_samples
-from stages.evaluation.pair_accuracy import HeldOutPairs, draw_held_out_pairs, evaluate_pairs
+from stages.evaluation.pair_accuracy import (
+    BAG_OF_WORDS,
+    SURFACE,
+    HeldOutPairs,
+    draw_held_out_pairs,
+    evaluate_pairs,
+)
 from stages.evaluation.policy_answers import Answers
 from stages.evaluation.policy_comparison import SAMPLES, PolicyComparison, repeat_each
 from stages.evaluation.reward_hacking import detect_reward_hacking
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
-from stages.evaluation.surface_baseline import fitted
+from stages.evaluation.surface_baseline import fit_surface_baseline
 from stages.generation.text_metrics import has_code
 from stages.modeling import families, torch_setup
 from stages.modeling.load import load_causal
@@ -32,6 +38,7 @@ from stages.modeling.packed import token_logprobs
 from stages.modeling.tokenizer import same_tokenizer, shared_tokenizer
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.ppo import RewardSource
+from stages.reward_modeling.lexical_scorer import fit_lexical_scorer
 from stages.rl.rewards.sources import RewardFunction, load_reward_function
 from stages.runtime.files import write_json
 from stages.stackexchange.pairs.table import drawn_rows, key_of, rows_of
@@ -63,7 +70,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     means, estimated = (partial(kind, samples=config.bootstrap_samples, seed=config.seed)
                         for kind in (bootstrap_mean, bootstrap_statistic))
     metrics = {
-        "reward_model": evaluate_pairs(held, held_rewards, _surface(config, pairs, held), likelihood, pair_gold,
+        "reward_model": evaluate_pairs(held, held_rewards, _fit_baselines(config, pairs, held), likelihood, pair_gold,
                                tags_of(posts, {key_of(row) for row in held.rows}), means),
         "prompts": len(asked.rows), "prompts_over_length": asked.over_length,
         **panel.compared(config.best_of, estimated),
@@ -128,10 +135,11 @@ def _rewards(reward: Path, held: HeldOutPairs, asked: EvaluationPrompts, answers
     return first, dict(zip(responses, others, strict=True))
 
 
-def _surface(config: Evaluate, pairs: Path, held: HeldOutPairs) -> np.ndarray:
-    """Of every held-out text, the score of a logistic regression that has seen the reward model's split."""
-    baseline = fitted(drawn_rows(rows_of(pairs, TRAINED_ON), config.surface_pairs, config.seed))
-    return baseline(answer for _, answer in held.texts)
+def _fit_baselines(config: Evaluate, pairs: Path, held: HeldOutPairs) -> dict[str, np.ndarray]:
+    """Score every held-out text with each logistic regression, fitted on pairs of the reward model's split."""
+    rows = drawn_rows(rows_of(pairs, TRAINED_ON), config.surface_pairs, config.seed)
+    baselines = {SURFACE: fit_surface_baseline(rows), BAG_OF_WORDS: fit_lexical_scorer(rows)}
+    return {name: baseline(answer for _, answer in held.texts) for name, baseline in baselines.items()}
 
 
 def _pair_gold(truth: Callable | None, held: HeldOutPairs) -> np.ndarray | None:

@@ -21,6 +21,8 @@ from stages.stackexchange.prompt import answer_ids, prompt_ids
 # To add a baseline that needs no model: one line, a function of the answer's text.
 TEXT_BASELINES: dict[str, Callable[[str], float]] = {"longer answer wins": len, "has code": has_code}
 SURFACE = "surface features (logistic)"
+BAG_OF_WORDS = "bag of words (logistic)"
+BAG_OF_WORDS = "bag of words (logistic)"
 LOG_PROBABILITY = "SFT log-probability"
 MAX_KINDS = 20  # sites, or tags, that are told apart: those of most pairs
 EQUAL_LENGTH = 0.1  # lengths that differ by less than this share of the longer
@@ -84,7 +86,7 @@ def draw_held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_
 def evaluate_pairs(
     pairs: HeldOutPairs,
     reward: np.ndarray,
-    surface: np.ndarray,
+    fitted: dict[str, np.ndarray],
     log_probability: np.ndarray,
     gold: np.ndarray | None,
     tags: dict[tuple, list[str]],
@@ -92,14 +94,14 @@ def evaluate_pairs(
 ) -> dict:
     """Accuracy of the reward model [M] beside the baselines, and where it holds; `gold` [M] decides for the ceiling.
 
-    surface, log_probability: scores [M] of two of the baselines. tags: of each (site, qid). estimate: (values [N],
-    groups [N]) to a mean with its interval (statistics.estimate).
+    fitted: scores [M] of the baselines fitted on other pairs, by name. log_probability: SFT's [M]. tags: of each
+    (site, qid). estimate: (values [N], groups [N]) to a mean with its interval (statistics.estimate).
     """
 
     accuracy = partial(estimate, groups=pairs.groups)
     right = pairs.decided(reward)
     cheap = {name: pairs.decided([judge(answer) for _, answer in pairs.texts]) for name, judge in TEXT_BASELINES.items()}
-    cheap[SURFACE] = pairs.decided(surface)
+    cheap |= {name: pairs.decided(scores) for name, scores in fitted.items()}
     best = max(cheap, key=lambda name: cheap[name].mean()) if len(right) else None
     return {
         "pairs": len(pairs.rows),

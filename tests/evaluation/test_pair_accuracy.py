@@ -16,7 +16,7 @@ from transformers import LlamaForSequenceClassification
 
 from stages import evaluate
 from stages.evaluation import gold_score, policy_answers
-from stages.evaluation.pair_accuracy import draw_held_out_pairs, evaluate_pairs
+from stages.evaluation.pair_accuracy import BAG_OF_WORDS, SURFACE, draw_held_out_pairs, evaluate_pairs
 from stages.evaluation.statistics import bootstrap_mean
 from stages.generation import sampler
 from stages.generation.text_metrics import count_fences, distinct, distinct_leave_one_out, has_code, repetition
@@ -107,11 +107,13 @@ def test_long_pairs_are_dropped_and_counted_and_the_choice_is_seeded():
 def test_baselines_on_literal_pairs():
     pairs = held()
     reward = np.arange(len(pairs.texts), 0, -1, dtype=float)  # texts that come earlier score higher
-    found = evaluate_pairs(pairs, reward, reward * 0, -reward, reward, {("s", 2): ["ale", "hops"], ("s", 3): ["ale"]}, means)
+    found = evaluate_pairs(pairs, reward, {SURFACE: reward * 0}, -reward, reward, {("s", 2): ["ale", "hops"], ("s", 3): ["ale"]}, means)
     assert found["baselines"]["longer answer wins"]["mean"] == (1 + 1 + 0 + 1 + 0.5) / 5
     assert found["baselines"]["has code"]["mean"] == (0.5 + 1 + 0.5 + 0.5 + 0.5) / 5
     assert found["baselines"]["surface features (logistic)"]["mean"] == 0.5
     assert found["best_cheap_baseline"] == "longer answer wins"
+    as_good = evaluate_pairs(pairs, reward, {SURFACE: reward * 0, BAG_OF_WORDS: reward}, -reward, reward, {}, means)
+    assert as_good["best_cheap_baseline"] == BAG_OF_WORDS and as_good["above_best_cheap_baseline"]["mean"] == 0
     right = [1, 0, 1, 1, 1]
     assert found["accuracy"]["mean"] == found["oracle"]["mean"] == pytest.approx(0.8)
     assert found["oracle_both_have_code"] == found["both_have_code"]

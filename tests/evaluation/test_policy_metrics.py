@@ -12,6 +12,7 @@ from stages.evaluation import policy_metrics, surface_baseline
 from stages.evaluation.policy_answers import Answers
 from stages.evaluation.statistics import bootstrap_statistic
 from stages.generation import best_of_n
+from stages.reward_modeling.lexical_scorer import fit_bradley_terry
 
 estimated = partial(bootstrap_statistic, samples=200, seed=0)
 
@@ -108,7 +109,8 @@ def test_what_is_always_the_same_has_no_correlation():
     assert policy_metrics.compute_policy_metrics(columns, found.responses, [], estimated)["reward_length_correlation"] is None
 
 
-def test_the_surface_baseline_is_the_regression_that_gradient_descent_finds():
+@pytest.mark.parametrize("solver", ["lbfgs", "newton-cholesky"])
+def test_the_surface_baseline_is_the_regression_that_gradient_descent_finds(solver):
     generator = np.random.default_rng(7)
     differences = generator.normal(size=(300, 3)) + np.array([0.8, -0.3, 0.0])
     weights = torch.zeros(3, dtype=torch.float64, requires_grad=True)
@@ -121,16 +123,16 @@ def test_the_surface_baseline_is_the_regression_that_gradient_descent_finds():
         return found
 
     optimizer.step(loss)
-    np.testing.assert_allclose(surface_baseline.logistic(differences), weights.detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(fit_bradley_terry(differences, surface_baseline.PENALTY, solver), weights.detach().numpy(), atol=1e-6)
 
 
 def test_the_surface_baseline_learns_what_the_surface_tells_and_no_more():
     rows = [{"response_j": "see https://a.b " + "x" * (i % 7), "response_k": "y" * (i % 9 + 20)} for i in range(100)]
-    baseline = surface_baseline.fitted(rows)
+    baseline = surface_baseline.fit_surface_baseline(rows)
     linked, plain = baseline(["z https://c.d", "zzzzzzzzzzzzz"])
     assert linked > plain
     assert baseline(["right", "wrong"]).tolist()[0] == baseline(["wrong"])[0]  # words it does not read
-    assert surface_baseline.fitted([])(["a", "b"]).tolist() == [0, 0]
+    assert surface_baseline.fit_surface_baseline([])(["a", "b"]).tolist() == [0, 0]
 
 
 def test_features_on_literals():
