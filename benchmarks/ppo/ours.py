@@ -17,7 +17,8 @@ from stages.modeling.lora import add_lora
 from stages.reward_modeling.load import load_scorer
 from stages.reward_modeling.scorer import Scorer
 from stages.rl.policy import Policy
-from stages.rl.trajectory import Update, build_trajectory
+from stages.rl.ppo_trainer import UpdateSettings
+from stages.rl.trajectory import build_trajectory
 
 PACKAGES = ("torch", "transformers", "peft")
 
@@ -41,7 +42,7 @@ def load(shape: workload.Shape, precision: str) -> tuple[Policy, Scorer, torch.o
 def iterate(policy: Policy, scorer: Scorer, optimizer, prompts: list[list[int]], shape: workload.Shape,
             clock: workload.Clock, generator: torch.Generator) -> None:
     """One PPO step as stages/ppo.py takes it, each phase on the clock."""
-    update = Update(
+    update = UpdateSettings(
         epochs=shape.epochs, minibatch_prompts=shape.minibatch, microbatch_prompts=shape.minibatch, gamma=1.0,
         gae_lambda=0.95, clip_range=0.2, value_clip_range=0.2, value_coefficient=0.1, max_gradient_norm=1.0,
         max_ratio=10.0, update_kl_limit=None, forward_prompts=shape.minibatch)
@@ -60,7 +61,7 @@ def iterate(policy: Policy, scorer: Scorer, optimizer, prompts: list[list[int]],
 def generate(policy: Policy, prompts: list[list[int]], tokens: int, generator: torch.Generator):
     with policy.merged() as model:
         return sample(model, prompts, max_new_tokens=tokens, temperature=1.0, stop_ids=[workload.NO_EOS],
-                      generator=generator, precision=policy.precision, value_of=policy.values_of)
+                      generator=generator, precision=policy.precision, value_fn=policy.values_of)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The result of sampling: responses, and what the sampler knows of each token. Shapes: B rows, R tokens, K ids."""
 
 from dataclasses import dataclass
 
@@ -7,25 +7,26 @@ import torch
 
 @dataclass(frozen=True)
 class Rollout:
-    """Responses as sampled: token ids with the stop id that ended them, if one did.
+    """Sampled responses: token ids, including the stop id that ended them, if one did.
 
-    log_p, values, entropy: of each sampled token, [B, R] fp32, 0 after a response's end; None unless asked for.
-    kept: ids [B, R, K] that each token was drawn among, -1 for none; None: the whole vocabulary.
+    logprobs, values, entropy: of each sampled token, [B, R] fp32, 0 after a response's end; None unless requested.
+    allowed_token_ids: [B, R, K], the ids that top-k and top-p left to each token, padded with -1; None: no filter.
     """
 
     prompts: list[list[int]]
     responses: list[list[int]]
     ended: list[bool]
-    log_p: torch.Tensor | None = None
+    logprobs: torch.Tensor | None = None
     values: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
-    kept: torch.Tensor | None = None
+    allowed_token_ids: torch.Tensor | None = None
 
-    def texts(self, tokenizer) -> list[str]:
+    def decode(self, tokenizer) -> list[str]:
+        """Decode the responses to text, without special tokens."""
         return tokenizer.batch_decode(self.responses, skip_special_tokens=True)
 
-    def numbers(self) -> dict[str, float]:
-        """Mean length, share that ended, share of distinct responses."""
+    def metrics(self) -> dict[str, float]:
+        """Compute the mean length in tokens, the share that ended and the share of distinct responses."""
         count = len(self.responses)
         return {
             "response_tokens": sum(map(len, self.responses)) / count,

@@ -20,7 +20,7 @@ def collect_rollout(
         rollout = sample(
             model, prompts, max_new_tokens=most, temperature=how.temperature, generator=generator,
             stop_ids=() if how.response_length == "fixed" else how.stop_ids,
-            precision=policy.precision, value_of=policy.values_of, top_k=how.top_k, top_p=how.top_p,
+            precision=policy.precision, value_fn=policy.values_of, top_k=how.top_k, top_p=how.top_p,
         )
     rollout = cut_at_stop(rollout, how.stop_ids) if how.response_length == "fixed" else rollout
     return policy.with_values(rollout, forward_prompts)

@@ -29,9 +29,9 @@ def test_fixed_length_cut_at_the_first_stop_id_is_a_true_stop():
     stopped, cut = drawn(stop_ids=stop), drawn("fixed", stop_ids=stop)
     assert cut.responses == stopped.responses and cut.ended == stopped.ended
     assert {True, False} == set(cut.ended) and len({len(r) for r in cut.responses}) > 3
-    for mine, theirs in ((cut.log_p, stopped.log_p), (cut.values, stopped.values), (cut.entropy, stopped.entropy)):
-        assert torch.allclose(mine, theirs, atol=1e-5)
-    assert all((row[len(r) :] == 0).all() for row, r in zip(cut.log_p, cut.responses, strict=True))
+    for name in ("logprobs", "values", "entropy"):
+        assert torch.allclose(getattr(cut, name), getattr(stopped, name), atol=1e-5)
+    assert all((row[len(r) :] == 0).all() for row, r in zip(cut.logprobs, cut.responses, strict=True))
 
 
 def test_the_stop_id_is_kept_and_what_follows_is_gone():
@@ -39,9 +39,9 @@ def test_the_stop_id_is_kept_and_what_follows_is_gone():
     rollout = Rollout([[1, 9], [1]], [[5, 9, 6], [7, 8, 6]], [False, False], numbers, numbers, numbers)
     cut = cut_at_stop(rollout, (9,))
     assert cut.responses == [[5, 9], [7, 8, 6]] and cut.ended == [True, False]
-    assert cut.log_p.tolist() == [[1, 2, 0], [4, 5, 6]]
+    assert cut.logprobs.tolist() == [[1, 2, 0], [4, 5, 6]]
     alone = cut_at_stop(Rollout([[9]], [[5, 9, 6]], [False], numbers[:1], None, None), (9,))
-    assert alone.log_p.tolist() == [[1, 2]] and alone.values is None
+    assert alone.logprobs.tolist() == [[1, 2]] and alone.values is None
 
 
 def test_sampled_lengths_fill_the_published_range():
@@ -59,8 +59,8 @@ def test_sampling_from_merged_weights_gives_them_back_to_the_last_bit():
     assert all(torch.equal(p, before[name]) for name, p in policy.named_parameters())
     with torch.no_grad():
         scored = policy(merged.prompts, merged.responses)
-        assert torch.allclose(scored.log_p, merged.log_p, atol=2e-5)
-        assert (policy.reference(merged.prompts, merged.responses) - merged.log_p).abs().max() > 0.1
+        assert torch.allclose(scored.log_p, merged.logprobs, atol=2e-5)
+        assert (policy.reference(merged.prompts, merged.responses) - merged.logprobs).abs().max() > 0.1
     with pytest.raises(RuntimeError), policy.merged():
         raise RuntimeError
     assert all(torch.equal(p, before[name]) for name, p in policy.named_parameters())

@@ -7,7 +7,7 @@ import torch
 
 from stages.generation.sampler import allowed_token_ids, sample
 from stages.recipe.ppo import Ppo
-from stages.rl.ppo_update import update
+from stages.rl.ppo_trainer import update_policy
 from stages.rl.trajectory import build_trajectory
 from tests.helpers import tiny_models
 from tests.rl.test_policy import PROMPTS, UPDATE, make_policy, moved
@@ -16,7 +16,7 @@ HOW = {"max_new_tokens": 10, "temperature": 0.7, "stop_ids": (2,), "top_k": 7, "
 
 
 def drawn(policy, prompts=PROMPTS, **changed):
-    settings = HOW | {"generator": torch.Generator().manual_seed(0), "value_of": policy.values_of} | changed
+    settings = HOW | {"generator": torch.Generator().manual_seed(0), "value_fn": policy.values_of} | changed
     return sample(policy.model, prompts, **settings)
 
 
@@ -37,13 +37,14 @@ def filtered_by_hand(logits, top_k, top_p):
 def test_the_sampler_scores_what_it_sampled_from(top_k, top_p):
     policy = moved(make_policy(temperature=0.7))
     rollout = drawn(policy, top_k=top_k, top_p=top_p)
-    for prompt, response, log_p, kept in zip(PROMPTS, rollout.responses, rollout.log_p, rollout.kept, strict=True):
+    rows = zip(PROMPTS, rollout.responses, rollout.logprobs, rollout.allowed_token_ids, strict=True)
+    for prompt, response, logprobs, ids in rows:
         with torch.no_grad():
             logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / 0.7
         for place, token in enumerate(response):
             expected = filtered_by_hand(logits[place].tolist(), top_k, top_p)
-            assert set(kept[place].tolist()) - {-1} == set(expected)
-            assert float(log_p[place]) == pytest.approx(expected[token], abs=1e-4)
+            assert set(ids[place].tolist()) - {-1} == set(expected)
+            assert float(logprobs[place]) == pytest.approx(expected[token], abs=1e-4)
 
 
 def test_old_new_and_reference_are_of_the_same_tokens():
@@ -52,13 +53,13 @@ def test_old_new_and_reference_are_of_the_same_tokens():
     still = torch.optim.SGD(policy.trained().values(), lr=0.0)
     for keep in (True, False):
         seen = build_trajectory(policy, rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE, keep)
-        assert torch.allclose(seen.log_p, rollout.log_p, atol=1e-5)
-        found = update(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
+        assert torch.allclose(seen.log_p, rollout.logprobs, atol=1e-5)
+        found = update_policy(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
         assert found["ratio"] == pytest.approx(1.0, abs=1e-5) and found["clip_fraction"] == 0
     with policy.model.disable_adapter(), torch.no_grad():
         prompt, response = rollout.prompts[0], rollout.responses[0]
         logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / 0.7
-        allowed = rollout.kept[0, : len(response)]
+        allowed = rollout.allowed_token_ids[0, : len(response)]
         for place, token in enumerate(response):
             ids = [i for i in allowed[place].tolist() if i >= 0]
             expected = logits[place, token] - logits[place, ids].logsumexp(0)
@@ -80,11 +81,11 @@ def test_its_gradient_is_that_of_autograd():
         total.backward()
         return torch.cat([p.grad.flatten() for p in policy.trained().values() if p.grad is not None])
 
-    ours = gradient(policy(rollout.prompts, rollout.responses, rollout.kept).log_p.sum())
+    ours = gradient(policy(rollout.prompts, rollout.responses, rollout.allowed_token_ids).log_p.sum())
     logits = policy.model(ids).logits[0, length - 1 : -1] / 0.7
     outside = torch.ones_like(logits, dtype=torch.bool)
     for place in range(len(logits)):
-        outside[place, [i for i in rollout.kept[0, place].tolist() if i >= 0]] = False
+        outside[place, [i for i in rollout.allowed_token_ids[0, place].tolist() if i >= 0]] = False
     scores = logits.masked_fill(outside, float("-inf")).log_softmax(-1)
     expected = gradient(scores.gather(-1, ids[0, length:, None]).sum())
     assert torch.allclose(ours, expected, atol=1e-5) and expected.norm() > 0.1

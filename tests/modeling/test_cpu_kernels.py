@@ -146,9 +146,9 @@ def decoded(lengths, key_heads=2, width=40, window=None, dtype=torch.float32, st
     cache.update(*packed, 0)
     for step in range(steps):
         if step in dict(stay):
-            cache.keep(torch.tensor(dict(stay)[step]))
+            cache.select_rows(torch.tensor(dict(stay)[step]))
             lengths = [lengths[place] for place in dict(stay)[step]]
-        cache.advance()
+        cache.step()
         given = cache.update(*(torch.stack([whole[n][i][n + step] for n in lengths])[:, :, None] for i in range(2)), 0)
         query = torch.stack([drawn(HEADS, width, seed=1000 * n + step, dtype=dtype) for n in lengths])
         out = attended((query[:, :, None], *given), cache, window)[:, 0]
@@ -361,7 +361,7 @@ def test_scores_may_be_huge_and_equal_ones_give_the_mean():
 
 
 def test_other_dtypes_and_compiled_models_go_the_ordinary_way(called):
-    assert cpu_kernels_build.takes(drawn(1)) and not cpu_kernels_build.takes(drawn(1), drawn(1).double()) and not cpu_kernels_build.takes(drawn(1).half())
+    assert cpu_kernels_build.supports(drawn(1)) and not cpu_kernels_build.supports(drawn(1), drawn(1).double()) and not cpu_kernels_build.supports(drawn(1).half())
     norm = llama_norm(8)
     compiled = torch.compile(norm, backend="eager", fullgraph=True)(drawn(2, 8))
     assert not called and torch.allclose(compiled, norm(drawn(2, 8)), atol=1e-6) and called == ["norm"]
@@ -408,7 +408,7 @@ def test_without_kernels_a_model_computes_the_same_and_one_line_says_why(
     if how == "no compiler":
         monkeypatch.setattr(shutil, "which", lambda name: None)
     cpu_kernels_build.SOURCES[0].write_text("int broken(;")
-    assert cpu_kernels_build.library() is None and not cpu_kernels_build.takes(drawn(1)) and len(cpu_kernels_build.route().splitlines()) == 1
+    assert cpu_kernels_build.library() is None and not cpu_kernels_build.supports(drawn(1)) and len(cpu_kernels_build.route().splitlines()) == 1
     assert ("no C++ compiler" if how == "no compiler" else "small.cpp:1") in cpu_kernels_build.route()
     assert capsys.readouterr().err.count(cpu_kernels_build.route()) == 1 and cpu_kernels_build.library() is None
     assert [*tmp_path.glob("cache/*/*")] == []
