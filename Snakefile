@@ -15,14 +15,19 @@ from stages.runtime import run_folder
 min_version("9.0")
 
 try:
-    RECIPE = run_folder.asked_recipe(config)
-    SHARES = run_folder.asked_shares(config)
-    DUMP_FILES = run_folder.dump_files(RECIPE.dump)
+    RECIPE = run_folder.resolve_recipe(config)
+    SHARES = run_folder.parse_shares(config)
+    DUMP_FILES = run_folder.list_dump_files(RECIPE.dump)
 except run_folder.SettingsError as error:
     sys.exit(f"snakemake: error: {error}")
 
 RUN = f"results/{RECIPE.name}"
 RECIPE_FILE = f"{RUN}/recipe.yaml"
+
+# Merged models, and the model that each stage starts from: its adapter is merged into that one.
+BASE = f"{RUN}/base/manifest.json"
+MERGED = {stage: f"{RUN}/{stage}-merged/manifest.json" for stage in ("sft", "reward", "ppo")}
+START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE, "ppo": MERGED["sft"]}
 
 # Stages run with the Python that runs Snakemake.
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
@@ -37,17 +42,17 @@ include: "workflow/rules/evaluate.smk"
 
 
 onstart:
-    run_folder.begin(RECIPE)
+    run_folder.start_run(RECIPE)
 
 
 onsuccess:
-    print(run_folder.summary(RECIPE), file=sys.stderr)
+    print(run_folder.format_summary(RECIPE), file=sys.stderr)
 
 
-# The whole thing: the merged policy, its evaluation and the report.
+# Everything: the merged policy, its evaluation and the report.
 rule ppo:
     default_target: True
     localrule: True
     input:
-        rules.ppo_merged.output,
+        MERGED["ppo"],
         rules.report.output,

@@ -1,7 +1,1 @@
-"""One module directly in this folder is one stage: one function, one rule, one command."""
-
-import os
-
-# OpenMP reads this when torch is first imported. With the default (spinning) a busy neighbour makes a
-# two-thread stage several times slower.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+"""The pipeline: a file in this folder is a program, one for each stage; a folder is a room of code for a purpose."""

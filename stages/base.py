@@ -8,6 +8,11 @@ copying earlier ones. Documents do not see each other ('bfd'): a small model lea
 sooner when no other stands before it (48 facts, 0.8 M tokens: 0.64 of greedy answers right, not 0.07).
 """
 
+from stages.runtime.command import main
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    main(__file__)
+
 from pathlib import Path
 
 import numpy as np
@@ -87,9 +92,3 @@ def _steps(scratch: Scratch, blocks: int) -> int:
     tokens_a_step = scratch.batch_sequences * scratch.sequence_length_tokens
     wanted = scratch.epochs * blocks / scratch.batch_sequences
     return max(1, round(min(wanted, scratch.max_tokens / tokens_a_step)))
-
-
-if __name__ == "__main__":
-    from stages.runtime.command import main
-
-    main(run)

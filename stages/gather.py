@@ -5,12 +5,17 @@
     python -m stages.gather --recipe configs/demo.yaml --shares results/mine/1 results/mine/2 --out results/mine/pairs
 """
 
-import os
+from stages.runtime.command import main
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    main(__file__)
+
 import shutil
 from pathlib import Path
 
 from stages.recipe.data import Pairs
-from stages.runtime.artifact import folder_of, read_manifest, write_json, write_text
+from stages.runtime.artifact import artifact_folder, read_manifest
+from stages.runtime.files import link_or_copy, write_json, write_text
 from stages.stackexchange.dataset_card import pairs_card
 from stages.stackexchange.pairs.counts import added
 from stages.stackexchange.pairs.table import SPLITS
@@ -21,7 +26,7 @@ def run(config: Pairs, out: Path, *, shares: list[str]) -> dict:
 
     Raises ValueError when they are not all the shares of one whole, or hold no pair.
     """
-    folders = [folder_of(share) for share in shares]
+    folders = [artifact_folder(share) for share in shares]
     manifests = [read_manifest(folder) for folder in folders]
     _check_whole(folders, manifests)
     for split in SPLITS:
@@ -29,7 +34,7 @@ def run(config: Pairs, out: Path, *, shares: list[str]) -> dict:
         (out / split).mkdir()
         for folder in folders:
             for shard in sorted((folder / split).glob("part-*.parquet")):
-                _link(shard, out / split / shard.name)
+                link_or_copy(shard, out / split / shard.name)
     metrics = added([manifest["metrics"] for manifest in manifests])
     if not metrics["pairs"]:
         raise ValueError(f"no pair in {len(shares)} shares; dropped: {metrics['dropped_questions']}")
@@ -48,16 +53,3 @@ def _check_whole(folders: list[Path], manifests: list[dict]) -> None:
         for name in ("config", "inputs"):
             if manifest[name] != first[name]:
                 raise ValueError(f"{folder} was made with another {name} than {folders[0]}: make its share again")
-
-
-def _link(source: Path, target: Path) -> None:
-    """A second name for the same bytes; a copy where the file system cannot."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-if __name__ == "__main__":
-    from stages.runtime.command import main
-    main(run)

@@ -16,69 +16,69 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stages.inspection.artifact_contents import contents
-from stages.inspection.text_pages import artifact_page, difference_page, runs_page
-from stages.recipe.recipe import Recipe, section
-from stages.render.terminal import escaped
-from stages.runtime.artifact import ArtifactError, folder_of
-from stages.runtime.lineage import ancestry, links, section_of, stale
-from stages.runtime.manifest import PARTIAL, Record, damaged_files, differing, is_record, record_of
-from stages.runtime.runs import last_written, runs
+from stages.inspection.artifact_contents import read_contents
+from stages.inspection.text_pages import format_artifact, format_difference, format_runs
+from stages.recipe.recipe import Recipe, section_settings
+from stages.render.terminal import escape_controls
+from stages.runtime.artifact import ArtifactError, artifact_folder
+from stages.runtime.lineage import check_inputs, find_stale_reasons, section_name, trace_ancestry
+from stages.runtime.manifest import PARTIAL, Record, diff_trees, find_damaged_files, is_artifact, read_record
+from stages.runtime.runs import last_write_time, list_runs
 
 CODE = ("stage", "commit", "python", "device", "versions")
 
 
 def artifact_facts(folder: Path) -> dict[str, Any]:
     """All that is known of one artifact, finished or begun; ArtifactError when `folder` is none."""
-    record = record_of(folder)
-    found = contents(folder)
-    problems = [*record.problems, *damaged_files(record), *found.pop("problems")]
+    record = read_record(folder)
+    found = read_contents(folder)
+    problems = [*record.problems, *find_damaged_files(record), *found.pop("problems")]
     said = {key: value for key, value in record.said.items() if key != "files"}
-    return {"artifact": str(folder), "state": record.state, "stale": stale(record), "problems": problems,
-            "last_written": last_written(folder), "manifest": said, "settings": _from_published(record),
-            "ancestry": ancestry(record), **found}
+    return {"artifact": str(folder), "state": record.state, "stale": find_stale_reasons(record), "problems": problems,
+            "last_written": last_write_time(folder), "manifest": said, "settings": _from_published(record),
+            "ancestry": trace_ancestry(record), **found}
 
 
 def difference_facts(a: Path, b: Path) -> dict[str, Any]:
     """What differs between two artifacts: settings, inputs, code and packages, metrics."""
-    first, second = record_of(a), record_of(b)
+    first, second = read_record(a), read_record(b)
     both = [first.said, second.said]
     return {"a": str(a), "b": str(b),
             "problems": [f"{record.folder}: {line}" for record in (first, second) for line in _unfinished(record)],
-            "settings": differing(*(said.get("config") for said in both)),
+            "settings": diff_trees(*(said.get("config") for said in both)),
             "inputs": _other_inputs(first, second),
-            "code": differing(*({key: said[key] for key in CODE if key in said} for said in both)),
-            "metrics": [row | _distance(row) for row in differing(*(said.get("metrics") for said in both))]}
+            "code": diff_trees(*({key: said[key] for key in CODE if key in said} for said in both)),
+            "metrics": [row | _distance(row) for row in diff_trees(*(said.get("metrics") for said in both))]}
 
 
 def page_of(path: Path) -> tuple[list[str], Any]:
     """Lines for people and the facts themselves: of an artifact or, of any other folder, of the runs in it."""
-    folder = folder_of(path)
-    if is_record(folder):
+    folder = artifact_folder(path)
+    if is_artifact(folder):
         facts = artifact_facts(folder)
-        return artifact_page(facts), facts
+        return format_artifact(facts), facts
     begun = Path(f"{folder}{PARTIAL}")
     if begun.is_dir():
         raise ArtifactError(f"{folder} is not finished: look at {begun}")
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is a file: give the folder of an artifact, or of runs" if folder.exists()
                             else f"there is no {folder}")
-    found = runs(folder)
+    found = list_runs(folder)
     if not found:
         raise ArtifactError(f"{folder} is no artifact, and there is none in it")
-    return runs_page(found), found
+    return format_runs(found), found
 
 
 def _from_published(record: Record) -> list[dict]:
-    name = section_of(record.said.get("stage", ""))
+    name = section_name(record.said.get("stage", ""))
     known = hasattr(Recipe(), name) and "config" in record.said
-    return differing(record.said["config"], section(Recipe(), name)) if known else []
+    return diff_trees(record.said["config"], section_settings(Recipe(), name)) if known else []
 
 
 def _other_inputs(first: Record, second: Record) -> list[dict]:
     """Inputs that are not the same thing, wherever they lie: by digest or, of a hub's, by name."""
-    sides = {side: {link.name: link for link in links(record)} for side, record in (("a", first), ("b", second))}
-    rows = differing(*({name: link.sha256 or link.path for name, link in found.items()} for found in sides.values()))
+    sides = {side: {link.name: link for link in check_inputs(record)} for side, record in (("a", first), ("b", second))}
+    rows = diff_trees(*({name: link.sha256 or link.path for name, link in found.items()} for found in sides.values()))
     return [{"name": row["name"]} | {side: {"path": found[row["name"]].path, "sha256": found[row["name"]].sha256}
                                      for side, found in sides.items() if side in row} for row in rows]
 
@@ -124,14 +124,14 @@ def main(arguments: list[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     try:
         if asked.diff:
-            facts = difference_facts(*map(folder_of, asked.diff))
-            lines = difference_page(facts)
+            facts = difference_facts(*map(artifact_folder, asked.diff))
+            lines = format_difference(facts)
         else:
             lines, facts = page_of(asked.path)
     except (ArtifactError, OSError) as error:
-        print(f"inspect: error: {escaped(str(error))}", file=sys.stderr)
+        print(f"inspect: error: {escape_controls(str(error))}", file=sys.stderr)
         return 1
-    text = _json(facts) if asked.json else "\n".join(map(escaped, lines))
+    text = _json(facts) if asked.json else "\n".join(map(escape_controls, lines))
     try:
         print(text, flush=True)
     except BrokenPipeError:  # `| head` has seen enough

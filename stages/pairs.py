@@ -7,6 +7,11 @@ stages/stackexchange/pairs/table.py), metrics.json and README.md, a data set car
 prompts take each (site, qid) once. Parts that were done before a kill are not done again.
 """
 
+from stages.runtime.command import main
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    main(__file__)
+
 import json
 import re
 import shutil
@@ -17,8 +22,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from stages.recipe.data import Pairs
-from stages.runtime.artifact import write_json, write_text
-from stages.runtime.process_pool import Workers
+from stages.runtime.files import write_json, write_text
+from stages.runtime.process_pool import ProcessPool
 from stages.runtime.progress import Progress
 from stages.stackexchange.dataset_card import pairs_card
 from stages.stackexchange.markdown.convert import Limits
@@ -80,8 +85,8 @@ def _made(parts: list[Path], rules: Rules, out: Path, scratch: Path, processes: 
     todo = [part for part in parts if not _tally_of(part, scratch).exists()]
     groups = [Group(part, number, rules) for part in todo for number in range(sizes[part].num_row_groups)]
     progress = Progress("pair", sum(size.num_rows for size in sizes.values()), "questions")
-    with Workers(processes) as workers:
-        results = workers.each(paired, groups)
+    with ProcessPool(processes) as workers:
+        results = workers.imap(paired, groups)
         for part in parts:
             if part in todo:
                 _make(part, islice(results, sizes[part].num_row_groups), out, scratch, progress)
@@ -108,8 +113,3 @@ def _make(part: Path, results: Iterator[tuple[dict, dict]], out: Path, scratch: 
 
 def _tally_of(part: Path, scratch: Path) -> Path:
     return scratch / f"{part.stem}.json"
-
-
-if __name__ == "__main__":
-    from stages.runtime.command import main
-    main(run)

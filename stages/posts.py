@@ -7,6 +7,11 @@ used, metrics.json and README.md, a data set card. Memory stays flat: tables are
 in scratch space, and each part is joined from its parts of these. What was done before a kill is not done again.
 """
 
+from stages.runtime.command import main
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    main(__file__)
+
 import json
 import shutil
 from collections import Counter
@@ -16,8 +21,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from stages.recipe.data import Posts
-from stages.runtime.artifact import write_json, write_text
-from stages.runtime.process_pool import Workers
+from stages.runtime.files import write_json, write_text
+from stages.runtime.process_pool import ProcessPool
 from stages.runtime.progress import Progress
 from stages.stackexchange.dataset_card import posts_card
 from stages.stackexchange.dump import xml_table
@@ -50,7 +55,7 @@ def run(config: Posts, out: Path, *, dump: list[str], processes: int = 1) -> dic
     if not told.exists():  # a run that was killed at the very end has told already
         scratch.mkdir(exist_ok=True)
         try:
-            with Workers(processes) as workers:
+            with ProcessPool(processes) as workers:
                 metrics = _fill(out, scratch, config, dump, workers)
         except ValueError:  # the same again would fail the same way, and it may be the disk that is full
             shutil.rmtree(scratch)
@@ -61,7 +66,7 @@ def run(config: Posts, out: Path, *, dump: list[str], processes: int = 1) -> dic
     return json.loads(told.read_text(encoding="utf-8"))
 
 
-def _fill(out: Path, scratch: Path, config: Posts, dump: list[str], workers: Workers) -> dict:
+def _fill(out: Path, scratch: Path, config: Posts, dump: list[str], workers: ProcessPool) -> dict:
     sources = _wanted(sources_of(dump), config)
     origins, work = _plan(sources, config, scratch)
     try:
@@ -143,11 +148,11 @@ def _forget_other(work: list[Work], scratch: Path) -> None:
         write_json(path, plan)
 
 
-def _scanned(work: list[Work], sources: list[Source], config: Posts, workers: Workers) -> dict[str, Counter]:
+def _scanned(work: list[Work], sources: list[Source], config: Posts, workers: ProcessPool) -> dict[str, Counter]:
     """Read everything; what was counted in each kind of table."""
     progress = Progress("read", sum(_bytes(vars(piece)) for piece in work), "bytes")
     counts: dict[tuple[str, int], Counter] = {(piece.table, piece.source): Counter() for piece in work}
-    for piece, found in zip(work, workers.each(_scan, work), strict=True):
+    for piece, found in zip(work, workers.imap(_scan, work), strict=True):
         count = counts[piece.table, piece.source]
         count.update(found)
         check_share(sources[piece.source].place, count, config.max_bad_rows_share, ROWS_BEFORE_EARLY_STOP)
@@ -177,13 +182,13 @@ def _write_quarantine(work: list[Work], path: Path) -> None:
                         stream.write(json.dumps(record | line, ensure_ascii=False) + "\n")
 
 
-def _parts(config: Posts, scratch: Path, origins: list[Origin], number: int, workers: Workers) -> list[Part]:
+def _parts(config: Posts, scratch: Path, origins: list[Origin], number: int, workers: ProcessPool) -> list[Part]:
     """The parts to make, after a check that no Id stands for two posts."""
     runs = {kind: sorted(scratch.glob(f"{kind}-*.arrow")) for kind in RUNS}
     sites = [origin.site for origin in origins]
     checks = [duplicate_ids.Check(n, number, runs["claims"], runs["votes"], sites, config.seed, scratch / f"ups-{n:05d}.arrow")
               for n in range(number if runs["claims"] else 0)]
-    for clash in workers.each(duplicate_ids.check, checks):
+    for clash in workers.imap(duplicate_ids.check, checks):
         if clash:
             raise double_id(origins[clash.source], clash.post, clash.offsets)
     runs["ups"] = [check.out for check in checks if runs["votes"]]
@@ -193,7 +198,7 @@ def _parts(config: Posts, scratch: Path, origins: list[Origin], number: int, wor
             for n in range(number)]
 
 
-def _made(parts: list[Part], limit: int | None, workers: Workers) -> dict[str, Counter]:
+def _made(parts: list[Part], limit: int | None, workers: ProcessPool) -> dict[str, Counter]:
     """Make the parts, up to `limit` questions in all; what was counted in them, added up."""
     total: dict[str, Counter] = {}
     progress = Progress("join", len(parts), "parts")
@@ -205,11 +210,11 @@ def _made(parts: list[Part], limit: int | None, workers: Workers) -> dict[str, C
     return total
 
 
-def _tallies(parts: list[Part], limit: int | None, workers: Workers) -> Iterator[dict[str, dict]]:
+def _tallies(parts: list[Part], limit: int | None, workers: ProcessPool) -> Iterator[dict[str, dict]]:
     if limit is None:
-        yield from workers.each(make_part, parts)
+        yield from workers.imap(make_part, parts)
         return
-    made, left = workers.each(make_part, parts), limit
+    made, left = workers.imap(make_part, parts), limit
     for part in parts:
         if left:
             tally = next(made)
@@ -235,8 +240,3 @@ def _metrics(counts: dict[str, Counter], tally: dict[str, Counter]) -> dict:
             "accepted_answers_not_in_the_file": tally["accepted_not_in_the_file"].total(),
             "dropped": dict(sorted(dropped.items())), "sites": sites,
             **{name: in_order(tally[name]) for name in names}}
-
-
-if __name__ == "__main__":
-    from stages.runtime.command import main
-    main(run)

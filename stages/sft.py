@@ -8,6 +8,11 @@ that wins more pairs is seen more often. Every answer is closed by a labelled EO
 training and read through a memory map: the text may be larger than memory.
 """
 
+from stages.runtime.command import main
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    main(__file__)
+
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +42,7 @@ SAMPLE_TOKENS = 96  # of a sampled answer, at most
 DOCUMENTS = "documents.arrow"
 
 
-def run(config: Sft, out: Path, *, base: Path, pairs: Path, beside: RunContext | None = None) -> dict[str, float]:
+def run(config: Sft, out: Path, *, base: Path, pairs: Path, context: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter (or the whole model), the tokenizer, history.jsonl and samples.jsonl."""
     torch_setup.prepare()
     tokenizer = load_tokenizer(base)
@@ -48,7 +53,7 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path, beside: RunContext |
     torch.manual_seed(config.seed)
     model = _learner(config, base, tokenizer)
     sizes = {"batch": config.batch_sequences, "microbatch": config.microbatch_sequences}
-    with open_logs(config.log_to, out, "sft", beside, asdict(config)) as logs:
+    with open_logs(config.log_to, out, "sft", context, asdict(config)) as logs:
         watched = _Watched(model, tokenizer, pairs, held, config, logs)
         history = train(
             model,
@@ -111,7 +116,7 @@ class _Watched:
         """Numbers; and to the logs, an answer to each question."""
         log_p = self._log_p()
         rollout = self._rollout()
-        texts = rollout.texts(self.tokenizer)
+        texts = rollout.decode(self.tokenizer)
         self.logs.samples(step, [
             {"question": row["question"], "answer": text, "ended": ended, "best_human_answer": row["response_j"],
              "source": row["metadata"][0]}
@@ -143,9 +148,3 @@ def _kept(history: list[dict], config: Sft) -> dict[str, float]:
     last = config.patience_evaluations is None
     kept = found[-1] if last else min(found, key=lambda row: row["validation_perplexity"])
     return {key: value for key, value in kept.items() if key != "step"}
-
-
-if __name__ == "__main__":
-    from stages.runtime.command import main
-
-    main(run)

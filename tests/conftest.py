@@ -4,6 +4,10 @@ import sys
 
 import pytest
 
+from stages.runtime.environment import let_idle_threads_sleep
+
+let_idle_threads_sleep()
+
 
 @pytest.fixture(scope="session", autouse=True)
 def torch_as_in_a_stage():

@@ -8,7 +8,6 @@ no manifest, for one would be wrong after the next vote. A stage that reads it n
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.runtime.artifact import write_text
+from stages.runtime.files import atomic_path, write_text
 from stages.stackexchange.pairs.table import SCHEMA
 
 VOTES, TIES = "reward", "ties"  # folders; the reward stage reads the split of the first one's name
@@ -141,14 +140,5 @@ def models_of(row: dict) -> tuple[tuple[str, str], tuple[str, str]]:
 
 def _replace(path: Path, table: pa.Table) -> None:
     """The whole table under another name, on the disk, and then into place: readers see the old one or the new one."""
-    draft = path.with_name(f".{path.name}.tmp")
-    with open(draft, "wb") as stream:
-        pq.write_table(table, stream, compression="zstd")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(draft, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with atomic_path(path, sync=True) as draft:
+        pq.write_table(table, draft, compression="zstd")

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from stages.runtime.files import atomic_path
+
 ROWS_AT_ONCE = 1000
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("prompt_tokens", pa.int32())])
 
@@ -42,12 +44,12 @@ def write_documents(path: Path, documents: Iterable[tuple[list[int], list[int]]]
     A file that is there was written by an earlier try at the same artifact.
     """
     if not path.exists():
-        draft, rows, tokens = path.with_suffix(".tmp"), iter(documents), 0
-        with pa.OSFile(str(draft), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as stream:
+        rows, tokens = iter(documents), 0
+        with (atomic_path(path) as draft, pa.OSFile(str(draft), "wb") as sink,
+              pa.ipc.new_stream(sink, SCHEMA) as stream):
             while (max_tokens is None or tokens < max_tokens) and (held := list(islice(rows, ROWS_AT_ONCE))):
                 ids = [prompt + answer for prompt, answer in held]
                 columns = [pa.array(ids, SCHEMA.types[0]), pa.array([len(prompt) for prompt, _ in held], pa.int32())]
                 stream.write_batch(pa.record_batch(columns, schema=SCHEMA))
                 tokens += sum(map(len, ids))
-        draft.replace(path)
     return Documents(path)

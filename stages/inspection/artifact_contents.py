@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stages.inspection.jsonl_facts import last_rows, last_values
-from stages.inspection.parquet_facts import table_facts
-from stages.inspection.safetensors_facts import weight_facts
-from stages.render.terminal import brief
+from stages.inspection.jsonl_facts import latest_values, read_last_rows
+from stages.inspection.parquet_facts import read_table_facts
+from stages.inspection.safetensors_facts import read_weight_facts
+from stages.render.terminal import truncate_value
 
 CHECKPOINTS = "checkpoints"
 HISTORY, SAMPLES = "history.jsonl", "samples.jsonl"
@@ -18,18 +18,18 @@ MODEL = ("architectures", "hidden_size", "intermediate_size", "num_hidden_layers
          "num_key_value_heads", "vocab_size", "max_position_embeddings")
 
 
-def contents(folder: Path) -> dict[str, Any]:
+def read_contents(folder: Path) -> dict[str, Any]:
     """Facts of the files that are there now; what cannot be read is a line in `problems`, and the rest is told."""
     everything, problems = _files(folder), []
     files = _without_older_checkpoints(everything)
-    tables = [table_facts(name, found) for name, found in _tables(folder, files).items()]
-    weights = [weight_facts(str(file.relative_to(folder)), file, count) for file, count in files.items()
+    tables = [read_table_facts(name, found) for name, found in _tables(folder, files).items()]
+    weights = [read_weight_facts(str(file.relative_to(folder)), file, count) for file, count in files.items()
                if file.suffix == ".safetensors"]
     problems += [line for facts in (*tables, *weights) for line in facts.pop("problems")]
     return {"files": {"count": len(everything), "bytes": sum(everything.values())},
             "configs": _configs(folder, files, problems), "weights": weights, "tables": tables,
-            "last_metrics": last_values(_rows(folder / HISTORY, problems)),
-            "sample": brief((_rows(folder / SAMPLES, problems) or [None])[-1]), "problems": problems}
+            "last_metrics": latest_values(_rows(folder / HISTORY, problems)),
+            "sample": truncate_value((_rows(folder / SAMPLES, problems) or [None])[-1]), "problems": problems}
 
 
 def _files(folder: Path) -> dict[Path, int]:
@@ -87,7 +87,7 @@ def _rows(path: Path, problems: list[str]) -> list[dict]:
     if not path.exists():
         return []
     try:
-        rows, damage = last_rows(path)
+        rows, damage = read_last_rows(path)
     except OSError as error:
         rows, damage = [], [f"{path.name} cannot be read: {error}"]
     problems += damage

@@ -8,7 +8,7 @@ TAIL_BYTES = 256 << 10
 COUNTERS = ("iteration", "step", "epoch")
 
 
-def last_rows(path: Path) -> tuple[list[dict], list[str]]:
+def read_last_rows(path: Path) -> tuple[list[dict], list[str]]:
     """The rows within the last TAIL_BYTES, oldest first, and a line for each thing that is wrong with them.
 
     A last line without its end is a row that is being written at this moment, or was when the machine went down.
@@ -22,7 +22,7 @@ def last_rows(path: Path) -> tuple[list[dict], list[str]]:
     return [row for row in found if row is not None], [f"{path.name}: {bad} lines at its end are no rows"] * bool(bad)
 
 
-def last_values(rows: list[dict]) -> dict[str, dict[str, Any]]:
+def latest_values(rows: list[dict]) -> dict[str, dict[str, Any]]:
     """The newest value of each number, with the step or iteration it is of: validation comes more rarely than loss."""
     found = {}
     for row in rows:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.render.terminal import brief
+from stages.render.terminal import truncate_value
 
 SAMPLE_ROWS, SAMPLE_BYTES, BATCH_ROWS = 1000, 16 << 20, 8
 HEAD_ROWS = 2
@@ -20,7 +20,7 @@ NUMBERS = ("INT32", "INT64", "FLOAT", "DOUBLE")  # as Parquet stores them; a dat
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 
 
-def table_facts(name: str, files: dict[Path, int]) -> dict:
+def read_table_facts(name: str, files: dict[Path, int]) -> dict:
     """Facts of one table in one or more files (with their bytes) of one schema.
 
     A file that cannot be read is a line in `problems`; the rest is told without it.
@@ -41,7 +41,7 @@ def table_facts(name: str, files: dict[Path, int]) -> dict:
     whole = {} if facts["problems"] else bounds  # those of some of the rows would be no bounds
     facts["sample_rows"] = len(sample)
     facts["columns"] = [_column(field, [row[field.name] for row in sample], whole) for field in schema or ()]
-    facts["head"] = [{key: brief(value) for key, value in row.items()} for row in sample[:HEAD_ROWS]]
+    facts["head"] = [{key: truncate_value(value) for key, value in row.items()} for row in sample[:HEAD_ROWS]]
     return facts
 
 

@@ -13,7 +13,7 @@ MOST_HEADER_BYTES = 100_000_000  # the format's own limit
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def weight_facts(name: str, path: Path, size_bytes: int) -> dict:
+def read_weight_facts(name: str, path: Path, size_bytes: int) -> dict:
     """Parameters and `tensors`: alike ones (of each layer, say) as one row with `*` for the number, counted.
 
     A file that is cut off or no safetensors file is told in `problems`, with the shapes as far as they are known.

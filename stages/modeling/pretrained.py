@@ -1,8 +1,6 @@
 """Model folders: bring a pretrained one in, unchanged and without pickles; write an adapter out, and load it."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -11,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedModel
 
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
-from stages.runtime.artifact import write_json
+from stages.runtime.files import link_or_copy, write_json
 
 WEIGHTS = "adapter_model.safetensors"
 WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
@@ -30,7 +28,7 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
             f"Convert it with save_pretrained(..., safe_serialization=True)"
         )
     for file in files:
-        _link_or_copy(file.resolve(), out / file.name)
+        link_or_copy(file.resolve(), out / file.name)
     check_special_tokens(load_tokenizer(out), AutoConfig.from_pretrained(out))
     return {"bytes": sum(f.stat().st_size for f in out.glob("*.safetensors"))}
 
@@ -93,11 +91,3 @@ def _download(model: str, revision: str | None) -> Path:
             f"{model!r} is neither 'scratch' nor a local folder, and the hub does not give it: "
             f"{str(error).splitlines()[0]}"
         ) from error
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:  # another file system
-        shutil.copyfile(source, target)

@@ -20,7 +20,7 @@ def _check_rewards(rewards: tuple, scaling: str) -> None:
     names = [reward.source for reward in rewards]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"rewards must name at least one source, and none twice, not {', '.join(names) or 'nothing'}")
-    if scaling == "model" and "model" not in names:
+    if scaling == "model" and not any(name == "model" or "/" in name for name in names):
         raise ValueError("reward_scaling 'model' needs the reward model among rewards: {source: model}")
 
 
@@ -29,7 +29,8 @@ class RewardSource:
     """One of the scorers whose weighted sum is the reward of a response."""
 
     source: str = setting(
-        "model", "'model': the reward stage's; a measure: repetition, has_code, response_tokens, response_characters; "
+        "model", "'model': the reward stage's, each of its members a source; folder of another reward artifact; 'lexical': word "
+        "counts, fitted on the reward split; a measure: repetition, has_code, response_tokens, response_characters; "
         "'package.module:function'; folder or hub id of a sequence classifier with one output [script: model]")
     weight: float = setting(1.0, "times its score, in the sum [ours]")
     reads: Literal["text", "ids"] = setting(
@@ -100,8 +101,9 @@ class Ppo:
     max_ratio: float = setting(10.0, "skip and count a minibatch whose mean ratio is above [TRL default]")
     rewards: tuple[RewardSource, ...] = setting(
         (RewardSource(),), "what is summed up to a reward: a list of {source, weight, reads, template} [script]")
-    spread_penalty: float = setting(0.0, "times the standard deviation of several reward models' scores, taken from their "
-                               "mean [Coste et al. 2023]")
+    reward_combine: Literal["mean", "min", "mean_minus_std"] = setting(
+        "mean", "how the scores of several reward models become one [Coste et al. 2023]")
+    spread_penalty: float = setting(0.0, "coefficient of the standard deviation in 'mean_minus_std' [Coste et al. 2023]")
     min_reward_correlation: float = setting(
         0.95, "of the reward model's scores here and in training, on reference answers; below, no run starts [ours]")
     reward_baseline: float = setting(0.0, "taken from every sum [script]")
@@ -137,6 +139,9 @@ class Ppo:
             raise ValueError("top_p alone may keep any number of tokens, and each must be scored under the old, new "
                              "and the reference policy: set top_k, too, or leave top_p at 1")
         _check_rewards(self.rewards, self.reward_scaling)
+        if self.spread_penalty and self.reward_combine != "mean_minus_std":
+            raise ValueError(f"spread_penalty is the coefficient of reward_combine 'mean_minus_std', and has no effect "
+                             f"with {self.reward_combine!r}: set reward_combine, or leave spread_penalty at 0")
         check_divides(self.minibatch_prompts, self.rollout_prompts, "minibatch_prompts", "rollout_prompts")
         check_divides(self.microbatch_prompts, self.minibatch_prompts, "microbatch_prompts", "minibatch_prompts")
         check_patience(self.patience_evaluations)

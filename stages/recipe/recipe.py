@@ -39,7 +39,7 @@ class Recipe:
     report: Report = setting(Report(), "the page at the end")
 
 
-def load(path: str | Path, overrides: dict | None = None) -> Recipe:
+def load_recipe(path: str | Path, overrides: dict | None = None) -> Recipe:
     """Recipe file, then overrides laid over it. A file that gives no name is named after itself.
 
     Keys beside the sections are `seed` and `log_to`, which every section that has them takes.
@@ -73,12 +73,12 @@ def _read_yaml(path: Path) -> dict:
     return values or {}
 
 
-def named(kind: type, settings: object) -> dict:
+def select_settings(kind: type, settings: object) -> dict:
     """The settings that the dataclass `kind` has fields for."""
     return {field.name: getattr(settings, field.name) for field in fields(kind)}
 
 
-def section(recipe: Recipe, name: str) -> dict:
+def section_settings(recipe: Recipe, name: str) -> dict:
     """One section as plain values: what a Snakemake rule holds in `params` and a manifest records.
 
     Without what changes nothing of the result, so that a change of it makes nothing stale.
@@ -86,7 +86,7 @@ def section(recipe: Recipe, name: str) -> dict:
     return result_settings(getattr(recipe, name))
 
 
-def published(name: str) -> list[tuple]:
+def list_defaults(name: str) -> list[tuple]:
     """Every setting of one section that a manifest records: dotted name, default as a plain value, meaning with its
     source."""
     settings = getattr(Recipe(), name)

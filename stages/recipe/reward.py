@@ -7,10 +7,13 @@ from stages.recipe.checks import LogTo, Precision, check_divides, check_log_to, 
 from stages.recipe.models import Lora
 from stages.recipe.schema import setting
 
+LEXICAL_ADVICE = "word counts are a baseline of evaluate and a reward source, ppo.rewards: [{source: lexical}]"
 
 @dataclass(frozen=True)
 class Reward:
     """Pairwise reward model: loss -log sigmoid(r_j - r_k)."""
+
+    REMOVED_KEYS = dict.fromkeys(("lexical_buckets", "lexical_penalty"), LEXICAL_ADVICE)
 
     start_from: Literal["sft", "base"] = setting("sft", "the model that the adapter and the head go on [paper]")
     lora: Lora = setting(Lora(r=8, alpha=32, dropout=0.1), "the adapter [script]")
@@ -22,16 +25,12 @@ class Reward:
         "summed in hundreds, a token that comes again for less [ours]")
     log_probability_weight: float = setting(
         0.0, "times an answer's mean log-probability a token, added to the head's score; 0: the head alone [script]")
-    lexical_buckets: int = setting(
-        0, "of a hash of tokens and pairs of neighbours, whose counts add a linear term to the score, learnt first and "
-        "alone (stages/reward_modeling/lexical_term.py); 0: no such term [script]")
-    lexical_penalty: float = setting(2000.0, "times half the sum of that term's squared weights, in its loss [ours]")
     margin_per_score: float = setting(0.0, "gap asked of the rewards for each step of the scores' gap [Llama 2; script: 0]")
     label_smoothing: float = setting(0.0, "share of pairs held to be the wrong way round, under 0.5 [cDPO; script: 0]")
     centring_weight: float = setting(0.0, "times (r_j + r_k)^2, in the loss [Eisenstein et al. 2023; script: 0]")
     language_model_weight: float = setting(
         0.0, "times the mean nats a token of the better answer, in the loss [Askell et al. 2021; script: 0]")
-    members: int = setting(1, "models trained apart, of seed, seed + 1 and so on, whose scores are averaged [script]")
+    members: int = setting(1, "models trained separately, with seed, seed + 1 and so on; ppo.reward_combine combines their scores [script]")
     max_length_tokens: int = setting(512, "longer texts are dropped and counted [script]")
     train_pairs: int = setting(100_000, "at most, from the reward split [script]")
     batch_pairs: int = setting(32, "pairs (or questions) an optimiser step [script: 4 on each of 8 processes]")
@@ -52,9 +51,6 @@ class Reward:
         check_patience(self.patience_evaluations)
         if not 0 <= self.label_smoothing < 0.5:
             raise ValueError(f"label_smoothing must be from 0 to below 0.5, not {self.label_smoothing}")
-        if self.lexical_buckets < 0 or self.lexical_penalty <= 0:
-            raise ValueError(f"lexical_buckets must be 0 or more, lexical_penalty above 0, not {self.lexical_buckets} "
-                             f"and {self.lexical_penalty}")
         if self.members < 1:
             raise ValueError(f"members must be 1 or more, not {self.members}")
         if not 0 <= self.validation_share < 1:

@@ -22,14 +22,14 @@ def setting(default: Any, doc: str, decides: bool = True) -> Any:
     return dataclasses.field(default=default, metadata={"doc": doc, "decides": decides})
 
 
-def as_dict(settings: Any) -> dict:
+def to_dict(settings: Any) -> dict:
     """Plain JSON values (tuples become lists, dataclasses mappings, in lists too)."""
     return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
 
 
 def result_settings(settings: Any) -> dict:
     """`as_dict` without the fields that change nothing of what comes out."""
-    return {name: value for name, value in as_dict(settings).items() if name not in logging_only(settings)}
+    return {name: value for name, value in to_dict(settings).items() if name not in logging_only(settings)}
 
 
 def logging_only(settings: Any) -> set[str]:
@@ -47,7 +47,9 @@ def override(settings: Any, values: dict, where: str, *, from_text: bool = False
     changes = {}
     for key, value in values.items():
         if key not in hints:
-            raise SettingsError(f"{where}: unknown key {key!r}{nearest(key, hints)}")
+            removed = getattr(settings, "REMOVED_KEYS", {}).get(key)
+            advice = f": it was removed; {removed}" if removed else suggest(key, hints)
+            raise SettingsError(f"{where}: unknown key {key!r}{advice}")
         present = getattr(settings, key)
         place = f"{where}: {key}"
         if dataclasses.is_dataclass(present):
@@ -76,7 +78,7 @@ def flatten(settings: Any, prefix: str = "") -> list[tuple[str, Any, str]]:
     return found
 
 
-def nested(flat: dict[str, Any]) -> dict:
+def nest(flat: dict[str, Any]) -> dict:
     """{'lora.r': 4} to {'lora': {'r': 4}}."""
     tree: dict = {}
     for dotted, value in flat.items():
@@ -88,7 +90,7 @@ def nested(flat: dict[str, Any]) -> dict:
     return tree
 
 
-def nearest(key: str, known) -> str:
+def suggest(key: str, known) -> str:
     close = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
 
@@ -133,7 +135,7 @@ def _read(text: str) -> Any:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return as_dict(value)
+        return to_dict(value)
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 

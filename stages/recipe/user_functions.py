@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 
-def load(name: str, setting: str) -> Callable:
+def load_function(name: str, setting: str) -> Callable:
     """The function named 'package.module:function', looked for from the current folder too.
 
     setting: what of the recipe names it, for the ValueError in one line when it cannot be had.

@@ -5,7 +5,7 @@ Names in them come from the data and are escaped in stages/render/markdown_table
 
 import re
 
-from stages.render.markdown_tables import cell, largest, table, with_sum
+from stages.render.markdown_tables import add_sum_row, escape_cell, format_table, top_rows
 
 # Of the Hub's list (huggingface.co/docs/hub/repositories-licenses); it has no cc-by-sa-2.5.
 HUB_LICENSES = {"cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-3.0", "cc-by-4.0", "cc0-1.0", "unknown"}
@@ -22,49 +22,49 @@ DUTIES = (
     "adaptations under the same licence or one that it allows.")
 
 
-def joined(*parts: str) -> str:
+def join_blocks(*parts: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def section(title: str, *parts: str) -> str:
+def format_section(title: str, *parts: str) -> str:
     """A heading over those parts that are there; nothing when none is."""
-    return joined(f"## {title}", *parts) if any(parts) else ""
+    return join_blocks(f"## {title}", *parts) if any(parts) else ""
 
 
 def hub_license(names: dict) -> dict:
     """The Hub's identifiers when it has one for each name; otherwise 'other', named after all of them."""
-    found = sorted({identifier(name) for name in names})
+    found = sorted({license_identifier(name) for name in names})
     if set(found) <= HUB_LICENSES:
         return {"license": found[0] if len(found) == 1 else found} if found else {}
     link = {"license_link": LICENSE_LINK} if all(map(SHARE_ALIKE.fullmatch, found)) else {}
     return {"license": "other", "license_name": "-and-".join(found)[:100], **link}
 
 
-def identifier(name: object) -> str:
+def license_identifier(name: object) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", str(name).lower()).strip("-.") or "unknown"
 
 
-def settings(config: dict) -> str:
+def settings_table(config: dict) -> str:
     lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in config.items()}
-    return table(["setting", "value"], [(cell(name), cell(", ".join(str(one) for one in values if one is not None)))
+    return format_table(["setting", "value"], [(escape_cell(name), escape_cell(", ".join(str(one) for one in values if one is not None)))
                                         for name, values in lists.items()])
 
 
-def sites(metrics: dict, *names: str) -> str:
-    rows = [(cell(site), *(counts.get(name, 0) for name in names)) for site, counts in metrics.get("sites", {}).items()]
-    return table(["site", *names], with_sum(largest(rows, rest="more sites")))
+def sites_table(metrics: dict, *names: str) -> str:
+    rows = [(escape_cell(site), *(counts.get(name, 0) for name in names)) for site, counts in metrics.get("sites", {}).items()]
+    return format_table(["site", *names], add_sum_row(top_rows(rows, rest="more sites")))
 
 
-def licence(metrics: dict, where: str) -> str:
-    names = table(["licence", "posts"], with_sum(largest([
-        (linked(name), count) for name, count in metrics.get("licenses", {}).items()], rest="more licences")))
-    return section("Licence and attribution", DATES, names, DUTIES, where)
+def licence_section(metrics: dict, where: str) -> str:
+    names = format_table(["licence", "posts"], add_sum_row(top_rows([
+        (link_licence(name), count) for name, count in metrics.get("licenses", {}).items()], rest="more licences")))
+    return format_section("Licence and attribution", DATES, names, DUTIES, where)
 
 
-def linked(name: str) -> str:
-    version = SHARE_ALIKE.fullmatch(identifier(name))
-    return f"[{cell(name)}](https://creativecommons.org/licenses/by-sa/{version[1]}/)" if version else cell(name)
+def link_licence(name: str) -> str:
+    version = SHARE_ALIKE.fullmatch(license_identifier(name))
+    return f"[{escape_cell(name)}](https://creativecommons.org/licenses/by-sa/{version[1]}/)" if version else escape_cell(name)
 
 
-def limits(*limits: str) -> str:
-    return section("Known limits", "\n".join(f"- {limit}" for limit in limits))
+def limits_section(*limits: str) -> str:
+    return format_section("Known limits", "\n".join(f"- {limit}" for limit in limits))

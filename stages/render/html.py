@@ -22,10 +22,10 @@ def element(name: str, /, *children: object, **attributes: object) -> Html:
                     for key, value in attributes.items() if value is not None)
     if name in VOID:
         return Html(f"<{name}{given}>")
-    return Html(f"<{name}{given}>{joined(children)}</{name}>")
+    return Html(f"<{name}{given}>{join_html(children)}</{name}>")
 
 
-def joined(children: Iterable[object]) -> Html:
+def join_html(children: Iterable[object]) -> Html:
     """Elements as they are, everything else escaped."""
     return Html("".join(child if isinstance(child, Html) else _escaped(child) for child in children))
 
@@ -35,18 +35,18 @@ def link(text: str, address: str | None) -> Html:
     try:
         parts = urlsplit(address or "")
     except ValueError:
-        return joined([text])
+        return join_html([text])
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        return joined([text])
+        return join_html([text])
     return element("a", text, href=address, rel="noopener noreferrer nofollow")
 
 
-def quoted(text: str) -> Html:
+def pre_text(text: str) -> Html:
     """A post or an answer exactly as written; its own direction of writing stays inside."""
     return element("pre", text, dir="auto")
 
 
-def valued(text: str, value: float) -> Html:
+def sortable_text(text: str, value: float) -> Html:
     """Words for a number, which a column of them is sorted by."""
     return element("data", text, value=f"{value:g}")
 

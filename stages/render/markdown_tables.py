@@ -12,23 +12,23 @@ NOT_PLAIN = re.compile(r"[^\w .,…()/-]|(?<![^\W_])_|_(?![^\W_])")
 Row = tuple[str | int, ...]
 
 
-def bin_of(length: int) -> int:
+def bin_start(length: int) -> int:
     """Lower end of the bin that a length (0 or more) falls to: 0, 1, 2, 4, 8, ...; a bin ends where the next begins."""
     return 1 << (length.bit_length() - 1) if length > 0 else 0
 
 
-def plain(name: object) -> str:
+def clean_name(name: object) -> str:
     """A name from the data as one short line without control characters (and without those that turn text around)."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(name)).split())
     return line if len(line) <= MAX_NAME_CHARACTERS else line[:MAX_NAME_CHARACTERS - 1] + "…"
 
 
-def cell(name: object) -> str:
+def escape_cell(name: object) -> str:
     """A name from the data as inert Markdown: a character reference never opens a tag, a link, a span or a cell."""
-    return NOT_PLAIN.sub(lambda found: f"&#{ord(found[0])};", plain(name)) or "(none)"
+    return NOT_PLAIN.sub(lambda found: f"&#{ord(found[0])};", clean_name(name)) or "(none)"
 
 
-def table(heads: list[str], rows: list[Row]) -> str:
+def format_table(heads: list[str], rows: list[Row]) -> str:
     """A Markdown table of ready cells; a column whose first cell is a number is aligned to the right. "" if empty."""
     if not rows:
         return ""
@@ -37,7 +37,7 @@ def table(heads: list[str], rows: list[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def largest(rows: list[Row], limit: int = 50, rest: str = "more") -> list[Row]:
+def top_rows(rows: list[Row], limit: int = 50, rest: str = "more") -> list[Row]:
     """Rows of a name and counts by falling count (then name); those behind the first `limit` become one line."""
     rows = sorted(rows, key=lambda row: ([-count for count in row[1:]], row[0]))
     if len(rows) <= limit:
@@ -45,7 +45,7 @@ def largest(rows: list[Row], limit: int = 50, rest: str = "more") -> list[Row]:
     return rows[:limit] + [(f"{len(rows) - limit:,} {rest}", *_sums(rows[limit:]))]
 
 
-def with_sum(rows: list[Row]) -> list[Row]:
+def add_sum_row(rows: list[Row]) -> list[Row]:
     """Rows of a name and counts, then the sum of each column; nothing where there are none."""
     return [*rows, ("**sum**", *_sums(rows))] if rows else []
 
@@ -54,14 +54,14 @@ def _sums(rows: list[Row]) -> list[int]:
     return [sum(column) for column in list(zip(*rows, strict=True))[1:]]
 
 
-def funnel(parts: list[Row], total: int | None = None) -> list[Row]:
+def add_funnel_sum(parts: list[Row], total: int | None = None) -> list[Row]:
     """Parts and their sum. Where it is not `total`, counted apart, a line says so: the last line is always exact."""
     [found] = _sums(parts) if parts else [0]
     missing = 0 if total is None else total - found
-    return with_sum(parts + [("*not accounted for*", missing)] if missing else parts)
+    return add_sum_row(parts + [("*not accounted for*", missing)] if missing else parts)
 
 
-def histogram(counts: dict, heads: list[str], binned: bool = False) -> str:
+def format_histogram(counts: dict, heads: list[str], binned: bool = False) -> str:
     """{value: count} by rising value, with shares, bars and the sum; values from JSON may be text. "" without counts.
 
     heads: what a value is, what is counted. binned: a value is the lower end of a bin of `bin_of`.
@@ -71,16 +71,16 @@ def histogram(counts: dict, heads: list[str], binned: bool = False) -> str:
     if not total:
         return ""
     body = [(name, count, _share(count, total), _bar(count, highest)) for name, count in rows]
-    return table([*heads, "share", ""], [*body, ("**sum**", total, "100 %", "")])
+    return format_table([*heads, "share", ""], [*body, ("**sum**", total, "100 %", "")])
 
 
 def _rows(counts: dict, binned: bool) -> list[tuple[str, int]]:
     numbers, names = Counter(), Counter()
     for key, count in counts.items():
         try:
-            numbers[bin_of(int(key)) if binned else int(key)] += count
+            numbers[bin_start(int(key)) if binned else int(key)] += count
         except (TypeError, ValueError):  # such as the year of a post without a date
-            names[cell(key)] += count
+            names[escape_cell(key)] += count
     rows = [(_range(value) if binned else str(value), numbers[value]) for value in _without_gaps(numbers, binned)]
     rows += sorted(names.items())
     if len(rows) <= MAX_ROWS:

@@ -9,17 +9,17 @@ WIDTH, COLUMN = 100, 42  # characters of a page, and at most of a column that is
 TEXT_CHARACTERS, LIST_ITEMS = 300, 3  # of a value that is told in brief
 
 
-def escaped(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Control characters, direction marks and lone surrogates as escapes (`\\x1b`, `\\n`, `\\u202e`): one line."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
-def shortened(text: str, characters: int) -> str:
+def shorten(text: str, characters: int) -> str:
     """At most so many characters; one that is left over for the sign that something is missing."""
     return text if len(text) <= characters else text[: max(0, characters - 1)] + "…"
 
 
-def shown(value: Any, characters: int = WIDTH) -> str:
+def format_value(value: Any, characters: int = WIDTH) -> str:
     """A value in one line, at most so many characters long."""
     if isinstance(value, bool) or value is None or isinstance(value, list | dict):
         value = json.dumps(value, ensure_ascii=False, default=str)
@@ -27,10 +27,10 @@ def shown(value: Any, characters: int = WIDTH) -> str:
         value = f"{value:,}"
     elif isinstance(value, float):
         value = f"{value:.6g}"
-    return shortened(escaped(shortened(str(value), characters + 1)), characters)
+    return shorten(escape_controls(shorten(str(value), characters + 1)), characters)
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes for people, in decimal units."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
@@ -39,32 +39,32 @@ def size(count: float) -> str:
     return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
 
 
-def brief(value: Any) -> Any:
+def truncate_value(value: Any) -> Any:
     """A value of any depth with its texts, and its lists, cut short."""
     if isinstance(value, str):
-        return shortened(value, TEXT_CHARACTERS)
+        return shorten(value, TEXT_CHARACTERS)
     if isinstance(value, dict):
-        return {key: brief(part) for key, part in value.items()}
-    return [brief(part) for part in value[:LIST_ITEMS]] if isinstance(value, list) else value
+        return {key: truncate_value(part) for key, part in value.items()}
+    return [truncate_value(part) for part in value[:LIST_ITEMS]] if isinstance(value, list) else value
 
 
-def rows(lines: Iterable[Sequence[Any]], indent: int = 2) -> list[str]:
+def format_columns(lines: Iterable[Sequence[Any]], indent: int = 2) -> list[str]:
     """Values in columns as wide as they need, two apart; the last one gets what is left of WIDTH."""
-    cells = [[*(shown(value, COLUMN) for value in line[:-1]), shown(line[-1])] for line in lines]
+    cells = [[*(format_value(value, COLUMN) for value in line[:-1]), format_value(line[-1])] for line in lines]
     widths = [max(map(len, column)) for column in zip(*(line[:-1] for line in cells), strict=True)]
     left = WIDTH - indent - sum(widths) - 2 * len(widths)
     return [" " * indent + "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)),
-                                      shortened(line[-1], max(left, 20))]).rstrip() for line in cells]
+                                      shorten(line[-1], max(left, 20))]).rstrip() for line in cells]
 
 
-def named_texts(values: dict[str, Any], indent: int = 2) -> list[str]:
+def format_named_texts(values: dict[str, Any], indent: int = 2) -> list[str]:
     """Each value beside its name, in full lines; the line ends of a text are escaped."""
     wide = max((len(name) for name in values), default=0)
     return [line for name, value in values.items()
-            for line in paragraph(" " * indent + f"{escaped(name):<{wide}}  ", value)]
+            for line in wrap_paragraph(" " * indent + f"{escape_controls(name):<{wide}}  ", value)]
 
 
-def paragraph(first: str, value: Any) -> list[str]:
+def wrap_paragraph(first: str, value: Any) -> list[str]:
     """A value as full lines behind the words it begins with."""
-    return textwrap.wrap(shown(value, TEXT_CHARACTERS), WIDTH, initial_indent=first,
+    return textwrap.wrap(format_value(value, TEXT_CHARACTERS), WIDTH, initial_indent=first,
                          subsequent_indent=" " * len(first)) or [first]

@@ -1,13 +1,12 @@
-"""An artifact is a folder with a manifest.json. It appears by one rename, complete, or not at all.
+"""Build an artifact: a folder with a manifest.json that appears by one rename, complete, or not at all.
 
-A stage writes into `<out>.partial/`. What it is to make (stage, settings, digests of its inputs) is its *order*; a
-partial folder left by a crash is resumed when its order is unchanged, and set aside otherwise.
+A stage writes into `<out>.partial/`. Its request (stage, settings, digests of its inputs) is stored there first; a
+partial folder left by a crash is resumed if its request is unchanged, and set aside otherwise.
 """
 
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,116 +14,117 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from stages.runtime.files import hash_file, write_json
+
 MANIFEST = "manifest.json"
-REQUEST = "order.json"
+REQUEST = "request.json"
+OLD_REQUEST = "order.json"  # its name in artifacts of older versions
 LOCK = ".lock"
 TRACEBACK = "traceback.txt"
 PARTIAL = ".partial"
-HASHED_AT_ONCE = 4  # files
-DIGEST_CHARACTERS = 12  # of a sha256, where its beginning stands for it
+HASHING_THREADS = 4
+DIGEST_CHARACTERS = 12  # of a SHA-256, where it is abbreviated
 
 
 class ArtifactError(ValueError):
-    """An artifact is missing, in the way, or being made by someone else; the message says what to do."""
+    """An artifact is missing, in the way, or being built by another process; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a stage puts what is no part of its artifact (times, this machine's name): `folder` is the run's logs/,
-    `name` the artifact's, `order` a short digest that a resumed run shares and one of other settings does not."""
+    """Where a stage writes what is not part of its artifact, such as times and this machine's name.
 
-    folder: Path
-    name: str
-    order: str
+    request_digest: abbreviated; the same for a resumed run, another one for other settings or inputs.
+    """
 
+    folder: Path  # the run's logs/
+    name: str  # the artifact's
+    request_digest: str
 
-def run_context(out: Path, order: dict) -> RunContext:
-    """That of the artifact `out`, made by `order`."""
-    text = json.dumps(order, sort_keys=True, default=str)
-    return RunContext(out.parent / "logs", out.name, hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS])
-
-
-def sha256_of_file(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    @classmethod
+    def for_artifact(cls, out: Path, request: dict) -> "RunContext":
+        """Build the context of the artifact `out`."""
+        text = json.dumps(request, sort_keys=True, default=str)
+        return cls(out.parent / "logs", out.name, hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS])
 
 
 def digest(source: str | Path) -> str:
-    """One hash that names an input: an artifact's manifest (and so its whole ancestry), a file, or a folder's files.
+    """Compute the SHA-256 that identifies an input.
 
-    Raises ArtifactError when nothing is there, or when an artifact was begun and not finished.
+    For an artifact, that of its manifest, which names its inputs in turn; otherwise that of a file, or of all files in
+    a folder. Raises ArtifactError if the path does not exist or is an unfinished artifact.
     """
     path = Path(source)
     if (path / MANIFEST).is_file():
-        return sha256_of_file(path / MANIFEST)
+        return hash_file(path / MANIFEST)
     if path.is_file():
-        return sha256_of_file(path)
+        return hash_file(path)
     if not path.is_dir():
         raise ArtifactError(f"there is no {path}: make it first")
-    if (path / REQUEST).exists():
+    if request_file(path).exists():
         raise ArtifactError(f"{path} is not finished (it has no {MANIFEST}): run its stage again")
-    lines = [f"{file.relative_to(path)} {found}" for file, found in _digests(_files(path))]
+    lines = [f"{file.relative_to(path)} {sha256}" for file, sha256 in _hash_files(_list_files(path))]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def folder_of(path: str | Path) -> Path:
-    """An artifact may be named by its folder or by its manifest (Snakemake knows files)."""
+def artifact_folder(path: str | Path) -> Path:
+    """Return the folder of an artifact that is given by its folder or its manifest (Snakemake knows only files)."""
     path = Path(path)
     return path.parent if path.name == MANIFEST else path
 
 
+def request_file(folder: Path) -> Path:
+    """Return the path of an artifact's request, which older versions called order.json."""
+    old = folder / OLD_REQUEST
+    return old if old.exists() else folder / REQUEST
+
+
 def read_manifest(artifact: Path) -> dict:
-    """The manifest of a finished artifact; ArtifactError if there is none."""
+    """Read the manifest of a finished artifact; ArtifactError if there is none."""
     try:
         return json.loads((Path(artifact) / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArtifactError(f"{artifact} is not a finished artifact (it has no {MANIFEST})") from None
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write whole or not at all: a reader never sees half a file."""
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+def is_complete(out: Path, request: dict) -> bool:
+    """Check whether `out` is the finished artifact of this request.
 
-
-def write_json(path: Path, value: object) -> None:
-    """`write_text` of a value as indented JSON."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
-
-
-def is_complete(out: Path, order: dict) -> bool:
-    """Whether `out` already holds just this. Raises ArtifactError when it holds something else that is finished."""
+    Raises ArtifactError if `out` is finished but of another request, or is not an artifact at all.
+    """
     if not (out / MANIFEST).exists():
-        _refuse_foreign(out)
+        _check_replaceable(out)
         return False
-    if json.loads((out / REQUEST).read_text(encoding="utf-8")) == order:
+    if json.loads(request_file(out).read_text(encoding="utf-8")) == request:
         return True
     raise ArtifactError(f"{out} holds a finished {read_manifest(out)['stage']} of other settings or inputs: "
                         f"give another --out, or --force to replace it")
 
 
 @contextmanager
-def build(out: Path, order: dict) -> Iterator[Path]:
-    """`<out>.partial`, locked, holding what an interrupted run of the same order left there.
+def build(out: Path, request: dict) -> Iterator[Path]:
+    """Lock `out` and yield `<out>.partial`, with the files that an interrupted run of the same request left there.
 
-    On leaving, `publish` must have been called, or the folder stays for the next try.
+    The block calls `publish` at its end; if it fails, the folder stays for the next attempt.
     """
     partial = out.with_name(out.name + PARTIAL)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(out):
-        if partial.exists() and _order_in(partial) != order:
+    with _lock(out):
+        if partial.exists() and _read_request(partial) != request:
             partial.rename(_free_name(out, "set-aside"))
         partial.mkdir(exist_ok=True)
-        (partial / TRACEBACK).unlink(missing_ok=True)
-        write_json(partial / REQUEST, order)
+        write_json(partial / REQUEST, request)
+        for stray in (partial / TRACEBACK, partial / OLD_REQUEST, *partial.rglob("*.tmp")):
+            if stray.is_file():  # drafts of a killed process, among others
+                stray.unlink()
         yield partial
 
 
 def publish(partial: Path, out: Path, manifest: dict) -> None:
-    """Add the digests of the files, write the manifest last, and rename into place."""
-    files = [f for f in _files(partial) if f.name not in (MANIFEST, REQUEST)]
-    listed = {str(f.relative_to(partial)): {"bytes": f.stat().st_size, "sha256": found} for f, found in _digests(files)}
+    """Add the size and SHA-256 of every file to the manifest, write it last, and rename the folder to `out`."""
+    files = [file for file in _list_files(partial) if file.name not in (MANIFEST, REQUEST)]
+    listed = {str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": sha256}
+              for file, sha256 in _hash_files(files)}
     write_json(partial / MANIFEST, manifest | {"files": listed})
     old = None
     if out.exists():
@@ -135,42 +135,45 @@ def publish(partial: Path, out: Path, manifest: dict) -> None:
         shutil.rmtree(old)
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.rglob("*") if f.is_file())
+def _list_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
-def _digests(files: list[Path]) -> list[tuple[Path, str]]:
-    """Side by side: a hash of many gigabytes is bound by one core."""
-    with ThreadPoolExecutor(HASHED_AT_ONCE) as threads:
-        return list(zip(files, threads.map(sha256_of_file, files), strict=True))
+def _hash_files(files: list[Path]) -> list[tuple[Path, str]]:
+    """Hash files in several threads: one core is the limit for many gigabytes."""
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
+        return list(zip(files, threads.map(hash_file, files), strict=True))
 
 
-def _order_in(partial: Path) -> dict | None:
+def _read_request(partial: Path) -> dict | None:
     try:
-        return json.loads((partial / REQUEST).read_text(encoding="utf-8"))
+        return json.loads(request_file(partial).read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
         return None
 
 
-def _refuse_foreign(out: Path) -> None:
-    """Snakemake deletes a manifest before it makes the artifact anew; the order beside it says the folder is ours.
+def _check_replaceable(out: Path) -> None:
+    """Raise ArtifactError if `out` holds files that no stage made.
 
-    Empty folders, however deep, are Snakemake's as well: it makes those of the outputs that a rule names.
+    Snakemake deletes the manifest before it runs a stage again, so a request marks the folder as ours. It also creates
+    the folders of a rule's outputs, so folders without files are fine.
     """
-    if out.exists() and not (out.is_dir() and ((out / REQUEST).exists() or all(f.is_dir() for f in out.rglob("*")))):
+    if not out.exists() or (out.is_dir() and request_file(out).exists()):
+        return
+    if not out.is_dir() or any(not path.is_dir() for path in out.rglob("*")):
         raise ArtifactError(f"{out} is in the way and is not an artifact of this project: give another --out")
 
 
-def _free_name(out: Path, word: str) -> Path:
+def _free_name(out: Path, suffix: str) -> Path:
     number = 1
-    while (name := out.with_name(f"{out.name}.{word}-{number}")).exists():
+    while (name := out.with_name(f"{out.name}.{suffix}-{number}")).exists():
         number += 1
     return name
 
 
 @contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """The kernel drops the lock when the process dies, however it dies: nothing to unlock by hand."""
+def _lock(out: Path) -> Iterator[None]:
+    """Hold an exclusive lock; the kernel releases it when the process ends, however it ends."""
     path = out.with_name(f".{out.name}{LOCK}")
     with open(path, "w") as stream:
         try:

@@ -1,136 +1,122 @@
-"""A stage's command line, validation, manifest and resume, derived once from the signature of its `run`.
+"""Run a stage as a command: parse its flags, check them, build the artifact, publish it.
 
-    def run(config: Sft, out: Path, *, base: Path, pairs: Path) -> dict[str, float]
+The command line comes from the signature of the stage's `run` (signature.py). A program begins with
 
-`config` is a section of the recipe, `out` the folder to fill, every keyword-only argument a named input: a Path, or
-`list[str]` for several sources that may also be hub ids, or `dict[str, Path]` for folders by name, given as a repeated
-`--flag NAME=FOLDER`. A keyword with a default is an option: an int (`processes`)
-says how the work is done and does not change what comes of it, a str (`share`) says what is asked for. `beside`, which
-is no flag, says where to put what is no part of the artifact.
+    if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+        main(__file__)
+
+so that `--help` and mistakes answer at once. `main` imports the program as a module and never returns.
 """
 
 import argparse
-import importlib.metadata
+import importlib
 import inspect
-import platform
 import re
-import resource
-import subprocess
 import sys
 import time
 import traceback
-import typing
 from collections.abc import Callable
 from pathlib import Path
 
 from stages.recipe import optional_packages, schema
-from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load
+from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.runtime import artifact
-from stages.runtime.manifest import headline
+from stages.runtime.environment import describe_environment, let_idle_threads_sleep
+from stages.runtime.manifest import headline_metrics
+from stages.runtime.signature import CONTEXT, Signature, read_signature
 
-BESIDE = "beside"
 INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_INPUT_FLAGS = {Path: {"metavar": "FOLDER", "help": "input artifact"},
-                list[str]: {"metavar": "FOLDER", "nargs": "+", "help": "sources"},
-                dict[str, Path]: {"metavar": "NAME=FOLDER", "action": "append",
-                                  "help": "input artifact and its name; can be repeated"}}
-PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
-            "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
+INPUT_FLAGS = {
+    "Path": {"metavar": "FOLDER", "help": "input artifact"},
+    "list[str]": {"metavar": "FOLDER", "nargs": "+", "help": "sources"},
+    "dict[str, Path]": {"metavar": "NAME=FOLDER", "action": "append",
+                        "help": "input artifact and its name; can be repeated"},
+}
+SETTING = "set "  # prefix of the settings among the parsed arguments
 
 
-def main(run: Callable) -> None:
-    """The command of a stage: parse, check, make, publish. Exits 1 with one line for a user's mistake."""
-    arguments = parser_of(run).parse_args()
+def main(file: str) -> None:
+    """Run the command of the program `file` and exit: with 1 and one line for a user's mistake."""
+    signature = read_signature(Path(file))
+    arguments = vars(build_parser(signature).parse_args())
+    let_idle_threads_sleep()
     try:
-        make(run, *_orders(run, vars(arguments)))
+        _make(signature.stage, lambda: importlib.import_module(signature.module).run,
+              *_parse_arguments(signature, arguments))
     except (ValueError, OSError) as error:
-        _say(f"{stage_of(run)}: error: {error}")
-        _keep_traceback(artifact.folder_of(arguments.out))
+        _print(f"{signature.stage}: error: {error}")
+        _save_traceback(artifact.artifact_folder(arguments["out"]))
         sys.exit(1)
     except KeyboardInterrupt:
-        _say(f"{stage_of(run)}: interrupted; the same command goes on from its last checkpoint")
+        _print(f"{signature.stage}: interrupted; the same command continues from the last checkpoint")
         sys.exit(130)
+    sys.exit(0)
 
 
-def parser_of(run: Callable) -> argparse.ArgumentParser:
-    """Named flags only: --recipe, one for each input, --out, and one for each value of the stage's section."""
+def build_parser(signature: Signature) -> argparse.ArgumentParser:
+    """Build the parser: --recipe, one flag per input and option, --out, and one per setting of the stage's section."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m stages.{stage_of(run)}", description=inspect.getdoc(inspect.getmodule(run)),
+        prog=f"python -m stages.{signature.stage}", description=signature.description,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
-    for name, hint in inputs_of(run).items():
-        parser.add_argument(f"--{name}", required=True, **_INPUT_FLAGS[hint])
-    for name, default in options_of(run).items():
+    for name, hint in signature.inputs.items():
+        parser.add_argument(f"--{name}", required=True, **INPUT_FLAGS[hint])
+    for name, default in signature.options.items():
         parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
     parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
-    group = parser.add_argument_group(f"settings, laid over the recipe's section {section_name(run)!r}")
-    for name, default, doc in schema.flatten(config_class(run)()):
-        group.add_argument(f"--{name.replace('_', '-')}", dest=f"set {name}", metavar="VALUE",
+    group = parser.add_argument_group(f"settings, overriding section {signature.section!r} of the recipe")
+    for name, default, doc in schema.flatten(getattr(Recipe(), signature.section)):
+        group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", metavar="VALUE",
                            help=f"{doc} (published: {default})".replace("%", "%%"))
     return parser
 
 
 def make(run: Callable, config: object, out: Path, inputs: dict, options: dict | None = None, force: bool = False
          ) -> None:
-    """Run a stage into `<out>.partial` and publish it; do nothing when `out` holds just this already."""
-    stage, options = stage_of(run), options or {}
-    asked = {name: value for name, value in options.items() if isinstance(value, str)}
-    order = {"stage": stage, "config": schema.result_settings(config),
-             "inputs": {name: _described(source) for name, source in inputs.items()}, **asked}
-    if force and (out / artifact.MANIFEST).exists():
-        (out / artifact.MANIFEST).unlink()
-    if artifact.is_complete(out, order):
-        _say(f"{stage}: {out} is already made")
+    """Build the artifact of a stage; do nothing if `out` is already complete.
+
+    Args:
+        run: the stage's function.
+        config: its section of the recipe.
+        inputs, options: keyword arguments of `run`.
+        force: replace a finished artifact.
+    """
+    _make(Path(inspect.getfile(run)).stem, lambda: run, config, out, inputs, options or {}, force)
+
+
+def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Path, inputs: dict, options: dict,
+          force: bool) -> None:
+    request = {"stage": stage, "config": schema.result_settings(config),
+               "inputs": {name: _identify(source) for name, source in inputs.items()},
+               **{name: value for name, value in options.items() if isinstance(value, str)}}
+    if force:
+        (out / artifact.MANIFEST).unlink(missing_ok=True)
+    if artifact.is_complete(out, request):
+        _print(f"{stage}: {out} is already made")
         return
-    start = time.monotonic()
-    with artifact.build(out, order) as partial:
-        beside = {BESIDE: artifact.run_context(out, order)} if BESIDE in _keywords(run) else {}
-        metrics = run(config, partial, **inputs, **options, **beside)
-        manifest = order | {"metrics": metrics, "seconds": round(time.monotonic() - start, 2)} | _circumstances()
-        artifact.publish(partial, out, manifest)
-    telling = "".join(f", {key} {value:.4g}" for key, value in headline(metrics))
-    _say(f"{stage}: {out} made in {manifest['seconds']:.0f} s{telling}")
+    with artifact.build(out, request) as partial:
+        run, start = load_run(), time.monotonic()
+        takes_context = CONTEXT in inspect.signature(run).parameters
+        context = {CONTEXT: artifact.RunContext.for_artifact(out, request)} if takes_context else {}
+        metrics = run(config, partial, **inputs, **options, **context)
+        seconds = round(time.monotonic() - start, 2)
+        artifact.publish(partial, out, request | {"metrics": metrics, "seconds": seconds} | describe_environment())
+    numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(metrics))
+    _print(f"{stage}: {out} made in {seconds:.0f} s{numbers}")
 
 
-def stage_of(run: Callable) -> str:
-    return Path(inspect.getfile(run)).stem
-
-
-def config_class(run: Callable) -> type:
-    return typing.get_type_hints(run)["config"]
-
-
-def section_name(run: Callable) -> str:
-    """The recipe's section of this stage's settings."""
-    return next(name for name, hint in typing.get_type_hints(Recipe).items() if hint is config_class(run))
-
-
-def inputs_of(run: Callable) -> dict[str, type]:
-    """Named inputs and their types: the keyword-only arguments without a default."""
-    hints = typing.get_type_hints(run)
-    return {name: hints[name] for name, p in _keywords(run).items() if p.default is p.empty}
-
-
-def options_of(run: Callable) -> dict[str, int | str]:
-    """Options and their defaults: the keyword-only arguments that have one, but for `beside`."""
-    return {name: p.default for name, p in _keywords(run).items() if p.default is not p.empty and name != BESIDE}
-
-
-def _keywords(run: Callable) -> dict[str, inspect.Parameter]:
-    return {name: p for name, p in inspect.signature(run).parameters.items() if p.kind is p.KEYWORD_ONLY}
-
-
-def _orders(run: Callable, given: dict) -> tuple[object, Path, dict, dict, bool]:
-    config = getattr(load(given["recipe"]), section_name(run))
-    flat = {key.removeprefix("set "): value for key, value in given.items() if key.startswith("set ")}
-    flat = {name: value for name, value in flat.items() if value is not None}
-    config = schema.override(config, schema.nested(flat), "command line", from_text=True)
-    optional_packages.check_logging(config, section_name(run))
-    parse = {Path: artifact.folder_of, list[str]: list, dict[str, Path]: parse_named_folders}
-    inputs = {name: parse[hint](given[name]) for name, hint in inputs_of(run).items()}
-    options = {name: given[name] for name in options_of(run)}
-    return config, artifact.folder_of(given["out"]), inputs, options, given["force"]
+def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Path, dict, dict, bool]:
+    """Return the stage's settings, output folder, inputs, options, and whether to replace a finished artifact."""
+    settings = {name.removeprefix(SETTING): value for name, value in arguments.items()
+                if name.startswith(SETTING) and value is not None}
+    config = getattr(load_recipe(arguments["recipe"]), signature.section)
+    config = schema.override(config, schema.nest(settings), "command line", from_text=True)
+    optional_packages.check_logging(config, signature.section)
+    parse = {"Path": artifact.artifact_folder, "list[str]": list, "dict[str, Path]": parse_named_folders}
+    inputs = {name: parse[hint](arguments[name]) for name, hint in signature.inputs.items()}
+    options = {name: arguments[name] for name in signature.options}
+    return config, artifact.artifact_folder(arguments["out"]), inputs, options, arguments["force"]
 
 
 def parse_named_folders(items: list[str]) -> dict[str, Path]:
@@ -142,57 +128,26 @@ def parse_named_folders(items: list[str]) -> dict[str, Path]:
             raise ValueError(f"{item!r} is not NAME=FOLDER (a name has letters, digits, - and _)")
         if name in folders:
             raise ValueError(f"{item!r}: the name {name!r} is already taken by {folders[name]}")
-        folders[name] = artifact.folder_of(folder)
+        folders[name] = artifact.artifact_folder(folder)
     return folders
 
 
-def _described(source: Path | list[str] | dict[str, Path]) -> dict | list[dict]:
+def _identify(source: Path | list[str] | dict[str, Path]) -> dict | list[dict]:
+    """Describe an input by path and SHA-256. A source that does not exist here is taken for a hub id."""
     if isinstance(source, list):
-        return [_described_source(item) for item in source]
+        return [{"path": item, "sha256": artifact.digest(item) if Path(item).exists() else None} for item in source]
     if isinstance(source, dict):
-        return {name: _described(folder) for name, folder in source.items()}
+        return {name: _identify(folder) for name, folder in source.items()}
     return {"path": str(source), "sha256": artifact.digest(source)}
 
 
-def _described_source(source: str) -> dict:
-    """A source that is not on this disk is taken for a hub id; the stage says so if it is not one."""
-    return {"path": source, "sha256": artifact.digest(source) if Path(source).exists() else None}
-
-
-def _circumstances() -> dict:
-    torch = sys.modules.get("torch")
-    gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
-    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    memory = sys.modules.get("stages.training.memory")  # it resets the process's peak to measure phases
-    peak = peak if memory is None else max(peak, memory.peak_bytes() // 1024)
-    return {"peak_memory_mib": round(peak / 1024), "device": gpu or f"cpu ({platform.machine()})",
-            "threads": torch.get_num_threads() if torch is not None else 1, "python": platform.python_version(),
-            "versions": {name: version for name in PACKAGES if (version := _version(name))}, "commit": _commit()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    here = Path(__file__).parent
-    try:
-        return subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"],
-                              capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _keep_traceback(out: Path) -> None:
-    """One line for the person; the whole story beside what was begun, for whoever mends it."""
+def _save_traceback(out: Path) -> None:
+    """Write the traceback into the partial folder: the terminal shows only one line."""
     partial = out.with_name(out.name + artifact.PARTIAL)
     if partial.is_dir():
         (partial / artifact.TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
-        _say(f"details: {partial / artifact.TRACEBACK}")
+        _print(f"details: {partial / artifact.TRACEBACK}")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Where an artifact comes from, and whether that is still what lies there: inputs, ancestry, staleness.
+"""Trace where an artifact comes from, and check whether it is stale.
 
-A manifest names each input by its path and by the sha256 of the input's own manifest, so that one comparison of a small
-file vouches for a whole ancestry. Paths in it are relative to the folder that the stage was started in.
+A manifest names each input by its path and by the SHA-256 of the input's own manifest, so comparing one small file
+verifies a whole ancestry. Paths in it are relative to the folder that the stage was started in.
 """
 
 import os
@@ -12,18 +12,19 @@ import yaml
 
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import logging_only
-from stages.runtime.artifact import MANIFEST, ArtifactError, digest, folder_of
-from stages.runtime.manifest import Record, differing, input_sources, is_record, record_of
+from stages.render.units import format_bytes
+from stages.runtime.artifact import MANIFEST, ArtifactError, artifact_folder, digest
+from stages.runtime.manifest import Record, diff_trees, is_artifact, list_input_sources, read_record
 
 RECIPE = "recipe.yaml"
 SECTIONS = {"gather": "pairs"}  # stage: section of the recipe, where their names differ
-HASHED_BYTES = 256 << 20  # an input larger than that (a dump) is not read through to see whether it is the same
+MAX_HASHED_BYTES = 256 << 20  # a larger plain input (a dump) is not hashed to see whether it has changed
 BROKEN = ("changed", "gone", "not finished", "cannot be read")
 
 
 @dataclass(frozen=True)
-class Link:
-    """One input of an artifact: as its manifest names it, and what has become of that."""
+class InputLink:
+    """An input of an artifact as its manifest names it, and whether it is still the same."""
 
     name: str
     path: str
@@ -31,55 +32,58 @@ class Link:
     verdict: str  # same, not checked (why), or one of BROKEN
 
 
-def links(record: Record) -> list[Link]:
-    """Every input; a list or a mapping of sources gives one link each."""
-    found = []
-    for label, source in input_sources(record.said.get("inputs", {})).items():
+def check_inputs(record: Record) -> list[InputLink]:
+    """Compare every input with its digest in the manifest; a list or mapping of sources gives a link for each."""
+    links = []
+    for label, source in list_input_sources(record.manifest.get("inputs", {})).items():
         source = source if isinstance(source, dict) else {}
         path, sha256 = str(source.get("path", "?")), source.get("sha256")
         sha256 = None if sha256 is None else str(sha256)
-        found.append(Link(label, path, sha256, _verdict(place_of(record.folder, path), sha256)))
-    return found
+        links.append(InputLink(label, path, sha256, _compare(find_input(record.folder, path), sha256)))
+    return links
 
 
-def place_of(artifact: Path, path: str) -> Path:
-    """Where an input lies: looked for from the folders around the artifact, nearest first, then from here."""
-    around = Path(os.path.abspath(artifact)).parents
-    return next((place for root in around if os.path.exists(place := root / folder_of(path))), folder_of(path))
+def find_input(artifact: Path, path: str) -> Path:
+    """Locate an input: relative to the folders around the artifact, innermost first, then to the working directory."""
+    parents = Path(os.path.abspath(artifact)).parents
+    candidates = (parent / artifact_folder(path) for parent in parents)
+    return next((folder for folder in candidates if os.path.exists(folder)), artifact_folder(path))
 
 
-def ancestry(record: Record, seen: set[Path] | None = None) -> list[dict]:
-    """The inputs, each with its own `inputs` up to the dump; one that stands further up already is `repeated`.
+def trace_ancestry(record: Record, visited: set[Path] | None = None) -> list[dict]:
+    """Return the inputs as a tree up to the dump; each node has its own `inputs`.
 
-    Nothing follows a broken link: what lies there now is not what this was made from.
+    A node that already appears above is marked `repeated`. A broken link has no inputs: what is there now is not what
+    the artifact was made from.
     """
-    seen, found = set() if seen is None else seen, []
-    for link in links(record):
-        place = place_of(record.folder, link.path)
-        whole = link.verdict not in BROKEN
-        node = asdict(link) | {"broken": not whole, "repeated": whole and place.resolve() in seen, "inputs": []}
-        if whole and not node["repeated"] and is_record(place):
-            seen.add(place.resolve())
-            node["inputs"] = ancestry(record_of(place), seen)
-        found.append(node)
-    return found
+    visited = set() if visited is None else visited
+    nodes = []
+    for link in check_inputs(record):
+        folder = find_input(record.folder, link.path)
+        broken = link.verdict in BROKEN
+        node = asdict(link) | {"broken": broken, "repeated": not broken and folder.resolve() in visited, "inputs": []}
+        if not broken and not node["repeated"] and is_artifact(folder):
+            visited.add(folder.resolve())
+            node["inputs"] = trace_ancestry(read_record(folder), visited)
+        nodes.append(node)
+    return nodes
 
 
-def stale(record: Record) -> list[str]:
-    """Why the artifact is not what its stage would make now, a line a reason; none when it is."""
-    reasons = [f"its input {link.name}, {link.path}, {_has(link.verdict)}"
-               for link in links(record) if link.verdict in BROKEN]
-    return reasons + _other_settings(record)
+def find_stale_reasons(record: Record) -> list[str]:
+    """List why the stage would now make another artifact, one line each; empty if it is up to date."""
+    reasons = [f"its input {link.name}, {link.path}, {_describe(link.verdict)}"
+               for link in check_inputs(record) if link.verdict in BROKEN]
+    return reasons + _changed_settings(record)
 
 
-def run_of(artifact: Path) -> Path | None:
-    """The folder of the run that an artifact belongs to, where its recipe is (a share of pairs lies one deeper)."""
-    around = (Path(os.path.normpath(artifact / up)) for up in ("..", "../.."))
-    return next((folder for folder in around if (folder / RECIPE).is_file()), None)
+def find_run_folder(artifact: Path) -> Path | None:
+    """Return the folder with the run's recipe: the artifact's parent or, for a share of the pairs, its parent."""
+    folders = (Path(os.path.normpath(artifact / up)) for up in ("..", "../.."))
+    return next((folder for folder in folders if (folder / RECIPE).is_file()), None)
 
 
 def read_recipe(path: Path) -> dict:
-    """The mapping in a run's recipe.yaml; ArtifactError when there is none in it."""
+    """Read a run's recipe.yaml as a mapping; ArtifactError if it is not one."""
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -89,46 +93,48 @@ def read_recipe(path: Path) -> dict:
     return recipe
 
 
-def section_of(stage: str) -> str:
-    """The recipe's section that a stage takes its settings from."""
+def section_name(stage: str) -> str:
+    """Return the section of the recipe that holds a stage's settings."""
     return SECTIONS.get(stage, stage)
 
 
-def _verdict(place: Path, sha256: str | None) -> str:
+def _compare(path: Path, sha256: str | None) -> str:
+    """Return the verdict on an input."""
     if sha256 is None:
         return "not checked (from a hub)"
-    if not os.path.exists(place):  # unlike Path's, it bears a name that no file system takes
+    if not os.path.exists(path):  # unlike Path.exists, it accepts names that no file system allows
         return "gone"
     try:
-        if not is_record(place) and (size := _bytes_of(place)) > HASHED_BYTES:
-            return f"not checked ({size / 1e9:.1f} GB)"
-        return "same" if digest(place) == sha256 else "changed"
+        if not is_artifact(path) and (size_bytes := _total_bytes(path)) > MAX_HASHED_BYTES:
+            return f"not checked ({format_bytes(size_bytes)})"
+        return "same" if digest(path) == sha256 else "changed"
     except ArtifactError:
         return "not finished"
     except OSError:
         return "cannot be read"
 
 
-def _bytes_of(place: Path) -> int:
-    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+def _total_bytes(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)
 
 
-def _has(verdict: str) -> str:
+def _describe(verdict: str) -> str:
     return {"changed": "has changed", "gone": "is gone", "not finished": f"has no {MANIFEST}"}.get(verdict, verdict)
 
 
-def _other_settings(record: Record) -> list[str]:
-    run, section = run_of(record.folder), section_of(record.said.get("stage", ""))
-    if run is None or "config" not in record.said:
+def _changed_settings(record: Record) -> list[str]:
+    run, section = find_run_folder(record.folder), section_name(record.manifest.get("stage", ""))
+    if run is None or "config" not in record.manifest:
         return []
     try:
-        wanted = read_recipe(run / RECIPE).get(section)
+        settings = read_recipe(run / RECIPE).get(section)
     except ArtifactError as error:
         return [str(error)]
-    if not isinstance(wanted, dict):
+    if not isinstance(settings, dict):
         return []
-    rows = differing(record.said["config"], {name: value for name, value in wanted.items()
-                                             if name not in logging_only(getattr(Recipe(), section, None))})
+    ignored = logging_only(getattr(Recipe(), section, None))
+    rows = diff_trees(record.manifest["config"],
+                      {name: value for name, value in settings.items() if name not in ignored})
     return [f"{section}.{row['name']} is {row.get('a', 'absent')!r}, {RECIPE} says {row.get('b', 'absent')!r}"
             for row in rows]

@@ -1,6 +1,6 @@
-"""What a folder of results says of itself: its manifest or, while it is not finished, its order; damage is told.
+"""Read the manifest of an artifact or, while it is unfinished, its request; and compare two of them.
 
-Nothing here raises for what a crash, a full disk or an editor may have left: each such thing is one line in `problems`.
+Nothing here raises for what a crash, a full disk or an editor may leave: each such problem is one line of text.
 """
 
 import json
@@ -9,58 +9,65 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.runtime.artifact import MANIFEST, PARTIAL, REQUEST, TRACEBACK, ArtifactError
+from stages.runtime.artifact import MANIFEST, PARTIAL, REQUEST, TRACEBACK, ArtifactError, request_file
 
 SET_ASIDE = re.compile(r".+\.set-aside-\d+")
-KINDS = {"stage": str, "config": dict, "inputs": dict, "metrics": dict, "files": dict, "versions": dict,
+TYPES = {"stage": str, "config": dict, "inputs": dict, "metrics": dict, "files": dict, "versions": dict,
          "seconds": int | float, "peak_memory_mib": int | float, "device": str, "commit": str | None}
+HEADLINE_METRICS = 4
 
 
 @dataclass(frozen=True)
 class Record:
-    """One artifact, finished or begun. `said` is its manifest or order: what `KINDS` names is of its kind or absent."""
+    """An artifact, finished or not.
+
+    manifest: or the request, of an unfinished artifact. Each key of `TYPES` is absent or has that type.
+    """
 
     folder: Path
-    state: str  # finished, partial, set aside (of another order) or damaged (its manifest cannot be read)
-    said: dict
+    state: str  # finished, partial, set aside (of another request) or damaged (its manifest cannot be read)
+    manifest: dict
     problems: list[str]
 
 
-def is_record(folder: Path) -> bool:
-    """Whether a stage has made this folder, or begun it."""
-    named = any((folder / name).is_file() for name in (MANIFEST, REQUEST))
-    return named or (folder.name.endswith(PARTIAL) and folder.is_dir())
+def is_artifact(folder: Path) -> bool:
+    """Check whether a stage has built this folder, or started to."""
+    has_file = (folder / MANIFEST).is_file() or request_file(folder).is_file()
+    return has_file or (folder.name.endswith(PARTIAL) and folder.is_dir())
 
 
-def record_of(folder: Path) -> Record:
-    """Read what is there; ArtifactError when this is no artifact, nor the beginning of one."""
-    if not is_record(folder):
+def read_record(folder: Path) -> Record:
+    """Read an artifact's manifest or request; ArtifactError if the folder is not an artifact."""
+    if not is_artifact(folder):
         raise ArtifactError(f"{folder} is no artifact (it has neither {MANIFEST} nor {REQUEST})")
     problems: list[str] = []
-    made = read_object(folder / MANIFEST, problems) if (folder / MANIFEST).exists() else None
-    said = made if made is not None else read_object(folder / REQUEST, problems) or {}
-    for key, kind in KINDS.items():
-        if key in said and not isinstance(said[key], kind):
-            problems.append(f"{key} is not what a manifest holds there: {said.pop(key)!r}")
-    if "stage" not in said and not problems:
+    finished = (folder / MANIFEST).exists()
+    manifest = read_json_object(folder / MANIFEST, problems) if finished else None
+    state = _state(folder, finished, manifest is not None)
+    if manifest is None:
+        manifest = read_json_object(request_file(folder), problems) or {}
+    for key, kind in TYPES.items():
+        if key in manifest and not isinstance(manifest[key], kind):
+            problems.append(f"{key} has the wrong type for a manifest: {manifest.pop(key)!r}")
+    if "stage" not in manifest and not problems:
         problems.append("it names no stage: was it made by this project?")
-    return Record(folder, _state(folder, made), said, [*problems, *_last_error(folder)])
+    return Record(folder, state, manifest, [*problems, *_last_error(folder)])
 
 
-def damaged_files(record: Record) -> list[str]:
-    """Files that the manifest lists and that are gone, or of another size (their sha256 is not computed)."""
-    found = []
-    for name, about in record.said.get("files", {}).items():
-        path, stated = record.folder / name, about.get("bytes") if isinstance(about, dict) else None
+def find_damaged_files(record: Record) -> list[str]:
+    """List files of the manifest that are missing or of another size (their SHA-256 is not computed)."""
+    problems = []
+    for name, entry in record.manifest.get("files", {}).items():
+        path, size_bytes = record.folder / name, entry.get("bytes") if isinstance(entry, dict) else None
         if not path.is_file():
-            found.append(f"{name} is gone")
-        elif path.stat().st_size != stated:
-            found.append(f"{name} has {path.stat().st_size} bytes, {MANIFEST} says {stated}")
-    return found
+            problems.append(f"{name} is gone")
+        elif path.stat().st_size != size_bytes:
+            problems.append(f"{name} has {path.stat().st_size} bytes, {MANIFEST} says {size_bytes}")
+    return problems
 
 
-def read_object(path: Path, problems: list[str]) -> dict | None:
-    """The JSON object in a small file; None, and one more line in `problems`, when there is none."""
+def read_json_object(path: Path, problems: list[str]) -> dict | None:
+    """Read the JSON object in a small file; on failure, return None and append a line to `problems`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -74,7 +81,7 @@ def read_object(path: Path, problems: list[str]) -> dict | None:
     return None
 
 
-def input_sources(inputs: dict) -> dict[str, dict]:
+def list_input_sources(inputs: dict) -> dict[str, dict]:
     """Return the inputs of a manifest as {label: {path, sha256}}; several of one name become NAME[0] or NAME.KEY."""
     sources = {}
     for name, value in inputs.items():
@@ -87,50 +94,45 @@ def input_sources(inputs: dict) -> dict[str, dict]:
     return sources
 
 
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """{'lora': {'r': 4}, 'rewards': [{'weight': 1}]} to {'lora.r': 4, 'rewards[0].weight': 1}; other lists stay."""
-    if isinstance(value, dict) and value:
-        parts = [(f"{name}.{key}" if name else str(key), part) for key, part in value.items()]
-    elif isinstance(value, list) and any(isinstance(part, dict) for part in value):
-        parts = [(f"{name}[{number}]", part) for number, part in enumerate(value)]
+def flatten_tree(value: Any, name: str = "", *, lists: bool = True) -> dict[str, Any]:
+    """Flatten nested mappings: {'lora': {'r': 4}, 'rewards': [{'weight': 1}]} to {'lora.r': 4, 'rewards[0].weight': 1}.
+
+    Args:
+        lists: flatten lists of mappings, too; other lists are always values.
+    """
+    if isinstance(value, dict) and (value or not name):
+        children = [(f"{name}.{key}" if name else str(key), child) for key, child in value.items()]
+    elif lists and isinstance(value, list) and any(isinstance(child, dict) for child in value):
+        children = [(f"{name}[{number}]", child) for number, child in enumerate(value)]
     else:
         return {name: value}
-    return {dotted: leaf for inner, part in parts for dotted, leaf in flat(part, inner).items()}
+    return {key: leaf for inner, child in children for key, leaf in flatten_tree(child, inner, lists=lists).items()}
 
 
-def differing(a: Any, b: Any) -> list[dict]:
-    """What differs between two trees of plain values: name, `a` and `b`, of which an absent one is left out."""
-    sides = {side: flat(tree) if tree else {} for side, tree in (("a", a), ("b", b))}
+def diff_trees(a: Any, b: Any) -> list[dict]:
+    """List the values that differ between two trees as {name, a, b}, without `a` or `b` where it is absent."""
+    sides = {side: flatten_tree(tree) if tree else {} for side, tree in (("a", a), ("b", b))}
     names = dict.fromkeys([*sides["a"], *sides["b"]])
-    found = [{"name": name} | {side: leaves[name] for side, leaves in sides.items() if name in leaves}
-             for name in names]
-    return [row for row in found if len(row) < 3 or row["a"] != row["b"]]
+    rows = [{"name": name} | {side: leaves[name] for side, leaves in sides.items() if name in leaves} for name in names]
+    return [row for row in rows if len(row) < 3 or row["a"] != row["b"]]
 
 
-def _state(folder: Path, made: dict | None) -> str:
-    if (folder / MANIFEST).exists():
-        return "damaged" if made is None else "finished"
+def headline_metrics(metrics: dict) -> list[tuple[str, float]]:
+    """Select the numbers for a one-line summary: the first ones, a stage returns the most important first."""
+    return [(key, value) for key, value in metrics.items() if isinstance(value, int | float)][:HEADLINE_METRICS]
+
+
+def _state(folder: Path, finished: bool, readable: bool) -> str:
+    if finished:
+        return "finished" if readable else "damaged"
     return "set aside" if SET_ASIDE.fullmatch(folder.name) else "partial"
 
 
 def _last_error(folder: Path) -> list[str]:
-    """The end of the traceback that a stage left beside what it had begun."""
+    """Return the last line of the traceback that a failed stage left."""
     try:
         lines = (folder / TRACEBACK).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
-    ended = next((line for line in reversed(lines) if line.strip()), "no reason given")
-    return [f"its last try ended: {ended}"]
-
-
-def headline(metrics: dict) -> list[tuple[str, float]]:
-    """The numbers that are shown of an artifact in one line: a stage gives its most telling ones first."""
-    return [(key, value) for key, value in metrics.items() if isinstance(value, int | float)][:4]
-
-
-def leaves(values: dict, prefix: str = "") -> dict[str, object]:
-    """Dotted names to values, sections unfolded."""
-    found: dict[str, object] = {}
-    for name, value in values.items():
-        found |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
+    last_line = next((line for line in reversed(lines) if line.strip()), "no reason given")
+    return [f"its last attempt failed: {last_line}"]

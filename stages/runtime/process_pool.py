@@ -1,4 +1,4 @@
-"""Work on many units in several processes; the results come in the order of the units, whoever was faster."""
+"""Map a function over many items in several processes, with the results in the order of the items."""
 
 import multiprocessing
 import os
@@ -10,56 +10,60 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-UNITS_AHEAD = 2  # of each process: enough to keep it busy, little enough to keep results from piling up
-LOOK_FOR_PARENT_EVERY_SECONDS = 0.5
+QUEUED_PER_PROCESS = 2  # items: enough to keep a process busy, few enough that results do not pile up
+PARENT_CHECK_SECONDS = 0.5
 
 
-class Workers:
-    """So many processes, for as long as the `with` block lasts; with one, the work is done here and none is started."""
+class ProcessPool:
+    """Worker processes for the duration of a `with` block; with `processes` = 1, this process does the work."""
 
     def __init__(self, processes: int):
         self.processes = processes
 
-    def __enter__(self) -> "Workers":
+    def __enter__(self) -> "ProcessPool":
         if self.processes > 1:
             # Spawned, not forked: a fork would copy locks that threads of this process hold.
-            self.pool = ProcessPoolExecutor(self.processes, multiprocessing.get_context("spawn"), _start)
+            context = multiprocessing.get_context("spawn")
+            self.executor = ProcessPoolExecutor(self.processes, context, _prepare_worker)
         return self
 
     def __exit__(self, *error) -> None:
         if self.processes > 1:
-            self.pool.shutdown(cancel_futures=True)
+            self.executor.shutdown(cancel_futures=True)
 
-    def each(self, function: Callable, units: Iterable) -> Iterator:
-        """`function(unit)` for every unit, in order; a module-level function, units and results that can be pickled.
+    def imap(self, function: Callable, items: Iterable) -> Iterator:
+        """Yield `function(item)` for every item, in order. Items are taken only as they are needed.
 
-        An error of a unit is raised here, in its place. ChildProcessError when a process was killed from outside.
+        Args:
+            function: defined at the top level of a module; items and results can be pickled.
+
+        Raises what the function raises for an item, in its place; ChildProcessError if a worker was killed.
         """
         if self.processes <= 1:
-            yield from map(function, units)
+            yield from map(function, items)
             return
-        waiting: deque = deque()
+        futures: deque = deque()
         try:
-            for unit in units:
-                waiting.append(self.pool.submit(function, unit))
-                if len(waiting) > self.processes * UNITS_AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            for item in items:
+                futures.append(self.executor.submit(function, item))
+                if len(futures) > self.processes * QUEUED_PER_PROCESS:
+                    yield futures.popleft().result()
+            while futures:
+                yield futures.popleft().result()
         except BrokenProcessPool:
             raise ChildProcessError("a worker process was killed, as the system does when memory runs out: run the "
                                     "same command again, with fewer processes (--processes)") from None
         finally:
-            wait([future for future in waiting if not future.cancel()])
+            wait([future for future in futures if not future.cancel()])
 
 
-def _start() -> None:
-    """A worker leaves Ctrl-C to its parent, and ends when the parent is gone, however that ended."""
+def _prepare_worker() -> None:
+    """Leave Ctrl-C to the parent, and exit when the parent has ended, for whatever reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _exit_with(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(LOOK_FOR_PARENT_EVERY_SECONDS)
+        time.sleep(PARENT_CHECK_SECONDS)
     os._exit(1)

@@ -1,66 +1,68 @@
-"""The runs and stages under a folder: finished, partial, stale."""
+"""List the runs under a folder, and the state of their stages: finished, partial, stale."""
 
 import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from stages.runtime.artifact import MANIFEST, REQUEST
-from stages.runtime.lineage import run_of, stale
-from stages.runtime.manifest import PARTIAL, headline, is_record, record_of
+from stages.runtime.artifact import MANIFEST, PARTIAL, request_file
+from stages.runtime.lineage import find_run_folder, find_stale_reasons
+from stages.runtime.manifest import headline_metrics, is_artifact, read_record
 
-DEPTH = 3  # folders below the one that is asked for: results/NAME/pairs-shares/1-of-50
+DEPTH = 3  # of folders below the root: results/NAME/pairs-shares/1-of-50
 
 
-def runs(root: Path) -> list[dict]:
-    """Each run under `root` with its stages in the order they were made; empty when there is none.
+def list_runs(root: Path) -> list[dict]:
+    """Describe each run under `root`, with its stages in the order they were made.
 
-    A run is the folder of a recipe.yaml or, of artifacts made by hand, the folder around them.
+    A run is the folder of a recipe.yaml or, for artifacts made by hand, the folder around them.
     """
-    found: dict[Path, list[Path]] = {}
-    for folder in _artifacts(root, DEPTH):
-        found.setdefault(run_of(folder) or folder.parent, []).append(folder)
-    return [{"run": str(run), "stages": [_stage(run, folder) for folder in sorted(folders, key=_made)]}
-            for run, folders in sorted(found.items())]
+    runs: dict[Path, list[Path]] = {}
+    for folder in _find_artifacts(root, DEPTH):
+        runs.setdefault(find_run_folder(folder) or folder.parent, []).append(folder)
+    return [{"run": str(run), "stages": [_describe_stage(run, folder) for folder in sorted(folders, key=_time_made)]}
+            for run, folders in sorted(runs.items())]
 
 
-def last_written(folder: Path) -> str:
-    """Local time of the newest file, to the minute: of a partial folder, whether someone is at work in it."""
-    times = [found for found in map(_time_of, folder.rglob("*")) if found]
-    return datetime.fromtimestamp(max(times, default=_time_of(folder))).isoformat(" ", "minutes")
+def last_write_time(folder: Path) -> str:
+    """Return the local time of the newest file, to the minute: it shows whether a partial folder is being written."""
+    times = [time for time in map(_modification_time, folder.rglob("*")) if time]
+    return datetime.fromtimestamp(max(times, default=_modification_time(folder))).isoformat(" ", "minutes")
 
 
-def _artifacts(folder: Path, depth: int) -> Iterator[Path]:
-    if is_record(folder):
+def _find_artifacts(folder: Path, depth: int) -> Iterator[Path]:
+    if is_artifact(folder):
         yield folder
     elif depth:
-        for name in sorted(_folders_in(folder)):
-            yield from _artifacts(folder / name, depth - 1)
+        for name in sorted(_list_subfolders(folder)):
+            yield from _find_artifacts(folder / name, depth - 1)
 
 
-def _folders_in(folder: Path) -> list[str]:
+def _list_subfolders(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    except OSError:  # not ours to read
+    except OSError:  # no permission
         return []
 
 
-def _stage(run: Path, folder: Path) -> dict:
-    record = record_of(folder)
-    reasons = stale(record)
-    state = "stale" if reasons and record.state == "finished" else record.state
-    return {"name": os.path.relpath(folder, run).removesuffix(PARTIAL), "stage": record.said.get("stage"),
-            "state": state, "last_written": last_written(folder), "seconds": record.said.get("seconds"),
-            "metrics": dict(headline(record.said.get("metrics", {}))), "stale": reasons, "problems": record.problems}
+def _describe_stage(run: Path, folder: Path) -> dict:
+    record = read_record(folder)
+    manifest, reasons = record.manifest, find_stale_reasons(record)
+    return {"name": os.path.relpath(folder, run).removesuffix(PARTIAL), "stage": manifest.get("stage"),
+            "state": "stale" if reasons and record.state == "finished" else record.state,
+            "last_written": last_write_time(folder), "seconds": manifest.get("seconds"),
+            "metrics": dict(headline_metrics(manifest.get("metrics", {}))), "stale": reasons,
+            "problems": record.problems}
 
 
-def _made(folder: Path) -> float:
-    return next((found for name in (MANIFEST, REQUEST, "") if (found := _time_of(folder / name))), 0.0)
+def _time_made(folder: Path) -> float:
+    paths = (folder / MANIFEST, request_file(folder), folder)
+    return next((time for path in paths if (time := _modification_time(path))), 0.0)
 
 
-def _time_of(path: Path) -> float:
-    """Seconds since the epoch; 0 for a file that went away meanwhile."""
+def _modification_time(path: Path) -> float:
+    """Return seconds since the epoch; 0 for a file that has been deleted meanwhile."""
     try:
         return path.stat().st_mtime
     except OSError:

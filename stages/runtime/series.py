@@ -1,44 +1,44 @@
-"""Series as JSON lines, one a step, that a killed and resumed run holds once."""
+"""Read and write series as JSON lines, one row a step. A killed and resumed run holds each row once."""
 
 import json
 from pathlib import Path
 
-from stages.reporting.curves import SERIES
-from stages.runtime.artifact import write_text
+from stages.runtime.files import write_text
+
+HISTORY_FILES = ("history.jsonl", "timing.jsonl")
 
 
-def append(path: Path, row: dict) -> None:
-    """One more line."""
+def append_row(path: Path, row: dict) -> None:
+    """Append one row to the file."""
     with open(path, "a", encoding="utf-8") as stream:
-        stream.write(line(row))
+        stream.write(format_row(row))
 
 
-def line(row: dict) -> str:
-    """A row as it stands in the file."""
+def format_row(row: dict) -> str:
+    """Format a row as a line of the file."""
     return json.dumps(row) + "\n"
 
 
-def rows_of(path: Path) -> list[dict]:
-    """All rows, oldest first; none where there is no file."""
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+def read_rows(path: Path) -> list[dict]:
+    """Read all rows, oldest first; an empty list if there is no file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def keep_until(path: Path, last: int, count: str = "iteration") -> None:
-    """Drop lines whose `count` is after a checkpoint's, and one that a kill cut short."""
+def truncate_after(path: Path, last: int, count: str = "iteration") -> None:
+    """Drop the rows whose `count` is above `last`, a checkpoint's, and a last line that a kill cut short."""
     if not path.exists():
         return
-    kept = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            row = json.loads(text)
+            row = json.loads(line)
         except json.JSONDecodeError:
             break
         if row[count] <= last:
-            kept.append(text + "\n")
-    write_text(path, "".join(kept))
+            lines.append(line + "\n")
+    write_text(path, "".join(lines))
 
 
-def history_of(artifact: Path) -> list[dict]:
-    """The rows of an artifact's series; none when it has none (a base that was not trained here)."""
-    paths = [path for name in SERIES if (path := Path(artifact) / name).exists()]
-    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+def read_history(artifact: Path) -> list[dict]:
+    """Read all numbers that a training logged; an empty list if the model was not trained here."""
+    return [row for name in HISTORY_FILES for row in read_rows(Path(artifact) / name)]

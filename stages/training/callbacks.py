@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
+from stages.runtime.files import atomic_path
 from stages.training.loggers import Logs
 
 
@@ -74,9 +75,8 @@ UNREPEATABLE = ("runtime", "per_second", "total_flos", "train_loss")
 
 
 def save_trained(model, path: Path) -> None:
-    draft = path.with_suffix(".tmp")
-    save_file({name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}, draft)
-    draft.replace(path)
+    with atomic_path(path) as draft:
+        save_file({name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}, draft)
 
 
 def load_trained(model, path: Path) -> None:

@@ -15,6 +15,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from stages.runtime.files import sync_to_disk
+
 PREFIX, DRAFT = "checkpoint-", "checkpoint.tmp"
 TENSORS, FACTS = "state.safetensors", "state.json"
 PLAIN = "optimizer.plain"  # the optimiser's entries that are no tensors, as JSON in bytes
@@ -28,9 +30,9 @@ def save(root: Path, tensors: dict[str, torch.Tensor], facts: dict, *, number: i
     save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, draft / TENSORS)
     (draft / FACTS).write_text(json.dumps({"torch": torch.__version__, "facts": facts}), encoding="utf-8")
     for written in (draft / TENSORS, draft / FACTS, draft):
-        _to_disk(written)
+        sync_to_disk(written)
     os.rename(draft, root / f"{PREFIX}{number:06d}")
-    _to_disk(root)
+    sync_to_disk(root)
     for old in _numbered(root)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)  # what stays behind goes at the next save
 
@@ -110,15 +112,6 @@ def _numbered(root: Path) -> list[Path]:
     """Checkpoints, oldest first."""
     found = [folder for folder in root.glob(f"{PREFIX}*") if folder.name.removeprefix(PREFIX).isdigit()]
     return sorted(found, key=lambda folder: int(folder.name.removeprefix(PREFIX)))
-
-
-def _to_disk(path: Path) -> None:
-    """A rename may reach the disk before what it names: after a power cut there would be an empty checkpoint."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _say(text: str) -> None:

@@ -9,9 +9,10 @@ files: nothing stands there twice, or comes after the checkpoint, whatever was l
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.runtime.artifact import RunContext, write_text
+from stages.runtime.artifact import RunContext
+from stages.runtime.files import write_text
 from stages.runtime.progress import Progress
-from stages.runtime.series import append, keep_until, line, rows_of
+from stages.runtime.series import append_row, format_row, read_rows, truncate_after
 from stages.training.trackers import Sink, TensorBoard, Terminal, WandB
 
 HISTORY, TIMING, SAMPLES = "history", "timing", "samples"
@@ -32,9 +33,9 @@ class Logs:
         history: the rows that a checkpoint remembers itself, instead of the file's.
         """
         if history is not None:
-            write_text(self._path(HISTORY), "".join(map(line, history)))
+            write_text(self._path(HISTORY), "".join(map(format_row, history)))
         for series in (HISTORY, TIMING, SAMPLES):
-            keep_until(self._path(series), last, self.count)
+            truncate_after(self._path(series), last, self.count)
         for sink in self.sinks:
             sink.begin()
         for step, series, row in self._kept():
@@ -43,14 +44,14 @@ class Logs:
 
     def numbers(self, step: int, row: dict[str, float], series: str = HISTORY) -> None:
         """A row of numbers; series: HISTORY for what repeats bit for bit, TIMING for what does not."""
-        append(self._path(series), {self.count: step, **row})
+        append_row(self._path(series), {self.count: step, **row})
         for sink in self.told:
             sink.numbers(step, row)
 
     def samples(self, step: int, rows: list[dict]) -> None:
         """Sample answers, each a mapping of names to texts and numbers."""
         for row in rows:
-            append(self._path(SAMPLES), {self.count: step, **row})
+            append_row(self._path(SAMPLES), {self.count: step, **row})
         for sink in self.told:
             sink.samples(step, rows)
 
@@ -76,9 +77,9 @@ class Logs:
         """What the files hold, in the order of their counts: the samples of one count together."""
         found: list[tuple[int, str, dict | list[dict]]] = []
         for series in (HISTORY, TIMING):
-            found += [(row.pop(self.count), series, row) for row in rows_of(self._path(series))]
+            found += [(row.pop(self.count), series, row) for row in read_rows(self._path(series))]
         together: dict[int, list[dict]] = {}
-        for row in rows_of(self._path(SAMPLES)):
+        for row in read_rows(self._path(SAMPLES)):
             together.setdefault(row.pop(self.count), []).append(row)
         found += [(step, SAMPLES, rows) for step, rows in together.items()]
         return sorted(found, key=lambda entry: entry[0])
@@ -88,20 +89,20 @@ def open_logs(
     log_to: Sequence[str],
     out: Path,
     stage: str,
-    beside: RunContext | None,
+    context: RunContext | None,
     settings: dict,
     count: str = "step",
     part: str = "",
 ) -> Logs:
     """The logs that `log_to` names. part: of an artifact that holds several trainings, the folder of this one.
 
-    beside: see artifact.Beside; None (a stage called as a function): what is no file of the artifact goes to out/logs.
+    context: see artifact.RunContext; None (a stage called as a function): what is no file of the artifact goes to out/logs.
     settings: of the training, for those who show them beside the numbers.
     """
-    beside = beside or RunContext(out / "logs", stage, "by-hand")
+    context = context or RunContext(out / "logs", stage, "by-hand")
     made = {
-        "tensorboard": lambda: TensorBoard(beside.folder / "tensorboard" / beside.name / part, stage),
-        "wandb": lambda: WandB(beside, stage, part, settings),
+        "tensorboard": lambda: TensorBoard(context.folder / "tensorboard" / context.name / part, stage),
+        "wandb": lambda: WandB(context, stage, part, settings),
     }
     sinks = [made[name]() for name in log_to if name in made]
     return Logs(out, stage, count, sinks, quiet="terminal" not in log_to)

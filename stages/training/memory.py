@@ -16,6 +16,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from stages.render.units import format_bytes
+
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 CLEAR_PEAK = "5"  # man 5 proc: resets VmHWM
 NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in torch's RuntimeErrors
@@ -160,12 +162,7 @@ def plan(
 def table(rows: list[Row]) -> list[str]:
     """A plan as aligned lines of text."""
     width = max(len(row.name) for row in rows)
-    return [f"{row.name:<{width}}  {in_units(row.bytes):>10}  {row.note}".rstrip() for row in rows]
-
-
-def in_units(size: int) -> str:
-    """Bytes for people: '512.0 MiB', '13.5 GiB'."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+    return [f"{row.name:<{width}}  {format_bytes(row.bytes):>10}  {row.note}".rstrip() for row in rows]
 
 
 def _scales(module: torch.nn.Module, parameter: torch.nn.Parameter) -> Iterator[torch.Tensor]:

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from stages.render.html import element, joined, quoted
-from stages.render.terminal import escaped, shown
+from stages.render.html import element, join_html, pre_text
+from stages.render.terminal import escape_controls, format_value
 from stages.runtime.artifact import RunContext
 from stages.runtime.progress import CLEAR_LINE
 
@@ -47,14 +47,14 @@ class Terminal:
         self.stage, self.count = stage, count
 
     def numbers(self, step: int, row: dict[str, float]) -> None:
-        held_out = [f"{name.removeprefix(HELD_OUT)} {shown(value)}" for name, value in row.items()
+        held_out = [f"{name.removeprefix(HELD_OUT)} {format_value(value)}" for name, value in row.items()
                     if name.startswith(HELD_OUT)]
         if held_out:
             self._say(f"held out at {self.count} {step}: {', '.join(held_out)}")
 
     def samples(self, step: int, rows: list[dict]) -> None:
         for row in rows[:1]:
-            texts = [f"{name}: {shown(_first_line(value), TEXT_CHARACTERS)}" for name, value in row.items()
+            texts = [f"{name}: {format_value(_first_line(value), TEXT_CHARACTERS)}" for name, value in row.items()
                      if name in TOLD]
             self._say(f"sample at {self.count} {step}: {'; '.join(texts)}")
 
@@ -94,16 +94,16 @@ class WandB:
     load, and takes no hold of what is printed. A resumed run has the same id, one of other settings or inputs another.
     """
 
-    def __init__(self, beside: RunContext, stage: str, part: str, settings: dict):
-        self.beside, self.stage, self.settings, self.run = beside, stage, settings, None
-        self.name = "-".join(filter(None, (beside.name, part)))
-        self.id = f"{self.name}-{beside.order}"
+    def __init__(self, context: RunContext, stage: str, part: str, settings: dict):
+        self.context, self.stage, self.settings, self.run = context, stage, settings, None
+        self.name = "-".join(filter(None, (context.name, part)))
+        self.id = f"{self.name}-{context.request_digest}"
 
     def begin(self) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its telemetry calls home, offline or not
         import wandb  # an optional package
 
-        mode, folder = os.environ.get("WANDB_MODE", "offline"), self.beside.folder
+        mode, folder = os.environ.get("WANDB_MODE", "offline"), self.context.folder
         for earlier in (folder / "wandb").glob(f"*run-{'?' * 8}_{'?' * 6}-{self.id}"):
             shutil.rmtree(earlier)
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class WandB:
         self.run.log({f"{self.stage}/{name}": value for name, value in row.items()}, step=step)
 
     def samples(self, step: int, rows: list[dict]) -> None:
-        page = self.html(str(joined(map(_page, rows[:SHOWN]))), inject=False)
+        page = self.html(str(join_html(map(_page, rows[:SHOWN]))), inject=False)
         self.run.log({f"{self.stage}/samples": page}, step=step)
 
     def close(self) -> None:
@@ -138,11 +138,11 @@ def markdown(row: dict) -> str:
 
 def _code(value: object) -> str:
     lines = str(value).expandtabs(TAB_CHARACTERS).splitlines() or [""]
-    return "\n".join(" " * 4 + escaped(text) for text in lines)
+    return "\n".join(" " * 4 + escape_controls(text) for text in lines)
 
 
 def _page(row: dict):
-    return joined(element("section", element("h4", name), quoted(str(value))) for name, value in row.items())
+    return join_html(element("section", element("h4", name), pre_text(str(value))) for name, value in row.items())
 
 
 def _first_line(value: object) -> object:

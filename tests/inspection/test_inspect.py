@@ -17,7 +17,8 @@ from stages import inspect
 from stages.inspection import jsonl_facts, parquet_facts
 from stages.render.terminal import WIDTH
 from stages.runtime import lineage
-from stages.runtime.artifact import MANIFEST, REQUEST, build, digest, publish, write_json
+from stages.runtime.artifact import MANIFEST, REQUEST, build, digest, publish
+from stages.runtime.files import write_json
 
 ROOT = Path(__file__).parents[2]
 EVIL = "\x1b[2J\x1b]0;title\x07 \u202egnp.exe \x9b31m \x7f end"
@@ -28,11 +29,11 @@ def make(out: Path, stage: str, inputs: dict[str, Path], config: dict | None = N
     """A finished artifact in results/run, with paths as its stage was given them: from the folder around results."""
     given = {name: {"path": str(path.relative_to(out.parents[2])), "sha256": digest(path)}
              for name, path in inputs.items()}
-    order = {"stage": stage, "config": config or {"seed": 0}, "inputs": given}
-    with build(out, order) as partial:
+    request = {"stage": stage, "config": config or {"seed": 0}, "inputs": given}
+    with build(out, request) as partial:
         for name, content in files.items():
             (partial / name.replace("__", ".")).write_bytes(content)
-        publish(partial, out, order | {"metrics": metrics or {}, "seconds": 1.5, "commit": "abc", "versions": {}})
+        publish(partial, out, request | {"metrics": metrics or {}, "seconds": 1.5, "commit": "abc", "versions": {}})
     return out
 
 
@@ -131,7 +132,7 @@ def test_settings_that_are_not_the_recipes_are_stale(run, capsys):
 
 
 def test_a_large_dump_is_not_read_through(run, capsys, monkeypatch):
-    monkeypatch.setattr(lineage, "HASHED_BYTES", 4)
+    monkeypatch.setattr(lineage, "MAX_HASHED_BYTES", 4)
     assert lines_with(told(capsys, run / "sft"), "dump", "not checked")
     assert states(capsys, run)["posts"] == "finished"
 
@@ -153,7 +154,7 @@ def test_the_list_has_runs_with_stages_in_the_order_they_were_made(run, capsys):
     text = told(capsys, run.parent)
     assert [line.split()[:2] for line in text.split("\n") if line.startswith("  ")] == [
         ["share", "finished"], ["posts", "finished"], ["pairs", "finished"], ["sft", "finished"], ["reward", "partial"]]
-    assert lines_with(text, "reward", "its last try ended: ValueError: no pair is left")
+    assert lines_with(text, "reward", "its last attempt failed: ValueError: no pair is left")
     assert lines_with(text, "sft", "loss 0.5, tokens 10")
 
 
@@ -215,7 +216,7 @@ def test_a_difference_of_an_unfinished_one_says_so(run, capsys):
 
 @pytest.fixture
 def begun(tmp_path):
-    """A .partial of a training: order, history, samples, checkpoints and a table in two parts."""
+    """A .partial of a training: request, history, samples, checkpoints and a table in two parts."""
     folder = tmp_path / "x.partial"
     (folder / "table").mkdir(parents=True)
     write_json(folder / REQUEST, {"stage": "reward", "config": {"seed": 0}, "inputs": {}})
@@ -267,7 +268,7 @@ def test_bounds_are_of_all_rows_and_the_rest_of_the_first(begun, capsys, monkeyp
 def test_a_sample_is_bounded_by_its_bytes(tmp_path, monkeypatch):
     pq.write_table(pa.table({"text": ["x" * 100_000] * 200}), tmp_path / "part-0.parquet", use_dictionary=False)
     monkeypatch.setattr(parquet_facts, "SAMPLE_BYTES", 1_000_000)
-    found = parquet_facts.table_facts("t", {tmp_path / "part-0.parquet": 1})
+    found = parquet_facts.read_table_facts("t", {tmp_path / "part-0.parquet": 1})
     assert found["rows"] == 200 and 10 <= found["sample_rows"] < 20
     assert len(found["head"][0]["text"]) == 300
 
@@ -275,7 +276,7 @@ def test_a_sample_is_bounded_by_its_bytes(tmp_path, monkeypatch):
 def test_the_end_of_a_long_series_is_read_alone(tmp_path, monkeypatch):
     (tmp_path / "s.jsonl").write_text("not a row\n" + "".join(f'{{"step": {n}}}\n' for n in range(100)) + '{"step": 1')
     monkeypatch.setattr(jsonl_facts, "TAIL_BYTES", 60)
-    rows, problems = jsonl_facts.last_rows(tmp_path / "s.jsonl")
+    rows, problems = jsonl_facts.read_last_rows(tmp_path / "s.jsonl")
     assert [row["step"] for row in rows] == [97, 98, 99] and problems == ["s.jsonl: 1 lines at its end are no rows"]
 
 
@@ -305,7 +306,7 @@ def test_a_truncated_manifest_is_told_and_the_rest_is_shown(run, capsys):
     cut(run / "sft" / MANIFEST, 60)
     text = told(capsys, run / "sft")
     assert lines_with(text, "sft, damaged") and lines_with(text, "problem", "manifest.json cannot be read")
-    assert lines_with(text, "pairs", "same", "results/run/pairs")  # from its order, which is whole
+    assert lines_with(text, "pairs", "same", "results/run/pairs")  # from its request, which is whole
     assert states(capsys, run)["sft"] == "damaged"
 
 

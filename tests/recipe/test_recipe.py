@@ -13,14 +13,14 @@ from stages.generation.sampling_params import SamplingParams
 from stages.recipe import recipe as recipes
 from stages.recipe.models import Lora
 from stages.recipe.ppo import RewardSource
-from stages.recipe.recipe import Recipe, load
-from stages.recipe.schema import SettingsError, as_dict, flatten
+from stages.recipe.recipe import Recipe, load_recipe
+from stages.recipe.schema import SettingsError, flatten, to_dict
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scoring_file import Scoring
 from stages.rl.early_stopping import StopRules
-from stages.rl.rewards.shaping import Shaping
-from stages.rl.rewards.sources import MEASURES, load_reward_function
-from stages.rl.trajectory import Update
+from stages.rl.ppo_trainer import UpdateSettings
+from stages.rl.rewards.shaping import ShapingSettings
+from stages.rl.rewards.sources import MEASURES, load_reward_functions
 from stages.training.trainer import TrainerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ PUBLISHED = {
 
 
 def test_defaults_are_the_published_values():
-    values = {name: value for name, value, _ in flatten(load(ROOT / "configs/stackllama.yaml"))}
+    values = {name: value for name, value, _ in flatten(load_recipe(ROOT / "configs/stackllama.yaml"))}
     assert {name: values[name] for name in PUBLISHED} == PUBLISHED
 
 
@@ -56,7 +56,7 @@ def test_every_value_says_its_meaning():
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_recipe_loads(file):
-    assert load(file).name == file.stem
+    assert load_recipe(file).name == file.stem
 
 
 def test_there_are_recipes():
@@ -72,43 +72,43 @@ def written(tmp_path):
 
 
 def test_a_partial_section_keeps_its_own_default(written):
-    recipe = load(written("reward: {lora: {r: 4}}"))
+    recipe = load_recipe(written("reward: {lora: {r: 4}}"))
     assert recipe.reward.lora == Lora(r=4, alpha=32, dropout=0.1)
     assert recipe.sft.lora == Lora(r=16, alpha=32, dropout=0.05)
 
 
 def test_a_recipe_without_a_name_is_named_after_its_file(written):
-    assert load(written("")).name == "mine"
+    assert load_recipe(written("")).name == "mine"
 
 
 def test_mistakes_in_a_file_name_it(written, monkeypatch):
     path = written("ppo: {lerning_rate: 0.1}")
     with pytest.raises(SettingsError, match=r"mine\.yaml: ppo: unknown key 'lerning_rate'; did you mean 'learning"):
-        load(path)
+        load_recipe(path)
     with pytest.raises(SettingsError, match=r"YAML reads 2e-5 as text: write 2\.0e-5"):
-        load(written("ppo: {learning_rate: 2e-5}"))
+        load_recipe(written("ppo: {learning_rate: 2e-5}"))
     with pytest.raises(SettingsError, match=r"rollout_prompts \(64\) must be a multiple of minibatch_prompts \(48\)"):
-        load(written("ppo: {minibatch_prompts: 48}"))
+        load_recipe(written("ppo: {minibatch_prompts: 48}"))
     with pytest.raises(SettingsError, match="is not YAML"):
-        load(written("ppo: {"))
+        load_recipe(written("ppo: {"))
     with pytest.raises(SettingsError, match="must map names to values"):
-        load(written("[1, 2]"))
+        load_recipe(written("[1, 2]"))
     monkeypatch.chdir(ROOT)
     with pytest.raises(SettingsError, match=r"no recipe at nowhere\.yaml; there are: configs/demo\.yaml"):
-        load("nowhere.yaml")
+        load_recipe("nowhere.yaml")
 
 
 def test_overrides_come_last_and_may_be_text(written):
-    recipe = load(written("ppo: {learning_rate: 0.1, epochs: 2}"), {"ppo": {"learning_rate": "2e-5"}})
+    recipe = load_recipe(written("ppo: {learning_rate: 0.1, epochs: 2}"), {"ppo": {"learning_rate": "2e-5"}})
     assert (recipe.ppo.learning_rate, recipe.ppo.epochs) == (2e-5, 2)
 
 
 @pytest.mark.parametrize("day", ["2015-01-31", '"2015-01-31"'])
 def test_days_with_and_without_quotes(written, day):
-    assert load(written(f"posts: {{asked_from: {day}}}")).posts.asked_from == "2015-01-31"
+    assert load_recipe(written(f"posts: {{asked_from: {day}}}")).posts.asked_from == "2015-01-31"
     for bad in ("2015", "2015-1-31", '"20150131"', '"2015-02-30"', "soon"):
         with pytest.raises(SettingsError, match="asked_before must be"):
-            load(written(f"posts: {{asked_before: {bad}}}"))
+            load_recipe(written(f"posts: {{asked_before: {bad}}}"))
 
 
 @pytest.mark.parametrize("section, message", [
@@ -125,34 +125,34 @@ def test_days_with_and_without_quotes(written, day):
     ("posts: {max_questions: 0}", "max_questions must be 1 or more")])
 def test_settings_that_cannot_be(written, section, message):
     with pytest.raises(SettingsError, match=message):
-        load(written(section))
+        load_recipe(written(section))
 
 
 def test_rewards_from_a_file_and_from_snakemake(written):
     path = written("ppo: {rewards: [{source: model, weight: 0.5}, {source: 'mine.rules:short', reads: ids}]}")
-    assert [(r.source, r.weight, r.reads) for r in load(path).ppo.rewards] == [
+    assert [(r.source, r.weight, r.reads) for r in load_recipe(path).ppo.rewards] == [
         ("model", 0.5, "text"), ("mine.rules:short", 1.0, "ids")]
-    handed = load(path, {"ppo": {"rewards": [{"source": "has_code", "weight": "-1e-1"}]}})  # values as text
+    handed = load_recipe(path, {"ppo": {"rewards": [{"source": "has_code", "weight": "-1e-1"}]}})  # values as text
     assert handed.ppo.rewards == (RewardSource("has_code", -0.1),)
 
 
 def test_one_seed_for_every_section_that_has_one(written):
-    recipe = load(written("seed: 7\nppo: {seed: 9}"))
+    recipe = load_recipe(written("seed: 7\nppo: {seed: 9}"))
     assert (recipe.pairs.seed, recipe.sft.seed, recipe.ppo.seed) == (7, 7, 9)
-    assert load(written("seed: 7"), {"seed": "3"}).sft.seed == 3
+    assert load_recipe(written("seed: 7"), {"seed": "3"}).sft.seed == 3
     with pytest.raises(SettingsError, match="seed must be a whole number"):
-        load(written("seed: x"))
+        load_recipe(written("seed: x"))
 
 
 def test_a_resolved_recipe_loads_as_itself(tmp_path):
-    recipe = load(ROOT / "configs/stackllama.yaml", {"ppo": {"learning_rate": "1e-7", "rewards": "[{source: 'a.b:c'}]"},
+    recipe = load_recipe(ROOT / "configs/stackllama.yaml", {"ppo": {"learning_rate": "1e-7", "rewards": "[{source: 'a.b:c'}]"},
                                                    "dump": ["it's here"]})
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(as_dict(recipe)))
-    assert load(tmp_path / "recipe.yaml") == recipe
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
 
 
 # same-named fields are handed on
-TAKEN_BY_NAME = {"Training.like(": TrainerSettings, "named(Update": Update, "named(Shaping": Shaping,
+TAKEN_BY_NAME = {"Training.like(": TrainerSettings, "named(Update": UpdateSettings, "named(Shaping": ShapingSettings,
                  "named(Sampling": SamplingParams, "named(StopRules": StopRules, "named(Scoring": Scoring,
                  "named(Objective": PairwiseLoss}
 
@@ -190,11 +190,11 @@ def test_every_setting_is_read_by_its_stage(section):
 
 def test_every_value_of_a_reward_source_says_its_meaning_and_is_read():
     fields = dataclasses.fields(RewardSource)
-    assert {field.name for field in fields} <= set(inspect.signature(load_reward_function).parameters)  # load_source(**entry)
+    assert {field.name for field in fields} <= set(inspect.signature(load_reward_functions).parameters)  # load_source(**entry)
     assert all(len(field.metadata["doc"]) > 3 for field in fields)
     measures = next(field.metadata["doc"] for field in fields if field.name == "source")
     assert all(name in measures for name in MEASURES)
 
 
 def test_sections_are_plain_values():
-    assert recipes.section(Recipe(), "sft")["lora"] == {"r": 16, "alpha": 32, "dropout": 0.05, "target_modules": []}
+    assert recipes.section_settings(Recipe(), "sft")["lora"] == {"r": 16, "alpha": 32, "dropout": 0.05, "target_modules": []}

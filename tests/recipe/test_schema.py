@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from stages.recipe.schema import SettingsError, as_dict, flatten, nested, override, setting
+from stages.recipe.schema import SettingsError, flatten, nest, override, setting, to_dict
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ def test_text_that_is_no_list_of_sections_is_one_line(text):
 def test_a_list_of_sections_is_replaced_whole_and_comes_back_as_itself():
     given = override(Outer(), {"items": [{"name": "a"}, {"weight": 2}]}, "here")
     assert given.items == (Item("a", 1.0), Item("first", 2.0))
-    assert as_dict(given)["items"] == [{"name": "a", "weight": 1.0}, {"name": "first", "weight": 2.0}]
-    assert override(Outer(), as_dict(given), "here") == given
+    assert to_dict(given)["items"] == [{"name": "a", "weight": 1.0}, {"name": "first", "weight": 2.0}]
+    assert override(Outer(), to_dict(given), "here") == given
     assert override(Outer(), {"items": [{"weight": "2e-1"}]}, "here", from_text=True).items == (Item("first", 0.2),)
-    assert {name: value for name, value, _ in flatten(given)}["items"] == as_dict(given)["items"]
+    assert {name: value for name, value, _ in flatten(given)}["items"] == to_dict(given)["items"]
 
 
 def test_plain_values_and_dotted_names():
-    assert as_dict(Outer(names=("q",)))["names"] == ["q"]
+    assert to_dict(Outer(names=("q",)))["names"] == ["q"]
     names = [name for name, _, _ in flatten(Outer())]
     assert names == ["inner.r", "inner.dropout", "rate", "steps", "kind", "names", "on", "items"]
-    assert nested({"inner.r": 4, "rate": 1}) == {"inner": {"r": 4}, "rate": 1}
+    assert nest({"inner.r": 4, "rate": 1}) == {"inner": {"r": 4}, "rate": 1}

@@ -1,4 +1,4 @@
-"""The artifact contract: one rename, complete or not at all; resume, set aside, lock, digest."""
+"""The artifact contract: published by one rename or not at all; resume, set aside, lock, digest, atomic files."""
 
 import json
 import os
@@ -10,61 +10,61 @@ from pathlib import Path
 
 import pytest
 
-from stages.runtime import artifact
-from stages.runtime.artifact import ArtifactError, build, digest, folder_of, is_complete, publish
+from stages.runtime import artifact, files
+from stages.runtime.artifact import ArtifactError, artifact_folder, build, digest, is_complete, publish
 
 ROOT = Path(__file__).parents[2]
-ORDER = {"stage": "probe", "config": {"x": 1}, "inputs": {}}
+REQUEST = {"stage": "probe", "config": {"x": 1}, "inputs": {}}
 
 
-def make(out: Path, order: dict = ORDER, text: str = "made") -> None:
-    with build(out, order) as partial:
+def make(out: Path, request: dict = REQUEST, text: str = "made") -> None:
+    with build(out, request) as partial:
         (partial / "data.txt").write_text(text)
-        publish(partial, out, order | {"metrics": {}})
+        publish(partial, out, request | {"metrics": {}})
 
 
 def test_published_by_rename_with_the_digest_of_every_file(tmp_path):
     out = tmp_path / "a"
-    with build(out, ORDER) as partial:
+    with build(out, REQUEST) as partial:
         (partial / "sub").mkdir()
         (partial / "sub" / "data.txt").write_text("abc")
         assert partial == tmp_path / "a.partial" and not out.exists()
-        publish(partial, out, ORDER | {"metrics": {"n": 1}})
+        publish(partial, out, REQUEST | {"metrics": {"n": 1}})
     assert not partial.exists()
     manifest = artifact.read_manifest(out)
     assert manifest["metrics"] == {"n": 1}
     sha256_of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert manifest["files"] == {"sub/data.txt": {"bytes": 3, "sha256": sha256_of_abc}}
-    assert is_complete(out, ORDER)
+    assert is_complete(out, REQUEST)
 
 
 def test_a_failure_publishes_nothing_and_keeps_what_was_begun(tmp_path):
-    with pytest.raises(RuntimeError), build(tmp_path / "a", ORDER) as partial:
+    with pytest.raises(RuntimeError), build(tmp_path / "a", REQUEST) as partial:
         (partial / "checkpoint").write_text("step 3")
         raise RuntimeError
     assert not (tmp_path / "a").exists()
-    with build(tmp_path / "a", ORDER) as partial:
+    with build(tmp_path / "a", REQUEST) as partial:
         assert (partial / "checkpoint").read_text() == "step 3"
 
 
-def test_another_order_sets_the_begun_work_aside(tmp_path):
-    with build(tmp_path / "a", ORDER) as partial:
+def test_another_request_sets_the_begun_work_aside(tmp_path):
+    with build(tmp_path / "a", REQUEST) as partial:
         (partial / "checkpoint").write_text("of x=1")
-    with build(tmp_path / "a", ORDER | {"config": {"x": 2}}) as partial:
+    with build(tmp_path / "a", REQUEST | {"config": {"x": 2}}) as partial:
         assert not (partial / "checkpoint").exists()
     assert (tmp_path / "a.set-aside-1" / "checkpoint").read_text() == "of x=1"
 
 
-def test_a_finished_artifact_of_another_order_is_not_overwritten(tmp_path):
+def test_a_finished_artifact_of_another_request_is_not_overwritten(tmp_path):
     make(tmp_path / "a")
     with pytest.raises(ArtifactError, match=r"finished probe of other settings or inputs.*--force"):
-        is_complete(tmp_path / "a", ORDER | {"config": {"x": 2}})
+        is_complete(tmp_path / "a", REQUEST | {"config": {"x": 2}})
 
 
 def test_made_anew_after_snakemake_deleted_the_manifest(tmp_path):
     make(tmp_path / "a", text="old")
     (tmp_path / "a" / "manifest.json").unlink()
-    assert not is_complete(tmp_path / "a", ORDER)
+    assert not is_complete(tmp_path / "a", REQUEST)
     make(tmp_path / "a", text="new")
     assert (tmp_path / "a" / "data.txt").read_text() == "new"
     assert sorted(p.name for p in tmp_path.iterdir()) == [".a.lock", "a"]
@@ -72,25 +72,25 @@ def test_made_anew_after_snakemake_deleted_the_manifest(tmp_path):
 
 def test_a_foreign_folder_is_refused_and_an_empty_one_is_not(tmp_path):
     (tmp_path / "home").mkdir()
-    assert not is_complete(tmp_path / "home", ORDER)  # Snakemake makes the folder of a declared output
+    assert not is_complete(tmp_path / "home", REQUEST)  # Snakemake makes the folder of a declared output
     (tmp_path / "home" / "figures").mkdir()
-    assert not is_complete(tmp_path / "home", ORDER)  # however deep it lies
+    assert not is_complete(tmp_path / "home", REQUEST)  # however deep it lies
     (tmp_path / "home" / "figures" / "mine.png").write_text("years")
     with pytest.raises(ArtifactError, match="in the way"):
-        is_complete(tmp_path / "home", ORDER)
+        is_complete(tmp_path / "home", REQUEST)
     (tmp_path / "home" / "figures" / "mine.png").unlink()
     (tmp_path / "home" / "thesis.doc").write_text("years")
     with pytest.raises(ArtifactError, match="in the way"):
-        is_complete(tmp_path / "home", ORDER)
+        is_complete(tmp_path / "home", REQUEST)
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match="in the way"):
-        is_complete(tmp_path / "file", ORDER)
+        is_complete(tmp_path / "file", REQUEST)
 
 
 def test_digest_names_the_ancestry(tmp_path):
     def chain(root: Path, text: str) -> str:
         make(root / "parent", text=text)
-        make(root / "child", ORDER | {"inputs": {"parent": digest(root / "parent")}}, text="same")
+        make(root / "child", REQUEST | {"inputs": {"parent": digest(root / "parent")}}, text="same")
         return digest(root / "child")
     same, again, other = (chain(tmp_path / name, text) for name, text in (("1", "x"), ("2", "x"), ("3", "y")))
     assert same == again != other
@@ -102,19 +102,19 @@ def test_digest_of_plain_files_and_folders(tmp_path):
     before = digest(tmp_path / "d")
     (tmp_path / "d" / "a").rename(tmp_path / "d" / "b")
     assert digest(tmp_path / "d") != before
-    assert digest(tmp_path / "d" / "b") == artifact.sha256_of_file(tmp_path / "d" / "b")
+    assert digest(tmp_path / "d" / "b") == files.hash_file(tmp_path / "d" / "b")
     with pytest.raises(ArtifactError, match="make it first"):
         digest(tmp_path / "nothing")
-    with build(tmp_path / "begun", ORDER) as partial, pytest.raises(ArtifactError, match="not finished"):
+    with build(tmp_path / "begun", REQUEST) as partial, pytest.raises(ArtifactError, match="not finished"):
         digest(partial)
 
 
 def test_an_artifact_is_named_by_its_folder_or_its_manifest():
-    assert folder_of("results/x/sft") == folder_of("results/x/sft/manifest.json") == Path("results/x/sft")
+    assert artifact_folder("results/x/sft") == artifact_folder("results/x/sft/manifest.json") == Path("results/x/sft")
 
 
 def test_json_is_written_whole(tmp_path):
-    artifact.write_json(tmp_path / "x.json", {"ü": 1})
+    files.write_json(tmp_path / "x.json", {"ü": 1})
     assert json.loads((tmp_path / "x.json").read_text()) == {"ü": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
@@ -123,11 +123,11 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from stages.runtime.artifact import build, publish
-order = {"stage": "probe", "config": {"x": 1}, "inputs": {}}
-with making(Path(sys.argv[1]), order) as partial:
+request = {"stage": "probe", "config": {"x": 1}, "inputs": {}}
+with build(Path(sys.argv[1]), request) as partial:
     (partial / "checkpoint").write_text("half")
     time.sleep(60)
-    publish(partial, Path(sys.argv[1]), order)
+    publish(partial, Path(sys.argv[1]), request)
 """
 
 
@@ -137,9 +137,55 @@ def test_killed_in_the_middle_nothing_is_published_and_no_lock_stays(tmp_path):
         deadline = time.monotonic() + 30
         while not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        with pytest.raises(ArtifactError, match="another process is making"), build(out, ORDER):
+        with pytest.raises(ArtifactError, match="another process is making"), build(out, REQUEST):
             pass
         os.kill(process.pid, signal.SIGKILL)
     assert not out.exists()
-    with build(out, ORDER) as partial:
+    with build(out, REQUEST) as partial:
         assert (partial / "checkpoint").read_text() == "half"
+
+
+def test_an_artifact_of_an_older_version_is_complete_and_its_unfinished_one_is_resumed(tmp_path):
+    """Their requests were called order.json."""
+    make(tmp_path / "a")
+    (tmp_path / "a" / "request.json").rename(tmp_path / "a" / "order.json")
+    assert is_complete(tmp_path / "a", REQUEST)
+    with build(tmp_path / "b", REQUEST) as partial:
+        (partial / "checkpoint").write_text("step 3")
+    (partial / "request.json").rename(partial / "order.json")
+    with build(tmp_path / "b", REQUEST) as partial:
+        assert sorted(path.name for path in partial.iterdir()) == ["checkpoint", "request.json"]
+
+
+def test_the_drafts_of_a_killed_process_are_not_published(tmp_path):
+    with build(tmp_path / "a", REQUEST) as partial:
+        (partial / "sub").mkdir()
+        (partial / "sub" / "x.json.123.tmp").write_text("half")
+    make(tmp_path / "a")
+    assert not list((tmp_path / "a").rglob("*.tmp"))
+
+
+def test_an_atomic_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path):
+    path = tmp_path / "x"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), files.atomic_path(path) as draft:
+        draft.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    with files.atomic_path(path, sync=True) as draft:
+        draft.write_text("new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_a_file_is_linked_or_where_the_file_system_cannot_copied(tmp_path, monkeypatch, hard_links):
+    def refuse(*_):
+        raise OSError("no hard links here")
+
+    (tmp_path / "source").write_text("new")
+    (tmp_path / "target").write_text("old")
+    if not hard_links:
+        monkeypatch.setattr(os, "link", refuse)
+    files.link_or_copy(tmp_path / "source", tmp_path / "target")
+    assert (tmp_path / "target").read_text() == "new"
+    assert (tmp_path / "target").samefile(tmp_path / "source") == hard_links

@@ -1,10 +1,14 @@
-"""The command line that is derived from a stage's signature."""
+"""The command line of a stage, which comes from the signature of its `run`."""
 
 import dataclasses
 import importlib
+import inspect
 import json
+import re
 import subprocess
 import sys
+import time
+import typing
 from pathlib import Path
 
 import pytest
@@ -13,11 +17,18 @@ from stages.recipe import schema
 from stages.recipe.models import Merge
 from stages.recipe.recipe import Recipe
 from stages.runtime import command, lineage
+from stages.runtime.signature import read_signature
 
 ROOT = Path(__file__).parents[2]
-NOT_STAGES = ("__init__", "recipe", "inspect", "demo")  # the last two make no artifact: command lines of their own
-MODULES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in NOT_STAGES)
-PROBE = '''"""Probe: what a stage sees."""
+NOT_STAGES = ("__init__", "inspect", "demo")  # the last two make no artifact: command lines of their own
+HEAVY = r"\b(torch|transformers|peft|pyarrow|numpy)$"  # as -X importtime ends its lines
+STAGES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in NOT_STAGES)
+PROBE = '''"""Probe: what a stage receives."""
+from stages.runtime.command import main
+
+if __name__ == "__main__":
+    main(__file__)
+
 from pathlib import Path
 from stages.recipe.models import Merge
 
@@ -31,10 +42,6 @@ def run(config: Merge, out: Path, *, base: Path, dump: list[str]) -> dict[str, f
         raise OSError("the disk is full")
     (out / "seen.txt").write_text(f"{config.dtype} {config.max_logit_difference} {base.name} {dump}")
     return {"resumed": int(resumed)}
-
-if __name__ == "__main__":
-    from stages.runtime.command import main
-    main(run)
 '''
 
 
@@ -45,9 +52,9 @@ def probe(tmp_path):
     (tmp_path / "base" / "weights").write_text("1")
 
     def call(*flags: str) -> subprocess.CompletedProcess:
-        order = ["--recipe", "configs/stackllama.yaml", "--base", str(tmp_path / "base"), "--dump", "a b", "owner/it's"]
+        words = ["--recipe", "configs/stackllama.yaml", "--base", str(tmp_path / "base"), "--dump", "a b", "owner/it's"]
         out = ["--out", str(tmp_path / "out")]
-        return subprocess.run([sys.executable, str(tmp_path / "probe.py"), *order, *out, *flags], cwd=ROOT,
+        return subprocess.run([sys.executable, str(tmp_path / "probe.py"), *words, *out, *flags], cwd=ROOT,
                               capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
     call.out = tmp_path / "out"
     return call
@@ -112,23 +119,55 @@ def test_abbreviated_and_unknown_flags_are_refused(probe):
     assert probe("--nonsense", "1").returncode == 2
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", STAGES)
 def test_help_lists_every_setting_with_its_meaning(name):
-    run = importlib.import_module(f"stages.{name}").run
-    text = "".join(command.parser_of(run).format_help().split())  # lines may break at any hyphen
-    for flag, _, doc in schema.flatten(command.config_class(run)()):
+    stage = read_signature(ROOT / f"stages/{name}.py")
+    text = "".join(command.build_parser(stage).format_help().split())  # lines may break at any hyphen
+    for flag, _, doc in schema.flatten(getattr(Recipe(), stage.section)):
         assert f"--{flag.replace('_', '-')}VALUE" in text, flag
         assert "".join(doc.split()) in text, flag
-    for flag in command.inputs_of(run):
-        assert f"--{flag}FOLDER" in text
-    assert f"python -m stages.{name} --recipe" in run.__globals__["__doc__"], "the docstring shows the command"
+    for flag in stage.inputs:
+        assert f"--{flag}FOLDER" in text or f"--{flag}NAME=FOLDER" in text
+    assert f"python -m stages.{name} --recipe" in stage.description, "the docstring shows the command"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_the_section_of_a_stage_is_known_without_importing_it(name):
-    assert lineage.section_of(name) == command.section_name(importlib.import_module(f"stages.{name}").run)
+@pytest.mark.parametrize("name", STAGES)
+def test_the_signature_in_the_source_is_that_of_the_function(name):
+    stage, run = read_signature(ROOT / f"stages/{name}.py"), importlib.import_module(f"stages.{name}").run
+    keywords = {name: p for name, p in inspect.signature(run).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    types = {"Path": Path, "list[str]": list[str], "dict[str, Path]": dict[str, Path]}
+    context = keywords.pop("context", None)
+    assert context is None or context.default is None
+    assert {name: types[hint] for name, hint in stage.inputs.items()} == {
+        name: p.annotation for name, p in keywords.items() if p.default is p.empty}
+    assert stage.options == {name: p.default for name, p in keywords.items() if p.default is not p.empty}
+    assert typing.get_type_hints(run)["config"] is type(getattr(Recipe(), stage.section))
+    assert (stage.stage, stage.module) == (name, f"stages.{name}") and stage.section == lineage.section_name(name)
+
+
+@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("flags", [["--help"], ["--nonsense", "1"]])
+def test_help_and_mistyped_flags_do_not_wait_for_the_stages_imports(name, flags):
+    """0.15 s on an idle core; importing torch and transformers takes several seconds."""
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-X", "importtime", "-m", f"stages.{name}", *flags], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == (0 if flags == ["--help"] else 2)
+    assert "stages.recipe.recipe" in done.stderr and not re.search(HEAVY, done.stderr, re.MULTILINE)
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    ({"--policy": "nowhere"}, "ppo: error: there is no nowhere: make it first"),
+    ({"--epochs": "many"}, "ppo: error: command line: epochs must be a whole number, not 'many'")])
+def test_wrong_values_do_not_wait_for_the_stages_imports(tmp_path, flags, says):
+    given = {"--policy": ".", "--reward": ".", "--pairs": ".", "--out": str(tmp_path / "out")} | flags
+    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "stages.ppo",
+                           *(word for pair in given.items() for word in pair)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and says in done.stderr
+    assert not re.search(HEAVY, done.stderr, re.MULTILINE)
 
 
 def test_every_section_belongs_to_a_stage():
     sections = {field.name for field in dataclasses.fields(Recipe)} - {"name", "dump"}
-    assert sections <= set(MODULES), f"no stage reads {sections - set(MODULES)}"
+    assert sections <= set(STAGES), f"no stage reads {sections - set(STAGES)}"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from stages.runtime.process_pool import Workers
+from stages.runtime.process_pool import ProcessPool
 
 ROOT = Path(__file__).parents[2]
 
 
-def each(function, units, processes: int):
-    with Workers(processes) as workers:
-        yield from workers.each(function, units)
+def imap(function, items, processes: int):
+    with ProcessPool(processes) as workers:
+        yield from workers.imap(function, items)
 
 
 def slow_when_small(number: int) -> tuple[int, int]:
@@ -37,7 +37,7 @@ def dies(number: int) -> int:
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_results_come_in_order_from_as_many_processes(processes):
-    found = list(each(slow_when_small, range(40), processes))
+    found = list(imap(slow_when_small, range(40), processes))
     assert [number for number, _ in found] == list(range(40))
     pids = {pid for _, pid in found}
     assert pids == {os.getpid()} if processes == 1 else 1 < len(pids) <= processes and os.getpid() not in pids
@@ -47,33 +47,33 @@ def test_results_come_in_order_from_as_many_processes(processes):
 def test_an_error_comes_in_its_place(processes):
     found = []
     with pytest.raises(ValueError, match="five cannot be"):
-        for number in each(fails_at_five, range(10), processes):
+        for number in imap(fails_at_five, range(10), processes):
             found.append(number)
     assert found == [0, 1, 2, 3, 4]
 
 
 def test_a_killed_process_is_said_in_words():
     with pytest.raises(ChildProcessError, match="fewer processes"):
-        list(each(dies, range(3), 2))
+        list(imap(dies, range(3), 2))
 
 
-def test_units_are_taken_as_they_are_needed():
+def test_items_are_taken_as_they_are_needed():
     taken = []
-    with Workers(2) as workers:
-        found = workers.each(slow_when_small, (taken.append(n) or n for n in range(1000)))
+    with ProcessPool(2) as workers:
+        found = workers.imap(slow_when_small, (taken.append(n) or n for n in range(1000)))
         next(found)
         assert len(taken) < 10
         found.close()
-        assert list(workers.each(fails_at_five, range(5))) == [0, 1, 2, 3, 4], "the same processes go on"
+        assert list(workers.imap(fails_at_five, range(5))) == [0, 1, 2, 3, 4], "the same processes go on"
 
 
 SLEEPERS = """
 import os, sys, time
-from stages.runtime.process_pool import Workers
-from tests.test_workers import sleeps
+from stages.runtime.process_pool import ProcessPool
+from tests.runtime.test_process_pool import sleeps
 if __name__ == "__main__":
-    with Workers(2) as workers:
-        list(workers.each(sleeps, [sys.argv[1]] * 2))
+    with ProcessPool(2) as workers:
+        list(workers.imap(sleeps, [sys.argv[1]] * 2))
 """
 
 

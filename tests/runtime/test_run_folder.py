@@ -7,10 +7,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages.recipe.recipe import load
+from stages.recipe.recipe import load_recipe
 from stages.recipe.schema import SettingsError
 from stages.runtime import run_folder
-from stages.runtime.run_folder import asked_recipe, begin, checked_name, dump_files, label, place_of, summary
+from stages.runtime.run_folder import (
+    check_name,
+    dump_label,
+    format_summary,
+    list_dump_files,
+    normalize_source,
+    resolve_recipe,
+    start_run,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -23,62 +31,62 @@ def site(tmp_path, monkeypatch):
     for file in ("data/demo.7z", "one/beer.7z", "two/beer.7z"):
         (tmp_path / file).write_text("")
     yield tmp_path
-    while run_folder._held:
-        run_folder._held.pop().close()
+    while run_folder._open_locks:
+        run_folder._open_locks.pop().close()
 
 
 def test_the_recipe_names_the_folder_and_a_dump_adds_its_own():
-    assert asked_recipe({}).name == "demo"
-    assert asked_recipe({}).dump == ("data/demo.7z",)
-    given = asked_recipe({"dump": "one/beer.7z"})
+    assert resolve_recipe({}).name == "demo"
+    assert resolve_recipe({}).dump == ("data/demo.7z",)
+    given = resolve_recipe({"dump": "one/beer.7z"})
     assert given.name.startswith("demo-beer-") and given.dump == ("one/beer.7z",)
-    assert asked_recipe({"dump": ["two/beer.7z", "data/demo.7z"]}).name.startswith("demo-demo+beer-")
-    assert asked_recipe({"dump": "one/beer.7z", "name": "mine"}).name == "mine"
-    assert asked_recipe({"name": 2024}).name == "2024"  # Snakemake hands over a number
+    assert resolve_recipe({"dump": ["two/beer.7z", "data/demo.7z"]}).name.startswith("demo-demo+beer-")
+    assert resolve_recipe({"dump": "one/beer.7z", "name": "mine"}).name == "mine"
+    assert resolve_recipe({"name": 2024}).name == "2024"  # Snakemake hands over a number
 
 
 def test_two_dumps_of_one_name_do_not_share_a_folder():
-    one, two = (asked_recipe({"dump": f"{folder}/beer.7z"}).name for folder in ("one", "two"))
+    one, two = (resolve_recipe({"dump": f"{folder}/beer.7z"}).name for folder in ("one", "two"))
     assert one != two
-    assert asked_recipe({"dump": "owner/beer"}).name not in (one, two)
+    assert resolve_recipe({"dump": "owner/beer"}).name not in (one, two)
 
 
 def test_one_place_has_one_name_however_it_is_written(site):
     spellings = ["one/beer.7z", "./one/beer.7z", "two/../one/beer.7z", str(site / "one/beer.7z")]
-    assert len({asked_recipe({"dump": spelling}).name for spelling in spellings}) == 1
-    assert {asked_recipe({"dump": spelling}).dump for spelling in spellings} == {("one/beer.7z",)}
-    both = asked_recipe({"dump": ["one/beer.7z", "two/beer.7z"]})
-    assert both == asked_recipe({"dump": ["two/beer.7z", "one/beer.7z"]})
+    assert len({resolve_recipe({"dump": spelling}).name for spelling in spellings}) == 1
+    assert {resolve_recipe({"dump": spelling}).dump for spelling in spellings} == {("one/beer.7z",)}
+    both = resolve_recipe({"dump": ["one/beer.7z", "two/beer.7z"]})
+    assert both == resolve_recipe({"dump": ["two/beer.7z", "one/beer.7z"]})
 
 
 def test_another_dump_in_a_named_folder_is_refused():
-    begin(asked_recipe({"dump": "one/beer.7z", "name": "mine"}))
-    assert asked_recipe({"dump": "one/beer.7z", "name": "mine", "seed": 3}).sft.seed == 3
+    start_run(resolve_recipe({"dump": "one/beer.7z", "name": "mine"}))
+    assert resolve_recipe({"dump": "one/beer.7z", "name": "mine", "seed": 3}).sft.seed == 3
     with pytest.raises(SettingsError, match=r"results/mine holds a run on another dump \(one/beer.7z\)"):
-        asked_recipe({"dump": "two/beer.7z", "name": "mine"})
+        resolve_recipe({"dump": "two/beer.7z", "name": "mine"})
 
 
 def test_a_recipe_whose_dump_was_edited_is_refused_too(site):
-    begin(asked_recipe({}))
+    start_run(resolve_recipe({}))
     (site / "configs/demo.yaml").write_text("name: demo\ndump: [one/beer.7z]\n")
     with pytest.raises(SettingsError, match="holds a run on another dump"):
-        asked_recipe({})
+        resolve_recipe({})
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "-n", ".hidden", "a b", "a;b", "$(x)", "ü", "a\n",
                                   "x" * 151])
 def test_names_that_could_leave_results_or_the_shells_quotes_are_refused(name):
     with pytest.raises(SettingsError, match="cannot name a folder"):
-        checked_name(name)
+        check_name(name)
 
 
 def test_any_dump_gives_a_name_that_passes(site):
     odd = site / "it's a \"dump\" $x; né"
     odd.mkdir()
-    given = asked_recipe({"dump": str(odd)})
+    given = resolve_recipe({"dump": str(odd)})
     assert given.dump == (odd.name,)
-    assert checked_name(given.name) == given.name
-    assert len(label(tuple(f"site-{i}.stackexchange.com.7z" for i in range(180)))) < 120
+    assert check_name(given.name) == given.name
+    assert len(dump_label(tuple(f"site-{i}.stackexchange.com.7z" for i in range(180)))) < 120
 
 
 @pytest.mark.parametrize(("dump", "says"), [
@@ -88,38 +96,38 @@ def test_any_dump_gives_a_name_that_passes(site):
 ])
 def test_a_dump_that_is_not_there_is_said_at_once(dump, says):
     with pytest.raises(SettingsError, match=says):
-        asked_recipe({"dump": dump})
+        resolve_recipe({"dump": dump})
 
 
 def test_hub_ids_and_braces(site):
-    assert place_of("lvwerra/stack-exchange-paired") == "lvwerra/stack-exchange-paired"
+    assert normalize_source("lvwerra/stack-exchange-paired") == "lvwerra/stack-exchange-paired"
     (site / "{a}").mkdir()
     with pytest.raises(SettingsError, match="braces"):
-        place_of("{a}")
+        normalize_source("{a}")
 
 
 def test_no_dump_at_all_says_how_to_give_one(site):
     (site / "configs/demo.yaml").write_text("name: demo\n")
     with pytest.raises(SettingsError, match="names no dump: give one with --config dump="):
-        asked_recipe({})
+        resolve_recipe({})
 
 
 def test_unknown_config_keys():
     with pytest.raises(SettingsError, match="--config: unknown key 'rcipe'; did you mean 'recipe'"):
-        asked_recipe({"rcipe": "x"})
+        resolve_recipe({"rcipe": "x"})
     with pytest.raises(SettingsError, match="--config: ppo: unknown key 'lr'"):
-        asked_recipe({"ppo": {"lr": "1"}})
+        resolve_recipe({"ppo": {"lr": "1"}})
 
 
 def test_overrides_reach_the_recipe_as_their_type():
-    assert asked_recipe({"ppo": {"learning_rate": "2e-5"}}).ppo.learning_rate == 2e-5
+    assert resolve_recipe({"ppo": {"learning_rate": "2e-5"}}).ppo.learning_rate == 2e-5
 
 
 def test_the_files_of_a_dump_that_matter(site):
     for file in ("one/Posts.xml", "one/sub.site/posts.XML", "one/Badges.xml", "one/notes.txt", "one/{x}.7z"):
         (site / file).parent.mkdir(exist_ok=True)
         (site / file).write_text("")
-    assert dump_files(("one", "two/beer.7z", "owner/name")) == [
+    assert list_dump_files(("one", "two/beer.7z", "owner/name")) == [
         "one/Posts.xml", "one/beer.7z", "one/sub.site/posts.XML", "two/beer.7z"]
 
 
@@ -127,54 +135,54 @@ def test_votes_and_packed_tables_are_among_the_files_of_a_dump(site):
     for file in ("one/x-Posts.7z", "one/x-votes.7z", "one/x-Users.7z", "one/Posts.xml.gz", "one/Votes.xml.zst",
                  "one/y-Votes.xml", "one/PostHistory.xml.gz", "one/y.XML"):
         (site / file).write_text("")
-    assert dump_files(("one/x-Posts.7z",)) == ["one/x-Posts.7z", "one/x-votes.7z"]
-    assert dump_files(("one/Posts.xml.gz",)) == ["one/Posts.xml.gz", "one/Votes.xml.zst"]
-    assert dump_files(("one/x-Posts.7z", "one/x-votes.7z")) == ["one/x-Posts.7z", "one/x-votes.7z"]
-    assert dump_files(("one/y.XML", "one/beer.7z")) == ["one/y-Votes.xml", "one/y.XML", "one/beer.7z"]
-    assert dump_files(("one",)) == [f"one/{name}" for name in (
+    assert list_dump_files(("one/x-Posts.7z",)) == ["one/x-Posts.7z", "one/x-votes.7z"]
+    assert list_dump_files(("one/Posts.xml.gz",)) == ["one/Posts.xml.gz", "one/Votes.xml.zst"]
+    assert list_dump_files(("one/x-Posts.7z", "one/x-votes.7z")) == ["one/x-Posts.7z", "one/x-votes.7z"]
+    assert list_dump_files(("one/y.XML", "one/beer.7z")) == ["one/y-Votes.xml", "one/y.XML", "one/beer.7z"]
+    assert list_dump_files(("one",)) == [f"one/{name}" for name in (
         "Posts.xml.gz", "Votes.xml.zst", "beer.7z", "x-Posts.7z", "x-votes.7z", "y-Votes.xml", "y.XML")]
 
 
 @pytest.mark.parametrize("name", ["x.7z", "x.xml", "x.xml.gz", "X.XML.ZST", "x.parquet"])
 def test_a_label_leaves_the_ending_out_and_a_missing_file_is_no_hub_id(name):
-    assert label((name,)).lower().startswith("x-")
+    assert dump_label((name,)).lower().startswith("x-")
     with pytest.raises(SettingsError, match="there is no"):
-        place_of(f"nowhere/{name}")
+        normalize_source(f"nowhere/{name}")
 
 
 def test_begin_writes_the_resolved_recipe_only_when_it_changed():
-    recipe = asked_recipe({"dump": "one/beer.7z", "ppo": {"learning_rate": "1e-7"}})
+    recipe = resolve_recipe({"dump": "one/beer.7z", "ppo": {"learning_rate": "1e-7"}})
     path = Path("results") / recipe.name / "recipe.yaml"
-    begin(recipe)
-    run_folder._held.pop().close()
-    assert load(path) == recipe
+    start_run(recipe)
+    run_folder._open_locks.pop().close()
+    assert load_recipe(path) == recipe
     os.utime(path, (1, 1))
-    begin(recipe)
-    run_folder._held.pop().close()
+    start_run(recipe)
+    run_folder._open_locks.pop().close()
     assert path.stat().st_mtime == 1
-    begin(asked_recipe({"dump": "one/beer.7z"}))
+    start_run(resolve_recipe({"dump": "one/beer.7z"}))
     assert path.stat().st_mtime > 1 and yaml.safe_load(path.read_text())["ppo"]["learning_rate"] == 1.4e-5
 
 
 def test_two_runs_in_one_folder_at_once_are_refused():
-    recipe = asked_recipe({})
-    begin(recipe)
+    recipe = resolve_recipe({})
+    start_run(recipe)
     with pytest.raises(SettingsError, match="another snakemake is at work in results/demo"):
-        begin(recipe)
-    run_folder._held.pop().close()
-    begin(recipe)
+        start_run(recipe)
+    run_folder._open_locks.pop().close()
+    start_run(recipe)
 
 
 def test_the_table_at_the_end_is_the_reports_and_never_an_old_one():
-    recipe = asked_recipe({})
+    recipe = resolve_recipe({})
     report, pairs = Path("results/demo/report"), Path("results/demo/pairs")
     for folder in (report, pairs):
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
     (report / "metrics.json").write_text(json.dumps({"table": [["reward accuracy", "0.71"], ["KL", "1.2 nats"]]}))
     os.utime(pairs / "manifest.json", (1, 1))
-    text = summary(recipe)
+    text = format_summary(recipe)
     assert "  reward accuracy  0.71\n  KL               1.2 nats\n" in text
     assert text.endswith("results/demo/report/report.html")
     os.utime(report / "manifest.json", (0, 0))
-    assert summary(recipe) == "Results are in results/demo/"
+    assert format_summary(recipe) == "Results are in results/demo/"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from stages.render.markdown_tables import bin_of, cell, funnel, histogram, largest, plain
+from stages.render.markdown_tables import add_funnel_sum, bin_start, clean_name, escape_cell, format_histogram, top_rows
 from stages.stackexchange.dataset_card import pairs_card, posts_card
 from stages.stackexchange.pairs import table as pairs_table
 from stages.stackexchange.questions import table as questions_table
@@ -111,7 +111,7 @@ def write(path, schema, rows):
 def write_beside(folder, card):
     (folder / "README.md").write_text(card, encoding="utf-8")
     (folder / "quarantine.jsonl").write_text('{"source": "x", "offset": 1}\n')
-    for name in ("manifest.json", "order.json"):
+    for name in ("manifest.json", "request.json"):
         (folder / name).write_text(json.dumps({"stage": "x"}))
 
 
@@ -209,7 +209,7 @@ def test_hostile_names_are_inert_in_source(card):
     front, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", plain_text, re.DOTALL).groups()
     values = yaml.safe_load(front)
     assert values["configs"] == yaml.safe_load(kind.split("---")[1])["configs"]
-    assert values["pretty_name"].endswith(plain(HOSTILE)) and "\n" not in values["pretty_name"]
+    assert values["pretty_name"].endswith(clean_name(HOSTILE)) and "\n" not in values["pretty_name"]
     assert DatasetCard(plain_text).data.to_dict() == values
     assert "\u202e" not in plain_text and "\x00" not in plain_text
     assert not re.findall(r"<(?!https://stackoverflow)", body) and "e.vil)" not in body.replace("&#58;//e.vil)", "")
@@ -239,32 +239,32 @@ def test_hostile_names_are_inert_when_rendered(card):
     ("stackoverflow.com", "stackoverflow.com"), ("other_name", "other_name"), ("_u_", "&#95;u&#95;"),
     ("a__b", "a&#95;&#95;b"), ("ünï", "ünï"), ("\\", "&#92;"), ("x" * 99, "x" * 79 + "…")])
 def test_cells(name, inert):
-    assert cell(name) == inert
+    assert escape_cell(name) == inert
 
 
 def test_bins_are_powers_of_two():
-    assert [bin_of(n) for n in range(10)] == [0, 1, 2, 2, 4, 4, 4, 4, 8, 8]
-    assert [bin_of(n) for n in (1023, 1024, 2**40 + 1)] == [512, 1024, 2**40]
+    assert [bin_start(n) for n in range(10)] == [0, 1, 2, 2, 4, 4, 4, 4, 8, 8]
+    assert [bin_start(n) for n in (1023, 1024, 2**40 + 1)] == [512, 1024, 2**40]
 
 
 def test_a_histogram_has_no_hidden_gap_and_takes_keys_as_text():
-    assert histogram({"64": 3, 0: 1, "512": 4}, ["characters", "posts"], binned=True).splitlines()[2:] == [
+    assert format_histogram({"64": 3, 0: 1, "512": 4}, ["characters", "posts"], binned=True).splitlines()[2:] == [
         "| 0 | 1 | 12.5 % | █████ |", "| 1 | 0 | 0.0 % |  |", *[
             f"| {low}–{2 * low - 1} | 0 | 0.0 % |  |" for low in (2, 4, 8, 16, 32)],
         "| 64–127 | 3 | 37.5 % | ███████████████ |", "| 128–255 | 0 | 0.0 % |  |", "| 256–511 | 0 | 0.0 % |  |",
         "| 512–1,023 | 4 | 50.0 % | ████████████████████ |", "| **sum** | 8 | 100 % |  |"]
-    rows = histogram({"2": 1, "-1": 9999, 2: 1}, ["score", "answers"]).splitlines()[2:]
+    rows = format_histogram({"2": 1, "-1": 9999, 2: 1}, ["score", "answers"]).splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == ["| -1", "| 0", "| 1", "| 2", "| **sum**"]
     assert rows[3] == "| 2 | 2 | under 0.1 % | ▏ |"
 
 
 def test_a_histogram_of_nothing_is_nothing_and_one_of_anything_is_short():
-    assert histogram({}, ["a", "b"]) == histogram({"3": 0}, ["a", "b"]) == ""
-    text = histogram(dict.fromkeys(range(0, 10**6, 10**3), 1), ["value", "posts"])
+    assert format_histogram({}, ["a", "b"]) == format_histogram({"3": 0}, ["a", "b"]) == ""
+    text = format_histogram(dict.fromkeys(range(0, 10**6, 10**3), 1), ["value", "posts"])
     assert "| 961 more | 961 |" in text and "| **sum** | 1,000 |" in text and len(text.splitlines()) == 43
 
 
 def test_largest_and_funnel_by_hand():
-    assert largest([("b", 1, 1), ("a", 1, 1), ("c", 5, 0)], limit=1) == [("c", 5, 0), ("2 more", 2, 2)]
-    assert funnel([("kept", 2)], 5) == [("kept", 2), ("*not accounted for*", 3), ("**sum**", 5)]
-    assert funnel([]) == funnel([], 0) == []
+    assert top_rows([("b", 1, 1), ("a", 1, 1), ("c", 5, 0)], limit=1) == [("c", 5, 0), ("2 more", 2, 2)]
+    assert add_funnel_sum([("kept", 2)], 5) == [("kept", 2), ("*not accounted for*", 3), ("**sum**", 5)]
+    assert add_funnel_sum([]) == add_funnel_sum([], 0) == []

@@ -311,7 +311,7 @@ from stages import posts
 posts.SPAN_BYTES = 300_000
 from stages.runtime.command import main
 if __name__ == "__main__":
-    main(posts.run)
+    main(posts.__file__)
 """
 MEASURE = """
 import resource, sys

@@ -387,7 +387,7 @@ def test_a_full_disk_is_said(tmp_path, free, name, needed):
     scratch.mkdir()
     free(needed * len(MANY) - 1, scratch)
     said = unpack_refusal(given, scratch)
-    assert f"scratch space under {scratch}" in said and "GB are free" in said
+    assert f"scratch space under {scratch}" in said and "iB are free" in said
     free(needed * len(MANY), scratch)
     assert read(Table(given, "Posts"), scratch) == MANY
 
@@ -406,7 +406,7 @@ def test_a_bomb_is_stopped_long_before_the_disk_is_full(tmp_path, free, monkeypa
 
 def test_check_space(tmp_path):
     check_space("x", tmp_path, 10)
-    with pytest.raises(ValueError, match=r"Posts.xml: needs 1000000000.0 GB of scratch space under .*GB are free"):
+    with pytest.raises(ValueError, match=r"Posts.xml: needs 909,494.7 TiB of scratch space under .*B are free"):
         check_space("Posts.xml", tmp_path, 1e18)
 
 

@@ -100,10 +100,10 @@ def test_the_table_is_aligned_and_in_units():
         in_backward=False, largest={"logits": 2**30}, costs={"update": cost},
     )  # fmt: skip
     assert memory.table(rows) == [
-        "frozen base            0.0 MiB",
+        "frozen base           0 bytes",
         "trained parameters     1.0 MiB  float32",
         "gradients              1.0 MiB",
-        "optimizer state        0.5 MiB  adamw_8bit",
+        "optimizer state     512.0 KiB  adamw_8bit",
         "logits                 1.0 GiB  at most",
         "peak of update        13.5 GiB  measured, 1.2 s; without optimizer state",
     ]

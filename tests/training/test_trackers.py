@@ -21,13 +21,13 @@ from stages import merge, ppo, reward, sft
 from stages.recipe import optional_packages
 from stages.recipe.models import Merge
 from stages.recipe.ppo import Ppo
-from stages.recipe.recipe import Recipe, load, section
-from stages.recipe.schema import SettingsError, as_dict
+from stages.recipe.recipe import Recipe, load_recipe, section_settings
+from stages.recipe.schema import SettingsError, to_dict
 from stages.runtime import command, lineage
 from stages.runtime.artifact import RunContext, read_manifest
-from stages.runtime.manifest import record_of
-from stages.runtime.run_folder import asked_recipe
-from stages.runtime.series import append, keep_until, rows_of
+from stages.runtime.manifest import read_record
+from stages.runtime.run_folder import resolve_recipe
+from stages.runtime.series import append_row, read_rows, truncate_after
 from stages.training.loggers import Logs
 from stages.training.trackers import Terminal, WandB, markdown
 from tests.helpers import tiny_models
@@ -60,7 +60,7 @@ def made(tmp_path_factory):
     (folder / "recipe.yaml").write_text(RECIPE)
     tiny_models.save_base(folder / "base")
     tiny_models.save_pairs(folder / "pairs")
-    recipe, learnt = load(folder / "recipe.yaml"), {"base": folder / "base", "pairs": folder / "pairs"}
+    recipe, learnt = load_recipe(folder / "recipe.yaml"), {"base": folder / "base", "pairs": folder / "pairs"}
     settings = {name: getattr(recipe, name) for name in COUNTS}
     command.make(sft.run, settings["sft"], folder / "sft", learnt)
     command.make(reward.run, settings["reward"], folder / "reward", learnt)
@@ -77,7 +77,7 @@ def made(tmp_path_factory):
 def points(artifact: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
     """Of each name, its counts and numbers, as the artifact's own files have them."""
     found: dict[str, list] = {}
-    for row in rows_of(artifact / "history.jsonl") + rows_of(artifact / "timing.jsonl"):
+    for row in read_rows(artifact / "history.jsonl") + read_rows(artifact / "timing.jsonl"):
         step = row.pop(COUNTS[stage])
         for name, value in row.items():
             found.setdefault(f"{stage}/{name}", []).append((step, value))
@@ -127,8 +127,8 @@ def test_wandbs_own_reader_reads_just_the_numbers_of_the_artifact(made, run):
 def test_sample_answers_are_in_all_of_them_at_every_evaluation(made, run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    samples, count = rows_of(made / run / "samples.jsonl"), COUNTS[RUNS[run]]
-    evaluated = {row[count] for row in rows_of(made / run / "history.jsonl") if any("validation_" in n for n in row)}
+    samples, count = read_rows(made / run / "samples.jsonl"), COUNTS[RUNS[run]]
+    evaluated = {row[count] for row in read_rows(made / run / "history.jsonl") if any("validation_" in n for n in row)}
     assert {row[count] for row in samples} == evaluated and len(evaluated) > 2
     reader = EventAccumulator(str(made / "logs/tensorboard" / run), size_guidance={"tensors": 0})
     reader.Reload()
@@ -143,9 +143,9 @@ def test_sample_answers_are_in_all_of_them_at_every_evaluation(made, run):
 
 
 def test_a_pair_is_shown_with_the_scores_that_decide_it(made):
-    accuracy = {row["step"]: row["validation_accuracy"] for row in rows_of(made / "reward/history.jsonl")
+    accuracy = {row["step"]: row["validation_accuracy"] for row in read_rows(made / "reward/history.jsonl")
                 if "validation_accuracy" in row}
-    rows = rows_of(made / "reward/samples.jsonl")
+    rows = read_rows(made / "reward/samples.jsonl")
     assert set(rows[0]) == {"step", "question", "better_answer", "better_reward", "worse_answer", "worse_reward",
                             "source"}
     for step in accuracy:
@@ -230,17 +230,17 @@ def test_a_series_is_cut_whole_or_not_at_all(tmp_path, monkeypatch):
     """A kill while it is cut must not lose what came before: PPO's rows stand nowhere else."""
     series = tmp_path / "history.jsonl"
     for step in range(3):
-        append(series, {"step": step})
+        append_row(series, {"step": step})
 
     def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(os, "replace", killed)
-        keep_until(series, 1, "step")
-    assert len(rows_of(series)) == 3
-    keep_until(series, 1, "step")
-    assert rows_of(series) == [{"step": 0}, {"step": 1}]
+        truncate_after(series, 1, "step")
+    assert len(read_rows(series)) == 3
+    truncate_after(series, 1, "step")
+    assert read_rows(series) == [{"step": 0}, {"step": 1}]
 
 
 # --- no network -----------------------------------------------------------------------------------------------------
@@ -336,41 +336,41 @@ def test_without_the_terminal_the_training_is_silent(capsys, tmp_path):
 def test_where_it_cannot_go_is_one_line(tmp_path, log_to, says):
     (tmp_path / "x.yaml").write_text(yaml.safe_dump({"ppo": {"log_to": log_to}}))
     with pytest.raises(SettingsError, match=says):
-        load(tmp_path / "x.yaml")
+        load_recipe(tmp_path / "x.yaml")
 
 
 def test_given_once_it_is_for_all_three(tmp_path):
     (tmp_path / "x.yaml").write_text("log_to: [jsonl, tensorboard]\nppo: {log_to: [jsonl]}\n")
-    recipe = load(tmp_path / "x.yaml")
+    recipe = load_recipe(tmp_path / "x.yaml")
     assert [getattr(recipe, name).log_to for name in COUNTS] == [("jsonl", "tensorboard")] * 2 + [("jsonl",)]
-    assert load(tmp_path / "x.yaml", {"log_to": ["jsonl", "wandb"]}).ppo.log_to == ("jsonl", "wandb")
+    assert load_recipe(tmp_path / "x.yaml", {"log_to": ["jsonl", "wandb"]}).ppo.log_to == ("jsonl", "wandb")
 
 
 def test_a_missing_package_is_refused_in_one_line_before_anything(made, monkeypatch, capsys):
     monkeypatch.setattr(optional_packages, "find_spec", lambda name: None if name == "wandb" else object())
     with pytest.raises(SettingsError, match=r"^sft: log_to asks for wandb, which is not installed: make extras \(or p"):
-        asked_recipe({"recipe": str(made / "recipe.yaml"), "dump": [str(made)]})
+        resolve_recipe({"recipe": str(made / "recipe.yaml"), "dump": [str(made)]})
     monkeypatch.setattr(sys, "argv", ["ppo", "--recipe", str(made / "recipe.yaml"), "--policy", "none", "--reward",
                                       "none", "--pairs", "none", "--out", str(made / "refused")])
     with pytest.raises(SystemExit) as ended:
-        command.main(ppo.run)
+        command.main(ppo.__file__)
     said = capsys.readouterr().err
     assert ended.value.code == 1 and said.startswith("ppo: error: ppo: log_to asks for wandb") and said.count("\n") == 1
     assert not list(made.glob("refused*"))
-    assert asked_recipe({"recipe": str(made / "recipe.yaml"), "dump": [str(made)], "log_to": ["jsonl", "tensorboard"]})
+    assert resolve_recipe({"recipe": str(made / "recipe.yaml"), "dump": [str(made)], "log_to": ["jsonl", "tensorboard"]})
 
 
 def test_another_place_to_log_to_makes_nothing_stale(made, tmp_path, capsys):
     other = replace(Ppo(), log_to=("jsonl",))
-    assert section(replace(Recipe(), ppo=other), "ppo") == section(Recipe(), "ppo")
-    assert as_dict(other)["log_to"] == ["jsonl"]  # what the run's recipe.yaml hands to the stages
-    config = replace(load(made / "recipe.yaml").sft, log_to=("jsonl",))
+    assert section_settings(replace(Recipe(), ppo=other), "ppo") == section_settings(Recipe(), "ppo")
+    assert to_dict(other)["log_to"] == ["jsonl"]  # what the run's recipe.yaml hands to the stages
+    config = replace(load_recipe(made / "recipe.yaml").sft, log_to=("jsonl",))
     command.make(sft.run, config, made / "sft", {"base": made / "base", "pairs": made / "pairs"})
     assert "already made" in capsys.readouterr().err
     loud = (made / "recipe.yaml").read_text()
     try:
-        (made / "recipe.yaml").write_text(yaml.safe_dump(as_dict(load(made / "recipe.yaml"))))
-        assert lineage.stale(record_of(made / "sft")) == []
+        (made / "recipe.yaml").write_text(yaml.safe_dump(to_dict(load_recipe(made / "recipe.yaml"))))
+        assert lineage.find_stale_reasons(read_record(made / "sft")) == []
     finally:
         (made / "recipe.yaml").write_text(loud)
 

@@ -8,7 +8,7 @@ rule posts:
         f"{RUN}/logs/posts.log",
     params:
         recipe=RECIPE_FILE,
-        config=recipes.section(RECIPE, "posts"),
+        config=recipes.section_settings(RECIPE, "posts"),
         dump=RECIPE.dump,
     threads: workflow.cores
     conda:
@@ -31,7 +31,7 @@ if SHARES == 1:
             f"{RUN}/logs/pairs.log",
         params:
             recipe=RECIPE_FILE,
-            config=recipes.section(RECIPE, "pairs"),
+            config=recipes.section_settings(RECIPE, "pairs"),
         threads: workflow.cores
         conda:
             "../../environment.yml"
@@ -51,7 +51,7 @@ else:
             f"{RUN}/logs/pairs-share-{{share}}-of-{SHARES}.log",
         params:
             recipe=RECIPE_FILE,
-            config=recipes.section(RECIPE, "pairs"),
+            config=recipes.section_settings(RECIPE, "pairs"),
             shares=SHARES,
         wildcard_constraints:
             share=r"\d+",
@@ -71,7 +71,7 @@ else:
             f"{RUN}/logs/pairs.log",
         params:
             recipe=RECIPE_FILE,
-            config=recipes.section(RECIPE, "pairs"),
+            config=recipes.section_settings(RECIPE, "pairs"),
         conda:
             "../../environment.yml"
         shell:

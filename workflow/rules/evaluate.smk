@@ -1,11 +1,11 @@
-# Held-out questions: the reward model beside cheap baselines, PPO beside base, SFT and best-of-n.
+# On held-out questions: compare the reward model with cheap baselines, and PPO with base, SFT and best-of-n.
 rule evaluate:
     input:
         posts=rules.posts.output,
         base=rules.base.output,
-        sft=rules.sft_merged.output,
-        ppo=rules.ppo_merged.output,
-        reward=rules.reward_merged.output,
+        sft=MERGED["sft"],
+        ppo=MERGED["ppo"],
+        reward=MERGED["reward"],
         pairs=rules.pairs.output,
     output:
         f"{RUN}/evaluate/manifest.json",
@@ -13,17 +13,17 @@ rule evaluate:
         f"{RUN}/logs/evaluate.log",
     params:
         recipe=RECIPE_FILE,
-        config=recipes.section(RECIPE, "evaluate"),
+        config=recipes.section_settings(RECIPE, "evaluate"),
     threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
         "python -m stages.evaluate --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
-        " --base {input.base:q} --sft {input.sft:q} --ppo {input.ppo:q} --reward {input.reward:q} --out {output:q}"
+        " --base {input.base:q} --sft {input.sft:q} --policy ppo={input.ppo:q} --reward {input.reward:q} --out {output:q}"
         " 2>&1 | tee -a {log:q}"
 
 
-# One page for people, and the short table in numbers.
+# The report page, with its figures and metrics.
 rule report:
     input:
         posts=rules.posts.output,
@@ -32,7 +32,7 @@ rule report:
         sft=rules.sft.output,
         reward=rules.reward.output,
         ppo=rules.ppo_train.output,
-        merged=[rules.sft_merged.output, rules.reward_merged.output, rules.ppo_merged.output],
+        merged=MERGED.values(),
         evaluate=rules.evaluate.output,
     output:
         manifest=f"{RUN}/report/manifest.json",
@@ -44,11 +44,11 @@ rule report:
         f"{RUN}/logs/report.log",
     params:
         recipe=RECIPE_FILE,
-        config=recipes.section(RECIPE, "report"),
+        config=recipes.section_settings(RECIPE, "report"),
     conda:
         "../../environment.yml"
     shell:
         "python -m stages.report --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
-        " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --ppo {input.ppo:q}"
+        " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --policy ppo={input.ppo:q}"
         " --merged {input.merged:q} --evaluate {input.evaluate:q} --out {output.manifest:q}"
         " 2>&1 | tee -a {log:q}"

@@ -8,7 +8,7 @@ rule base:
         f"{RUN}/logs/base.log",
     params:
         recipe=RECIPE_FILE,
-        config=recipes.section(RECIPE, "base"),
+        config=recipes.section_settings(RECIPE, "base"),
     threads: workflow.cores
     conda:
         "../../environment.yml"
@@ -20,7 +20,7 @@ rule base:
 # Supervised fine-tuning on the better answers.
 rule sft:
     input:
-        base=rules.base.output,
+        base=START["sft"],
         pairs=rules.pairs.output,
     output:
         f"{RUN}/sft/manifest.json",
@@ -28,7 +28,7 @@ rule sft:
         f"{RUN}/logs/sft.log",
     params:
         recipe=RECIPE_FILE,
-        config=recipes.section(RECIPE, "sft"),
+        config=recipes.section_settings(RECIPE, "sft"),
     threads: workflow.cores
     conda:
         "../../environment.yml"
@@ -37,31 +37,10 @@ rule sft:
         " 2>&1 | tee -a {log:q}"
 
 
-# The sft adapter into the weights it was trained on.
-rule sft_merged:
-    input:
-        base=rules.base.output,
-        adapter=rules.sft.output,
-        pairs=rules.pairs.output,
-    output:
-        f"{RUN}/sft-merged/manifest.json",
-    log:
-        f"{RUN}/logs/sft-merged.log",
-    params:
-        recipe=RECIPE_FILE,
-        config=recipes.section(RECIPE, "merge"),
-    threads: workflow.cores
-    conda:
-        "../../environment.yml"
-    shell:
-        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | tee -a {log:q}"
-
-
 # Reward model on pairs of answers.
 rule reward:
     input:
-        base=rules.sft_merged.output if RECIPE.reward.start_from == "sft" else rules.base.output,
+        base=START["reward"],
         pairs=rules.pairs.output,
     output:
         f"{RUN}/reward/manifest.json",
@@ -69,7 +48,7 @@ rule reward:
         f"{RUN}/logs/reward.log",
     params:
         recipe=RECIPE_FILE,
-        config=recipes.section(RECIPE, "reward"),
+        config=recipes.section_settings(RECIPE, "reward"),
     threads: workflow.cores
     conda:
         "../../environment.yml"
@@ -78,32 +57,11 @@ rule reward:
         " 2>&1 | tee -a {log:q}"
 
 
-# The reward adapter into the weights it was trained on.
-rule reward_merged:
-    input:
-        base=rules.reward.input.base,
-        adapter=rules.reward.output,
-        pairs=rules.pairs.output,
-    output:
-        f"{RUN}/reward-merged/manifest.json",
-    log:
-        f"{RUN}/logs/reward-merged.log",
-    params:
-        recipe=RECIPE_FILE,
-        config=recipes.section(RECIPE, "merge"),
-    threads: workflow.cores
-    conda:
-        "../../environment.yml"
-    shell:
-        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | tee -a {log:q}"
-
-
-# Policy optimisation. (The rule that is called ppo is the whole thing, up to the report.)
+# Policy optimisation by PPO. (The target ppo is everything, up to the report.)
 rule ppo_train:
     input:
-        policy=rules.sft_merged.output,
-        reward=rules.reward.output if RECIPE.ppo.value_model == "adapter" else rules.reward_merged.output,
+        policy=START["ppo"],
+        reward=rules.reward.output if RECIPE.ppo.value_model == "adapter" else MERGED["reward"],
         pairs=rules.pairs.output,
     output:
         f"{RUN}/ppo/manifest.json",
@@ -111,7 +69,7 @@ rule ppo_train:
         f"{RUN}/logs/ppo.log",
     params:
         recipe=RECIPE_FILE,
-        config=recipes.section(RECIPE, "ppo"),
+        config=recipes.section_settings(RECIPE, "ppo"),
     threads: workflow.cores
     conda:
         "../../environment.yml"
@@ -120,22 +78,35 @@ rule ppo_train:
         " 2>&1 | tee -a {log:q}"
 
 
-# The ppo adapter into the weights it was trained on.
-rule ppo_merged:
+# The adapter that a stage has trained, merged into the weights that it was trained on.
+rule merge:
     input:
-        base=rules.sft_merged.output,
-        adapter=rules.ppo_train.output,
+        base=lookup(dpath="{stage}", within=START),
+        adapter=f"{RUN}/{{stage}}/manifest.json",
         pairs=rules.pairs.output,
     output:
-        f"{RUN}/ppo-merged/manifest.json",
+        f"{RUN}/{{stage}}-merged/manifest.json",
     log:
-        f"{RUN}/logs/ppo-merged.log",
+        f"{RUN}/logs/{{stage}}-merged.log",
     params:
         recipe=RECIPE_FILE,
-        config=recipes.section(RECIPE, "merge"),
+        config=recipes.section_settings(RECIPE, "merge"),
+    wildcard_constraints:
+        stage="|".join(START),
     threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
         "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
         " 2>&1 | tee -a {log:q}"
+
+
+# Targets: sft_merged, reward_merged, ppo_merged.
+for STAGE in START:
+
+    rule:
+        name:
+            f"{STAGE}_merged"
+        localrule: True
+        input:
+            f"{RUN}/{STAGE}-merged/manifest.json",

@@ -19,6 +19,7 @@ import pyarrow as pa
 from py7zr.exceptions import ArchiveError, PasswordRequired, UnsupportedCompressionMethodError
 from py7zr.io import Py7zIO, WriterFactory
 
+from stages.render.units import format_bytes
 from stages.runtime.progress import Progress
 from stages.stackexchange.dump.xml_table import LOOKS
 
@@ -77,8 +78,8 @@ def check_space(name: str | Path, folder: Path, needed: float) -> None:
     """ValueError when fewer than `needed` bytes are free in `folder`; `name` says what they are for."""
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise ValueError(f"{name}: needs {needed / 1e9:.1f} GB of scratch space under {folder}, where "
-                         f"{free / 1e9:.1f} GB are free")
+        raise ValueError(f"{name}: needs {format_bytes(needed)} of scratch space under {folder}, where "
+                         f"{format_bytes(free)} are free")
 
 
 def _fingerprint(path: Path) -> str:
@@ -228,7 +229,7 @@ def _unpack_stream(path: Path, table: str, target: Path) -> None:
             written += plain.write(chunk)
             if written >= looked + LOOK_AT_DISK_EVERY_BYTES:
                 looked = written
-                check_space(f"{path} ({written / 1e9:.1f} GB so far)", target.parent, (SPACE_FACTOR - 1) * written)
+                check_space(f"{path} ({format_bytes(written)} so far)", target.parent, (SPACE_FACTOR - 1) * written)
             progress.advance(packed.tell() - read)
             read = packed.tell()
         check_space(path, target.parent, (SPACE_FACTOR - 1) * written)

@@ -2,7 +2,6 @@
 
 import heapq
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -13,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stages.runtime.artifact import write_json
+from stages.runtime.files import atomic_path, link_or_copy, write_json
 from stages.stackexchange.questions.counts import Tally
 from stages.stackexchange.questions.filters import Selection
 from stages.stackexchange.questions.join import Origin, as_dicts, cuts, joined
-from stages.stackexchange.questions.sorted_runs import RECORD_ORDER, part_of, whole
+from stages.stackexchange.questions.sorted_runs import RECORD_ORDER, part_of
 from stages.stackexchange.questions.table import SCHEMA, questions_in, write_part
 
 
@@ -42,7 +41,7 @@ def make_part(part: Part, limit: int | None = None) -> dict[str, dict]:
     if limit is None and part.tally.exists():
         return json.loads(part.tally.read_text())
     tally = Tally()
-    with whole(part.out) as draft:
+    with atomic_path(part.out) as draft:
         write_part(draft, _first(limit, _kept(part, tally), tally))
     pa.default_memory_pool().release_unused()  # or what parts leave behind adds up
     written = tally.as_dict()
@@ -97,7 +96,7 @@ def link_parts(parts: list[Part], part_bytes: int, out: Path) -> None:
     for number, files in enumerate(_neighbours(parts, part_bytes // 8)):
         target = out / f"part-{number:05d}.parquet"
         if len(files) == 1:
-            os.link(files[0], target)
+            link_or_copy(files[0], target)
         else:
             write_part(target, (question for file in files for question in questions_in(file)))
 

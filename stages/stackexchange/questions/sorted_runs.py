@@ -3,9 +3,7 @@
 What many spans left is read back part by part, from each run one batch: memory holds a part, whatever the total.
 """
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stages.runtime.files import atomic_path
 from stages.stackexchange.questions.hash_order import first_key
 
 KEY = pa.field("key", pa.uint64())
@@ -31,7 +30,7 @@ def write_run(path: Path, table: pa.Table, order: list[str], parts: int) -> None
     table = in_order(table, order)
     firsts = np.array([first_key(part, parts) for part in range(parts)], dtype=np.uint64)
     cuts = [*np.searchsorted(table["key"].to_numpy(), firsts).tolist(), len(table)]
-    with whole(path) as draft, pa.ipc.new_file(str(draft), table.schema) as writer:
+    with atomic_path(path) as draft, pa.ipc.new_file(str(draft), table.schema) as writer:
         for first, last in pairwise(cuts):
             writer.write_batch(_batch(table.slice(first, last - first)))
 
@@ -48,14 +47,6 @@ def in_order(table: pa.Table, order: list[str]) -> pa.Table:
 
 def _batch(table: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column.combine_chunks() for column in table.columns], schema=table.schema)
-
-
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A name to write to, this process's own, that becomes `path` at the end."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    yield draft
-    os.replace(draft, path)
 
 
 def part_of(runs: list[Path], part: int, keep: Callable[[np.ndarray], np.ndarray] | None = None) -> pa.Table:

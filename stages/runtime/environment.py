@@ -1,0 +1,47 @@
+"""Describe what a stage runs on, for its manifest: memory, device, threads, package versions, commit."""
+
+import importlib.metadata
+import os
+import platform
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
+            "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
+
+
+def let_idle_threads_sleep() -> None:
+    """Set OMP_WAIT_POLICY, unless the user has; call it before torch is imported, OpenMP reads it only then.
+
+    With the default (spinning), a busy neighbour makes a stage of two threads several times slower.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def describe_environment() -> dict:
+    """Return what a manifest records of this process and machine; peak memory in MiB, children included."""
+    torch = sys.modules.get("torch")
+    gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
+    peak_kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    memory = sys.modules.get("stages.training.memory")  # it resets the process's peak to measure phases
+    peak_kib = peak_kib if memory is None else max(peak_kib, memory.peak_bytes() // 1024)
+    return {"peak_memory_mib": round(peak_kib / 1024), "device": gpu or f"cpu ({platform.machine()})",
+            "threads": torch.get_num_threads() if torch is not None else 1, "python": platform.python_version(),
+            "versions": {name: version for name in PACKAGES if (version := _version(name))}, "commit": _commit()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    try:
+        return subprocess.run(["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty",
+                               "--abbrev=40"], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,70 @@
+"""Write files atomically, hash them, link them, and format their sizes.
+
+Every file that a reader may open while it is written, or that a killed process may leave behind, goes through
+`atomic_path`.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomic_path(path: Path, *, sync: bool = False) -> Iterator[Path]:
+    """Yield a draft path in the same folder, and rename it to `path` if the block succeeds.
+
+    The draft's name holds the process id, so that two processes may write the same file; it is deleted on an error.
+
+    Args:
+        sync: flush file and folder to the disk, so that the file also survives a power failure.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        yield draft
+        if sync:
+            sync_to_disk(draft)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    if sync:
+        sync_to_disk(path.parent)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Flush a file or a folder. After a power failure, a rename may otherwise have outrun the data it names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, as UTF-8."""
+    with atomic_path(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value atomically as indented JSON; types that JSON lacks become text."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link `source` to `target`, replacing it; copy where the file system has no hard links."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        with atomic_path(target) as draft:
+            shutil.copyfile(source, draft)
+
+
+def hash_file(path: Path) -> str:
+    """Compute the SHA-256 of a file, as hexadecimal text."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
