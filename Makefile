@@ -1,4 +1,4 @@
-# make ppo: set up this machine, then a Stack Exchange dump to an aligned answer model. make demo, make test, make lint.
+# make ppo: set up this machine, then a Stack Exchange dump to an aligned answer model. make demo, test, lint, docs.
 PYTHON ?= python3
 # Without a GPU, from PyPI's big CUDA build to the small one: make ppo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/ready
 EXTRAS := .venv/extras
 
-.PHONY: ppo install demo extras test lint
+.PHONY: ppo install demo extras test lint docs
 
 ppo: install
 	$(BIN)/snakemake --cores all ppo
@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt
 demo: extras
 	$(BIN)/python -m stages.demo
 
-# The page to talk to, TensorBoard and W&B, and what drives a browser in the tests.
+# The page to talk to, TensorBoard and W&B, what drives a browser in the tests, and MkDocs.
 extras: $(EXTRAS)
 
 $(EXTRAS): constraints-extras.txt $(READY)
@@ -37,3 +37,8 @@ test: extras
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/snakemake --lint
+
+# The documentation as a site in site/, with docs/recipe.md written anew. A broken link fails.
+docs: extras
+	$(BIN)/python -m docs.recipe_page
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

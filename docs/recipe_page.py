@@ -1,0 +1,139 @@
+"""Write docs/recipe.md from the recipe's dataclasses: one table a section, one row a setting.
+
+    python -m docs.recipe_page
+"""
+
+import json
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal
+
+import yaml
+
+from stages.recipe.recipe import Recipe
+
+PAGE = Path(__file__).with_name("recipe.md")
+INTRO = """# Recipe
+
+<!-- Written by python -m docs.recipe_page: edit stages/recipe/ and run it again. -->
+
+Every setting of every stage. The defaults are StackLLaMA's published values where there is one. A recipe file in
+`configs/` lists differences only, `--config 'sft={learning_rate: 2e-5}'` overrides single values, and each stage has
+its settings as flags (`--learning-rate`, `--lora.r`). `--config seed=1` and `--config 'log_to=[jsonl]'` set these two
+in every section that has them.
+
+| source | is |
+| --- | --- |
+| paper | the StackLLaMA blog post (Hugging Face, 2023) |
+| script | TRL's examples/research_projects/stack_llama/scripts |
+| run | the README of that folder |
+| card | the cards of the published data sets |
+| N implementation details | "The N Implementation Details of RLHF with PPO" |
+| N+ | "The N+ Implementation Details of RLHF with PPO" |
+| ours | a choice of this project |
+
+A source inside a meaning belongs to the words before it. The unit is empty if the meaning names it or if there is none.
+"""
+COLUMNS = ("setting", "type", "default", "unit", "meaning", "source")
+UNITS = ("bytes", "characters", "epochs", "evaluations", "inches", "iterations", "nats", "pairs", "prompts",
+         "questions", "responses", "samples", "sequences", "share", "steps", "tokens")
+KINDS = {int: "integer", float: "number", str: "text", bool: "true or false"}
+SOURCE = re.compile(r"\s*\[([^\]]+)\]")
+
+
+def render_page() -> str:
+    """Render the whole page; the same recipe gives the same bytes."""
+    top = [(f.name, f.default, f.metadata["doc"], typing.get_type_hints(Recipe)[f.name])
+           for f in fields(Recipe) if not is_dataclass(f.default)]
+    parts = [INTRO, "## Beside the sections\n", render_table(top)]
+    for section in fields(Recipe):
+        if is_dataclass(section.default):
+            kind = type(section.default)
+            parts += [f"\n## {section.name}\n", f"{kind.__doc__.strip().splitlines()[0]}\n",
+                      render_table(setting_rows(section.default))]
+            parts += [f"\n### {section.name}: an entry of {name}\n\n{entry.__doc__.strip().splitlines()[0]}\n\n"
+                      + render_table(setting_rows(entry())) for name, entry in entry_types(kind)]
+    return "\n".join(parts) + "\n"
+
+
+def section_names() -> list[str]:
+    return [section.name for section in fields(Recipe) if is_dataclass(section.default)]
+
+
+def setting_rows(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield (dotted name, default, doc, type) of every setting, with nested sections unfolded."""
+    hints = typing.get_type_hints(type(settings))
+    for field in fields(settings):
+        value, name = getattr(settings, field.name), prefix + field.name
+        if is_dataclass(value):
+            yield from setting_rows(value, f"{name}.")
+        else:
+            yield name, value, field.metadata["doc"], hints[field.name]
+
+
+def entry_types(kind: type) -> list[tuple[str, type]]:
+    """List (name, dataclass) of the settings that are lists of mappings."""
+    hints = typing.get_type_hints(kind)
+    return [(field.name, typing.get_args(hints[field.name])[0]) for field in fields(kind)
+            if typing.get_origin(hints[field.name]) is tuple and is_dataclass(typing.get_args(hints[field.name])[0])]
+
+
+def render_table(rows) -> str:
+    lines = [COLUMNS, ("---",) * len(COLUMNS)]
+    for name, default, doc, hint in rows:
+        meaning, source = split_source(doc)
+        lines.append((f"`{name}`", type_name(hint), f"`{default_text(default)}`", unit_of(name), meaning, source))
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def split_source(doc: str) -> tuple[str, str]:
+    """Split 'meaning [source]'. Sources before the end stay in the meaning, where they belong to the words before."""
+    end = re.search(SOURCE.pattern + r"$", doc)
+    text, source = (doc[:end.start()], end.group(1)) if end else (doc, "")
+    return SOURCE.sub(r" (*\1*)", escape(text)), escape(source)
+
+
+def escape(text: str) -> str:
+    """Keep Markdown from reading signs in a meaning as markup; code spans stay as they are."""
+    return re.sub(r"(`[^`]*`)|([*<])", lambda match: match[1] or f"\\{match[2]}", text)
+
+
+def unit_of(name: str) -> str:
+    words = name.rpartition(".")[2].split("_")
+    return next((word for word in (words[-1], words[0], *words) if word in UNITS), "")
+
+
+def type_name(hint: Any) -> str:
+    """Name a type in words: 'integer or null', 'list of text', the values of a Literal."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return " or ".join("null" if part is type(None) else type_name(part) for part in arguments)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin is tuple:
+        return f"list of {'mappings' if is_dataclass(arguments[0]) else type_name(arguments[0])}"
+    return KINDS[hint]
+
+
+def default_text(value: Any) -> str:
+    """Write a default in one line, as YAML would have it; of an entry its first value and those that differ."""
+    if isinstance(value, float | str):
+        return json.dumps(value) if "\n" in str(value) else str(value)
+    plain = value
+    if isinstance(value, tuple):
+        plain = [first_and_changed(part) if is_dataclass(part) else part for part in value]
+    return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=10**6).removesuffix("...\n").strip()
+
+
+def first_and_changed(entry: Any) -> dict[str, Any]:
+    first, *others = fields(entry)
+    names = [first.name, *(field.name for field in others if getattr(entry, field.name) != field.default)]
+    return {name: getattr(entry, name) for name in names}
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render_page(), encoding="utf-8")

@@ -1,0 +1,245 @@
+"""Check every command of README and docs: run it where that is cheap; else parse it with the program's own parser.
+
+A block of commands that are not run here says what they need: <!-- needs: ... --> on the line before it.
+"""
+
+import argparse
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stages.recipe.schema import SettingsError
+from stages.runtime.run_folder import resolve_recipe
+from tests.helpers.documentation import ROOT, Command, read_blocks, read_code_spans, read_commands
+
+COMMANDS = read_commands()
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+EXTRAS = (ROOT / "constraints-extras.txt").read_text(encoding="utf-8")
+SNAKEMAKE = [command for command in COMMANDS if command.words[0] == "snakemake"]
+PYTHON = [command for command in COMMANDS if command.words[0] == "python"]
+OTHERS = [command for command in COMMANDS if command.words[0] not in ("snakemake", "python")]
+PLANNED = [command for command in SNAKEMAKE if not command.needs]
+# One process imports Snakemake and forks for each command.
+DRY_RUNS = """
+import json, os, sys
+import snakemake.cli
+results = []
+for words in json.load(sys.stdin):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading); os.dup2(writing, 1); os.dup2(writing, 2)
+        code = 1
+        try:
+            snakemake.cli.main([*words, "-n", "--quiet"])
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            print(end.code)
+        finally:
+            sys.stdout.flush(); os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, errors="replace") as stream:
+        text = stream.read()
+    results.append([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text])
+print(json.dumps(results))
+"""
+
+
+class Parsed(BaseException):
+    """Raised instead of running: the program's parser took the command line."""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of the project by links, with nothing made yet; the example dumps stand for anybody's."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "beer.stackexchange.com.7z").touch()
+    for name in ("folder-with-Posts.xml", "dump"):
+        (folder / name).mkdir()
+        (folder / name / "Posts.xml").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A folder with results/demo and results/demo-nf4: small artifacts, with models that load."""
+    from tests.helpers import finished_run, stackexchange_dumps, tiny_models
+    folder = tmp_path_factory.mktemp("finished")
+    run = folder / "results/demo"
+    run.mkdir(parents=True)
+    finished_run.artifacts(run)
+    tiny_models.save_base(run / "base")
+    shutil.copytree(run / "base", run / "ppo-merged")
+    tiny_models.save_pairs(run / "pairs")
+    shutil.rmtree(run / "posts")
+    stackexchange_dumps.posts_of(run, stackexchange_dumps.plain())
+    (run / "posts/manifest.json").write_text((run / "base/manifest.json").read_text())
+    shutil.copytree(run / "ppo", folder / "results/demo-nf4/ppo")
+    return folder
+
+
+def local(words) -> list[str]:
+    return [word.replace("/path/to/", "") for word in words]
+
+
+def config_of(words) -> dict:
+    """Read --config as Snakemake does: name=value, where value is YAML."""
+    values = list(words)[list(words).index("--config") + 1:] if "--config" in words else []
+    values = values[:next((i for i, word in enumerate(values) if word.startswith("--")), len(values))]
+    return {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in values)}
+
+
+def test_blocks_name_their_language():
+    """So that no command hides from these tests in a block of another name."""
+    odd = {(block.page, block.language) for block in read_blocks() if block.language not in ("bash", "python", "text")}
+    assert not odd
+
+
+@pytest.fixture(scope="module")
+def dry_runs(checkout) -> dict[Command, tuple[int, str]]:
+    words = [local(command.words[1:]) for command in PLANNED]
+    done = subprocess.run([sys.executable, "-c", DRY_RUNS], input=json.dumps(words), cwd=checkout, capture_output=True,
+                          text=True, check=True, env=os.environ | {"PYTHONPATH": str(checkout)})
+    return dict(zip(PLANNED, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("command", PLANNED, ids=str)
+def test_snakemake_plans(command, dry_runs):
+    code, text = dry_runs[command]
+    assert code == 0, text
+
+
+@pytest.mark.parametrize("command", [c for c in SNAKEMAKE if c.needs], ids=str)
+def test_snakemake_with_needs_is_well_formed(command, checkout, monkeypatch):
+    monkeypatch.chdir(checkout)
+    from snakemake.cli import get_argument_parser
+    words = local(command.words[1:])
+    given = get_argument_parser().parse_args(words)
+    resolve_recipe(config_of(words))
+    assert all((ROOT / profile / "config.yaml").exists() for profile in given.profile or ())
+    targets = {word for word in words if re.fullmatch(r"[a-z_]+", word) and words[words.index(word) - 1] != "--cores"}
+    rules = "".join(path.read_text() for path in [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")])
+    assert all(re.search(rf"^ *rule {target}:", rules, re.MULTILINE) for target in targets)
+
+
+@pytest.mark.parametrize("command", PYTHON, ids=str)
+def test_program_takes_its_command_line(command, request, tmp_path, monkeypatch, capsys):
+    """The program's own parser reads it: flags, choices, types, what is required. --help runs to its end."""
+    if command.needs is None and "--help" not in command.words:
+        run(command, request.getfixturevalue("finished"))
+        return
+    model = tmp_path / "results/demo/base/config.json"
+    model.parent.mkdir(parents=True)
+    model.touch()
+    monkeypatch.chdir(tmp_path)
+    if parse(local(command.words[1:]), monkeypatch) == "help":
+        assert "usage:" in capsys.readouterr().out
+
+
+def parse(words: list[str], monkeypatch) -> str:
+    """Parse a command line as its program does: 'parsed', or 'help' after --help; AssertionError with what is wrong."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(self, args=None, namespace=None):
+        parse_args(self, args, namespace)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    monkeypatch.syspath_prepend(str(ROOT))
+    name, arguments = (words[1], words[2:]) if words[0] == "-m" else (words[0], words[1:])
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    try:
+        if words[0] == "-m":
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(ROOT / name), run_name="__main__")
+    except Parsed:
+        return "parsed"
+    except SystemExit as end:
+        assert end.code in (0, None), f"{shlex.join(words)} is refused"
+        return "help"
+    raise AssertionError(f"{shlex.join(words)} parses nothing")
+
+
+def run(command: Command, folder: Path) -> None:
+    """Run it on the small finished run."""
+    if command.words[1:3] == ("-m", "docs.recipe_page"):
+        return  # tests/docs/test_pages.py compares what it writes
+    assert command.words[1:3] == ("-m", "stages.inspect"), f"{command}: say what it needs, with <!-- needs: ... -->"
+    done = subprocess.run([sys.executable, *command.words[1:]], cwd=folder, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", OTHERS, ids=str)
+def test_other_commands_exist(command):
+    program, *arguments = command.words
+    if program == "make":
+        check_make(arguments)
+        assert command.needs or arguments == ["docs"], "say what it needs"  # test_pages.py builds the site
+    elif program == "source":
+        assert arguments == [".venv/bin/activate"] and "-m venv .venv" in MAKEFILE
+    elif program in ("tensorboard", "wandb"):
+        assert command.needs and f"\n{program}==" in EXTRAS
+    else:
+        assert command.needs and program in ("pip", "chromium"), "a program that these tests do not know"
+
+
+def check_make(words: list[str]) -> None:
+    for word in words:
+        name, is_variable, _ = word.partition("=")
+        assert re.search(rf"^{name} \?=" if is_variable else rf"^{name}:", MAKEFILE, re.MULTILINE), word
+
+
+SPANS = [(page, span) for page, span in read_code_spans()
+         if re.match(r"(make|snakemake|python -m) \S|(add )?--config |[a-z]+=\{", span)]
+
+
+@pytest.mark.parametrize(("page", "span"), SPANS, ids=[f"{page}: {span}" for page, span in SPANS])
+def test_commands_in_the_text_are_well_formed(page, span, checkout, monkeypatch):
+    monkeypatch.chdir(checkout)
+    words = shlex.split(span if not re.match(r"[a-z]+=\{", span) else f"--config {shlex.quote(span)}")
+    if words[0] == "make":
+        check_make(words[1:])
+    elif words[0] == "python":
+        assert (ROOT / (words[2].replace(".", "/") + ".py")).exists()
+        if words[3:]:
+            parse(words[1:], monkeypatch)
+    else:
+        config = {name: value for name, value in config_of(words).items() if name != "dump"}
+        try:
+            resolve_recipe(config | {"dump": "data/demo/demo.stackexchange.com.7z"})
+        except SettingsError as error:
+            raise AssertionError(f"{page}: {span}: {error}") from None
+
+
+def test_python_blocks_run(finished, monkeypatch):
+    blocks = [block for block in read_blocks() if block.language == "python"]
+    assert blocks
+    monkeypatch.chdir(finished)
+    monkeypatch.setenv("HF_HOME", str(finished / "cache"))
+    save_adapter(finished / "results/demo/base", finished / "results/demo/sft")
+    for block in blocks:
+        names: dict = {}
+        exec(compile(block.text, block.page, "exec"), names)
+        assert {"pairs", "splits", "posts", "model", "adapter"} <= names.keys()
+        assert set(names["splits"]) == {"finetune", "reward", "rl", "evaluation"}
+
+
+def save_adapter(base: Path, out: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(base)
+    get_peft_model(model, LoraConfig(r=2, task_type="CAUSAL_LM")).save_pretrained(out)
