@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Settings of the data stages: posts and pairs."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -18,20 +18,26 @@ def _is_day(text: str) -> bool:
 class Posts:
     """Dump to questions with scored answers."""
 
-    votes: Literal["net", "up"] = setting("net", "up minus down, as the dump's Score [ours: not stated]; 'up': of Votes.xml")
-    min_answers: int = setting(2, "questions with fewer answers are dropped [card]")
-    sites: tuple[str, ...] = setting((), "only these; empty: all [card]")
-    tags: tuple[str, ...] = setting((), "only questions with one of these; empty: all [card]")
-    asked_from: str | None = setting(None, "only questions of this day and later, as 2015-01-31 [ours: not limited]")
-    asked_before: str | None = setting(None, "only questions of before this day, as 2016-01-31 [ours: not limited]")
+    votes: Literal["net", "up"] = setting(
+        "net", "score of an answer: 'net', up votes minus down votes, as Score in the dump [ours: not stated]; 'up', "
+        "up votes alone, counted from Votes.xml")
+    min_answers: int = setting(2, "drop questions with fewer answers [card]")
+    sites: tuple[str, ...] = setting((), "use only these sites; empty: all [card]")
+    tags: tuple[str, ...] = setting((), "use only questions with one of these tags; empty: all [card]")
+    asked_from: str | None = setting(
+        None, "use only questions asked on this day or later, as 2015-01-31; null: no limit [ours: no limit]")
+    asked_before: str | None = setting(
+        None, "use only questions asked before this day, as 2016-01-31; null: no limit [ours: no limit]")
     code_languages: tuple[str, ...] = setting(
-        (), "only questions with a code block, or an answer's, marked as one of these; empty: all [card]")
-    max_questions: int | None = setting(None, "keep so many, drawn by `seed`; null: all [card]")
-    max_bad_rows_share: float = setting(0.01, "stop when more than this share of the rows cannot be read [ours]")
-    max_row_bytes: int = setting(16_777_216, "rows over this size are set aside [ours]")
-    max_question_bytes: int = setting(67_108_864, "questions that with their answers are over this size are dropped [ours]")
-    part_bytes: int = setting(67_108_864, "of posts' text, from which one part-*.parquet is made, about [ours]")
-    seed: int = setting(42, "of the order of the questions, and so of which `max_questions` are kept [card]")
+        (), "use only questions with a code block, in the question or an answer, in one of these languages; empty: "
+        "all [card]")
+    max_questions: int | None = setting(
+        None, "maximum number of questions, drawn at random by `seed`; null: all [card]")
+    max_bad_rows_share: float = setting(0.01, "stop if more than this share of the rows cannot be read [ours]")
+    max_row_bytes: int = setting(16_777_216, "quarantine larger rows [ours]")
+    max_question_bytes: int = setting(67_108_864, "drop questions that are larger, answers included [ours]")
+    part_bytes: int = setting(67_108_864, "approximate text size of the posts in one part-*.parquet [ours]")
+    seed: int = setting(42, "seed of the order of the questions, and so of the draw of `max_questions` [card]")
 
     def __post_init__(self):
         for name in ("asked_from", "asked_before"):
@@ -45,26 +51,29 @@ class Posts:
 class Pairs:
     """Questions to preference pairs, split by question."""
 
-    max_pairs_per_question: int = setting(10, "drawn without replacement from all pairs that differ in score [paper]")
-    min_score_gap: int = setting(1, "least difference of a pair's scores [paper: any]")
+    max_pairs_per_question: int = setting(
+        10, "maximum pairs per question, drawn without replacement from all pairs whose scores differ [paper]")
+    min_score_gap: int = setting(1, "minimum difference between the scores of a pair [paper: any]")
     markdown: Literal["published", "clean"] = setting(
-        "published", "'published': markdownify's defaults, blank lines collapsed, in code too [card: notebook]; "
-        "'clean': code as it is, nothing escaped")
-    length_unit: Literal["characters", "tokens"] = setting("characters", "of the four lengths below, in Markdown [ours]")
-    tokenizer: str | None = setting(None, "folder or hub id, when length_unit is tokens [ours]")
-    min_question_length: int = setting(0, "shorter questions are dropped [card: none]")
-    max_question_length: int | None = setting(None, "longer questions are dropped; null: none [card]")
-    min_answer_length: int = setting(0, "pairs with a shorter answer are dropped [card: none]")
-    max_answer_length: int | None = setting(None, "pairs with a longer answer are dropped; null: none [card]")
-    max_post_characters: int = setting(200_000, "of HTML or of Markdown; posts over this are not converted [ours]")
-    max_post_tags: int = setting(5_000, "posts with more '<' are not converted [ours]")
-    max_post_depth: int = setting(100, "posts with more nested elements are not converted [ours]")
-    max_post_blanks: int = setting(1_000, "posts with more white space in a row are not converted [ours]")
-    finetune_share: float = setting(3.0, "part of the questions, relative to the other three [card: millions]")
-    reward_share: float = setting(3.0, "as finetune_share [card]")
-    rl_share: float = setting(3.0, "as finetune_share [card]")
-    evaluation_share: float = setting(1.8, "as finetune_share; never trained on [card]")
-    seed: int = setting(42, "of the split and of the draw of pairs [card]")
+        "published", "'published': markdownify with its defaults, blank lines collapsed even in code [card: "
+        "notebook]; 'clean': code unchanged, nothing escaped")
+    length_unit: Literal["characters", "tokens"] = setting(
+        "characters", "unit of the four length limits below, measured in Markdown [ours]")
+    tokenizer: str | None = setting(None, "folder or hub id of the tokenizer, if length_unit is tokens [ours]")
+    min_question_length: int = setting(0, "drop shorter questions [card: none]")
+    max_question_length: int | None = setting(None, "drop longer questions; null: no limit [card]")
+    min_answer_length: int = setting(0, "drop pairs with a shorter answer [card: none]")
+    max_answer_length: int | None = setting(None, "drop pairs with a longer answer; null: no limit [card]")
+    max_post_characters: int = setting(
+        200_000, "do not convert posts with more characters of HTML or of Markdown [ours]")
+    max_post_tags: int = setting(5_000, "do not convert posts with more '<' signs [ours]")
+    max_post_depth: int = setting(100, "do not convert posts with more nested elements [ours]")
+    max_post_blanks: int = setting(1_000, "do not convert posts with more consecutive whitespace characters [ours]")
+    finetune_share: float = setting(3.0, "size of the finetune split, relative to the other three [card: millions]")
+    reward_share: float = setting(3.0, "relative size of the reward split [card]")
+    rl_share: float = setting(3.0, "relative size of the rl split [card]")
+    evaluation_share: float = setting(1.8, "relative size of the evaluation split, which is never trained on [card]")
+    seed: int = setting(42, "seed of the split and of the draw of pairs [card]")
 
     def __post_init__(self):
         if self.min_score_gap < 1:

@@ -1,6 +1,6 @@
-"""Every hyper-parameter of every stage. Defaults are StackLLaMA's published values; a recipe file lists differences.
+"""Every setting of every stage. Defaults are StackLLaMA's published values; a recipe file lists differences.
 
-Each field says its meaning, its unit (where the name does not) and where the default comes from:
+The doc of each setting has its meaning, its unit (where the name does not say it) and the source of the default:
 [paper] the StackLLaMA blog post (Hugging Face, 2023), [script] TRL's examples/research_projects/stack_llama/scripts,
 [run] that folder's README, [card] the data set cards, [ours] chosen here.
 """
@@ -19,44 +19,44 @@ from stages.recipe.schema import SettingsError, flatten, logging_only, override,
 from stages.recipe.sft import Sft
 
 DEFAULT_RECIPE = "configs/demo.yaml"
-SHARED = ("seed", "log_to")  # given once beside the sections, they go to every section that has them
+SHARED = ("seed", "cpu_kernels", "log_to")  # keys beside the sections; they set the value in every section that has it
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A whole run."""
 
-    name: str = setting("stackllama", "results go to results/<name>/")
+    name: str = setting("stackllama", "name of the run; results go to results/<name>/")
     dump: tuple[str, ...] = setting((), "folders, Posts.xml files, .7z archives, parquet folders or hub ids")
-    posts: Posts = setting(Posts(), "dump to posts")
-    pairs: Pairs = setting(Pairs(), "posts to pairs")
+    posts: Posts = setting(Posts(), "dump to questions with scored answers")
+    pairs: Pairs = setting(Pairs(), "questions to preference pairs")
     base: Base = setting(Base(), "the pretrained model")
     sft: Sft = setting(Sft(), "supervised fine-tuning")
     reward: Reward = setting(Reward(), "reward model")
-    merge: Merge = setting(Merge(), "adapter into base, for sft, reward and ppo")
+    merge: Merge = setting(Merge(), "merge adapters into the base weights, for sft, reward and ppo")
     ppo: Ppo = setting(Ppo(), "policy optimisation")
     evaluate: Evaluate = setting(Evaluate(), "held-out evaluation")
-    report: Report = setting(Report(), "the page at the end")
+    report: Report = setting(Report(), "the report page")
 
 
 def load_recipe(path: str | Path, overrides: dict | None = None) -> Recipe:
-    """Recipe file, then overrides laid over it. A file that gives no name is named after itself.
+    """Load a recipe file and apply overrides. Without a name in the file, the recipe is named after the file.
 
-    Keys beside the sections are `seed` and `log_to`, which every section that has them takes.
-    Values of `overrides` may be text (Snakemake hands nested --config values over as strings): they are converted
-    by the field's type. Values of the file may not. Raises SettingsError with one line for people.
+    The keys in SHARED beside the sections apply to every section that has them. Values of `overrides` may be text,
+    which is converted to the field's type (Snakemake passes nested --config values as text); values of the file may
+    not. Raises SettingsError.
     """
-    recipe = _with_shared(Recipe(name=Path(path).stem), _read_yaml(Path(path)), str(path), from_text=False)
-    return _with_shared(recipe, overrides or {}, "--config", from_text=True)
+    recipe = _apply_values(Recipe(name=Path(path).stem), _read_yaml(Path(path)), str(path), from_text=False)
+    return _apply_values(recipe, overrides or {}, "--config", from_text=True)
 
 
-def _with_shared(recipe: Recipe, values: dict, where: str, from_text: bool) -> Recipe:
+def _apply_values(recipe: Recipe, values: dict, where: str, from_text: bool) -> Recipe:
     values = dict(values)
     for key in SHARED:
         if (value := values.pop(key, None)) is not None:
-            taking = [f.name for f in fields(recipe) if hasattr(getattr(recipe, f.name), key)]
+            sections = [f.name for f in fields(recipe) if hasattr(getattr(recipe, f.name), key)]
             recipe = replace(recipe, **{
-                name: override(getattr(recipe, name), {key: value}, where, from_text=from_text) for name in taking})
+                name: override(getattr(recipe, name), {key: value}, where, from_text=from_text) for name in sections})
     return override(recipe, values, where, from_text=from_text)
 
 
@@ -74,20 +74,19 @@ def _read_yaml(path: Path) -> dict:
 
 
 def select_settings(kind: type, settings: object) -> dict:
-    """The settings that the dataclass `kind` has fields for."""
+    """Return the settings that the dataclass `kind` has fields for, as its keyword arguments."""
     return {field.name: getattr(settings, field.name) for field in fields(kind)}
 
 
 def section_settings(recipe: Recipe, name: str) -> dict:
-    """One section as plain values: what a Snakemake rule holds in `params` and a manifest records.
+    """Return one section as plain values, for the `params` of a Snakemake rule.
 
-    Without what changes nothing of the result, so that a change of it makes nothing stale.
+    Settings that change only logging are left out, so that changing them does not make an artifact stale.
     """
     return result_settings(getattr(recipe, name))
 
 
 def list_defaults(name: str) -> list[tuple]:
-    """Every setting of one section that a manifest records: dotted name, default as a plain value, meaning with its
-    source."""
+    """List (dotted name, plain default, doc) of every setting of a section that a manifest records."""
     settings = getattr(Recipe(), name)
-    return [leaf for leaf in flatten(settings) if leaf[0] not in logging_only(settings)]
+    return [row for row in flatten(settings) if row[0] not in logging_only(settings)]

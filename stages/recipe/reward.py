@@ -1,9 +1,18 @@
-"""TODO docstring."""
+"""Settings of the reward model."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import LogTo, Precision, check_divides, check_log_to, check_patience, log_to_setting
+from stages.recipe.checks import (
+    CpuKernels,
+    LogTo,
+    Precision,
+    check_divides,
+    check_log_to,
+    check_patience,
+    cpu_kernels_setting,
+    log_to_setting,
+)
 from stages.recipe.models import Lora
 from stages.recipe.schema import setting
 
@@ -15,35 +24,47 @@ class Reward:
 
     REMOVED_KEYS = dict.fromkeys(("lexical_buckets", "lexical_penalty"), LEXICAL_ADVICE)
 
-    start_from: Literal["sft", "base"] = setting("sft", "the model that the adapter and the head go on [paper]")
+    start_from: Literal["sft", "base"] = setting(
+        "sft", "the model that the adapter and the head are trained on [paper]")
     lora: Lora = setting(Lora(r=8, alpha=32, dropout=0.1), "the adapter [script]")
-    precision: Precision = setting("bf16", "of the frozen base while it trains [script]")
+    precision: Precision = setting("bf16", "precision of the frozen base model in training [script]")
     batching: Literal["pair", "question"] = setting(
-        "pair", "'pair' [script]; 'question': each answer forwarded once, all its pairs in one step [InstructGPT 3.5]")
+        "pair", "a step takes 'pair's of answers [script] or 'question's: each answer is forwarded once and all its "
+        "pairs are in one step [InstructGPT 3.5]")
     pooling: Literal["last", "mean", "sum"] = setting(
-        "last", "where the head reads: at the last token [script]; 'mean', 'sum': at all of the answer's, averaged, or "
-        "summed in hundreds, a token that comes again for less [ours]")
+        "last", "which outputs of the head give the score: 'last', that of the last token [script]; 'mean', the mean "
+        "over the answer's tokens; 'sum', their sum in units of 100 tokens, with a lower weight for repeated tokens "
+        "[ours]")
     log_probability_weight: float = setting(
-        0.0, "times an answer's mean log-probability a token, added to the head's score; 0: the head alone [script]")
-    margin_per_score: float = setting(0.0, "gap asked of the rewards for each step of the scores' gap [Llama 2; script: 0]")
-    label_smoothing: float = setting(0.0, "share of pairs held to be the wrong way round, under 0.5 [cDPO; script: 0]")
-    centring_weight: float = setting(0.0, "times (r_j + r_k)^2, in the loss [Eisenstein et al. 2023; script: 0]")
+        0.0, "coefficient of an answer's mean log-probability per token, which is added to the head's score; 0: the "
+        "head alone [script]")
+    margin_per_score: float = setting(
+        0.0, "margin in the loss for each point of difference between the scores [Llama 2; script: 0]")
+    label_smoothing: float = setting(0.0, "assumed share of pairs with the wrong order, below 0.5 [cDPO; script: 0]")
+    centring_weight: float = setting(
+        0.0, "coefficient of (r_j + r_k)^2 in the loss [Eisenstein et al. 2023; script: 0]")
     language_model_weight: float = setting(
-        0.0, "times the mean nats a token of the better answer, in the loss [Askell et al. 2021; script: 0]")
-    members: int = setting(1, "models trained separately, with seed, seed + 1 and so on; ppo.reward_combine combines their scores [script]")
-    max_length_tokens: int = setting(512, "longer texts are dropped and counted [script]")
-    train_pairs: int = setting(100_000, "at most, from the reward split [script]")
-    batch_pairs: int = setting(32, "pairs (or questions) an optimiser step [script: 4 on each of 8 processes]")
-    microbatch_pairs: int = setting(4, "pairs (or questions) a forward pass [script]")
+        0.0, "coefficient of the better answer's language-modelling loss, mean nats per token [Askell et al. 2021; "
+        "script: 0]")
+    members: int = setting(
+        1, "models trained separately, with seed, seed + 1 and so on; ppo.reward_combine combines their scores "
+        "[script]")
+    max_length_tokens: int = setting(512, "drop and count longer texts [script]")
+    train_pairs: int = setting(100_000, "maximum pairs from the reward split [script]")
+    batch_pairs: int = setting(32, "pairs (or questions) per optimizer step [script: 4 on each of 8 processes]")
+    microbatch_pairs: int = setting(4, "pairs (or questions) per forward pass [script]")
     epochs: float = setting(1.0, "passes over the pairs [script]")
-    learning_rate: float = setting(2e-5, "peak step size, linear to 0 [script]")
-    weight_decay: float = setting(0.001, "of AdamW [script]")
+    learning_rate: float = setting(2e-5, "peak learning rate, linear decay to 0 [script]")
+    weight_decay: float = setting(0.001, "weight decay of AdamW [script]")
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass [script: off by default]")
-    validation_share: float = setting(0.05, "of the reward split's questions, held out to pick the best checkpoint [ours]")
+    validation_share: float = setting(
+        0.05, "share of the reward split's questions held out to select the best checkpoint [ours]")
     save_every_steps: int = setting(500, "steps between checkpoints and evaluations [script]")
-    patience_evaluations: int | None = setting(None, "stop after so many without a better one; null: never [script]")
+    patience_evaluations: int | None = setting(
+        None, "stop after this many evaluations without a better one; null: never [script]")
+    cpu_kernels: CpuKernels = cpu_kernels_setting()
     log_to: LogTo = log_to_setting()
-    seed: int = setting(0, "of the head, order and dropout [script]")
+    seed: int = setting(0, "seed of the head, the data order and dropout [script]")
 
     def __post_init__(self):
         check_log_to(self.log_to)

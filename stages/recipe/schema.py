@@ -1,47 +1,57 @@
-"""Mappings and text to frozen dataclasses, strictly: an unknown key or a wrong type is one clear line."""
+"""Define settings as frozen dataclasses, and override them strictly from mappings and text.
+
+An unknown key or a wrong type raises SettingsError: one line that names the setting and what to do.
+"""
 
 import dataclasses
 import difflib
 import types
 import typing
+from collections.abc import Iterable
 from datetime import date
 from typing import Any, Literal, Union
 
 import yaml
 
+TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
 
 class SettingsError(ValueError):
-    """A user's setting is wrong; the message is one line that says where and what to do."""
+    """A setting is wrong; the message is one line that says where and what to do."""
 
 
-def setting(default: Any, doc: str, decides: bool = True) -> Any:
-    """A dataclass field with its default and one line of meaning, unit and source.
+def setting(default: Any, doc: str, *, affects_result: bool = True) -> Any:
+    """Declare a field of a section.
 
-    decides: whether another value makes another result, and so the work stale; False: it says how one looks on.
+    Args:
+        doc: one line with the meaning, the unit (where the name does not say it) and the [source] of the default.
+        affects_result: False for settings that change only logging; changing them does not make an artifact stale.
     """
-    return dataclasses.field(default=default, metadata={"doc": doc, "decides": decides})
+    return dataclasses.field(default=default, metadata={"doc": doc, "affects_result": affects_result})
 
 
 def to_dict(settings: Any) -> dict:
-    """Plain JSON values (tuples become lists, dataclasses mappings, in lists too)."""
+    """Convert settings to plain JSON values: tuples become lists, dataclasses mappings."""
     return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
 
 
 def result_settings(settings: Any) -> dict:
-    """`as_dict` without the fields that change nothing of what comes out."""
+    """Convert settings to plain JSON values, without those that change only logging."""
     return {name: value for name, value in to_dict(settings).items() if name not in logging_only(settings)}
 
 
 def logging_only(settings: Any) -> set[str]:
-    """Names of the fields that `deciding` leaves out; None has no fields."""
-    every = dataclasses.fields(settings) if settings else ()
-    return {field.name for field in every if not field.metadata["decides"]}
+    """Return the names of the fields that change only logging; for None, the empty set."""
+    fields = dataclasses.fields(settings) if settings else ()
+    return {field.name for field in fields if not field.metadata["affects_result"]}
 
 
 def override(settings: Any, values: dict, where: str, *, from_text: bool = False) -> Any:
-    """A copy of `settings` with `values` laid over it; nested sections are laid over their own present values.
+    """Return a copy of `settings` with `values` in place of its own; a nested section keeps what `values` leaves out.
 
-    from_text: text is converted by the field's type (command line, Snakemake); otherwise text for a number is refused.
+    Args:
+        where: where the values come from, for error messages.
+        from_text: convert text to the field's type (command line, Snakemake); otherwise text for a number is an error.
     """
     hints = typing.get_type_hints(type(settings))
     changes = {}
@@ -50,14 +60,13 @@ def override(settings: Any, values: dict, where: str, *, from_text: bool = False
             removed = getattr(settings, "REMOVED_KEYS", {}).get(key)
             advice = f": it was removed; {removed}" if removed else suggest(key, hints)
             raise SettingsError(f"{where}: unknown key {key!r}{advice}")
-        present = getattr(settings, key)
-        place = f"{where}: {key}"
-        if dataclasses.is_dataclass(present):
+        current, path = getattr(settings, key), f"{where}: {key}"
+        if dataclasses.is_dataclass(current):
             if not isinstance(value, dict):
-                raise SettingsError(f"{place} is a section: give it as {{name: value}}, not {value!r}")
-            changes[key] = override(present, value, place, from_text=from_text)
+                raise SettingsError(f"{path} is a section: give it as {{name: value}}, not {value!r}")
+            changes[key] = override(current, value, path, from_text=from_text)
         else:
-            changes[key] = _typed(hints[key], value, place, from_text)
+            changes[key] = _convert(hints[key], value, path, from_text)
     try:
         return dataclasses.replace(settings, **changes)
     except SettingsError:
@@ -67,19 +76,22 @@ def override(settings: Any, values: dict, where: str, *, from_text: bool = False
 
 
 def flatten(settings: Any, prefix: str = "") -> list[tuple[str, Any, str]]:
-    """(dotted name, present plain value, doc) of every value, nested sections unfolded; a list of them is a value."""
-    found = []
+    """List (dotted name, plain value, doc) of every setting, nested sections included.
+
+    A list of sections is one value.
+    """
+    rows = []
     for field in dataclasses.fields(settings):
         value, name = getattr(settings, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):
-            found += flatten(value, name + ".")
+            rows += flatten(value, name + ".")
         else:
-            found.append((name, _plain(value), field.metadata["doc"]))
-    return found
+            rows.append((name, _plain(value), field.metadata["doc"]))
+    return rows
 
 
 def nest(flat: dict[str, Any]) -> dict:
-    """{'lora.r': 4} to {'lora': {'r': 4}}."""
+    """Turn dotted names into nested mappings: {'lora.r': 4} to {'lora': {'r': 4}}."""
     tree: dict = {}
     for dotted, value in flat.items():
         *path, last = dotted.split(".")
@@ -90,43 +102,46 @@ def nest(flat: dict[str, Any]) -> dict:
     return tree
 
 
-def suggest(key: str, known) -> str:
-    close = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.5)
+def suggest(key: str, known: Iterable[str]) -> str:
+    """Return the end of an error message: the most similar of the known keys, or all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
 
 
-def _typed(hint: Any, value: Any, place: str, from_text: bool) -> Any:
+def _convert(hint: Any, value: Any, path: str, from_text: bool) -> Any:
+    """Return the value as the type `hint`; SettingsError if it is not one."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):  # X | None
         if value is None or (from_text and value in ("null", "none", "None", "")):
             return None
-        return _typed(next(a for a in arguments if a is not type(None)), value, place, from_text)
+        return _convert(next(a for a in arguments if a is not type(None)), value, path, from_text)
     if origin is Literal:
         if value not in arguments:
-            raise SettingsError(f"{place} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
+            raise SettingsError(f"{path} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
         return value
     if origin is tuple and dataclasses.is_dataclass(arguments[0]):
-        return _sections(arguments[0], value, place, from_text)
+        return _convert_sections(arguments[0], value, path, from_text)
     if origin is tuple:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
-            raise SettingsError(f"{place} must be a list, not {value!r}")
-        return tuple(_typed(arguments[0], item, place, from_text) for item in items)
-    return _scalar(hint, value, place, from_text)
+            raise SettingsError(f"{path} must be a list, not {value!r}")
+        return tuple(_convert(arguments[0], item, path, from_text) for item in items)
+    return _convert_scalar(hint, value, path, from_text)
 
 
-def _sections(kind: type, value: Any, place: str, from_text: bool) -> tuple:
-    """A list of mappings, each laid over the defaults of `kind`; text (a command line's) is read as YAML."""
-    items = _read(value) if from_text and isinstance(value, str) else value
+def _convert_sections(kind: type, value: Any, path: str, from_text: bool) -> tuple:
+    """Convert a list of mappings, each an override of the defaults of `kind`; text is parsed as YAML."""
+    items = _parse_yaml(value) if from_text and isinstance(value, str) else value
     if not isinstance(items, list | tuple) or not all(isinstance(item, dict) for item in items):
         known = ", ".join(field.name for field in dataclasses.fields(kind))
-        raise SettingsError(f"{place} must be a list of mappings, as [{{name: value}}] with names of {known}, "
+        raise SettingsError(f"{path} must be a list of mappings, as [{{name: value}}] with names of {known}, "
                             f"not {value!r}")
-    return tuple(override(kind(), item, f"{place}, entry {number}", from_text=from_text)
+    return tuple(override(kind(), item, f"{path}, entry {number}", from_text=from_text)
                  for number, item in enumerate(items, 1))
 
 
-def _read(text: str) -> Any:
+def _parse_yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -139,22 +154,19 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _scalar(hint: type, value: Any, place: str, from_text: bool) -> Any:
+def _convert_scalar(hint: type, value: Any, path: str, from_text: bool) -> Any:
     if from_text and isinstance(value, str) and hint is not str:
-        value = _from_text(hint, value)
+        value = _parse(hint, value)
     if hint is str and isinstance(value, date):  # YAML reads 2015-01-31 as one
         return value.isoformat()
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    raise SettingsError(f"{place} must be {_KIND[hint]}, not {value!r}{_yaml_hint(hint, value)}")
+    raise SettingsError(f"{path} must be {TYPE_NAMES[hint]}, not {value!r}{_yaml_hint(hint, value)}")
 
 
-_KIND = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-
-
-def _from_text(hint: type, text: str) -> Any:
+def _parse(hint: type, text: str) -> Any:
     if hint is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     try:

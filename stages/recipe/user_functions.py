@@ -1,4 +1,4 @@
-"""Functions of the user's, named in the recipe."""
+"""Load functions of the user that the recipe names."""
 
 import importlib
 import os
@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 
 def load_function(name: str, setting: str) -> Callable:
-    """The function named 'package.module:function', looked for from the current folder too.
+    """Import the function 'package.module:function', from the working directory as well.
 
-    setting: what of the recipe names it, for the ValueError in one line when it cannot be had.
+    Args:
+        setting: name of the setting, for error messages.
+
+    Raises ValueError if it cannot be loaded or is not a function.
     """
     module, separator, function = name.partition(":")
     if not (module and separator and function):
@@ -17,9 +20,9 @@ def load_function(name: str, setting: str) -> Callable:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), function)
+        value = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{setting}: cannot load {name!r}: {error}") from None
-    if not callable(found):
+    if not callable(value):
         raise ValueError(f"{setting}: {name!r} is not a function")
-    return found
+    return value

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -9,19 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages.generation.sampling_params import SamplingParams
 from stages.recipe import recipe as recipes
 from stages.recipe.models import Lora
 from stages.recipe.ppo import RewardSource
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.schema import SettingsError, flatten, to_dict
-from stages.reward_modeling.loss import PairwiseLoss
-from stages.reward_modeling.scoring_file import Scoring
-from stages.rl.early_stopping import StopRules
-from stages.rl.ppo_trainer import UpdateSettings
-from stages.rl.rewards.shaping import ShapingSettings
 from stages.rl.rewards.sources import MEASURES, load_reward_functions
-from stages.training.trainer import TrainerSettings
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -115,13 +109,13 @@ def test_days_with_and_without_quotes(written, day):
     ("ppo: {rewards: []}", "ppo: rewards must name at least one source, and none twice, not nothing"),
     ("ppo: {rewards: [{}, {weight: 2}]}", "none twice, not model, model"),
     ("ppo: {rewards: [{source: has_code}], reward_scaling: model}", "needs the reward model among rewards"),
-    ("ppo: {rewards: [{template: 'Q: {question}'}]}", "rewards, entry 1: template must say where the {response} goes"),
+    ("ppo: {rewards: [{template: 'Q: {question}'}]}", "rewards, entry 1: template must contain {response}"),
     ("ppo: {rewards: [{sauce: model}]}", "rewards, entry 1: unknown key 'sauce'; did you mean 'source'"),
     ("pairs: {min_score_gap: 0}", "min_score_gap must be 1 or more"),
     ("pairs: {length_unit: tokens}", "length_unit tokens needs a tokenizer"),
     ("evaluate: {best_of: [1, 2]}", r"best_of must be numbers of 2 or more, none twice, not \(1, 2\)"),
     ("evaluate: {best_of: [4, 4]}", "none twice"),
-    ("evaluate: {scorers: [model]}", "scorers come beside the reward model"),
+    ("evaluate: {scorers: [model]}", "scorers must not name the reward model"),
     ("posts: {max_questions: 0}", "max_questions must be 1 or more")])
 def test_settings_that_cannot_be(written, section, message):
     with pytest.raises(SettingsError, match=message):
@@ -145,56 +139,57 @@ def test_one_seed_for_every_section_that_has_one(written):
 
 
 def test_a_resolved_recipe_loads_as_itself(tmp_path):
-    recipe = load_recipe(ROOT / "configs/stackllama.yaml", {"ppo": {"learning_rate": "1e-7", "rewards": "[{source: 'a.b:c'}]"},
-                                                   "dump": ["it's here"]})
+    recipe = load_recipe(ROOT / "configs/stackllama.yaml", {
+        "ppo": {"learning_rate": "1e-7", "rewards": "[{source: 'a.b:c'}]"}, "dump": ["it's here"]})
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
 
 
-# same-named fields are handed on
-TAKEN_BY_NAME = {"Training.like(": TrainerSettings, "named(Update": UpdateSettings, "named(Shaping": ShapingSettings,
-                 "named(Sampling": SamplingParams, "named(StopRules": StopRules, "named(Scoring": Scoring,
-                 "named(Objective": PairwiseLoss}
+def read_names(stage: str) -> str:
+    """Return a pattern of the settings that a stage reads.
 
-
-def names_read(path: Path) -> str:
-    """A pattern of the attributes a module reads; `getattr(config, f"{x}_share")` reads every name of that shape."""
-    source, lines = path.read_text(), []
-    for call, taker in TAKEN_BY_NAME.items():
-        lines += [field.name for field in dataclasses.fields(taker)] if call in source else []
-    for node in ast.walk(ast.parse(source)):
+    These are the attributes in its source, the fields of a dataclass X in `select_settings(X, ...)` and of
+    `TrainerSettings` where a class method is called; `getattr(config, f"{x}_share")` reads every name like it.
+    """
+    module, patterns = importlib.import_module(f"stages.{stage}"), []
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            lines.append(re.escape(node.attr))
+            patterns.append(re.escape(node.attr))
+            if ast.unparse(node.value) == "TrainerSettings":
+                patterns += [field.name for field in dataclasses.fields(module.TrainerSettings)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "select_settings":
+            patterns += [field.name for field in dataclasses.fields(getattr(module, node.args[0].id))]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
             parts = getattr(node.args[1], "values", [node.args[1]])
             if any(isinstance(part, ast.Constant) for part in parts):
-                lines.append("".join(re.escape(v.value) if isinstance(v, ast.Constant) else r"\w+" for v in parts))
-    return "|".join(lines)
+                patterns.append("".join(re.escape(v.value) if isinstance(v, ast.Constant) else r"\w+" for v in parts))
+    return "|".join(patterns)
 
 
-HANDED_ON_WHOLE = {"lora"}  # models.add_lora(**vars(config.lora)): a field it does not know is a TypeError
+PASSED_WHOLE = {"lora"}  # lora.add_lora(**vars(config.lora)): an unknown field is a TypeError
 
 
 @pytest.mark.parametrize("section", [f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "dump")])
 def test_every_setting_is_read_by_its_stage(section):
-    read = re.compile(names_read(ROOT / "stages" / f"{section}.py"))
+    read = re.compile(read_names(section))
     workflow, dead = (ROOT / "workflow/rules/train.smk").read_text(), []  # it may choose which folder a stage is given
     for dotted in (name for name, _, _ in flatten(getattr(Recipe(), section))):
         first, *rest = dotted.split(".")
         if f"RECIPE.{section}.{dotted}" in workflow:
             continue
-        needed = [first] if first in HANDED_ON_WHOLE else [first, *rest]
+        needed = [first] if first in PASSED_WHOLE else [first, *rest]
         dead += [dotted] if not all(read.fullmatch(name) for name in needed) else []
     assert not dead, f"settings of {section!r} that stages/{section}.py never reads: {dead}"
 
 
 def test_every_value_of_a_reward_source_says_its_meaning_and_is_read():
     fields = dataclasses.fields(RewardSource)
-    assert {field.name for field in fields} <= set(inspect.signature(load_reward_functions).parameters)  # load_source(**entry)
+    assert {field.name for field in fields} <= set(inspect.signature(load_reward_functions).parameters)  # (**entry)
     assert all(len(field.metadata["doc"]) > 3 for field in fields)
     measures = next(field.metadata["doc"] for field in fields if field.name == "source")
     assert all(name in measures for name in MEASURES)
 
 
 def test_sections_are_plain_values():
-    assert recipes.section_settings(Recipe(), "sft")["lora"] == {"r": 16, "alpha": 32, "dropout": 0.05, "target_modules": []}
+    lora = {"r": 16, "alpha": 32, "dropout": 0.05, "target_modules": []}
+    assert recipes.section_settings(Recipe(), "sft")["lora"] == lora
