@@ -16,9 +16,11 @@ from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import DecodeState, GenerationState, generate_stepwise
 from stages.modeling.families import max_positions
 from stages.modeling.load import load_causal
+from stages.modeling.packed.forward import uses_cpu_kernels
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.modeling.tokenizer import shared_tokenizer
-from stages.reward_modeling.load import load_merged_reward
+from stages.reward_modeling.load import load_reward_models
+from stages.reward_modeling.scorer import combine_scores
 from stages.stackexchange.prompt import prompt_ids
 
 BEST_OF_N = "best of n"
@@ -95,12 +97,12 @@ class ChatModels:
     they do not share one tokenizer.
     """
 
-    def __init__(self, folders: dict[str, Path], reward: Path, precision: str = "fp32"):
+    def __init__(self, folders: dict[str, Path], reward: Path, precision: str = "fp32", cpu_kernels: str = "off"):
         self.tokenizer = shared_tokenizer(*folders.values(), reward)
         self.longest = max_positions(*folders.values(), reward)
-        self.models = {name: load_causal(folder, precision) for name, folder in folders.items()}
+        self.models = {name: load_causal(folder, precision, cpu_kernels) for name, folder in folders.items()}
         self.reference = next(iter(folders))
-        self.scorer = load_merged_reward(reward, precision)
+        self.scorers = load_reward_models(reward, precision, cpu_kernels=cpu_kernels)
         self.names = [*folders, BEST_OF_N]
 
     def prompt(self, question: str, manner: SamplingSettings) -> list[int]:
@@ -137,7 +139,7 @@ class ChatModels:
         answer = Answer(name, Pieces(self.tokenizer))
         reader = _Reader(self.models[self.reference], prompt, manner.scored_at) if name != self.reference else None
         for record in _timed(self._steps(name, [prompt], manner), answer):
-            token, log_p = record.responses[0][-1], float(record.numbers[0, 0, record.step - 1])
+            token, log_p = record.responses[0][-1], float(record.logprobs[0, record.steps - 1])
             answer.add(token, log_p - reader.read(token) if reader else 0.0)
             yield answer
         yield self._finished(answer, prompt)
@@ -150,7 +152,7 @@ class ChatModels:
         for record in _timed(self._steps(self.reference, prompts, manner), answer):
             answer.finished = sum(record.done)
             yield answer
-        rewards = self.scorer(prompts, record.responses)
+        rewards = self._rewards(prompts, record.responses)
         for token in record.responses[int(rewards.argmax())]:
             answer.add(token, 0.0)
         answer.rewards = sorted(rewards.tolist(), reverse=True)
@@ -161,15 +163,18 @@ class ChatModels:
         return generate_stepwise(
             self.models[name], prompts, max_new_tokens=manner.most_tokens, temperature=manner.temperature,
             stop_ids=[self.tokenizer.eos_token_id], generator=torch.Generator().manual_seed(manner.seed),
-            value_of=lambda hidden: hidden.new_zeros(len(hidden)),  # no values, but log-probabilities are noted
+            value_fn=lambda hidden: hidden.new_zeros(len(hidden)),  # no values, but log-probabilities are noted
         )
 
     def _finished(self, answer: Answer, prompt: list[int]) -> Answer:
         answer.pieces.finish()
         answer.ended = answer.tokens[-1] == self.tokenizer.eos_token_id
-        answer.reward = float(self.scorer([prompt], [answer.tokens]))
+        answer.reward = float(self._rewards([prompt], [answer.tokens]))
         answer.done = True
         return answer
+
+    def _rewards(self, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
+        return combine_scores([scorer(prompts, responses) for scorer in self.scorers])
 
 
 class _Reader:
@@ -177,14 +182,16 @@ class _Reader:
 
     def __init__(self, model, prompt: list[int], temperature: float):
         self.head, self.growing, self.temperature = model.get_output_embeddings(), DecodeState(model, [prompt]), temperature
+        self.cpu_kernels = uses_cpu_kernels(model)
         self.unread: torch.Tensor | None = None
 
     def read(self, token: int) -> float:
         """The token's log-probability, in nats, after all that was read."""
         if self.unread is not None:
-            self.growing.add(self.unread)
+            self.growing.step(self.unread)
         self.unread = torch.tensor([token], device=self.growing.hidden.device)
-        return float(selective_log_softmax(self.head, self.growing.hidden, self.unread, self.temperature))
+        return float(selective_log_softmax(self.head, self.growing.hidden, self.unread, self.temperature,
+                                           cpu_kernels=self.cpu_kernels))
 
 
 def _timed(records: Iterator[GenerationState], answer: Answer) -> Iterator[GenerationState]:

@@ -92,9 +92,6 @@ class Ppo:
     adam_epsilon: float = setting(
         1e-5, "epsilon in Adam's denominator; Adafactor has its own [N implementation details]")
     weight_decay: float = setting(0.0, "weight decay of the optimizer [TRL default]")
-    optimizer_in_backward: bool = setting(
-        False, "update each parameter as soon as its gradient is computed, then free the gradient: for full "
-        "fine-tuning [torchtune]")
     max_gradient_norm: float | None = setting(1.0, "clip the global gradient norm to this; null: no clipping [Llama 2]")
     gamma: float = setting(1.0, "discount factor [TRL default]")
     gae_lambda: float = setting(0.95, "lambda of generalized advantage estimation [TRL default]")
@@ -178,16 +175,3 @@ class Ppo:
         check_patience(self.patience_evaluations)
         if self.keep_checkpoints < 1:
             raise ValueError(f"keep_checkpoints must be 1 or more, not {self.keep_checkpoints}")
-        if self.optimizer_in_backward:
-            _check_in_backward(self)
-
-
-def _check_in_backward(ppo: Ppo) -> None:
-    if ppo.microbatch_prompts != ppo.minibatch_prompts:
-        raise ValueError(f"optimizer_in_backward steps at every backward pass: microbatch_prompts "
-                         f"({ppo.microbatch_prompts}) must equal minibatch_prompts ({ppo.minibatch_prompts})")
-    if ppo.max_gradient_norm is not None:
-        raise ValueError("optimizer_in_backward never holds all gradients together, so their global norm cannot be "
-                         "clipped: max_gradient_norm must be null")
-    if ppo.optimizer not in ("adam", "adamw", "adafactor"):
-        raise ValueError(f"optimizer_in_backward needs adam, adamw or adafactor, not {ppo.optimizer}")

@@ -17,7 +17,7 @@ from stages.render.card_sections import (
     sites_table,
 )
 from stages.render.markdown_tables import clean_name, escape_cell, format_table
-from stages.runtime.manifest import leaves
+from stages.runtime.manifest import flatten_tree
 from stages.stackexchange.prompt import prompt_text
 
 WHAT = {
@@ -43,21 +43,29 @@ model, tokenizer = (kind.from_pretrained("THIS_FOLDER") for kind in (AutoModelFo
 prompt = tokenizer({prompt!r}, return_tensors="pt")
 answer = model.generate(**prompt, max_new_tokens=128, do_sample=True)
 print(tokenizer.decode(answer[0, prompt.input_ids.shape[1]:], skip_special_tokens=True))"""
-SCORE_USE = """from pathlib import Path
+SCORE_USE = """import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from stages.reward_modeling.load import load_merged_reward
+model, tokenizer = (kind.from_pretrained("THIS_FOLDER") for kind in (AutoModelForSequenceClassification, AutoTokenizer))
+prompt = tokenizer({prompt!r}).input_ids
+answer = tokenizer("Use the stop command.", add_special_tokens=False).input_ids + [tokenizer.eos_token_id]
+print(float(model(torch.tensor([prompt + answer])).logits) - model.config.reward_mean)"""
+OPTIONS_USE = """from pathlib import Path
+
 from stages.modeling.tokenizer import load_tokenizer
+from stages.reward_modeling.load import load_reward_models
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 
-scorer, tokenizer = merged_reward(Path("THIS_FOLDER"), "fp32"), load_tokenizer("THIS_FOLDER")
+scorer, tokenizer = load_reward_models(Path("THIS_FOLDER"), "fp32")[0], load_tokenizer("THIS_FOLDER")
 print(scorer([prompt_ids(tokenizer, "How do I stop the server?")], [answer_ids(tokenizer, "Use the stop command.")]))"""
-SCORE_WORDS = ("`AutoModelForSequenceClassification` loads it; scores as it was trained to give them (where they are "
-               "read, what is added, and where 0 lies: `scoring.json`, and `lexical.safetensors` where there is one) "
-               "come from the project that made it:")
+SCORE_WORDS = ("The reward is the logit minus `config.reward_mean`, the mean score of reference answers. Prompt and answer "
+               "are encoded separately, and EOS closes the answer:")
+OPTIONS_WORDS = ("This model reads more than the state at the last token (`scoring.json`): its rewards need the code of "
+                 "the project that made it:")
 
 
 @dataclass(frozen=True)
-class Made:
+class MergedModel:
     """What is known of a merged model. stage: sft, reward or ppo; config, metrics: of that stage's manifest; base: hub
     id or folder of the pretrained model, 'scratch' for one of the pipeline's own, None when unknown; merge: its report;
     pairs: metrics of the pairs it learnt from."""
@@ -70,7 +78,7 @@ class Made:
     pairs: dict
 
 
-def model_card(made: Made) -> str:
+def render_model_card(made: MergedModel) -> str:
     """README.md of the folder."""
     does, words = WHAT[made.stage]
     title = f"A model that {does}: {made.stage}"
@@ -78,10 +86,10 @@ def model_card(made: Made) -> str:
         _front_matter(made),
         f"# {title}",
         words,
-        format_section("How to use it", SCORE_WORDS if made.stage == "reward" else "", f"```python\n{_use(made.stage)}\n```"),
+        format_section("How to use it", *_usage(made)),
         format_section("Base", _base(made.base)),
         format_section("Data", sites_table(made.pairs, "questions", "pairs")),
-        format_section("Recipe", settings_table(leaves(made.config))),
+        format_section("Recipe", settings_table(flatten_tree(made.config, lists=False))),
         format_section("Measured while it was made", _numbers(made.metrics),
                 "Merging its adapter into the base:" if made.merge else "", _numbers(made.merge)),
         licence_section(made.pairs, "" if made.base == "scratch" else "The base model's own licence holds as well.")
@@ -89,7 +97,7 @@ def model_card(made: Made) -> str:
         limits_section(*LIMITS, *(OF_SCORES if made.stage == "reward" else OF_PPO if made.stage == "ppo" else []))) + "\n"
 
 
-def _front_matter(made: Made) -> str:
+def _front_matter(made: MergedModel) -> str:
     values = {"library_name": "transformers",
               "pipeline_tag": "text-classification" if made.stage == "reward" else "text-generation"}
     if made.base == "scratch":  # another base's licence is not known here
@@ -100,8 +108,13 @@ def _front_matter(made: Made) -> str:
     return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
 
 
-def _use(stage: str) -> str:
-    return SCORE_USE if stage == "reward" else CAUSAL_USE.format(prompt=prompt_text("How do I stop the server?"))
+def _usage(made: MergedModel) -> tuple[str, str]:
+    """Explain the use in words and in code."""
+    has_plain_head = (made.config.get("pooling"), made.config.get("log_probability_weight")) == ("last", 0)
+    words, code = ("", CAUSAL_USE) if made.stage != "reward" else (
+        (SCORE_WORDS, SCORE_USE) if has_plain_head else (OPTIONS_WORDS, OPTIONS_USE))
+    code = code.replace("{prompt!r}", repr(prompt_text("How do I stop the server?")))
+    return words, f"```python\n{code}\n```"
 
 
 def _base(base: str | None) -> str:

@@ -1,1 +1,1 @@
-"""The pairwise reward model: data set, loss, scoring, ensembles."""
+"""Pairwise reward models: data set, loss, head, scoring, and how a folder says how to score."""

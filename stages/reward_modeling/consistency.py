@@ -1,48 +1,51 @@
-"""Does a reward model score as it did when it was trained? Another precision, or a damaged file, would show here."""
+"""Check that a reward model scores as it did in training; another precision or a damaged file would change that."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from stages.reward_modeling.scorer import Scorer
-from stages.reward_modeling.scoring_file import SCORING
+from stages.reward_modeling.scoring_file import load_scoring
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Of the scores of reference answers now with those at the end of training.
+class ScoreConsistency:
+    """Scores of reference answers now, compared with those at the end of training.
 
-    correlation: Pearson's; difference: the largest, in standard deviations of the scores. None where the scores kept
-    are too few, or all the same.
+    Args:
+        correlation: Pearson's r; None if there are under three stored scores, or all are equal.
+        max_difference_stds: largest difference, in standard deviations of the scores; None likewise.
     """
 
-    trained_in: str
-    served_in: str
+    training_precision: str
+    precision: str
     correlation: float | None
-    difference: float | None
+    max_difference_stds: float | None
 
 
-def agreement(scorer: Scorer, folder: Path) -> Agreement:
-    """Score the examples that the artifact in `folder` keeps, with the scorer that was loaded from it."""
-    found = json.loads((folder / SCORING).read_text(encoding="utf-8"))
-    examples, trained_in = found["examples"], found["precision"]
+def compare_with_training(scorer: Scorer, folder: Path) -> ScoreConsistency:
+    """Score the examples stored in the artifact `folder` with the scorer loaded from it."""
+    scoring = load_scoring(folder)
+    examples, training_precision = scoring["examples"], scoring["precision"]
     before = torch.tensor([example["score"] for example in examples])
     if len(examples) < 3 or not before.std() > 0:
-        return Agreement(trained_in, scorer.precision, None, None)
+        return ScoreConsistency(training_precision, scorer.precision, None, None)
     now = scorer([example["prompt"] for example in examples], [example["answer"] for example in examples]) + scorer.mean
     correlation = float(torch.corrcoef(torch.stack([before, now]))[0, 1])
-    return Agreement(trained_in, scorer.precision, correlation, float((now - before).abs().max() / before.std()))
+    difference = float((now - before).abs().max() / before.std())
+    return ScoreConsistency(training_precision, scorer.precision, correlation, difference)
 
 
-def check(found: Agreement, folder: Path, least: float) -> str:
-    """A line for people; ValueError where the correlation is below `least`, or no number."""
-    if found.correlation is None:
-        return f"trained in {found.trained_in}, served in {found.served_in}: too few scores kept to compare"
-    words = (f"correlation {found.correlation:.5f} with the scores in training, {found.difference:.2g} standard "
-             f"deviations apart at most (trained in {found.trained_in}, served in {found.served_in}; limit {least:g})")
-    if not found.correlation >= least:
-        raise ValueError(f"the reward model {folder} does not score as it was trained to: {words}. Serve it in the "
-                         f"precision it was trained in (ppo.precision), or lower ppo.min_reward_correlation")
-    return words
+def check_consistency(consistency: ScoreConsistency, folder: Path, min_correlation: float) -> str:
+    """Describe the comparison in one line; ValueError if the correlation is below the minimum, or NaN."""
+    if consistency.correlation is None:
+        return (f"trained in {consistency.training_precision}, loaded in {consistency.precision}: too few stored "
+                f"scores to compare")
+    line = (f"correlation {consistency.correlation:.5f} with the scores in training, largest difference "
+            f"{consistency.max_difference_stds:.2g} standard deviations (trained in {consistency.training_precision}, "
+            f"loaded in {consistency.precision}; minimum correlation {min_correlation:g})")
+    if not consistency.correlation >= min_correlation:
+        raise ValueError(f"the reward model {folder} does not score as in training: {line}. Load it in the precision "
+                         f"it was trained in (ppo.precision), or lower ppo.min_reward_correlation")
+    return line

@@ -1,8 +1,7 @@
-"""Preference pairs as training examples: each answer once, its pairs as indices.
+"""Preference pairs as training examples, tokenised: each answer once, its pairs as indices.
 
-An example is one question with some of its answers (token ids, each forwarded once) and the pairs (better, worse) among
-them. 'pair' batching makes one example a pair; 'question' gathers all pairs of a question, so that each of its answers
-is forwarded once and all its pairs train in one step (InstructGPT, section 3.5).
+With batching 'pair' an example is one pair. With 'question' it holds all pairs of a question, so that each answer is
+forwarded once and all pairs of the question train in one step (InstructGPT, section 3.5).
 """
 
 from collections.abc import Iterable
@@ -14,59 +13,63 @@ from stages.stackexchange.prompt import answer_ids, prompt_ids
 
 @dataclass
 class Example:
-    """One question, answers to it, pairs of them (index of the better, index of the worse) and their score gaps.
+    """One question with some of its answers.
 
-    given: what is in each answer's score already, which the head learns beside; none: 0.
+    Args:
+        question: site, question id.
+        prompt, answers: token ids.
+        pairs: indices of (better, worse) answers.
+        score_gaps: score of the better answer minus that of the worse, per pair.
+        answer_index: index of each answer by its text.
     """
 
-    question: tuple  # site, question id
+    question: tuple
     prompt: list[int]
     answers: list[list[int]] = field(default_factory=list)
     pairs: list[tuple[int, int]] = field(default_factory=list)
-    gaps: list[int] = field(default_factory=list)
-    places: dict[str, int] = field(default_factory=dict)  # answer's text to its index
-    given: list[float] = field(default_factory=list)
+    score_gaps: list[int] = field(default_factory=list)
+    answer_index: dict[str, int] = field(default_factory=dict)
 
-    def add_pair(self, texts: tuple[str, str], answers: list[list[int]], gap: int) -> None:
-        """A better and a worse answer; one that stands here already is not added again."""
+    def add_pair(self, texts: tuple[str, str], answers: list[list[int]], score_gap: int) -> None:
+        """Add a better and a worse answer; an answer that is there already is not added again."""
         for text, answer in zip(texts, answers, strict=True):
-            if text not in self.places:
-                self.places[text] = len(self.answers)
+            if text not in self.answer_index:
+                self.answer_index[text] = len(self.answers)
                 self.answers.append(answer)
-        self.pairs.append((self.places[texts[0]], self.places[texts[1]]))
-        self.gaps.append(gap)
+        self.pairs.append((self.answer_index[texts[0]], self.answer_index[texts[1]]))
+        self.score_gaps.append(score_gap)
 
 
-def examples(
+def build_examples(
     rows: Iterable[dict], tokenizer, *, max_length_tokens: int, by_question: bool, max_pairs: int
 ) -> tuple[list[Example], int]:
-    """Rows of a pairs table to examples, in their order; and how many pairs were dropped as over-long."""
-    made: list[Example] = []
-    kept = dropped = 0
+    """Build examples from rows of a pairs table, in their order; also count the pairs dropped as too long."""
+    examples: list[Example] = []
+    pairs = dropped = 0
     for row in rows:
-        if kept == max_pairs:
+        if pairs == max_pairs:
             break
         key, texts = key_of(row), (row["response_j"], row["response_k"])
-        same = bool(made) and made[-1].question == key
-        prompt = made[-1].prompt if same else prompt_ids(tokenizer, row["question"])
+        same_question = bool(examples) and examples[-1].question == key
+        prompt = examples[-1].prompt if same_question else prompt_ids(tokenizer, row["question"])
         answers = [answer_ids(tokenizer, text) for text in texts]
         if len(prompt) + max(map(len, answers)) > max_length_tokens:
             dropped += 1
             continue
-        if not (by_question and same):
-            made.append(Example(key, prompt))
-        made[-1].add_pair(texts, answers, row["score_j"] - row["score_k"])
-        kept += 1
-    return made, dropped
+        if not (by_question and same_question):
+            examples.append(Example(key, prompt))
+        examples[-1].add_pair(texts, answers, row["score_j"] - row["score_k"])
+        pairs += 1
+    return examples, dropped
 
 
 def collate_examples(items: list[Example]) -> dict:
-    """Examples as they are, and the number of pairs in them."""
+    """Return the examples as they are, and count their pairs."""
     return {"content": items, "items": sum(len(item.pairs) for item in items)}
 
 
 def pair_indices(items: list[Example]) -> tuple[list[int], list[int]]:
-    """Of each pair, the better and the worse answer's number among all the answers of the items, in order."""
+    """Index the better and the worse answer of each pair among the concatenated answers of all items."""
     better, worse, first = [], [], 0
     for item in items:
         better += [first + j for j, _ in item.pairs]
@@ -75,7 +78,7 @@ def pair_indices(items: list[Example]) -> tuple[list[int], list[int]]:
     return better, worse
 
 
-def reference_answers(items: list[Example], count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts and answers of the first `count` that win a pair: what a reward's zero is set by."""
+def select_reference_answers(items: list[Example], count: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Select the first `count` answers that win a pair, with their prompts: their mean score becomes zero."""
     winners = [(item.prompt, item.answers[j]) for item in items for j in sorted({j for j, _ in item.pairs})][:count]
     return [prompt for prompt, _ in winners], [answer for _, answer in winners]

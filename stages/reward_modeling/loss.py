@@ -1,4 +1,4 @@
-"""What a reward model learns from: pairs of answers, all of a question in one forward pass."""
+"""Pairwise loss of the reward model; all answers to a question share one forward pass."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from torch.nn import functional
 from stages.modeling.load import autocast
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
 from stages.reward_modeling.dataset import Example, pair_indices
-from stages.reward_modeling.reward_model import read
+from stages.reward_modeling.reward_model import score_packed
 from stages.reward_modeling.scoring_file import Scoring
 
 
 @dataclass(frozen=True)
 class PairwiseLoss:
-    """Options of the loss; see the recipe's section reward, whose names these are."""
+    """Settings of the loss, named and explained as in the recipe's section reward."""
 
     margin_per_score: float = 0.0
     label_smoothing: float = 0.0
@@ -22,18 +22,17 @@ class PairwiseLoss:
     language_model_weight: float = 0.0
 
     def summed_loss(self, model, items: list[Example], scoring: Scoring, precision: str) -> torch.Tensor:
-        """The loss of every pair, summed, fp32. Each answer is computed once, and each question once for all of its."""
-        texts = pack_with_shared_prefix([item.prompt for item in items], [item.answers for item in items], model.device)
+        """Sum the losses of all pairs, fp32. Each question and each answer is computed once."""
+        prompts, answers = [item.prompt for item in items], [item.answers for item in items]
+        packed = pack_with_shared_prefix(prompts, answers, model.device)
         with autocast(precision):
-            found = read(model, texts, scoring, log_p=bool(self.language_model_weight))
+            output = score_packed(model, packed, scoring, with_logprobs=bool(self.language_model_weight))
         better, worse = pair_indices(items)
-        given = [score for item in items for score in item.given or [0.0] * len(item.answers)]
-        scores = found.scores + torch.tensor(given, device=model.device)
-        gaps = torch.tensor([gap for item in items for gap in item.gaps], device=model.device)
-        losses = pairwise_losses(scores[better], scores[worse], self.margin_per_score * gaps,
+        score_gaps = torch.tensor([gap for item in items for gap in item.score_gaps], device=model.device)
+        losses = pairwise_losses(output.scores[better], output.scores[worse], self.margin_per_score * score_gaps,
                                  self.label_smoothing, self.centring_weight)
         if self.language_model_weight:
-            losses = losses - self.language_model_weight * found.log_p[better]
+            losses = losses - self.language_model_weight * output.mean_logprobs[better]
         return losses.sum()
 
 
@@ -44,11 +43,12 @@ def pairwise_losses(
     label_smoothing: float = 0.0,
     centring: float = 0.0,
 ) -> torch.Tensor:
-    """-log sigmoid(r_j - r_k - margin) of each pair, all [B] (InstructGPT eq. 1; margins: Llama 2, eq. 2).
+    """Compute -log sigmoid(r_j - r_k - margin) of each pair [B] (InstructGPT, eq. 1; margins: Llama 2, eq. 2).
 
-    ln 2 when scores tie and there is no margin. label_smoothing: the share of pairs held to be the wrong way round
-    (conservative loss, Mitchell 2023). centring: times (r_j + r_k)^2, which keeps scores around 0 (Eisenstein et al.
-    2023, as in TRL).
+    Args:
+        better, worse: scores r_j, r_k [B].
+        label_smoothing: assumed share of pairs labelled the wrong way round (conservative loss, Mitchell 2023).
+        centring: coefficient of (r_j + r_k)^2, which keeps scores around 0 (Eisenstein et al. 2023, as in TRL).
     """
     gap = better - worse - margins
     losses = -functional.logsigmoid(gap)

@@ -1,10 +1,9 @@
-"""The reward model: one score for an answer to a prompt; how it is read off the states, and where its zero lies.
+"""The reward model: score an answer to a prompt from the hidden states of a sequence classifier.
 
-As published, a head reads the state at the last token. It may also read every token of the answer, and there are two
-optional further terms: `log_probability_weight` times the answer's mean log-probability a token under the model's own
-trunk (what the language model knows, which value is the likely one, is there at each token; a head at the last token
-would first have to learn to carry it to the end), and one that counts words (lexical.py).
-Shapes: B rows, M response tokens of all rows, D width, V vocabulary.
+By default the head reads the state at the last token, as in StackLLaMA. Options (scoring_file.Scoring): the head reads
+every token of the answer; `log_probability_weight` times the answer's mean log-probability per token under the model's
+own backbone is added, knowledge that a head at the last token would first have to learn to carry there.
+Shapes: B rows, M response tokens of all rows, D hidden size, V vocabulary size.
 """
 
 import math
@@ -14,18 +13,18 @@ import torch
 from torch import nn
 
 from stages.modeling.lora import unwrap_peft
-from stages.modeling.packed.forward import packed_hidden_states
-from stages.modeling.packed.sequences import PackedResponses, by_row
+from stages.modeling.packed.forward import packed_hidden_states, uses_cpu_kernels
+from stages.modeling.packed.sequences import PackedResponses, scatter_to_rows
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.reward_modeling.scoring_file import Scoring
 
-SUM_TOKENS = 100  # a sum over an answer's tokens counts in hundreds: it is then about the size of a mean
+SUM_UNIT_TOKENS = 100  # 'sum' counts in hundreds of tokens, so that its size is about that of a mean
 
 
 def initialise_head(model, generator: torch.Generator, pooling: str = "last") -> None:
-    """score.weight ~ Normal(0, 1/sqrt(D+1)) ("The N Implementation Details of RLHF with PPO").
+    """Draw score.weight from Normal(0, 1/sqrt(D+1)) ("The N Implementation Details of RLHF with PPO").
 
-    0 where it reads many tokens: a random direction's outputs add up, and drown what is learnt.
+    It is 0 where the head reads many tokens: their random outputs would add up and drown what is learnt.
     """
     weight = model.score.weight
     scale = 1 / math.sqrt(weight.shape[1] + 1) if pooling == "last" else 0.0
@@ -34,63 +33,65 @@ def initialise_head(model, generator: torch.Generator, pooling: str = "last") ->
         weight.copy_(drawn.to(weight))
 
 
-class Reading(NamedTuple):
-    """Of texts: raw `scores` [B] fp32, and the answers' mean log-probability `log_p` [B] a token, if it was read."""
+class RewardOutput(NamedTuple):
+    """Raw scores [B] fp32, and the answers' mean log-probabilities per token [B], None unless computed."""
 
     scores: torch.Tensor
-    log_p: torch.Tensor | None
+    mean_logprobs: torch.Tensor | None
 
 
-def read(model, texts: PackedResponses, scoring: Scoring, log_p: bool = False) -> Reading:
-    """One forward pass. There are no pads in it: neither padding nor the other rows matter."""
+def score_packed(model, packed: PackedResponses, scoring: Scoring, with_logprobs: bool = False) -> RewardOutput:
+    """Score responses in one forward pass without padding: a score does not depend on the other rows."""
     classifier = unwrap_peft(model)
-    places = texts.last if scoring.pooling == "last" else texts.own
-    log_p = log_p or bool(scoring.log_probability_weight)
-    hidden = packed_hidden_states(classifier, texts.batch, torch.cat([places, texts.before]) if log_p else places)
-    scores = _pooled(head_scores(classifier, hidden[: len(places)]), texts, scoring.pooling)
-    if not log_p:
-        return Reading(scores, None)
-    means = _mean_log_probabilities(classifier, hidden[len(places) :], texts)
-    return Reading(scores + scoring.log_probability_weight * means, means)
+    positions = packed.last_positions if scoring.pooling == "last" else packed.positions
+    with_logprobs = with_logprobs or bool(scoring.log_probability_weight)
+    needed = torch.cat([positions, packed.predictor_positions]) if with_logprobs else positions
+    hidden = packed_hidden_states(classifier, packed.batch, needed)
+    scores = _pool(apply_head(classifier, hidden[: len(positions)]), packed, scoring.pooling)
+    if not with_logprobs:
+        return RewardOutput(scores, None)
+    mean_logprobs = _mean_logprobs(classifier, hidden[len(positions) :], packed)
+    return RewardOutput(scores + scoring.log_probability_weight * mean_logprobs, mean_logprobs)
 
 
-def _pooled(scores: torch.Tensor, texts: PackedResponses, pooling: str) -> torch.Tensor:
-    """Of the tokens read to [B]."""
-    if pooling == "last":
-        return scores
-    if pooling == "mean":
-        return by_row(scores, texts).sum(-1) / texts.mask.sum(-1)
-    return by_row(scores * novelty(texts), texts).sum(-1) / SUM_TOKENS
+def occurrence_weights(packed: PackedResponses) -> torch.Tensor:
+    """Weight [M] each response token by log2(1 + 1 / n) at its n-th occurrence in the response."""
+    row = packed.scatter_index // packed.mask.shape[1]
+    row_tokens = row * (1 + packed.token_ids.max()) + packed.token_ids  # one number per row and token
+    ordered, order = row_tokens.sort(stable=True)
+    earlier = torch.arange(len(row_tokens), device=row_tokens.device) - torch.searchsorted(ordered, ordered)
+    return torch.empty_like(ordered, dtype=torch.float32).index_copy(0, order, torch.log2(1 + 1 / (1 + earlier)))
 
 
-def novelty(texts: PackedResponses) -> torch.Tensor:
-    """Weight [M] of each response token: log2(1 + 1 / n) for its n-th occurrence in the response."""
-    row = texts.place // texts.mask.shape[1]
-    words = row * (1 + texts.chosen.max()) + texts.chosen
-    ordered, order = words.sort(stable=True)
-    before = torch.arange(len(words), device=words.device) - torch.searchsorted(ordered, ordered)  # in the response
-    return torch.empty_like(ordered, dtype=torch.float32).index_copy(0, order, torch.log2(1 + 1 / (1 + before)))
+def check_tied_embeddings(config, weight: float, name: str) -> None:
+    """Raise ValueError if setting `name` needs log-probabilities and the model's output layer is not tied.
 
-
-def _mean_log_probabilities(classifier, before: torch.Tensor, texts: PackedResponses) -> torch.Tensor:
-    """Mean log-probability [B] a token of the responses, from the states [M, D] before their tokens.
-
-    The output layer is the embeddings', see `check_tied`.
+    A sequence classifier has no language-model head: the input embeddings must serve as one.
     """
-    vocabulary = classifier.get_input_embeddings().weight
-    layer = nn.utils.skip_init(nn.Linear, *reversed(vocabulary.shape), bias=False, device="meta")
-    layer.weight = vocabulary
-    return by_row(selective_log_softmax(layer, before, texts.chosen, 1.0), texts).sum(-1) / texts.mask.sum(-1)
-
-
-def check_tied(config, weight: float, name: str) -> None:
-    """A sequence classifier carries no language-model head: its log-probabilities need one tied to the embeddings."""
     if weight and not config.tie_word_embeddings:
         raise ValueError(f"reward.{name} needs a model whose output layer is tied to its embeddings; this one's is "
                          f"not: set it to 0")
 
 
-def head_scores(classifier, pooled: torch.Tensor) -> torch.Tensor:
-    """Scores [B] fp32 of hidden states [B, D]."""
+def apply_head(classifier, hidden: torch.Tensor) -> torch.Tensor:
+    """Apply the score head to hidden states [B, D]: scores [B] fp32."""
     score = getattr(classifier.score, "modules_to_save", {"default": classifier.score})["default"]
-    return classifier.score(pooled.to(score.weight.dtype)).squeeze(-1).float()
+    return classifier.score(hidden.to(score.weight.dtype)).squeeze(-1).float()
+
+
+def _pool(scores: torch.Tensor, packed: PackedResponses, pooling: str) -> torch.Tensor:
+    if pooling == "last":
+        return scores
+    if pooling == "mean":
+        return scatter_to_rows(scores, packed).sum(-1) / packed.mask.sum(-1)
+    return scatter_to_rows(scores * occurrence_weights(packed), packed).sum(-1) / SUM_UNIT_TOKENS
+
+
+def _mean_logprobs(classifier, hidden: torch.Tensor, packed: PackedResponses) -> torch.Tensor:
+    """Mean log-probability per token [B], from the states [M, D] that predict the tokens (check_tied_embeddings)."""
+    embeddings = classifier.get_input_embeddings().weight
+    layer = nn.utils.skip_init(nn.Linear, *reversed(embeddings.shape), bias=False, device="meta")
+    layer.weight = embeddings
+    logprobs = selective_log_softmax(
+        layer, hidden, packed.token_ids, 1.0, cpu_kernels=uses_cpu_kernels(classifier))
+    return scatter_to_rows(logprobs, packed).sum(-1) / packed.mask.sum(-1)

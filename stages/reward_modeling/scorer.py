@@ -1,42 +1,66 @@
-"""TODO docstring."""
+"""Score answers with a reward model, or with several."""
 
+from collections.abc import Sequence
 from dataclasses import fields
+from typing import Literal
 
 import torch
 
 from stages.modeling.load import autocast
-from stages.modeling.packed.forward import chunks_by_length
+from stages.modeling.packed.forward import chunk_by_length
 from stages.modeling.packed.sequences import pack_responses
-from stages.reward_modeling.lexical_term import Lexical
-from stages.reward_modeling.reward_model import read
+from stages.reward_modeling.reward_model import score_packed
 from stages.reward_modeling.scoring_file import Scoring
+
+Combine = Literal["mean", "min", "mean_minus_std"]
 
 
 class Scorer:
-    """Prompts and answers to rewards. A merged model carries its way of scoring and its normalisation in its config.
+    """Compute rewards of answers, given as token ids: the model's raw score minus `mean`.
 
-    scoring, words: given while the model trains; a merged model knows its own (see put_scoring).
+    The config of a merged model holds its scoring, `mean` and `std` as reward_* (scoring_file.apply_scoring). With
+    pooling 'last' and log_probability_weight 0, the raw score is the logit of the plain
+    AutoModelForSequenceClassification, so that reward = logit - config.reward_mean.
+
+    Args:
+        scoring: while the model trains; None takes the config's.
     """
 
-    def __init__(self, model, precision: str, scoring: Scoring | None = None, batch_rows: int = 64,
-                 words: Lexical | None = None):
+    def __init__(self, model, precision: str, scoring: Scoring | None = None, batch_rows: int = 64):
         self.model, self.precision, self.batch_rows = model, precision, batch_rows
-        self.words = getattr(model, "lexical", None) if words is None else words
-        known = {f.name: getattr(model.config, f"reward_{f.name}", f.default) for f in fields(Scoring)}
-        self.scoring = Scoring(**known) if scoring is None else scoring
+        settings = {f.name: getattr(model.config, f"reward_{f.name}", f.default) for f in fields(Scoring)}
+        self.scoring = Scoring(**settings) if scoring is None else scoring
         self.mean = float(getattr(model.config, "reward_mean", 0.0))
-        self.std: float | None = getattr(model.config, "reward_std", None)  # on reference answers, for those who scale
+        self.std: float | None = getattr(model.config, "reward_std", None)  # over the reference answers
 
     @torch.no_grad()
     def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
-        """Rewards [B] fp32 on the CPU; rows are grouped by length, results in the order given."""
+        """Compute rewards [B], fp32 on the CPU, in the order of the rows; batches hold rows of similar length."""
         assert not self.model.training, "dropout would act on the scores"
         lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
         scores = torch.empty(len(prompts))
-        for chunk in chunks_by_length(lengths, self.batch_rows):
-            texts = pack_responses([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
+        for chunk in chunk_by_length(lengths, self.batch_rows):
+            packed = pack_responses([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
             with autocast(self.precision):
-                scores[chunk] = read(self.model, texts, self.scoring).scores.cpu()
-        return scores - self.mean if self.words is None else scores - self.mean + self.words(answers)
+                scores[chunk] = score_packed(self.model, packed, self.scoring).scores.cpu()
+        return scores - self.mean
 
 
+def combine_scores(
+    scores: Sequence[torch.Tensor], combine: Combine = "mean", spread_penalty: float = 0.0
+) -> torch.Tensor:
+    """Combine the scores [B] of several models to one score [B] (Coste et al. 2023, arXiv 2310.02743).
+
+    Reward models disagree first where a policy leaves their training data: 'min' and 'mean_minus_std' keep PPO from a
+    reward that one of them alone gives.
+
+    Args:
+        combine: 'mean_minus_std' subtracts spread_penalty times the standard deviation over the models.
+    """
+    if len(scores) == 1:
+        return scores[0]
+    stacked = torch.stack(list(scores))
+    if combine == "min":
+        return stacked.amin(0)
+    mean = stacked.mean(0)
+    return mean - spread_penalty * stacked.std(0, correction=0) if combine == "mean_minus_std" else mean

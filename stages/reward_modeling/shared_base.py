@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Score with a reward adapter on a base that it shares with the policy, so that the base is in memory once."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -17,9 +17,9 @@ from stages.reward_modeling.scoring_file import apply_scoring
 
 
 def add_reward_adapter(model: nn.Module, folder: Path, role: str, learns: bool) -> tuple[PeftModel, torch.Tensor]:
-    """Put the reward adapter in `folder` on a causal model under the name `role`; its score head [1, D] comes back too.
+    """Load the reward adapter in `folder` onto a causal model under the name `role`; return model and head [1, D].
 
-    ValueError where it does not fit, or has no head. The roles that are there stay as they are.
+    Adapters that are there already stay as they are. Raises ValueError if it does not fit the model or has no head.
     """
     head = saved_head(folder)
     tensors = {name: t for name, t in load_file(folder / WEIGHTS).items() if not name.endswith(HEAD)}
@@ -37,16 +37,16 @@ def add_reward_adapter(model: nn.Module, folder: Path, role: str, learns: bool) 
         unexpected = list(tensors)
     if unexpected or len(parameters_of(model, role)) != len(tensors):
         raise ValueError(f"{folder} does not fit this {unwrap_peft(model).config.model_type}: "
-                         f"{len(tensors)} tensors, {len(parameters_of(model, role))} places")
+                         f"{len(tensors)} tensors, but the model takes {len(parameters_of(model, role))}")
     for parameter, flag in [*required, *((p, learns) for p in parameters_of(model, role).values())]:
         parameter.requires_grad_(flag)
     return model.eval(), head
 
 
 class RewardAdapter(nn.Module):
-    """A reward adapter on a base that other roles share, in the shape of the classifier that it was trained as.
+    """A reward adapter on a shared base, with the interface of the sequence classifier that it was trained as.
 
-    role: the adapter's name there; each member of an ensemble has its own.
+    role: unique name of the adapter on the base.
     """
 
     base_model_prefix = "model"
@@ -73,9 +73,9 @@ class RewardAdapter(nn.Module):
 
 
 class SharedScorer(Scorer):
-    """Prompts and answers to rewards, under the reward adapter of a shared base."""
+    """Compute rewards with a reward adapter on a shared base."""
 
     def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
-        """As Scorer's: rewards [B] fp32 on the CPU."""
+        """Compute rewards [B], fp32 on the CPU."""
         with active_adapter(self.model.model, self.model.role):
             return super().__call__(prompts, answers)

@@ -8,13 +8,13 @@ import pyarrow.parquet as parquet
 import pytest
 
 from benchmarks.quality import cross_validation
-from stages.reward_modeling.load import load_merged_reward
+from stages.reward_modeling.load import load_reward_models
 from stages.stackexchange.pairs.table import key_of, rows_of
 from tests.helpers import tiny_models
 
 RECIPE = """
-reward: {precision: fp32, batching: question, pooling: sum, lexical_buckets: 256, lexical_penalty: 1.0, batch_pairs: 4,
-         microbatch_pairs: 4, learning_rate: 1.0e-3}
+reward: {precision: fp32, batching: question, pooling: sum, batch_pairs: 4, microbatch_pairs: 4,
+         learning_rate: 1.0e-3}
 """
 
 
@@ -77,5 +77,5 @@ def test_an_adapter_scores_with_its_lexical_term(tmp_path):
     tiny_models.merge(base, [tmp_path / "reward"], tmp_path / "merged")
     held = cross_validation.held_out_pairs(rows_of(tmp_path / "split", "evaluation"), cross_validation.models.load_tokenizer(base),
                                 max_pairs=99, max_tokens=config.max_length_tokens, seed=0)
-    scores = load_merged_reward(tmp_path / "merged", "fp32")(held.prompts, held.answers).numpy()
+    scores = load_reward_models(tmp_path / "merged", "fp32")(held.prompts, held.answers).numpy()
     assert table["score_better"].to_pylist() == pytest.approx(scores[held.better].tolist(), abs=1e-3)

@@ -17,20 +17,21 @@ from stages.modeling import lora, tokenizer
 from stages.modeling.adapters import parameters_of
 from stages.modeling.load import load_causal
 from stages.recipe.ppo import Ppo
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
-from stages.rl.load import load_policy, load_reward
+from stages.rl.load import load_policy, load_scorers
 from stages.rl.policy import Policy
-from stages.rl.ppo_update import update
-from stages.rl.trajectory import Update, build_trajectory, score_rollout
-from stages.runtime import artifact
-from stages.training.memory import distinct_bytes, tensors_of
+from stages.rl.ppo_trainer import UpdateSettings, update_policy
+from stages.rl.trajectory import score_rollout
+from stages.runtime import artifact, files
+from stages.training.memory_estimate import distinct_bytes, iter_tensors
 from tests.helpers import architectures, tiny_models
+from tests.helpers.trajectories import build_trajectory
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
 ANSWERS = [[41, 42, 2], [43], [44, 45, 46, 47, 48, 2], [49, 2]]
-UPDATE = Update(2, 4, 2, 1.0, 0.95, 0.2, None, 0.1, 1.0, 1e9, None)
+UPDATE = UpdateSettings(2, 4, 2, 0.2, None, 0.1, 1.0, 1e9, None)
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ()}
 HOW = {"tune": "lora", "value_model": "head", "lora": LORA, "precision": "fp32", "temperature": 0.7}
 
@@ -66,18 +67,18 @@ def load(base, reward, **changes) -> Policy:
 
 
 def moved(policy: Policy) -> Policy:
-    architectures.noisy(policy.trained().values(), 0.02)
+    architectures.noisy(policy.trainable_parameters().values(), 0.02)
     return policy
 
 
 def learn(policy: Policy) -> None:
     """Two epochs on a rollout, like an iteration."""
-    with policy.merged() as model:
+    with policy.merge_adapter() as model:
         rollout = sample(model, PROMPTS, max_new_tokens=8, temperature=0.7, stop_ids=(2,), precision=policy.precision,
-                         generator=torch.Generator().manual_seed(0), value_of=policy.values_of)
-    seen = build_trajectory(policy, policy.with_values(rollout, 4), torch.tensor([2.0, -1.0, 0.5, -2.0]), 0.1, UPDATE)
-    optimizer = torch.optim.Adam(policy.trained().values(), lr=0.01)
-    update(policy, optimizer, seen, UPDATE, torch.Generator().manual_seed(0))
+                         generator=torch.Generator().manual_seed(0), value_fn=policy.values_from_hidden)
+    seen = build_trajectory(policy, policy.fill_values(rollout, 4), torch.tensor([2.0, -1.0, 0.5, -2.0]), 0.1)
+    optimizer = torch.optim.Adam(policy.trainable_parameters().values(), lr=0.01)
+    update_policy(policy, optimizer, seen, UPDATE, torch.Generator().manual_seed(0))
 
 
 def log_p_of(model, temperature=0.7) -> list[torch.Tensor]:
@@ -101,19 +102,19 @@ def test_a_reward_adapter_on_the_policys_base_scores_as_the_merged_model(family,
     weight = 2.0 if load_causal(base).config.tie_word_embeddings and family != "opt-350m" else 0.0
     reward = save_reward(base, tmp_path / "reward", weight)
     tiny_models.merge(base, [reward], tmp_path / "merged")
-    expected = Scorer(load_scorer(tmp_path / "merged"), "fp32")
+    expected = Scorer(load_classifier(tmp_path / "merged"), "fp32")
     policy = moved(load(base, reward))
-    before = policy(PROMPTS, ANSWERS).log_p
-    scorer = load_reward(reward, policy, base)
+    before = policy(PROMPTS, ANSWERS).logprobs
+    (scorer,) = load_scorers(reward, policy, base)
     scores = scorer(PROMPTS, ANSWERS)
     assert torch.allclose(scores, expected(PROMPTS, ANSWERS), atol=1e-4) and float(scores.std()) > 0.01
     assert (scorer.std, scorer.mean, scorer.scoring.log_probability_weight) == (expected.std, expected.mean, weight)
-    assert torch.equal(policy(PROMPTS, ANSWERS).log_p, before)
+    assert torch.equal(policy(PROMPTS, ANSWERS).logprobs, before)
 
 
 def test_a_merged_reward_model_is_a_model_of_its_own(base, merged):
     policy = load(base, merged)
-    scorer = load_reward(merged, policy, base)
+    (scorer,) = load_scorers(merged, policy, base)
     assert type(scorer) is Scorer and not {p.data_ptr() for p in scorer.model.parameters()} & {
         p.data_ptr() for p in policy.parameters()}
 
@@ -121,14 +122,14 @@ def test_a_merged_reward_model_is_a_model_of_its_own(base, merged):
 def test_what_cannot_be_a_role_is_refused_in_one_line(base, reward, merged, tmp_path):
     other = tiny_models.save_base(tmp_path / "other", seed=1, width=128)
     with pytest.raises(ValueError, match=r"was trained on .*, and not on"):
-        load_reward(reward, load(other, reward), other)
+        load_scorers(reward, load(other, reward), other)
     with pytest.raises(ValueError, match=r"was trained on .*, and not on"):
         load(other, reward, value_model="adapter")
     with pytest.raises(ValueError, match="is a whole model: give the artifact of stages"):
         load(base, merged, value_model="adapter")
     load(base, reward).save(tmp_path / "no-head", tokenizer.load_tokenizer(base))
     with pytest.raises(ValueError, match="holds no score head"):
-        load_reward(tmp_path / "no-head", load(base, reward), base)
+        load_scorers(tmp_path / "no-head", load(base, reward), base)
 
 
 def test_the_manifest_says_on_what_an_adapter_was_trained(base, reward, tmp_path):
@@ -136,11 +137,11 @@ def test_the_manifest_says_on_what_an_adapter_was_trained(base, reward, tmp_path
     adapter = shutil.copytree(reward, tmp_path / "reward")
     renamed = shutil.copytree(base, tmp_path / "renamed")
     inputs = {"base": {"path": "results/run/sft-merged", "sha256": artifact.digest(renamed)}}
-    artifact.write_json(adapter / "manifest.json", {"stage": "reward", "inputs": inputs})
-    assert load_reward(adapter, load(renamed, adapter), renamed)
+    files.write_json(adapter / "manifest.json", {"stage": "reward", "inputs": inputs})
+    assert load_scorers(adapter, load(renamed, adapter), renamed)
     other = tiny_models.save_base(tmp_path / "other", seed=1, width=128)
     with pytest.raises(ValueError, match="was trained on results/run/sft-merged"):
-        load_reward(adapter, load(other, adapter), other)
+        load_scorers(adapter, load(other, adapter), other)
 
 
 # Memory
@@ -148,13 +149,13 @@ def test_the_manifest_says_on_what_an_adapter_was_trained(base, reward, tmp_path
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "nf4"])
 def test_the_base_is_in_memory_once_whatever_stands_on_it(base, reward, precision):
     plain = lora.add_lora(load_causal(base, precision), precision=precision, **LORA)
-    alone = distinct_bytes(t for t in tensors_of(plain) if not t.requires_grad)
+    alone = distinct_bytes(t for t in iter_tensors(plain) if not t.requires_grad)
     policy = load(base, reward, precision=precision, value_model="adapter")
-    scorer = load_reward(reward, policy, base)
-    scorer(PROMPTS, ANSWERS), policy(PROMPTS, ANSWERS), policy.reference(PROMPTS, ANSWERS)
-    every = {(t.data_ptr(), t.nbytes) for module in (policy, scorer.model) for t in tensors_of(module)}
+    (scorer,) = load_scorers(reward, policy, base)
+    scorer(PROMPTS, ANSWERS), policy(PROMPTS, ANSWERS), policy.ref_logprobs(PROMPTS, ANSWERS)
+    every = {(t.data_ptr(), t.nbytes) for module in (policy, scorer.model) for t in iter_tensors(module)}
     reward_adapter = parameters_of(policy.base, scorer.model.role).values()
-    roles = [*policy.trained().values(), *reward_adapter, scorer.model.score.weight]
+    roles = [*policy.trainable_parameters().values(), *reward_adapter, scorer.model.score.weight]
     assert sum(size for _, size in every) == pytest.approx(alone + distinct_bytes(roles), rel=0.02)  # int8 adds scales
 
 
@@ -162,11 +163,11 @@ def test_the_base_is_in_memory_once_whatever_stands_on_it(base, reward, precisio
 
 def test_a_value_adapter_starts_as_the_reward_model(base, reward, merged):
     policy = load(base, reward, value_model="adapter")
-    scorer = Scorer(load_scorer(merged), "fp32")
+    scorer = Scorer(load_classifier(merged), "fp32")
     raw = scorer(PROMPTS, ANSWERS) + scorer.mean
     values = policy(PROMPTS, [[*answer, 7] for answer in ANSWERS]).values  # read before the 7, at the last token
     assert torch.allclose(torch.stack([row[len(a)] for row, a in zip(values, ANSWERS, strict=True)]), raw, atol=1e-4)
-    assert torch.allclose(policy(PROMPTS, ANSWERS).log_p, policy.reference(PROMPTS, ANSWERS), atol=1e-6)
+    assert torch.allclose(policy(PROMPTS, ANSWERS).logprobs, policy.ref_logprobs(PROMPTS, ANSWERS), atol=1e-6)
 
 
 def test_a_value_adapter_and_the_policy_learn_apart_and_a_head_teaches_the_policy(base, reward):
@@ -174,37 +175,37 @@ def test_a_value_adapter_and_the_policy_learn_apart_and_a_head_teaches_the_polic
         policy = moved(load(base, reward, value_model=value_model))
         own = parameters_of(policy.base, "default")
         policy(PROMPTS, ANSWERS).values.sum().backward()
-        touched = {name for name, p in policy.trained().items() if p.grad is not None and p.grad.any()}
+        touched = {name for name, p in policy.trainable_parameters().items() if p.grad is not None and p.grad.any()}
         assert {"value_head.weight", "value_head.bias"} < touched
         assert all((p.grad is None) == apart for p in own.values())
         policy.zero_grad()
-        policy(PROMPTS, ANSWERS).log_p.sum().backward()
-        assert {name for name, p in policy.trained().items() if p.grad is not None} == {
-            name for name in policy.trained() if ".default." in name}
+        policy(PROMPTS, ANSWERS).logprobs.sum().backward()
+        assert {name for name, p in policy.trainable_parameters().items() if p.grad is not None} == {
+            name for name in policy.trainable_parameters() if ".default." in name}
 
 
 def test_warming_up_the_critic_moves_its_adapter_and_head_alone(base, reward):
     policy = load(base, reward, value_model="adapter")
     before = {name: p.detach().clone() for name, p in policy.named_parameters()}
-    trained = list(policy.trained())
-    with policy.only_values():
+    trained = list(policy.trainable_parameters())
+    with policy.critic_only():
         learn(policy)
     changed = {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
     assert changed == {name for name in trained if ".value." in name or name.startswith("value_head")}
-    assert list(policy.trained()) == trained
+    assert list(policy.trainable_parameters()) == trained
 
 
 def test_values_that_sampling_cannot_know_are_forwarded_once(base, reward):
     policy = moved(load(base, reward, value_model="adapter"))
     rollout = sample(policy.model, PROMPTS, max_new_tokens=8, temperature=0.7, stop_ids=(2,),
-                     generator=torch.Generator().manual_seed(0), value_of=policy.values_of)
-    assert not policy.samples_values and not rollout.values.any()
-    kept = score_rollout(policy, policy.with_values(rollout, 2), 4, keep_rollout_log_p=True)
+                     generator=torch.Generator().manual_seed(0), value_fn=policy.values_from_hidden)
+    assert not policy.value_shares_policy and not rollout.values.any()
+    kept = score_rollout(policy, policy.fill_values(rollout, 2), 4, reuse_rollout_logprobs=True)
     forwarded = score_rollout(policy, rollout, 4)
     assert torch.allclose(kept.values, forwarded.values, atol=1e-5) and forwarded.values.std() > 0.01
-    assert torch.allclose(kept.log_p, forwarded.log_p, atol=1e-4)
+    assert torch.allclose(kept.logprobs, forwarded.logprobs, atol=1e-4)
     head = load(base, reward)
-    assert head.samples_values and head.with_values(rollout, 2) is rollout
+    assert head.value_shares_policy and head.fill_values(rollout, 2) is rollout
 
 
 # All roles together
@@ -212,12 +213,12 @@ def test_values_that_sampling_cannot_know_are_forwarded_once(base, reward):
 @pytest.mark.parametrize("tune", ["lora", "full"])
 def test_a_role_computes_the_same_whatever_was_on_before_it(base, reward, tune):
     policy = moved(load(base, reward, tune=tune, value_model="adapter"))
-    scorer = load_reward(reward, policy, base)
+    (scorer,) = load_scorers(reward, policy, base)
     with torch.no_grad():
         architectures.noisy(parameters_of(policy.base, "value").values(), 0.05)  # no longer the reward's
     calls = {
         "policy": lambda: torch.cat(policy(PROMPTS, ANSWERS)[:2]),
-        "reference": lambda: policy.reference(PROMPTS, ANSWERS),
+        "reference": lambda: policy.ref_logprobs(PROMPTS, ANSWERS),
         "reward": lambda: scorer(PROMPTS, ANSWERS),
         "model": lambda: torch.cat(log_p_of(policy.model)),
     }
@@ -226,20 +227,20 @@ def test_a_role_computes_the_same_whatever_was_on_before_it(base, reward, tune):
         alone = {name: call() for name, call in calls.items()}
         for order in itertools.permutations(calls):
             assert all(torch.equal(calls[name](), alone[name]) for name in order)
-    assert [name for name, p in policy.named_parameters() if p.requires_grad] == required == list(policy.trained())
+    assert [name for name, p in policy.named_parameters() if p.requires_grad] == required == list(policy.trainable_parameters())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16", "int8", "nf4"])
 def test_updates_move_policy_and_values_and_nothing_else(base, reward, precision):
     policy = load(base, reward, precision=precision, value_model="adapter")
-    scorer = load_reward(reward, policy, base)
+    (scorer,) = load_scorers(reward, policy, base)
     before = {name: p.detach().clone() for name, p in policy.named_parameters()}
-    reference, scores = policy.reference(PROMPTS, ANSWERS), scorer(PROMPTS, ANSWERS)
+    reference, scores = policy.ref_logprobs(PROMPTS, ANSWERS), scorer(PROMPTS, ANSWERS)
     learn(policy)
     changed = {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
-    assert changed == set(policy.trained())
+    assert changed == set(policy.trainable_parameters())
     assert {".default." in n or ".value." in n or n.startswith("value_head") for n in changed} == {True}
-    assert torch.equal(policy.reference(PROMPTS, ANSWERS), reference)
+    assert torch.equal(policy.ref_logprobs(PROMPTS, ANSWERS), reference)
     assert torch.equal(scorer(PROMPTS, ANSWERS), scores)
 
 
@@ -249,8 +250,8 @@ def test_after_training_the_reference_is_still_the_sft_model(base, reward, tune,
     learn(policy)
     with torch.no_grad():
         sft = log_p_of(AutoModelForCausalLM.from_pretrained(base).eval())
-        assert same(policy.reference(PROMPTS, ANSWERS), sft)
-        found = policy(PROMPTS, ANSWERS).log_p
+        assert same(policy.ref_logprobs(PROMPTS, ANSWERS), sft)
+        found = policy(PROMPTS, ANSWERS).logprobs
         assert not same(found, sft, atol=1e-2) and same(found, log_p_of(policy.model))
 
 
@@ -259,11 +260,11 @@ def test_after_training_the_reference_is_still_the_sft_model(base, reward, tune,
 def test_full_tuning_learns_what_autograd_says_of_a_plain_model(base, reward):
     policy = load(base, reward, tune="full")
     scored = policy(PROMPTS, ANSWERS)
-    ((scored.log_p * scored.mask).sum() / scored.mask.sum()).backward()
+    ((scored.logprobs * scored.mask).sum() / scored.mask.sum()).backward()
     plain = AutoModelForCausalLM.from_pretrained(base).eval()
     torch.cat(log_p_of(plain)).mean().backward()
     expected = {f"model.{name}": p.grad for name, p in plain.named_parameters()}
-    found = {name: p.grad for name, p in policy.trained().items() if not name.startswith("value_head")}
+    found = {name: p.grad for name, p in policy.trainable_parameters().items() if not name.startswith("value_head")}
     assert found.keys() == expected.keys() and plain.config.tie_word_embeddings  # the tied matrix once
     assert all(torch.allclose(found[name], grad, atol=1e-5) for name, grad in expected.items())
     assert all(p.grad is None for p in policy.frozen_copy.parameters())
@@ -272,14 +273,14 @@ def test_full_tuning_learns_what_autograd_says_of_a_plain_model(base, reward):
 @pytest.mark.parametrize("value_model", ["head", "adapter"])
 def test_a_whole_model_is_saved_and_goes_through_merge(base, reward, tmp_path, value_model):
     policy = moved(load(base, reward, tune="full", value_model=value_model))
-    with policy.merged() as model:
+    with policy.merge_adapter() as model:
         assert model is policy.model
     policy.save(tmp_path / "ppo", tokenizer.load_tokenizer(base))
     assert (tmp_path / "ppo/value").is_dir() == (value_model == "adapter")
     found = tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "merged", max_logit_difference=1e-6)
     assert found["merge_difference"] == 0 and found["reload_difference"] < 1e-5
     with torch.no_grad():
-        assert same(policy(PROMPTS, ANSWERS).log_p, log_p_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")))
+        assert same(policy(PROMPTS, ANSWERS).logprobs, log_p_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")))
     found = tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "rounded", dtype="bf16", max_logit_difference=1e-6)
     assert found["rounding_difference"] > 0 == found["merge_difference"]
     assert tokenizer.load_tokenizer(tmp_path / "rounded").pad_token_id == 0
@@ -287,14 +288,14 @@ def test_a_whole_model_is_saved_and_goes_through_merge(base, reward, tmp_path, v
 
 def test_an_adapter_is_saved_alone_in_the_root_and_the_value_functions_beside_it(base, reward, tmp_path):
     policy = moved(load(base, reward, value_model="adapter"))
-    load_reward(reward, policy, base)
+    load_scorers(reward, policy, base)
     policy.save(tmp_path, tokenizer.load_tokenizer(base))
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["value"]
     assert load_file(tmp_path / "adapter_model.safetensors").keys() == {
-        name.replace(".default", "").removeprefix("model.") for name in policy.trained() if ".default." in name}
+        name.replace(".default", "").removeprefix("model.") for name in policy.trainable_parameters() if ".default." in name}
     with torch.no_grad():
         again = PeftModel.from_pretrained(load_causal(base), tmp_path).eval()
-        assert same(policy(PROMPTS, ANSWERS).log_p, log_p_of(again))
+        assert same(policy(PROMPTS, ANSWERS).logprobs, log_p_of(again))
     value = load_file(tmp_path / "value/adapter_model.safetensors")
     assert all(torch.equal(p, value[name.replace(".value.", ".")])
                for name, p in parameters_of(policy.base, "value").items())
@@ -307,7 +308,7 @@ def test_an_adapter_is_saved_alone_in_the_root_and_the_value_functions_beside_it
 def test_a_quantised_model_can_neither_learn_whole_nor_be_compiled(precision):
     with pytest.raises(ValueError, match="tune 'full' needs weights that can learn"):
         Ppo(tune="full", precision=precision)
-    with pytest.raises(ValueError, match="compile goes with precision fp32, mixed or bf16"):
+    with pytest.raises(ValueError, match="compile needs precision fp32, mixed or bf16"):
         Ppo(compile=True, precision=precision)
     assert Ppo(tune="full", compile=True, precision="bf16")
 
@@ -317,9 +318,9 @@ def test_a_quantised_model_can_neither_learn_whole_nor_be_compiled(precision):
 def gradients(policy: Policy) -> dict[str, torch.Tensor]:
     policy.zero_grad()
     scored = policy(PROMPTS, ANSWERS)
-    policy.reference(PROMPTS, ANSWERS)  # another role is on last, before the backward pass
-    ((scored.values - scored.log_p) * scored.mask).sum().backward()
-    return {name: p.grad.clone() for name, p in policy.trained().items()}
+    policy.ref_logprobs(PROMPTS, ANSWERS)  # another role is on last, before the backward pass
+    ((scored.values - scored.logprobs) * scored.mask).sum().backward()
+    return {name: p.grad.clone() for name, p in policy.trainable_parameters().items()}
 
 
 @pytest.mark.parametrize(("family", "tune", "value_model"), [
@@ -334,7 +335,7 @@ def test_checkpointing_changes_no_gradient_and_leaves_no_trace(family, tune, val
     expected = gradients(moved(load(base, reward, **changes)))
     policy = moved(load(base, reward, gradient_checkpointing=True, **changes))
     calls = []
-    layer = next(m for m in policy.causal.modules() if isinstance(m, GradientCheckpointingLayer))
+    layer = next(m for m in policy.causal_model.modules() if isinstance(m, GradientCheckpointingLayer))
     inner = next(m for m in layer.modules() if not list(m.children()))
     inner.register_forward_hook(lambda *_: calls.append(1))
     found = gradients(policy)
@@ -350,7 +351,7 @@ def test_sampling_is_never_checkpointed(base, reward, monkeypatch):
     policy = load(base, reward, gradient_checkpointing=True)
     monkeypatch.setattr("stages.modeling.layer_calls.checkpoint", None)
     learn_free = sample(policy.model, PROMPTS, max_new_tokens=4, temperature=1.0, stop_ids=(),
-                        generator=torch.Generator().manual_seed(0), value_of=policy.values_of)
+                        generator=torch.Generator().manual_seed(0), value_fn=policy.values_from_hidden)
     score_rollout(policy, learn_free, 4)
 
 
@@ -380,4 +381,4 @@ def test_compiled_layers_compute_the_same(base, reward):
     found = gradients(policy)
     assert all(torch.allclose(found[name], grad, atol=1e-4) for name, grad in gradients(expected).items())
     with torch.no_grad():
-        assert torch.allclose(policy(PROMPTS, ANSWERS).log_p, expected(PROMPTS, ANSWERS).log_p, atol=1e-4)
+        assert torch.allclose(policy(PROMPTS, ANSWERS).logprobs, expected(PROMPTS, ANSWERS).logprobs, atol=1e-4)

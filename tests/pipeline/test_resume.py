@@ -18,7 +18,7 @@ RECIPE = """
 sft: {precision: fp32, sequence_length_tokens: 64, batch_sequences: 2, microbatch_sequences: 1, max_steps: 40,
       learning_rate: 1.0e-3, warmup_steps: 2, save_every_steps: 5, evaluate_every_steps: 10}
 reward: {precision: fp32, batch_pairs: 2, microbatch_pairs: 1, epochs: 2.0, learning_rate: 1.0e-3, save_every_steps: 5,
-         validation_share: 0.2, lexical_buckets: 512, lexical_penalty: 5.0}
+         validation_share: 0.2}
 ppo: {precision: fp32, iterations: 24, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 2,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
       save_every_iterations: 3, reward_scaling: running, optimizer: adamw_8bit, critic_warmup_iterations: 2}

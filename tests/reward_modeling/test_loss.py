@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,15 +18,14 @@ from stages.evaluation.pair_accuracy import calibration
 from stages.modeling import lora, tokenizer
 from stages.modeling.load import load_causal
 from stages.recipe.models import Lora, Merge
-from stages.recipe.ppo import Ppo
+from stages.recipe.ppo import Ppo, RewardSource
 from stages.recipe.reward import Reward
 from stages.reward_modeling import consistency
-from stages.reward_modeling.dataset import examples
-from stages.reward_modeling.ensemble import Ensemble, scorer_of
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.dataset import build_examples
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss, pairwise_losses
 from stages.reward_modeling.reward_model import initialise_head
-from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scorer import Scorer, combine_scores
 from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, member_folders
 from tests.helpers import tiny_models
 
@@ -61,7 +61,7 @@ def table(questions=6):
 
 
 def learner(folder):
-    model = load_scorer(tiny_models.save_base(folder), "fp32", new_head=True)
+    model = load_classifier(tiny_models.save_base(folder), "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     return lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
 
@@ -85,7 +85,7 @@ def test_question_at_once_has_the_gradient_of_the_pairwise_form(tmp_path, poolin
     objective, scoring = PairwiseLoss(0.2, 0.1, 0.01, language), Scoring(pooling, weight)
     made = {}
     for by_question in (True, False):
-        items, _ = examples(table(), tok, max_length_tokens=200, by_question=by_question, max_pairs=99)
+        items, _ = build_examples(table(), tok, max_length_tokens=200, by_question=by_question, max_pairs=99)
         made[by_question] = items
     assert len(made[True]) < len(made[False]) / 4
     loss, found = gradients(model, made[True], objective, scoring)
@@ -102,7 +102,7 @@ def test_question_at_once_has_the_gradient_of_the_pairwise_form(tmp_path, poolin
 
 def test_the_language_model_term_is_the_mean_nats_of_the_better_answer(tmp_path):
     model, tok = learner(tmp_path / "base"), tiny_models.tokenizer()
-    items, _ = examples(table(1), tok, max_length_tokens=200, by_question=True, max_pairs=99)
+    items, _ = build_examples(table(1), tok, max_length_tokens=200, by_question=True, max_pairs=99)
     causal, expected = load_causal(tmp_path / "base"), 0.0
     for item in items:
         for j, _ in item.pairs:
@@ -170,40 +170,42 @@ def test_the_stage_says_at_every_evaluation_where_it_is_right(trained):
 
 
 def loaded(member, base) -> Scorer:
-    model = load_scorer(base, "fp32", new_head=True)
+    model = load_classifier(base, "fp32", new_head=True)
     return Scorer(PeftModel.from_pretrained(model, member).eval(), "fp32", Scoring())
 
 
-def test_an_ensemble_is_the_mean_less_the_penalty_times_the_spread(trained):
+def test_scores_of_several_models_are_combined(trained):
     folder, _, inputs = trained
     scorers = [loaded(member, inputs["base"]) for member in member_folders(folder / "out")]
     texts = [[1, 5, 6], [1, 9]], [[40, 41, 2], [42, 2]]
     one, other = (scorer(*texts) for scorer in scorers)
     assert not torch.equal(one, other)
-    assert torch.allclose(Ensemble(scorers)(*texts), (one + other) / 2)
-    penalised = Ensemble(scorers, spread_penalty=2.0)(*texts)
+    assert torch.allclose(combine_scores([one, other]), (one + other) / 2)
+    assert torch.equal(combine_scores([one, other], "min"), torch.minimum(one, other))
+    penalised = combine_scores([one, other], "mean_minus_std", 2.0)
     assert torch.allclose(penalised, (one + other) / 2 - 2 * (one - other).abs() / 2, atol=1e-6)
-    assert scorer_of(scorers[:1]) is scorers[0]
+    for combine in ("mean", "min", "mean_minus_std"):
+        assert combine_scores([one], combine, 2.0) is one
 
 
 def test_a_served_model_is_compared_with_its_scores_in_training(trained):
     folder, _, inputs = trained
     out = folder / "out"
-    found = consistency.agreement(loaded(out, inputs["base"]), out)
-    assert found.correlation == pytest.approx(1, abs=1e-5) and found.difference < 1e-3
-    assert "correlation 1.00000" in consistency.check(found, out, 0.95)
-    other = consistency.agreement(loaded(member_folder(out, 1), inputs["base"]), out)  # another model than the file is of
+    found = consistency.compare_with_training(loaded(out, inputs["base"]), out)
+    assert found.correlation == pytest.approx(1, abs=1e-5) and found.max_difference_stds < 1e-3
+    assert "correlation 1.00000" in consistency.check_consistency(found, out, 0.95)
+    other = consistency.compare_with_training(loaded(member_folder(out, 1), inputs["base"]), out)  # another model than the file is of
     assert other.correlation < 0.999
-    with pytest.raises(ValueError, match="does not score as it was trained to"):
-        consistency.check(other, out, 0.9999)
+    with pytest.raises(ValueError, match="does not score as in training"):
+        consistency.check_consistency(other, out, 0.9999)
 
 
 def test_a_scoring_file_without_spread_says_so(trained, tmp_path):
     folder, _, inputs = trained
     known = json.loads((folder / "out" / SCORING).read_text())
     (tmp_path / SCORING).write_text(json.dumps(known | {"examples": known["examples"][:2]}))
-    found = consistency.agreement(loaded(folder / "out", inputs["base"]), tmp_path)
-    assert found.correlation is None and "too few" in consistency.check(found, tmp_path, 0.95)
+    found = consistency.compare_with_training(loaded(folder / "out", inputs["base"]), tmp_path)
+    assert found.correlation is None and "too few" in consistency.check_consistency(found, tmp_path, 0.95)
 
 
 def test_a_killed_ensemble_goes_on_with_the_member_it_had_not_finished(trained, tmp_path):
@@ -222,7 +224,7 @@ PPO = Ppo(lora=Lora(r=2, dropout=0.0), precision="fp32", iterations=1, rollout_p
 
 
 @pytest.mark.parametrize("served_as", ["merged", "adapter"])
-def test_ppo_takes_the_mean_of_the_members_less_their_spread(trained, served_as, tmp_path, capsys):
+def test_ppo_combines_the_members(trained, served_as, tmp_path, capsys):
     """Merged models, or adapters of the policy's base: the same rewards, and each compared at the start."""
     folder, _, inputs = trained
     given = folder / "out"
@@ -234,15 +236,21 @@ def test_ppo_takes_the_mean_of_the_members_less_their_spread(trained, served_as,
     tok = tokenizer.load_tokenizer(inputs["base"])
     texts = [[1, 5, 6], [1, 9]], [[40, 41, 2], [42, 2]]
     found = {}
-    for penalty in (0.0, 2.0):
-        _, sources = ppo._engine(replace(PPO, spread_penalty=penalty), tok, inputs["base"], given)
-        found[penalty] = sources[0](*texts)
+    for combine, penalty in (("mean", 0.0), ("min", 0.0), ("mean_minus_std", 2.0)):
+        config = replace(PPO, reward_combine=combine, spread_penalty=penalty)
+        trainer, sources = ppo.build_trainer(config, tok, inputs["base"], given, inputs["pairs"])
+        assert [source.name for source in sources] == ["model 0", "model 1"]
+        rollout = SimpleNamespace(prompts=texts[0], responses=texts[1], ended=[True, True])
+        shaped = trainer.reward_shaper(rollout, update_statistics=False)
+        assert shaped.numbers().keys() == {"reward_model", "reward_scale"}
+        found[combine] = shaped.rewards
     scoring = [json.loads((member / SCORING).read_text()) for member in member_folders(folder / "out")]
     scores = [loaded(member, inputs["base"])(*texts) - known["mean"]
               for member, known in zip(member_folders(folder / "out"), scoring, strict=True)]
     mean, spread = (scores[0] + scores[1]) / 2, (scores[0] - scores[1]).abs() / 2
-    assert torch.allclose(found[0.0], mean, atol=1e-4) and torch.allclose(found[2.0], mean - 2 * spread, atol=1e-4)
-    assert capsys.readouterr().err.count("check  reward model  correlation 1.0000") == 4
+    expected = {"mean": mean, "min": torch.minimum(*scores), "mean_minus_std": mean - 2 * spread}
+    assert all(torch.allclose(found[combine], expected[combine], atol=1e-4) for combine in expected)
+    assert capsys.readouterr().err.count("check  reward model  correlation 1.0000") == 6
     (tmp_path / "ppo").mkdir()
     done = ppo.run(PPO, tmp_path / "ppo", policy=inputs["base"], reward=given, pairs=inputs["pairs"])
     assert done["iterations"] == 1
@@ -255,5 +263,32 @@ def test_ppo_refuses_a_reward_model_that_scores_otherwise_than_in_training(train
     tensors = load_file(weights)
     save_file({name: -t if "score" in name else t for name, t in tensors.items()}, weights)
     tok = tokenizer.load_tokenizer(inputs["base"])
-    with pytest.raises(ValueError, match=r"does not score as it was trained to: correlation -1.*fp32, served in fp32"):
-        ppo._engine(PPO, tok, inputs["base"], tmp_path / "damaged")
+    with pytest.raises(ValueError, match=r"does not score as in training: correlation -1.*fp32, loaded in fp32"):
+        ppo.build_trainer(PPO, tok, inputs["base"], tmp_path / "damaged", inputs["pairs"])
+
+
+@pytest.mark.parametrize("served_as", ["merged", "adapter"])
+def test_reward_models_of_other_folders_are_combined_with_the_first(trained, served_as, tmp_path):
+    folder, _, inputs = trained
+    shutil.copytree(folder / "out" / "member-1", tmp_path / "other")
+    if served_as == "merged":
+        tiny_models.merge(inputs["base"], [tmp_path / "other"], tmp_path / "merged")
+    given = folder / "out", tmp_path / ("merged" if served_as == "merged" else "other")
+    texts = SimpleNamespace(prompts=[[1, 5, 6], [1, 9]], responses=[[40, 41, 2], [42, 2]], ended=[True, True])
+    rewards = {}
+    for name, rewards_entry in (("each", str(given[1])), ("both", None)):
+        entries = (RewardSource(), RewardSource(rewards_entry)) if rewards_entry else (RewardSource(),)
+        config = replace(PPO, rewards=entries, reward_combine="min")
+        tok = tokenizer.load_tokenizer(inputs["base"])
+        trainer, sources = ppo.build_trainer(config, tok, inputs["base"], given[0], inputs["pairs"])
+        assert len(sources) == (3 if rewards_entry else 2) and {source.part for source in sources} == {"model"}
+        rewards[name] = trainer.reward_shaper(texts, update_statistics=False).rewards
+    assert torch.allclose(rewards["each"], rewards["both"], atol=1e-4), "min: the same model once more changes nothing"
+    entries = (RewardSource(), RewardSource(str(given[1]), weight=2.0))
+    with pytest.raises(ValueError, match="give them the same weight"):
+        ppo.build_trainer(replace(PPO, rewards=entries), tok, inputs["base"], given[0], inputs["pairs"])
+
+
+def test_a_spread_penalty_needs_its_way_of_combining():
+    with pytest.raises(ValueError, match="spread_penalty is the coefficient of reward_combine 'mean_minus_std'"):
+        replace(PPO, spread_penalty=0.5)

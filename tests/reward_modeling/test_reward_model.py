@@ -6,14 +6,21 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from stages.modeling import lora, tokenizer
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
-from stages.modeling.packed.sequences import by_row, pack_responses
-from stages.reward_modeling.dataset import collate_examples, examples, pair_indices
-from stages.reward_modeling.load import load_scorer
-from stages.reward_modeling.reward_model import SUM_TOKENS, check_tied, initialise_head, novelty, read
+from stages.modeling.packed.sequences import pack_responses, scatter_to_rows
+from stages.reward_modeling.dataset import build_examples, collate_examples, pair_indices
+from stages.reward_modeling.load import load_classifier
+from stages.reward_modeling.reward_model import (
+    SUM_UNIT_TOKENS,
+    check_tied_embeddings,
+    initialise_head,
+    occurrence_weights,
+    score_packed,
+)
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
 from tests.helpers import tiny_models
@@ -29,7 +36,7 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def adapter(base, tmp_path_factory):
     """A reward adapter that has moved away from its initial values, as after training."""
-    model = load_scorer(base, "fp32", new_head=True)
+    model = load_classifier(base, "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     model = lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
     with torch.no_grad():
@@ -47,7 +54,7 @@ def adapter(base, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scorer_model(base):
-    model = load_scorer(base, "fp32", new_head=True)
+    model = load_classifier(base, "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     return model
 
@@ -56,7 +63,7 @@ def scorer_model(base):
 def score(model, rows, weight=0.0, pooling="last"):
     """Raw scores of rows whose first token is the prompt."""
     texts = pack_responses([row[:1] for row in rows], [row[1:] for row in rows], torch.device("cpu"))
-    return read(model, texts, Scoring(pooling, weight)).scores
+    return score_packed(model, texts, Scoring(pooling, weight)).scores
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "sum"])
@@ -87,7 +94,7 @@ def test_pooling_reads_the_answers_tokens(scorer_model):
         with torch.no_grad():
             outputs = (scorer_model.model(torch.tensor([row])).last_hidden_state[0] @ scorer_model.score.weight[0])[1:]
         weights = [math.log2(1 + 1 / (1 + row[1:i].count(token))) for i, token in enumerate(row) if i]
-        summed = (outputs * torch.tensor(weights)).sum() / SUM_TOKENS
+        summed = (outputs * torch.tensor(weights)).sum() / SUM_UNIT_TOKENS
         for pooling, expected in (("mean", outputs.mean()), ("sum", summed)):
             assert float(score(scorer_model, [row], 0.0, pooling)) == pytest.approx(float(expected), abs=1e-6)
 
@@ -102,7 +109,7 @@ def test_only_the_last_real_position_is_read(scorer_model):
 def test_n_occurrences_of_a_token_count_as_their_logarithm():
     answers = [[5] * 7, [5, 6, 5, 5], [7]]
     texts = pack_responses([[1]] * 3, answers, torch.device("cpu"))
-    weights = by_row(novelty(texts), texts).sum(-1)
+    weights = scatter_to_rows(occurrence_weights(texts), texts).sum(-1)
     assert weights.tolist() == pytest.approx([math.log2(8), math.log2(4) + 1, 1.0])
 
 
@@ -118,11 +125,11 @@ def test_the_log_probability_term_is_the_language_models_own(scorer_model, base)
 
 
 def test_the_log_probability_term_is_refused_where_the_output_layer_is_not_tied(scorer_model):
-    check_tied(scorer_model.config, 1.0, "log_probability_weight")
+    check_tied_embeddings(scorer_model.config, 1.0, "log_probability_weight")
     untied = type(scorer_model.config)(tie_word_embeddings=False)
-    check_tied(untied, 0.0, "log_probability_weight")
+    check_tied_embeddings(untied, 0.0, "log_probability_weight")
     with pytest.raises(ValueError, match=r"reward\.language_model_weight needs .* tied"):
-        check_tied(untied, 1.0, "language_model_weight")
+        check_tied_embeddings(untied, 1.0, "language_model_weight")
 
 
 def test_agrees_with_transformers_own_head(scorer_model):
@@ -133,8 +140,23 @@ def test_agrees_with_transformers_own_head(scorer_model):
             assert float(own) == pytest.approx(float(score(scorer_model, [row])), abs=1e-6)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_plain_transformers_gives_the_reward_that_ppo_sees(base, adapter, tmp_path, side):
+    """The logit of AutoModelForSequenceClassification, minus config.reward_mean, with padded rows."""
+    tiny_models.merge(base, [adapter[0]], tmp_path / "merged")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    tok = AutoTokenizer.from_pretrained(tmp_path / "merged", padding_side=side)
+    batch = tok.pad({"input_ids": TEXTS}, return_tensors="pt")
+    assert batch.input_ids.eq(model.config.pad_token_id).any() and type(model).__module__.startswith("transformers.")
+    with torch.no_grad():
+        logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.squeeze(-1)
+    scorer = Scorer(load_classifier(tmp_path / "merged"), "fp32")
+    rewards = scorer([row[:1] for row in TEXTS], [row[1:] for row in TEXTS])
+    assert scorer.mean != 0 and torch.allclose(logits - model.config.reward_mean, rewards, atol=1e-5)
+
+
 def test_head_starts_normal_with_variance_one_over_width_plus_one(base):
-    model = load_scorer(base, "fp32", new_head=True)
+    model = load_classifier(base, "fp32", new_head=True)
     draws = []
     for seed in range(200):
         initialise_head(model, torch.Generator().manual_seed(seed))
@@ -148,7 +170,7 @@ def test_head_starts_normal_with_variance_one_over_width_plus_one(base):
 def test_scores_are_the_same_before_saving_after_reload_and_after_merging(base, adapter, tmp_path):
     folder, before = adapter
     tiny_models.merge(base, [folder], tmp_path / "merged")
-    merged = load_scorer(tmp_path / "merged")
+    merged = load_classifier(tmp_path / "merged")
     assert torch.allclose(score(merged, TEXTS), before, atol=1e-4)
     saved = load_file(folder / "adapter_model.safetensors")
     assert torch.equal(merged.score.weight, next(t for name, t in saved.items() if name.endswith("score.weight")))
@@ -156,7 +178,7 @@ def test_scores_are_the_same_before_saving_after_reload_and_after_merging(base, 
 
 def test_reference_answers_average_zero_through_the_scorer(base, adapter, tmp_path):
     tiny_models.merge(base, [adapter[0]], tmp_path / "merged")
-    scorer = Scorer(load_scorer(tmp_path / "merged"), "fp32", batch_rows=2)
+    scorer = Scorer(load_classifier(tmp_path / "merged"), "fp32", batch_rows=2)
     rewards = scorer([text[:1] for text in TEXTS], [text[1:] for text in TEXTS])
     assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-5) and float(rewards.std()) > 1e-3
 
@@ -178,7 +200,7 @@ def test_an_adapter_without_its_head_is_refused(base, adapter, tmp_path):
 
 def test_a_merged_model_without_its_head_is_refused(base):
     with pytest.raises(ValueError, match=r"score\.weight"):
-        load_scorer(base)
+        load_classifier(base)
 
 
 def rows(pairs):
@@ -189,15 +211,15 @@ def rows(pairs):
 def test_by_question_every_answer_stands_once_and_every_pair_is_kept():
     tok = tiny_models.tokenizer()
     table = rows([(1, "a", "b"), (1, "a", "c"), (1, "b", "c"), (2, "d", "e")])
-    made, dropped = examples(table, tok, max_length_tokens=99, by_question=True, max_pairs=99)
+    made, dropped = build_examples(table, tok, max_length_tokens=99, by_question=True, max_pairs=99)
     assert [(len(e.answers), e.pairs) for e in made] == [(3, [(0, 1), (0, 2), (1, 2)]), (2, [(0, 1)])] and dropped == 0
     assert pair_indices(made) == ([0, 0, 1, 3], [1, 2, 2, 4])
-    assert collate_examples(made) == {"content": made, "items": 4} and made[0].gaps == [2, 2, 2]
+    assert collate_examples(made) == {"content": made, "items": 4} and made[0].score_gaps == [2, 2, 2]
 
 
 def test_over_long_pairs_are_dropped_and_counted():
     tok = tiny_models.tokenizer()
-    made, dropped = examples(
+    made, dropped = build_examples(
         rows([(1, "a", "b" * 400), (2, "a", "b")]), tok, max_length_tokens=60, by_question=False, max_pairs=9
     )
     assert len(made) == 1 and dropped == 1

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import types
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,13 +13,13 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from stages.modeling.tiny_llama import train_tokenizer
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer
-from stages.rl.rewards.classifier import PublishedScorer
+from stages.rl.rewards.classifier import ClassifierScorer
 from stages.rl.rewards.running_moments import RunningMoments
-from stages.rl.rewards.shaping import RewardShaper, Shaping
-from stages.rl.rewards.sources import MEASURES, RewardFunction, load_reward_function
+from stages.rl.rewards.shaping import RewardShaper, ShapingSettings
+from stages.rl.rewards.sources import MEASURES, RewardFunction, load_reward_functions
 from stages.stackexchange.prompt import answer_ids, prompt_ids, question_of
 from tests.helpers import tiny_models
 
@@ -58,9 +59,11 @@ def rollout(tok, answers=("use it", "a\n```\nb\n```", "make make make make make 
     return SimpleNamespace(prompts=[prompt_ids(tok, q) for q in QUESTIONS], responses=responses, ended=list(ended))
 
 
-def loaded(source: str, weight: float = 1.0, reads: str = "text", template: str = TEMPLATE, scorer=None) -> RewardFunction:
-    return load_reward_function(source=source, weight=weight, reads=reads, template=template, reward_model=lambda: scorer,
-                       precision="fp32")
+def loaded(source: str, weight: float = 1.0, reads: str = "text", template: str = TEMPLATE, scorer=None, pairs=None
+           ) -> RewardFunction:
+    (function,) = load_reward_functions(source=source, weight=weight, reads=reads, template=template, pairs=pairs,
+                                        load_models=lambda _: [scorer], precision="fp32")
+    return function
 
 
 class Told:
@@ -78,7 +81,7 @@ def told(*scores: float, std: float | None = 1.0) -> RewardFunction:
 
 
 def shaped(scores, rows, **shaping) -> list[float]:
-    return RewardShaper([told(*scores, std=4.0)], None, Shaping(**shaping))(rows, update_statistics=False).rewards.tolist()
+    return RewardShaper([told(*scores, std=4.0)], None, ShapingSettings(**shaping))(rows, update_statistics=False).rewards.tolist()
 
 
 def bare(responses=((5, 6, 2), (7, 8), (9,)), ended=(True, False, False)):
@@ -100,7 +103,7 @@ def test_a_weighted_sum_of_three_sources_by_hand(tok, functions):
     functions.found = torch.tensor([0.5, -1.0, 2.0])
     sources = [loaded("has_code", -2.0), loaded("repetition", 3.0), loaded("my_rewards:gives", 0.25)]
     rows = rollout(tok)
-    found = RewardShaper(sources, tok, Shaping(reward_baseline=1.0))(rows, update_statistics=True)
+    found = RewardShaper(sources, tok, ShapingSettings(reward_baseline=1.0))(rows, update_statistics=True)
     repeated = [repeated_grams(response) for response in rows.responses]
     assert repeated[0] == 0 and repeated[2] > 0
     want = [0.125 - 1, -2 + 3 * repeated[1] - 0.25 - 1, 3 * repeated[2] + 0.5 - 1]
@@ -114,7 +117,7 @@ def test_a_weighted_sum_of_three_sources_by_hand(tok, functions):
 def test_measures_read_what_was_sampled(tok):
     rows = rollout(tok, ended=(True, False, True))
     text, ids = loaded("response_characters"), loaded("response_tokens")
-    parts = RewardShaper([text, ids], tok, Shaping())(rows, update_statistics=False).parts
+    parts = RewardShaper([text, ids], tok, ShapingSettings())(rows, update_statistics=False).parts
     assert parts["response_characters"].tolist() == [6, 11, 29]
     assert parts["response_tokens"].tolist() == [len(response) for response in rows.responses]
 
@@ -122,9 +125,9 @@ def test_measures_read_what_was_sampled(tok):
 def test_functions_over_text_and_over_ids(tok, functions):
     rows = rollout(tok)
     before = json.dumps([rows.prompts, rows.responses])
-    RewardShaper([loaded("my_rewards:spoils")], tok, Shaping())(rows, update_statistics=False)
+    RewardShaper([loaded("my_rewards:spoils")], tok, ShapingSettings())(rows, update_statistics=False)
     assert functions.seen.pop() == (QUESTIONS, ["use it", "a\n```\nb\n```", "make make make make make make"])
-    found = RewardShaper([loaded("my_rewards:spoils", reads="ids")], tok, Shaping())(rows, update_statistics=False)
+    found = RewardShaper([loaded("my_rewards:spoils", reads="ids")], tok, ShapingSettings())(rows, update_statistics=False)
     want = [len(p) + 10 * len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
     assert found.rewards.tolist() == want
     assert json.dumps([rows.prompts, rows.responses]) == before, "a function changed the ids that are trained on"
@@ -137,14 +140,14 @@ def test_the_question_comes_back_whole(tok):
 
 
 def test_the_reward_model_scores_the_ids_that_were_sampled(tok, tmp_path):
-    model = load_scorer(tiny_models.save_base(tmp_path), "fp32", new_head=True)
+    model = load_classifier(tiny_models.save_base(tmp_path), "fp32", new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     scorer, seen = Scorer(model, "fp32"), []
     model.get_input_embeddings().register_forward_pre_hook(lambda _, given: seen.extend(given[0].flatten().tolist()))
     # Two pieces that decode to one word: decoding and encoding again would make them other ids.
     pieces = [*tok("us", add_special_tokens=False).input_ids, *tok("e", add_special_tokens=False).input_ids]
     assert tok(tok.decode(pieces), add_special_tokens=False).input_ids != pieces
-    rewards = RewardShaper([loaded("model", scorer=scorer)], tok, Shaping())
+    rewards = RewardShaper([loaded("model", scorer=scorer)], tok, ShapingSettings())
     for response in (pieces, [*pieces, tok.eos_token_id]):
         prompt = prompt_ids(tok, QUESTIONS[2])
         seen.clear()
@@ -155,9 +158,39 @@ def test_the_reward_model_scores_the_ids_that_were_sampled(tok, tmp_path):
 
 
 def test_the_reward_model_is_loaded_only_when_asked_for():
-    def never():
+    def never(source):
         raise AssertionError("loaded")
-    load_reward_function(source="has_code", weight=1.0, reads="text", template="", reward_model=never, precision="fp32")
+    load_reward_functions(source="has_code", weight=1.0, reads="text", template="", load_models=never, pairs=None,
+                          precision="fp32")
+
+
+def test_word_counts_as_a_source(tok, tmp_path):
+    """Fitted on the reward split when it is loaded: the better answers are those that say 'flag'."""
+    source = loaded("lexical", pairs=tiny_models.save_pairs(tmp_path))
+    rows = rollout(tok, answers=("use the flag", "make", ""))
+    scores = RewardShaper([source], tok, ShapingSettings())(rows, update_statistics=False).parts["lexical"]
+    assert scores[0] > scores[1] and scores[2] == 0
+    again = loaded("lexical", pairs=tmp_path)
+    assert torch.equal(again(*([], ["use the flag"])), source(*([], ["use the flag"])))
+
+
+@pytest.mark.parametrize(("combine", "expected"), [
+    ("mean", [3.0, -1.0, 5.0]), ("min", [1.0, -4.0, 5.0]), ("mean_minus_std", [2.0, -2.5, 5.0])])
+def test_reward_models_are_combined_before_the_sum(combine, expected):
+    one, other = (replace(told(*scores, std=std), name=f"model {std}", weight=2.0, part="model")
+                  for scores, std in (((1, 2, 5), 2.0), ((5, -4, 5), 4.0)))
+    third = RewardFunction("other", 1.0, "ids", Told(10, 10, 10))
+    settings = ShapingSettings(reward_combine=combine, spread_penalty=0.5 * (combine == "mean_minus_std"))
+    shaped = RewardShaper([one, third, other], None, settings)(bare(), update_statistics=False)
+    assert shaped.parts["model"].tolist() == expected and list(shaped.parts) == ["model", "other"]
+    assert shaped.rewards.tolist() == [10 + 2 * score for score in expected]
+    scaled = RewardShaper([one, other], None, replace(settings, reward_scaling="model"))
+    assert scaled(bare(), update_statistics=False).scale == 3.0
+
+
+def test_reward_models_share_one_weight():
+    with pytest.raises(ValueError, match="give them the same weight"):
+        RewardShaper([told(1), replace(told(1), weight=2.0)], None, ShapingSettings())
 
 
 def test_eos_inside_the_prompt_does_not_count():
@@ -166,8 +199,8 @@ def test_eos_inside_the_prompt_does_not_count():
 
 def test_the_reward_is_reduced_or_replaced():
     reduce = shaped([5, -3, 0], bare(), missing_eos="reduce", missing_eos_penalty=1.5)
-    replace = shaped([5, -3, 0], bare(), missing_eos="replace", missing_eos_penalty=1.5)
-    assert (reduce, replace) == ([5, -4.5, -1.5], [5, -1.5, -1.5])
+    replaced = shaped([5, -3, 0], bare(), missing_eos="replace", missing_eos_penalty=1.5)
+    assert (reduce, replaced) == ([5, -4.5, -1.5], [5, -1.5, -1.5])
 
 
 def test_short_responses_pay_beside_a_missing_eos():
@@ -186,13 +219,13 @@ def test_baseline_then_scale_then_clip_then_penalty():
 def test_a_reward_model_without_spread_cannot_scale():
     for std in (None, 0.0, float("nan")):
         with pytest.raises(ValueError, match="reward_scaling 'model'"):
-            RewardShaper([told(1, std=std)], None, Shaping(reward_scaling="model"))
+            RewardShaper([told(1, std=std)], None, ShapingSettings(reward_scaling="model"))
 
 
 def test_the_models_own_spread_comes_from_its_config(tmp_path):
-    model = load_scorer(tiny_models.save_base(tmp_path), "fp32", new_head=True)
+    model = load_classifier(tiny_models.save_base(tmp_path), "fp32", new_head=True)
     model.config.reward_std = 2.5
-    rewards = RewardShaper([loaded("model", scorer=Scorer(model, "fp32"))], None, Shaping(reward_scaling="model"))
+    rewards = RewardShaper([loaded("model", scorer=Scorer(model, "fp32"))], None, ShapingSettings(reward_scaling="model"))
     assert rewards(bare(), update_statistics=False).scale == 2.5
 
 
@@ -203,7 +236,7 @@ def batches(count: int = 6) -> list[list[float]]:
 
 def running(state: dict | None = None) -> RewardShaper:
     source = told(0, 0, 0)
-    rewards = RewardShaper([source], None, Shaping(reward_scaling="running", reward_baseline=1000.0))
+    rewards = RewardShaper([source], None, ShapingSettings(reward_scaling="running", reward_baseline=1000.0))
     if state:
         rewards.restore(state)
     rewards.tell = lambda scores: setattr(source.score, "scores", scores)
@@ -244,36 +277,36 @@ def test_resumed_statistics_are_the_uninterrupted_ones():
 
 def test_statistics_of_several_processes_merge_to_those_of_one():
     values = [value * 1e6 for batch in batches(9) for value in batch]
-    parts = [RunningMoments.of(values[start:stop]) for start, stop in ((0, 1), (1, 1), (1, 17), (17, 27))]
+    parts = [RunningMoments.from_values(values[start:stop]) for start, stop in ((0, 1), (1, 1), (1, 17), (17, 27))]
     merged = RunningMoments()
     for part in parts:
         merged.merge(part)
     assert (merged.count, merged.mean) == (27, pytest.approx(np.mean(values), rel=1e-14))
     assert merged.std() == pytest.approx(np.std(values, ddof=1), rel=1e-12)
-    assert RunningMoments().std() is None and RunningMoments.of([3.0]).std() is None
+    assert RunningMoments().std() is None and RunningMoments.from_values([3.0]).std() is None
 
 
 @pytest.mark.parametrize(("found", "says"), [
-    ([1.0, 2.0], "gave 2 numbers for 3 responses"),
-    (1.0, "gave one numbers for 3 responses"),
-    ([[1.0], [2.0], [3.0]], "gave 3 x 1 numbers for 3 responses"),
-    ([1.0, float("nan"), 2.0], "gave nan for response 2 of 3: every one needs a finite number"),
-    ([1.0, 2.0, 1e300], "gave inf for response 3 of 3"),
-    ([1.0, None, 2.0], "must give a list of numbers, one a response"),
-    ({"gold": [1.0, 2.0, 3.0]}, "must give a list of numbers, one a response"),
-    (None, "must give a list of numbers, one a response"),
-    (["a", "b", "c"], "must give a list of numbers, one a response"),
+    ([1.0, 2.0], "returned 2 numbers for 3 responses"),
+    (1.0, "returned one numbers for 3 responses"),
+    ([[1.0], [2.0], [3.0]], "returned 3 x 1 numbers for 3 responses"),
+    ([1.0, float("nan"), 2.0], "returned nan for response 2 of 3: every one needs a finite number"),
+    ([1.0, 2.0, 1e300], "returned inf for response 3 of 3"),
+    ([1.0, None, 2.0], "must return a list of numbers, one per response"),
+    ({"gold": [1.0, 2.0, 3.0]}, "must return a list of numbers, one per response"),
+    (None, "must return a list of numbers, one per response"),
+    (["a", "b", "c"], "must return a list of numbers, one per response"),
 ])
 def test_a_source_that_gives_no_finite_number_for_each_response(tok, functions, found, says):
     functions.found = found
-    rewards = RewardShaper([loaded("has_code"), loaded("my_rewards:gives")], tok, Shaping())
+    rewards = RewardShaper([loaded("has_code"), loaded("my_rewards:gives")], tok, ShapingSettings())
     with pytest.raises(ValueError, match="reward source 'my_rewards:gives' " + says) as error:
         rewards(rollout(tok), update_statistics=True)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("repetitoin", "rewards: 'repetitoin' is neither 'model', nor a measure \\(repetition, has_code"),
+    ("repetitoin", "rewards: 'repetitoin' is neither 'model', nor 'lexical', nor a measure \\(repetition, has_code"),
     ("my_rewards:nothing", "rewards: cannot load 'my_rewards:nothing'"),
     ("my_rewards:seen", "rewards: 'my_rewards:seen' is not a function"),
     (":f", "rewards: ':f' should look like package.module:function"),
@@ -330,7 +363,7 @@ def test_a_published_model_scores_as_its_own_forward_pass_does_for_one_text(kind
     model = CLASSIFIERS[kind](len(their_tokenizer)).eval()
     folder = str(published(tmp_path, their_tokenizer, model))
     rows = rollout(tok)
-    found = RewardShaper([loaded(folder, 2.0)], tok, Shaping())(rows, update_statistics=False)
+    found = RewardShaper([loaded(folder, 2.0)], tok, ShapingSettings())(rows, update_statistics=False)
     texts = ["<s>which flag?</s>use it</s>", "<s>{response} or {question}?</s>a\n```\nb\n```</s>",
              "<s>Answer: < /s> é 漢字\n\nAnswer: </s>make make make make make make</s>"]
     with torch.no_grad():
@@ -343,13 +376,13 @@ def test_a_published_model_scores_as_its_own_forward_pass_does_for_one_text(kind
 
 def test_special_tokens_are_the_templates_alone(their_tokenizer, tmp_path):
     folder = published(tmp_path, their_tokenizer, llama_classifier(len(their_tokenizer), 0))
-    plain, spelt = (PublishedScorer(folder, TEMPLATE, "fp32")._ids(*texts) for texts in (("ab", ""), ("a</s>b", "<s>")))
+    plain, spelt = (ClassifierScorer(folder, TEMPLATE, "fp32")._ids(*texts) for texts in (("ab", ""), ("a</s>b", "<s>")))
     assert (spelt.count(1), spelt.count(2)) == (plain.count(1), plain.count(2)) and plain.count(2) == 2
     assert "a< /s>b" in their_tokenizer.decode(spelt)
 
 
 def test_a_text_over_the_length_loses_its_start_and_says_so(their_tokenizer, tmp_path):
-    scorer = PublishedScorer(published(tmp_path, their_tokenizer, bert_classifier(len(their_tokenizer))), TEMPLATE,
+    scorer = ClassifierScorer(published(tmp_path, their_tokenizer, bert_classifier(len(their_tokenizer))), TEMPLATE,
                              "fp32")
     with pytest.warns(UserWarning, match="reads 96 tokens: longer texts lose their start"):
         ids = scorer._ids("which flag? " * 60, "the last words")
@@ -367,10 +400,10 @@ def test_what_is_no_reward_model_is_refused_in_one_line(kind, their_tokenizer, t
     if kind == "pickled":
         torch.save(llama_classifier(len(their_tokenizer), 0).state_dict(), folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
-    says = {"two outputs": "but 2: a reward is one number", "no head": "lacks the weights score.weight",
+    says = {"two outputs": "its head has 2 outputs, and must have one", "no head": "lacks the weights score.weight",
             "pickled": "no file named model.safetensors"}
     with pytest.raises(ValueError, match=says[kind]) as error:
-        PublishedScorer(folder, TEMPLATE, "fp32")
+        ClassifierScorer(folder, TEMPLATE, "fp32")
     assert "\n" not in str(error.value) and str(folder) in str(error.value)
 
 
@@ -381,7 +414,7 @@ def test_code_of_a_repository_is_never_run(their_tokenizer, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "theirs.py").write_text("raise SystemExit('ran')")
     with pytest.raises(ValueError, match="rewards: cannot use"):
-        PublishedScorer(folder, TEMPLATE, "fp32")
+        ClassifierScorer(folder, TEMPLATE, "fp32")
     shutil.rmtree(folder)
 
 

@@ -1,80 +1,81 @@
-"""Before the first iteration: the worst-case shapes once, so that memory runs out now or not at all."""
+"""Plan the memory of a PPO run: run each phase once in its largest shapes, so that memory runs out now or not at all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
-from stages.modeling.packed.token_logprobs import chunk_tokens
-from stages.reward_modeling.ensemble import Ensemble
+from stages.modeling.packed.token_logprobs import logits_chunk_tokens
 from stages.reward_modeling.scorer import Scorer
-from stages.rl.ppo_trainer import PPOTrainer
-from stages.rl.ppo_update import backward_with_oom_retry
-from stages.rl.rewards.classifier import PublishedScorer
+from stages.rl.ppo_trainer import PPOTrainer, backward_with_oom_retry
+from stages.rl.rewards.classifier import ClassifierScorer
 from stages.rl.rewards.sources import RewardFunction
-from stages.rl.trajectory import build_trajectory
-from stages.training import memory, optimizers
+from stages.rl.trajectory import Trajectory, score_rollout
+from stages.training import memory, memory_estimate, optimizers
 
 
-def memory_plan(
-    engine: PPOTrainer, optimizer_name: str, longest: list[list[int]], scorers: Mapping[str, object]
+def plan_memory(
+    trainer: PPOTrainer, optimizer_name: str, longest: list[list[int]], reward_functions: Sequence[RewardFunction]
 ) -> list[str]:
-    """Lines of the memory plan; every phase has run once on the longest prompts with responses of full length.
+    """Run every phase on the longest prompts with responses of full length; return the memory plan as lines.
 
-    No weight moves. Microbatches that do not fit are made smaller, for the run that follows as well.
+    No weight changes. A microbatch that does not fit is made smaller, for the run that follows too.
     """
-    policy, response = engine.policy, engine.sampling.max_response_tokens
-    rollout = Rollout(longest, [[0] * response for _ in longest], [True] * len(longest))
-    full = [prompt + [0] * (response - 1) for prompt in longest]
-
-    made = []
-
-    def forward():
-        engine.rewards(rollout, update_statistics=False)
-        made.append(build_trajectory(policy, rollout, torch.zeros(len(longest)), 0.0, engine.update))
-
-    def update():
-        rows = torch.arange(engine.update.minibatch_prompts)
-        _, size = backward_with_oom_retry(policy, engine.optimizer, made[0], rows, engine.update)
-        engine.update = replace(engine.update, microbatch_prompts=size)
-
-    with optimizers.without_steps(engine.optimizer):
-        costs = memory.dry_run({
-            "rollout": lambda: sample(policy.model, full, max_new_tokens=1, temperature=1.0, stop_ids=(),
-                                      generator=torch.Generator(), precision=policy.precision),
-            "forward": forward,
-            "update": update,
-        })
-    engine.optimizer.zero_grad(set_to_none=True)
-    base = policy.causal
+    policy = trainer.policy
+    base = policy.causal_model
+    costs = _dry_run(trainer, longest)
     head, dtype = base.get_output_embeddings(), next(base.parameters()).dtype
-    trained = list(policy.trained().values())
-    models = {key: model for name, scorer in scorers.items() for key, model in _models_of(name, scorer).items()}
-    rows = memory.plan(
+    tokens = max(map(len, longest)) + trainer.sampling.max_response_tokens
+    rows = memory_estimate.estimate_memory(
         policy,
-        models,
+        {name: model for function in reward_functions for name, model in _models(function).items()},
         optimizer=optimizer_name,
-        optimizer_bytes=optimizers.state_bytes(optimizer_name, trained),
-        in_backward=isinstance(engine.optimizer, optimizers.InBackward),
+        optimizer_bytes=optimizers.optimizer_state_bytes(optimizer_name, list(policy.trainable_parameters().values())),
         costs=costs,
         largest={
-            "keys and values": memory.kv_cache_bytes(base.config, len(full), max(map(len, full)) + 1, dtype),
-            "logits at once": 4 * chunk_tokens(head, policy.model.device) * head.out_features,
+            "keys and values": memory_estimate.kv_cache_bytes(base.config, len(longest), tokens, dtype),
+            "logits at once": 4 * logits_chunk_tokens(head, policy.model.device) * head.out_features,
         },
     )
-    return ["memory plan, at the longest prompts", *memory.table(rows)]
+    return ["memory plan, at the longest prompts", *memory_estimate.format_plan(rows)]
 
 
-def classifiers(sources: Sequence[RewardFunction], tokenizer) -> dict[str, tuple]:
-    """Name to (tokenizer, model) of the sources that are sequence classifiers."""
-    return {name: (getattr(source.score, "tokenizer", tokenizer), model)
-            for source in sources for name, model in _models_of(source.name, source.score).items()}
+def classifier_models(reward_functions: Sequence[RewardFunction], tokenizer) -> dict[str, tuple]:
+    """Map the names of the reward functions that are sequence classifiers to (tokenizer, model)."""
+    return {name: (getattr(function.score, "tokenizer", tokenizer), model)
+            for function in reward_functions for name, model in _models(function).items()}
 
 
-def _models_of(name: str, scorer: object) -> dict:
-    """Name to model, of every model in a source's scorer; none in one that is a function."""
-    if isinstance(scorer, Ensemble):
-        return {f"{name} {number}": member.model for number, member in enumerate(scorer.scorers)}
-    return {name: scorer.model} if isinstance(scorer, Scorer | PublishedScorer) else {}
+def _dry_run(trainer: PPOTrainer, longest: list[list[int]]) -> dict[str, memory.PhaseCost]:
+    policy, response = trainer.policy, trainer.sampling.max_response_tokens
+    rollout = Rollout(longest, [[0] * response for _ in longest], [True] * len(longest))
+    full = [prompt + [0] * (response - 1) for prompt in longest]
+    trajectories = []
+
+    def forward():
+        trainer.reward_shaper(rollout, update_statistics=False)
+        scores = score_rollout(policy, rollout, trainer.forward_prompts)
+        zeros = torch.zeros_like(scores.values)
+        trajectories.append(Trajectory.from_scores(rollout, scores, zeros, zeros))
+
+    def update():
+        rows = torch.arange(trainer.update_settings.minibatch_prompts)
+        _, size = backward_with_oom_retry(policy, trainer.optimizer, trajectories[0], rows, trainer.update_settings)
+        trainer.update_settings = replace(trainer.update_settings, microbatch_prompts=size)
+
+    costs = memory.dry_run({
+        "rollout": lambda: sample(policy.model, full, max_new_tokens=1, temperature=1.0, stop_ids=(),
+                                  generator=torch.Generator(), precision=policy.precision),
+        "forward": forward,
+        "update": update,
+    })
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return costs
+
+
+def _models(function: RewardFunction) -> dict[str, nn.Module]:
+    """Return the model of a reward function by name; none for a plain function."""
+    return {function.name: function.score.model} if isinstance(function.score, Scorer | ClassifierScorer) else {}

@@ -1,4 +1,4 @@
-"""Where rewards come from: the reward model, published ones, measures of the text, functions of the user's.
+"""Reward functions: reward models, word counts, measures of the text, the user's functions, published classifiers.
 
 Shapes: B rows, one response each.
 """
@@ -14,10 +14,13 @@ import torch
 from stages.generation.text_metrics import has_code, repetition
 from stages.recipe import user_functions
 from stages.reward_modeling.scorer import Scorer
-from stages.rl.rewards.classifier import PublishedScorer
+from stages.reward_modeling.scoring_file import SCORING
+from stages.rl.rewards.classifier import ClassifierScorer
+from stages.stackexchange.pairs.table import drawn_rows, rows_of
 
-MODEL = "model"
-# To add a measure: one line, what of one response it reads and the function of it.
+MODEL, LEXICAL = "model", "lexical"
+LEXICAL_PAIRS = 20_000  # of the reward split, at most
+# To add a measure: one line with what it reads of a response, and the function.
 MEASURES: dict[str, tuple[Literal["text", "ids"], Callable]] = {
     "repetition": ("ids", repetition),
     "has_code": ("text", has_code),
@@ -30,59 +33,80 @@ MEASURES: dict[str, tuple[Literal["text", "ids"], Callable]] = {
 class RewardFunction:
     """A named scorer.
 
-    reads 'ids': score(prompts, responses) of token ids as sampled; 'text': score(questions, responses) of text.
+    Args:
+        reads: 'ids', score(prompts, responses) of token ids as sampled; 'text', score(questions, responses) of text.
+        part: term of the reward that it belongs to; scorers of one part are combined to one score. '': its own.
     """
 
     name: str
     weight: float
     reads: Literal["text", "ids"]
     score: Callable[[list, list], Any]
+    part: str = ""
 
     def __call__(self, prompts: list, responses: list) -> torch.Tensor:
-        """Unweighted scores [B] fp32; ValueError unless there is one finite number for each response."""
-        found = self.score(prompts, responses)
+        """Compute unweighted scores [B] fp32; ValueError unless there is one finite number per response."""
+        scores = self.score(prompts, responses)
         try:
-            numbers = torch.as_tensor(found, dtype=torch.float32).detach().cpu()
+            numbers = torch.as_tensor(scores, dtype=torch.float32).detach().cpu()
         except (TypeError, ValueError, RuntimeError):
-            raise ValueError(
-                f"reward source {self.name!r} must give a list of numbers, one a response, not {reprlib.repr(found)}"
-            ) from None
+            raise ValueError(f"reward source {self.name!r} must return a list of numbers, one per response, not "
+                             f"{reprlib.repr(scores)}") from None
         if numbers.shape != (len(responses),):
-            given = " x ".join(map(str, numbers.shape)) or "one"
-            raise ValueError(f"reward source {self.name!r} gave {given} numbers for {len(responses)} responses")
+            shape = " x ".join(map(str, numbers.shape)) or "one"
+            raise ValueError(f"reward source {self.name!r} returned {shape} numbers for {len(responses)} responses")
         if not numbers.isfinite().all():
-            place = int((~numbers.isfinite()).nonzero()[0])
-            raise ValueError(
-                f"reward source {self.name!r} gave {float(numbers[place])} for response {place + 1} of "
-                f"{len(responses)}: every one needs a finite number"
-            )
+            first = int((~numbers.isfinite()).nonzero()[0])
+            raise ValueError(f"reward source {self.name!r} returned {float(numbers[first])} for response {first + 1} of "
+                             f"{len(responses)}: every one needs a finite number")
         return numbers
 
 
-def load_reward_function(
-    *, source: str, weight: float, reads: str, template: str, reward_model: Callable[[], Scorer], precision: str
-) -> RewardFunction:
-    """What an entry of ppo.rewards names, loaded; ValueError in one line when there is no such thing.
+def load_reward_functions(
+    *,
+    source: str,
+    weight: float,
+    reads: str,
+    template: str,
+    precision: str,
+    pairs: Path,
+    load_models: Callable[[str], list[Scorer]] | None = None,
+) -> list[RewardFunction]:
+    """Load what one entry of ppo.rewards names: a function per reward model, or the one of any other source.
 
-    reward_model: gives the reward stage's scorer; called for 'model' only. reads, template: see recipe.RewardSource.
+    Args:
+        source, weight, reads, template: see recipe.ppo.RewardSource.
+        pairs: the pairs artifact; only 'lexical' reads it.
+        load_models: loads the models of 'model' or of a reward artifact's folder; None: there are none.
+
+    Raises:
+        ValueError: nothing has this name.
     """
-    if source == MODEL:
-        return RewardFunction(source, weight, "ids", reward_model())
+    if load_models is not None and (source == MODEL or (Path(source) / SCORING).is_file()):
+        scorers = load_models(source)
+        names = [source] if len(scorers) == 1 else [f"{source} {number}" for number in range(len(scorers))]
+        return [RewardFunction(name, weight, "ids", scorer, part=MODEL)
+                for name, scorer in zip(names, scorers, strict=True)]
+    if source == LEXICAL:
+        from stages.reward_modeling.lexical_scorer import fit_lexical_scorer  # loads scikit-learn
+        lexical = fit_lexical_scorer(drawn_rows(rows_of(pairs, "reward"), LEXICAL_PAIRS, seed=0))
+        return [RewardFunction(source, weight, "text", lambda _, responses: lexical(responses))]
     if source in MEASURES:
         kind, measure = MEASURES[source]
-        return RewardFunction(source, weight, kind, lambda _, responses: [float(measure(response)) for response in responses])
+        return [RewardFunction(source, weight, kind, lambda _, responses: [float(measure(r)) for r in responses])]
     if ":" in source:
-        return RewardFunction(source, weight, reads, _guarded(user_functions.load(source, "rewards")))
+        function = _copy_arguments(user_functions.load_function(source, "rewards"))
+        return [RewardFunction(source, weight, reads, function)]
     if "/" in source or Path(source).is_dir():
-        return RewardFunction(source, weight, "text", PublishedScorer(source, template, precision))
+        return [RewardFunction(source, weight, "text", ClassifierScorer(source, template, precision))]
     raise ValueError(
-        f"rewards: {source!r} is neither {MODEL!r}, nor a measure ({', '.join(MEASURES)}), nor package.module:function,"
-        f" nor a folder or hub id of a classifier"
+        f"rewards: {source!r} is neither {MODEL!r}, nor {LEXICAL!r}, nor a measure ({', '.join(MEASURES)}), nor "
+        f"package.module:function, nor a folder or hub id of a classifier"
     )
 
 
-def _guarded(function: Callable) -> Callable:
-    """A user's function gets copies: it must not change the ids that the policy is trained on."""
+def _copy_arguments(function: Callable) -> Callable:
+    """Pass copies to a user's function: it must not change the ids that the policy is trained on."""
     def score(prompts: Sequence, responses: Sequence):
         return function(*([item[:] for item in items] for items in (prompts, responses)))
     return score
