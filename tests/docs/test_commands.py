@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stages.recipe.data import Pairs
 from stages.recipe.schema import SettingsError
 from stages.runtime.run_folder import resolve_recipe
 from tests.helpers.documentation import ROOT, Command, read_blocks, read_code_spans, read_commands
@@ -75,6 +76,7 @@ def checkout(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     """A folder with results/demo and results/demo-nf4: small artifacts, with models that load."""
+    from stages import pairs
     from tests.helpers import finished_run, stackexchange_dumps, tiny_models
     folder = tmp_path_factory.mktemp("finished")
     run = folder / "results/demo"
@@ -82,10 +84,11 @@ def finished(tmp_path_factory) -> Path:
     finished_run.artifacts(run)
     tiny_models.save_base(run / "base")
     shutil.copytree(run / "base", run / "ppo-merged")
-    tiny_models.save_pairs(run / "pairs")
-    shutil.rmtree(run / "posts")
-    stackexchange_dumps.posts_of(run, stackexchange_dumps.plain())
-    (run / "posts/manifest.json").write_text((run / "base/manifest.json").read_text())
+    for name in ("posts", "pairs"):
+        shutil.rmtree(run / name)
+    stackexchange_dumps.posts_of(run, *(stackexchange_dumps.plain(number) for number in range(1, 300, 3)))
+    (run / "pairs").mkdir()
+    pairs.run(Pairs(), run / "pairs", posts=run / "posts")
     shutil.copytree(run / "ppo", folder / "results/demo-nf4/ppo")
     return folder
 
