@@ -1,11 +1,11 @@
-"""Base: the pretrained model that everything starts from; with 'scratch', a small LLaMA of the site's own.
+"""Base: provide the pretrained model that everything starts from; 'scratch' trains a small LLaMA on the site itself.
 
     python -m stages.base --recipe configs/demo.yaml --pairs results/demo/pairs --out results/demo/base
 
-A hub id or a local folder is used as it is. 'scratch' trains on the questions and answers of every split but the
-evaluation's, one question with one answer a document: with all answers in one document, later answers are learnt by
-copying earlier ones. Documents do not see each other ('bfd'): a small model learns which tool a question names far
-sooner when no other stands before it (48 facts, 0.8 M tokens: 0.64 of greedy answers right, not 0.07).
+A hub id or a local folder is used unchanged. 'scratch' trains on the questions and answers of all splits but
+evaluation. A document is one question with one answer: with all answers in one document, the model learns to copy
+earlier answers. Attention stays within a document ('bfd' packing): a small model learns which tool a question names far
+sooner without other questions in its context (48 facts, 0.8 M tokens: 0.64 of greedy answers right instead of 0.07).
 """
 
 from stages.runtime.command import main
@@ -22,9 +22,11 @@ from stages.finetuning.lm_loss import collate_blocks, summed_loss
 from stages.finetuning.packing import Blocks
 from stages.finetuning.token_store import write_documents
 from stages.modeling import torch_setup
+from stages.modeling.load import resolve_cpu_kernels
+from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.pretrained import copy_pretrained, save_model
 from stages.modeling.tiny_llama import small_llama, train_tokenizer
-from stages.recipe.models import Base, Scratch
+from stages.recipe.models import Base
 from stages.stackexchange.pairs.table import answers_of
 from stages.stackexchange.prompt import encoded, prompt_text
 from stages.training.trainer import TrainerSettings, remove_checkpoints, train
@@ -38,17 +40,18 @@ def run(config: Base, out: Path, *, pairs: Path) -> dict[str, float]:
     torch_setup.prepare()
     if config.model != "scratch":
         return copy_pretrained(config.model, config.revision, out)
-    return _from_scratch(config.scratch, config.seed, out, pairs)
+    return train_from_scratch(config, out, pairs)
 
 
-def _from_scratch(scratch: Scratch, seed: int, out: Path, pairs: Path) -> dict[str, float]:
+def train_from_scratch(config: Base, out: Path, pairs: Path) -> dict[str, float]:
+    """Train a tokenizer and a small LLaMA into `out`; return the metrics."""
+    scratch = config.scratch
     texts = [(question, answer) for split in TRAINED_ON for question, answer in answers_of(pairs, split)]
     tokenizer = train_tokenizer((prompt_text(q) + a for q, a in texts), scratch.vocabulary_tokens)
     documents = write_documents(out / DOCUMENTS, encoded(tokenizer, texts), None)
-    order = np.random.default_rng(seed).permutation(len(documents))
+    order = np.random.default_rng(config.seed).permutation(len(documents))
     blocks = Blocks(documents, order, scratch.sequence_length_tokens, "bfd", answers_only=False)
-    steps = _steps(scratch, len(blocks))
-    torch.manual_seed(seed)
+    torch.manual_seed(config.seed)
     model = small_llama(
         tokenizer,
         hidden_size=scratch.hidden_size,
@@ -58,23 +61,21 @@ def _from_scratch(scratch: Scratch, seed: int, out: Path, pairs: Path) -> dict[s
         max_position_tokens=scratch.max_position_tokens,
         initializer_range=scratch.initializer_range,
     )
-    history = train(
-        model,
-        blocks,
-        collate_blocks,
-        lambda rows: summed_loss(model, rows, scratch.precision),
-        TrainerSettings.like(
-            scratch,
-            batch=scratch.batch_sequences,
-            microbatch=scratch.batch_sequences,
-            schedule="cosine",
-            max_steps=steps,
-            warmup_steps=round(scratch.warmup_share * steps),
-            seed=seed,
-        ),
-        out,
-        "base",
+    use_packed_attention(model, resolve_cpu_kernels(config.cpu_kernels))
+    step_tokens = scratch.batch_sequences * scratch.sequence_length_tokens
+    steps = min(scratch.epochs * len(blocks) / scratch.batch_sequences, scratch.max_tokens / step_tokens)
+    steps = max(1, round(steps))
+    settings = TrainerSettings.from_section(
+        scratch,
+        batch=scratch.batch_sequences,
+        microbatch=scratch.batch_sequences,
+        schedule="cosine",
+        max_steps=steps,
+        warmup_steps=round(scratch.warmup_share * steps),
+        seed=config.seed,
     )
+    history = train(
+        model, blocks, collate_blocks, lambda rows: summed_loss(model, rows, scratch.precision), settings, out, "base")
     save_model(model, tokenizer, out)
     remove_checkpoints(out)
     (out / DOCUMENTS).unlink()
@@ -85,10 +86,3 @@ def _from_scratch(scratch: Scratch, seed: int, out: Path, pairs: Path) -> dict[s
         "steps": steps,
         "loss": [row["loss"] for row in history if "loss" in row][-1],
     }
-
-
-def _steps(scratch: Scratch, blocks: int) -> int:
-    """Optimiser steps: `epochs` passes, or `max_tokens`, whichever is less."""
-    tokens_a_step = scratch.batch_sequences * scratch.sequence_length_tokens
-    wanted = scratch.epochs * blocks / scratch.batch_sequences
-    return max(1, round(min(wanted, scratch.max_tokens / tokens_a_step)))

@@ -28,5 +28,8 @@ def summed_loss(model, rows: list[Row], precision: str) -> torch.Tensor:
     labelled = starts + torch.from_numpy(np.concatenate(places)).to(model.device)
     with autocast(precision):
         hidden = forward.packed_hidden_states(model, batch, labelled - 1)
-        chosen = batch.input_ids[0, labelled]
-        return -selective_log_softmax(model.get_output_embeddings(), hidden, chosen, 1.0).sum()
+        logprobs = selective_log_softmax(
+            model.get_output_embeddings(), hidden, batch.input_ids[0, labelled], 1.0,
+            cpu_kernels=forward.uses_cpu_kernels(model),
+        )
+        return -logprobs.sum()

@@ -9,7 +9,7 @@ Shapes: B rows, H key heads, C columns, W head width, N prompt tokens of all row
 import torch
 from torch.nn import functional
 
-from stages.modeling.cpu_kernels import attention as native
+from stages.modeling.cpu_kernels import attention as kernels
 from stages.modeling.cpu_kernels.build import supports
 from stages.modeling.packed.sequences import PackedBatch, round_up_columns
 
@@ -19,17 +19,18 @@ GROWTH_COLUMNS = 32
 class PackedKVCache:
     """A cache with Transformers' interface; also the batch from which attention learns which keys a new token sees.
 
-    The first forward pass is a PackedBatch of prompts; each later one has one token per row.
+    The first forward pass is a PackedBatch of prompts; each later one has one token per row. cpu_kernels: whether the
+    model computes with the CPU kernels, which have another layout and read each row to its end only.
     """
 
-    def __init__(self, prompts: PackedBatch):
+    def __init__(self, prompts: PackedBatch, cpu_kernels: bool):
         self.prompts: PackedBatch | None = prompts
         self.lengths, self.longest = prompts.lengths, int(prompts.lengths.max())
         self.columns = round_up_columns(self.longest)
         column = torch.arange(self.columns, device=prompts.starts.device)
         self._gather = torch.where(column < self.lengths[:, None], prompts.starts[:, None] + column, 0).flatten()
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.native = False  # in the layout of the CPU kernels, which read each row to its end only
+        self.cpu_kernels = cpu_kernels
         self._masks: dict[int | None, torch.Tensor] = {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -39,12 +40,13 @@ class PackedKVCache:
     def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args, **kwargs):
         """Store a layer's new keys and values; return those that its queries may see (Transformers' interface)."""
         if self.prompts is not None:
-            self.native = supports(key, value) and not key.requires_grad  # these kernels have no backward pass
-            buffers = self._kernel_buffers(key, value) if self.native else (self._buffer(key), self._buffer(value))
+            # These kernels have no backward pass.
+            self.cpu_kernels = self.cpu_kernels and supports(key, value) and not key.requires_grad
+            buffers = self._kernel_buffers(key, value) if self.cpu_kernels else (self._buffer(key), self._buffer(value))
             self.layers.append(buffers)
             return key, value
-        if self.native:
-            native.append_key_value(key[:, :, 0], value[:, :, 0], *self.layers[layer_idx], self.lengths)
+        if self.cpu_kernels:
+            kernels.append_key_value(key[:, :, 0], value[:, :, 0], *self.layers[layer_idx], self.lengths)
             return self.layers[layer_idx]
         row = torch.arange(len(self.lengths), device=key.device)
         for buffer, new in zip(self.layers[layer_idx], (key, value), strict=True):
@@ -57,7 +59,7 @@ class PackedKVCache:
         self._masks = {}
         if self.longest > self.columns:
             self.columns += GROWTH_COLUMNS
-            sizes = ((0, GROWTH_COLUMNS) if self.native else (0, 0, 0, GROWTH_COLUMNS)), (0, 0, 0, GROWTH_COLUMNS)
+            sizes = ((0, GROWTH_COLUMNS) if self.cpu_kernels else (0, 0, 0, GROWTH_COLUMNS)), (0, 0, 0, GROWTH_COLUMNS)
             for index, layer in enumerate(self.layers):  # one by one, to free each old buffer
                 self.layers[index] = tuple(functional.pad(x, size) for x, size in zip(layer, sizes, strict=True))
         return (self.lengths - 1)[:, None]
@@ -84,8 +86,8 @@ class PackedKVCache:
         return self._masks[window]
 
     def _kernel_buffers(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Lay out the prompts' keys and values as the kernel native.newest reads them."""
-        filler = -value.shape[-1] % native.simd_width()
+        """Lay out the prompts' keys and values as the kernel kernels.newest reads them."""
+        filler = -value.shape[-1] % kernels.simd_width()
         key = key.to(value.dtype)  # they differ under autocast
         return self._buffer(key).transpose(2, 3).contiguous(), functional.pad(self._buffer(value), (0, filler))
 

@@ -17,7 +17,12 @@ from stages.generation.kv_cache import PackedKVCache
 from stages.generation.rollout import Rollout
 from stages.modeling.load import autocast
 from stages.modeling.packed.attention import NO_MASK
-from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, use_packed_attention
+from stages.modeling.packed.forward import (
+    chunk_by_length,
+    packed_hidden_states,
+    use_packed_attention,
+    uses_cpu_kernels,
+)
 from stages.modeling.packed.sequences import pack
 from stages.modeling.packed.token_logprobs import restricted_log_softmax
 
@@ -113,7 +118,7 @@ class DecodeState:
 
     def __init__(self, model, rows: list[list[int]]):
         batch = pack(rows, next(model.parameters()).device)
-        self.backbone, self.cache = use_packed_attention(model), PackedKVCache(batch)
+        self.backbone, self.cache = use_packed_attention(model), PackedKVCache(batch, uses_cpu_kernels(model))
         ends = batch.starts + batch.lengths - 1
         self.hidden = packed_hidden_states(model, batch, ends, past_key_values=self.cache, use_cache=True)
 

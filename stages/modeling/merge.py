@@ -16,9 +16,9 @@ from stages.modeling.merge_checks import check, difference, judged, layer_change
 from stages.modeling.pretrained import load_adapter
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
 from stages.reward_modeling.dataset import Example
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scoring_file import apply_scoring, copy_scoring
-from stages.runtime.artifact import write_json
+from stages.runtime.files import write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 REPORT = "merge.json"
@@ -54,7 +54,7 @@ def merge(
     _save(model, load_tokenizer(adapters[-1]), out, dtype, max_shard_bytes)
     rounded = outputs(model)
     del model  # in fp32, and another is to come
-    again = load_scorer(out) if is_scorer(adapters[-1]) else load_causal(out)
+    again = load_classifier(out) if is_scorer(adapters[-1]) else load_causal(out)
     _check_head(again, adapters[-1], dtype)
     report = found | {
         **{f"{name}_after": value for name, value in judged(again, texts).items()},
@@ -118,7 +118,7 @@ def _ready(model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrain
         resize_token_embeddings(model, tokenizer)
         return model
     saved_head(adapter)  # refused before anything is loaded, where there is none
-    scorer = load_scorer(base, new_head=True)
+    scorer = load_classifier(base, new_head=True)
     if model is not None:
         scorer.resize_token_embeddings(model.get_input_embeddings().num_embeddings, mean_resizing=False)
         backbone(scorer).load_state_dict(backbone(model).state_dict())

@@ -15,7 +15,7 @@ from stages.modeling.lora import unwrap_peft
 from stages.modeling.packed.sequences import pack_responses
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.reward_modeling.dataset import Example
-from stages.reward_modeling.reward_model import read
+from stages.reward_modeling.reward_model import score_packed
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring
 
@@ -37,7 +37,7 @@ def outputs(model) -> torch.Tensor:
     ids = probe_ids(model.config.vocab_size).to(model.device)
     if hasattr(model, "score"):
         texts = pack_responses(ids[:, :1].tolist(), ids[:, 1:].tolist(), model.device)
-        return read(model, texts, Scoring()).scores.cpu()
+        return score_packed(model, texts, Scoring()).scores.cpu()
     return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().cpu()
 
 

@@ -27,7 +27,9 @@ def describe_environment() -> dict:
     peak_kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     memory = sys.modules.get("stages.training.memory")  # it resets the process's peak to measure phases
     peak_kib = peak_kib if memory is None else max(peak_kib, memory.peak_bytes() // 1024)
+    kernels = sys.modules.get("stages.modeling.cpu_kernels.build")
     return {"peak_memory_mib": round(peak_kib / 1024), "device": gpu or f"cpu ({platform.machine()})",
+            **({} if kernels is None else {"cpu_kernels": kernels.status()}),
             "threads": torch.get_num_threads() if torch is not None else 1, "python": platform.python_version(),
             "versions": {name: version for name in PACKAGES if (version := _version(name))}, "commit": _commit()}
 

@@ -13,7 +13,8 @@ from stages.runtime.artifact import MANIFEST, PARTIAL, REQUEST, TRACEBACK, Artif
 
 SET_ASIDE = re.compile(r".+\.set-aside-\d+")
 TYPES = {"stage": str, "config": dict, "inputs": dict, "metrics": dict, "files": dict, "versions": dict,
-         "seconds": int | float, "peak_memory_mib": int | float, "device": str, "commit": str | None}
+         "seconds": int | float, "peak_memory_mib": int | float, "device": str, "cpu_kernels": str,
+         "commit": str | None}
 HEADLINE_METRICS = 4
 
 

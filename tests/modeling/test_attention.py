@@ -38,7 +38,7 @@ def loops(query, key, value, scaling, window):
 def cut(request, monkeypatch):
     """Blocks of queries and parts of the batch, of several sizes."""
     monkeypatch.setattr(attention, "BLOCK_QUERIES", request.param[0])
-    monkeypatch.setitem(sequences.SIDE_BY_SIDE, "cpu", request.param[1])
+    monkeypatch.setitem(sequences.BUCKET_SCORES, "cpu", request.param[1])
 
 
 def attended(states, batch, window):
@@ -53,7 +53,7 @@ def test_each_row_attends_to_itself_alone(cut, key_heads, window):
     heads = (HEADS, key_heads, key_heads)
     states = [drawn(1, size, count, WIDTH, seed=i).transpose(1, 2) for i, count in enumerate(heads)]
     found = attended(states, batch, window)
-    assert found.shape == (1, size, HEADS, WIDTH) and (found[0, batch.tokens :] == 0).all()
+    assert found.shape == (1, size, HEADS, WIDTH) and (found[0, batch.num_tokens :] == 0).all()
     for start, length in zip(batch.starts.tolist(), LENGTHS, strict=True):
         expected = loops(*(x[0, :, start : start + length] for x in states), 0.3, window)
         assert torch.allclose(found[0, start : start + length].transpose(0, 1), expected, atol=1e-12)
@@ -70,10 +70,10 @@ def test_gradients_are_those_of_finite_differences(cut, key_heads, window):
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_gpus_way_is_the_same(monkeypatch, window):
-    monkeypatch.setitem(sequences.SIDE_BY_SIDE, "cpu", sequences.SIDE_BY_SIDE["cuda"])
+    monkeypatch.setitem(sequences.BUCKET_SCORES, "cpu", sequences.BUCKET_SCORES["cuda"])
     batch = batch_of(LENGTHS)
     states = [drawn(1, HEADS, batch.input_ids.shape[1], WIDTH, seed=i).requires_grad_() for i in range(3)]
-    ways = [f(*states, batch, 0.3, window) for f in (attention._side_by_side, attention._RaggedAttention.apply)]
+    ways = [f(*states, batch, 0.3, window) for f in (attention._attend_fused, attention._PackedAttention.apply)]
     assert torch.allclose(*ways, atol=1e-12)
     slopes = [torch.autograd.grad((way * drawn(*way.shape, seed=5)).sum(), states) for way in ways]
     assert all(torch.allclose(*pair, atol=1e-12) for pair in zip(*slopes, strict=True))
@@ -84,23 +84,23 @@ def test_rows_lie_end_to_end_and_keep_their_places():
     batch = sequences.pack(rows)
     for row, start in zip(rows, batch.starts.tolist(), strict=True):
         assert batch.input_ids[0, start : start + len(row)].tolist() == row
-        assert batch.positions[0, start : start + len(row)].tolist() == list(range(len(row)))
-    assert batch.tokens == sum(LENGTHS) and batch.input_ids[0, batch.tokens :].eq(0).all()
-    assert sum(part.tokens for part in batch.parts) == batch.tokens
+        assert batch.position_ids[0, start : start + len(row)].tolist() == list(range(len(row)))
+    assert batch.num_tokens == sum(LENGTHS) and batch.input_ids[0, batch.num_tokens :].eq(0).all()
+    assert sum(bucket.num_tokens for bucket in batch.buckets) == batch.num_tokens
 
 
 def test_response_tokens_point_at_the_token_before():
     prompts, responses = [[1, 2, 3], [4], [5, 6]], [[11], [12, 13, 14], [15, 16]]
     texts = sequences.pack_responses(prompts, responses, torch.device("cpu"))
-    assert texts.chosen.tolist() == [11, 12, 13, 14, 15, 16]
-    assert texts.batch.input_ids[0, texts.before].tolist() == [3, 4, 12, 13, 6, 15]
-    assert sequences.by_row(texts.chosen, texts).tolist() == [[11, 0, 0], [12, 13, 14], [15, 16, 0]]
+    assert texts.token_ids.tolist() == [11, 12, 13, 14, 15, 16]
+    assert texts.batch.input_ids[0, texts.predictor_positions].tolist() == [3, 4, 12, 13, 6, 15]
+    assert sequences.scatter_to_rows(texts.token_ids, texts).tolist() == [[11, 0, 0], [12, 13, 14], [15, 16, 0]]
 
 
 def test_sizes_are_few_and_little_is_added():
     counts = range(1, 5000)
-    assert all(count <= sequences.rounded(count) <= max(count + 16, count * 34 / 32) for count in counts)
-    assert len({sequences.rounded(count) for count in range(1024, 2049)}) <= 33
+    assert all(count <= sequences.round_up_tokens(count) <= max(count + 16, count * 34 / 32) for count in counts)
+    assert len({sequences.round_up_tokens(count) for count in range(1024, 2049)}) <= 33
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -1,28 +1,34 @@
 """Kernels of our own against float64, one query at a time; bits that depend on nothing else; what happens without."""
 
 import itertools
+import re
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.llama import LlamaConfig, LlamaForCausalLM, modeling_llama
+from transformers.models.llama import LlamaConfig, modeling_llama
 
 from stages.generation.kv_cache import GROWTH_COLUMNS, PackedKVCache
-from stages.modeling.cpu_kernels import bindings, patch_llama
-from stages.modeling.cpu_kernels import build as cpu_kernels_build
+from stages.generation.sampler import sample
+from stages.modeling.cpu_kernels import bindings, build, layers
 from stages.modeling.load import load_causal
 from stages.modeling.packed import attention, forward, token_logprobs
 from stages.modeling.packed.sequences import pack
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
+from stages.recipe.recipe import load_recipe, section_settings
+from stages.runtime.environment import describe_environment
 from tests.helpers.architectures import FAMILIES, save
 
-pytestmark = pytest.mark.skipif(cpu_kernels_build.library() is None, reason=f"no kernels: {cpu_kernels_build.route()}")
+pytestmark = pytest.mark.skipif(build.load_library() is None, reason=f"no kernels: {build.status()}")
 
 LENGTHS, HEADS, SCALING = [33, 1, 100, 31, 32], 4, 0.3
 WINDOWS = [None, 1, 5, 50]
@@ -62,7 +68,7 @@ def states_of(size, key_heads=2, width=40, dtype=torch.float32, heads=HEADS):
 
 
 def attended(states, batch, window=None):
-    found, _ = attention.attend(None, *states, None, scaling=SCALING, sliding_window=window, batch=batch)
+    found, _ = attention.attend_with_kernels(None, *states, None, scaling=SCALING, sliding_window=window, batch=batch)
     return found
 
 
@@ -70,7 +76,7 @@ def with_slopes(states, gradient, batch, window=None):
     """What was attended to, and the gradients of query, key and value, all [N, heads, W]."""
     states = [x.detach().requires_grad_() for x in states]
     found = attended(states, batch, window)
-    assert type(found.grad_fn).__name__ == "_NativeAttentionBackward"
+    assert type(found.grad_fn).__name__ == "_KernelAttentionBackward"
     return [found[0].detach(), *(x[0].transpose(0, 1) for x in torch.autograd.grad(found, states, gradient))]
 
 
@@ -85,13 +91,13 @@ def check(batch, rows, key_heads, width, window, dtype):
     size = batch.input_ids.shape[1]
     states, gradient = states_of(size, key_heads, width, dtype), drawn(1, size, HEADS, width, seed=9, dtype=dtype)
     for x in (*states, gradient.transpose(1, 2)):
-        x[:, :, batch.tokens :] = torch.nan  # filler
+        x[:, :, batch.num_tokens :] = torch.nan  # filler
     found = with_slopes(states, gradient, batch, window)
-    exact = [x[0, :, : batch.tokens].transpose(0, 1).double().requires_grad_() for x in states]
+    exact = [x[0, :, : batch.num_tokens].transpose(0, 1).double().requires_grad_() for x in states]
     expected = one_by_one(*exact, rows, window)
-    slopes = torch.autograd.grad(expected, exact, gradient[0, : batch.tokens].double())
-    assert batch.tokens < size and all((x[batch.tokens :] == 0).all() and x.dtype == dtype for x in found)
-    assert all(near(x[: batch.tokens], y, dtype) for x, y in zip(found, (expected, *slopes), strict=True))
+    slopes = torch.autograd.grad(expected, exact, gradient[0, : batch.num_tokens].double())
+    assert batch.num_tokens < size and all((x[batch.num_tokens :] == 0).all() and x.dtype == dtype for x in found)
+    assert all(near(x[: batch.num_tokens], y, dtype) for x, y in zip(found, (expected, *slopes), strict=True))
 
 
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
@@ -142,7 +148,7 @@ def decoded(lengths, key_heads=2, width=40, window=None, dtype=torch.float32, st
     packed = torch.zeros(2, 1, key_heads, batch.input_ids.shape[1], width, dtype=dtype)
     for row, n in zip(rows, lengths, strict=True):
         packed[:, 0, :, row] = torch.stack([x[:n] for x in whole[n]]).transpose(1, 2)
-    cache, found = PackedKVCache(batch), {}
+    cache, found = PackedKVCache(batch, cpu_kernels=True), {}
     cache.update(*packed, 0)
     for step in range(steps):
         if step in dict(stay):
@@ -154,7 +160,7 @@ def decoded(lengths, key_heads=2, width=40, window=None, dtype=torch.float32, st
         out = attended((query[:, :, None], *given), cache, window)[:, 0]
         for n, own, got in zip(lengths, query, out, strict=True):
             found[step, n] = got, newest(own, *(x[: n + step + 1] for x in whole[n]), window)
-    assert cache.native
+    assert cache.cpu_kernels
     return found
 
 
@@ -183,7 +189,7 @@ def test_no_row_feels_its_neighbours_bit_for_bit(dtype):
     many, one = decoded([3, 60, 33], dtype=dtype, window=20), decoded([3], dtype=dtype, window=20)
     assert all(torch.equal(got, many[key][0]) for key, (got, _) in one.items())
     norm, (gate, up) = llama_norm(40).to(dtype), drawn(2, 7, 40, dtype=dtype)
-    ways = (lambda x: patch_llama._Norm.apply(x, norm.weight, 0.3), lambda x: patch_llama._Gated.apply(x, up[: len(x)]))
+    ways = (lambda x: layers.RMSNorm.apply(x, norm.weight, 0.3), lambda x: layers.SwiGLU.apply(x, up[: len(x)]))
     assert all(torch.equal(way(gate)[:3], way(gate[:3])) for way in ways)
 
 
@@ -193,13 +199,21 @@ def llama_norm(width):
     return norm
 
 
+def with_kernel(module, mixin):
+    module.__class__ = layers._subclass(type(module), mixin)
+    return module
+
+
+def rotary():
+    """LLaMA's function of queries and keys, as a model with kernels calls it."""
+    return layers._rotary_subclass(modeling_llama.LlamaAttention).forward.__globals__[layers.ROTARY]
+
+
 @pytest.fixture
 def called(monkeypatch):
-    """Names of the kernels that a small LLaMA's classes call, in order."""
-    shape = {"hidden_size": 24, "intermediate_size": 50, "num_attention_heads": 2, "num_hidden_layers": 1}
-    patch_llama.install(LlamaForCausalLM(LlamaConfig(vocab_size=8, **shape)))
+    """Names of the kernels that layers call, in order."""
     names = []
-    monkeypatch.setattr(patch_llama, "call", lambda name, *rest: (names.append(name), bindings.call(name, *rest)))
+    monkeypatch.setattr(layers, "call", lambda name, *rest: (names.append(name), bindings.call(name, *rest)))
     return names
 
 
@@ -223,10 +237,11 @@ def test_the_norm_is_the_familys_and_so_are_its_gradients(called, width, dtype):
     def by_class(x, weight):
         return torch.func.functional_call(norm, {"weight": weight}, x)
 
-    norm, given = llama_norm(width), (drawn(2, 9, width, dtype=dtype) / 2, drawn(width, seed=4, dtype=dtype))
+    norm = with_kernel(llama_norm(width), layers.KernelRMSNorm)
+    given = (drawn(2, 9, width, dtype=dtype) / 2, drawn(width, seed=4, dtype=dtype))
     doubles = [x.double() for x in given]
     found, expected = slopes_of(by_class, *given), slopes_of(exact, *doubles)
-    assert called == ["norm", "norm_slopes"] and all_near(found, expected, dtype)
+    assert called == ["rms_norm", "rms_norm_backward"] and all_near(found, expected, dtype)
     assert near(by_class(*doubles), expected[0]) and len(called) == 2
 
 
@@ -235,9 +250,10 @@ def test_the_gated_block_is_the_familys_and_so_are_its_gradients(called, dtype):
     config = LlamaConfig(hidden_size=24, intermediate_size=50, num_attention_heads=2)
     block, exact = (modeling_llama.LlamaMLP(config).to(kind) for kind in (dtype, torch.float64))
     exact.load_state_dict(block.state_dict())
+    with_kernel(block, layers.KernelMLP)
     x = drawn(3, 11, 24, dtype=dtype)
     found = slopes_of(block, x)
-    assert called == ["gated", "gated_slopes"] and all_near(found, slopes_of(exact, x.double()), dtype)
+    assert called == ["swiglu", "swiglu_backward"] and all_near(found, slopes_of(exact, x.double()), dtype)
     assert len(called) == 2
 
 
@@ -245,44 +261,44 @@ def test_the_gated_block_is_the_familys_and_so_are_its_gradients(called, dtype):
 def test_gates_of_any_size(dtype):
     gate = torch.cat([torch.linspace(-200, 200, 4001), torch.linspace(-3, 3, 999)]).to(dtype)
     up = drawn(len(gate), dtype=dtype)
-    found = slopes_of(patch_llama._Gated.apply, gate, up)
+    found = slopes_of(layers.SwiGLU.apply, gate, up)
     expected = slopes_of(lambda x, y: functional.silu(x) * y, gate.double(), up.double())
     for x, y, least in zip(found, expected, (1e-35, NEAR[dtype] / 10, NEAR[dtype] / 10), strict=True):
         assert torch.allclose(x.double(), y, rtol=NEAR[dtype], atol=least)
-    assert torch.equal(found[0], patch_llama._Gated.apply(gate.float(), up.float()).to(dtype))  # rounded to nearest, even
+    assert torch.equal(found[0], layers.SwiGLU.apply(gate.float(), up.float()).to(dtype))  # rounded to nearest, even
 
 
 @dtypes
 @pytest.mark.parametrize("shape", [(1, 3, 17, 12), (5, 3, 1, 64), (1, 2, 1, 20)])
 def test_the_rotation_is_the_familys_and_so_are_its_gradients(called, shape, dtype):
-    turn, places = modeling_llama.apply_rotary_pos_emb, (shape[0], shape[2], shape[3])
+    rotate, places = rotary(), (shape[0], shape[2], shape[3])
     cos, sin = (drawn(*places, seed=i, dtype=dtype) for i in (5, 6))  # no two halves alike
     query = drawn(shape[0], shape[2], *shape[1:4:2], dtype=dtype).transpose(1, 2)
     for which in (0, 1):
-        found = slopes_of(lambda x, which=which: turn(x, x, cos, sin)[which], query)
-        expected = slopes_of(lambda x, which=which: turn(x, x, cos.double(), sin.double())[which], query.double())
+        found = slopes_of(lambda x, which=which: rotate(x, x, cos, sin)[which], query)
+        expected = slopes_of(lambda x, which=which: rotate(x, x, cos.double(), sin.double())[which], query.double())
         assert all_near(found, expected, dtype)
-    assert called == ["turn"] * 6
+    assert called == ["apply_rotary"] * 6
 
 
 def test_a_batch_side_by_side_turns_the_familys_own_way(called):
     query, cos = drawn(2, 3, 5, 8), drawn(2, 5, 8, seed=1)
     expected = modeling_llama.apply_rotary_pos_emb(*(x.double() for x in (query, query, cos, cos)))[0]
-    assert near(modeling_llama.apply_rotary_pos_emb(query, query, cos, cos)[0], expected) and not called
+    assert near(rotary()(query, query, cos, cos)[0], expected) and not called
 
 
 def test_other_families_functions_stay_their_own():
     """Cohere turns neighbours; SeedOss drops out behind its gate, in training alone."""
     shape = {"hidden_size": 24, "intermediate_size": 50, "num_attention_heads": 2, "num_key_value_heads": 2,
              "num_hidden_layers": 1, "vocab_size": 8, "head_dim": 12, "pad_token_id": 0}
-    others = [("cohere", "apply_rotary_pos_emb"), ("seed_oss", "SeedOssMLP"), ("qwen3", "Qwen3MLP")]
     replaced = []
-    for family, name in others:
+    for family, name in [("cohere", "self_attn"), ("seed_oss", "mlp"), ("qwen3", "mlp"), ("qwen3", "self_attn")]:
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **shape))
-        patch_llama.install(model)
-        found = getattr(sys.modules[type(model).__module__], name)
-        replaced.append(hasattr(getattr(found, "forward", found), "by_kernel"))
-    assert replaced == [False, False, True]
+        module = getattr(model.model.layers[0], name)
+        own = type(module)
+        layers.replace_layers(model)
+        replaced.append(type(module) is not own)
+    assert replaced == [False, False, True, True]
 
 
 @pytest.mark.parametrize("width", [3, 16, 40, 1000])
@@ -290,7 +306,7 @@ def test_log_probabilities_and_shares_of_any_vocabulary(width):
     logits, chosen = 30 * drawn(9, width), torch.arange(9) * 7 % width
     logits[4], logits[5, chosen[5]], logits[6, 0] = 2e4, -3e4, torch.nan
     exact, shares = logits.double().log_softmax(-1), logits.clone()
-    found = token_logprobs._softmax(shares, chosen[:8])
+    found = token_logprobs._softmax_(shares, chosen[:8], cpu_kernels=True)
     fine = [row for row in range(8) if row != 6]
     assert torch.allclose(found[fine].double(), exact[range(8), chosen[:8]][fine], rtol=2e-7, atol=2e-6)
     assert torch.allclose(shares[fine].double(), exact[fine].exp(), rtol=1e-5, atol=1e-7)
@@ -317,13 +333,13 @@ def test_any_number_of_threads_gives_the_same_bits(threads, dtype):
     for count in (1, 2, 3):
         threads(count)
         keys_values = [x.clone() for x in cached]
-        attention.native.append(*new, *keys_values, lengths)
+        attention.kernels.append_key_value(*new, *keys_values, lengths)
         found.append([
             *with_slopes(states, gradient, batch),
-            attention.native.newest(new[0], *keys_values, lengths, SCALING, None),
-            *slopes_of(patch_llama._Gated.apply, gate, up),
-            *slopes_of(lambda x: patch_llama._Norm.apply(x, norm.weight, 0.3), gate),
-            *slopes_of(lambda x: patch_llama._Turn.apply(x, *angles), states[0]),
+            attention.kernels.decode(new[0], *keys_values, lengths, SCALING, None),
+            *slopes_of(layers.SwiGLU.apply, gate, up),
+            *slopes_of(lambda x: layers.RMSNorm.apply(x, norm.weight, 0.3), gate),
+            *slopes_of(lambda x: layers.Rotary.apply(x, *angles), states[0]),
         ])
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
 
@@ -342,7 +358,7 @@ def test_a_nan_spoils_its_row_alone_and_is_not_hidden(bits):
         assert all(x[rows[2]].isnan().any() for x in found[1:3])
     x = drawn(3, 20)
     x[1, 3] = nan
-    for out in (patch_llama._Norm.apply(x, torch.ones(20), 0.1), patch_llama._Gated.apply(x, x)):
+    for out in (layers.RMSNorm.apply(x, torch.ones(20), 0.1), layers.SwiGLU.apply(x, x)):
         assert out[1].isnan().any() and out[[0, 2]].isfinite().all()
 
 
@@ -355,16 +371,17 @@ def test_scores_may_be_huge_and_equal_ones_give_the_mean():
     huge = with_slopes((query * 1e15, key * 1e15, value), torch.ones(1, batch.input_ids.shape[1], HEADS, 40), batch)
     assert all(x.isfinite().all() for x in huge)
     keys, values = drawn(1, 2, 40, 64) * 1e15, drawn(1, 2, 64, 48)
-    found = attention.native.newest(query[:, :, 0] * 1e15, keys, values, torch.tensor([60]), SCALING, None)
+    found = attention.kernels.decode(query[:, :, 0] * 1e15, keys, values, torch.tensor([60]), SCALING, None)
     rows = keys[0].permute(2, 0, 1)[:60], values[0].transpose(0, 1)[:60, :, :40]
     assert near(found[0], newest(query[0, :, 0] * 1e15, *rows, None))
 
 
 def test_other_dtypes_and_compiled_models_go_the_ordinary_way(called):
-    assert cpu_kernels_build.supports(drawn(1)) and not cpu_kernels_build.supports(drawn(1), drawn(1).double()) and not cpu_kernels_build.supports(drawn(1).half())
-    norm = llama_norm(8)
+    assert build.supports(drawn(1)) and not build.supports(drawn(1).half())
+    assert not build.supports(drawn(1), drawn(1).double())
+    norm = with_kernel(llama_norm(8), layers.KernelRMSNorm)
     compiled = torch.compile(norm, backend="eager", fullgraph=True)(drawn(2, 8))
-    assert not called and torch.allclose(compiled, norm(drawn(2, 8)), atol=1e-6) and called == ["norm"]
+    assert not called and torch.allclose(compiled, norm(drawn(2, 8)), atol=1e-6) and called == ["rms_norm"]
 
 
 def test_no_gradient_of_a_gradient_is_made_up():
@@ -372,8 +389,8 @@ def test_no_gradient_of_a_gradient_is_made_up():
     x = states_of(batch.input_ids.shape[1])[0].requires_grad_()
     whole, flat = attended((x, x[:, :2], x[:, :2]), batch), x[0, 0]
     angles = drawn(2, 1, x.shape[2], 40)
-    for found in (whole, patch_llama._Norm.apply(flat, torch.ones(40), 0.1), patch_llama._Gated.apply(flat, flat),
-                  patch_llama._Turn.apply(x, *angles)):
+    for found in (whole, layers.RMSNorm.apply(flat, torch.ones(40), 0.1), layers.SwiGLU.apply(flat, flat),
+                  layers.Rotary.apply(x, *angles)):
         slope, = torch.autograd.grad(found.square().sum(), x, create_graph=True, retain_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             slope.sum().backward(retain_graph=True)
@@ -381,18 +398,21 @@ def test_no_gradient_of_a_gradient_is_made_up():
 
 @pytest.fixture
 def llama(tmp_path):
-    return load_causal(save(FAMILIES["llama"], tmp_path / "base"))
+    return load_causal(save(FAMILIES["llama"], tmp_path / "base"), cpu_kernels="auto")
+
+
+SMALL = 'extern "C" { int one() { return 1; } long simd_width() { return 16; } }'
 
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """As in a new process that finds an empty cache; what is compiled is small. A function that starts once more."""
     def start():
-        monkeypatch.setattr(cpu_kernels_build, "_loaded", cache(cpu_kernels_build._loaded.__wrapped__))
+        monkeypatch.setattr(build, "_load", cache(build._load.__wrapped__))
 
     small = tmp_path / "small.cpp"
-    small.write_text('extern "C" int one() { return 1; }')
-    monkeypatch.setattr(cpu_kernels_build, "SOURCES", (small,))
+    small.write_text(SMALL)
+    monkeypatch.setattr(build, "SOURCES", (small,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     start()
     return start
@@ -404,17 +424,19 @@ def test_without_kernels_a_model_computes_the_same_and_one_line_says_why(
     how, llama, fresh, monkeypatch, tmp_path, capsys
 ):
     batch, _ = batch_of([3, 40, 17])
-    wanted = torch.arange(batch.tokens)
+    wanted = torch.arange(batch.num_tokens)
     if how == "no compiler":
         monkeypatch.setattr(shutil, "which", lambda name: None)
-    cpu_kernels_build.SOURCES[0].write_text("int broken(;")
-    assert cpu_kernels_build.library() is None and not cpu_kernels_build.supports(drawn(1)) and len(cpu_kernels_build.route().splitlines()) == 1
-    assert ("no C++ compiler" if how == "no compiler" else "small.cpp:1") in cpu_kernels_build.route()
-    assert capsys.readouterr().err.count(cpu_kernels_build.route()) == 1 and cpu_kernels_build.library() is None
+    build.SOURCES[0].write_text("int broken(;")
+    assert build.load_library() is None and not build.supports(drawn(1))
+    assert build.status().startswith("none: ") and len(build.status().splitlines()) == 1
+    assert ("no C++ compiler" if how == "no compiler" else "small.cpp:1") in build.status()
+    assert capsys.readouterr().err.count(build.status().removeprefix("none: ")) == 1 and build.load_library() is None
     assert [*tmp_path.glob("cache/*/*")] == []
     found = forward.packed_hidden_states(llama, batch, wanted)
     monkeypatch.undo()
-    assert cpu_kernels_build.library() and torch.allclose(found, forward.packed_hidden_states(llama, batch, wanted), atol=1e-5)
+    expected = forward.packed_hidden_states(llama, batch, wanted)
+    assert build.load_library() and torch.allclose(found, expected, atol=1e-5)
 
 
 def test_what_was_compiled_is_there_for_the_next_process(fresh, monkeypatch, tmp_path):
@@ -425,19 +447,66 @@ def test_what_was_compiled_is_there_for_the_next_process(fresh, monkeypatch, tmp
         commands.append((command[1], [*tmp_path.glob("cache/stackllama/*.so")]))
         return done
 
-    monkeypatch.setattr(cpu_kernels_build.subprocess, "run", noted)
-    assert cpu_kernels_build.library().one() == cpu_kernels_build.library().one() == 1
-    assert [option for option, _ in commands] == ["--version", cpu_kernels_build.FLAGS[0]]
+    monkeypatch.setattr(build.subprocess, "run", noted)
+    assert build.load_library().one() == build.load_library().one() == 1
+    assert [option for option, _ in commands] == ["--version", build.FLAGS[0]]
     assert commands[1][1] == []  # nobody meets half a file
     fresh()
-    assert cpu_kernels_build.library().one() == 1 and len(commands) == 3
-    cpu_kernels_build.SOURCES[0].write_text('extern "C" int one() { return 2; }')
+    assert build.load_library().one() == 1 and len(commands) == 3
+    build.SOURCES[0].write_text(SMALL.replace("1;", "2;"))
     fresh()
-    assert cpu_kernels_build.library().one() == 2 and len([*tmp_path.glob("cache/stackllama/*")]) == 2
+    assert build.load_library().one() == 2 and len([*tmp_path.glob("cache/stackllama/*")]) == 2
 
 
-def test_two_processes_that_compile_at_once_both_get_kernels(fresh, tmp_path):
+def test_two_processes_that_start_together_compile_once(fresh, monkeypatch, tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"""#!/bin/sh
+[ "$1" = --version ] || {{ echo compiled >> {tmp_path}/compilations; sleep 1; }}
+exec {shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")} "$@"
+""")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     code = (f"import pathlib; from stages.modeling.cpu_kernels import build; build.SOURCES = "
-            f"(pathlib.Path({str(cpu_kernels_build.SOURCES[0])!r}),); assert build.library().one() == 1, build.route()")
-    both = [subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2]) for _ in range(2)]
-    assert [one.wait() for one in both] == [0, 0] and len([*tmp_path.glob("cache/stackllama/*")]) == 1
+            f"(pathlib.Path({str(build.SOURCES[0])!r}),); assert build.load_library().one() == 1, build.status()")
+    both = [subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE,
+                             text=True) for _ in range(2)]
+    logs = [one.communicate()[1] for one in both]
+    assert [one.returncode for one in both] == [0, 0] and len([*tmp_path.glob("cache/stackllama/*")]) == 1
+    assert (tmp_path / "compilations").read_text() == "compiled\n"
+    assert sorted(log.count("cpu_kernels: compiled by") for log in logs) == [0, 1]
+
+
+def test_only_the_loaded_model_computes_with_kernels(called, llama, tmp_path):
+    kinds = [modeling_llama.LlamaRMSNorm, modeling_llama.LlamaMLP, modeling_llama.LlamaAttention]
+    forwards = [vars(kind)["forward"] for kind in kinds]
+    other, again = load_causal(tmp_path / "base"), load_causal(tmp_path / "base", cpu_kernels="auto")
+    assert [vars(kind)["forward"] for kind in kinds] == forwards
+    assert modeling_llama.apply_rotary_pos_emb.__module__ == modeling_llama.__name__
+    assert {type(module) for module in other.modules()} & {type(module) for module in again.modules()} >= {nn.Linear}
+    used = {}
+    for name, model in {"other": other, "llama": llama, "again": again, "copy": deepcopy(again)}.items():
+        called.clear()
+        forward.packed_hidden_states(model, batch_of([3, 5])[0], torch.tensor([2, 7]))
+        used[name] = set(called), forward.uses_cpu_kernels(model)
+        assert all(isinstance(model.model.layers[0].get_submodule(part), kind)
+                   for part, kind in zip(("input_layernorm", "mlp", "self_attn"), kinds, strict=True))
+    kernels = {"rms_norm", "swiglu", "apply_rotary"}
+    assert used == {"other": (set(), False)} | dict.fromkeys(("llama", "again", "copy"), (kernels, True))
+
+
+def test_off_loads_no_library_and_the_manifest_says_what_was_loaded(fresh, tmp_path):
+    model = load_causal(save(FAMILIES["llama"], tmp_path / "base"))
+    logprobs = token_logprobs.response_logprobs(model, [[1, 2]], [[3, 4]], 1.0)
+    sampled = sample(model, [[1, 2]], max_new_tokens=3, temperature=1.0, stop_ids=[0], generator=torch.Generator())
+    assert len(sampled.responses[0]) <= 3 and logprobs[0].isfinite().all()
+    assert build.status() == "off" and not (tmp_path / "cache").exists()
+    assert describe_environment()["cpu_kernels"] == "off"
+    build.load_library()
+    assert re.match(r"512-bit vectors, .*\d", build.status()) and describe_environment()["cpu_kernels"] == build.status()
+
+
+def test_every_section_of_a_stage_with_a_model_has_the_setting():
+    recipe = load_recipe("configs/tiny.yaml", {"cpu_kernels": "off", "sft": {"cpu_kernels": "auto"}})
+    chosen = {field.name: getattr(getattr(recipe, field.name), "cpu_kernels", None) for field in fields(recipe)}
+    assert {name for name, value in chosen.items() if value == "off"} == {"base", "reward", "merge", "ppo", "evaluate"}
+    assert chosen["sft"] == "auto" and section_settings(recipe, "ppo")["cpu_kernels"] == "off"

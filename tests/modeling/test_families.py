@@ -15,20 +15,20 @@ from stages.modeling.adapters import saved_head
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
 from stages.modeling.tokenizer import load_tokenizer
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
 from stages.rl.policy import Policy
-from stages.rl.ppo_update import update
-from stages.rl.trajectory import Update, build_trajectory
+from stages.rl.ppo_trainer import UpdateSettings, update_policy
 from tests.helpers import tiny_models
 from tests.helpers.architectures import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, save
+from tests.helpers.trajectories import build_trajectory
 
 PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34, 35, 36, 37]]
 ANSWERS = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0], [21, 22, 23, 24, 25], [0]]
 ROWS = [prompt + answer for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
 SCORES = torch.tensor([3.0, -3.0, 2.0, -1.0])
-UPDATE = Update(2, 4, 2, 1.0, 0.95, 0.2, 0.2, 0.1, 1.0, 10.0, None)
+UPDATE = UpdateSettings(2, 4, 2, 0.2, 0.2, 0.1, 1.0, 10.0, None)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -94,7 +94,7 @@ def test_log_probabilities_are_the_row_alones_whatever_the_padding_and_the_batch
     expected = [by_hand(policy, prompt, answer) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
     for rows in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3], [0]):
         scored = policy([PROMPTS[i] for i in rows], [ANSWERS[i] for i in rows])
-        for i, log_p, mask in zip(rows, scored.log_p, scored.mask, strict=True):
+        for i, log_p, mask in zip(rows, scored.logprobs, scored.mask, strict=True):
             assert torch.allclose(log_p[mask.bool()].double(), expected[i], atol=2e-5)
     base = policy.model.get_base_model()
     alone = [forward.last_hidden_states(base, *forward.pad_batch([row]))[0] for row in ROWS]
@@ -121,12 +121,12 @@ def test_what_is_sampled_is_what_is_scored(bases, family):
     policy = policy_of(bases(family), temperature=0.7)
     with torch.no_grad():
         policy.value_head.weight.normal_(generator=torch.Generator().manual_seed(5))
-        drawn = draw(policy.model, temperature=0.7, value_of=policy.values_of)
+        drawn = draw(policy.model, temperature=0.7, value_fn=policy.values_from_hidden)
         scored = policy(drawn.prompts, drawn.responses)
-    assert torch.allclose(scored.log_p, drawn.log_p, atol=2e-5) and drawn.log_p.abs().sum() > 1
+    assert torch.allclose(scored.logprobs, drawn.logprobs, atol=2e-5) and drawn.logprobs.abs().sum() > 1
     assert torch.allclose(scored.values, drawn.values, atol=1e-4) and drawn.values.abs().sum() > 0.1
-    still = torch.optim.SGD(policy.trained().values(), lr=0.0)
-    statistics = update(policy, still, build_trajectory(policy, drawn, SCORES, 0.1, UPDATE), UPDATE, torch.Generator())
+    still = torch.optim.SGD(policy.trainable_parameters().values(), lr=0.0)
+    statistics = update_policy(policy, still, build_trajectory(policy, drawn, SCORES, 0.1), UPDATE, torch.Generator())
     assert statistics["ratio"] == pytest.approx(1.0, abs=1e-5) and statistics["clip_fraction"] == 0
 
 
@@ -157,12 +157,12 @@ def test_one_ppo_update_starts_at_the_reference_and_changes_the_adapter_only(bas
     policy = policy_of(bases(family), moved=False)
     before = {name: p.clone() for name, p in policy.named_parameters()}
     drawn = draw(policy.model, temperature=1.0)
-    seen = build_trajectory(policy, drawn, SCORES, 0.1, UPDATE)
-    assert torch.equal(seen.log_p, seen.log_ref) and seen.sequence_kl() == 0.0
-    update(policy, torch.optim.Adam(policy.trained().values(), lr=0.01), seen, UPDATE, torch.Generator())
+    seen = build_trajectory(policy, drawn, SCORES, 0.1)
+    assert torch.equal(seen.logprobs, seen.ref_logprobs) and seen.sequence_kl() == 0.0
+    update_policy(policy, torch.optim.Adam(policy.trainable_parameters().values(), lr=0.01), seen, UPDATE, torch.Generator())
     changed = {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
-    assert changed == set(policy.trained()) and all("lora_" in n or n.startswith("value_head") for n in changed)
-    assert torch.equal(policy.reference(drawn.prompts, drawn.responses) * seen.mask, seen.log_ref)
+    assert changed == set(policy.trainable_parameters()) and all("lora_" in n or n.startswith("value_head") for n in changed)
+    assert torch.equal(policy.ref_logprobs(drawn.prompts, drawn.responses) * seen.mask, seen.ref_logprobs)
 
 
 @every_family
@@ -182,9 +182,9 @@ def test_a_merged_adapter_computes_the_same_when_reloaded(bases, family, scorer,
     assert len(found["layers"]) == sum(".lora_B." in name for name, _ in model.named_parameters())
     assert all(0 < row["relative_change"] < 10 for row in found["layers"])
     if scorer:
-        assert torch.equal(load_scorer(merged).score.weight, saved_head(adapter))
+        assert torch.equal(load_classifier(merged).score.weight, saved_head(adapter))
         assert found["pair_accuracy_before"] == found["pair_accuracy_after"]
-        again = Scorer(load_scorer(merged), "fp32")(PROMPTS, ANSWERS)
+        again = Scorer(load_classifier(merged), "fp32")(PROMPTS, ANSWERS)
         assert torch.allclose(again, scores - scores.mean(), atol=1e-4)
         return
     assert found["perplexity_after"] == pytest.approx(found["perplexity_before"], rel=1e-4)

@@ -13,11 +13,9 @@ from stages.modeling.packed import forward
 from stages.modeling.pretrained import copy_pretrained
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.rl.policy import Policy
-from stages.rl.trajectory import Update, build_trajectory
-from stages.runtime.artifact import sha256_of_file
+from stages.runtime.files import hash_file
 from tests.helpers import tiny_models
-
-UPDATE = Update(1, 4, 4, 1.0, 0.95, 0.2, 0.2, 0.1, 1.0, 10.0, None)
+from tests.helpers.trajectories import build_trajectory
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +58,7 @@ def test_a_fresh_policy_starts_at_its_reference_in_every_precision(base, precisi
         stop_ids=(2,),
         generator=torch.Generator().manual_seed(0),
     )
-    assert abs(build_trajectory(policy, rollout, torch.zeros(2), 0.1, UPDATE).sequence_kl()) < 1e-4
+    assert abs(build_trajectory(policy, rollout, torch.zeros(2), 0.1).sequence_kl()) < 1e-4
 
 
 def test_a_tokenizer_without_a_pad_gets_one_of_its_own(base, tmp_path):
@@ -83,13 +81,13 @@ def test_a_tokenizer_that_ends_texts_otherwise_than_the_model_is_refused(base):
 def test_filler_is_an_id_every_embedding_has_and_is_masked():
     ids, mask = forward.pad_batch([[5, 6, 7], [8]], side="left")
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert forward.position_ids(mask).tolist() == [[0, 1, 2], [0, 0, 0]]
+    assert forward.compute_position_ids(mask).tolist() == [[0, 1, 2], [0, 0, 0]]
 
 
 def test_a_local_model_is_used_as_it_is(base, tmp_path):
     copy_pretrained(str(base), None, tmp_path)
     names = {"model.safetensors", "config.json", "tokenizer.json"}
-    assert all(sha256_of_file(tmp_path / name) == sha256_of_file(base / name) for name in names)
+    assert all(hash_file(tmp_path / name) == hash_file(base / name) for name in names)
 
 
 def test_pickled_weights_and_unknown_models_are_refused_in_one_line(base, tmp_path):

@@ -18,7 +18,7 @@ from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
 from stages.modeling.merge_checks import check, outputs, probe_ids
 from stages.recipe.models import Merge
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
 from stages.runtime import command
 from tests.helpers import tiny_models
@@ -194,10 +194,10 @@ def test_a_reward_adapter_on_sft_on_base_gives_what_merging_step_by_step_gives(b
     step = tiny_models.merge(chain / "sft-merged", [chain / "reward"], tmp_path / "step")
     found = tiny_models.merge(base, [adapter, chain / "reward"], tmp_path / "merged")
     assert found["pair_accuracy_before"] == step["pair_accuracy_before"] == found["pair_accuracy_after"]
-    together, alone = (load_scorer(tmp_path / name) for name in ("merged", "step"))
+    together, alone = (load_classifier(tmp_path / name) for name in ("merged", "step"))
     assert torch.allclose(outputs(together), outputs(alone), atol=1e-5)
     tiny_models.merge(base, [chain / "reward"], tmp_path / "unfounded")
-    assert (outputs(alone) - outputs(load_scorer(tmp_path / "unfounded"))).abs().max() > 1e-3
+    assert (outputs(alone) - outputs(load_classifier(tmp_path / "unfounded"))).abs().max() > 1e-3
     assert torch.equal(together.score.weight, saved_head(chain / "reward"))
     assert together.config.reward_mean == 1.5 and (tmp_path / "merged/scoring.json").is_file()
 

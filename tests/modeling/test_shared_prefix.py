@@ -35,13 +35,13 @@ def both():
 
 def test_question_tokens_stand_once_and_texts_say_where_everything_is():
     shared, apart = both()
-    assert shared.batch.tokens == sum(map(len, PROMPTS)) + sum(len(a) for own in ANSWERS for a in own)
-    assert shared.chosen.tolist() == apart.chosen.tolist() == [t for _, answer in SEPARATE for t in answer]
+    assert shared.batch.num_tokens == sum(map(len, PROMPTS)) + sum(len(a) for own in ANSWERS for a in own)
+    assert shared.token_ids.tolist() == apart.token_ids.tolist() == [t for _, answer in SEPARATE for t in answer]
     flat = shared.batch.input_ids[0]
-    assert flat[shared.last].tolist() == [answer[-1] for _, answer in SEPARATE]
+    assert flat[shared.last_positions].tolist() == [answer[-1] for _, answer in SEPARATE]
     starts = [0, *torch.tensor([len(answer) for _, answer in SEPARATE]).cumsum(0).tolist()[:-1]]
-    assert flat[shared.before[starts]].tolist() == [prompt[-1] for prompt, _ in SEPARATE]
-    assert torch.equal(shared.place, apart.place) and torch.equal(shared.mask, apart.mask)
+    assert flat[shared.predictor_positions[starts]].tolist() == [prompt[-1] for prompt, _ in SEPARATE]
+    assert torch.equal(shared.scatter_index, apart.scatter_index) and torch.equal(shared.mask, apart.mask)
 
 
 @every_family
@@ -51,7 +51,7 @@ def test_states_and_gradients_are_those_of_separate_texts(family, tmp_path):
     found = []
     for texts in both():
         model.requires_grad_(True).zero_grad()
-        own, before = states(model, texts, texts.own), states(model, texts, texts.before)
+        own, before = states(model, texts, texts.positions), states(model, texts, texts.predictor_positions)
         ((own + 2 * before).sum(-1) * weights).sum().backward()
         gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         found.append((own.detach(), before.detach(), gradients))

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages.modeling.load import load_causal
 from stages.modeling.merge_checks import outputs
 from stages.modeling.tokenizer import PAD, load_tokenizer, resize_token_embeddings
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
 from tests.helpers import architectures, tiny_models
 
@@ -54,7 +54,7 @@ def save_grown(base, folder, **how):
 @pytest.mark.parametrize("scorer", [False, True])
 def test_new_rows_are_the_mean_of_the_old_ones_which_stay(family, scorer, tmp_path):
     base = architectures.save(architectures.FAMILIES[family], tmp_path)
-    model = load_scorer(base, new_head=True) if scorer else load_causal(base)
+    model = load_classifier(base, new_head=True) if scorer else load_causal(base)
     before = [layer.weight.detach().clone() for layer in layers_of(model)]
     tied, tokenizer = not scorer and is_tied(model), tokenizer_of(base)
     new = resize_token_embeddings(model, tokenizer)
@@ -108,7 +108,7 @@ def test_a_reward_adapter_follows_one_that_grew_the_vocabulary(tmp_path):
     save_scoring(tmp_path / "reward", Scoring(), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0]))
     tiny_models.merge(tmp_path / "sft-merged", [tmp_path / "reward"], tmp_path / "step")
     tiny_models.merge(base, [tmp_path / "sft", tmp_path / "reward"], tmp_path / "merged")
-    together, step = (load_scorer(tmp_path / name) for name in ("merged", "step"))
+    together, step = (load_classifier(tmp_path / name) for name in ("merged", "step"))
     assert torch.allclose(outputs(together), outputs(step), atol=1e-5)
     assert together.get_input_embeddings().num_embeddings == OLD + 2
 

@@ -1,21 +1,25 @@
-"""The compiled kernels: made once on each machine by its C++ compiler ($CXX, or one of COMPILERS), in two seconds, and
-kept in the user's cache folder.
+"""Compile and load the kernels: once per machine, in two seconds, into the user's cache folder.
 
-Without a compiler, or where it fails, everything works by torch's own operations; only slower.
+The compiler is $CXX, or the first of COMPILERS. Without one, torch's own operations compute the same, more slowly.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from stages.runtime.files import atomic_path
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
@@ -25,36 +29,73 @@ COMPILE_SECONDS = 120
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def library() -> ctypes.CDLL | None:
-    """The kernels; None where there are none."""
-    return _loaded()[0]
+def load_library() -> ctypes.CDLL | None:
+    """Load the kernels, and compile them if necessary; None where that is impossible."""
+    return _load()[0]
 
 
-def route() -> str:
-    """For people: what compiled the kernels, or why there are none."""
-    return _loaded()[1]
+def status() -> str:
+    """Describe what this process has loaded: 'off', 'none' with the reason, or the vectors' width and the compiler."""
+    if not _load.cache_info().currsize:
+        return "off"
+    library, text = _load()
+    return f"{32 * library.simd_width()}-bit vectors, {text}" if library else f"none: {text}"
 
 
-def takes(*tensors: torch.Tensor) -> bool:
-    """Whether there are kernels, and for these tensors; not while torch.compile looks on."""
+def supports(*tensors: torch.Tensor) -> bool:
+    """Whether the kernels can process these tensors; never while torch.compile traces."""
     known = all(x.device.type == "cpu" and x.dtype in DTYPES for x in tensors)
-    return known and not torch.compiler.is_compiling() and library() is not None
+    return known and not torch.compiler.is_compiling() and load_library() is not None
 
 
 @cache
-def _loaded() -> tuple[ctypes.CDLL | None, str]:
-    """The kernels or None, and how that came; without them one line says why, once."""
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """Return the library and its compiler's version, or None and the reason, which is also logged, once."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), *COMPILERS))), None)
     try:
         if compiler is None:
-            raise OSError(f"no C++ compiler here ({', '.join(COMPILERS)})")
-        return ctypes.CDLL(str(_compiled(compiler))), f"compiled by {compiler}"
+            raise OSError(f"no C++ compiler ({', '.join(COMPILERS)})")
+        version = _run([compiler, "--version"])
+        return ctypes.CDLL(str(_compile(compiler, version))), version.decode(errors="replace").partition("\n")[0]
     except subprocess.CalledProcessError as error:
         reason = f"{compiler} failed: {_first_error(error)}"
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # RuntimeError: there is no home folder
         reason = str(error)
-    print(f"no kernels for this CPU, torch's own operations are slower: {reason}", file=sys.stderr, flush=True)
+    _log(f"none, torch's own operations are slower: {reason}")
     return None, reason
+
+
+def _compile(compiler: str, version: bytes) -> Path:
+    """Compile the kernels for this processor, unless another process has; OSError or SubprocessError on failure."""
+    texts = [file.read_bytes() for file in (*SOURCES, *HEADERS)]
+    parts = (*texts, version, " ".join(FLAGS).encode(), _processor().encode())
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stackllama"
+    library = folder / f"kernels-{digest}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _lock(folder):
+            if not library.exists():  # processes that start together: the first one compiles
+                start = time.monotonic()
+                with atomic_path(library) as draft:
+                    _run([compiler, *FLAGS, "-o", str(draft), *map(str, SOURCES)])
+                _log(f"compiled by {compiler} in {time.monotonic() - start:.1f} s: {library}")
+    return library
+
+
+def _run(command: list[str]) -> bytes:
+    return subprocess.run(command, capture_output=True, check=True, timeout=COMPILE_SECONDS).stdout
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a folder; the kernel releases it if the process dies."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _first_error(failed: subprocess.CalledProcessError) -> str:
@@ -62,27 +103,13 @@ def _first_error(failed: subprocess.CalledProcessError) -> str:
     return next((line for line in lines if "error" in line), f"exit status {failed.returncode}")
 
 
-def _compiled(compiler: str) -> Path:
-    """The kernels for this machine's processor, made unless they are there; OSError or SubprocessError if not."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=COMPILE_SECONDS).stdout
-    texts = [file.read_bytes() for file in (*SOURCES, *HEADERS)]
-    parts = (*texts, version, " ".join(FLAGS).encode(), _processor().encode())
-    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stackllama"
-    kernels = folder / f"kernels-{digest}.so"
-    if not kernels.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            new = Path(made) / kernels.name
-            subprocess.run([compiler, *FLAGS, "-o", new, *SOURCES], capture_output=True, check=True,
-                           timeout=COMPILE_SECONDS)
-            new.replace(kernels)
-    return kernels
-
-
 def _processor() -> str:
-    """What the code is compiled for: a home folder may serve many machines."""
+    """Describe the processor that the code is compiled for: one home folder may serve several machines."""
     known = Path("/proc/cpuinfo")
     lines = known.read_text().splitlines() if known.exists() else []
     kinds = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
     return "\n".join([platform.machine(), platform.processor(), *sorted(kinds)])
+
+
+def _log(text: str) -> None:
+    print(f"cpu_kernels: {text}", file=sys.stderr, flush=True)

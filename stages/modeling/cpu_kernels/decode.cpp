@@ -1,4 +1,4 @@
-// One new token a row over the keys of all tokens before it: decoding.
+// Attention of one new token per row over its cached keys, and appending to the cache.
 
 #include <cmath>
 
@@ -11,64 +11,66 @@ inline void fill(float *values, int64_t first, int64_t end, float value) {
     for (int64_t i = first; i < end; i++) values[i] = value;
 }
 
-// Scores of one query, of which it sees those from `first` to before `end`: their exponentials less the largest, 0 for
-// the others up to a whole vector. Returns their sum.
+// Replace the scores of one query by exp(score - maximum) in columns `first` to `end` - 1, and by 0 in the others up to
+// a whole vector. Return their sum.
 float exponentials(float *scores, int64_t first, int64_t end) {
-    int64_t stop = rounded(end);
+    int64_t stop = round_up(end);
     fill(scores, 0, first, -INFINITY);
     fill(scores, end, stop, -INFINITY);
-    Lanes most = load(scores), sums = {};
-    for (int64_t i = LANES; i < stop; i += LANES) most = load(scores + i) > most ? load(scores + i) : most;
-    float largest = largest_of(most);
-    for (int64_t i = 0; i < stop; i += LANES) {
-        Lanes found = exponential(load(scores + i) - largest);
-        sums += found;
-        store(scores + i, found);
+    Vector maxima = load(scores), sums = {};
+    for (int64_t i = SIMD_WIDTH; i < stop; i += SIMD_WIDTH)
+        maxima = load(scores + i) > maxima ? load(scores + i) : maxima;
+    float largest = reduce_max(maxima);
+    for (int64_t i = 0; i < stop; i += SIMD_WIDTH) {
+        Vector result = exponential(load(scores + i) - largest);
+        sums += result;
+        store(scores + i, result);
     }
-    return sum_of(sums);
+    return reduce_sum(sums);
 }
 
-// One new token a row: its keys stand as columns [width, columns], its values as rows [columns, wide].
+// Per row and key head: keys [width, columns], values [columns, stride].
 template <class T>
-void newest(View query, View out, const T *keys, const T *values, const int64_t *lengths, int64_t heads,
-            int64_t columns, const Rows &rows, int64_t first_head, int64_t end_head) {
-    int64_t wide = rounded(rows.width), groups = rows.groups;
-    Scratch scratch(groups * (columns + 2 * wide + 1));
-    float *scores = scratch.take(groups * columns), *queries = scratch.take(groups * wide);
-    float *found = scratch.take(groups * wide), *sums = scratch.take(groups);
-    for (int64_t row = 0; row < rows.rows; row++)
-        for (int64_t shared = first_head; shared < end_head; shared++) {
-            int64_t place = row * heads + shared, length = lengths[row];
-            int64_t seen = length > rows.window ? (length - rows.window) / LANES * LANES : 0;
-            int64_t begin = length > rows.window ? length - rows.window - seen : 0, count = rounded(length - seen);
+void decode(View query, View out, const T *keys, const T *values, const int64_t *lengths, int64_t heads,
+            int64_t columns, const RowIndex &rows, int64_t first_head, int64_t end_head) {
+    int64_t stride = round_up(rows.width), groups = rows.groups;
+    Scratch scratch(groups * (columns + 2 * stride + 1));
+    float *scores = scratch.take(groups * columns), *queries = scratch.take(groups * stride);
+    float *result = scratch.take(groups * stride), *sums = scratch.take(groups);
+    for (int64_t row = 0; row < rows.num_rows; row++)
+        for (int64_t key_head = first_head; key_head < end_head; key_head++) {
+            int64_t cell = row * heads + key_head, length = lengths[row];
+            int64_t first_column = length > rows.window ? (length - rows.window) / SIMD_WIDTH * SIMD_WIDTH : 0;
+            int64_t first_visible = length > rows.window ? length - rows.window - first_column : 0;
+            int64_t count = round_up(length - first_column);
             for (int64_t i = 0; i < groups; i++)
-                for (int64_t w = 0; w < rows.width; w += LANES)
-                    store(queries + i * wide + w, rows.scaling * load(Head<T>(query, shared * groups + i).at(row) + w,
-                                                                      rows.width - w));
-            multiply(scores, columns, {queries, wide, 1}, keys + place * rows.width * columns + seen, columns,
+                for (int64_t w = 0; w < rows.width; w += SIMD_WIDTH)
+                    store(queries + i * stride + w,
+                          rows.scaling * load(Head<T>(query, key_head * groups + i).at(row) + w, rows.width - w));
+            multiply(scores, columns, {queries, stride, 1}, keys + cell * rows.width * columns + first_column, columns,
                      groups, count, rows.width);
             for (int64_t i = 0; i < groups; i++)
-                sums[i] = exponentials(scores + i * columns, begin, length - seen);
-            multiply(found, wide, {scores, columns, 1}, values + (place * columns + seen) * wide, wide, groups, wide,
-                     length - seen);
+                sums[i] = exponentials(scores + i * columns, first_visible, length - first_column);
+            multiply(result, stride, {scores, columns, 1}, values + (cell * columns + first_column) * stride, stride,
+                     groups, stride, length - first_column);
             for (int64_t i = 0; i < groups; i++)
-                for (int64_t w = 0; w < rows.width; w += LANES)
-                    store(Head<T>(out, shared * groups + i).at(row) + w, load(found + i * wide + w) / sums[i],
+                for (int64_t w = 0; w < rows.width; w += SIMD_WIDTH)
+                    store(Head<T>(out, key_head * groups + i).at(row) + w, load(result + i * stride + w) / sums[i],
                           rows.width - w);
         }
 }
 
-// The newest token's key and value to where `newest` reads them.
+// Store the new token's key and value in the layout that `decode` reads.
 template <class T>
-void append(View key, View value, T *keys, T *values, const int64_t *lengths, int64_t rows, int64_t heads,
+void append_key_value(View key, View value, T *keys, T *values, const int64_t *lengths, int64_t rows, int64_t heads,
             int64_t columns, int64_t width) {
-    int64_t wide = rounded(width);
+    int64_t stride = round_up(width);
     for (int64_t row = 0; row < rows; row++)
         for (int64_t head = 0; head < heads; head++) {
-            int64_t place = row * heads + head, column = lengths[row] - 1;
+            int64_t cell = row * heads + head, column = lengths[row] - 1;
             for (int64_t w = 0; w < width; w++) {
-                keys[(place * width + w) * columns + column] = Head<T>(key, head).at(row)[w];
-                values[(place * columns + column) * wide + w] = Head<T>(value, head).at(row)[w];
+                keys[(cell * width + w) * columns + column] = Head<T>(key, head).at(row)[w];
+                values[(cell * columns + column) * stride + w] = Head<T>(value, head).at(row)[w];
             }
         }
 }
@@ -77,18 +79,18 @@ void append(View key, View value, T *keys, T *values, const int64_t *lengths, in
 
 extern "C" {
 
-int64_t attend_lanes() { return LANES; }
+int64_t simd_width() { return SIMD_WIDTH; }
 
 #define FOR_TYPE(TYPE, SUFFIX)                                                                                         \
-    void attend_newest_##SUFFIX(View query, View out, const TYPE *keys, const TYPE *values, const int64_t *lengths,    \
-                                int64_t columns, const Rows *rows, int64_t heads, int threads) {                       \
-        by_heads(heads, rows->rows * heads * columns * rows->width, threads, [&](int64_t first, int64_t end) {         \
-            newest(query, out, keys, values, lengths, heads, columns, *rows, first, end);                              \
+    void decode_##SUFFIX(View query, View out, const TYPE *keys, const TYPE *values, const int64_t *lengths,           \
+                         int64_t columns, const RowIndex *rows, int64_t heads, int threads) {                          \
+        by_heads(heads, rows->num_rows * heads * columns * rows->width, threads, [&](int64_t first, int64_t end) {     \
+            decode(query, out, keys, values, lengths, heads, columns, *rows, first, end);                              \
         });                                                                                                            \
     }                                                                                                                  \
-    void append_newest_##SUFFIX(View key, View value, TYPE *keys, TYPE *values, const int64_t *lengths, int64_t rows,  \
-                                int64_t heads, int64_t width, int64_t columns, int) {                                  \
-        append(key, value, keys, values, lengths, rows, heads, columns, width);                                        \
+    void append_key_value_##SUFFIX(View key, View value, TYPE *keys, TYPE *values, const int64_t *lengths,             \
+                                   int64_t rows, int64_t heads, int64_t width, int64_t columns, int) {                 \
+        append_key_value(key, value, keys, values, lengths, rows, heads, columns, width);                              \
     }
 
 FOR_TYPE(float, fp32)

@@ -1,26 +1,26 @@
-// What the kernels of attention are told, and how they divide it.
+// The rows of a packed batch, as the attention kernels read them, and the division of heads among threads.
 #pragma once
 
 #include <omp.h>
 
 #include "simd.h"
 
-// Which keys the queries see. Row r has the tokens tokens[starts[r]] to before tokens[starts[r + 1]]; its queries are
-// those from firsts[r] on. groups: heads of queries for each head of keys. window: how many keys a query sees at most.
-// shares: a token may stand in several rows, as a key; as a query it stands in one.
-struct Rows {
-    const int64_t *tokens, *starts, *firsts;
-    int64_t rows, width, groups, window, shares;
+// Row r has the tokens tokens[starts[r]] to tokens[starts[r + 1] - 1], of which those from first_queries[r] on are
+// queries. groups: query heads per key head. window: most keys that a query attends to. shares_prefixes: a token may be
+// a key in several rows; it is a query in one.
+struct RowIndex {
+    const int64_t *tokens, *starts, *first_queries;
+    int64_t num_rows, width, groups, window, shares_prefixes;
     float scaling;
 };
 
-// run(first, end) of the heads of keys: each thread takes some, so that no two of them write to one place. values: how
-// many are worked through.
+// Call run(first, end) on each thread's key heads, so that no two threads write to one address. values: how many are
+// processed; few are left to one thread.
 template <class Run>
 void by_heads(int64_t heads, int64_t values, int threads, Run run) {
-#pragma omp parallel num_threads(values > WORTH_THREADS ? threads : 1)
+#pragma omp parallel num_threads(values > MIN_PARALLEL_VALUES ? threads : 1)
     {
-        int64_t of = omp_get_num_threads(), own = omp_get_thread_num();
-        run(heads * own / of, heads * (own + 1) / of);
+        int64_t count = omp_get_num_threads(), number = omp_get_thread_num();
+        run(heads * number / count, heads * (number + 1) / count);
     }
 }

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Forward passes of a model's backbone: on packed batches, and on padded ones for models that need them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,54 +11,65 @@ from stages.modeling.packed.sequences import PackedBatch
 
 
 def pad_batch(
-    rows: list[list[int]], side: str = "right", where: torch.device | None = None
+    rows: list[list[int]], side: str = "right", device: torch.device | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ragged token ids to (input_ids, keep_mask), both [rows, longest] int64; filler is id 0 and masked."""
+    """Pad token ids to (input_ids, attention_mask), both [rows, longest] int64; the filler is id 0, masked."""
     longest = max(map(len, rows))
     input_ids = torch.zeros(len(rows), longest, dtype=torch.long)
-    keep_mask = torch.zeros_like(input_ids)
+    attention_mask = torch.zeros_like(input_ids)
     for index, row in enumerate(rows):
-        place = slice(0, len(row)) if side == "right" else slice(longest - len(row), longest)
-        input_ids[index, place] = torch.tensor(row)
-        keep_mask[index, place] = 1
-    return input_ids.to(where), keep_mask.to(where)
+        columns = slice(0, len(row)) if side == "right" else slice(longest - len(row), longest)
+        input_ids[index, columns] = torch.tensor(row)
+        attention_mask[index, columns] = 1
+    return input_ids.to(device), attention_mask.to(device)
 
 
-def chunks_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Indices in groups of at most `size`, like lengths together: fewer pads. The order depends on the lengths only."""
+def chunk_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yield indices in chunks of at most `size`, sorted by length. The order depends on the lengths only."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     for start in range(0, len(order), size):
         yield order[start : start + size]
 
 
-def position_ids(keep_mask: torch.Tensor) -> torch.Tensor:
-    """Position ids [rows, length]: a real token's position counts the real tokens before it, whatever the padding."""
-    return (keep_mask.cumsum(-1) - 1).clamp(min=0)
+def compute_position_ids(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Count the real tokens before each token, [rows, length]: positions that do not depend on the padding."""
+    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
 
 
-def last_hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, keep_mask: torch.Tensor) -> torch.Tensor:
-    """What the trunk under a model's head computes, [rows, length, width], for rows padded on either side."""
-    states = backbone(model)(input_ids=input_ids, attention_mask=keep_mask, position_ids=position_ids(keep_mask))
+def last_hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """Compute the backbone's last hidden states, [rows, length, width], of rows padded on either side."""
+    position_ids = compute_position_ids(attention_mask)
+    states = backbone(model)(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
     return states.last_hidden_state
 
 
-def packed_hidden_states(model: PreTrainedModel, batch: PackedBatch, wanted: torch.Tensor, **cache) -> torch.Tensor:
-    """As `last_hidden_states`, for rows laid end to end, at the tokens `wanted` [M]: [M, width].
+def packed_hidden_states(model: PreTrainedModel, batch: PackedBatch, positions: torch.Tensor, **cache) -> torch.Tensor:
+    """Compute the last hidden states of a packed batch at `positions` [M]: [M, width].
 
-    cache: as Transformers takes it.
+    cache: arguments of Transformers' forward, such as past_key_values.
     """
     inner = use_packed_attention(model)
-    with last_layer.only_at(inner, wanted, batch.input_ids.shape[1]):
+    with last_layer.only_at(inner, positions, batch.input_ids.shape[1]):
         states = inner(
-            input_ids=batch.input_ids, position_ids=batch.positions, attention_mask=attention.NO_MASK, batch=batch,
+            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=attention.NO_MASK, batch=batch,
             **({"use_cache": False} | cache),
         ).last_hidden_state[0]
-    return states.index_select(0, wanted)
+    return states.index_select(0, positions)
 
 
-def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
-    """The trunk, sure to attend as attention.py does: another implementation would pass over the rows' ends."""
+def use_packed_attention(model: PreTrainedModel, cpu_kernels: bool = False) -> PreTrainedModel:
+    """Return the model's backbone, set to an attention that respects row boundaries; others would ignore them.
+
+    cpu_kernels: switch to the CPU kernels. A model that uses them already goes on using them.
+    """
     inner = backbone(model)
-    if inner.config._attn_implementation != attention.NAME:
-        inner.set_attn_implementation(attention.NAME)
+    name = attention.PACKED_CPU_KERNELS if cpu_kernels or uses_cpu_kernels(model) else attention.PACKED
+    if inner.config._attn_implementation != name:
+        attention.register()
+        inner.set_attn_implementation(name)
     return inner
+
+
+def uses_cpu_kernels(model: PreTrainedModel) -> bool:
+    """Whether this model instance computes with the CPU kernels; its attention implementation records it."""
+    return backbone(model).config._attn_implementation == attention.PACKED_CPU_KERNELS

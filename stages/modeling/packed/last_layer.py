@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from stages.modeling.packed.sequences import rounded
+from stages.modeling.packed.sequences import round_up_tokens
 
 
 @contextmanager
@@ -45,5 +45,5 @@ def _to_round_size(wanted: torch.Tensor, tokens: int) -> torch.Tensor:
     """With some tokens more, in order, so that few sizes occur (see ragged.rounded)."""
     taken = torch.zeros(tokens, dtype=torch.bool, device=wanted.device).index_fill_(0, wanted, True)
     count = int(taken.sum())
-    taken[(~taken).nonzero().squeeze(-1)[: rounded(count) - count]] = True
+    taken[(~taken).nonzero().squeeze(-1)[: round_up_tokens(count) - count]] = True
     return taken.nonzero().squeeze(-1)

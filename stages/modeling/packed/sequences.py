@@ -1,6 +1,8 @@
-"""Rows of different lengths laid end to end: no layer computes pads. Only attention sees rows side by side.
+"""Packed (variable-length) batches: rows of tokens are concatenated, so that no layer but attention computes padding.
 
-Shapes: B rows, N all their tokens, H heads, W width of a head.
+Attention alone pads: it works on one `LengthBucket` of rows at a time.
+
+Shapes: B rows, N tokens of all rows, M response tokens, H heads, W width of a head.
 """
 
 from dataclasses import dataclass
@@ -9,186 +11,191 @@ from typing import NamedTuple
 
 import torch
 
-COLUMNS_STEP = 16  # sizes are rounded up: a CPU compiles its products anew for every size it has not met
-STEPS_AN_OCTAVE = 32
-# Scores a head of rows that are side by side. On a CPU what stays in its cache (attention takes a fifth less time), and
-# still so many short rows that calls do not outweigh the work.
-SIDE_BY_SIDE = {"cpu": 1 << 15, "cuda": 1 << 62}
+COLUMNS_STEP = 16  # sizes are rounded up: oneDNN compiles a product for every new size
+STEPS_PER_OCTAVE = 32
+# Attention scores per head in one bucket. On a CPU, as many as its cache holds (a fifth less time for attention).
+BUCKET_SCORES = {"cpu": 1 << 15, "cuda": 1 << 62}
 
 
 @dataclass(frozen=True)
 class LengthBucket:
-    """Rows of like length, side by side: `tokens` tokens from `first` on, and `columns` columns for each row.
+    """Rows of similar length, to be padded to one length for attention.
 
-    gather [rows * columns]: the token in a row's column, and any token beyond the row's end; place [tokens]: the way
-    back; inside [rows, 1, columns, 1]: 1.0 within a row, 0.0 beyond its end.
+    Its `num_tokens` tokens begin at `start` in the batch. gather_index [num_rows * num_columns]: the token in each
+    column of each row, and an arbitrary one beyond the row's end. unpad_index [num_tokens]: the inverse. mask
+    [num_rows, 1, num_columns, 1]: 1.0 within a row, 0.0 beyond its end.
     """
 
-    first: int
-    tokens: int
-    rows: int
-    columns: int
-    gather: torch.Tensor
-    place: torch.Tensor
-    inside: torch.Tensor
+    start: int
+    num_tokens: int
+    num_rows: int
+    num_columns: int
+    gather_index: torch.Tensor
+    unpad_index: torch.Tensor
+    mask: torch.Tensor
 
-    @property
-    def span(self) -> slice:
-        """Of its tokens in the batch."""
-        return slice(self.first, self.first + self.tokens)
+    def pad(self, values: torch.Tensor) -> torch.Tensor:
+        """Pad [N, H, W] to [num_rows * H, num_columns, W]."""
+        if self.num_rows == 1:
+            return values[self.start : self.start + self.num_columns].transpose(0, 1).contiguous()
+        return self.gather(values)
 
-    def wide(self, values: torch.Tensor) -> torch.Tensor:
-        """[N, H, W] to [rows * H, columns, W]."""
-        if self.rows == 1:
-            return values[self.first : self.first + self.columns].transpose(0, 1).contiguous()
-        return self.gathered(values)
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Pad like `pad`, for rows whose tokens are not contiguous in the batch."""
+        padded = values.index_select(0, self.gather_index).view(self.num_rows, self.num_columns, *values.shape[1:])
+        return padded.transpose(1, 2).flatten(0, 1)
 
-    def gathered(self, values: torch.Tensor) -> torch.Tensor:
-        """As `wide`, wherever the rows' tokens stand."""
-        found = values.index_select(0, self.gather).view(self.rows, self.columns, *values.shape[1:])
-        return found.transpose(1, 2).flatten(0, 1)
+    def unpad(self, padded: torch.Tensor) -> torch.Tensor:
+        """Concatenate the rows of [num_rows * H, num_columns, W] to [num_tokens, H, W]."""
+        if self.num_rows == 1:
+            return padded.transpose(0, 1)[: self.num_tokens]
+        return self.flatten_columns(padded).index_select(0, self.unpad_index)
 
-    def narrow(self, wide: torch.Tensor) -> torch.Tensor:
-        """[rows * H, columns, W] to [tokens, H, W], the part's tokens end to end."""
-        if self.rows == 1:
-            return wide.transpose(0, 1)[: self.tokens]
-        return self.beside(wide).index_select(0, self.place)
+    def flatten_columns(self, padded: torch.Tensor) -> torch.Tensor:
+        """Rearrange [num_rows * H, num_columns, W] to [num_rows * num_columns, H, W]."""
+        return padded.unflatten(0, (self.num_rows, -1)).transpose(1, 2).flatten(0, 1)
 
-    def beside(self, wide: torch.Tensor) -> torch.Tensor:
-        """[rows * H, columns, W] to [rows * columns, H, W]."""
-        return wide.unflatten(0, (self.rows, -1)).transpose(1, 2).flatten(0, 1)
+    def write(self, values: torch.Tensor, padded: torch.Tensor) -> None:
+        """Write the bucket's padded results into `values` [N, H, W]."""
+        values[self.start : self.start + self.num_tokens] = self.unpad(padded)
 
-    def put(self, values: torch.Tensor, wide: torch.Tensor) -> None:
-        """Write what was found for the part's tokens into `values` [N, H, W]."""
-        values[self.span] = self.narrow(wide)
-
-    add = put  # a token stands in one row: what comes from there is all
+    add_gradients = write  # a token is in one row only: there is nothing to sum
 
 
 class RowIndex(NamedTuple):
-    """Where each row's tokens stand in the batch, on the CPU: those of row r are tokens[starts[r] : starts[r + 1]].
+    """Tokens of each row as positions in the batch, on the CPU: row r is tokens[starts[r] : starts[r + 1]].
 
-    firsts [B]: how many of a row's tokens, at its beginning, stand in an earlier row as well.
+    first_queries [B]: how many of a row's first tokens are computed in an earlier row, and are only keys in this one.
     """
 
     tokens: torch.Tensor
     starts: torch.Tensor
-    firsts: torch.Tensor
+    first_queries: torch.Tensor
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """A batch of rows, the shortest first; what stands after `tokens` fills up to a round size and is never read.
+    """Concatenated rows, the shortest first, filled up to a round size; the filler is never read.
 
-    input_ids, positions: [1, N]. starts, lengths: [B], where each row begins and its tokens, in the order given.
-    shares: a token may stand in several rows (branching.py).
+    input_ids, position_ids: [1, N]. num_tokens: without the filler. starts, lengths: [B], each row's first position
+    and length, in the caller's order. shares_prefixes: a token may be in several rows (shared_prefix.py).
     """
 
     input_ids: torch.Tensor
-    positions: torch.Tensor
-    tokens: int
+    position_ids: torch.Tensor
+    num_tokens: int
     starts: torch.Tensor
     lengths: torch.Tensor
-    parts: list[LengthBucket]
-    order: RowIndex
-    shares: bool = False
+    buckets: list[LengthBucket]
+    row_index: RowIndex
+    shares_prefixes: bool = False
 
 
 class PackedResponses(NamedTuple):
-    """Prompts with responses, laid end to end; M response tokens, R in the longest response.
+    """A packed batch of prompts with their responses, of which the longest has R tokens.
 
-    own: [M], where each response token stands; before: [M], where the token before it does; chosen: [M], the response
-    tokens; place: [M], where they stand in [B * R]; mask: [B, R], 1.0 at response tokens; last: [B], where each row
-    ends.
+    positions [M]: of each response token in the batch. predictor_positions [M]: of the token before it. token_ids [M]:
+    the response tokens. scatter_index [M]: their positions in the flat [B * R]. mask [B, R]: 1.0 at response tokens.
+    last_positions [B]: of each row's last token in the batch.
     """
 
     batch: PackedBatch
-    own: torch.Tensor
-    before: torch.Tensor
-    chosen: torch.Tensor
-    place: torch.Tensor
+    positions: torch.Tensor
+    predictor_positions: torch.Tensor
+    token_ids: torch.Tensor
+    scatter_index: torch.Tensor
     mask: torch.Tensor
-    last: torch.Tensor
+    last_positions: torch.Tensor
 
 
-def pack(rows: list[list[int]], where: torch.device | None = None) -> PackedBatch:
-    """Lay rows of token ids, none of them empty, end to end."""
-    where = torch.device("cpu") if where is None else where
+def pack(rows: list[list[int]], device: torch.device | None = None) -> PackedBatch:
+    """Concatenate rows of token ids, none of them empty, into one batch."""
+    device = torch.device("cpu") if device is None else device
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     lengths = [len(rows[row]) for row in order]
     firsts = [0, *accumulate(lengths)]
-    tokens = firsts.pop()
-    size = rounded(firsts[-1] + rounded_columns(lengths[-1]))  # the last row's columns lie within
+    num_tokens = firsts.pop()
+    size = round_up_tokens(firsts[-1] + round_up_columns(lengths[-1]))  # room for the last row's columns
 
-    def filled(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values + [0] * (size - tokens)).to(where)[None]
+    def fill(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values + [0] * (size - num_tokens)).to(device)[None]
 
     starts = torch.empty(len(rows), dtype=torch.long)
     starts[torch.tensor(order)] = torch.tensor(firsts)
+    spans = split_by_length(lengths, BUCKET_SCORES[device.type])
+    no_shared_tokens = torch.zeros(len(rows), dtype=torch.long)
     return PackedBatch(
-        input_ids=filled([token for row in order for token in rows[row]]),
-        positions=filled([position for length in lengths for position in range(length)]),
-        tokens=tokens,
-        starts=starts.to(where),
-        lengths=torch.tensor([len(row) for row in rows], device=where),
-        parts=[_part(firsts[rows], lengths[rows], where) for rows in like_lengths(lengths, SIDE_BY_SIDE[where.type])],
-        order=RowIndex(torch.arange(tokens), torch.tensor([*firsts, tokens]), torch.zeros(len(rows), dtype=torch.long)),
+        input_ids=fill([token for row in order for token in rows[row]]),
+        position_ids=fill([position for length in lengths for position in range(length)]),
+        num_tokens=num_tokens,
+        starts=starts.to(device),
+        lengths=torch.tensor([len(row) for row in rows], device=device),
+        buckets=[_bucket(firsts[span], lengths[span], device) for span in spans],
+        row_index=RowIndex(torch.arange(num_tokens), torch.tensor([*firsts, num_tokens]), no_shared_tokens),
     )
 
 
-def like_lengths(lengths: list[int], scores: int) -> list[slice]:
-    """Neighbours among rows sorted by length, as many as keep their scores together within `scores`, at least one."""
-    parts, first = [], 0
+def split_by_length(lengths: list[int], max_scores: int) -> list[slice]:
+    """Split rows sorted by length into spans of at least one row and, padded, at most `max_scores` attention scores."""
+    spans, first = [], 0
     for row, length in enumerate(lengths):
-        if row > first and (row + 1 - first) * rounded_columns(length) ** 2 > scores:
-            parts.append(slice(first, row))
+        if row > first and (row + 1 - first) * round_up_columns(length) ** 2 > max_scores:
+            spans.append(slice(first, row))
             first = row
-    return [*parts, slice(first, len(lengths))]
+    return [*spans, slice(first, len(lengths))]
 
 
-def _part(firsts: list[int], lengths: list[int], where: torch.device) -> LengthBucket:
-    first, lengths_ = torch.tensor(firsts)[:, None], torch.tensor(lengths)[:, None]
-    column = torch.arange(rounded_columns(lengths[-1]))
-    inside = column < lengths_
+def _bucket(firsts: list[int], lengths: list[int], device: torch.device) -> LengthBucket:
+    column = torch.arange(round_up_columns(lengths[-1]))
+    inside = column < torch.tensor(lengths)[:, None]
     return LengthBucket(
-        first=firsts[0],
-        tokens=sum(lengths),
-        rows=len(lengths),
-        columns=len(column),
-        gather=torch.where(inside, first + column, firsts[0]).flatten().to(where),
-        place=inside.flatten().nonzero().squeeze(-1).to(where),
-        inside=inside[:, None, :, None].float().to(where),
+        start=firsts[0],
+        num_tokens=sum(lengths),
+        num_rows=len(lengths),
+        num_columns=len(column),
+        gather_index=torch.where(inside, torch.tensor(firsts)[:, None] + column, firsts[0]).flatten().to(device),
+        unpad_index=inside.flatten().nonzero().squeeze(-1).to(device),
+        mask=inside[:, None, :, None].float().to(device),
     )
 
 
-def pack_responses(prompts: list[list[int]], responses: list[list[int]], where: torch.device) -> PackedResponses:
-    """Lay prompts and responses end to end, with the places of the response tokens."""
-    batch = pack([prompt + response for prompt, response in zip(prompts, responses, strict=True)], where)
-    first = batch.starts + torch.tensor([len(prompt) for prompt in prompts], device=where)
-    return pack_texts(batch, first, first - 1, [len(response) for response in responses])
+def pack_responses(prompts: list[list[int]], responses: list[list[int]], device: torch.device) -> PackedResponses:
+    """Pack each prompt with its response, and index the response tokens."""
+    batch = pack([prompt + response for prompt, response in zip(prompts, responses, strict=True)], device)
+    first = batch.starts + torch.tensor([len(prompt) for prompt in prompts], device=device)
+    return index_responses(batch, first, first - 1, [len(response) for response in responses])
 
 
-def pack_texts(batch: PackedBatch, first: torch.Tensor, before_first: torch.Tensor, lengths: list[int]) -> PackedResponses:
-    """Responses of `lengths` tokens that stand from `first` [B] on, each after the token `before_first` [B]."""
-    where = batch.input_ids.device
-    mask = torch.arange(max(lengths), device=where) < torch.tensor(lengths, device=where)[:, None]
+def index_responses(
+    batch: PackedBatch, first: torch.Tensor, prompt_end: torch.Tensor, lengths: list[int]
+) -> PackedResponses:
+    """Index responses of `lengths` tokens that begin at `first` [B] and follow the prompt token at `prompt_end` [B]."""
+    device = batch.input_ids.device
+    mask = torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
     row, column = mask.nonzero(as_tuple=True)
-    own = first[row] + column
-    before = torch.where(column == 0, before_first[row], own - 1)
-    last = first + torch.tensor(lengths, device=where) - 1
-    return PackedResponses(batch, own, before, batch.input_ids[0, own], row * mask.shape[1] + column, mask.float(), last)
+    positions = first[row] + column
+    return PackedResponses(
+        batch=batch,
+        positions=positions,
+        predictor_positions=torch.where(column == 0, prompt_end[row], positions - 1),
+        token_ids=batch.input_ids[0, positions],
+        scatter_index=row * mask.shape[1] + column,
+        mask=mask.float(),
+        last_positions=first + torch.tensor(lengths, device=device) - 1,
+    )
 
 
-def by_row(values: torch.Tensor, texts: PackedResponses) -> torch.Tensor:
-    """[M] to [B, R]."""
-    return values.new_zeros(texts.mask.numel()).index_copy(0, texts.place, values).view(texts.mask.shape)
+def scatter_to_rows(values: torch.Tensor, packed: PackedResponses) -> torch.Tensor:
+    """Pad values of the response tokens, [M] to [B, R]."""
+    return values.new_zeros(packed.mask.numel()).index_copy(0, packed.scatter_index, values).view(packed.mask.shape)
 
 
-def rounded_columns(columns: int) -> int:
+def round_up_columns(columns: int) -> int:
+    """Round up to a multiple of COLUMNS_STEP."""
     return -(-columns // COLUMNS_STEP) * COLUMNS_STEP
 
 
-def rounded(count: int) -> int:
-    """Up to a multiple of a 32nd of its octave, at least of 16: few sizes, and few of them in vain."""
-    step = max(COLUMNS_STEP, (1 << (count - 1).bit_length()) // (2 * STEPS_AN_OCTAVE))
+def round_up_tokens(count: int) -> int:
+    """Round up to a multiple of 1/32 of the octave, and of 16: few different sizes, little filler."""
+    step = max(COLUMNS_STEP, (1 << (count - 1).bit_length()) // (2 * STEPS_PER_OCTAVE))
     return -(-count // step) * step

@@ -1,7 +1,8 @@
-"""Answers to one question in one batch: the question's tokens are computed once, and every answer attends to them.
+"""Packed batches in which answers to one question share its tokens: the question is computed once.
 
-Laid end to end (ragged.py) a question stands before all its answers; only attention puts it before each of them, so
-that linear layers, three quarters of the work, meet its tokens once. Scores and gradients are those of separate texts.
+In the packed batch a question precedes all its answers, and each answer attends to it. Linear layers, three quarters
+of the work, process its tokens once. Scores and gradients equal those of separate sequences.
+
 Shapes: N tokens, H heads, W width of a head, B answers.
 """
 
@@ -12,109 +13,131 @@ import numpy as np
 import torch
 
 from stages.modeling.packed.sequences import (
-    SIDE_BY_SIDE,
+    BUCKET_SCORES,
     LengthBucket,
     PackedBatch,
     PackedResponses,
     RowIndex,
-    like_lengths,
-    pack_texts,
-    rounded,
-    rounded_columns,
+    index_responses,
+    round_up_columns,
+    round_up_tokens,
+    split_by_length,
 )
 
 
 @dataclass(frozen=True)
 class SharedPrefixBucket(LengthBucket):
-    """Rows that may have tokens in common: each token is read from all its rows, and written from its first one.
+    """Rows that may share tokens: a shared token is a key in all its rows, and a query in the first one.
 
-    own [tokens]: the tokens that are written from here; seen: the tokens that stand here, and seen_place, where; each
-    as often as it stands in a row.
+    query_positions [num_tokens]: positions in the batch of the tokens that are queries here. key_positions: those of
+    all tokens of all rows, with repetition, and key_index, where these are in the padded rows.
     """
 
-    own: torch.Tensor
-    seen: torch.Tensor
-    seen_place: torch.Tensor
+    query_positions: torch.Tensor
+    key_positions: torch.Tensor
+    key_index: torch.Tensor
 
-    wide = LengthBucket.gathered
+    pad = LengthBucket.gather
 
-    def put(self, values: torch.Tensor, wide: torch.Tensor) -> None:
-        values.index_copy_(0, self.own, self.beside(wide).index_select(0, self.place))
+    def write(self, values: torch.Tensor, padded: torch.Tensor) -> None:
+        values.index_copy_(0, self.query_positions, self.unpad(padded))
 
-    def add(self, values: torch.Tensor, wide: torch.Tensor) -> None:
-        """What was found for a token in each of its rows, summed into `values`."""
-        values.index_add_(0, self.seen, self.beside(wide).index_select(0, self.seen_place))
+    def unpad(self, padded: torch.Tensor) -> torch.Tensor:
+        return self.flatten_columns(padded).index_select(0, self.unpad_index)
+
+    def add_gradients(self, values: torch.Tensor, padded: torch.Tensor) -> None:
+        """Add each token's gradients, summed over its rows, to `values`."""
+        values.index_add_(0, self.key_positions, self.flatten_columns(padded).index_select(0, self.key_index))
 
 
-def pack_with_shared_prefix(prompts: list[list[int]], answers: list[list[list[int]]], where: torch.device) -> PackedResponses:
-    """Each prompt once, then its answers, end to end; rows are the answers, in the order given."""
-    pieces = [piece for prompt, own in zip(prompts, answers, strict=True) for piece in (prompt, *own)]
-    ends = [0, *accumulate(map(len, pieces))]
-    begins, tokens, place = ends[:-1], ends[-1], 0
-    rows, positions = [], []  # a row: its question's first token, tokens of the question, first token, tokens
-    for prompt, own in zip(prompts, answers, strict=True):
-        positions.append(np.arange(len(prompt)))
-        for number, answer in enumerate(own, start=1):
-            rows.append((begins[place], len(prompt), begins[place + number], len(answer)))
-            positions.append(len(prompt) + np.arange(len(answer)))
-        place += 1 + len(own)
-    size = rounded(tokens)
+@dataclass(frozen=True)
+class _Row:
+    """A question and one of its answers, as spans of the packed batch."""
+
+    question: int
+    question_tokens: int
+    answer: int
+    answer_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return self.question_tokens + self.answer_tokens
+
+    def positions(self) -> np.ndarray:
+        """Return the positions of the row's tokens in the batch."""
+        return np.concatenate([self.question + np.arange(self.question_tokens),
+                               self.answer + np.arange(self.answer_tokens)])
+
+
+def pack_with_shared_prefix(
+    prompts: list[list[int]], answers: list[list[list[int]]], device: torch.device
+) -> PackedResponses:
+    """Pack each prompt once, followed by its answers; a row of the batch is a prompt with one answer, in that order."""
+    token_ids, position_ids, rows = [], [], []
+    for prompt, own_answers in zip(prompts, answers, strict=True):
+        question = len(token_ids)
+        token_ids += prompt
+        position_ids += range(len(prompt))
+        for answer in own_answers:
+            rows.append(_Row(question, len(prompt), len(token_ids), len(answer)))
+            token_ids += answer
+            position_ids += range(len(prompt), len(prompt) + len(answer))
+    size = round_up_tokens(len(token_ids))
+
+    def fill(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values + [0] * (size - len(values))).to(device)[None]
+
     batch = PackedBatch(
-        input_ids=_filled(np.concatenate([*map(np.asarray, pieces)]), size, where),
-        positions=_filled(np.concatenate(positions), size, where),
-        tokens=tokens,
-        starts=torch.tensor([row[0] for row in rows], device=where),
-        lengths=torch.tensor([row[1] + row[3] for row in rows], device=where),
-        parts=_parts(rows, where),
-        order=_order(rows),
-        shares=True,
+        input_ids=fill(token_ids),
+        position_ids=fill(position_ids),
+        num_tokens=len(token_ids),
+        starts=torch.tensor([row.question for row in rows], device=device),
+        lengths=torch.tensor([row.tokens for row in rows], device=device),
+        buckets=_buckets(rows, device),
+        row_index=_row_index(rows),
+        shares_prefixes=True,
     )
-    question, length, first, own = (torch.tensor(column, device=where) for column in zip(*rows, strict=True))
-    return pack_texts(batch, first, question + length - 1, own.tolist())
+    first = torch.tensor([row.answer for row in rows], device=device)
+    prompt_end = torch.tensor([row.question + row.question_tokens - 1 for row in rows], device=device)
+    return index_responses(batch, first, prompt_end, [row.answer_tokens for row in rows])
 
 
-def _filled(values: np.ndarray, size: int, where: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.pad(values, (0, size - len(values)))).to(where)[None]
+def _row_index(rows: list[_Row]) -> RowIndex:
+    """Index the rows in the given order: a question's rows are neighbours, and its tokens are queries in the first."""
+    starts = [0, *accumulate(row.tokens for row in rows)]
+    previous = [None, *(row.question for row in rows[:-1])]
+    first_queries = [row.question_tokens if row.question == q else 0 for row, q in zip(rows, previous, strict=True)]
+    tokens = np.concatenate([row.positions() for row in rows])
+    return RowIndex(torch.from_numpy(tokens), torch.tensor(starts), torch.tensor(first_queries))
 
 
-def _order(rows: list[tuple]) -> RowIndex:
-    """The rows of a question stand together: it is a query in the first of them."""
-    pieces = [np.arange(begin, begin + count) for row in rows for begin, count in (row[:2], row[2:])]
-    starts = [0, *accumulate(row[1] + row[3] for row in rows)]
-    before = [None, *(row[0] for row in rows[:-1])]
-    firsts = [row[1] if row[0] == one else 0 for row, one in zip(rows, before, strict=True)]
-    return RowIndex(torch.from_numpy(np.concatenate(pieces)), torch.tensor(starts), torch.tensor(firsts))
+def _buckets(rows: list[_Row], device: torch.device) -> list[SharedPrefixBucket]:
+    rows = sorted(rows, key=lambda row: row.tokens)
+    computed: set[int] = set()
+    spans = split_by_length([row.tokens for row in rows], BUCKET_SCORES[device.type])
+    return [_bucket(rows[span], computed, device) for span in spans]
 
 
-def _parts(rows: list[tuple], where: torch.device) -> list[SharedPrefixBucket]:
-    rows = sorted(rows, key=lambda row: row[1] + row[3])
-    written: set[int] = set()
-    spans = like_lengths([row[1] + row[3] for row in rows], SIDE_BY_SIDE[where.type])
-    return [_part(rows[span], written, where) for span in spans]
-
-
-def _part(rows: list[tuple], written: set[int], where: torch.device) -> SharedPrefixBucket:
-    """written: first tokens of the questions that a row before has in charge."""
-    columns = rounded_columns(max(row[1] + row[3] for row in rows))
+def _bucket(rows: list[_Row], computed: set[int], device: torch.device) -> SharedPrefixBucket:
+    """Build one bucket; `computed` holds the questions whose tokens are queries in an earlier row, and is extended."""
+    columns = round_up_columns(max(row.tokens for row in rows))
     gather = np.zeros((len(rows), columns), int)
-    inside, charge = np.zeros(gather.shape, bool), np.zeros(gather.shape, bool)
-    for row, (question, length, first, own) in enumerate(rows):
-        gather[row, :length] = question + np.arange(length)
-        gather[row, length : length + own] = first + np.arange(own)
-        inside[row, : length + own] = True
-        charge[row, 0 if question not in written else length : length + own] = True
-        written.add(question)
-    place, seen = np.flatnonzero(charge), np.flatnonzero(inside)
-    flat = gather.reshape(-1)
+    is_key, is_query = np.zeros(gather.shape, bool), np.zeros(gather.shape, bool)
+    for number, row in enumerate(rows):
+        gather[number, : row.tokens] = row.positions()
+        is_key[number, : row.tokens] = True
+        is_query[number, row.question_tokens if row.question in computed else 0 : row.tokens] = True
+        computed.add(row.question)
+    queries, keys, flat = np.flatnonzero(is_query), np.flatnonzero(is_key), gather.reshape(-1)
     return SharedPrefixBucket(
-        first=0,
-        tokens=len(place),
-        rows=len(rows),
-        columns=columns,
-        gather=torch.from_numpy(flat).to(where),
-        place=torch.from_numpy(place).to(where),
-        inside=torch.from_numpy(charge[:, None, :, None].astype(np.float32)).to(where),
-        own=torch.from_numpy(flat[place]).to(where),
-        seen=torch.from_numpy(flat[seen]).to(where),
-        seen_place=torch.from_numpy(seen).to(where),
+        start=0,
+        num_tokens=len(queries),
+        num_rows=len(rows),
+        num_columns=columns,
+        gather_index=torch.from_numpy(flat).to(device),
+        unpad_index=torch.from_numpy(queries).to(device),
+        mask=torch.from_numpy(is_query[:, None, :, None].astype(np.float32)).to(device),
+        query_positions=torch.from_numpy(flat[queries]).to(device),
+        key_positions=torch.from_numpy(flat[keys]).to(device),
+        key_index=torch.from_numpy(keys).to(device),
     )
