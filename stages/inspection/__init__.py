@@ -1,1 +1,1 @@
-"""Read the contents of artifacts for the command line."""
+"""Describe artifacts for the command-line viewer. Never imports torch."""

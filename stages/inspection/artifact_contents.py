@@ -1,4 +1,4 @@
-"""What lies in the folder of an artifact, finished or not: tables, weights, the last metrics, a sample answer."""
+"""Describe the files in the folder of an artifact, finished or not: tables, weights, last metrics, a sample answer."""
 
 import json
 import os
@@ -13,77 +13,78 @@ from stages.render.terminal import truncate_value
 
 CHECKPOINTS = "checkpoints"
 HISTORY, SAMPLES = "history.jsonl", "samples.jsonl"
-ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path")
-MODEL = ("architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-         "num_key_value_heads", "vocab_size", "max_position_embeddings")
+ADAPTER_KEYS = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path")
+MODEL_KEYS = ("architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+              "num_key_value_heads", "vocab_size", "max_position_embeddings")
+CONFIG_KEYS = {"adapter_config.json": ADAPTER_KEYS, "config.json": MODEL_KEYS}
 
 
 def read_contents(folder: Path) -> dict[str, Any]:
-    """Facts of the files that are there now; what cannot be read is a line in `problems`, and the rest is told."""
-    everything, problems = _files(folder), []
-    files = _without_older_checkpoints(everything)
-    tables = [read_table_facts(name, found) for name, found in _tables(folder, files).items()]
-    weights = [read_weight_facts(str(file.relative_to(folder)), file, count) for file, count in files.items()
-               if file.suffix == ".safetensors"]
+    """Describe the files that exist now; what cannot be read is a line in `problems`."""
+    all_files, problems = _list_files(folder), []
+    files = _drop_older_checkpoints(all_files)
+    tables = [read_table_facts(name, parts) for name, parts in _group_tables(folder, files).items()]
+    weights = [read_weight_facts(str(file.relative_to(folder)), file, size_bytes)
+               for file, size_bytes in files.items() if file.suffix == ".safetensors"]
     problems += [line for facts in (*tables, *weights) for line in facts.pop("problems")]
-    return {"files": {"count": len(everything), "bytes": sum(everything.values())},
-            "configs": _configs(folder, files, problems), "weights": weights, "tables": tables,
-            "last_metrics": latest_values(_rows(folder / HISTORY, problems)),
-            "sample": truncate_value((_rows(folder / SAMPLES, problems) or [None])[-1]), "problems": problems}
+    return {"files": {"count": len(all_files), "bytes": sum(all_files.values())},
+            "configs": _read_configs(folder, files, problems), "weights": weights, "tables": tables,
+            "last_metrics": latest_values(_read_rows(folder / HISTORY, problems)),
+            "sample": truncate_value((_read_rows(folder / SAMPLES, problems) or [None])[-1]), "problems": problems}
 
 
-def _files(folder: Path) -> dict[Path, int]:
-    """All files with their bytes."""
-    found = {}
-    for place, folders, names in os.walk(folder):
+def _list_files(folder: Path) -> dict[Path, int]:
+    """Return all files with their bytes."""
+    files = {}
+    for parent, folders, names in os.walk(folder):
         folders.sort()
-        for file in (Path(place, name) for name in sorted(names)):
-            with suppress(OSError):  # a stage at work deletes its older checkpoints
-                found |= {file: file.stat().st_size} if file.is_file() else {}
-    return found
+        for file in (Path(parent, name) for name in sorted(names)):
+            with suppress(OSError):  # a running stage deletes its older checkpoints
+                files |= {file: file.stat().st_size} if file.is_file() else {}
+    return files
 
 
-def _without_older_checkpoints(files: dict[Path, int]) -> dict[Path, int]:
-    """All files, but of `checkpoints/` those of the one with the largest number only."""
-    checkpoints = {file: next((place for place in file.parents if place.parent.name == CHECKPOINTS), None)
+def _drop_older_checkpoints(files: dict[Path, int]) -> dict[Path, int]:
+    """Keep all files but those of checkpoints other than the newest one."""
+    checkpoints = {file: next((parent for parent in file.parents if parent.parent.name == CHECKPOINTS), None)
                    for file in files}
     newest: dict[Path, Path] = {}
-    for place in filter(None, checkpoints.values()):
-        newest[place.parent] = max(place, newest.get(place.parent, place), key=_number)
-    return {file: count for file, count in files.items()
-            if (place := checkpoints[file]) is None or place == newest[place.parent]}
+    for checkpoint in filter(None, checkpoints.values()):
+        newest[checkpoint.parent] = max(checkpoint, newest.get(checkpoint.parent, checkpoint), key=_checkpoint_number)
+    return {file: size_bytes for file, size_bytes in files.items()
+            if (checkpoint := checkpoints[file]) is None or checkpoint == newest[checkpoint.parent]}
 
 
-def _number(checkpoint: Path) -> int:
+def _checkpoint_number(checkpoint: Path) -> int:
     number = checkpoint.name.rpartition("-")[2]
     return int(number) if number.isdecimal() else -1
 
 
-def _tables(folder: Path, files: dict[Path, int]) -> dict[str, dict[Path, int]]:
-    """Parts of one table together, by the folder they lie in."""
-    found: dict[str, dict[Path, int]] = {}
-    for file, count in files.items():
+def _group_tables(folder: Path, files: dict[Path, int]) -> dict[str, dict[Path, int]]:
+    """Group the parts of a table, by folder."""
+    tables: dict[str, dict[Path, int]] = {}
+    for file, size_bytes in files.items():
         if file.suffix == ".parquet":
-            named = file.with_name("part-*.parquet") if file.name.startswith("part-") else file
-            found.setdefault(str(named.relative_to(folder)), {})[file] = count
-    return found
+            name = file.with_name("part-*.parquet") if file.name.startswith("part-") else file
+            tables.setdefault(str(name.relative_to(folder)), {})[file] = size_bytes
+    return tables
 
 
-def _configs(folder: Path, files: dict[Path, int], problems: list[str]) -> list[dict]:
-    """The telling values of each adapter's and model's own configuration."""
-    found = []
+def _read_configs(folder: Path, files: dict[Path, int], problems: list[str]) -> list[dict]:
+    """Read the main values of each adapter's and model's own configuration."""
+    configs = []
     for file in files:
-        if keys := {"adapter_config.json": ADAPTER, "config.json": MODEL}.get(file.name):
+        if keys := CONFIG_KEYS.get(file.name):
             name = str(file.relative_to(folder))
             try:
-                said = json.loads(file.read_text(encoding="utf-8"))
-                found.append({"name": name} | {key: said[key] for key in keys if key in said})
+                config = json.loads(file.read_text(encoding="utf-8"))
+                configs.append({"name": name} | {key: config[key] for key in keys if key in config})
             except (OSError, ValueError, TypeError, RecursionError) as error:
                 problems.append(f"{name} cannot be read: {error}")
-    return found
+    return configs
 
 
-def _rows(path: Path, problems: list[str]) -> list[dict]:
+def _read_rows(path: Path, problems: list[str]) -> list[dict]:
     if not path.exists():
         return []
     try:

@@ -1,1 +1,1 @@
-"""HTML, Markdown and terminal text, escaped. Standard library only."""
+"""Format HTML, Markdown and terminal text, escaped. Standard library only."""

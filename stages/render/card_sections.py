@@ -1,6 +1,6 @@
-"""What the Hub's cards of data sets and of models have in common, as Markdown.
+"""Build the Markdown sections that data set cards and model cards share.
 
-Names in them come from the data and are escaped in stages/render/markdown_tables.py.
+Names from the data are escaped by stages/render/markdown_tables.py.
 """
 
 import re
@@ -23,48 +23,56 @@ DUTIES = (
 
 
 def join_blocks(*parts: str) -> str:
+    """Join the non-empty parts by blank lines."""
     return "\n\n".join(part for part in parts if part)
 
 
 def format_section(title: str, *parts: str) -> str:
-    """A heading over those parts that are there; nothing when none is."""
+    """Build a section from its non-empty parts; "" if all are empty."""
     return join_blocks(f"## {title}", *parts) if any(parts) else ""
 
 
 def hub_license(names: dict) -> dict:
-    """The Hub's identifiers when it has one for each name; otherwise 'other', named after all of them."""
-    found = sorted({license_identifier(name) for name in names})
-    if set(found) <= HUB_LICENSES:
-        return {"license": found[0] if len(found) == 1 else found} if found else {}
-    link = {"license_link": LICENSE_LINK} if all(map(SHARE_ALIKE.fullmatch, found)) else {}
-    return {"license": "other", "license_name": "-and-".join(found)[:100], **link}
+    """Return the card's license metadata: the Hub's identifiers, or 'other' if it lacks one of them."""
+    licenses = sorted({license_identifier(name) for name in names})
+    if set(licenses) <= HUB_LICENSES:
+        return {"license": licenses[0] if len(licenses) == 1 else licenses} if licenses else {}
+    link = {"license_link": LICENSE_LINK} if all(map(SHARE_ALIKE.fullmatch, licenses)) else {}
+    return {"license": "other", "license_name": "-and-".join(licenses)[:100], **link}
 
 
 def license_identifier(name: object) -> str:
+    """Return a licence's name in the Hub's form: 'CC BY-SA 4.0' to 'cc-by-sa-4.0'."""
     return re.sub(r"[^a-z0-9.]+", "-", str(name).lower()).strip("-.") or "unknown"
 
 
 def settings_table(config: dict) -> str:
-    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in config.items()}
-    return format_table(["setting", "value"], [(escape_cell(name), escape_cell(", ".join(str(one) for one in values if one is not None)))
-                                        for name, values in lists.items()])
+    """Build a table of settings; a list is joined by commas."""
+    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in config.items()}
+    texts = {name: ", ".join(str(value) for value in values if value is not None) for name, values in lists.items()}
+    return format_table(["setting", "value"], [(escape_cell(name), escape_cell(text)) for name, text in texts.items()])
 
 
 def sites_table(metrics: dict, *names: str) -> str:
-    rows = [(escape_cell(site), *(counts.get(name, 0) for name in names)) for site, counts in metrics.get("sites", {}).items()]
+    """Build a table of the sites with their counts `names` in the metrics of posts or pairs."""
+    sites = metrics.get("sites", {})
+    rows = [(escape_cell(site), *(counts.get(name, 0) for name in names)) for site, counts in sites.items()]
     return format_table(["site", *names], add_sum_row(top_rows(rows, rest="more sites")))
 
 
 def licence_section(metrics: dict, where: str) -> str:
+    """Build the section on licences: rules, posts per licence, duties, and where the attribution is."""
     names = format_table(["licence", "posts"], add_sum_row(top_rows([
-        (link_licence(name), count) for name, count in metrics.get("licenses", {}).items()], rest="more licences")))
+        (_link_licence(name), count) for name, count in metrics.get("licenses", {}).items()], rest="more licences")))
     return format_section("Licence and attribution", DATES, names, DUTIES, where)
 
 
-def link_licence(name: str) -> str:
+def _link_licence(name: str) -> str:
     version = SHARE_ALIKE.fullmatch(license_identifier(name))
-    return f"[{escape_cell(name)}](https://creativecommons.org/licenses/by-sa/{version[1]}/)" if version else escape_cell(name)
+    cell = escape_cell(name)
+    return f"[{cell}](https://creativecommons.org/licenses/by-sa/{version[1]}/)" if version else cell
 
 
 def limits_section(*limits: str) -> str:
+    """Build the section on known limits, a list."""
     return format_section("Known limits", "\n".join(f"- {limit}" for limit in limits))

@@ -1,4 +1,4 @@
-"""Counts to small Markdown tables: histograms with text bars, funnels that add up; names in them are made inert."""
+"""Format counts as Markdown tables: histograms with text bars, funnels that add up. Names are escaped."""
 
 import re
 from collections import Counter
@@ -7,29 +7,29 @@ BAR_CELLS = 20
 MAX_ROWS = 40
 MAX_NAME_CHARACTERS = 80
 BINS = [0, *(1 << power for power in range(63))]
-# What could start Markdown, HTML, a link or the next cell; an underscore can at the edge of a word only.
+# What could start Markdown, HTML, a link or the next cell; an underscore only at the edge of a word.
 NOT_PLAIN = re.compile(r"[^\w .,…()/-]|(?<![^\W_])_|_(?![^\W_])")
 Row = tuple[str | int, ...]
 
 
 def bin_start(length: int) -> int:
-    """Lower end of the bin that a length (0 or more) falls to: 0, 1, 2, 4, 8, ...; a bin ends where the next begins."""
+    """Return the lower end of the bin of a length: 0, 1, 2, 4, 8, ..."""
     return 1 << (length.bit_length() - 1) if length > 0 else 0
 
 
 def clean_name(name: object) -> str:
-    """A name from the data as one short line without control characters (and without those that turn text around)."""
+    """Return a name as one short line without control characters, direction marks included."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(name)).split())
     return line if len(line) <= MAX_NAME_CHARACTERS else line[:MAX_NAME_CHARACTERS - 1] + "…"
 
 
 def escape_cell(name: object) -> str:
-    """A name from the data as inert Markdown: a character reference never opens a tag, a link, a span or a cell."""
-    return NOT_PLAIN.sub(lambda found: f"&#{ord(found[0])};", clean_name(name)) or "(none)"
+    """Escape a name for a Markdown cell, by character references, which open no tag, link, span or cell."""
+    return NOT_PLAIN.sub(lambda match: f"&#{ord(match[0])};", clean_name(name)) or "(none)"
 
 
 def format_table(heads: list[str], rows: list[Row]) -> str:
-    """A Markdown table of ready cells; a column whose first cell is a number is aligned to the right. "" if empty."""
+    """Format a Markdown table of escaped cells; number columns are aligned to the right. "" if there are no rows."""
     if not rows:
         return ""
     lines = [heads, ["---:" if isinstance(value, int) else "---" for value in rows[0]]]
@@ -38,7 +38,7 @@ def format_table(heads: list[str], rows: list[Row]) -> str:
 
 
 def top_rows(rows: list[Row], limit: int = 50, rest: str = "more") -> list[Row]:
-    """Rows of a name and counts by falling count (then name); those behind the first `limit` become one line."""
+    """Sort rows of a name and counts by falling count; sum up the rows after the first `limit`."""
     rows = sorted(rows, key=lambda row: ([-count for count in row[1:]], row[0]))
     if len(rows) <= limit:
         return rows
@@ -46,7 +46,7 @@ def top_rows(rows: list[Row], limit: int = 50, rest: str = "more") -> list[Row]:
 
 
 def add_sum_row(rows: list[Row]) -> list[Row]:
-    """Rows of a name and counts, then the sum of each column; nothing where there are none."""
+    """Append the sum of each column to rows of a name and counts; [] stays empty."""
     return [*rows, ("**sum**", *_sums(rows))] if rows else []
 
 
@@ -55,16 +55,19 @@ def _sums(rows: list[Row]) -> list[int]:
 
 
 def add_funnel_sum(parts: list[Row], total: int | None = None) -> list[Row]:
-    """Parts and their sum. Where it is not `total`, counted apart, a line says so: the last line is always exact."""
-    [found] = _sums(parts) if parts else [0]
-    missing = 0 if total is None else total - found
+    """Append the sum to the parts and, if a separately counted `total` differs, a row for the difference."""
+    [parts_sum] = _sums(parts) if parts else [0]
+    missing = 0 if total is None else total - parts_sum
     return add_sum_row(parts + [("*not accounted for*", missing)] if missing else parts)
 
 
 def format_histogram(counts: dict, heads: list[str], binned: bool = False) -> str:
-    """{value: count} by rising value, with shares, bars and the sum; values from JSON may be text. "" without counts.
+    """Format {value: count} by rising value, with shares, bars and the sum. "" without counts.
 
-    heads: what a value is, what is counted. binned: a value is the lower end of a bin of `bin_of`.
+    Args:
+        counts: the values may be text, from JSON.
+        heads: titles of the value and count columns.
+        binned: values are lengths, counted in bins of `bin_start`.
     """
     rows = _rows(counts, binned)
     total, highest = sum(count for _, count in rows), max((count for _, count in rows), default=0)
@@ -81,7 +84,7 @@ def _rows(counts: dict, binned: bool) -> list[tuple[str, int]]:
             numbers[bin_start(int(key)) if binned else int(key)] += count
         except (TypeError, ValueError):  # such as the year of a post without a date
             names[escape_cell(key)] += count
-    rows = [(_range(value) if binned else str(value), numbers[value]) for value in _without_gaps(numbers, binned)]
+    rows = [(_bin_range(value) if binned else str(value), numbers[value]) for value in _fill_gaps(numbers, binned)]
     rows += sorted(names.items())
     if len(rows) <= MAX_ROWS:
         return rows
@@ -89,8 +92,8 @@ def _rows(counts: dict, binned: bool) -> list[tuple[str, int]]:
     return rows[:MAX_ROWS - 1] + [(f"{len(rest):,} more", sum(count for _, count in rest))]
 
 
-def _without_gaps(numbers: Counter, binned: bool) -> list[int]:
-    """Values from the lowest to the highest, those nobody has included: a gap must look like one."""
+def _fill_gaps(numbers: Counter, binned: bool) -> list[int]:
+    """Return the values from lowest to highest, those without counts included."""
     if not numbers:
         return []
     low, high = min(numbers), max(numbers)
@@ -99,7 +102,7 @@ def _without_gaps(numbers: Counter, binned: bool) -> list[int]:
     return list(range(low, high + 1)) if high - low < MAX_ROWS else sorted(numbers)
 
 
-def _range(start: int) -> str:
+def _bin_range(start: int) -> str:
     return f"{start:,}" if start < 2 else f"{start:,}–{2 * start - 1:,}"
 
 

@@ -14,8 +14,7 @@ def format_bytes(count: float) -> str:
     """Format bytes in binary units, as torch does: '512 bytes', '1.5 KiB', '13.5 GiB'."""
     if count < 1024:
         return f"{count:,.0f} bytes"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        count /= 1024
-        if count < 1024:
-            break
+    units = ["TiB", "GiB", "MiB", "KiB"]
+    while count >= 1024 and units:
+        count, unit = count / 1024, units.pop()
     return f"{count:,.1f} {unit}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from stages.recipe.recipe import Recipe
+from stages.recipe.recipe import Recipe, section_settings
 from stages.recipe.schema import logging_only
 from stages.render.units import format_bytes
 from stages.runtime.artifact import MANIFEST, ArtifactError, artifact_folder, digest
@@ -74,6 +74,14 @@ def find_stale_reasons(record: Record) -> list[str]:
     reasons = [f"its input {link.name}, {link.path}, {_describe(link.verdict)}"
                for link in check_inputs(record) if link.verdict in BROKEN]
     return reasons + _changed_settings(record)
+
+
+def diff_from_defaults(record: Record) -> list[dict]:
+    """List the settings that differ from the recipe's defaults as {name, a (here), b (default)}."""
+    section = section_name(record.manifest.get("stage", ""))
+    if not hasattr(Recipe(), section) or "config" not in record.manifest:
+        return []
+    return diff_trees(record.manifest["config"], section_settings(Recipe(), section))
 
 
 def find_run_folder(artifact: Path) -> Path | None:

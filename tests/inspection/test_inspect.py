@@ -282,8 +282,9 @@ def test_the_end_of_a_long_series_is_read_alone(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_no_text_of_a_post_reaches_the_terminal_as_a_command(begun, capsys, flags):
-    write_json(begun / REQUEST, {"stage": EVIL, "config": {EVIL: EVIL}, "inputs": {EVIL: {"path": EVIL, "sha256": EVIL}},
-                               "metrics": {EVIL: EVIL}, "device": EVIL, "versions": {"torch": EVIL}})
+    inputs = {EVIL: {"path": EVIL, "sha256": EVIL}}
+    write_json(begun / REQUEST, {"stage": EVIL, "config": {EVIL: EVIL}, "inputs": inputs, "metrics": {EVIL: EVIL},
+                                 "device": EVIL, "versions": {"torch": EVIL}})
     (begun / "traceback.txt").write_text(EVIL)
     text = told(capsys, begun, *flags) + told(capsys, begun.parent, *flags)
     assert [sign for sign in text if not sign.isprintable() and sign != "\n"] == []

@@ -172,7 +172,7 @@ PASSED_WHOLE = {"lora"}  # lora.add_lora(**vars(config.lora)): an unknown field 
 @pytest.mark.parametrize("section", [f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "dump")])
 def test_every_setting_is_read_by_its_stage(section):
     read = re.compile(read_names(section))
-    workflow, dead = (ROOT / "workflow/rules/train.smk").read_text(), []  # it may choose which folder a stage is given
+    workflow, dead = (ROOT / "Snakefile").read_text(), []  # it may choose which folder a stage is given
     for dotted in (name for name, _, _ in flatten(getattr(Recipe(), section))):
         first, *rest = dotted.split(".")
         if f"RECIPE.{section}.{dotted}" in workflow:

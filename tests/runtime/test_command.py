@@ -162,8 +162,9 @@ def test_help_and_mistyped_flags_do_not_wait_for_the_stages_imports(name, flags)
     ({"--epochs": "many"}, "ppo: error: command line: epochs must be a whole number, not 'many'")])
 def test_wrong_values_do_not_wait_for_the_stages_imports(tmp_path, flags, says):
     given = {"--policy": ".", "--reward": ".", "--pairs": ".", "--out": str(tmp_path / "out")} | flags
-    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "stages.ppo",
-                           *(word for pair in given.items() for word in pair)], cwd=ROOT, capture_output=True, text=True)
+    words = [word for pair in given.items() for word in pair]
+    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "stages.ppo", *words], cwd=ROOT,
+                          capture_output=True, text=True)
     assert done.returncode == 1 and says in done.stderr
     assert not re.search(HEAVY, done.stderr, re.MULTILINE)
 
