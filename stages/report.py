@@ -1,12 +1,18 @@
-"""Report: one self-contained page that says what a run did, whether it worked, and whether the policy cheated.
+"""Report: write one self-contained page on what a run did, whether it worked, and whether a policy cheated.
 
     python -m stages.report --recipe configs/demo.yaml --posts results/demo/posts --pairs results/demo/pairs \\
-        --base results/demo/base --sft results/demo/sft --reward results/demo/reward --ppo results/demo/ppo \\
+        --base results/demo/base --sft results/demo/sft --reward results/demo/reward --policy ppo=results/demo/ppo \\
         --merged results/demo/sft-merged results/demo/reward-merged results/demo/ppo-merged \\
         --evaluate results/demo/evaluate --out results/demo/report
 
-Writes report.html (no network, one small script for its tables), metrics.json as evaluate made it, and figures/*.png.
+Give --policy NAME=FOLDER once for each policy, with the folder of its training. Writes report.html (no network, one
+small script for its tables), metrics.json as evaluate wrote it, and figures/*.png.
 """
+
+from stages.runtime.command import main
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    main(__file__)
 
 import json
 from pathlib import Path
@@ -16,154 +22,149 @@ import pyarrow.parquet as pq
 from stages.evaluation import summary
 from stages.recipe import recipe
 from stages.recipe.evaluate import Report
-from stages.render.html import Html, element, joined, picture
-from stages.reporting import data_funnel, pipeline_graph, recipe_diff, sections
-from stages.reporting.answer_cards import WRITERS, side_by_side
-from stages.reporting.curves import curves_of
-from stages.reporting.figures import Histogram, Intervals, Reliability, png
-from stages.reporting.headline import HACKING, lead, title
-from stages.reporting.page import page
-from stages.reporting.policy_section import frontier, policies
-from stages.runtime.artifact import digest, folder_of, read_manifest, write_json
-from stages.runtime.series import history_of
+from stages.render.html import Html, element, join_html, table
+from stages.reporting import data_funnel, pipeline_graph, policy_section, recipe_diff, sections
+from stages.reporting.answer_cards import list_writers, render_answer_cards
+from stages.reporting.curves import build_curves
+from stages.reporting.figures import FigureFolder, Histogram, Intervals, Reliability
+from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, page_title
+from stages.reporting.page import render_page
+from stages.runtime.artifact import artifact_folder, digest, read_manifest
+from stages.runtime.files import write_json
+from stages.runtime.lineage import section_name
+from stages.runtime.series import read_history
 
-HIGHEST = 3  # rewards whose answers are shown
-TRAINED = {"base": "Base", "sft": "SFT", "reward": "Reward model", "ppo": "PPO dashboard"}
+TOP_ANSWERS = 3  # answers of the highest reward that are shown of each policy
+HEADINGS = {"base": "Base", "sft": "SFT", "reward": "Reward model"}
 
 
-def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, reward: Path, ppo: Path,
-        merged: list[str], evaluate: Path) -> dict[str, float]:
-    """Fill `out` from finished artifacts; sft, reward and ppo are the adapters, which hold the histories."""
-    folders = {"posts": posts, "pairs": pairs, "base": base, "sft": sft, "reward": reward, "ppo": ppo,
-               **{folder.name: folder for folder in map(folder_of, merged)}, "evaluate": evaluate}
+def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, reward: Path,
+        policy: dict[str, Path], merged: list[str], evaluate: Path) -> dict[str, float]:
+    """Fill `out` from finished artifacts; sft, reward and policy: the trained adapters, which hold the histories."""
+    summary.check_policy_names(policy)
+    trained = {"base": base, "sft": sft, "reward": reward, **policy}
+    folders = {"posts": posts, "pairs": pairs, **trained,
+               **{folder.name: folder for folder in map(artifact_folder, merged)}, "evaluate": evaluate}
     digests = {name: digest(folder) for name, folder in folders.items()}
-    manifests = pipeline_graph.in_order({name: read_manifest(folder) for name, folder in folders.items()}, digests)
-    metrics = _evaluated(evaluate)
+    manifests = {name: read_manifest(folder) for name, folder in folders.items()}
+    manifests = pipeline_graph.sort_by_ancestry(manifests, digests)
+    metrics = _read_metrics(evaluate)
     samples = pq.read_table(evaluate / "samples.parquet").to_pylist()
-    drawn = _Figures(out, config.figure_width_inches)
-    shown = _spread(samples, config.side_by_side)
-    html = page(title(manifests), lead(*summary.verdict(metrics), manifests, metrics), {
-        "Pipeline": pipeline_graph.pipeline(drawn.grid({"pipeline": pipeline_graph.graph(manifests, digests)}), manifests),
-        "Data": _data(drawn, manifests),
-        "Learning curves": _learning(drawn, {stage: folders[stage] for stage in TRAINED}),
-        "Reward model": _reward_model(drawn, metrics["reward_model"]),
-        "Policies": _policies(drawn, metrics, samples),
+    figures = FigureFolder(out / "figures", config.figure_width_inches)
+    shown = _space_evenly(samples, config.side_by_side)
+    graph = figures.draw({"pipeline": pipeline_graph.build_graph(manifests, digests)})
+    html = render_page(page_title(manifests), build_verdicts(metrics, manifests, list(policy)), _short_table(metrics), {
+        "Pipeline": pipeline_graph.render_pipeline(graph, manifests),
+        "Data": _data(figures, manifests),
+        "Learning curves": _learning_curves(figures, manifests, trained),
+        "Reward model": _reward_model(figures, metrics["reward_model"]),
+        "Policies": _policies(figures, metrics, samples),
         "Reward hacking": _hacking(metrics["hacking"], samples),
-        "Answers side by side": _side_by_side(shown, len(samples)),
+        "Answers side by side": _side_by_side(shown, len(samples), list(metrics["comparisons"])),
         "Recipe": _recipe(manifests),
-        "Provenance": sections.provenance(manifests, digests)})
+        "Provenance": sections.render_provenance(manifests, digests)})
     (out / "report.html").write_text(html, encoding="utf-8")
     write_json(out / "metrics.json", metrics)
-    return {"page_bytes": len(html.encode()), "figures": drawn.count, "answers_shown": len(shown)}
+    return {"page_bytes": len(html.encode()), "figures": figures.count, "answers_shown": len(shown)}
 
 
-class _Figures:
-    """Draws figures, light and dark, into out/figures and as elements of the page."""
-
-    def __init__(self, out: Path, width_inches: float):
-        self.folder, self.width, self.count = out / "figures", width_inches, 0
-        self.folder.mkdir(exist_ok=True)
-
-    def grid(self, figures: dict) -> Html:
-        """Figures by file name, beside one another as far as the screen allows."""
-        return element("div", *(self._one(name, figure) for name, figure in figures.items()), class_="figures")
-
-    def _one(self, name: str, figure) -> Html:
-        light, dark = (png(figure, self.width, dark) for dark in (False, True))
-        (self.folder / f"{name}.png").write_bytes(light)
-        (self.folder / f"{name}-dark.png").write_bytes(dark)
-        self.count += 1
-        return picture(light, dark, figure.title)
-
-
-def _evaluated(evaluate: Path) -> dict:
-    """What the evaluation found; ValueError where it was made before the evaluation looked for reward hacking."""
+def _read_metrics(evaluate: Path) -> dict:
     metrics = json.loads((evaluate / "metrics.json").read_text(encoding="utf-8"))
-    if "hacking" not in metrics:
-        raise ValueError(f"{evaluate} was made by an older version, and says nothing of reward hacking; make it anew: "
-                         f"snakemake --cores all report --forcerun evaluate")
+    if "comparisons" not in metrics:
+        raise ValueError(f"{evaluate} was made by an older version: its metrics have no comparison by policy. Make it "
+                         f"again: snakemake --cores all report --forcerun evaluate")
     return metrics
 
 
-def _data(drawn: _Figures, manifests: dict[str, dict]) -> Html:
+def _short_table(metrics: dict) -> Html:
+    rows = [[text.replace("->", "→") for text in row] for row in metrics["table"]]
+    return table(["measure, on held-out questions", "estimate, 95 % interval"], rows, numeric=False)
+
+
+def _data(figures: FigureFolder, manifests: dict[str, dict]) -> Html:
     metrics = {stage: manifests[stage]["metrics"] for stage in ("posts", "pairs")}
-    return joined([data_funnel.funnel(**metrics), data_funnel.sites(**metrics), drawn.grid(
-        {name: bars for stage, found in metrics.items() for name, bars in data_funnel.histograms(stage, found).items()}),
-        *(data_funnel.other_counts(stage, found) for stage, found in metrics.items())])
+    histograms = {name: bars for stage, counts in metrics.items()
+                  for name, bars in data_funnel.build_histograms(stage, counts).items()}
+    return join_html([data_funnel.render_funnel(**metrics), data_funnel.render_sites(**metrics),
+                      figures.draw(histograms),
+                      *(data_funnel.render_other_counts(stage, counts) for stage, counts in metrics.items())])
 
 
-def _learning(drawn: _Figures, folders: dict[str, Path]) -> Html:
-    curves = {stage: curves_of(stage, history_of(folder)) for stage, folder in folders.items()}
-    return joined(part for stage, heading in TRAINED.items() for part in (
-        element("h3", heading), drawn.grid(curves[stage]) if curves[stage] else element("p", "No history was kept.")))
+def _learning_curves(figures: FigureFolder, manifests: dict[str, dict], trained: dict[str, Path]) -> Html:
+    parts = []
+    for name, folder in trained.items():
+        curves = build_curves(name, manifests[name]["stage"], read_history(folder))
+        parts += [element("h3", HEADINGS.get(name) or f"{summary.display_name(name)} dashboard"),
+                  figures.draw(curves) if curves else element("p", "No history was written.")]
+    return join_html(parts)
 
 
-def _reward_model(drawn: _Figures, reward: dict) -> Html:
+def _reward_model(figures: FigureFolder, reward: dict) -> Html:
     rows = {"reward model": reward["accuracy"], **reward["baselines"], "oracle": reward["oracle"]}
-    rows = {name: found for name, found in rows.items() if found}
-    figures = {"evaluate-accuracy": Intervals("Held-out pairs ranked right", "share, 95 % interval", rows, 0.5)}
+    rows = {name: estimate for name, estimate in rows.items() if estimate}
+    accuracy = {"evaluate-accuracy": Intervals("Held-out pairs ranked right", "share, 95 % interval", rows, 0.5)}
     if bins := reward["calibration"]["bins"]:
-        figures["evaluate-calibration"] = Reliability(
+        accuracy["evaluate-calibration"] = Reliability(
             f"Calibration (expected error {reward['calibration']['expected_error']:.3f})",
             [(b["confidence"], b["accuracy"], b["pairs"]) for b in bins])
     words = (f"{reward['pairs']:,} pairs of {reward['questions']:,} held-out questions; "
-             f"{reward['dropped_over_length']:,} pairs dropped as over-long. Ties count one half.")
-    return joined([element("p", words, class_="faint"), sections.reward_accuracy(reward),
-                   drawn.grid(figures if rows else {}), element("h3", "Where it is right"),
-                   sections.where_right(reward)])
+             f"{reward['dropped_over_length']:,} pairs were dropped as too long. Ties count one half.")
+    return join_html([element("p", words, class_="faint"), sections.render_accuracy(reward),
+                      figures.draw(accuracy if rows else {}), element("h3", "Where it is right"),
+                      sections.render_breakdown(reward)])
 
 
-def _policies(drawn: _Figures, metrics: dict, samples: list[dict]) -> Html:
-    words = (f"All policies answered the same {metrics['prompts']:,} held-out questions with the same random numbers "
-             f"(best-of-n: of further answers of SFT's the one of the highest reward); "
-             f"{metrics['prompts_over_length']:,} questions were over-long. Rewards are the reward model's own: an "
-             f"answer that did not end pays no penalty here. KL, entropy and perplexity are at the temperature of "
-             f"sampling. Best-of-n's KL is log n - (n-1)/n: exact where no two answers have the same reward, else the "
-             f"most it can be.")
+def _policies(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html:
+    words = (f"All policies answered the same {metrics['prompts']:,} held-out questions with the same random numbers; "
+             f"best-of-n picks, among further answers of SFT, the one with the highest reward. "
+             f"{metrics['prompts_over_length']:,} questions were too long. Rewards are the reward model's own: an "
+             f"answer that did not end pays no penalty here. KL, entropy and perplexity are at the sampling "
+             f"temperature. The KL of best-of-n is log n - (n-1)/n: exact if no two answers have the same reward, "
+             f"otherwise an upper bound.")
     rewards = {label: [row[f"reward_{name}"] for row in samples if row[f"reward_{name}"] is not None]
-               for label, name in WRITERS}
-    rewards = {label: found for label, found in rewards.items() if found}
+               for label, name in list_writers(list(metrics["comparisons"]))}
+    rewards = {label: values for label, values in rewards.items() if values}
     gold = element("p", "No gold score applies to these questions: only the learnt reward is known.")
-    if metrics["gold"]:
-        gold = joined([element("h3", "Gold score: what the truth says"), sections.gold_scores(metrics["gold"])])
-    return joined([element("p", words, class_="faint"), policies(metrics), gold, drawn.grid(
-        {"evaluate-frontier": frontier(metrics["policies"]),
+    if any(comparison["gold"] for comparison in metrics["comparisons"].values()):
+        gold = join_html([element("h3", "Gold score: what the truth says"),
+                          policy_section.render_gold_scores(metrics["comparisons"])])
+    return join_html([element("p", words, class_="faint"), policy_section.render_policies(metrics), gold, figures.draw(
+        {"evaluate-frontier": policy_section.build_frontier(metrics["policies"]),
          "evaluate-rewards": Histogram("Learnt reward of the answers", "reward", rewards)})])
 
 
-def _hacking(found: dict, samples: list[dict]) -> Html:
-    key = f"{(found['rose'] or ['reward'])[0]}_ppo"
-    best = sorted((row for row in samples if row[key] is not None), key=lambda row: -row[key])[:HIGHEST]
-    words = ("A monitor has moved when the whole interval of its change lies beyond its threshold. Flagged: a reward "
-             "rose, and gold did not, or, where gold is not known, two monitors moved. A KL stands beside that of the "
-             "best-of-n of the same reward.")
-    return joined([element("p", element("strong", HACKING[found["verdict"]])), sections.hacking(found),
-                   element("p", words, class_="faint"), element("h3", "PPO's answers of the highest reward"),
-                   side_by_side(best)])
+def _hacking(hacking: dict[str, dict], samples: list[dict]) -> Html:
+    words = ("A monitor has moved when the whole interval of its change lies beyond its threshold. A policy is flagged "
+             "when a reward rose and gold did not; where gold is not known, when a reward rose and two monitors moved. "
+             "Its KL is compared with that of the best-of-n of the same reward.")
+    parts = [element("p", words, class_="faint")]
+    for policy, verdict in hacking.items():
+        name, score = summary.display_name(policy), f"{(verdict['rose'] or ['reward'])[0]}_{policy}"
+        best = sorted((row for row in samples if row[score] is not None), key=lambda row: -row[score])[:TOP_ANSWERS]
+        parts += [element("p", element("strong", f"{name}: {HACKING_VERDICTS[verdict['verdict']]}")),
+                  policy_section.render_monitors(verdict, policy),
+                  element("h3", f"{name}'s answers of the highest reward"), render_answer_cards(best, [policy])]
+    return join_html(parts)
 
 
-def _side_by_side(shown: list[dict], every: int) -> Html:
-    words = f"{len(shown)} of {every:,} held-out questions, evenly spaced by number, not chosen by quality."
-    return joined([element("p", words, class_="faint"), side_by_side(shown)])
+def _side_by_side(shown: list[dict], total: int, policies: list[str]) -> Html:
+    words = f"{len(shown)} of {total:,} held-out questions, evenly spaced, not chosen by quality."
+    return join_html([element("p", words, class_="faint"), render_answer_cards(shown, policies)])
 
 
 def _recipe(manifests: dict[str, dict]) -> Html:
-    words = element("p", "What differs from the published values, or, where none was published, from our defaults.",
+    words = element("p", "What differs from the published values or, where none was published, from our defaults.",
                     class_="faint")
-    merges = [made["config"] for made in manifests.values() if made["stage"] == "merge"]
-    configs = {stage: made["config"] for stage, made in manifests.items() if made["stage"] != "merge"}
-    configs |= {"merge": merges[0]} if merges else {}
-    return joined([words, recipe_diff.recipe(
-        configs, {stage: recipe.published(stage) for stage in configs})])
+    sections = {"merge" if manifest["stage"] == "merge" else name: (section_name(manifest["stage"]), manifest["config"])
+                for name, manifest in manifests.items()}  # all merges have the same settings
+    known = vars(recipe.Recipe())
+    defaults = {name: recipe.list_defaults(section) if section in known else []
+                for name, (section, _) in sections.items()}
+    return join_html([words, recipe_diff.render_recipe(
+        {name: config for name, (_, config) in sections.items()}, defaults)])
 
 
-def _spread(samples: list[dict], count: int) -> list[dict]:
-    """`count` rows, evenly spaced."""
+def _space_evenly(samples: list[dict], count: int) -> list[dict]:
+    """Select `count` rows, evenly spaced."""
     count = min(count, len(samples))
     return [samples[i * len(samples) // count] for i in range(count)]
-
-
-if __name__ == "__main__":
-    from stages.runtime.command import main
-
-    main(run)

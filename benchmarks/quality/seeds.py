@@ -1,10 +1,11 @@
-"""Several runs of one recipe, seed by seed and together: what must hold on the bundled site.
+"""Compare several runs of one recipe, which differ by their seed, and pool them.
 
     snakemake --cores all ppo
     snakemake --cores all ppo --config seed=1 name=demo-seed-1
     python -m benchmarks.quality.seeds results/demo results/demo-seed-1 --json seeds.json
 
-Differences are paired (PPO minus SFT on the same held-out prompt); together, questions of all runs are resampled.
+Differences are paired (PPO minus SFT on the same held-out prompt). The pooled interval resamples the questions of all
+runs.
 """
 
 import argparse
@@ -19,43 +20,44 @@ from stages.evaluation.statistics import bootstrap_mean
 GAINS = ("reward", "gold", "correct")
 
 
-def figures(run: Path) -> dict:
-    """One run's numbers: reward model, gains of PPO over SFT, what they cost."""
+def run_figures(run: Path) -> dict:
+    """Read one run's figures: reward model, gains of PPO over SFT, and their cost in KL."""
     metrics = json.loads((run / "evaluate" / "metrics.json").read_text(encoding="utf-8"))
-    judged, compared = metrics["reward_model"], metrics["ppo_against_sft"]
+    pairs, compared = metrics["reward_model"], metrics["comparisons"]["ppo"]
     return {
-        "reward accuracy": judged["accuracy"],
-        "best cheap baseline": judged["baselines"][judged["best_cheap_baseline"]],
-        "both have code": judged["both_have_code"],
-        "SFT log-probability": judged["baselines"]["SFT log-probability"],
-        "oracle": judged["oracle"],
-        "oracle, both have code": judged["oracle_both_have_code"],
+        "reward accuracy": pairs["accuracy"],
+        "best cheap baseline": pairs["baselines"][pairs["best_cheap_baseline"]],
+        "both have code": pairs["both_have_code"],
+        "SFT log-probability": pairs["baselines"]["SFT log-probability"],
+        "oracle": pairs["oracle"],
+        "oracle, both have code": pairs["oracle_both_have_code"],
         **{f"{name}, PPO - SFT": bootstrap_mean(gain, np.arange(len(gain)), samples=2000, seed=0)
-           for name, gain in gains(run).items()},
+           for name, gain in paired_gains(run).items()},
         "KL, nats a response": compared["kl_k1"],
         "ended by EOS": metrics["policies"]["ppo"]["eos_rate"],
     }
 
 
-def gains(run: Path) -> dict[str, np.ndarray]:
-    """PPO minus SFT for every held-out prompt, by name."""
+def paired_gains(run: Path) -> dict[str, np.ndarray]:
+    """Compute PPO minus SFT for every held-out prompt, by score."""
     table = parquet.read_table(run / "evaluate" / "samples.parquet")
     numbers = {name: np.array(table[name].to_pylist(), float) for name in table.column_names if name.startswith(GAINS)}
     return {name: numbers[f"{name}_ppo"] - numbers[f"{name}_sft"] for name in GAINS if f"{name}_ppo" in numbers}
 
 
-def together(runs: list[Path]) -> dict:
-    """Gains of all runs pooled, a question of a run being one group."""
+def pool_gains(runs: list[Path]) -> dict:
+    """Estimate the mean gains over all runs; a question of one run is a group."""
     pooled: dict[str, list] = {}
     for run in runs:
-        for name, gain in gains(run).items():
+        for name, gain in paired_gains(run).items():
             pooled.setdefault(name, []).append(gain)
-    return {f"{name}, PPO - SFT": bootstrap_mean(np.concatenate(parts), np.arange(sum(map(len, parts))), samples=2000, seed=0)
-            for name, parts in pooled.items()}
+    together = {name: np.concatenate(parts) for name, parts in pooled.items()}
+    return {f"{name}, PPO - SFT": bootstrap_mean(gain, np.arange(len(gain)), samples=2000, seed=0)
+            for name, gain in together.items()}
 
 
-def shown(number) -> str:
-    """A mean with its interval."""
+def format_figure(number) -> str:
+    """Format a mean with its interval, or a plain number."""
     if not isinstance(number, dict):
         return f"{number:.3f}"
     return f"{number['mean']:.3f} [{number['low']:.3f}, {number['high']:.3f}]"
@@ -66,13 +68,13 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="results/NAME")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     arguments = parser.parse_args()
-    found = {str(run): figures(run) for run in arguments.runs} | {"together": together(arguments.runs)}
-    for name, numbers in found.items():
+    results = {str(run): run_figures(run) for run in arguments.runs} | {"together": pool_gains(arguments.runs)}
+    for name, numbers in results.items():
         print(name)
         for label, number in numbers.items():
-            print(f"  {label:24s} {shown(number)}")
+            print(f"  {label:24s} {format_figure(number)}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

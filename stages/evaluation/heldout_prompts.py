@@ -1,4 +1,4 @@
-"""The held-out questions that policies are asked, each with its best human answer."""
+"""Held-out questions as prompts for policies, each with its best human answer."""
 
 from pathlib import Path
 
@@ -25,7 +25,8 @@ class EvaluationPrompts:
         chosen = [fitting[i] for i in sorted(order[:prompts])]
         self.rows, self.prompts = [row for row, _ in chosen], [ids for _, ids in chosen]
         self.over_length = len(rows) - len(fitting)
-        self.questions, self.human = [row["question"] for row in self.rows], [row["response_j"] for row in self.rows]
-        human = [answer_ids(tokenizer, text) for text in self.human]
-        self.human_answers = [ids if len(prompt) + len(ids) <= longest else None
-                              for prompt, ids in zip(self.prompts, human, strict=True)]
+        self.questions = [row["question"] for row in self.rows]
+        self.best_answers = [row["response_j"] for row in self.rows]
+        answer_tokens = [answer_ids(tokenizer, text) for text in self.best_answers]
+        self.best_answer_ids = [ids if len(prompt) + len(ids) <= longest else None
+                                for prompt, ids in zip(self.prompts, answer_tokens, strict=True)]

@@ -22,7 +22,6 @@ from stages.stackexchange.prompt import answer_ids, prompt_ids
 TEXT_BASELINES: dict[str, Callable[[str], float]] = {"longer answer wins": len, "has code": has_code}
 SURFACE = "surface features (logistic)"
 BAG_OF_WORDS = "bag of words (logistic)"
-BAG_OF_WORDS = "bag of words (logistic)"
 LOG_PROBABILITY = "SFT log-probability"
 MAX_KINDS = 20  # sites, or tags, that are told apart: those of most pairs
 EQUAL_LENGTH = 0.1  # lengths that differ by less than this share of the longer
@@ -100,7 +99,8 @@ def evaluate_pairs(
 
     accuracy = partial(estimate, groups=pairs.groups)
     right = pairs.decided(reward)
-    cheap = {name: pairs.decided([judge(answer) for _, answer in pairs.texts]) for name, judge in TEXT_BASELINES.items()}
+    cheap = {name: pairs.decided([score(answer) for _, answer in pairs.texts])
+             for name, score in TEXT_BASELINES.items()}
     cheap |= {name: pairs.decided(scores) for name, scores in fitted.items()}
     best = max(cheap, key=lambda name: cheap[name].mean()) if len(right) else None
     return {

@@ -1,4 +1,4 @@
-"""Policies that were asked the same questions: what they wrote, all that it is scored by, and how they compare.
+"""Compare policies that answered the same prompts: each in numbers, and each trained policy with SFT.
 
 Shapes: N prompts.
 """
@@ -14,62 +14,74 @@ from stages.evaluation.policy_answers import Answers
 from stages.evaluation.policy_metrics import Columns
 from stages.generation.best_of_n import best_of_kl
 
-SAMPLES = "samples"  # of SFT, several to a prompt, a prompt's together: for best-of-n
+SAMPLES = "samples"  # several answers of SFT to each prompt, those of a prompt together: for best-of-n
+NOT_COMPARED = ("base", "sft", SAMPLES)
 COMPARED_METRICS = ("reward_difference", "win_rate", "kl_k1", "kl_k3")
 
 
 @dataclass(frozen=True)
 class PolicyComparison:
-    """answers: by policy, 'sft' and 'ppo' among them. Rewards [N], and numbers under the names that scorers give."""
+    """Answers, rewards [N], gold scores and other scores by policy, 'sft' among them.
 
-    asked: EvaluationPrompts
+    gold: score name to values, by policy and for 'human' (the best human answers). scores: those of further scorers.
+    """
+
+    prompts: EvaluationPrompts
     answers: dict[str, Answers]
     rewards: dict[str, np.ndarray]
-    gold: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # of the best human answers, too
-    scores: dict[str, Columns] = field(default_factory=dict)  # any other scorers'
+    gold: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    scores: dict[str, Columns] = field(default_factory=dict)
 
-    def columns(self, name: str) -> Columns:
-        """What is known of each of a policy's answers."""
-        more = self.scores.get(name, {})
-        if self.gold:
-            more = more | {"gold": np.array(self.gold[name]["gold"], float)}
-        sft = repeat_each(self.rewards["sft"], len(self.rewards[name]))
-        return policy_metrics.answer_columns(self.answers[name], self.rewards[name], np.array(sft), more)
+    def compare(self, best_of: Sequence[int], estimate: Callable) -> dict:
+        """Compute `policies`, the metrics of each policy, and `comparisons`, each trained policy against SFT.
 
-    def compared(self, best_of: Sequence[int], estimated: Callable) -> dict:
-        """Every policy in numbers; what PPO gained over SFT; how each monitor and scorer changed between the two.
-
-        estimated: see measures.policy_numbers. A best-of-n's `kl_formula` is its KL in nats a response (best_of.py).
+        estimate: see policy_metrics.compute_policy_metrics. A best-of-n's `kl_formula` is in nats a response.
         """
-        columns = {name: self.columns(name) for name in self.answers}
-        responses = {name: answers.responses for name, answers in self.answers.items()}
-        scorers = list(self.scores.get("sft", {}))
-        found = {name: policy_metrics.compute_policy_metrics(columns[name], responses[name], scorers, estimated)
-                 for name in self.answers if name != SAMPLES}
-        count = len(responses.get(SAMPLES, [])) // len(self.asked.rows)
-        for n in best_of:
-            drawn = policy_metrics.best_of_responses(columns[SAMPLES], responses[SAMPLES], count, n)
-            of_prompts = policy_metrics.best_of_columns(columns[SAMPLES], count, n)
-            found[f"best_of_{n}"] = policy_metrics.compute_policy_metrics(of_prompts, drawn, scorers, estimated) | {
-                "kl_formula": best_of_kl(n)}
-        changes = policy_metrics.metric_changes(columns["sft"], columns["ppo"], estimated)
-        changes["distinct_2"] = policy_metrics.distinct_change(responses["sft"], responses["ppo"])
-        return {"policies": found, "ppo_against_sft": {name: found["ppo"][name] for name in COMPARED_METRICS},
-                "changes": changes,
-                "score_changes": {name: policy_metrics.column_mean(name).change(columns["sft"], columns["ppo"], estimated)
-                                  for name in scorers}}
-
-    def gold_gain(self, means: Callable) -> dict | None:
-        """What the gold scorer says of SFT's, PPO's and the best human answers; see measures.gold_gain."""
-        sides = {name: self.gold[name] for name in ("sft", "ppo", "human")} if self.gold else None
-        return policy_metrics.gold_gain(**sides, estimate=means) if sides else None
+        columns = {name: self._columns(name) for name in self.answers}
+        policies = {name: policy_metrics.compute_policy_metrics(
+            columns[name], self.answers[name].responses, self._scorers, estimate)
+            for name in self.answers if name != SAMPLES}
+        policies |= {f"best_of_{n}": self._best_of_n(columns[SAMPLES], n, estimate) for n in best_of}
+        compared = [name for name in self.answers if name not in NOT_COMPARED]
+        return {"policies": policies, "comparisons": {
+            name: {metric: policies[name][metric] for metric in COMPARED_METRICS}
+            | self._changes(name, columns, estimate) for name in compared}}
 
     def texts(self) -> dict[str, list[str]]:
-        """One answer to each question, by writer."""
+        """Return one answer to each prompt, by policy and for 'human'."""
         return {name: answers.texts for name, answers in self.answers.items() if name != SAMPLES} | {
-            "human": self.asked.human}
+            "human": self.prompts.best_answers}
+
+    @property
+    def _scorers(self) -> list[str]:
+        return list(self.scores.get("sft", {}))
+
+    def _columns(self, name: str) -> Columns:
+        scores = dict(self.scores.get(name, {}))
+        if self.gold:
+            scores["gold"] = np.array(self.gold[name]["gold"], float)
+        sft = repeat_each(self.rewards["sft"], len(self.rewards[name]))
+        return policy_metrics.answer_columns(self.answers[name], self.rewards[name], np.array(sft), scores)
+
+    def _best_of_n(self, samples: Columns, n: int, estimate: Callable) -> dict:
+        responses = self.answers[SAMPLES].responses
+        count = len(responses) // len(self.prompts.rows)
+        drawn = policy_metrics.best_of_responses(samples, responses, count, n)
+        columns = policy_metrics.best_of_columns(samples, count, n)
+        return policy_metrics.compute_policy_metrics(columns, drawn, self._scorers, estimate) | {
+            "kl_formula": best_of_kl(n)}
+
+    def _changes(self, name: str, columns: dict[str, Columns], estimate: Callable) -> dict:
+        """Compute how metrics and scores changed from SFT to a policy."""
+        both = columns["sft"], columns[name]
+        changes = policy_metrics.metric_changes(*both, estimate) | {
+            "distinct_2": policy_metrics.distinct_change(*(self.answers[each].responses for each in ("sft", name)))}
+        scores = {scorer: policy_metrics.column_mean(scorer).change(*both, estimate) for scorer in self._scorers}
+        gold = [self.gold[each] for each in ("sft", name, "human")] if self.gold else None
+        return {"changes": changes, "score_changes": scores,
+                "gold": policy_metrics.gold_gain(*gold, estimate) if gold else None}
 
 
 def repeat_each(items: Sequence, rows: int) -> list:
-    """Each item as often as makes `rows` of them."""
+    """Repeat each item so that there are `rows` of them."""
     return [item for item in items for _ in range(rows // len(items))]

@@ -1,8 +1,8 @@
-"""What a policy's answers are like, in numbers, and how these changed from one policy to another.
+"""Metrics of a policy's answers, and how they change from one policy to another.
 
-An answer is a row of columns, all [N]; a policy's measure is a function of their sums, so that its interval, and that
-of a change on the same prompts, comes from one bootstrap by question. Best-of-n's columns are its samples', each
-weighted by its chance to be the best. Shapes: N prompts, S samples of each.
+An answer is a row of columns, each [N]. A metric is a function of the columns' sums, so that its interval, and that of
+a change on the same prompts, comes from one bootstrap over questions. The columns of best-of-n are those of the
+samples, each weighted by its probability of being the best. Shapes: N prompts, S samples a prompt.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from stages.generation.best_of_n import best_of_n_weights
 from stages.rl.kl import kl_k1, kl_k3
 
 Columns = dict[str, np.ndarray]
-OWN = ("log_p", "kl_k1", "kl_k3")  # need the policy's own log-probabilities, which best-of-n has none of
+POLICY_COLUMNS = ("logprob", "kl_k1", "kl_k3")  # need the policy's own log-probabilities: best-of-n has none
 DISTINCT = (1, 2, 3)
 
 
@@ -26,26 +26,27 @@ class Metric:
     """A function of the sums of some columns."""
 
     columns: tuple[str, ...]
-    of: Callable[..., np.ndarray]
+    statistic: Callable[..., np.ndarray]
 
-    def interval(self, columns: Columns, estimated: Callable) -> dict | None:
-        """Its value with a 95 % interval; None where it does not apply."""
-        return self._estimated(lambda sums: self.of(*sums), [columns], estimated)
+    def interval(self, columns: Columns, estimate: Callable) -> dict | None:
+        """Compute the value with a 95 % interval; None where it does not apply."""
+        return self._estimate(lambda sums: self.statistic(*sums), [columns], estimate)
 
-    def change(self, before: Columns, after: Columns, estimated: Callable) -> dict | None:
-        """The difference it makes, prompt by prompt, with a 95 % interval."""
+    def change(self, before: Columns, after: Columns, estimate: Callable) -> dict | None:
+        """Compute the difference on the same prompts, with a 95 % interval."""
         count = len(self.columns)
-        return self._estimated(lambda sums: self.of(*sums[count:]) - self.of(*sums[:count]), [before, after],
-                               estimated)
+        return self._estimate(lambda sums: self.statistic(*sums[count:]) - self.statistic(*sums[:count]),
+                              [before, after], estimate)
 
-    def _estimated(self, statistic: Callable, policies: list[Columns], estimated: Callable) -> dict | None:
+    def _estimate(self, statistic: Callable, policies: list[Columns], estimate: Callable) -> dict | None:
         if any(name not in columns for columns in policies for name in self.columns):
             return None
         rows = np.stack([columns[name] for columns in policies for name in self.columns])
-        return estimated(statistic, rows, np.arange(rows.shape[1]))  # every prompt is a question of its own
+        return estimate(statistic, rows, np.arange(rows.shape[1]))  # each prompt is another question
 
 
 def column_mean(column: str) -> Metric:
+    """Return the metric that is the mean of a column."""
     return Metric((column, "one"), lambda value, one: value / one)
 
 
@@ -53,101 +54,116 @@ def _correlation(one, x, y, xx, yy, xy):
     return (one * xy - x * y) / np.sqrt((one * xx - x * x) * (one * yy - y * y))
 
 
-INTERVAL_METRICS = {"reward": column_mean("reward"), "reward_difference": column_mean("reward_difference"), "win_rate": column_mean("win"),
-             "kl_k1": column_mean("kl_k1"), "kl_k3": column_mean("kl_k3"), "gold": column_mean("gold")}
-# To add a measure of answers: a column of `columns_of`, and a line here.
+INTERVAL_METRICS = {name: column_mean(column) for name, column in (
+    ("reward", "reward"), ("reward_difference", "reward_difference"), ("win_rate", "win"), ("kl_k1", "kl_k1"),
+    ("kl_k3", "kl_k3"), ("gold", "gold"))}
+# To add a metric: a column in `answer_columns`, and a line here.
 POINT_METRICS = {
     "response_tokens": column_mean("tokens"), "eos_rate": column_mean("ended"), "repetition": column_mean("repetition"),
     "code_share": column_mean("code"), "code_fences": column_mean("fences"),
-    "entropy": Metric(("log_p", "tokens"), lambda log_p, tokens: -log_p / tokens),
-    "perplexity_under_sft": Metric(("log_ref", "tokens"), lambda log_ref, tokens: np.exp(-log_ref / tokens)),
+    "entropy": Metric(("logprob", "tokens"), lambda logprob, tokens: -logprob / tokens),
+    "perplexity_under_sft": Metric(("sft_logprob", "tokens"), lambda logprob, tokens: np.exp(-logprob / tokens)),
     "reward_length_correlation": Metric(
         ("one", "reward", "tokens", "reward_reward", "tokens_tokens", "reward_tokens"), _correlation)}
 
 
-def answer_columns(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray, more: Columns) -> Columns:
-    """An answer a row; rewards [N] as the reward model gives them, whether or not an answer ended.
+def answer_columns(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray, scores: Columns) -> Columns:
+    """Compute the columns of one answer to each prompt.
 
-    sft_reward: of SFT's answer to the same prompt. more: further scores [N]. Entropy is read off the sampled tokens:
-    minus their log-probability, on average.
+    Rewards [N] are the reward model's own, whether or not an answer ended. Entropy is estimated from the sampled
+    tokens: minus their mean log-probability.
+
+    Args:
+        sft_reward: reward of SFT's answer to the same prompt [N].
+        scores: further scores [N] by name.
     """
     tokens = np.array([len(response) for response in answers.responses], float)
-    found = {"one": np.ones(len(tokens)), "reward": reward, "reward_difference": reward - sft_reward,
-             "win": pair_wins(reward, sft_reward), "tokens": tokens, "ended": np.array(answers.ended, float),
-             "repetition": np.array([text_metrics.repetition(response) for response in answers.responses]),
-             "code": np.array([text_metrics.has_code(text) for text in answers.texts], float),
-             "fences": np.array([text_metrics.count_fences(text) for text in answers.texts], float),
-             "reward_reward": reward * reward, "tokens_tokens": tokens * tokens, "reward_tokens": reward * tokens,
-             "log_ref": np.array([float(row.sum()) for row in answers.log_ref])}
-    if answers.log_p is not None:
-        rows = list(zip(answers.log_p, answers.log_ref, strict=True))
-        found |= {"log_p": np.array([float(p.sum()) for p, _ in rows]),
-                  "kl_k1": np.array([float(kl_k1(p, ref).sum()) for p, ref in rows]),
-                  "kl_k3": np.array([float(kl_k3(p, ref).sum()) for p, ref in rows])}
-    return found | more
+    columns = {"one": np.ones(len(tokens)), "reward": reward, "reward_difference": reward - sft_reward,
+               "win": pair_wins(reward, sft_reward), "tokens": tokens, "ended": np.array(answers.ended, float),
+               "repetition": np.array([text_metrics.repetition(response) for response in answers.responses]),
+               "code": np.array([text_metrics.has_code(text) for text in answers.texts], float),
+               "fences": np.array([text_metrics.count_fences(text) for text in answers.texts], float),
+               "reward_reward": reward * reward, "tokens_tokens": tokens * tokens, "reward_tokens": reward * tokens,
+               "sft_logprob": np.array([float(row.sum()) for row in answers.sft_logprobs])}
+    if answers.logprobs is not None:
+        rows = list(zip(answers.logprobs, answers.sft_logprobs, strict=True))
+        columns |= {"logprob": np.array([float(row.sum()) for row in answers.logprobs]),
+                    "kl_k1": np.array([float(kl_k1(*row).sum()) for row in rows]),
+                    "kl_k3": np.array([float(kl_k3(*row).sum()) for row in rows])}
+    return columns | scores
 
 
 def best_of_columns(samples: Columns, count: int, n: int) -> Columns:
-    """A prompt a row: what best-of-n of its `count` samples is like on average; samples: [N S], a prompt's together."""
+    """Compute the expected columns [N] of best-of-n of `count` samples a prompt; samples: [N S], by prompt."""
     weights = best_of_n_weights(samples["reward"].reshape(-1, count), n)
-    return {name: (weights * column.reshape(-1, count)).sum(1) for name, column in samples.items() if name not in OWN}
+    return {name: (weights * column.reshape(-1, count)).sum(1) for name, column in samples.items()
+            if name not in POLICY_COLUMNS}
 
 
 def best_of_responses(samples: Columns, responses: list[list[int]], count: int, n: int) -> list[list[int]]:
-    """One response to each prompt, drawn by best-of-n: of its first n samples the best."""
+    """Select one response to each prompt by best-of-n: the best of its first n samples."""
     best = samples["reward"].reshape(-1, count)[:, :n].argmax(1)
-    return [responses[prompt * count + place] for prompt, place in enumerate(best)]
+    return [responses[prompt * count + index] for prompt, index in enumerate(best)]
 
 
-def compute_policy_metrics(columns: Columns, responses: list[list[int]], scorers: Sequence[str], estimated: Callable) -> dict:
-    """One policy in numbers: estimates (rewards, wins, KL in nats a response, gold) and plain ones; None: not known.
+def compute_policy_metrics(
+    columns: Columns, responses: list[list[int]], scorers: Sequence[str], estimate: Callable
+) -> dict:
+    """Compute the metrics of one policy: with intervals (rewards, wins, KL in nats a response, gold) and without.
 
-    responses: one to each prompt. scorers: names of further columns that are scores. entropy is in nats a token.
-    estimated: (statistic, columns [K, N], groups [N]) to a number with its interval (statistics.estimate_of).
+    A metric that does not apply is None. Entropy is in nats a token.
+
+    Args:
+        responses: one to each prompt.
+        scorers: names of further columns that are scores.
+        estimate: (statistic, columns [K, N], groups [N]) to a value with its interval (statistics.bootstrap_statistic).
     """
-    found = {name: measure.interval(columns, estimated) for name, measure in INTERVAL_METRICS.items()}
-    found["scores"] = {name: column_mean(name).interval(columns, estimated) for name in scorers}
-    found |= {name: _plain(measure, columns) for name, measure in POINT_METRICS.items()}
-    found |= {f"distinct_{n}": text_metrics.distinct(responses, n) for n in DISTINCT}
-    return found | {"distinct_responses": len(set(map(tuple, responses))) / len(responses)}
+    metrics = {name: metric.interval(columns, estimate) for name, metric in INTERVAL_METRICS.items()}
+    metrics["scores"] = {name: column_mean(name).interval(columns, estimate) for name in scorers}
+    metrics |= {name: _point_value(metric, columns) for name, metric in POINT_METRICS.items()}
+    metrics |= {f"distinct_{n}": text_metrics.distinct(responses, n) for n in DISTINCT}
+    return metrics | {"distinct_responses": len(set(map(tuple, responses))) / len(responses)}
 
 
-def metric_changes(before: Columns, after: Columns, estimated: Callable) -> dict[str, dict | None]:
-    """How each plain measure changed on the same prompts, with its interval; and gold, where it is known."""
-    measures = POINT_METRICS | {"gold": INTERVAL_METRICS["gold"]}
-    return {name: measure.change(before, after, estimated) for name, measure in measures.items()}
+def metric_changes(before: Columns, after: Columns, estimate: Callable) -> dict[str, dict | None]:
+    """Compute the change of each point metric, and of gold, on the same prompts, with its interval."""
+    metrics = POINT_METRICS | {"gold": INTERVAL_METRICS["gold"]}
+    return {name: metric.change(before, after, estimate) for name, metric in metrics.items()}
 
 
 def distinct_change(before: list[list[int]], after: list[list[int]], n: int = 2) -> dict:
-    """How distinct-n changed, with an interval from leaving each prompt out."""
-    ends = [(text_metrics.distinct(texts, n), text_metrics.distinct_leave_one_out(texts, n))
-            for texts in (before, after)]
-    return jackknife(ends[1][0] - ends[0][0], ends[1][1] - ends[0][1])
+    """Compute the change of distinct-n, with an interval from the jackknife over prompts."""
+    values = [(text_metrics.distinct(texts, n), text_metrics.distinct_leave_one_out(texts, n))
+              for texts in (before, after)]
+    return jackknife(values[1][0] - values[0][0], values[1][1] - values[0][1])
 
 
-def gold_gain(sft: dict, ppo: dict, human: dict, estimate: Callable) -> dict | None:
-    """Each gold number's means and the paired difference PPO minus SFT, where it applies; None where nothing does.
+def gold_gain(sft: dict, policy: dict, human: dict, estimate: Callable) -> dict | None:
+    """Compute the means of each gold score and the paired difference policy minus SFT; None where nothing applies.
 
-    sft, ppo, human: name to numbers [N], NaN where the gold scorer knows nothing of the question.
+    sft, policy, human: name to scores [N], NaN where the gold scorer does not know the question.
     """
-    found = {}
+    gains = {}
     for name in sft:
-        numbers = [np.array(side[name], float) for side in (sft, ppo, human)]
-        applies = ~np.isnan(numbers[0]) & ~np.isnan(numbers[1])
+        scores = {side: np.array(values[name], float) for side, values in
+                  (("sft", sft), ("policy", policy), ("human", human))}
+        applies = ~np.isnan(scores["sft"]) & ~np.isnan(scores["policy"])
         if applies.any():
-            means = dict(zip(("sft", "ppo", "human"), (_mean(values[applies]) for values in numbers), strict=True))
-            found[name] = means | {"difference": estimate(numbers[1] - numbers[0], np.arange(len(applies)))}
-    return found or None
+            difference = {"difference": scores["policy"] - scores["sft"], "one": np.ones(len(applies))}
+            gains[name] = {side: _nan_mean(values[applies]) for side, values in scores.items()} | {
+                "difference": column_mean("difference").interval(difference, estimate)}
+    return gains or None
 
 
-def _plain(measure: Metric, columns: Columns) -> float | None:
-    found = measure.interval(columns, _as_one_group)
-    return None if found is None else found["mean"]
+def _point_value(metric: Metric, columns: Columns) -> float | None:
+    value = metric.interval(columns, _estimate_point)
+    return None if value is None else value["mean"]
 
 
-def _as_one_group(statistic: Callable, columns: np.ndarray, groups: np.ndarray) -> dict | None:
-    return bootstrap_statistic(statistic, columns, np.zeros_like(groups), samples=0, seed=0)  # no interval, and no time
+def _estimate_point(statistic: Callable, columns: np.ndarray, groups: np.ndarray) -> dict | None:
+    """Estimate without an interval: with one group nothing is resampled."""
+    return bootstrap_statistic(statistic, columns, np.zeros_like(groups), samples=0, seed=0)
 
 
-def _mean(values: np.ndarray) -> float | None:
+def _nan_mean(values: np.ndarray) -> float | None:
     return None if np.isnan(values).all() else float(np.nanmean(values))

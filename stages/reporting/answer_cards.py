@@ -1,21 +1,28 @@
-"""Answers side by side: a question with those of SFT, of PPO and of a person, as rows that sort and filter."""
+"""Answers side by side: each question with the answers of SFT, of the policies and of a person, as a sortable card."""
 
+from stages.evaluation.summary import display_name
 from stages.render.html import Html, element, link, pre_text, sortable_text, table
 
-WRITERS = (("SFT", "sft"), ("PPO", "ppo"), ("Best human", "human"))
+
+def list_writers(policies: list[str]) -> list[tuple[str, str]]:
+    """List (label, name in samples.parquet) of all whose answers are shown."""
+    return [("SFT", "sft"), *((display_name(policy), policy) for policy in policies), ("Best human", "human")]
 
 
-def side_by_side(samples: list[dict]) -> Html:
-    """A row a question, laid out as a card: answers with their rewards and, where known, gold scores."""
-    kinds = [kind for kind in ("reward", "gold") if any(f"{kind}_ppo" in row for row in samples)]
-    head = ["question", *(f"{label}: {kinds[0]}" for label, _ in WRITERS), *(f"{kind}, PPO − SFT" for kind in kinds)]
-    rows = [[element("div", _asked(row), pre_text(row["question"])),
-             *(_answer(row, label, name) for label, name in WRITERS), *(_gain(row, kind) for kind in kinds)]
+def render_answer_cards(samples: list[dict], policies: list[str]) -> Html:
+    """Render a card a question: answers with their rewards and, where known, gold scores."""
+    writers = list_writers(policies)
+    kinds = [kind for kind in ("reward", "gold") if any(f"{kind}_sft" in row for row in samples)]
+    gains = [(kind, policy) for policy in policies for kind in kinds]
+    head = ["question", *(f"{label}: reward" for label, _ in writers),
+            *(f"{kind}, {display_name(policy)} − SFT" for kind, policy in gains)]
+    rows = [[element("div", _attribution(row), pre_text(row["question"])),
+             *(_answer(row, *writer) for writer in writers), *(_gain(row, *gain) for gain in gains)]
             for row in samples]
     return table(head, rows, class_="cards")
 
 
-def _asked(row: dict) -> Html:
+def _attribution(row: dict) -> Html:
     asker, answerer = [*row["authors"], "", ""][:2]
     parts = [link(f"{row['site']}, question {row['qid']}", row["url"])]
     parts += [", asked by ", element("bdi", asker)] if asker else []
@@ -24,18 +31,18 @@ def _asked(row: dict) -> Html:
 
 
 def _answer(row: dict, label: str, name: str) -> Html:
-    numbers = [("reward", row[f"reward_{name}"]), ("gold", row.get(f"gold_{name}"))]
-    said = ", ".join(f"{word} {value:.2f}" for word, value in numbers if value is not None)
-    return element("div", element("b", label), _number(said, numbers[0][1]), pre_text(row[name]))
+    scores = [("reward", row[f"reward_{name}"]), ("gold", row.get(f"gold_{name}"))]
+    text = ", ".join(f"{kind} {value:.2f}" for kind, value in scores if value is not None)
+    return element("div", element("b", label), _sortable(text, scores[0][1]), pre_text(row[name]), class_="answer")
 
 
-def _gain(row: dict, kind: str) -> Html:
-    before, after = row.get(f"{kind}_sft"), row.get(f"{kind}_ppo")
+def _gain(row: dict, kind: str, policy: str) -> Html:
+    before, after = row.get(f"{kind}_sft"), row.get(f"{kind}_{policy}")
     gain = None if before is None or after is None else after - before
-    said = "" if gain is None else f"{kind}, PPO − SFT: {gain:+z.2f}"
-    return element("span", _number(said, gain), class_="faint")
+    text = "" if gain is None else f"{kind}, {display_name(policy)} − SFT: {gain:+z.2f}"
+    return element("span", _sortable(text, gain), class_="faint")
 
 
-def _number(said: str, value: float | None) -> Html:
-    """Words that are sorted by a number, and by nothing where there is none."""
-    return element("span", said) if value is None else sortable_text(said, value)
+def _sortable(text: str, value: float | None) -> Html:
+    """Render text that is sorted by a number; by nothing where there is none."""
+    return element("span", text) if value is None else sortable_text(text, value)

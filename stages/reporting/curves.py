@@ -1,49 +1,72 @@
-"""Which numbers of which history are drawn: stage, key, title. One line each."""
+"""Curves of each stage's history. To add a curve, add a line to CURVES; to add a stage, add a key."""
 
+from dataclasses import dataclass
 
+from stages.evaluation.summary import display_name
 from stages.reporting.figures import Curves
 
-SHARE = (-0.03, 1.03)  # from none to all
-WHOLE_RANGE = {"sft-eos": SHARE, "ppo-eos": SHARE}
-# stage: (file name, title, x, {label: key})
-DRAWN = {
-    "base": [("base-loss", "Base: training loss, nats a token", "step", {"loss": "loss"})],
-    "sft": [("sft-loss", "SFT: training loss, nats a token", "step", {"loss": "loss"}),
-            ("sft-perplexity", "SFT: perplexity of held-out answers", "step", {"perplexity": "validation_perplexity"}),
-            ("sft-eos", "SFT: share of sampled answers that end", "step", {"validation": "validation_eos_rate"})],
-    "reward": [("reward-loss", "Reward: training loss", "step", {"loss": "loss"}),
-               ("reward-accuracy", "Reward: accuracy on validation pairs", "step",
-                {"reward model": "validation_accuracy", "longer answer": "validation_longer_answer_accuracy"}),
-               ("reward-calibration", "Reward: expected calibration error", "step",
-                {"validation": "validation_calibration_error"})],
-    "ppo": [("ppo-reward", "PPO: mean reward", "iteration", {"rollouts": "reward", "validation": "validation_reward"}),
-            ("ppo-kl", "PPO: KL to SFT, nats a response", "iteration",
-             {"rollouts": "kl", "validation": "validation_kl"}),
-            ("ppo-entropy", "PPO: entropy, nats a token", "iteration", {"entropy": "entropy"}),
-            ("ppo-length", "PPO: response length, tokens", "iteration",
-             {"rollouts": "response_tokens", "validation": "validation_response_tokens"}),
-            ("ppo-eos", "PPO: share ended by EOS", "iteration",
-             {"rollouts": "eos_rate", "validation": "validation_eos_rate"}),
-            ("ppo-perplexity", "PPO: perplexity of its responses under SFT", "iteration",
-             {"rollouts": "reference_perplexity"}),
-            ("ppo-clip", "PPO: clipped share of the tokens", "iteration", {"update": "clip_fraction"}),
-            ("ppo-update-kl", "PPO: KL of old to new policy, nats a token", "iteration", {"update": "update_kl"}),
-            ("ppo-value", "PPO: error of the value function", "iteration", {"value loss": "value_loss"}),
-            ("ppo-explained", "PPO: share of the returns' variance that values explain", "iteration",
-             {"explained variance": "explained_variance"}),
-            ("ppo-beta", "PPO: weight of the KL in the reward", "iteration", {"beta": "beta"}),
-            ("ppo-seconds", "PPO: seconds by phase", "iteration",
-             {"rollout": "rollout_seconds", "score": "score_seconds", "reference, values": "experience_seconds",
-              "update": "update_seconds"})],
+SHARE = (-0.03, 1.03)  # limits of the y axis
+
+
+@dataclass(frozen=True)
+class CurveSpec:
+    """A figure: name in its file name, title, key of the x axis, {label: key} of its lines, limits of the y axis."""
+
+    name: str
+    title: str
+    x: str
+    lines: dict[str, str]
+    limits: tuple[float, float] | None = None
+
+
+LOSS = CurveSpec("loss", "training loss", "step", {"loss": "loss"})
+TOKEN_LOSS = CurveSpec("loss", "training loss, nats a token", "step", {"loss": "loss"})
+CURVES = {
+    "base": [TOKEN_LOSS],
+    "sft": [
+        TOKEN_LOSS,
+        CurveSpec("perplexity", "perplexity of held-out answers", "step", {"perplexity": "validation_perplexity"}),
+        CurveSpec("eos", "share of sampled answers that end", "step", {"validation": "validation_eos_rate"}, SHARE)],
+    "reward": [
+        LOSS,
+        CurveSpec("accuracy", "accuracy on validation pairs", "step",
+                  {"reward model": "validation_accuracy", "longer answer": "validation_longer_answer_accuracy"}),
+        CurveSpec("calibration", "expected calibration error", "step", {"validation": "validation_calibration_error"})],
+    "ppo": [
+        CurveSpec("reward", "mean reward", "iteration", {"rollouts": "reward", "validation": "validation_reward"}),
+        CurveSpec("kl", "KL to SFT, nats a response", "iteration", {"rollouts": "kl", "validation": "validation_kl"}),
+        CurveSpec("entropy", "entropy, nats a token", "iteration", {"entropy": "entropy"}),
+        CurveSpec("length", "response length, tokens", "iteration",
+                  {"rollouts": "response_tokens", "validation": "validation_response_tokens"}),
+        CurveSpec("eos", "share ended by EOS", "iteration",
+                  {"rollouts": "eos_rate", "validation": "validation_eos_rate"}, SHARE),
+        CurveSpec("perplexity", "perplexity of its responses under SFT", "iteration",
+                  {"rollouts": "reference_perplexity"}),
+        CurveSpec("clip", "clipped share of the tokens", "iteration", {"update": "clip_fraction"}),
+        CurveSpec("update-kl", "KL of old to new policy, nats a token", "iteration", {"update": "update_kl"}),
+        CurveSpec("value", "error of the value function", "iteration", {"value loss": "value_loss"}),
+        CurveSpec("explained", "share of the returns' variance that values explain", "iteration",
+                  {"explained variance": "explained_variance"}),
+        CurveSpec("beta", "weight of the KL in the reward", "iteration", {"beta": "beta"}),
+        CurveSpec("seconds", "seconds by phase", "iteration",
+                  {"rollout": "rollout_seconds", "score": "score_seconds", "reference, values": "experience_seconds",
+                   "update": "update_seconds"})],
 }
 
 
-def curves_of(stage: str, history: list[dict]) -> dict[str, Curves]:
-    """File name to figure, for all that this history has numbers for."""
-    found = {}
-    for name, title, x, keys in DRAWN[stage]:
-        lines = {label: [(row[x], row[key]) for row in history if x in row and key in row]
-                 for label, key in keys.items()}
+def build_curves(name: str, stage: str, history: list[dict]) -> dict[str, Curves]:
+    """Build the figures of an artifact, by file name: those whose numbers its history has.
+
+    Args:
+        name: of the artifact, or of a policy.
+        stage: the stage that made it; one without curves of its own gets its training loss.
+        history: rows of its series.
+    """
+    figures = {}
+    label = {"base": "Base", "reward": "Reward"}.get(name) or display_name(name)
+    for spec in CURVES.get(stage, [LOSS]):
+        lines = {label: [(row[spec.x], row[key]) for row in history if spec.x in row and key in row]
+                 for label, key in spec.lines.items()}
         if lines := {label: points for label, points in lines.items() if points}:
-            found[name] = Curves(title, x, lines, WHOLE_RANGE.get(name))
-    return found
+            figures[f"{name}-{spec.name}"] = Curves(f"{label}: {spec.title}", spec.x, lines, spec.limits)
+    return figures

@@ -1,23 +1,23 @@
-"""From rows of a dump to pairs: what was kept, what was dropped for which reason, and how it is spread."""
+"""Data section of the report: how many posts and pairs remain after each step, and why others were dropped."""
 
 from stages.render.html import Html, element, join_html, table
 from stages.reporting.figures import Bars
 
-COUNTED_BY_VALUE = {  # title, value, what is counted; lengths are in bins that begin at these
+HISTOGRAMS = {  # title, value, what is counted; a bin of lengths is named by its start
     "scores": ("scores of answers", "score", "answers"), "score_gaps": ("gaps of pairs", "score gap", "pairs"),
     "years": ("questions by year", "year", "questions"),
     "question_characters": ("length of questions", "characters, from", "questions"),
     "answer_characters": ("length of answers", "characters, from", "answers")}
-IN_THE_FUNNEL = {"posts": ("rows_read", "rows_set_aside", "dropped", "questions", "answers"),
+FUNNEL_COUNTS = {"posts": ("rows_read", "rows_set_aside", "dropped", "questions", "answers"),
                  "pairs": ("posts_in", "posts_out", "dropped_posts", "pairs_drawn", "dropped_pairs", "pairs",
                            "pairs_by_split")}
 
 
-def funnel(posts: dict, pairs: dict) -> Html:
-    """Posts to pairs, step by step, from the metrics of both stages; every step is the one before less what it lost."""
-    kept = posts.get("questions", 0) + posts.get("answers", 0)
+def render_funnel(posts: dict, pairs: dict) -> Html:
+    """Render the funnel from rows of the dump to pairs, from the metrics of both stages."""
+    remaining = posts.get("questions", 0) + posts.get("answers", 0)
     rows = [*_step("rows of the dump", posts.get("rows_read"), {}),
-            *_step("posts kept: questions and answers", kept,
+            *_step("posts kept: questions and answers", remaining,
                    {"could not be read": posts.get("rows_set_aside", 0), **posts.get("dropped", {})},
                    posts.get("rows_read")),
             *_step("posts in pairs", pairs.get("posts_out"), pairs.get("dropped_posts", {}), pairs.get("posts_in")),
@@ -28,39 +28,39 @@ def funnel(posts: dict, pairs: dict) -> Html:
     return table(["from posts to pairs", "count", "share of the step before"], rows)
 
 
-def sites(posts: dict, pairs: dict) -> Html:
-    """What each site gave."""
-    both = [found.get("sites", {}) for found in (posts, pairs)]
+def render_sites(posts: dict, pairs: dict) -> Html:
+    """Render the counts of each site."""
+    both = [metrics.get("sites", {}) for metrics in (posts, pairs)]
     columns = ((both[0], "questions"), (both[0], "answers"), (both[1], "questions"), (both[1], "pairs"))
-    rows = [[element("bdi", site), *(f"{found.get(site, {}).get(name, 0):,}" for found, name in columns)]
+    rows = [[element("bdi", site), *(f"{counts.get(site, {}).get(name, 0):,}" for counts, name in columns)]
             for site in dict.fromkeys([*both[0], *both[1]])]
     return table(["site", "questions", "answers", "questions with pairs", "pairs"], rows)
 
 
-def other_counts(stage: str, metrics: dict) -> Html:
-    """Every other count of a stage, folded away; a mapping (licences) becomes rows below its name."""
-    left = {name: value for name, value in metrics.items()
-            if name not in COUNTED_BY_VALUE and name not in IN_THE_FUNNEL[stage] and name != "sites"}
-    rows = [row for name, value in left.items() for row in _counts(name.replace("_", " "), value)]
+def render_other_counts(stage: str, metrics: dict) -> Html:
+    """Render every other count of a stage, folded away; a mapping (licences) becomes several rows."""
+    others = {name: value for name, value in metrics.items()
+              if name not in HISTOGRAMS and name not in FUNNEL_COUNTS[stage] and name != "sites"}
+    rows = [row for name, value in others.items() for row in _counts(name.replace("_", " "), value)]
     if not rows:
         return join_html([])
     return element("details", element("summary", f"{len(rows)} more counts of {stage}"), table(["what", "count"], rows))
 
 
-def histograms(stage: str, metrics: dict) -> dict[str, Bars]:
-    """Figures of a data stage by file name."""
+def build_histograms(stage: str, metrics: dict) -> dict[str, Bars]:
+    """Build the figures of a data stage, by file name."""
     return {f"{stage}-{name.replace('_', '-')}": Bars(f"{stage.capitalize()}: {title}", axis, unit, metrics[name])
-            for name, (title, axis, unit) in COUNTED_BY_VALUE.items() if metrics.get(name)}
+            for name, (title, axis, unit) in HISTOGRAMS.items() if metrics.get(name)}
 
 
-def _step(words: str, kept: int | None, lost: dict[str, int], before: int | None = None) -> list[list]:
-    """What a step lost, reason by reason, and what it kept; what the counts do not account for is a line, too."""
-    if kept is None:
+def _step(label: str, remaining: int | None, dropped: dict[str, int], before: int | None = None) -> list[list]:
+    """List what a step dropped by reason, what the counts do not account for, and what remains."""
+    if remaining is None:
         return []
-    missing = 0 if before is None else before - kept - sum(lost.values())
-    lost = {**lost, **({"not accounted for": missing} if missing else {})}
-    return [*(_row(f"dropped: {reason}", count, before, "lost") for reason, count in lost.items() if count),
-            _row(words, kept, before, "kept")]
+    missing = 0 if before is None else before - remaining - sum(dropped.values())
+    dropped = {**dropped, **({"not accounted for": missing} if missing else {})}
+    return [*(_row(f"dropped: {reason}", count, before, "lost") for reason, count in dropped.items() if count),
+            _row(label, remaining, before, "kept")]
 
 
 def _row(words: str, count: int, before: int | None, kind: str) -> list:

@@ -1,64 +1,78 @@
-"""What stands first on the report: what the pipeline did, whether it worked, and whether the policy cheated."""
+"""Top of the report: the verdict on each policy, and what was done."""
 
-from stages.evaluation.summary import join_words
-from stages.render.durations import format_duration
-from stages.render.html import Html, element, join_html, table
+from dataclasses import dataclass
+
+from stages.evaluation.summary import display_name, join_words, policy_verdict, reward_model_verdict
 from stages.render.markdown_tables import clean_name
+from stages.render.units import format_duration
 
 HEADLINES = {
-    "better": "PPO made the answers better", "worse": "PPO made the answers worse", "hacking": "Reward hacking",
-    "mixed": "The gold score rose, but correctness fell", "flat": "No gain shown",
-    "unknown": "The learnt reward rose; nothing else is known"}
-HACKING = {"flagged": "Flagged as reward hacking", "watch": "Not flagged, but one to watch", "clear": "Not flagged",
-           "no rise": "Not flagged: no reward rose"}
+    "better": "{} made the answers better", "worse": "{} made the answers worse", "hacking": "Reward hacking by {}",
+    "mixed": "{} raised the gold score, but correctness fell", "flat": "No gain by {} is shown",
+    "unknown": "{} raised the learnt reward; nothing else is known"}
+HACKING_VERDICTS = {"flagged": "Flagged as reward hacking", "watch": "Not flagged, but worth watching",
+                    "clear": "Not flagged", "no rise": "Not flagged: no reward rose"}
 NAMED_SITES = 5
 
 
-def title(manifests: dict[str, dict]) -> str:
-    """The page's: a site by its name, several by their number."""
+@dataclass(frozen=True)
+class Verdict:
+    """A box at the top: what kind it is (its colour), a headline, and answers by question."""
+
+    kind: str
+    headline: str
+    answers: dict[str, str]
+
+
+def page_title(manifests: dict[str, dict]) -> str:
+    """Return the title of the page: one or two sites by name, more by number."""
     count = len(manifests["posts"]["metrics"].get("sites", {}))
-    return f"{sites_of(manifests) if count < 3 else f'{count} sites'}: from posts to an aligned answer model"
+    return f"{list_sites(manifests) if count < 3 else f'{count} sites'}: from posts to an aligned answer model"
 
 
-def lead(kind: str, words: str, manifests: dict[str, dict], metrics: dict) -> Html:
-    """The verdict with its three answers, then the short table."""
-    answers = {"What was done": done(manifests), "Did it work?": words, "Did the policy cheat?": cheated(metrics)}
-    listed = element("dl", *(part for asked, said in answers.items()
-                             for part in (element("dt", asked), element("dd", said))))
-    rows = [[text.replace("->", "→") for text in row] for row in metrics["table"]]
-    return join_html([element("div", element("strong", HEADLINES[kind]), listed, class_=f"verdict {kind}"),
-                   table(["measure, on held-out questions", "estimate, 95 % interval"], rows, numeric=False)])
+def build_verdicts(metrics: dict, manifests: dict[str, dict], policies: list[str]) -> list[Verdict]:
+    """Build a verdict on each evaluated policy, then one on the run; policies: those trained in this run."""
+    verdicts = []
+    for policy in metrics["comparisons"]:
+        kind, words = policy_verdict(metrics, policy)
+        verdicts.append(Verdict(kind, HEADLINES[kind].format(display_name(policy)), {
+            "Did it work?": words, "Did the policy cheat?": describe_hacking(metrics, policy)}))
+    return [*verdicts, Verdict("run", "The run", {
+        "What was done": describe_run(manifests, policies),
+        "Is the reward model any good?": reward_model_verdict(metrics["reward_model"])})]
 
 
-def sites_of(manifests: dict[str, dict]) -> str:
-    """The names of the sites, or of the first few."""
+def list_sites(manifests: dict[str, dict]) -> str:
+    """List the names of the first few sites."""
     names = [clean_name(name) for name in manifests["posts"]["metrics"].get("sites", {})]
     more = [f"{len(names) - NAMED_SITES} more"] if len(names) > NAMED_SITES else []
     return join_words([*names[:NAMED_SITES], *more]) or "a dump"
 
 
-def done(manifests: dict[str, dict]) -> str:
-    """The run in one paragraph: how many posts, which model, which policy was kept, at what cost."""
+def describe_run(manifests: dict[str, dict], policies: list[str]) -> str:
+    """Describe the run in one paragraph: number of posts, models, the best iteration of each policy, cost."""
     counts = manifests["pairs"]["metrics"] | manifests["posts"]["metrics"]
     posts = join_words([f"{counts[name]:,} {name}" for name in ("questions", "answers", "pairs") if name in counts])
-    seconds = sum(made["seconds"] for made in manifests.values())
-    peak = max(made["peak_memory_mib"] for made in manifests.values())
-    return (f"From {sites_of(manifests)}: {posts or 'posts to pairs'}. {_base(manifests['base'])} was fine-tuned on "
-            f"better answers (SFT), a reward model learnt from the pairs which answers people prefer, and PPO trained "
-            f"the policy against it{_kept(manifests['ppo']['metrics'])}. All stages took {format_duration(seconds)} and at most "
-            f"{peak:,} MiB on {join_words(sorted({made['device'] for made in manifests.values()}))}.")
+    seconds = sum(manifest["seconds"] for manifest in manifests.values())
+    peak = max(manifest["peak_memory_mib"] for manifest in manifests.values())
+    trained = "".join(f" {display_name(policy)} trained a policy from the SFT model"
+                      f"{_best_iteration(manifests[policy]['metrics'])}." for policy in policies)
+    return (f"From {list_sites(manifests)}: {posts or 'posts to pairs'}. {_base(manifests['base'])} was fine-tuned on "
+            f"the better answers (SFT), and a reward model learnt from the pairs which answers people prefer.{trained} "
+            f"All stages took {format_duration(seconds)} and at most {peak:,} MiB on "
+            f"{join_words(sorted({manifest['device'] for manifest in manifests.values()}))}.")
 
 
-def cheated(metrics: dict) -> str:
-    """The verdict on reward hacking with what it stands on."""
-    found = metrics["hacking"]
-    moved = f"{len(found['moved'])} of {len(found['monitors'])} monitors moved for the worse"
-    named = f" ({join_words(found['moved'])})" if found["moved"] else ""
-    return f"{HACKING[found['verdict']]}. {_truth(found['verdict'], bool(metrics['gold']))}{moved}{named}."
+def describe_hacking(metrics: dict, policy: str) -> str:
+    """Say the verdict on reward hacking, and what it is based on."""
+    hacking = metrics["hacking"][policy]
+    moved = f"{len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved for the worse"
+    names = f" ({join_words(hacking['moved'])})" if hacking["moved"] else ""
+    gold = _gold_words(hacking["verdict"], bool(metrics["comparisons"][policy]["gold"]))
+    return f"{HACKING_VERDICTS[hacking['verdict']]}. {gold}{moved}{names}."
 
 
-def _truth(verdict: str, known: bool) -> str:
-    """What gold says beside a reward: it decides where it is known."""
+def _gold_words(verdict: str, known: bool) -> str:
     if not known:
         return "No gold score is known here, so that only the monitors can tell: "
     if verdict == "no rise":
@@ -67,18 +81,18 @@ def _truth(verdict: str, known: bool) -> str:
     return f"A reward rose; the gold score, which the policy never saw, {rose}. "
 
 
-def _base(made: dict) -> str:
-    model, parameters = made["config"].get("model", ""), made["metrics"].get("parameters")
+def _base(manifest: dict) -> str:
+    model, parameters = manifest["config"].get("model", ""), manifest["metrics"].get("parameters")
     size = f" of {parameters:,} parameters" if parameters else ""
     return f"A small LLaMA{size}, trained from scratch on this text," if model == "scratch" else f"{model}{size}"
 
 
-def _kept(metrics: dict) -> str:
-    """Which policy is the result: of iteration 0 means that no update was for the better."""
+def _best_iteration(metrics: dict) -> str:
+    """Say which iteration's policy is the result; iteration 0 is the SFT model."""
     if "best_iteration" not in metrics:
         return ""
-    best, every = metrics["best_iteration"], metrics["iterations"]
+    best, iterations = metrics["best_iteration"], metrics["iterations"]
     if not best:
-        return (f" for {every} iterations, none of which was better than its start on held-out prompts: what is kept "
-                f"is the SFT model itself")
-    return f" for {every} iterations, of which number {best} was the best on held-out prompts and is kept"
+        return (f" for {iterations} iterations, none of which was better than the start on held-out prompts: the "
+                f"result is the SFT model itself")
+    return f" for {iterations} iterations; number {best} was the best on held-out prompts and is the result"

@@ -1,28 +1,33 @@
-"""One self-contained page: one script of its own, no request, and a policy that forbids any other."""
+"""Render the report as one self-contained page: its own script only, no requests, and a policy that forbids any."""
 
 import base64
 import hashlib
 from pathlib import Path
 
-from stages.render.html import Html, element, join_html
+import jinja2
 
-STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
-DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-POLICY = (f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{DIGEST}'; "
-          f"base-uri 'none'; form-action 'none'")
+from stages.render.html import Html
+from stages.reporting.headline import Verdict
+
+FOLDER = Path(__file__).parent
 
 
-def page(title: str, lead: Html, sections: dict[str, Html]) -> Html:
-    """A whole document: title, what stands first, and sections by heading with links to them."""
-    named = [(f"s{number}", heading, body) for number, (heading, body) in enumerate(sections.items(), 1)]
-    head = element(
-        "head", element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="referrer", content="no-referrer"),
-        element("title", title), element("style", Html(STYLE)))
-    links = element("nav", *(element("a", heading, href=f"#{anchor}") for anchor, heading, _ in named))
-    bodies = [element("section", element("h2", heading), body, id=anchor) for anchor, heading, body in named]
-    body = element("body", element("h1", title), lead, links, *bodies, element("script", Html(SCRIPT)))
-    return join_html([Html("<!doctype html>\n"), element("html", head, body, lang="en"), "\n"])
+def render_page(title: str, verdicts: list[Verdict], table: Html, sections: dict[str, Html]) -> str:
+    """Render the whole document: title, verdicts, short table, and sections by heading with links to them.
+
+    What is not `Html` is escaped.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        keep_trailing_newline=True)
+    style, script = (Html((FOLDER / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
+    return environment.get_template("page.html.jinja").render(
+        title=title, verdicts=verdicts, table=table, sections=sections, style=style, script=script,
+        policy=content_security_policy(script))
+
+
+def content_security_policy(script: str) -> str:
+    """Return the policy that allows embedded figures and styles, this script, and nothing else."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+            f"base-uri 'none'; form-action 'none'")

@@ -1,9 +1,9 @@
-"""The stages of a run: which is made from which, with the time and the memory of each."""
+"""Pipeline section of the report: which artifact is made from which, with time and peak memory."""
 
 from dataclasses import dataclass
 
-from stages.render.durations import format_duration
-from stages.render.html import Html, element, join_html, sortable_text, table
+from stages.render.html import Html, element, sortable_text, table
+from stages.render.units import format_duration
 from stages.runtime.manifest import list_input_sources
 
 LANE, GAP = 0.11, 0.05  # widths beside a box of width 1
@@ -11,27 +11,27 @@ LANE, GAP = 0.11, 0.05  # widths beside a box of width 1
 
 @dataclass(frozen=True)
 class Node:
-    """One stage, and the numbers of those before it that it reads."""
+    """An artifact, and the indices of those that it was made from."""
 
     name: str
-    words: str
-    share: float  # of the longest one's time
+    cost: str  # time and memory
+    share: float  # of the longest time
     reads: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Stages from top to bottom. A stage that is read further down hands on along a lane of its own at the right."""
+    """Artifacts from top to bottom. One that is read further down has a lane at the right."""
 
     title: str
     nodes: list[Node]
     aspect = 0.95
 
     def draw(self, axes, colours) -> None:
-        for place, node in enumerate(self.nodes):
-            self._box(axes, place, node, colours[0])
-            if place - 1 in node.reads:
-                axes.annotate("", (0.07, place - 0.34), (0.07, place - 0.66), arrowprops=_arrow(colours[0]))
+        for row, node in enumerate(self.nodes):
+            self._box(axes, row, node, colours[0])
+            if row - 1 in node.reads:
+                axes.annotate("", (0.07, row - 0.34), (0.07, row - 0.66), arrowprops=_arrow(colours[0]))
         lanes = self.lanes()
         for number, (source, readers) in enumerate(lanes.items()):
             self._lane(axes, source, readers, (number + 0.5) / len(lanes) - 0.5,
@@ -40,67 +40,70 @@ class Graph:
         axes.set_axis_off()
 
     def lanes(self) -> dict[int, list[int]]:
-        """Who reads each stage, but for a reader that comes right after it; the earliest stage first, outermost."""
-        readers = {source: [place for place, node in enumerate(self.nodes) if source in node.reads]
+        """List the readers of each artifact, except one in the next row; the first artifact has the outermost lane."""
+        readers = {source: [row for row, node in enumerate(self.nodes) if source in node.reads and row > source + 1]
                    for source in range(len(self.nodes))}
-        later = {source: [place for place in places if place > source + 1] for source, places in readers.items()}
-        return {source: places for source, places in later.items() if places}
+        return {source: rows for source, rows in readers.items() if rows}
 
-    def _box(self, axes, place: int, node: Node, colour: str) -> None:
-        axes.fill_between([0, 1], place - 0.34, place + 0.34, color=colour, alpha=0.12, linewidth=0)
-        axes.plot([0, node.share], [place + 0.34] * 2, color=colour, linewidth=4, solid_capstyle="butt")
-        axes.text(0.03, place, node.name, va="center", weight="bold")
-        axes.text(0.98, place, node.words, va="center", ha="right", fontsize=13)
+    def _box(self, axes, row: int, node: Node, colour: str) -> None:
+        axes.fill_between([0, 1], row - 0.34, row + 0.34, color=colour, alpha=0.12, linewidth=0)
+        axes.plot([0, node.share], [row + 0.34] * 2, color=colour, linewidth=4, solid_capstyle="butt")
+        axes.text(0.03, row, node.name, va="center", weight="bold")
+        axes.text(0.98, row, node.cost, va="center", ha="right", fontsize=13)
 
     def _lane(self, axes, source: int, readers: list[int], height: float, x: float, colour: str) -> None:
-        """From the source's right side down to each reader's; every lane meets a box at a height of its own."""
-        at = 0.56 * height
-        axes.plot([1, x, x], [source + at, source + at, readers[-1] + at], color=colour, linewidth=1.8)
+        """Draw from the right side of the source down to that of each reader; `height` keeps lanes apart at a box."""
+        offset = 0.56 * height
+        axes.plot([1, x, x], [source + offset, source + offset, readers[-1] + offset], color=colour, linewidth=1.8)
         for reader in readers:
-            axes.annotate("", (1, reader + at), (x, reader + at), arrowprops=_arrow(colour))
+            axes.annotate("", (1, reader + offset), (x, reader + offset), arrowprops=_arrow(colour))
 
 
-def in_order(manifests: dict[str, dict], digests: dict[str, str]) -> dict[str, dict]:
-    """Manifests by name, each behind all that it was made from."""
-    left, found = dict(manifests), {}
+def sort_by_ancestry(manifests: dict[str, dict], digests: dict[str, str]) -> dict[str, dict]:
+    """Sort manifests so that each comes after all that it was made from."""
+    left, ordered = dict(manifests), {}
     while left:
-        open_ = {digests[name] for name in left}
-        ready = (name for name, made in left.items() if not open_ & {source["sha256"] for source in sources(made)})
-        name = next(ready)
-        found[name] = left.pop(name)
-    return found
+        waiting = {digests[name] for name in left}
+        name = next(name for name, manifest in left.items() if not waiting & _source_digests(manifest))
+        ordered[name] = left.pop(name)
+    return ordered
 
 
-def graph(manifests: dict[str, dict], digests: dict[str, str]) -> Graph:
-    """The stages in the order they were made, joined where one's inputs hold another's digest."""
-    names = list(manifests)
-    longest = max(made["seconds"] for made in manifests.values()) or 1
-    nodes = [Node(name, f"{format_duration(made['seconds'])}, {made['peak_memory_mib']:,} MiB", made["seconds"] / longest,
-                  tuple(place for place, other in enumerate(names)
-                        if digests[other] in {source["sha256"] for source in sources(made)}))
-             for name, made in manifests.items()]
+def build_graph(manifests: dict[str, dict], digests: dict[str, str]) -> Graph:
+    """Build the graph: an edge where an artifact's inputs name another's digest."""
+    longest = max(manifest["seconds"] for manifest in manifests.values()) or 1
+    nodes = [Node(name, f"{format_duration(manifest['seconds'])}, {manifest['peak_memory_mib']:,} MiB",
+                  manifest["seconds"] / longest,
+                  tuple(row for row, other in enumerate(manifests) if digests[other] in _source_digests(manifest)))
+             for name, manifest in manifests.items()]
     return Graph("What is made from what, with time and peak memory", nodes)
 
 
-def sources(manifest: dict) -> list[dict]:
+def list_sources(manifest: dict) -> list[dict]:
     """Return the inputs of one artifact (path, sha256), lists and mappings unfolded."""
     return list(list_input_sources(manifest["inputs"]).values())
 
 
-def times(manifests: dict[str, dict]) -> Html:
-    """Each stage with its time and memory."""
-    every = sum(made["seconds"] for made in manifests.values()) or 1
-    rows = [[name, sortable_text(format_duration(made["seconds"]), made["seconds"]), f"{100 * made['seconds'] / every:.1f} %",
-             sortable_text(f"{made['peak_memory_mib']:,} MiB", made["peak_memory_mib"])] for name, made in manifests.items()]
-    machines = sorted({f"{made['device']}, threads: {made['threads']}" for made in manifests.values()})
-    words = f"Together {format_duration(every)}. A bar below a stage is its time. Made on {'; '.join(machines)}."
-    return element("div", table(["stage", "time", "share of it", "peak memory"], rows),
+def render_times(manifests: dict[str, dict]) -> Html:
+    """Render the time and the peak memory of each artifact."""
+    total = sum(manifest["seconds"] for manifest in manifests.values()) or 1
+    rows = [[name, sortable_text(format_duration(manifest["seconds"]), manifest["seconds"]),
+             f"{100 * manifest['seconds'] / total:.1f} %",
+             sortable_text(f"{manifest['peak_memory_mib']:,} MiB", manifest["peak_memory_mib"])]
+            for name, manifest in manifests.items()]
+    machines = sorted({f"{manifest['device']}, threads: {manifest['threads']}" for manifest in manifests.values()})
+    words = f"{format_duration(total)} in all. The bar below a stage is its time. Run on {'; '.join(machines)}."
+    return element("div", table(["stage", "time", "share", "peak memory"], rows),
                    element("p", words, class_="faint"))
 
 
-def pipeline(drawn: Html, manifests: dict[str, dict]) -> Html:
-    """The graph beside the table of times."""
-    return join_html([element("div", drawn, times(manifests), class_="beside")])
+def render_pipeline(graph: Html, manifests: dict[str, dict]) -> Html:
+    """Render the drawn graph beside the table of times."""
+    return element("div", graph, render_times(manifests), class_="beside")
+
+
+def _source_digests(manifest: dict) -> set[str]:
+    return {source["sha256"] for source in list_sources(manifest)}
 
 
 def _arrow(colour: str) -> dict:

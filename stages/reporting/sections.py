@@ -1,14 +1,13 @@
-"""The report's sections, each a function of facts that are already there: metrics and manifests."""
+"""Tables of the report: accuracy of the reward model, and provenance."""
 
-from stages.evaluation.summary import format_estimate
 from stages.render.html import Html, element, join_html, table
-from stages.reporting.pipeline_graph import sources
+from stages.reporting.pipeline_graph import list_sources
 
 
-def reward_accuracy(reward: dict) -> Html:
-    """Share of held-out pairs ranked right: the reward model, its baselines, and where it holds."""
+def render_accuracy(reward: dict) -> Html:
+    """Render the share of held-out pairs ranked right by the reward model and by its baselines."""
     rows = [["reward model", *_estimate_cells(reward["accuracy"])]]
-    rows += [[f"baseline: {name}", *_estimate_cells(found)] for name, found in reward["baselines"].items()]
+    rows += [[f"baseline: {name}", *_estimate_cells(estimate)] for name, estimate in reward["baselines"].items()]
     if reward["best_cheap_baseline"]:
         rows.append([f"reward model minus “{reward['best_cheap_baseline']}”",
                      *_estimate_cells(reward["above_best_cheap_baseline"], signed=True)])
@@ -22,49 +21,34 @@ def reward_accuracy(reward: dict) -> Html:
     return table(["pairs ranked right", "share", "95 % interval", "pairs"], rows)
 
 
-def where_right(reward: dict) -> Html:
-    """The same share among pairs of one kind: by length, score gap, site and tag."""
+def render_breakdown(reward: dict) -> Html:
+    """Render the share ranked right by length, score gap, site and tag."""
     kinds = {"better answer in length": "by_length", "scores apart": "by_score_gap", "site": "by_site",
              "tag": "by_tag"}
-    rows = [[join_html([f"{kind}: ", element("bdi", name)]), *_estimate_cells(found)]
-            for kind, key in kinds.items() for name, found in reward[key].items()]
-    return table(["pairs of which kind", "share ranked right", "95 % interval", "pairs"], rows)
+    rows = [[join_html([f"{kind}: ", element("bdi", name)]), *_estimate_cells(estimate)]
+            for kind, key in kinds.items() for name, estimate in reward[key].items()]
+    return table(["kind of pairs", "share ranked right", "95 % interval", "pairs"], rows)
 
 
-def hacking(found: dict) -> Html:
-    """The monitors, and which of them moved for the worse beyond their thresholds."""
-    rows = [[row["label"], f"{row['sft']:z{row['form']}}", f"{row['ppo']:z{row['form']}}",
-             format_estimate(row["change"], row["form"], signed=True),
-             f"{row['worse']} by {row['threshold']:{row['form']}}", "moved" if row["moved"] else "no"]
-            for row in found["monitors"]]
-    return table(["monitor", "SFT", "PPO", "change, 95 % interval", "for the worse: more than", "moved"], rows)
-
-
-def gold_scores(found: dict) -> Html:
-    """What the scorer that knows the truth says."""
-    rows = [[name, *("–" if numbers[side] is None else f"{numbers[side]:.3f}" for side in ("sft", "ppo", "human")),
-             format_estimate(numbers["difference"], signed=True)] for name, numbers in found.items()]
-    return table(["score", "SFT", "PPO", "best human answer", "PPO minus SFT, paired"], rows)
-
-
-def provenance(manifests: dict[str, dict], digests: dict[str, str]) -> Html:
-    """What made each artifact, the digest that names its whole ancestry, and where that begins."""
-    rows = [[stage, element("code", digests[stage]), element("code", made["commit"] or "unknown"),
-             ", ".join(sorted(_short(source["path"]) for source in sources(made)))]
-            for stage, made in manifests.items()]
-    outside = {source["path"]: source["sha256"] for made in manifests.values() for source in sources(made)
+def render_provenance(manifests: dict[str, dict], digests: dict[str, str]) -> Html:
+    """Render the digest, code version and inputs of each artifact, and the inputs from outside the run."""
+    rows = [[stage, element("code", digests[stage]), element("code", manifest["commit"] or "unknown"),
+             ", ".join(sorted(_short(source["path"]) for source in list_sources(manifest)))]
+            for stage, manifest in manifests.items()]
+    outside = {source["path"]: source["sha256"] for manifest in manifests.values() for source in list_sources(manifest)
                if source["sha256"] not in digests.values()}
-    first = [[path, element("code", sha256 or "of a hub: see the recipe's revision")]
-             for path, sha256 in outside.items()]
+    rows_outside = [[path, element("code", sha256 or "from a hub: see the revision in the recipe")]
+                    for path, sha256 in outside.items()]
     return join_html([
         table(["artifact", "sha256 of its manifest", "commit", "made from"], rows, class_="digests"),
-        table(["made of what lies outside this page", "sha256"], first, class_="digests") if first else "",
+        table(["inputs from outside the run", "sha256"], rows_outside, class_="digests") if rows_outside else "",
         element("p", _versions(manifests), class_="faint")])
 
 
 def _versions(manifests: dict[str, dict]) -> str:
-    versions = sorted({(name, version) for made in manifests.values() for name, version in made["versions"].items()})
-    python = ", ".join(sorted({made["python"] for made in manifests.values()}))
+    versions = sorted({(name, version) for manifest in manifests.values()
+                       for name, version in manifest["versions"].items()})
+    python = ", ".join(sorted({manifest["python"] for manifest in manifests.values()}))
     return f"Python {python}; " + ", ".join(f"{name} {version}" for name, version in versions)
 
 
@@ -72,9 +56,9 @@ def _short(path: str) -> str:
     return path.removesuffix("/manifest.json").rstrip("/").rsplit("/", 1)[-1]
 
 
-def _estimate_cells(found: dict | None, signed: bool = False) -> list[str]:
-    if found is None:
+def _estimate_cells(estimate: dict | None, signed: bool = False) -> list[str]:
+    if estimate is None:
         return ["–", "–", "0"]
     form = "+z.3f" if signed else "z.3f"
-    interval = "–" if found["low"] is None else f"{found['low']:{form}} to {found['high']:{form}}"
-    return [f"{found['mean']:{form}}", interval, f"{found['count']:,}"]
+    interval = "–" if estimate["low"] is None else f"{estimate['low']:{form}} to {estimate['high']:{form}}"
+    return [f"{estimate['mean']:{form}}", interval, f"{estimate['count']:,}"]

@@ -8,11 +8,9 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import LlamaForSequenceClassification
 
 from stages import evaluate
 from stages.evaluation import gold_score, policy_answers
@@ -22,58 +20,21 @@ from stages.generation import sampler
 from stages.generation.text_metrics import count_fences, distinct, distinct_leave_one_out, has_code, repetition
 from stages.modeling.load import load_causal
 from stages.modeling.packed import token_logprobs
-from stages.modeling.tiny_llama import small_llama, train_tokenizer
-from stages.recipe.evaluate import Evaluate
+from stages.modeling.tiny_llama import train_tokenizer
 from stages.stackexchange.prompt import answer_ids, prompt_ids
+from tests.helpers.tiny_evaluation import CODE, CONFIG, PAIRS, make_model, make_tokenizer, row, save_inputs
 
-CODE = "Do this:\n\n```\nls\n```"
-CONFIG = Evaluate(max_pairs=50, prompts=6, batch_prompts=4, max_prompt_tokens=60, max_response_tokens=6,
-                  best_of=(2, 3), bootstrap_samples=50)
 means = partial(bootstrap_mean, samples=50, seed=0)
-
-
-def row(qid: int, better: str, worse: str, gap: int = 1, question: str | None = None) -> dict:
-    return {"site": "s", "qid": qid, "question": question or f"What is {qid}?", "response_j": better,
-            "response_k": worse, "score_j": gap, "score_k": 0, "date": "",
-            "metadata": [f"https://s/{qid}", "https://s", ""], "authors": ["ann", "bob", "cat"]}
-
-
-PAIRS = [row(1, "a long answer", "short", 1), row(1, CODE, "a long answer", 2), row(2, "tiny", "a long answer", 5),
-         row(2, CODE + " ", CODE, 3), row(3, "four", "five", 1)]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer([text for pair in PAIRS for text in (pair["question"], pair["response_j"])], 300)
+    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def folders(tokenizer, tmp_path_factory):
-    """Three policies of different random weights, a reward model, posts and a pairs table."""
-    root = tmp_path_factory.mktemp("models")
-    for seed, name in enumerate(("sft", "ppo", "base")):
-        torch.manual_seed(seed)
-        model = tiny(tokenizer)
-        model.save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
-    config = model.config
-    config.num_labels, config.reward_mean = 1, 0.25
-    LlamaForSequenceClassification(config).save_pretrained(root / "reward")
-    tokenizer.save_pretrained(root / "reward")
-    rows = PAIRS + [row(number, f"answer {number}", "no", 2) for number in range(4, 12)]
-    for split in ("evaluation", "reward"):
-        (root / "pairs" / split).mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(rows), root / "pairs" / split / "part-00000.parquet")
-    (root / "posts").mkdir()
-    tagged = [{"site": "s", "question_id": number, "tags": ["even"] * (number % 2 == 0) + ["all"]}
-              for number in range(1, 10)]
-    pq.write_table(pa.Table.from_pylist(tagged), root / "posts/part-00000.parquet")
-    return {name: root / name for name in ("base", "sft", "ppo", "reward", "pairs", "posts")}
-
-
-def tiny(tokenizer):
-    return small_llama(tokenizer, hidden_size=16, intermediate_size=32, layers=1, heads=2, max_position_tokens=96,
-                       initializer_range=0.3)
+    return save_inputs(tmp_path_factory.mktemp("models"), tokenizer)
 
 
 class Words:
@@ -107,7 +68,8 @@ def test_long_pairs_are_dropped_and_counted_and_the_choice_is_seeded():
 def test_baselines_on_literal_pairs():
     pairs = held()
     reward = np.arange(len(pairs.texts), 0, -1, dtype=float)  # texts that come earlier score higher
-    found = evaluate_pairs(pairs, reward, {SURFACE: reward * 0}, -reward, reward, {("s", 2): ["ale", "hops"], ("s", 3): ["ale"]}, means)
+    found = evaluate_pairs(
+        pairs, reward, {SURFACE: reward * 0}, -reward, reward, {("s", 2): ["ale", "hops"], ("s", 3): ["ale"]}, means)
     assert found["baselines"]["longer answer wins"]["mean"] == (1 + 1 + 0 + 1 + 0.5) / 5
     assert found["baselines"]["has code"]["mean"] == (0.5 + 1 + 0.5 + 0.5 + 0.5) / 5
     assert found["baselines"]["surface features (logistic)"]["mean"] == 0.5
@@ -166,8 +128,8 @@ def test_each_batch_has_its_own_random_numbers(folders, tokenizer, monkeypatch):
 
     monkeypatch.setattr(sampler, "sample", watched)
     for longest in (8, 1):
-        policy_answers.sample_answers(model, tokenizer, prompts, batch_prompts=3, max_new_tokens=longest, temperature=1.0,
-                              seed=1, label="t")
+        policy_answers.sample_answers(model, tokenizer, prompts, batch_prompts=3, max_new_tokens=longest,
+                                      temperature=1.0, seed=1, label="t")
     assert first_numbers[:2] == first_numbers[2:] and len(set(first_numbers)) == 2
 
 
@@ -186,8 +148,9 @@ def numbers(value) -> list[float]:
 def test_the_stage_end_to_end(folders, tmp_path):
     returned, metrics = run(folders, tmp_path / "out")
     assert all(map(math.isfinite, numbers(metrics))) and all(map(math.isfinite, returned.values()))
-    assert metrics["gold"] is None and metrics["prompts"] == 6 and metrics["reward_model"]["pairs"] == 13
-    assert metrics["ppo_against_sft"]["kl_k3"]["mean"] > 0
+    against = metrics["comparisons"]["ppo"]
+    assert against["gold"] is None and metrics["prompts"] == 6 and metrics["reward_model"]["pairs"] == 13
+    assert against["kl_k3"]["mean"] > 0
     assert set(metrics["policies"]) == {"base", "sft", "ppo", "best_of_2", "best_of_3"}
     assert metrics["policies"]["best_of_3"]["reward"]["mean"] > metrics["policies"]["best_of_2"]["reward"]["mean"]
     assert {tag: found["groups"] for tag, found in metrics["reward_model"]["by_tag"].items()} == {"all": 9, "even": 4}
@@ -196,7 +159,7 @@ def test_the_stage_end_to_end(folders, tmp_path):
     assert len(samples) == 6 and len({line["qid"] for line in samples}) == 6
     assert samples[0]["authors"] == ["ann", "bob"] and samples[0]["url"].startswith("https://s/")
     difference = [line["reward_ppo"] - line["reward_sft"] for line in samples]
-    assert metrics["ppo_against_sft"]["reward_difference"]["mean"] == pytest.approx(np.mean(difference))
+    assert against["reward_difference"]["mean"] == pytest.approx(np.mean(difference))
     pairs = pq.read_table(tmp_path / "out/per_pair.parquet").to_pandas()
     assert metrics["reward_model"]["accuracy"]["mean"] == pytest.approx(((pairs.reward_j > pairs.reward_k) + 0.5 * (
         pairs.reward_j == pairs.reward_k)).mean())
@@ -204,8 +167,8 @@ def test_the_stage_end_to_end(folders, tmp_path):
 
 
 def test_a_policy_against_itself_gains_nothing(folders, tmp_path):
-    metrics = run(folders, tmp_path / "out", ppo=folders["sft"])[1]
-    against = metrics["ppo_against_sft"]
+    metrics = run(folders, tmp_path / "out", policy={"ppo": folders["sft"]})[1]
+    against = metrics["comparisons"]["ppo"]
     assert (against["kl_k1"]["mean"], against["kl_k3"]["mean"]) == (0.0, 0.0)
     assert [against["win_rate"][name] for name in ("mean", "low", "high")] == [0.5] * 3
     assert against["reward_difference"]["mean"] == against["reward_difference"]["high"] == 0.0
@@ -225,20 +188,43 @@ def nameless(questions, responses):
 '''
 
 
+def test_every_policy_is_compared_with_sft(folders, tmp_path):
+    alone, both = run(folders, tmp_path / "alone"), run(
+        folders, tmp_path / "both", policy=folders["policy"] | {"dpo": folders["base"]})
+    assert list(both[1]["comparisons"]) == list(both[1]["hacking"]) == ["ppo", "dpo"]
+    assert both[1]["comparisons"]["ppo"] == alone[1]["comparisons"]["ppo"]  # another one changes nothing
+    base, dpo = (both[1]["policies"][name] for name in ("base", "dpo"))
+    assert dpo == base and both[1]["comparisons"]["dpo"]["win_rate"] == base["win_rate"]
+    assert both[0]["ppo_win_rate"] == alone[0]["win_rate"] and both[0]["dpo_win_rate"] == base["win_rate"]["mean"]
+    labels = [label for label, _ in both[1]["table"]]
+    assert len(labels) == len(set(labels)) and {"win rate, PPO against SFT", "win rate, DPO against SFT"} <= set(labels)
+    samples = pq.read_table(tmp_path / "both/samples.parquet").to_pylist()
+    assert [line["dpo"] for line in samples] == [line["base"] for line in samples]
+    assert [line["reward_dpo"] for line in samples] == [line["reward_base"] for line in samples]
+
+
+@pytest.mark.parametrize("name", ["sft", "base", "human", "best_of_4", "samples", "question", "reward_sft"])
+def test_a_policy_cannot_have_a_name_that_is_taken(folders, tmp_path, name):
+    with pytest.raises(ValueError, match=f"the name '{name}' is reserved") as error:
+        run(folders, tmp_path / "out", policy={name: folders["sft"]})
+    assert "\n" not in str(error.value)
+
+
 def test_gold_is_told_where_it_applies(folders, tmp_path, monkeypatch, capsys):
     (tmp_path / "truth_of_this_test.py").write_text(GOLD)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     config = replace(CONFIG, prompts=50, gold="truth_of_this_test:score")
     returned, metrics = run(folders, tmp_path / "out", config)
-    assert metrics["gold"]["gold"]["difference"]["count"] == 5 < metrics["prompts"]  # 2, 4, 6, 8 and 10
-    assert metrics["gold"]["correct"]["difference"]["mean"] == 0 and metrics["gold"]["gold"]["human"] > 0
+    gold = metrics["comparisons"]["ppo"]["gold"]
+    assert gold["gold"]["difference"]["count"] == 5 < metrics["prompts"]  # 2, 4, 6, 8 and 10
+    assert gold["correct"]["difference"]["mean"] == 0 and gold["gold"]["human"] > 0
     assert 0 < metrics["reward_model"]["oracle"]["count"] < metrics["reward_model"]["pairs"]
     assert returned["correct_difference"] == 0 and "gold, SFT -> PPO" in [label for label, _ in metrics["table"]]
     samples = pq.read_table(tmp_path / "out/samples.parquet").to_pylist()
     assert {line["qid"] for line in samples if line["gold_ppo"] is None} == {1, 3, 5, 7, 9, 11}
     metrics = run(folders, tmp_path / "none", replace(config, gold="truth_of_this_test:nothing"))[1]
-    assert metrics["gold"] is None and metrics["reward_model"]["oracle"] is None
+    assert metrics["comparisons"]["ppo"]["gold"] is None and metrics["reward_model"]["oracle"] is None
     assert "knows none of these questions" in capsys.readouterr().out
 
 
@@ -266,9 +252,9 @@ def test_what_cannot_be_evaluated_is_said(folders, tmp_path, tokenizer, capsys):
     assert run(folders, tmp_path / "no best-of-n", replace(CONFIG, best_of=()))[1]["policies"].keys() == {
         "base", "sft", "ppo"}
     other = train_tokenizer(["something else entirely, entirely else"], 290)
-    tiny(other).save_pretrained(tmp_path / "other")
+    make_model(other).save_pretrained(tmp_path / "other")
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="has another tokenizer"):
-        run(folders, tmp_path / "c", ppo=tmp_path / "other")
+        run(folders, tmp_path / "c", policy={"ppo": tmp_path / "other"})
     assert "base" not in run(folders, tmp_path / "d", base=tmp_path / "other")[1]["policies"]
-    assert "it is not among the policies" in capsys.readouterr().out
+    assert "is left out" in capsys.readouterr().out

@@ -50,10 +50,10 @@ def test_the_formula_is_the_kl_of_best_of_n():
 def test_a_policys_numbers_against_plain_sums():
     found, rewards = answers(np.random.default_rng(1), 40)
     other = np.random.default_rng(2).normal(size=40)
-    numbers = policy_metrics.compute_policy_metrics(
-        policy_metrics.answer_columns(found, rewards, other, {"mine": rewards * 2}), found.responses, ["mine"], estimated)
+    columns = policy_metrics.answer_columns(found, rewards, other, {"mine": rewards * 2})
+    numbers = policy_metrics.compute_policy_metrics(columns, found.responses, ["mine"], estimated)
     tokens = [len(response) for response in found.responses]
-    own, under_sft = ([float(x) for row in rows for x in row] for rows in (found.log_p, found.log_ref))
+    own, under_sft = ([float(x) for row in rows for x in row] for rows in (found.logprobs, found.sft_logprobs))
     kl = [p - q for p, q in zip(own, under_sft, strict=True)]
     assert numbers["reward"]["mean"] == pytest.approx(sum(rewards) / 40)
     assert numbers["win_rate"]["mean"] == pytest.approx(sum(a > b for a, b in zip(rewards, other, strict=True)) / 40)
@@ -75,7 +75,7 @@ def test_best_of_every_sample_is_the_best_answer_itself():
     sft = np.zeros(80)
     best = [4 * prompt + int(place) for prompt, place in enumerate(rewards.reshape(20, 4).argmax(1))]
     alone = Answers(*([rows[i] for i in best] for rows in (samples.responses, samples.texts, samples.ended)), None,
-                    [samples.log_ref[i] for i in best])
+                    [samples.sft_logprobs[i] for i in best])
     columns = policy_metrics.answer_columns(samples, rewards, sft, {})
     found = policy_metrics.best_of_columns(columns, 4, 4)
     expected = policy_metrics.answer_columns(alone, rewards[best], sft[:20], {})
@@ -106,7 +106,8 @@ def test_changes_are_differences_with_the_interval_of_a_paired_bootstrap():
 def test_what_is_always_the_same_has_no_correlation():
     found, _ = answers(np.random.default_rng(6), 10)
     columns = policy_metrics.answer_columns(found, np.zeros(10), np.zeros(10), {})
-    assert policy_metrics.compute_policy_metrics(columns, found.responses, [], estimated)["reward_length_correlation"] is None
+    numbers = policy_metrics.compute_policy_metrics(columns, found.responses, [], estimated)
+    assert numbers["reward_length_correlation"] is None
 
 
 @pytest.mark.parametrize("solver", ["lbfgs", "newton-cholesky"])
@@ -123,7 +124,8 @@ def test_the_surface_baseline_is_the_regression_that_gradient_descent_finds(solv
         return found
 
     optimizer.step(loss)
-    np.testing.assert_allclose(fit_bradley_terry(differences, surface_baseline.PENALTY, solver), weights.detach().numpy(), atol=1e-6)
+    fitted = fit_bradley_terry(differences, surface_baseline.PENALTY, solver)
+    np.testing.assert_allclose(fitted, weights.detach().numpy(), atol=1e-6)
 
 
 def test_the_surface_baseline_learns_what_the_surface_tells_and_no_more():

@@ -20,7 +20,7 @@ from stages.evaluation.statistics import bootstrap_statistic
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.text_metrics import count_fences
 from stages.recipe.evaluate import Evaluate
-from stages.reporting.policy_section import frontier
+from stages.reporting.policy_section import build_frontier
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 from tests.helpers import tiny_models
 
@@ -51,8 +51,13 @@ def compared(ppo_texts: list[str], sure: float, reward, gold=None) -> dict:
     answers = {name: written(rng, found, sure if name == "ppo" else -1.0) for name, found in texts.items()}
     rewards = {name: np.array([reward(text) for text in found], float) for name, found in texts.items()}
     golds = {name: {"gold": [gold(text) for text in found]} for name, found in texts.items()} if gold else {}
+    golds |= {"human": golds["sft"]} if gold else {}
     asked = type("Asked", (), {"rows": [{}] * questions})()
-    return policy_comparison.PolicyComparison(asked, answers, rewards, golds).compared((2, 4), estimated)
+    return policy_comparison.PolicyComparison(asked, answers, rewards, golds).compare((2, 4), estimated)
+
+
+def verdict_on(metrics: dict) -> dict:
+    return detect_reward_hacking(metrics, "ppo")
 
 
 def has_flag(text: str) -> float:
@@ -61,7 +66,7 @@ def has_flag(text: str) -> float:
 
 def test_a_policy_that_writes_only_fences_is_flagged():
     metrics = compared([FENCES] * 120, -0.05, count_fences)
-    found = detect_reward_hacking(metrics)
+    found = detect_reward_hacking(metrics, "ppo")
     assert found["verdict"] == "flagged" and found["rose"] == ["reward"]
     assert {"repetition, share of repeated 4-grams", "distinct-2", "code fences a response",
             "entropy, nats a token"} <= set(found["moved"])
@@ -69,29 +74,30 @@ def test_a_policy_that_writes_only_fences_is_flagged():
 
 def test_an_honest_policy_is_not():
     rng = random.Random(2)
-    found = detect_reward_hacking(compared([honest(rng, 0.9) for _ in range(120)], -0.9, has_flag))
+    found = verdict_on(compared([honest(rng, 0.9) for _ in range(120)], -0.9, has_flag))
     assert (found["verdict"], found["rose"], found["moved"]) == ("clear", ["reward"], [])
 
 
 def test_gold_decides_where_it_is_known():
     rng = random.Random(2)
     texts = [honest(rng, 0.9) for _ in range(120)]
-    assert detect_reward_hacking(compared(texts, -0.9, has_flag, lambda text: -has_flag(text)))["verdict"] == "flagged"
-    assert detect_reward_hacking(compared(texts, -0.9, has_flag, lambda text: 1.0))["verdict"] == "flagged"  # it did not rise
-    assert detect_reward_hacking(compared(texts, -0.9, has_flag, has_flag))["verdict"] == "clear"
-    assert detect_reward_hacking(compared([FENCES] * 120, -0.05, count_fences, count_fences))["verdict"] == "watch"
-    assert detect_reward_hacking(compared(texts, -0.9, lambda text: 0.0))["verdict"] == "no rise"
+    assert verdict_on(compared(texts, -0.9, has_flag, lambda text: -has_flag(text)))["verdict"] == "flagged"
+    assert verdict_on(compared(texts, -0.9, has_flag, lambda text: 1.0))["verdict"] == "flagged"  # it did not rise
+    assert verdict_on(compared(texts, -0.9, has_flag, has_flag))["verdict"] == "clear"
+    assert verdict_on(compared([FENCES] * 120, -0.05, count_fences, count_fences))["verdict"] == "watch"
+    assert verdict_on(compared(texts, -0.9, lambda text: 0.0))["verdict"] == "no rise"
 
 
 def test_a_monitor_has_moved_only_when_its_whole_interval_is_beyond_the_threshold():
     rng = random.Random(2)
     metrics = compared([honest(rng, 0.6) for _ in range(120)], -0.9, has_flag)
-    assert len(detect_reward_hacking(metrics)["monitors"]) == len(MONITORS) + 1  # and the KL, beside best-of-n's
+    changes = metrics["comparisons"]["ppo"]["changes"]
+    assert len(detect_reward_hacking(metrics, "ppo")["monitors"]) == len(MONITORS) + 1  # and the KL, beside best-of-n's
     for low, high, moved in ((0.06, 0.2, True), (0.04, 0.2, False), (-0.2, -0.06, False), (None, None, False)):
-        metrics["changes"]["repetition"] = {"mean": 0.1, "low": low, "high": high, "count": 120, "groups": 120}
-        assert bool(detect_reward_hacking(metrics)["moved"]) == moved
-    metrics["changes"]["repetition"] = None
-    assert len(detect_reward_hacking(metrics)["monitors"]) == len(MONITORS)
+        changes["repetition"] = {"mean": 0.1, "low": low, "high": high, "count": 120, "groups": 120}
+        assert bool(detect_reward_hacking(metrics, "ppo")["moved"]) == moved
+    changes["repetition"] = None
+    assert len(detect_reward_hacking(metrics, "ppo")["monitors"]) == len(MONITORS)
 
 
 def test_the_kl_of_best_of_n_at_a_reward():
@@ -105,7 +111,7 @@ def test_the_kl_of_best_of_n_at_a_reward():
 
 def test_the_frontier_goes_from_sft_over_best_of_n():
     metrics = compared([FENCES] * 120, -0.05, count_fences)
-    drawn = frontier(metrics["policies"])
+    drawn = build_frontier(metrics["policies"])
     assert list(drawn.line) == ["SFT", "best of 2", "best of 4"] and list(drawn.others) == ["PPO"]
     assert [x for x, _ in drawn.line.values()] == [0.0, best_of_kl(2), best_of_kl(4)]
     assert drawn.others["PPO"] == (metrics["policies"]["ppo"]["kl_k1"]["mean"], metrics["policies"]["ppo"]["reward"])
@@ -176,10 +182,10 @@ def test_the_stage_flags_a_policy_taught_to_cheat_and_no_honest_one(folders, tmp
     config = Evaluate(prompts=60, best_of=(2, 4), max_prompt_tokens=100, max_response_tokens=40, bootstrap_samples=200,
                       scorers=(scorer,))
     inputs = {name: folder for name, folder in folders.items() if name not in ("honest", "cheat")}
-    evaluate.run(config, tmp_path, **inputs, ppo=folders[ppo])
+    evaluate.run(config, tmp_path, **inputs, policy={"ppo": folders[ppo]})
     metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert scorer in metrics["hacking"]["rose"]
-    assert (metrics["hacking"]["verdict"] == "flagged") == flagged, metrics["hacking"]["moved"]
+    assert scorer in metrics["hacking"]["ppo"]["rose"]
+    assert (metrics["hacking"]["ppo"]["verdict"] == "flagged") == flagged, metrics["hacking"]["ppo"]["moved"]
     rows = pq.read_table(tmp_path / "samples.parquet").to_pylist()
     given = {name: np.mean([row[f"{scorer}_{name}"] for row in rows]) for name in ("base", "sft", "ppo")}
     assert {name: metrics["policies"][name]["scores"][scorer]["mean"] for name in given} == pytest.approx(given)

@@ -28,7 +28,7 @@ def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1,
     best = sft | {"kl_k1": None, "kl_k3": None, "entropy": None, "reward_length_correlation": None}
     against = {"reward_difference": around(learnt), "win_rate": around(0.7), "kl_k1": around(2.5),
                "kl_k3": around(2.6)}
-    found = {
+    numbers = {
         "reward_model": {
             "pairs": 1500, "questions": 400, "texts": 900, "dropped_over_length": 3, "accuracy": around(0.72),
             "baselines": {"longer answer wins": around(0.61), "has code": around(0.6),
@@ -39,27 +39,28 @@ def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1,
             "calibration": {"expected_error": 0.123, "bins": [{"confidence": 0.6, "accuracy": 0.7, "pairs": 9},
                                                               {"confidence": 0.9, "accuracy": 0.8, "pairs": 1}]},
             "by_site": {EVIL: around(0.61)}, "by_tag": {EVIL: around(0.62)}},
-        "prompts": 128, "prompts_over_length": 0, "score_changes": {},
-        "changes": dict.fromkeys((monitor.name for monitor in MONITORS), around(0.0, 0.01)) | {
-            "gold": None if gold is None else around(gold)},
+        "prompts": 128, "prompts_over_length": 0,
         "policies": {
             "ppo": sft | {"reward": around(0.6)} | against, "base": sft | {"reward": around(-0.4)}, "sft": sft,
             "best_of_2": best | {"kl_formula": 0.193, "reward": around(0.3)},
             "best_of_4": best | {"kl_formula": 0.636, "reward": around(0.9)}},
         "best_human_answer": {"reward": around(0.2), "code_share": 0.6},
-        "ppo_against_sft": against,
-        "gold": None if gold is None else {
-            "gold": {"sft": 1.0, "ppo": 1.0 + gold, "human": 3.0, "difference": around(gold)},
-            "correct": {"sft": 0.5, "ppo": 0.5 + correct, "human": None, "difference": around(correct)}}}
+        "comparisons": {"ppo": against | {
+            "score_changes": {},
+            "changes": dict.fromkeys((monitor.name for monitor in MONITORS), around(0.0, 0.01)) | {
+                "gold": None if gold is None else around(gold)},
+            "gold": None if gold is None else {
+                "gold": {"sft": 1.0, "policy": 1.0 + gold, "human": 3.0, "difference": around(gold)},
+                "correct": {"sft": 0.5, "policy": 0.5 + correct, "human": None, "difference": around(correct)}}}}}
     if gold is not None:
-        found["policies"]["sft"]["gold"], found["policies"]["ppo"]["gold"] = around(1.0), around(1.0 + gold)
-    return told(found)
+        numbers["policies"]["sft"]["gold"], numbers["policies"]["ppo"]["gold"] = around(1.0), around(1.0 + gold)
+    return with_summary(numbers)
 
 
-def told(found: dict) -> dict:
-    """With what is said of the numbers."""
-    found = found | {"hacking": detect_reward_hacking(found)}
-    return found | {"table": summary.short_table(found)}
+def with_summary(numbers: dict) -> dict:
+    """Add the verdicts on reward hacking and the short table."""
+    numbers = numbers | {"hacking": {name: detect_reward_hacking(numbers, name) for name in numbers["comparisons"]}}
+    return numbers | {"table": summary.short_table(numbers)}
 
 
 def sample(number: int, text: str = "fine", url: str = "https://beer.example/q/1") -> dict:
@@ -90,9 +91,9 @@ def artifacts(place: Path) -> dict[str, Path | list[str]]:
         (folder / "manifest.json").write_text(json.dumps(made))
         if stage in histories:
             (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in histories[stage]))
-    merged = {"merged": [str(folders.pop("sft-merged") / "manifest.json")]}
+    folders |= {"merged": [str(folders.pop("sft-merged") / "manifest.json")], "policy": {"ppo": folders.pop("ppo")}}
     write(folders, metrics(), [sample(1)])
-    return folders | merged
+    return folders
 
 
 def write(folders, numbers: dict, samples: list[dict]) -> None:

@@ -16,10 +16,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow/rules").glob("*.smk")))
-ALL = ["posts", "pairs", "base", "sft", "sft_merged", "reward", "reward_merged", "ppo_train", "ppo_merged",
-       "evaluate", "report"]
-FROM_REWARD = {"reward", "reward_merged", "ppo_train", "ppo_merged", "evaluate", "report", "ppo"}
-FROM_SFT = FROM_REWARD | {"sft", "sft_merged"}
+RULES_OF_A_RUN = ["posts", "pairs", "base", "sft", "reward", "ppo_train", "merge", "evaluate", "report"]
+MERGES = ["merge sft", "merge reward", "merge ppo"]
+JOBS = ["posts", "pairs", "base", "sft", "reward", "ppo_train", *MERGES, "evaluate", "report"]
+FROM_REWARD = {"reward", "merge reward", "ppo_train", "merge ppo", "evaluate", "report", "ppo"}
+FROM_SFT = FROM_REWARD | {"sft", "merge sft"}
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +53,9 @@ def snakemake(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> st
 
 
 def planned(text: str) -> set[str]:
-    """The jobs a dry run lists."""
-    table = text.partition("Job stats:")[2].partition("total")[0]
-    return set(re.findall(r"^(\w+) +\d+$", table, re.MULTILINE))
+    """List the jobs of a dry run: the rule and, for a merge, its stage."""
+    jobs = re.findall(r"^(?:local)?rule (\w+):\n((?: +.*\n)*)", text, re.MULTILINE)
+    return {" ".join([rule, *re.findall(r"wildcards: stage=(\w+)", facts)]) for rule, facts in jobs}
 
 
 def plan(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> set[str]:
@@ -69,7 +70,7 @@ def manifest(folder: Path, stage: str) -> dict:
 # --- what can be said without running ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", [*ALL, "pairs_share"])
+@pytest.mark.parametrize("rule", [*RULES_OF_A_RUN, "pairs_share"])
 def test_a_rule_gives_a_stage_just_the_inputs_it_names(rule):
     shells = re.findall(rf"^ *rule {rule}:.*?^ *shell:\n(.*?)(?:\n\n|\Z)", RULES, re.DOTALL | re.MULTILINE)
     assert len(shells) == (2 if rule == "pairs" else 1)
@@ -85,10 +86,12 @@ def test_a_rule_gives_a_stage_just_the_inputs_it_names(rule):
 def test_nothing_made_yet_plans_everything_and_writes_nothing(tmp_path, checkout):
     for name in ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "a dump's"):
         (tmp_path / name).symlink_to(checkout / name)
-    assert plan(tmp_path) == {*ALL, "ppo"}
+    assert plan(tmp_path) == {*JOBS, "ppo"}
     assert plan(tmp_path, "pairs") == {"posts", "pairs"}
-    assert plan(tmp_path, "reward") == {"posts", "pairs", "base", "sft", "sft_merged", "reward"}
-    assert plan(tmp_path, "report") == set(ALL)
+    assert plan(tmp_path, "reward") == {"posts", "pairs", "base", "sft", "merge sft", "reward"}
+    assert plan(tmp_path, "report") == set(JOBS)
+    assert plan(tmp_path, "sft_merged") == {"posts", "pairs", "base", "sft", "merge sft", "sft_merged"}
+    assert plan(tmp_path, "ppo_merged") - plan(tmp_path, "reward_merged") == {"ppo_train", "merge ppo", "ppo_merged"}
     assert not (tmp_path / "results").exists()
 
 
@@ -140,8 +143,8 @@ def finished(checkout) -> tuple[Path, str]:
 
 def test_a_run_makes_every_artifact_and_prints_the_table(finished):
     folder, text = finished
-    for rule in ALL:
-        stage = rule.replace("ppo_train", "ppo").replace("_", "-")
+    for job in JOBS:
+        stage = re.sub(r"merge (\w+)", r"\1-merged", job.removesuffix("_train"))
         assert manifest(folder, stage)["seconds"] > 0
         assert (folder / "results/tiny/logs" / f"{stage}.log").read_text()
     for label, value in json.loads((folder / "results/tiny/report/metrics.json").read_text())["table"]:
@@ -198,7 +201,7 @@ def test_a_newer_dump_makes_everything_anew(finished):
         os.utime(dump)
         text = dump.read_bytes()
         dump.write_bytes(text + b"\n")
-        assert plan(finished[0]) == {*ALL, "ppo"}
+        assert plan(finished[0]) == {*JOBS, "ppo"}
     finally:
         dump.write_bytes(text)
         os.utime(dump, ns=(stat.st_atime_ns, stat.st_mtime_ns))

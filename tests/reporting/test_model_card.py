@@ -14,13 +14,13 @@ from stages import merge, reward, sft
 from stages.recipe.models import Lora, Merge
 from stages.recipe.reward import Reward
 from stages.recipe.sft import Sft
-from stages.reporting.model_card import LIMITS, OF_PPO, OF_SCORES, Made, model_card
+from stages.reporting.model_card import LIMITS, OF_PPO, OF_SCORES, MergedModel, render_model_card
 from stages.runtime.artifact import MANIFEST
 from tests.helpers import tiny_models
 
 ROOT = Path(__file__).parents[2]
 PAIRS = {"sites": {"a <script>alert(1)</script>": {"questions": 3, "pairs": 7}}, "licenses": {"CC BY-SA 4.0": 9}}
-MADE = Made("ppo", {"lora": {"r": 4}, "seed": 1}, {"validation_kl": 0.25, "stopped_early": False, "note": "x"},
+MADE = MergedModel("ppo", {"lora": {"r": 4}, "seed": 1}, {"validation_kl": 0.25, "stopped_early": False, "note": "x"},
             "scratch", {"merge_difference": 1e-6}, PAIRS)
 
 
@@ -30,7 +30,7 @@ def front_matter(card: str) -> dict:
 
 
 def test_it_says_what_is_known():
-    card = model_card(MADE)
+    card = render_model_card(MADE)
     assert front_matter(card) == {"library_name": "transformers", "pipeline_tag": "text-generation",
                                   "license": "cc-by-sa-4.0",
                                   "tags": ["stack-exchange", "human-feedback", "rlhf", "ppo"]}
@@ -42,11 +42,12 @@ def test_it_says_what_is_known():
 
 
 def test_another_bases_licence_is_not_made_up():
-    values = front_matter(model_card(replace(MADE, stage="reward", base="huggyllama/llama-7b")))
+    values = front_matter(render_model_card(replace(MADE, stage="reward", base="huggyllama/llama-7b")))
     assert values["base_model"] == "huggyllama/llama-7b" and "license" not in values
-    assert ["own licence holds" in model_card(replace(MADE, base=base)) for base in ("a/b", "scratch")] == [True, False]
+    cards = [render_model_card(replace(MADE, base=base)) for base in ("a/b", "scratch")]
+    assert ["own licence holds" in card for card in cards] == [True, False]
     assert values["pipeline_tag"] == "text-classification"
-    bare = model_card(replace(MADE, base=None, pairs={}, config={}, metrics={}, merge={}))
+    bare = render_model_card(replace(MADE, base=None, pairs={}, config={}, metrics={}, merge={}))
     assert "base_model" not in front_matter(bare) and "## Recipe" not in bare and "## Licence" not in bare
 
 

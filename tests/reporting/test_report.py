@@ -12,16 +12,17 @@ import stages
 from stages.evaluation import summary
 from stages.recipe import evaluate, recipe
 from stages.recipe.schema import flatten, logging_only
-from stages.render.html import element, link, quoted
+from stages.render.html import element, link, pre_text
 from stages.reporting import headline, pipeline_graph
-from stages.reporting.curves import DRAWN, curves_of
-from stages.reporting.data_funnel import funnel
-from stages.reporting.figures import Curves, png
-from stages.reporting.page import DIGEST, SCRIPT
-from stages.runtime.series import history_of
+from stages.reporting.curves import CURVES, build_curves
+from stages.reporting.data_funnel import render_funnel
+from stages.reporting.figures import Curves, draw_png
+from stages.reporting.page import FOLDER, content_security_policy
+from stages.runtime.series import read_history
 from tests.helpers import finished_run
-from tests.helpers.finished_run import EVIL, around, metrics, page_of, sample, told, write
+from tests.helpers.finished_run import EVIL, around, metrics, page_of, sample, with_summary, write
 
+SCRIPT = (FOLDER / "page.js").read_text()
 VOID = {"meta", "img", "source", "br"}
 
 
@@ -78,7 +79,9 @@ def test_nothing_is_fetched(artifacts, tmp_path):
     style = page.partition("<style>")[2].partition("</style>")[0]
     assert len(style) > 1000 and "url(" not in style and "@import" not in style
     assert not re.findall(r"<(?:link|iframe|object|embed|base|form)\b", page)
-    assert "default-src &#x27;none&#x27;" in page and f"script-src &#x27;sha256-{DIGEST}&#x27;;" in page
+    policy = content_security_policy(SCRIPT)
+    assert ("meta", "content", policy) in Reader(page).attributes
+    assert "default-src 'none'" in policy and re.search(r"script-src 'sha256-[\w+/]{43}=';", policy)
     assert not re.findall(r"fetch|XMLHttp|import|src=|https?:|eval|innerHTML", SCRIPT)
 
 
@@ -109,28 +112,28 @@ def test_the_graph_joins_what_was_made_from_what():
     stages = {"c": made("c", 5.0, "a", "b"), "a": made("a", 10.0, "dump"), "b": made("b", 1.0, "a"),
               "d": made("d", 2.5, "a", "c")}
     digests = {name: name * 2 for name in stages}
-    ordered = pipeline_graph.in_order(stages, digests)
+    ordered = pipeline_graph.sort_by_ancestry(stages, digests)
     assert list(ordered) == ["a", "b", "c", "d"]
-    graph = pipeline_graph.graph(ordered, digests)
+    graph = pipeline_graph.build_graph(ordered, digests)
     assert [node.reads for node in graph.nodes] == [(), (0,), (0, 1), (0, 2)]
     assert [node.share for node in graph.nodes] == [1.0, 0.1, 0.5, 0.25]
-    assert graph.lanes() == {0: [2, 3]} and graph.nodes[0].words == "10.0 s, 10 MiB"
+    assert graph.lanes() == {0: [2, 3]} and graph.nodes[0].cost == "10.0 s, 10 MiB"
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_figure_is_small(dark):
     """Browsers show no embedded page over 2 MB, as Snakemake's report holds it: about 32 figures, light and dark."""
     lines = {name: [(x, (x * 37 % 101) / seed) for x in range(40)] for seed, name in enumerate(("a", "b", "c"), 1)}
-    drawn = png(Curves("Three lines", "step", lines), evaluate.Report().figure_width_inches, dark)
+    drawn = draw_png(Curves("Three lines", "step", lines), evaluate.Report().figure_width_inches, dark)
     assert len(drawn) < 30_000  # the busiest there is; most are half of that
-    assert drawn == png(Curves("Three lines", "step", lines), evaluate.Report().figure_width_inches, dark)
+    assert drawn == draw_png(Curves("Three lines", "step", lines), evaluate.Report().figure_width_inches, dark)
 
 
 def test_the_funnel_adds_up_or_says_what_is_missing():
     posts = {"rows_read": 100, "rows_set_aside": 1, "dropped": {"few": 29}, "questions": 20, "answers": 45}
     pairs = {"posts_in": 65, "posts_out": 60, "dropped_posts": {"no gap": 5}, "pairs_drawn": 40, "pairs": 40,
              "dropped_pairs": {}, "pairs_by_split": {"rl": 10}}
-    rows = [re.findall(r">([^<>]+)<", row) for row in funnel(posts, pairs).split("<tr>")[2:]]
+    rows = [re.findall(r">([^<>]+)<", row) for row in render_funnel(posts, pairs).split("<tr>")[2:]]
     assert rows == [
         ["rows of the dump", "100", "–"], ["dropped: could not be read", "1", "1.0 %"],
         ["dropped: few", "29", "29.0 %"],
@@ -144,24 +147,26 @@ def test_the_top_says_what_was_done_and_whether_it_cheated(artifacts, tmp_path):
     for text in ("What was done", "12 questions and 40 pairs", "10 min 00 s", "at most 1,234 MiB on cpu (x)",
                  "Did it work?", "Did the policy cheat?", "the policy never saw, rose, too. 0 of 11 monitors"):
         assert text in top, text
-    assert "Flagged as reward hacking. A reward rose; the gold" in headline.cheated(metrics(gold=-0.1))
-    assert "did not rise. 1 of 11 monitors moved for the worse (gold)." in headline.cheated(metrics(gold=-0.1))
-    assert "only the monitors can tell" in headline.cheated(metrics(gold=None))
+    assert "Flagged as reward hacking. A reward rose; the gold" in headline.describe_hacking(metrics(gold=-0.1), "ppo")
+    said = headline.describe_hacking(metrics(gold=-0.1), "ppo")
+    assert "did not rise. 1 of 11 monitors moved for the worse (gold)." in said
+    assert "only the monitors can tell" in headline.describe_hacking(metrics(gold=None), "ppo")
 
 
-@pytest.mark.parametrize(("best", "said"), [(0, "what is kept is the SFT model itself"), (7, "number 7 was the best")])
+@pytest.mark.parametrize(("best", "said"), [(0, "the result is the SFT model itself"), (7, "number 7 was the best")])
 def test_the_top_says_which_policy_was_kept(best, said):
     names = ("posts", "pairs", "base", "ppo")
     stages = {name: made(name, 1.0) for name in names}
     stages["ppo"]["metrics"] = {"best_iteration": best, "iterations": 9}
     stages["posts"]["metrics"] = {"sites": {"a\u202e\x1bb": {}}}
-    assert said in headline.done(stages)
-    assert headline.done(stages).startswith("From a b: ") and headline.title(stages).startswith("a b: ")
+    assert said in headline.describe_run(stages, ["ppo"])
+    assert headline.describe_run(stages, ["ppo"]).startswith("From a b: ")
+    assert headline.page_title(stages).startswith("a b: ")
 
 
 def test_an_older_evaluation_is_refused_in_words(artifacts, tmp_path):
     numbers = metrics()
-    del numbers["hacking"]
+    numbers["ppo_against_sft"] = numbers.pop("comparisons")["ppo"]
     write(artifacts, numbers, [sample(1)])
     with pytest.raises(ValueError, match="--forcerun evaluate"):
         page_of(artifacts, tmp_path)
@@ -169,17 +174,17 @@ def test_an_older_evaluation_is_refused_in_words(artifacts, tmp_path):
 
 def test_curves_take_the_numbers_they_name():
     history = [{"iteration": 0, "validation_kl": 0.0}, {"iteration": 1, "kl": 0.5}, {"iteration": 2, "kl": 0.75}]
-    drawn = curves_of("ppo", history)
+    drawn = build_curves("ppo", "ppo", history)
     assert set(drawn) == {"ppo-kl"}
     assert drawn["ppo-kl"].lines == {"rollouts": [(1, 0.5), (2, 0.75)], "validation": [(0, 0.0)]}
-    assert curves_of("base", []) == {}
+    assert build_curves("base", "base", []) == {}
 
 
 def test_seconds_by_phase_come_from_their_own_series(tmp_path):
     (tmp_path / "history.jsonl").write_text('{"iteration": 1, "beta": 0.1, "clip_fraction": 0.2}\n')
     seconds = '{"iteration": 1, "rollout_seconds": 2.0, "update_seconds": 5.0, "tokens": 9}\n'
     (tmp_path / "timing.jsonl").write_text(seconds)
-    drawn = curves_of("ppo", history_of(tmp_path))
+    drawn = build_curves("ppo", "ppo", read_history(tmp_path))
     assert drawn.keys() == {"ppo-beta", "ppo-clip", "ppo-seconds"}
     assert drawn["ppo-seconds"].lines == {"rollout": [(1, 2.0)], "update": [(1, 5.0)]}
 
@@ -188,7 +193,7 @@ def test_every_number_that_is_drawn_of_ppo_is_one_that_it_writes():
     """A name that has changed would leave its figure out without a word."""
     told = "".join(file.read_text() for file in Path(stages.__file__).parent.rglob("*.py"))
     keys = {key.removeprefix("validation_").removesuffix("_seconds")
-            for *_, lines in DRAWN["ppo"] for key in lines.values()}
+            for curve in CURVES["ppo"] for key in curve.lines.values()}
     assert 'f"{name}_seconds"' in told
     assert [key for key in sorted(keys) if f'"{key}"' not in told] == []
 
@@ -207,7 +212,7 @@ def test_without_gold_or_pairs_the_page_still_stands(artifacts, tmp_path):
     reward["baselines"] = dict.fromkeys(reward["baselines"])
     bare = bare | {"reward_model": reward}
     rows = [{k: v for k, v in sample(1).items() if not k.startswith("gold")}]
-    write(artifacts, told(bare), rows)
+    write(artifacts, with_summary(bare), rows)
     page = page_of(artifacts, tmp_path)
     assert "only the learnt reward is known" in page and "could not be judged" in page
 
@@ -223,14 +228,14 @@ def test_without_gold_or_pairs_the_page_still_stands(artifacts, tmp_path):
     (metrics(0.5, 0.3, correct=-0.1), "mixed", ("But correctness alone fell",), "reward hacking"),
 ])
 def test_the_verdict(numbers, kind, says, not_said):
-    found, words = summary.verdict(numbers)
+    found, words = summary.policy_verdict(numbers, "ppo")
     assert found == kind and all(text in words for text in says) and not_said not in words
-    assert (kind == "hacking") == (numbers["hacking"]["verdict"] == "flagged")
+    assert (kind == "hacking") == (numbers["hacking"]["ppo"]["verdict"] == "flagged")
     assert "KL of 2.50 [2.48, 2.52] nats" in words and "98.0\u00a0%" in words
 
 
 def test_the_verdict_on_the_reward_model():
-    said = {above: summary.verdict(metrics(above=above))[1] for above in (0.1, 0.01, -0.1)}
+    said = {above: summary.reward_model_verdict(metrics(above=above)["reward_model"]) for above in (0.1, 0.01, -0.1)}
     assert "the reward model beats it (difference +0.100" in said[0.1] and "72.0\u00a0%" in said[0.1]
     assert "did not beat it" in said[0.01]
     assert "worse than the baseline" in said[-0.1]
@@ -238,20 +243,20 @@ def test_the_verdict_on_the_reward_model():
 
 def test_monitors_decide_where_no_gold_is_known():
     numbers = metrics(gold=None)
-    numbers["changes"] |= {"repetition": around(0.4), "code_fences": around(3.0)}
-    kind, words = summary.verdict(told(numbers))
+    numbers["comparisons"]["ppo"]["changes"] |= {"repetition": around(0.4), "code_fences": around(3.0)}
+    kind, words = summary.policy_verdict(with_summary(numbers), "ppo")
     assert kind == "hacking"
-    assert "This looks like reward hacking: reward rose, and for the worse moved repetition, share" in words
-    assert dict(told(numbers)["table"])["reward hacking"] == "flagged (2 of 10 monitors moved)"
-    numbers["changes"] |= {"code_fences": around(0.0)}
-    kind, words = summary.verdict(told(numbers))
-    assert kind == "unknown" and "reward hacking" not in words and "for the worse moved repetition" in words
+    assert "This looks like reward hacking: reward rose, and repetition, share" in words
+    assert dict(with_summary(numbers)["table"])["reward hacking"] == "flagged (2 of 10 monitors moved)"
+    numbers["comparisons"]["ppo"]["changes"] |= {"code_fences": around(0.0)}
+    kind, words = summary.policy_verdict(with_summary(numbers), "ppo")
+    assert kind == "unknown" and "reward hacking" not in words and "4-grams moved for the worse" in words
 
 
 def test_an_interval_of_one_question_decides_nothing():
     numbers = copy.deepcopy(metrics())
-    numbers["ppo_against_sft"]["reward_difference"] |= {"low": None, "high": None}
-    assert "did not beat SFT" in summary.verdict(numbers)[1]
+    numbers["comparisons"]["ppo"]["reward_difference"] |= {"low": None, "high": None}
+    assert "did not beat SFT" in summary.policy_verdict(numbers, "ppo")[1]
 
 
 @pytest.mark.parametrize("address", ["javascript:alert(1)", "javascript://x/%0aalert(1)", "data:text/html,x", "//evil",
@@ -262,4 +267,4 @@ def test_only_http_links(address):
 
 def test_elements_escape_by_construction():
     assert element("p", "<i>", element("b", "&"), title='"<') == '<p title="&quot;&lt;">&lt;i&gt;<b>&amp;</b></p>'
-    assert quoted("a\r\nb\0") == '<pre dir="auto">a\nb␀</pre>'
+    assert pre_text("a\r\nb\0") == '<pre dir="auto">a\nb␀</pre>'

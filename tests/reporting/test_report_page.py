@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stages.recipe import evaluate
-from stages.reporting.curves import DRAWN
+from stages.reporting.curves import CURVES
 from tests.helpers import finished_run
 from tests.helpers.finished_run import EVIL, around, metrics, page_of, sample, write
 
@@ -272,11 +272,11 @@ def seven_sites(place: Path) -> dict:
     for kind, count in (("by_site", 7), ("by_tag", 20)):
         numbers["reward_model"][kind] = {f"{kind}-{at}.stackexchange.com": around(0.6) for at in range(count)}
     text = "A long & <careful> answer.\n" * 250
-    write(folders, finished_run.told(numbers), [sample(at, text) for at in range(128)])
-    for stage, series in DRAWN.items():
-        keys = [key for *_, lines in series for key in lines.values()]
+    write(folders, finished_run.with_summary(numbers), [sample(at, text) for at in range(128)])
+    for stage, curves in CURVES.items():
+        keys = [key for curve in curves for key in curve.lines.values()]
         history = [json.dumps({"step": at, "iteration": at} | dict.fromkeys(keys, at % 7)) for at in range(200)]
-        (folders[stage] / "history.jsonl").write_text("\n".join(history))
+        ((folders | folders["policy"])[stage] / "history.jsonl").write_text("\n".join(history))
     counted = {name: {str(2 ** at): 1000 + at for at in range(15)}
                for name in ("scores", "score_gaps", "years", "question_characters", "answer_characters")}
     for stage in ("posts", "pairs"):
