@@ -1,6 +1,6 @@
-"""Our reward training or SFT on the benchmark's work: one process.
+"""Run our reward training or SFT on the benchmark's work, in one process.
 
-Made of the pieces that stages/reward.py and stages/sft.py are made of, in the loop that they train with.
+It uses the same parts and the same training loop as stages/reward.py and stages/sft.py.
 """
 
 import tempfile
@@ -21,8 +21,8 @@ from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
-from stages.reward_modeling.dataset import Example, collate_examples, examples
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.dataset import Example, build_examples, collate_examples
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scoring_file import Scoring
 from stages.stackexchange.pairs.table import rows_of
@@ -31,18 +31,18 @@ from stages.training.trainer import TrainerSettings, train
 PACKAGES = ("torch", "transformers", "peft")
 
 
-def reward(work: Work, meter: Meter, batching: str):
-    """A pass over all pairs, 'question' by question or 'pair' by pair; gives the model."""
+def train_reward(work: Work, meter: Meter, batching: str):
+    """Train on all pairs once, with batching 'question' or 'pair'; return the model."""
     tokenizer = load_tokenizer(work.path(MODEL))
     rows = rows_of(Path(work.folder), "reward")
-    data, _ = examples(rows, tokenizer, max_length_tokens=work.length, by_question=batching == "question",
-                       max_pairs=10 ** 9)
-    model, objective, scoring = _learner(work, load_scorer, scorer=True), PairwiseLoss(), Scoring()
+    data, _ = build_examples(rows, tokenizer, max_length_tokens=work.length, by_question=batching == "question",
+                             max_pairs=10 ** 9)
+    model, objective, scoring = _load_with_lora(work, load_classifier, scorer=True), PairwiseLoss(), Scoring()
 
     def loss(items: list[Example]) -> torch.Tensor:
         pairs = [(item.prompt, item.answers[index]) for item in items for pair in item.pairs for index in pair]
         computed = sum(len(item.prompt) + sum(map(len, item.answers)) for item in items)
-        meter.loss_of(len(pairs) // 2, (prompt + answer for prompt, answer in pairs), computed)
+        meter.record_loss(len(pairs) // 2, (prompt + answer for prompt, answer in pairs), computed)
         return objective.summed_loss(model, items, scoring, work.precision)
 
     if batching == "question":
@@ -51,14 +51,14 @@ def reward(work: Work, meter: Meter, batching: str):
     return model
 
 
-def sft(work: Work, meter: Meter, packing: str):
-    """A pass over all blocks of the documents, 'wrapped' or 'bfd'; gives the model."""
+def train_sft(work: Work, meter: Meter, packing: str):
+    """Train on all blocks of the documents once, packed 'wrapped' or 'bfd'; return the model."""
     documents = Documents(work.path(DOCUMENTS))
     blocks = Blocks(documents, np.arange(len(documents)), work.length, packing, answers_only=False)
-    model = _learner(work, load_causal)
+    model = _load_with_lora(work, load_causal)
 
     def loss(rows: list[Row]) -> torch.Tensor:
-        meter.loss_of(sum(int(row.learnt.sum()) for row in rows), (row.ids for row in rows),
+        meter.record_loss(sum(int(row.learnt.sum()) for row in rows), (row.ids for row in rows),
                       sum(len(row.ids) for row in rows))
         return summed_loss(model, rows, work.precision)
 
@@ -66,16 +66,17 @@ def sft(work: Work, meter: Meter, packing: str):
     return model
 
 
-def _learner(work: Work, load: Callable, scorer: bool = False):
-    model = load(work.path(MODEL), work.precision)
+def _load_with_lora(work: Work, load: Callable, scorer: bool = False):
+    model = load(work.path(MODEL), work.precision, cpu_kernels="auto")
     torch.manual_seed(work.seed)
     return lora.add_lora(model, r=work.rank, alpha=work.alpha, dropout=work.dropout, target_modules=(),
-                           precision=work.precision, scorer=scorer)
+                         precision=work.precision, scorer=scorer)
 
 
 def _time(work: Work, meter: Meter, model, data, collate: Callable, loss: Callable) -> None:
     def pass_over(items, learning_rate: float) -> None:
-        settings = TrainerSettings.like(work, microbatch=work.batch, learning_rate=learning_rate, save_every_steps=10 ** 6)
+        settings = TrainerSettings.from_section(
+            work, microbatch=work.batch, learning_rate=learning_rate, save_every_steps=10 ** 6)
         with tempfile.TemporaryDirectory() as folder:
             train(model, items, collate, loss, settings, Path(folder), "benchmark")
 
@@ -84,12 +85,12 @@ def _time(work: Work, meter: Meter, model, data, collate: Callable, loss: Callab
 
 
 def main() -> None:
-    given = worker_arguments(__doc__, Work, form=(str, "question"), adapter=(str, ""))
+    args = worker_arguments(__doc__, Work, form=(str, "question"), adapter=(str, ""))
     meter = Meter()
-    model = (reward if given.form in ("question", "pair") else sft)(given.shape, meter, given.form)
-    write(given.out, meter.clock, PACKAGES, **meter.read)
-    if given.adapter:
-        save_adapter(model, load_tokenizer(given.shape.path(MODEL)), Path(given.adapter))
+    model = (train_reward if args.form in ("question", "pair") else train_sft)(args.shape, meter, args.form)
+    write(args.out, meter.clock, PACKAGES, **meter.read)
+    if args.adapter:
+        save_adapter(model, load_tokenizer(args.shape.path(MODEL)), Path(args.adapter))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Reward training and SFT of ours beside TRL's: who runs, what came of the runs, and how it is shown and written."""
+"""Compare our reward training and SFT with TRL's: contenders, runs, ratios, tables and the JSON file."""
 
 import argparse
 import json
@@ -18,47 +18,49 @@ TRL, TUNED = "TRL", "tuned TRL"
 SWITCHES = {"PEER_F32": "medium", "PEER_ATTN": "eager"}
 
 
-def contender(name: str, module: str, form: str, **environment: str) -> Contender:
-    """A worker in this project's own environment, where TRL is, too."""
-    return Contender(name, Path(sys.executable), f"benchmarks.training_{module}", ("--form", form), environment)
+def build_contender(name: str, module: str, form: str, **environment: str) -> Contender:
+    """Build a contender that runs in this project's environment, which has TRL too."""
+    return Contender(name, Path(sys.executable), f"benchmarks.training.{module}", ("--form", form), environment)
 
 
-def parser(description: str, *, steps: int, batch: int, learning_rate: float, rank: int) -> argparse.ArgumentParser:
-    """What both programs are told, with a program's own defaults."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--pairs", type=Path, required=True, metavar="FOLDER", help="results/NAME/pairs")
-    made.add_argument("--steps", type=int, default=steps, metavar="N", help="of TRL in the pass that is timed")
-    made.add_argument("--rounds", type=int, default=2, metavar="N", help="processes of each contender")
-    made.add_argument("--threads", type=int, default=1, metavar="N")
-    made.add_argument("--batch", type=int, default=batch, metavar="N", help="pairs, or blocks, a step")
-    made.add_argument("--length", type=int, default=512, metavar="TOKENS", help="of a text at most, or of a block")
-    made.add_argument("--learning-rate", type=float, default=learning_rate, metavar="X")
-    made.add_argument("--rank", type=int, default=rank, metavar="N", help="of the adapters, whose alpha is 32")
-    made.add_argument("--only", nargs="+", metavar="NAME", help="these contenders (by their names in the table)")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    return made
+def build_parser(
+    description: str, *, steps: int, batch: int, learning_rate: float, rank: int
+) -> argparse.ArgumentParser:
+    """Build the command line of both programs, with the program's defaults."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=Path, required=True, metavar="FOLDER", help="results/NAME/pairs")
+    parser.add_argument("--steps", type=int, default=steps, metavar="N", help="steps of TRL in the measured pass")
+    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="processes of each contender")
+    parser.add_argument("--threads", type=int, default=1, metavar="N")
+    parser.add_argument("--batch", type=int, default=batch, metavar="N", help="pairs, or blocks, a step")
+    parser.add_argument("--length", type=int, default=512, metavar="TOKENS", help="of a text at most, or of a block")
+    parser.add_argument("--learning-rate", type=float, default=learning_rate, metavar="X")
+    parser.add_argument("--rank", type=int, default=rank, metavar="N", help="rank of the LoRA adapters; alpha is 32")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these contenders (by their names in the table)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    return parser
 
 
-def asked_for(contenders: list[Contender], given: argparse.Namespace) -> list[Contender]:
-    """Those of --only, or all."""
-    return [one for one in contenders if not given.only or one.name in given.only]
+def select_contenders(contenders: list[Contender], args: argparse.Namespace) -> list[Contender]:
+    """Return the contenders of --only, or all."""
+    return [one for one in contenders if not args.only or one.name in args.only]
 
 
-def compare(contenders: list[Contender], work: Work, given: argparse.Namespace, setting: Setting,
-            like: Callable[[str], str]) -> dict:
-    """Runs in turns and their medians; SystemExit unless all contenders `like` each other read the same texts."""
-    runs, missing = in_turns(asked_for(contenders, given), work, setting)
-    found: dict[str, tuple] = {}
-    for name, of in runs.items():
-        for run in of:
+def compare(contenders: list[Contender], work: Work, args: argparse.Namespace, setting: Setting,
+            group: Callable[[str], str]) -> dict:
+    """Run the contenders in turns and take medians; SystemExit unless all of a group read the same texts."""
+    runs, missing = in_turns(select_contenders(contenders, args), work, setting)
+    texts_read: dict[str, tuple] = {}
+    for name, each in runs.items():
+        for run in each:
             read = tuple(run[key] for key in ("items", "tokens", "digest"))
-            if found.setdefault(like(name), read) != read:
-                raise SystemExit(f"{name} did not read what others read: {read}, not {found[like(name)]}")
-    return {"contenders": {name: summary(of) for name, of in runs.items()}, "missing": missing, "runs": runs}
+            if texts_read.setdefault(group(name), read) != read:
+                raise SystemExit(f"{name} did not read what others read: {read}, not {texts_read[group(name)]}")
+    return {"contenders": {name: summarise_runs(each) for name, each in runs.items()}, "missing": missing, "runs": runs}
 
 
-def summary(runs: list[dict]) -> dict:
-    """Of one contender: items a second and seconds of a whole pass, medians over its runs; the highest peak."""
+def summarise_runs(runs: list[dict]) -> dict:
+    """Summarise one contender's runs: medians of items per second and of seconds per pass; the highest peak memory."""
     sums = {kind: [sum(step[kind] for step in run["steps"]) for run in runs] for kind in ("cpu", "wall")}
     items = runs[0]["items"]
     return {"items": items, "a_cpu_second": items / median(sums["cpu"]), "a_second": items / median(sums["wall"]),
@@ -68,32 +70,32 @@ def summary(runs: list[dict]) -> dict:
             "peak_mb": max(run["peak_mb"] for run in runs), "versions": runs[0]["versions"]}
 
 
-def ratio(found: dict, one: str, other: str, key: str) -> float | None:
-    """Of two contenders' figures; None where one of them did not run."""
-    sums = found["contenders"]
+def ratio(figures: dict, one: str, other: str, key: str) -> float | None:
+    """Divide the figures of two contenders; None if one of them did not run."""
+    sums = figures["contenders"]
     return sums[one][key] / sums[other][key] if one in sums and other in sums else None
 
 
-def table_of(found: dict, title: str, items: str, basis: str, goals: list[Goal]) -> Result:
-    """Contenders as rows, beside the goals."""
+def build_table(figures: dict, title: str, items: str, basis: str, goals: list[Goal]) -> Result:
+    """Build the table with a row per contender, and the goals."""
     columns = ["contender", "steps", items, "computed tokens", "CPU s", "wall s", "foreign", "peak MB",
                f"{items} a {basis} second"]
     rate = "a_cpu_second" if basis == "cpu" else "a_second"
     rows = [[name, one["steps"], one["items"], one["computed_tokens"], one["cpu"], one["wall"], one["foreign_cores"],
-             one["peak_mb"], one[rate]] for name, one in found["contenders"].items()]
+             one["peak_mb"], one[rate]] for name, one in figures["contenders"].items()]
     return Result(title, columns, rows, goals)
 
 
-def program(made: argparse.ArgumentParser, measure: Callable) -> None:
-    """`measure(given, folder, setting)` gives the tables to show and what is to be written."""
-    given = made.parse_args()
-    facts, setting = machine(), Setting(given.steps, given.rounds, given.threads)
+def run_program(parser: argparse.ArgumentParser, measure: Callable) -> None:
+    """Run the benchmark: measure(args, folder, setting) returns the tables and the content of the JSON file."""
+    args = parser.parse_args()
+    facts, setting = machine(), Setting(args.steps, args.rounds, args.threads)
     with tempfile.TemporaryDirectory(prefix="benchmark-training-") as folder:
-        results, found = measure(given, Path(folder), setting)
+        results, figures = measure(args, Path(folder), setting)
     for result in results:
         result.show()
     print(f"\n{facts['cpu']}, {facts['cores']} cores; load average before: {facts['load_average_before'][0]:.2f}")
-    if given.json:
+    if args.json:
         goals = as_json([goal for result in results for goal in result.goals])
-        words = {"machine": facts, "setting": asdict(setting) | {"basis": setting.basis}, **found, "goals": goals}
-        given.json.write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
+        content = {"machine": facts, "setting": asdict(setting) | {"basis": setting.basis}, **figures, "goals": goals}
+        args.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,22 +1,22 @@
-"""SFT beside TRL's SFTTrainer on the same documents: label tokens a second, and memory, by way of packing.
+"""Compare SFT with TRL's SFTTrainer on the same documents: label tokens per second and memory, for each packing.
 
     python -m benchmarks.training.sft --pairs results/demo/pairs --json sft.json
-    python -m benchmarks.training.sft --pairs results/demo/pairs --base results/demo/base --precision mixed --packing wrapped
+    python -m benchmarks.training.sft --pairs results/demo/pairs --base results/demo/base --precision mixed \\
+        --packing wrapped
 
-Each contender runs in a process of its own, in turns (A B A B), --rounds times, and trains once over the same
-documents, questions with their better answers: as many as fill --steps x --batch blocks of --length tokens. LoRA on
-PEFT's choice of layers, dropout 0.05; without --base a LLaMA of 6 layers, width 256 and a vocabulary of 4096, with
-random weights and a tokenizer made from the documents. What is counted of a pass, and what is not, stands in
-benchmarks/training/workload.py.
+Each contender runs in a separate process, in turns (A B A B), --rounds times, and trains once over the same documents,
+questions with their better answers: as many as fill --steps x --batch blocks of --length tokens. LoRA on PEFT's choice
+of layers, dropout 0.05. Without --base the model is a LLaMA of 6 layers, width 256 and a vocabulary of 4096, with
+random weights and a tokenizer trained on the documents. benchmarks/training/workload.py says what is measured.
 
-Tokens are those with a label: not the first of a block ('wrapped') or document ('bfd'). With 'wrapped' all read the
-same blocks, which is checked; with 'bfd' TRL cuts documents off at --length, where ours goes on in another block.
-Ratios are of medians: with one thread of CPU seconds; `foreign` is the number of cores that other processes had. MB
-are 10^6 bytes, the most that a process held.
+Tokens are those with a label: all but the first of a block ('wrapped') or document ('bfd'). With 'wrapped' all read the
+same blocks, which is checked. With 'bfd' TRL truncates documents at --length, while our packing continues them in
+another block. Ratios are of medians: of CPU seconds with one thread. `foreign` is the number of cores that other
+processes used. MB are 10^6 bytes, the peak of a process.
 
---precision mixed is bf16 by autocast: ours beside TRL with bf16=True. "TRL" is as shipped; "tuned TRL" has the switch
-set that our own start sets on such a machine, fp32 products by oneDNN (stages/modeling/torch_setup.py), and eager
-attention, which goes with it; with 'wrapped' alone, as on TRL's 'bfd', one row of a whole batch, both make it slower.
+--precision mixed is bf16 by autocast, against TRL with bf16=True. "TRL" is as shipped; "tuned TRL" has the switch that
+our start-up sets on such a machine, fp32 products by oneDNN (stages/modeling/torch_setup.py), with eager attention. It
+runs with 'wrapped' only: on TRL's 'bfd', one row of a whole batch, both make it slower.
 """
 
 import argparse
@@ -30,7 +30,17 @@ from benchmarks.common.tables import Goal, Result
 from benchmarks.data.stage_runs import say
 from benchmarks.ppo.processes import OURS, Setting
 from benchmarks.ppo.workload import Shape
-from benchmarks.training.processes import SWITCHES, TRL, TUNED, compare, contender, parser, program, ratio, table_of
+from benchmarks.training.processes import (
+    SWITCHES,
+    TRL,
+    TUNED,
+    build_contender,
+    build_parser,
+    build_table,
+    compare,
+    ratio,
+    run_program,
+)
 from benchmarks.training.workload import DOCUMENTS, MODEL, Work
 from stages.finetuning.token_store import write_documents
 from stages.modeling import tiny_llama
@@ -43,85 +53,84 @@ AT_LEAST = 1.2
 PACKINGS = ("wrapped", "bfd")
 
 
-def measure(given: argparse.Namespace, folder: Path, setting: Setting) -> tuple[list[Result], dict]:
-    """Every way of packing that was asked for."""
+def measure(args: argparse.Namespace, folder: Path, setting: Setting) -> tuple[list[Result], dict]:
+    """Measure every packing of --packing."""
     torch.set_num_threads(setting.threads)
-    work = Work(str(folder), given.batch, length=given.length, learning_rate=given.learning_rate, schedule="cosine",
-                weight_decay=0.05, rank=given.rank, dropout=0.05, precision=given.precision)
-    prepare(work, given)
-    contenders = [contender(f"{name}, {packing}", worker, packing) for packing in given.packing
+    work = Work(str(folder), args.batch, length=args.length, learning_rate=args.learning_rate, schedule="cosine",
+                weight_decay=0.05, rank=args.rank, dropout=0.05, precision=args.precision)
+    prepare(work, args)
+    contenders = [build_contender(f"{name}, {packing}", worker, packing) for packing in args.packing
                   for name, worker in ((TRL, "trl"), (OURS, "ours"))]
-    if "wrapped" in given.packing:
-        contenders.append(contender(f"{TUNED}, wrapped", "trl", "wrapped", **SWITCHES))
+    if "wrapped" in args.packing:
+        contenders.append(build_contender(f"{TUNED}, wrapped", "trl", "wrapped", **SWITCHES))
 
-    def like(name: str) -> str:
+    def group(name: str) -> str:
         return "wrapped" if name.endswith("wrapped") else name
 
-    found = compare(contenders, work, given, setting, like) | {"work": vars(work)}
+    figures = compare(contenders, work, args, setting, group) | {"work": vars(work)}
     rate = "a_cpu_second" if setting.basis == "cpu" else "a_second"
     for packing in PACKINGS:
         ours, trl, tuned = (f"{name}, {packing}" for name in (OURS, TRL, TUNED))
-        found |= {f"{packing}_ratio_to_trl": ratio(found, ours, trl, rate),
-                  f"{packing}_ratio_to_tuned_trl": ratio(found, ours, tuned, rate),
-                  f"{packing}_memory_ratio_to_trl": ratio(found, ours, trl, "peak_mb")}
-    taken = found["wrapped_ratio_to_trl"]
-    bound = [Goal("tokens a second, wrapped, ours / TRL", taken, at_least=AT_LEAST)]
-    goals = bound if taken and given.precision == "fp32" else []
-    title = f"{given.precision}, medians of {setting.rounds} passes over the same documents"
-    return [table_of(found, title, "tokens", setting.basis, goals)], found
+        figures |= {f"{packing}_ratio_to_trl": ratio(figures, ours, trl, rate),
+                  f"{packing}_ratio_to_tuned_trl": ratio(figures, ours, tuned, rate),
+                  f"{packing}_memory_ratio_to_trl": ratio(figures, ours, trl, "peak_mb")}
+    speedup = figures["wrapped_ratio_to_trl"]
+    speed_goals = [Goal("tokens a second, wrapped, ours / TRL", speedup, at_least=AT_LEAST)]
+    goals = speed_goals if speedup and args.precision == "fp32" else []
+    title = f"{args.precision}, medians of {setting.rounds} passes over the same documents"
+    return [build_table(figures, title, "tokens", setting.basis, goals)], figures
 
 
-def prepare(work: Work, given: argparse.Namespace) -> None:
-    """Fill the work's folder with the model and documents of just as many tokens as the blocks hold. SystemExit when
-    the split has fewer."""
-    tokenizer = _model(work, given)
-    tokens = given.steps * work.batch * work.length
+def prepare(work: Work, args: argparse.Namespace) -> None:
+    """Write the model, and documents with exactly as many tokens as the blocks; SystemExit if the split has fewer."""
+    tokenizer = _write_model(work, args)
+    tokens = args.steps * work.batch * work.length
 
-    def cut() -> Iterator[tuple[list[int], list[int]]]:
+    def truncated_documents() -> Iterator[tuple[list[int], list[int]]]:
         left = tokens
-        for prompt, answer in encoded(tokenizer, _texts(given)):
+        for prompt, answer in encoded(tokenizer, _texts(args)):
             yield prompt[:left], answer[:max(0, left - len(prompt))]
             left -= len(prompt) + len(answer)
             if left <= 0:
                 return
 
-    documents = write_documents(work.path(DOCUMENTS), cut(), None)
-    held = int(documents.lengths.sum())
-    if held < tokens:
-        raise SystemExit(f"the {given.split} split of {given.pairs} has {held:,} tokens, {tokens:,} are asked for: "
-                         f"--steps {held // (work.batch * work.length)} is the most")
+    documents = write_documents(work.path(DOCUMENTS), truncated_documents(), None)
+    available = int(documents.lengths.sum())
+    if available < tokens:
+        raise SystemExit(f"the {args.split} split of {args.pairs} has {available:,} tokens, but {tokens:,} are needed: "
+                         f"--steps {available // (work.batch * work.length)} is the maximum")
     longer = int((documents.lengths > work.length).sum())
-    say(f"{len(documents)} documents, {held:,} tokens; {longer} documents are longer than a block")
+    say(f"{len(documents)} documents, {available:,} tokens; {longer} documents are longer than a block")
 
 
-def _model(work: Work, given: argparse.Namespace):
-    """The base, or one made for it, into the work's folder; gives its tokenizer."""
-    if given.base:
-        tokenizer, model = load_tokenizer(given.base), load_causal(given.base)
+def _write_model(work: Work, args: argparse.Namespace):
+    """Write the initial model: the base, or a random one; return its tokenizer."""
+    if args.base:
+        tokenizer, model = load_tokenizer(args.base), load_causal(args.base)
     else:
         shape = Shape()
-        tokenizer = tiny_llama.train_tokenizer(chain.from_iterable(_texts(given)), shape.vocabulary)
+        tokenizer = tiny_llama.train_tokenizer(chain.from_iterable(_texts(args)), shape.vocabulary)
         torch.manual_seed(work.seed)
         model = tiny_llama.small_llama(tokenizer, hidden_size=shape.width, intermediate_size=shape.intermediate,
-                                    layers=shape.layers, heads=shape.heads, max_position_tokens=1024,
-                                    initializer_range=0.02)
+                                       layers=shape.layers, heads=shape.heads, max_position_tokens=1024,
+                                       initializer_range=0.02)
     model.save_pretrained(work.path(MODEL))
     tokenizer.save_pretrained(work.path(MODEL))
     return tokenizer
 
 
-def _texts(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    for row in rows_of(given.pairs, given.split, ["question", "response_j"]):
+def _texts(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    for row in rows_of(args.pairs, args.split, ["question", "response_j"]):
         yield row["question"], row["response_j"]
 
 
 def main() -> None:
-    made = parser(__doc__, steps=12, batch=8, learning_rate=1e-4, rank=16)
-    made.add_argument("--base", type=Path, metavar="FOLDER", help="the causal model to start from (default: see above)")
-    made.add_argument("--split", default="finetune", metavar="NAME", help="of the pairs, whose better answers are read")
-    made.add_argument("--precision", choices=("fp32", "mixed"), default="fp32")
-    made.add_argument("--packing", nargs="+", choices=PACKINGS, default=PACKINGS)
-    program(made, measure)
+    parser = build_parser(__doc__, steps=12, batch=8, learning_rate=1e-4, rank=16)
+    parser.add_argument("--base", type=Path, metavar="FOLDER", help="the initial causal model (default: see above)")
+    parser.add_argument("--split", default="finetune", metavar="NAME", help="split whose better answers are read")
+    parser.add_argument("--precision", choices=("fp32", "mixed"), default="fp32")
+    parser.add_argument("--packing", nargs="+", choices=PACKINGS, default=PACKINGS)
+    run_program(parser, measure)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""TRL's RewardTrainer or SFTTrainer on the benchmark's work: one process; nothing of ours is imported.
+"""Run TRL's RewardTrainer or SFTTrainer on the benchmark's work, in one process; nothing from stages/ is imported.
 
-Token ids come ready-made, the same as ours; collator, loss, packing and all else are TRL's own. Gradient checkpointing,
-which TRL turns on by default, is off, as it is with us. PEER_F32=medium and PEER_ATTN=eager tune it for a CPU.
+The token ids are those that our trainer reads; collator, loss, packing and the rest are TRL's. Gradient checkpointing,
+on by default in TRL, is off, as in our trainer. PEER_F32=medium and PEER_ATTN=eager tune it for a CPU.
 """
 
 import os
@@ -21,10 +21,10 @@ from benchmarks.training.workload import DOCUMENTS, MODEL, PAIRS, WARM_UP_STEPS,
 PACKAGES = ("trl", "transformers", "peft", "torch", "accelerate", "datasets")
 
 
-def reward(work: Work, meter: Meter):
-    """A pass over all pairs; gives the model."""
+def train_reward(work: Work, meter: Meter):
+    """Train on all pairs once; return the model."""
     def read(inputs: dict) -> None:
-        meter.loss_of(len(inputs["input_ids"]) // 2, _texts(inputs), inputs["input_ids"].numel())
+        meter.record_loss(len(inputs["input_ids"]) // 2, _texts(inputs), inputs["input_ids"].numel())
 
     data = Dataset.from_parquet(str(work.path(PAIRS)), keep_in_memory=True)
     few = data.select(range(min(len(data), WARM_UP_STEPS * work.batch)))
@@ -33,18 +33,19 @@ def reward(work: Work, meter: Meter):
     return _time(work, meter, (RewardTrainer, RewardConfig, {}), model, lora, read, few, data)
 
 
-def sft(work: Work, meter: Meter, packing: str):
-    """A pass over the documents, packed; gives the model."""
+def train_sft(work: Work, meter: Meter, packing: str):
+    """Train on the packed documents once; return the model."""
     def read(inputs: dict) -> None:
         labels = int((inputs["labels"][:, 1:] != -100).sum())
-        meter.loss_of(labels, _texts(inputs), inputs["input_ids"].numel())
+        meter.record_loss(labels, _texts(inputs), inputs["input_ids"].numel())
 
     documents = Dataset.from_file(str(work.path(DOCUMENTS)))
     data = Dataset.from_dict({"input_ids": documents["input_ids"][:]})  # TRL cannot pack Arrow's large lists
     few = data.select(range(min(len(data), WARM_UP_STEPS * work.batch)))
-    own = {"packing": True, "packing_strategy": packing}
+    extra = {"packing": True, "packing_strategy": packing}
     model = _load(work, AutoModelForCausalLM)
-    return _time(work, meter, (SFTTrainer, SFTConfig, own), model, _lora(work, task_type="CAUSAL_LM"), read, few, data)
+    lora = _lora(work, task_type="CAUSAL_LM")
+    return _time(work, meter, (SFTTrainer, SFTConfig, extra), model, lora, read, few, data)
 
 
 def _load(work: Work, kind, **more):
@@ -59,7 +60,7 @@ def _lora(work: Work, **more) -> LoraConfig:
 
 
 def _texts(inputs: dict) -> list:
-    """Token ids of each row that attends to itself, without pads."""
+    """Return the token ids of each sequence, without padding."""
     ids = inputs["input_ids"]
     if "attention_mask" in inputs:
         return [row[keep.bool()] for row, keep in zip(ids, inputs["attention_mask"], strict=True)]
@@ -67,8 +68,8 @@ def _texts(inputs: dict) -> list:
 
 
 def _time(work: Work, meter: Meter, kind: tuple, model, lora: LoraConfig, read: Callable, few, data):
-    """Two trainers on one model, the first for the warm-up. kind: trainer, its configuration, settings of its own."""
-    trainer_kind, config_kind, own = kind
+    """Run two trainers on one model, the first for the warm-up. kind: trainer class, config class, extra settings."""
+    trainer_kind, config_kind, extra = kind
     tokenizer = AutoTokenizer.from_pretrained(work.path(MODEL))
 
     def pass_over(items, learning_rate: float) -> None:
@@ -79,16 +80,16 @@ def _time(work: Work, meter: Meter, kind: tuple, model, lora: LoraConfig, read: 
                 learning_rate=learning_rate, lr_scheduler_type=work.schedule, weight_decay=work.weight_decay,
                 max_length=work.length, seed=work.seed, use_cpu=True, bf16=work.precision == "mixed",
                 gradient_checkpointing=False, save_strategy="no", report_to=[], disable_tqdm=True,
-                dataloader_pin_memory=False, **own)
+                dataloader_pin_memory=False, **extra)
             adapter = {} if isinstance(model, PeftModel) else {"peft_config": lora}
             trainer = trainer_kind(model, config, train_dataset=items, processing_class=tokenizer, **adapter)
             loss = trainer.compute_loss
 
-            def counted(model, inputs, *more, **named):
+            def recorded_loss(model, inputs, *more, **named):
                 read(inputs)
                 return loss(model, inputs, *more, **named)
 
-            trainer.compute_loss = counted
+            trainer.compute_loss = recorded_loss
             trainer.train()
             model = trainer.model
 
@@ -97,12 +98,12 @@ def _time(work: Work, meter: Meter, kind: tuple, model, lora: LoraConfig, read: 
 
 
 def main() -> None:
-    given = worker_arguments(__doc__, Work, form=(str, "pair"), adapter=(str, ""))
+    args = worker_arguments(__doc__, Work, form=(str, "pair"), adapter=(str, ""))
     meter = Meter()
-    model = reward(given.shape, meter) if given.form == "pair" else sft(given.shape, meter, given.form)
-    write(given.out, meter.clock, PACKAGES, **meter.read)
-    if given.adapter:
-        model.save_pretrained(given.adapter)
+    model = train_reward(args.shape, meter) if args.form == "pair" else train_sft(args.shape, meter, args.form)
+    write(args.out, meter.clock, PACKAGES, **meter.read)
+    if args.adapter:
+        model.save_pretrained(args.adapter)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A pass of training that ours and TRL's trainers are timed on, and what is counted of it.
+"""The training pass that our trainer and TRL's are timed on.
 
-Counted: CPU seconds (of all threads) and wall seconds from the first loss of the pass to its last optimiser step. That
+Measured: CPU seconds (of all threads) and wall seconds from the first loss of the pass to its last optimiser step. That
 is forward and backward passes, optimiser and schedule, the trainer's loop with its logging, and the fetching of all
-batches but the first. Not counted: imports, loading, tokenising and packing, the making of trainers, saving; and a
-warm-up in the same process, a pass over a few of the items. Its step size is 0: it leaves the weights as they were.
+batches but the first. Not measured: imports, loading, tokenising and packing, building trainers, saving; and a warm-up
+in the same process, a pass over a few of the items with a learning rate of 0, which leaves the weights as they were.
 
-Runs in a peer's process: nothing of ours is imported.
+It runs in a peer's process: nothing from stages/ is imported.
 """
 
 import json
@@ -22,8 +22,13 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True)
 class Work:
-    """What every contender trains alike. folder: the model that it starts from, and the data. batch: pairs or blocks a
-    step; questions: a step of training by question, which has a learning rate of its own."""
+    """Settings that all contenders share.
+
+    Args:
+        folder: holds the initial model and the data.
+        batch: pairs or blocks per step.
+        questions: questions per step of training by question, which has a separate learning rate.
+    """
 
     folder: str = "."
     batch: int = 4
@@ -51,15 +56,19 @@ class Work:
 
 
 class Meter:
-    """Seconds of each optimiser step of a pass, and the sum of what its losses read."""
+    """Measure the seconds of each optimiser step of a pass, and sum up what its losses read."""
 
     def __init__(self):
         self.clock, self.timing = Clock(), False
         self.read = {"items": 0, "tokens": 0, "computed_tokens": 0, "digest": 0}
 
-    def loss_of(self, items: int, texts: Iterable, computed_tokens: int) -> None:
-        """To be called before each loss with its items, their texts (token ids without pads), and the tokens that the
-        model will compute, pads and all. The digest is the same for the same texts in any order."""
+    def record_loss(self, items: int, texts: Iterable, computed_tokens: int) -> None:
+        """Record what a loss reads; call it before each loss.
+
+        Args:
+            texts: token ids without padding. Their digest does not depend on their order.
+            computed_tokens: tokens that the model computes, padding included.
+        """
         if not self.timing:
             return
         if not self.read["items"]:
@@ -71,7 +80,7 @@ class Meter:
         self.read["digest"] += sum(map(zlib.crc32, texts))
 
     def time(self, train: Callable, few, whole, learning_rate: float) -> None:
-        """`train(data, learning_rate)`: the warm-up, then the pass that counts."""
+        """Call train(data, learning_rate) for the warm-up, then for the measured pass."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
         train(few, 0.0)
         self.clock.end_step()

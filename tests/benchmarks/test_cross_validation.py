@@ -8,6 +8,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from benchmarks.quality import cross_validation
+from stages.evaluation.pair_accuracy import draw_held_out_pairs
+from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.load import load_reward_models
 from stages.stackexchange.pairs.table import key_of, rows_of
 from tests.helpers import tiny_models
@@ -27,22 +29,22 @@ def test_each_question_is_held_out_once(tmp_path):
     everything = sorted(key for name in cross_validation.SPLITS for key in questions(pairs, name))
     held = []
     for fold in range(cross_validation.FOLDS):
-        cross_validation.split(pairs, fold, tmp_path / str(fold))
+        cross_validation.write_fold(pairs, fold, tmp_path / str(fold))
         learnt, here = (questions(tmp_path / str(fold), name) for name in ("reward", "evaluation"))
         assert not set(learnt) & set(here) and sorted(learnt + here) == everything
         held += here
     assert sorted(held) == everything
 
 
-def test_what_is_judged_is_what_plain_python_counts():
+def test_estimates_are_what_plain_python_counts():
     table = pa.table({"site": ["a"] * 4, "qid": [1, 1, 2, 3], "score_better": [1.0, 0.0, 2.0, 3.0],
                       "score_worse": [0.0, 1.0, 1.0, 3.0], "length_better": [100, 50, 95, 10],
                       "length_worse": [50, 100, 100, 30]})
-    found = cross_validation.judged(table)
+    found = cross_validation.estimate_accuracy(table)
     assert found["accuracy"]["mean"] == (1 + 0 + 1 + 0.5) / 4
     assert found["minus the longer answer"]["mean"] == ((1 + 0 + 1 + 0.5) - (1 + 0 + 0 + 0)) / 4
     assert found["accuracy at equal length"]["mean"] == 1 and found["accuracy at equal length"]["count"] == 1
-    assert "accuracy at equal length" not in cross_validation.judged(table.slice(0, 2))
+    assert "accuracy at equal length" not in cross_validation.estimate_accuracy(table.slice(0, 2))
 
 
 def test_folds_are_made_once_and_rank_what_they_never_saw(tmp_path, monkeypatch, capsys):
@@ -67,15 +69,17 @@ def test_folds_are_made_once_and_rank_what_they_never_saw(tmp_path, monkeypatch,
     assert table.num_rows == found["fold 0"]["accuracy"]["count"]
 
 
-def test_an_adapter_scores_with_its_lexical_term(tmp_path):
-    base, pairs = tiny_models.save_base(tmp_path / "base"), tiny_models.save_pairs(tmp_path / "pairs", questions_per_split=12)
+def test_an_adapter_scores_as_the_merged_model(tmp_path):
+    base = tiny_models.save_base(tmp_path / "base")
+    pairs = tiny_models.save_pairs(tmp_path / "pairs", questions_per_split=12)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    cross_validation.split(pairs, 1, tmp_path / "split")
-    config = cross_validation.recipe.load(tmp_path / "recipe.yaml").reward
+    cross_validation.write_fold(pairs, 1, tmp_path / "split")
+    config = cross_validation.recipe.load_recipe(tmp_path / "recipe.yaml").reward
     (tmp_path / "reward").mkdir()
-    table = cross_validation.scored(config, base, tmp_path / "split", tmp_path / "reward")
+    table = cross_validation.train_and_score(config, base, tmp_path / "split", tmp_path / "reward")
     tiny_models.merge(base, [tmp_path / "reward"], tmp_path / "merged")
-    held = cross_validation.held_out_pairs(rows_of(tmp_path / "split", "evaluation"), cross_validation.models.load_tokenizer(base),
-                                max_pairs=99, max_tokens=config.max_length_tokens, seed=0)
-    scores = load_reward_models(tmp_path / "merged", "fp32")(held.prompts, held.answers).numpy()
-    assert table["score_better"].to_pylist() == pytest.approx(scores[held.better].tolist(), abs=1e-3)
+    held_out = draw_held_out_pairs(rows_of(tmp_path / "split", "evaluation"), load_tokenizer(base), max_pairs=99,
+                                   max_tokens=config.max_length_tokens, seed=0)
+    (scorer,) = load_reward_models(tmp_path / "merged", "fp32")
+    scores = scorer(held_out.prompts, held_out.answers).numpy()
+    assert table["score_better"].to_pylist() == pytest.approx(scores[held_out.better].tolist(), abs=1e-3)

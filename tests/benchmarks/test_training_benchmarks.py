@@ -17,7 +17,7 @@ from benchmarks.ppo import processes
 from benchmarks.ppo.processes import OURS, Setting
 from benchmarks.training import processes as training_processes
 from benchmarks.training import reward, sft
-from benchmarks.training.ours import reward as train_reward
+from benchmarks.training.ours import train_reward as train_reward
 from benchmarks.training.processes import TRL, TUNED
 from benchmarks.training.reward import BY_PAIR
 from benchmarks.training.workload import Meter, Work
@@ -100,7 +100,7 @@ def test_sft_beside_trl_on_a_model_made_for_it(here, monkeypatch, tmp_path, made
 
 
 def test_no_more_tokens_than_the_split_has(monkeypatch, tmp_path, made):
-    with pytest.raises(SystemExit, match=r"tokens, 51,200,000 are asked for: --steps [0-9]+ is the most"):
+    with pytest.raises(SystemExit, match=r"tokens, but 51,200,000 are needed: --steps [0-9]+ is the maximum"):
         written(monkeypatch, tmp_path, sft, "--pairs", made[0], "--base", made[1], "--steps", 100, "--batch", 1000)
 
 
@@ -121,10 +121,10 @@ def test_those_who_read_other_texts_are_found_out(monkeypatch, tmp_path, made):
 def test_the_digest_is_of_texts_in_any_order():
     def read(*losses):
         meter = Meter()
-        meter.loss_of(1, [[9]], 1)  # of the warm-up: not counted
+        meter.record_loss(1, [[9]], 1)  # of the warm-up: not counted
         meter.timing = True
         for texts in losses:
-            meter.loss_of(len(texts), texts, 7)
+            meter.record_loss(len(texts), texts, 7)
         return meter.read
 
     one, other = read([[1, 2], [3]], [[4]]), read([[4], [3]], [torch.tensor([1, 2], dtype=torch.int32)])
