@@ -57,7 +57,7 @@ def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, cont
     reward: the merged reward model, or its adapter, which then shares the policy's base.
     """
     torch_setup.prepare()
-    with open_logger(config.log_to, out, "ppo", context, asdict(config), count="iteration") as logs:
+    with open_logger(config.log_to, out, "ppo", context, asdict(config), step_name="iteration") as logs:
         tokenizer = load_tokenizer(policy)
         prompts, validation_prompts, too_long = load_prompts(config, tokenizer, pairs)
         trainer, reward_functions = build_trainer(config, tokenizer, policy, reward, pairs)
@@ -108,9 +108,9 @@ def build_trainer(
         cpu_kernels=config.cpu_kernels)
     families.check_length(learner.causal_model.config, config.max_prompt_tokens + config.max_response_tokens)
     reward_functions = [
-        function for entry in config.rewards
-        for function in load_reward_functions(**asdict(entry), precision=config.precision, pairs=pairs,
-                                              load_models=partial(load_checked_models, config, reward, learner, policy))]
+        function for entry in config.rewards for function in load_reward_functions(
+            **asdict(entry), precision=config.precision, pairs=pairs,
+            load_models=partial(load_checked_models, config, reward, learner, policy))]
     stop_ids = (tokenizer.eos_token_id,) if config.stop_ids is None else config.stop_ids
     return PPOTrainer(
         policy=learner,

@@ -14,11 +14,13 @@ from stages.generation.sampler import sample
 from stages.modeling import torch_setup
 from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
+from stages.rl.advantages import gae_advantages
+from stages.rl.kl import kl_penalised_rewards
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import UpdateSettings
-from stages.rl.trajectory import build_trajectory
+from stages.rl.ppo_trainer import UpdateSettings, update_policy
+from stages.rl.trajectory import Trajectory, score_rollout
 
 PACKAGES = ("torch", "transformers", "peft")
 
@@ -30,38 +32,41 @@ def load(shape: workload.Shape, precision: str) -> tuple[Policy, Scorer, torch.o
         workload.language_model(shape).to(dtype).save_pretrained(f"{folder}/lm")
         workload.reward_model(shape).to(dtype).save_pretrained(f"{folder}/rm")
         model = load_causal(f"{folder}/lm", precision)
-        scorer = Scorer(load_scorer(f"{folder}/rm", precision), precision)
+        scorer = Scorer(load_classifier(f"{folder}/rm", precision), precision)
     lora = workload.LORA
     torch.manual_seed(0)
     model = add_lora(model, r=lora["r"], alpha=lora["lora_alpha"], dropout=lora["lora_dropout"],
                             target_modules=tuple(lora["target_modules"]), precision=precision)
     policy = Policy(model, 1.0, precision)
-    return policy, scorer, torch.optim.Adam(policy.trained().values(), lr=workload.LEARNING_RATE, eps=1e-5)
+    return policy, scorer, torch.optim.Adam(policy.trainable_parameters().values(), lr=workload.LEARNING_RATE, eps=1e-5)
 
 
 def iterate(policy: Policy, scorer: Scorer, optimizer, prompts: list[list[int]], shape: workload.Shape,
             clock: workload.Clock, generator: torch.Generator) -> None:
-    """One PPO step as stages/ppo.py takes it, each phase on the clock."""
-    update = UpdateSettings(
-        epochs=shape.epochs, minibatch_prompts=shape.minibatch, microbatch_prompts=shape.minibatch, gamma=1.0,
-        gae_lambda=0.95, clip_range=0.2, value_clip_range=0.2, value_coefficient=0.1, max_gradient_norm=1.0,
-        max_ratio=10.0, update_kl_limit=None, forward_prompts=shape.minibatch)
+    """Take one PPO step as PPOTrainer.step does, with each phase on the clock."""
+    settings = UpdateSettings(
+        epochs=shape.epochs, minibatch_prompts=shape.minibatch, microbatch_prompts=shape.minibatch, clip_range=0.2,
+        value_clip_range=0.2, value_coefficient=0.1, max_gradient_norm=1.0, max_ratio=10.0, update_kl_limit=None)
     with clock.phase("generate"):
         rollout = generate(policy, prompts, shape.response, generator)
     assert all(len(response) == shape.response for response in rollout.responses)
     with clock.phase("reward"):
-        scores = scorer(rollout.prompts, rollout.responses)
+        rewards = scorer(rollout.prompts, rollout.responses)
     with clock.phase("old and reference"):
-        keep = policy.precision == "fp32"  # where a run's start-up check finds them equal
-        seen = build_trajectory(policy, rollout, scores, workload.KL_COEFFICIENT, update, keep)
+        reuse = policy.precision == "fp32"  # where a run's start-up check finds them equal
+        scores = score_rollout(policy, rollout, shape.minibatch, reuse)
+        token_rewards = kl_penalised_rewards(rewards.to(scores.logprobs), scores.logprobs, scores.ref_logprobs,
+                                             scores.mask, workload.KL_COEFFICIENT)
+        advantages, returns = gae_advantages(token_rewards, scores.values, scores.mask, gamma=1.0, gae_lambda=0.95)
+        trajectory = Trajectory.from_scores(rollout, scores, advantages, returns)
     with clock.phase("optimise"):
-        update(policy, optimizer, seen, update, generator)
+        update_policy(policy, optimizer, trajectory, settings, generator)
 
 
 def generate(policy: Policy, prompts: list[list[int]], tokens: int, generator: torch.Generator):
-    with policy.merged() as model:
+    with policy.merge_adapter() as model:
         return sample(model, prompts, max_new_tokens=tokens, temperature=1.0, stop_ids=[workload.NO_EOS],
-                      generator=generator, precision=policy.precision, value_fn=policy.values_of)
+                      generator=generator, precision=policy.precision, value_fn=policy.values_from_hidden)
 
 
 def main() -> None:

@@ -40,7 +40,8 @@ def peers(folder: Path, shape: Shape) -> list[Contender]:
         return folder / name / "bin" / "python"
 
     def legacy(name: str, batch: int, **environment: str) -> Contender:
-        return Contender(name, python("legacy_trl"), "benchmarks.ppo.peers.trl_0_11", ("--generation_batch", str(batch)),
+        return Contender(name, python("legacy_trl"), "benchmarks.ppo.peers.trl_0_11",
+                         ("--generation_batch", str(batch)),
                          environment)
 
     return [legacy(LEGACY, shape.batch), legacy(PUBLISHED, 4),

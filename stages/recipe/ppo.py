@@ -146,7 +146,7 @@ class Ppo:
     max_kl_nats: float = setting(
         10.0, "stop above this KL per response on held-out prompts, and never keep such a policy [ours]")
     patience_evaluations: int | None = setting(
-        None, "stop after this many evaluations without a better objective; null: never [ours]")
+        None, "stop after this many evaluations without a better validation_selection_score; null: never [ours]")
     max_skipped_in_a_row: int | None = setting(None, "stop after more skipped minibatches in a row; null: never [ours]")
     min_entropy_nats: float = setting(0.0, "stop if the policy's entropy per token falls below this; 0: never [ours]")
     save_every_iterations: int = setting(10, "iterations between checkpoints [ours]")

@@ -1,39 +1,70 @@
-"""From scores to advantages. Shapes: [B, R] rows by response tokens; `mask` is 1.0 at response tokens."""
+"""Advantage estimation. Shapes: B responses, R response tokens; `mask` [B, R] is 1.0 at response tokens, 0.0 elsewhere.
 
+An advantage estimator maps token rewards, values and mask, all [B, R], to advantages and returns [B, R]. PPOTrainer
+takes it as an argument.
+"""
+
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 
 from stages.rl.losses import masked_mean, masked_sum
 
+AdvantageEstimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float) -> torch.Tensor:
-    """Generalised advantage estimates [B, R]; the value after the last token is 0 (arXiv 1506.02438, eq. 16)."""
+
+def gae_advantages(
+    token_rewards: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    variance: Literal["biased", "unbiased"] = "biased",
+    whiten_rewards: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Estimate whitened advantages by GAE, and returns: the advantages before whitening plus the values.
+
+    variance: see `whiten`. whiten_rewards: first divide the token rewards by their standard deviation.
+    """
+    if whiten_rewards:
+        token_rewards = whiten(token_rewards, mask, variance=variance, keep_mean=True)
+    advantages = gae(token_rewards, values, mask, gamma, gae_lambda)
+    return whiten(advantages, mask, variance=variance), advantages + values
+
+
+def gae(
+    token_rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, gae_lambda: float
+) -> torch.Tensor:
+    """Compute generalised advantage estimates [B, R] (arXiv 1506.02438, eq. 16).
+
+    A_t = sum_k (gamma lambda)^k delta_{t+k} with delta_t = r_t + gamma V_{t+1} - V_t; V is 0 after the last token.
+    """
     values = torch.where(mask.bool(), values, 0.0)
-    advantages = torch.zeros_like(rewards)
-    following = torch.zeros_like(rewards[:, 0])
-    for t in reversed(range(rewards.shape[1])):
-        next_value = values[:, t + 1] if t + 1 < rewards.shape[1] else torch.zeros_like(following)
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        following = torch.where(mask[:, t].bool(), delta + gamma * lam * following, 0.0)
-        advantages[:, t] = following
+    advantages = torch.zeros_like(token_rewards)
+    next_advantage = next_value = torch.zeros_like(token_rewards[:, 0])
+    for t in reversed(range(token_rewards.shape[1])):
+        delta = token_rewards[:, t] + gamma * next_value - values[:, t]
+        next_advantage = torch.where(mask[:, t].bool(), delta + gamma * gae_lambda * next_advantage, 0.0)
+        advantages[:, t], next_value = next_advantage, values[:, t]
     return advantages
 
 
 def whiten(
-    values: torch.Tensor,
+    x: torch.Tensor,
     mask: torch.Tensor,
     *,
     variance: Literal["biased", "unbiased"] = "biased",
     keep_mean: bool = False,
 ) -> torch.Tensor:
-    """Mean 0 and standard deviation 1 over the response tokens (eps 1e-8 under the root); 0 elsewhere.
+    """Scale x [B, R] to mean 0 and standard deviation 1 over the response tokens; 0 elsewhere (eps 1e-8).
 
-    variance: 'unbiased' divides by one token less, as TRL. keep_mean: the mean stays as it was, as rewards need it.
-    Fewer than two tokens have no spread: they are only centred.
+    variance: 'biased' divides by the number of tokens, 'unbiased' by one less, as TRL. keep_mean: leave the mean as it
+    is, for rewards. Fewer than two tokens have no variance and are only centred.
     """
-    mean, tokens = masked_mean(values, mask), mask.sum()
-    whitened = values - mean
+    mean, tokens = masked_mean(x, mask), mask.sum()
+    whitened = x - mean
     if tokens > 1:
         freedom = tokens if variance == "biased" else tokens - 1
         whitened = whitened * torch.rsqrt(masked_sum(whitened**2, mask) / freedom + 1e-8)

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Collect rollouts: sample responses from the policy with the statistics that PPO needs."""
 
 import torch
 
@@ -9,18 +9,21 @@ from stages.rl.policy import Policy
 
 
 def collect_rollout(
-    policy: Policy, prompts: list[list[int]], how: SamplingParams, generator: torch.Generator, forward_prompts: int
+    policy: Policy, prompts: list[list[int]], sampling: SamplingParams, generator: torch.Generator, forward_prompts: int
 ) -> Rollout:
-    """A rollout with its log-probabilities, values and entropies; forward_prompts: see Policy.with_values."""
-    most: int | list[int] = how.max_response_tokens
-    if how.response_length == "sampled":
-        span = (how.min_response_tokens, how.max_response_tokens + 1)
-        most = torch.randint(*span, (len(prompts),), generator=generator).tolist()
-    with policy.merged() as model:
+    """Sample one response per prompt, with log-probabilities, values and entropies of its tokens.
+
+    forward_prompts: rows per forward pass of a separate value adapter.
+    """
+    limits: int | list[int] = sampling.max_response_tokens
+    if sampling.response_length == "sampled":
+        span = (sampling.min_response_tokens, sampling.max_response_tokens + 1)
+        limits = torch.randint(*span, (len(prompts),), generator=generator).tolist()
+    fixed = sampling.response_length == "fixed"
+    with policy.merge_adapter() as model:
         rollout = sample(
-            model, prompts, max_new_tokens=most, temperature=how.temperature, generator=generator,
-            stop_ids=() if how.response_length == "fixed" else how.stop_ids,
-            precision=policy.precision, value_fn=policy.values_of, top_k=how.top_k, top_p=how.top_p,
+            model, prompts, max_new_tokens=limits, temperature=sampling.temperature, generator=generator,
+            stop_ids=() if fixed else sampling.stop_ids, precision=policy.precision,
+            value_fn=policy.values_from_hidden, top_k=sampling.top_k, top_p=sampling.top_p,
         )
-    rollout = cut_at_stop(rollout, how.stop_ids) if how.response_length == "fixed" else rollout
-    return policy.with_values(rollout, forward_prompts)
+    return policy.fill_values(cut_at_stop(rollout, sampling.stop_ids) if fixed else rollout, forward_prompts)

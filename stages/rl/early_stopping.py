@@ -1,7 +1,4 @@
-"""When a run should stop, and why, in words: too far from the reference, no progress, updates skipped, no entropy left.
-
-The rules read the rows that a run writes down anyway: what stopped it stands in its history.
-"""
+"""Rules that end a run early: KL too large, no progress, too many skipped updates, entropy too low."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +7,7 @@ from math import inf
 
 @dataclass(frozen=True)
 class StopRules:
-    """As in the recipe's section ppo. None, and a least entropy of 0, is a rule that is off."""
+    """Limits, named as in the recipe's section `ppo`. None disables a rule, for min_entropy_nats: 0."""
 
     max_kl_nats: float
     patience_evaluations: int | None
@@ -20,49 +17,49 @@ class StopRules:
 
 @dataclass
 class EarlyStopping:
-    """What the rules remember; `reason` is None until one of them says stop, and then the first one's."""
+    """The state of the rules. `reason`: why to stop, from the first rule that applied; None to continue."""
 
     rules: StopRules
     reason: str | None = None
-    best_objective: float | None = None
+    best_score: float | None = None
     evaluations_without_better: int = 0
     skipped_in_a_row: int = 0
 
-    def evaluated(self, row: dict[str, float]) -> bool:
-        """Take in the `kl` and `objective` of held-out prompts; whether to keep this policy: the best, and near enough.
+    def check_evaluation(self, row: dict[str, float]) -> bool:
+        """Check `kl` and `selection_score` of an evaluation; return whether this policy is the best and within the KL.
 
-        What is not a number is neither.
+        NaN fails both.
         """
         if not row["kl"] <= self.rules.max_kl_nats:
             self._stop(f"the KL on held-out prompts, {row['kl']:.3g} nats a response, is above max_kl_nats "
                        f"({self.rules.max_kl_nats:g})")
             return False
-        if row["objective"] > (-inf if self.best_objective is None else self.best_objective):
-            self.best_objective, self.evaluations_without_better = row["objective"], 0
+        if row["selection_score"] > (-inf if self.best_score is None else self.best_score):
+            self.best_score, self.evaluations_without_better = row["selection_score"], 0
             return True
         self.evaluations_without_better += 1
         if self.evaluations_without_better == self.rules.patience_evaluations:
-            best = "any" if self.best_objective is None else f"{self.best_objective:.4g}"
-            self._stop(f"no better objective than {best} in patience_evaluations ({self.evaluations_without_better}) "
-                       f"evaluations")
+            best = "any" if self.best_score is None else f"{self.best_score:.4g}"
+            self._stop(f"no better selection_score than {best} in patience_evaluations "
+                       f"({self.evaluations_without_better}) evaluations")
         return False
 
-    def updated(self, row: dict[str, float], skipped: Sequence[bool]) -> None:
-        """Take in an iteration's `entropy` (nats a token) and which of its minibatches were skipped, in order."""
+    def check_update(self, row: dict[str, float], skipped: Sequence[bool]) -> None:
+        """Check an iteration's `entropy`, nats per token, and which of its minibatches were skipped, in order."""
         longest = 0
         for skip in skipped:
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if skip else 0
             longest = max(longest, self.skipped_in_a_row)
-        most = self.rules.max_skipped_in_a_row
-        if most is not None and longest > most:
+        limit = self.rules.max_skipped_in_a_row
+        if limit is not None and longest > limit:
             self._stop(f"{longest} minibatches in a row were skipped (ratio above max_ratio, or gradient not finite), "
-                       f"more than max_skipped_in_a_row ({most})")
+                       f"more than max_skipped_in_a_row ({limit})")
         if self.rules.min_entropy_nats and not row["entropy"] >= self.rules.min_entropy_nats:
             self._stop(f"the entropy, {row['entropy']:.3g} nats a token, is below min_entropy_nats "
-                       f"({self.rules.min_entropy_nats:g}): answers have become all alike")
+                       f"({self.rules.min_entropy_nats:g}): the policy has collapsed to few answers")
 
     def state(self) -> dict:
-        """Plain JSON for a checkpoint; `Stopper(rules, **state)` goes on from it."""
+        """Return the state as JSON for a checkpoint; continue with `EarlyStopping(rules, **state)`."""
         return {name: value for name, value in vars(self).items() if name != "rules"}
 
     def _stop(self, reason: str) -> None:

@@ -1,48 +1,71 @@
-"""KL from a policy to its reference: estimates from sampled tokens, and the controller of the penalty's weight.
+"""KL divergence from the policy to its reference: estimators, the penalised rewards, and the adaptive coefficient.
 
-Estimates of KL(p || q) for tokens drawn from p are from Schulman, "Approximating KL divergence"; `log_p` and `log_q`
-are any two tensors of one shape, the result has it too, in nats. They are numbers for rewards and reports, never losses
-to differentiate: the gradient of k1 is 0 on average, and that of none is the gradient of the KL (arXiv 2506.09477).
+The estimators of KL(p || q) from tokens sampled from p are those of Schulman's note "Approximating KL divergence"
+(2020). They map log-probabilities under p and under q, of one shape, to nats of that shape. They serve rewards and
+metrics and are not losses: the gradient of k1 is 0 on average, and no estimator's gradient is that of the KL
+(arXiv 2506.09477).
 """
 
 import torch
 
 
-def kl_k1(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """log p - log q. Unbiased, signed."""
-    return log_p - log_q
+def kl_k1(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """Compute log p - log q: unbiased, signed."""
+    return logprobs - ref_logprobs
 
 
-def kl_k2(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """(log p - log q)^2 / 2. Never negative, biased (by +25 % between normals one deviation apart)."""
-    return 0.5 * (log_p - log_q) ** 2
+def kl_k2(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """Compute (log p - log q)^2 / 2: never negative, biased (+25 % between normals one standard deviation apart)."""
+    return 0.5 * (logprobs - ref_logprobs) ** 2
 
 
-def kl_k3(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """r - 1 - log r with r = q/p. Unbiased, never negative."""
-    log_ratio = log_q - log_p
-    return torch.expm1(log_ratio) - log_ratio  # expm1: r - 1 has few digits left where r is near 1
+def kl_k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """Compute r - 1 - log r with r = q / p: unbiased, never negative."""
+    log_ratio = ref_logprobs - logprobs
+    return torch.expm1(log_ratio) - log_ratio  # exp(x) - 1 cancels most digits near 0
 
 
-def kl_absolute(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """|log p - log q|. Never negative, far too large for small KL: it grows as the KL's root."""
-    return (log_p - log_q).abs()
+def kl_absolute(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """Compute |log p - log q|: never negative, and far too large for a small KL, as it grows with the KL's root."""
+    return (logprobs - ref_logprobs).abs()
 
 
 ESTIMATORS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3, "absolute": kl_absolute}
 
 
-def adapted_beta(beta: float, kl: float, target: float, horizon: int, responses: int) -> float:
-    """beta after a batch of `responses` whose mean KL (nats a response) was `kl` (arXiv 1909.08593, section 2.2)."""
+def kl_penalised_rewards(
+    rewards: torch.Tensor,
+    logprobs: torch.Tensor,
+    ref_logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    beta: float,
+    kl_estimator: str = "k1",
+) -> torch.Tensor:
+    """Compute token rewards [B, R] without gradient: -beta KL_t, plus the response's reward [B] at its last token.
+
+    InstructGPT (arXiv 2203.02155), eq. 2. logprobs, ref_logprobs, mask: [B, R]. kl_estimator: a key of ESTIMATORS.
+
+    As part of a reward, only k1 has the KL's policy gradient, on average: k2 and absolute are biased, and k3, unbiased
+    as a number, also pulls the reference's probability mass in (trl#3240).
+    """
+    kl = ESTIMATORS[kl_estimator](logprobs.detach(), ref_logprobs.detach())
+    token_rewards = torch.where(mask.bool(), -beta * kl, 0.0)
+    last = mask.sum(-1).long() - 1
+    token_rewards[torch.arange(len(rewards)), last] += rewards
+    return token_rewards
+
+
+def adapt_beta(beta: float, kl: float, target: float, horizon: int, responses: int) -> float:
+    """Compute beta after a batch of `responses` with mean KL `kl`, in nats per response (arXiv 1909.08593, 2.2)."""
     error = min(max(kl / target - 1, -0.2), 0.2)
     return beta * (1 + error * responses / horizon)
 
 
 class KlController:
-    """Holds beta, the weight of the KL penalty; with a target it is steered so that the KL of a response meets it.
+    """The KL coefficient beta: fixed, or adapted so that the KL per response reaches a target.
 
-    target_nats: KL a response; None keeps beta fixed. horizon_responses: time constant: an update multiplies beta by
-    1 +- 0.2 x responses / horizon at most (arXiv 1909.08593, section 2.2). ValueError for one that is not above 0.
+    target_nats: KL per response; None keeps beta fixed. horizon_responses: time constant; an update multiplies beta by
+    1 +- 0.2 * responses / horizon at most (arXiv 1909.08593, section 2.2). Raises ValueError unless both are above 0.
     """
 
     def __init__(self, coefficient: float, target_nats: float | None, horizon_responses: int):
@@ -51,39 +74,20 @@ class KlController:
                 f"kl_target_nats and kl_horizon_responses must be above 0, not {target_nats} and {horizon_responses}; "
                 f"a target of null keeps kl_coefficient fixed"
             )
-        self.beta, self.target, self.horizon = coefficient, target_nats, horizon_responses
+        self.beta, self.target_nats, self.horizon_responses = coefficient, target_nats, horizon_responses
 
     def update(self, kl: float, responses: int) -> None:
-        """After a batch of `responses` whose mean KL was `kl`, nats a response; ValueError when `kl` is NaN."""
+        """Adapt beta to a batch of `responses` with mean KL `kl`, nats per response; raise ValueError if it is NaN."""
         if kl != kl:
-            raise ValueError("the KL of this batch is not a number: beta would never be one again; look at the rollout")
-        if self.target is not None:
-            self.beta = adapted_beta(self.beta, kl, self.target, self.horizon, responses)
+            raise ValueError("KL is NaN for this batch, and would make beta NaN for good: inspect the rollout's "
+                             "log-probabilities")
+        if self.target_nats is not None:
+            self.beta = adapt_beta(self.beta, kl, self.target_nats, self.horizon_responses, responses)
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps, as plain JSON numbers."""
+        """Return the state for a checkpoint, as JSON numbers."""
         return {"beta": self.beta}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Take up a `state()`."""
+        """Continue from a `state()`."""
         self.beta = state["beta"]
-
-
-def kl_penalised_rewards(
-    scores: torch.Tensor,
-    log_p: torch.Tensor,
-    log_ref: torch.Tensor,
-    mask: torch.Tensor,
-    beta: float,
-    kl_estimator: str = "k1",
-) -> torch.Tensor:
-    """-beta KL at every response token, plus the row's score [B] at its last (InstructGPT eq. 2); no gradient.
-
-    kl_estimator: a name of kl.ESTIMATORS. In a reward only k1's policy gradient is that of the KL, on average: k2 and
-    absolute are biased, and k3, unbiased as a number, also pulls the reference's mass in (trl#3240).
-    """
-    kl = ESTIMATORS[kl_estimator](log_p.detach(), log_ref.detach())
-    rewards = torch.where(mask.bool(), -beta * kl, 0.0)
-    last = mask.sum(-1).long() - 1
-    rewards[torch.arange(len(scores)), last] += scores
-    return rewards

@@ -1,149 +1,240 @@
-"""One PPO iteration: sample responses, score them, estimate advantages, update; and the same on held-out prompts.
+"""PPO of a language model against a reward, with a KL penalty to a frozen reference.
 
-Everything random is drawn from generators that the caller seeds by iteration and purpose: the engine holds no random
-state, so a run can be resumed at any iteration.
+`PPOTrainer.step` is the algorithm; training_loop.py calls it, evaluates and saves checkpoints.
+
+Sources: PPO (arXiv 1707.06347), its use on language models (arXiv 1909.08593 and 2203.02155), and "The N Implementation
+Details of RLHF with PPO".
+Shapes: B responses (rows), R response tokens. Masks are 1.0 at response tokens, and tensors 0 elsewhere.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from stages.generation.rollout import Rollout
-from stages.generation.sampler import sample_in_batches
 from stages.generation.sampling_params import SamplingParams
+from stages.rl.advantages import AdvantageEstimator
 from stages.rl.collect_rollouts import collect_rollout
-from stages.rl.kl import KlController
-from stages.rl.losses import masked_mean
+from stages.rl.kl import KlController, kl_k3, kl_penalised_rewards
+from stages.rl.losses import masked_mean, masked_sum, policy_loss, value_loss
+from stages.rl.phase_timer import PhaseTimer
 from stages.rl.policy import Policy
-from stages.rl.ppo_update import update
 from stages.rl.rewards.shaping import RewardShaper, ShapedRewards
-from stages.rl.trajectory import Trajectory, Update, build_trajectory, score_rollout
-from stages.training.memory import track_peak_memory
+from stages.rl.trajectory import Trajectory, score_rollout, select_allowed_token_ids
+from stages.training.memory import retry_with_smaller_batches
+from stages.training.optimizers import clip_gradient_norm
+
+STATISTICS = ("policy_loss", "value_loss", "ratio", "clip_fraction", "update_kl")
 
 
-class PhaseTimer:
-    """Seconds, tokens a second and peak memory of each phase of an iteration."""
+@dataclass(frozen=True)
+class UpdateSettings:
+    """Settings of the update, named as in the recipe's section `ppo`."""
 
-    def __init__(self):
-        self.row: dict[str, float] = {}
-
-    def run(self, name: str, tokens_of: Callable, call: Callable):
-        """call() on the clock; tokens_of(its result) is what the phase worked through."""
-        with track_peak_memory() as cost:
-            found = call()
-        peak = max(self.row.get("peak_memory_mib", 0), round(cost.peak_bytes / 2**20))
-        self.row |= {
-            f"{name}_seconds": round(cost.seconds, 3),
-            f"{name}_tokens_per_second": round(tokens_of(found) / max(cost.seconds, 1e-9)),
-            "peak_memory_mib": peak,
-        }
-        return found
+    epochs: int
+    minibatch_prompts: int
+    microbatch_prompts: int
+    clip_range: float
+    value_clip_range: float | None
+    value_coefficient: float
+    max_gradient_norm: float | None
+    max_ratio: float
+    update_kl_limit: float | None
 
 
 @dataclass
 class PPOTrainer:
-    """The parts of a run that an iteration uses. `microbatch_prompts` shrinks when memory does not suffice."""
+    """The parts of PPO.
+
+    It holds no random state: every step is given its generators, so that a run can resume at any iteration.
+    forward_prompts: rows per forward pass without gradients. reuse_rollout_logprobs: see `score_rollout`.
+    """
 
     policy: Policy
-    rewards: RewardShaper
+    reward_shaper: RewardShaper
     optimizer: torch.optim.Optimizer
-    controller: KlController
+    kl_controller: KlController
     sampling: SamplingParams
-    update: Update
-    keep_rollout_log_p: bool = False
+    estimate_advantages: AdvantageEstimator
+    update_settings: UpdateSettings
+    kl_estimator: str
+    forward_prompts: int
+    reuse_rollout_logprobs: bool = False
 
-    def iterate(
+    def step(
         self,
         prompts: list[list[int]],
-        generator: Callable[[str], torch.Generator],
+        generators: Callable[[str], torch.Generator],
         learning_rate: float,
-        only_values: bool = False,
+        critic_only: bool = False,
     ) -> tuple[dict, dict]:
-        """Learn from one rollout batch: numbers for the history, numbers for the timing.
+        """Run one iteration on a batch of prompts; return the rows of the history and of the timing.
 
-        generator: a purpose ('sampling', 'minibatches') to its generator of this iteration. only_values: see
-        Policy.only_values.
+        generators: maps 'sampling' and 'minibatches' to this iteration's generators. critic_only: train only the value
+        function.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        phases = PhaseTimer()
-        rollout = phases.run("rollout", _response_tokens, lambda: collect_rollout(
-            self.policy, prompts, self.sampling, generator("sampling"), self.update.forward_prompts))
-        scored = phases.run("score", lambda _: _all_tokens(rollout), lambda: self.rewards(
-            rollout, update_statistics=True))
-        seen = phases.run("experience", lambda _: _all_tokens(rollout), lambda: build_trajectory(
-            self.policy, rollout, scored.rewards, self.controller.beta, self.update, self.keep_rollout_log_p))
-        numbers = phases.run("update", lambda _: _all_tokens(rollout) * self.update.epochs, lambda: self._learn(
-            seen, generator("minibatches"), only_values))
-        row = self._row(rollout, scored, seen) | numbers | {"learning_rate": learning_rate}
-        self.controller.update(row["kl"], len(prompts))
-        return row, phases.row | {"tokens": _response_tokens(rollout)}
+        timer, beta = PhaseTimer(), self.kl_controller.beta
 
-    def held_out(
-        self, prompts: list[list[int]], batch_prompts: int, seed: int, kl_coefficient: float
-    ) -> tuple[dict, Rollout, torch.Tensor]:
-        """Numbers on prompts that are not trained on, met with the same random numbers each time; answers; rewards [B].
+        # 1. Collect: sample a response to each prompt.
+        with timer.phase("rollout"):
+            rollout = collect_rollout(
+                self.policy, prompts, self.sampling, generators("sampling"), self.forward_prompts)
 
-        objective: reward, before any running scale, minus kl_coefficient times the KL: by it a policy is chosen.
-        """
-        with self.policy.merged() as model:
-            rollout = sample_in_batches(
-                model, prompts, batch_prompts, seed, precision=self.policy.precision,
-                max_new_tokens=self.sampling.max_response_tokens, temperature=self.sampling.temperature,
-                stop_ids=self.sampling.stop_ids,
-            )
-        scored = self.rewards(rollout, update_statistics=False)
-        kl, reward = score_rollout(self.policy, rollout, self.update.forward_prompts).sequence_kl(), float(scored.rewards.mean())
-        objective = reward * scored.scale - kl_coefficient * kl
-        row = {"reward": reward, "kl": kl, "objective": objective, **scored.numbers(), **rollout.numbers()}
-        return row, rollout, scored.rewards
+        # 2. Score: a reward for each response [B]; log-probabilities and a value for each of its tokens [B, R].
+        with timer.phase("score"):
+            shaped = self.reward_shaper(rollout, update_statistics=True)
+        with timer.phase("experience"):
+            scores = score_rollout(self.policy, rollout, self.forward_prompts, self.reuse_rollout_logprobs)
+
+            # 3. Penalise: -beta KL at each token, plus the response's reward at its last token [B, R].
+            token_rewards = kl_penalised_rewards(
+                shaped.rewards.to(scores.logprobs), scores.logprobs, scores.ref_logprobs, scores.mask, beta,
+                self.kl_estimator)
+
+            # 4. Estimate advantages and returns [B, R].
+            advantages, returns = self.estimate_advantages(token_rewards, scores.values, scores.mask)
+            trajectory = Trajectory.from_scores(rollout, scores, advantages, returns)
+
+        # 5. Update policy and value function: epochs of minibatch steps on the clipped losses. Then adapt beta.
+        with timer.phase("update"), self.policy.critic_only() if critic_only else nullcontext():
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            statistics = update_policy(
+                self.policy, self.optimizer, trajectory, self.update_settings, generators("minibatches"))
+        self.update_settings = replace(self.update_settings, microbatch_prompts=statistics["microbatch_prompts"])
+        row = {**self._metrics(rollout, shaped, trajectory), **statistics, "learning_rate": learning_rate}
+        self.kl_controller.update(row["kl"], len(prompts))
+        return row, _timing(timer, rollout, self.update_settings.epochs)
 
     def state(self) -> dict:
-        """What changes from iteration to iteration beside weights and optimiser, as plain JSON."""
+        """Return as JSON what changes between iterations, besides weights and optimiser."""
         return {
-            "controller": self.controller.state(),
-            "rewards": self.rewards.state(),
-            "microbatch_prompts": self.update.microbatch_prompts,
-            "keep_rollout_log_p": self.keep_rollout_log_p,
+            "kl_controller": self.kl_controller.state(),
+            "reward_shaper": self.reward_shaper.state(),
+            "microbatch_prompts": self.update_settings.microbatch_prompts,
+            "reuse_rollout_logprobs": self.reuse_rollout_logprobs,
         }
 
     def restore(self, state: dict) -> None:
-        """Go on from `state`."""
-        self.controller.restore(state["controller"])
-        self.rewards.restore(state["rewards"])
-        self.update = replace(self.update, microbatch_prompts=state["microbatch_prompts"])
-        self.keep_rollout_log_p = state["keep_rollout_log_p"]
+        """Continue from a `state()`."""
+        self.kl_controller.restore(state["kl_controller"])
+        self.reward_shaper.restore(state["reward_shaper"])
+        self.update_settings = replace(self.update_settings, microbatch_prompts=state["microbatch_prompts"])
+        self.reuse_rollout_logprobs = state["reuse_rollout_logprobs"]
 
-    def _learn(self, seen: Trajectory, generator: torch.Generator, only_values: bool) -> dict:
-        if only_values:
-            with self.policy.only_values():
-                return self._learn(seen, generator, only_values=False)
-        numbers = update(self.policy, self.optimizer, seen, self.update, generator)
-        self.update = replace(self.update, microbatch_prompts=numbers["microbatch_prompts"])
-        return numbers
-
-    def _row(self, rollout: Rollout, scored: ShapedRewards, seen: Trajectory) -> dict[str, float]:
-        kl, reward = seen.sequence_kl(), float(scored.rewards.mean())
+    def _metrics(self, rollout: Rollout, shaped: ShapedRewards, trajectory: Trajectory) -> dict[str, float]:
+        """Summarise a rollout. objective: what PPO maximises, the mean reward minus the present beta times the KL."""
+        kl, reward = trajectory.sequence_kl(), float(shaped.rewards.mean())
         return {
             "reward": reward,
-            "reward_std": float(scored.rewards.std()),
-            **scored.numbers(),
+            "reward_std": float(shaped.rewards.std()),
+            **shaped.numbers(),
             "kl": kl,
-            "kl_per_token": float(masked_mean(seen.log_p - seen.log_ref, seen.mask)),
-            "beta": self.controller.beta,
-            "objective": reward - self.controller.beta * kl,
-            "entropy": float(masked_mean(rollout.entropy, seen.mask)),
-            "reference_perplexity": math.exp(-float(masked_mean(seen.log_ref, seen.mask))),
-            "explained_variance": seen.explained_variance(),
-            **rollout.numbers(),
+            "kl_per_token": float(masked_mean(trajectory.logprobs - trajectory.ref_logprobs, trajectory.mask)),
+            "beta": self.kl_controller.beta,
+            "objective": reward - self.kl_controller.beta * kl,
+            "entropy": float(masked_mean(rollout.entropy, trajectory.mask)),
+            "reference_perplexity": math.exp(-float(masked_mean(trajectory.ref_logprobs, trajectory.mask))),
+            "explained_variance": trajectory.explained_variance(),
+            **rollout.metrics(),
         }
 
 
-def _response_tokens(rollout: Rollout) -> int:
-    return sum(map(len, rollout.responses))
+def update_policy(
+    policy: Policy, optimizer, trajectory: Trajectory, settings: UpdateSettings, generator: torch.Generator
+) -> dict:
+    """Train on every response once per epoch, in a new order each epoch; return mean statistics.
+
+    Stops once the policy has moved `update_kl_limit` nats per token from the rollout's. Skips a minibatch whose mean
+    ratio is above `max_ratio` or whose gradient is not finite (`skips`: one flag per minibatch). Shrinks the microbatch
+    when memory does not suffice (`microbatch_prompts`: its size at the end).
+    """
+    log: list[dict[str, float]] = []
+    stopped = False
+    for rows in draw_minibatches(len(trajectory.prompts), settings, generator):
+        means, microbatch = backward_with_oom_retry(policy, optimizer, trajectory, rows, settings)
+        settings = replace(settings, microbatch_prompts=microbatch)
+        log.append(_optimizer_step(optimizer, means, settings))
+        stopped = settings.update_kl_limit is not None and log[-1]["update_kl"] > settings.update_kl_limit
+        if stopped:
+            break
+    return {name: sum(row[name] for row in log) / len(log) for name in log[0] if name != "skipped"} | {
+        "first_ratio": log[0]["ratio"],
+        "minibatches": len(log),
+        "microbatch_prompts": settings.microbatch_prompts,
+        "update_stopped_early": float(stopped),
+        "skipped": sum(row["skipped"] for row in log),
+        "skips": [bool(row["skipped"]) for row in log],
+    }
 
 
-def _all_tokens(rollout: Rollout) -> int:
-    return _response_tokens(rollout) + sum(map(len, rollout.prompts))
+def draw_minibatches(rows: int, settings: UpdateSettings, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """Yield the row indices of each minibatch [b], epoch after epoch."""
+    for _ in range(settings.epochs):
+        yield from torch.randperm(rows, generator=generator).split(settings.minibatch_prompts)
+
+
+def backward_with_oom_retry(
+    policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, settings: UpdateSettings
+) -> tuple[dict[str, float], int]:
+    """Compute the gradients of a minibatch, rows [b]; return the means of STATISTICS and the microbatch that fits."""
+    backward = partial(_backward, policy, optimizer, trajectory, rows, settings)
+    return retry_with_smaller_batches(backward, settings.microbatch_prompts)
+
+
+def _backward(
+    policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, settings: UpdateSettings, microbatch: int
+) -> dict[str, float]:
+    """Accumulate the gradients of the microbatches, normalised by the minibatch's tokens; return mean STATISTICS."""
+    optimizer.zero_grad(set_to_none=True)
+    tokens = trajectory.mask[rows].sum()
+    sums = torch.zeros(len(STATISTICS), device=tokens.device)
+    for microbatch_rows in rows.split(microbatch):
+        loss, microbatch_sums = ppo_loss(policy, trajectory, microbatch_rows, tokens, settings)
+        sums += microbatch_sums
+        loss.backward()
+    return dict(zip(STATISTICS, (sums / tokens).tolist(), strict=True))
+
+
+def ppo_loss(
+    policy: Policy, trajectory: Trajectory, rows: torch.Tensor, tokens: torch.Tensor, settings: UpdateSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the loss of some rows as their share of the mean over `tokens`, and STATISTICS summed over their tokens.
+
+    Loss: clipped policy loss (arXiv 1707.06347, eq. 7) + value_coefficient * clipped value loss.
+    """
+    index = rows.tolist()
+    new = policy([trajectory.prompts[i] for i in index], [trajectory.responses[i] for i in index],
+                 select_allowed_token_ids(trajectory, index))
+    old_logprobs, old_values, advantages, returns = (
+        x[rows, : new.mask.shape[1]]
+        for x in (trajectory.logprobs, trajectory.values, trajectory.advantages, trajectory.returns))
+    ratio = torch.where(new.mask.bool(), new.logprobs - old_logprobs, 0.0).exp()
+    policy_part = masked_sum(policy_loss(ratio, advantages, settings.clip_range), new.mask)
+    value_part = masked_sum(value_loss(new.values, old_values, returns, settings.value_clip_range), new.mask)
+    with torch.no_grad():
+        clipped = ((ratio - 1).abs() > settings.clip_range).float()
+        monitored = [masked_sum(x, new.mask) for x in (ratio, clipped, kl_k3(old_logprobs, new.logprobs))]
+        sums = torch.stack([policy_part, value_part, *monitored])
+    return (policy_part + settings.value_coefficient * value_part) / tokens, sums
+
+
+def _optimizer_step(optimizer, means: dict[str, float], settings: UpdateSettings) -> dict[str, float]:
+    """Clip the gradient and step, unless the minibatch is to be skipped; return its statistics."""
+    norm = clip_gradient_norm(optimizer, settings.max_gradient_norm)
+    skipped = not (means["ratio"] <= settings.max_ratio and norm < float("inf"))
+    if not skipped:
+        optimizer.step()
+    return means | {"gradient_norm": norm, "skipped": float(skipped)}
+
+
+def _timing(timer: PhaseTimer, rollout: Rollout, epochs: int) -> dict[str, float]:
+    """Return the row of timing.jsonl; a phase's tokens are those it processes."""
+    sampled = sum(map(len, rollout.responses))
+    total = sampled + sum(map(len, rollout.prompts))
+    processed = {"rollout": sampled, "score": total, "experience": total, "update": total * epochs}
+    return timer.metrics(processed) | {"tokens": sampled}

@@ -319,8 +319,8 @@ def test_phases_beside_their_floors():
 
 def test_our_step_runs_and_learns():
     engine, clock = ours.load(TINY, "fp32"), workload.Clock()
-    before = {name: p.detach().clone() for name, p in engine[0].trained().items()}
+    before = {name: p.detach().clone() for name, p in engine[0].trainable_parameters().items()}
     ours.iterate(*engine, workload.prompts(TINY, 1)[0], TINY, clock, torch.Generator().manual_seed(0))
     clock.end_step()
     assert set(clock.steps[0]["phases"]) == {*profile.PARTS}
-    assert any(not torch.equal(p, before[name]) for name, p in engine[0].trained().items())
+    assert any(not torch.equal(p, before[name]) for name, p in engine[0].trainable_parameters().items())

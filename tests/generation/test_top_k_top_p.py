@@ -8,15 +8,15 @@ import torch
 from stages.generation.sampler import allowed_token_ids, sample
 from stages.recipe.ppo import Ppo
 from stages.rl.ppo_trainer import update_policy
-from stages.rl.trajectory import build_trajectory
 from tests.helpers import tiny_models
-from tests.rl.test_policy import PROMPTS, UPDATE, make_policy, moved
+from tests.helpers.trajectories import build_trajectory
+from tests.rl.test_policy import PROMPTS, UPDATE, make_policy, perturb
 
 HOW = {"max_new_tokens": 10, "temperature": 0.7, "stop_ids": (2,), "top_k": 7, "top_p": 0.8}
 
 
 def drawn(policy, prompts=PROMPTS, **changed):
-    settings = HOW | {"generator": torch.Generator().manual_seed(0), "value_fn": policy.values_of} | changed
+    settings = HOW | {"generator": torch.Generator().manual_seed(0), "value_fn": policy.values_from_hidden} | changed
     return sample(policy.model, prompts, **settings)
 
 
@@ -35,7 +35,7 @@ def filtered_by_hand(logits, top_k, top_p):
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (9, 0.6), (1, 0.5), (400, 0.9)])
 def test_the_sampler_scores_what_it_sampled_from(top_k, top_p):
-    policy = moved(make_policy(temperature=0.7))
+    policy = perturb(make_policy(temperature=0.7))
     rollout = drawn(policy, top_k=top_k, top_p=top_p)
     rows = zip(PROMPTS, rollout.responses, rollout.logprobs, rollout.allowed_token_ids, strict=True)
     for prompt, response, logprobs, ids in rows:
@@ -48,12 +48,12 @@ def test_the_sampler_scores_what_it_sampled_from(top_k, top_p):
 
 
 def test_old_new_and_reference_are_of_the_same_tokens():
-    policy = moved(make_policy(temperature=0.7))
+    policy = perturb(make_policy(temperature=0.7))
     rollout = drawn(policy)
-    still = torch.optim.SGD(policy.trained().values(), lr=0.0)
+    still = torch.optim.SGD(policy.trainable_parameters().values(), lr=0.0)
     for keep in (True, False):
-        seen = build_trajectory(policy, rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE, keep)
-        assert torch.allclose(seen.log_p, rollout.logprobs, atol=1e-5)
+        seen = build_trajectory(policy, rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, reuse_rollout_logprobs=keep)
+        assert torch.allclose(seen.logprobs, rollout.logprobs, atol=1e-5)
         found = update_policy(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
         assert found["ratio"] == pytest.approx(1.0, abs=1e-5) and found["clip_fraction"] == 0
     with policy.model.disable_adapter(), torch.no_grad():
@@ -63,25 +63,25 @@ def test_old_new_and_reference_are_of_the_same_tokens():
         for place, token in enumerate(response):
             ids = [i for i in allowed[place].tolist() if i >= 0]
             expected = logits[place, token] - logits[place, ids].logsumexp(0)
-            assert float(seen.log_ref[0, place]) == pytest.approx(float(expected), abs=1e-4)
+            assert float(seen.ref_logprobs[0, place]) == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_a_fresh_adapter_has_no_kl_under_a_filter_either():
     policy = make_policy(temperature=0.7)
-    assert build_trajectory(policy, drawn(policy), torch.zeros(4), 0.1, UPDATE).sequence_kl() == 0.0
+    assert build_trajectory(policy, drawn(policy), torch.zeros(4), 0.1).sequence_kl() == 0.0
 
 
 def test_its_gradient_is_that_of_autograd():
-    policy = moved(make_policy(temperature=0.7))
+    policy = perturb(make_policy(temperature=0.7))
     rollout = drawn(policy, PROMPTS[:1])
     ids, length = torch.tensor([rollout.prompts[0] + rollout.responses[0]]), len(rollout.prompts[0])
 
     def gradient(total):
         policy.zero_grad()
         total.backward()
-        return torch.cat([p.grad.flatten() for p in policy.trained().values() if p.grad is not None])
+        return torch.cat([p.grad.flatten() for p in policy.trainable_parameters().values() if p.grad is not None])
 
-    ours = gradient(policy(rollout.prompts, rollout.responses, rollout.allowed_token_ids).log_p.sum())
+    ours = gradient(policy(rollout.prompts, rollout.responses, rollout.allowed_token_ids).logprobs.sum())
     logits = policy.model(ids).logits[0, length - 1 : -1] / 0.7
     outside = torch.ones_like(logits, dtype=torch.bool)
     for place in range(len(logits)):
@@ -92,7 +92,7 @@ def test_its_gradient_is_that_of_autograd():
 
 
 def test_greedy_is_greedy_and_top_p_keeps_at_least_one():
-    policy = moved(make_policy())
+    policy = perturb(make_policy())
     assert drawn(policy, temperature=0).responses == drawn(policy, temperature=0, top_k=0, top_p=1.0).responses
     assert allowed_token_ids(torch.tensor([[9.0, 1.0, 0.0]]), 3, 0.01).tolist() == [[0, -1, -1]]
 
@@ -104,7 +104,7 @@ def test_top_p_alone_is_refused_with_the_reason():
 
 
 def test_a_filter_larger_than_the_vocabulary_is_none():
-    policy = moved(make_policy())
+    policy = perturb(make_policy())
     everything = len(tiny_models.tokenizer()) + 100
     plain, filtered = drawn(policy, top_k=0, top_p=1.0), drawn(policy, top_k=everything, top_p=1.0)
     assert torch.allclose(plain.entropy[:, 0], filtered.entropy[:, 0], atol=1e-5)

@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.generation.sampler import sample
 from stages.modeling import lora, tokenizer
-from stages.modeling.adapters import parameters_of
+from stages.modeling.adapters import adapter_parameters
 from stages.modeling.load import load_causal
 from stages.recipe.ppo import Ppo
 from stages.reward_modeling.load import load_classifier
@@ -154,7 +154,7 @@ def test_the_base_is_in_memory_once_whatever_stands_on_it(base, reward, precisio
     (scorer,) = load_scorers(reward, policy, base)
     scorer(PROMPTS, ANSWERS), policy(PROMPTS, ANSWERS), policy.ref_logprobs(PROMPTS, ANSWERS)
     every = {(t.data_ptr(), t.nbytes) for module in (policy, scorer.model) for t in iter_tensors(module)}
-    reward_adapter = parameters_of(policy.base, scorer.model.role).values()
+    reward_adapter = adapter_parameters(policy.base, scorer.model.role).values()
     roles = [*policy.trainable_parameters().values(), *reward_adapter, scorer.model.score.weight]
     assert sum(size for _, size in every) == pytest.approx(alone + distinct_bytes(roles), rel=0.02)  # int8 adds scales
 
@@ -173,7 +173,7 @@ def test_a_value_adapter_starts_as_the_reward_model(base, reward, merged):
 def test_a_value_adapter_and_the_policy_learn_apart_and_a_head_teaches_the_policy(base, reward):
     for value_model, apart in (("adapter", True), ("head", False)):
         policy = moved(load(base, reward, value_model=value_model))
-        own = parameters_of(policy.base, "default")
+        own = adapter_parameters(policy.base, "default")
         policy(PROMPTS, ANSWERS).values.sum().backward()
         touched = {name for name, p in policy.trainable_parameters().items() if p.grad is not None and p.grad.any()}
         assert {"value_head.weight", "value_head.bias"} < touched
@@ -215,7 +215,7 @@ def test_a_role_computes_the_same_whatever_was_on_before_it(base, reward, tune):
     policy = moved(load(base, reward, tune=tune, value_model="adapter"))
     (scorer,) = load_scorers(reward, policy, base)
     with torch.no_grad():
-        architectures.noisy(parameters_of(policy.base, "value").values(), 0.05)  # no longer the reward's
+        architectures.noisy(adapter_parameters(policy.base, "value").values(), 0.05)  # no longer the reward's
     calls = {
         "policy": lambda: torch.cat(policy(PROMPTS, ANSWERS)[:2]),
         "reference": lambda: policy.ref_logprobs(PROMPTS, ANSWERS),
@@ -227,7 +227,8 @@ def test_a_role_computes_the_same_whatever_was_on_before_it(base, reward, tune):
         alone = {name: call() for name, call in calls.items()}
         for order in itertools.permutations(calls):
             assert all(torch.equal(calls[name](), alone[name]) for name in order)
-    assert [name for name, p in policy.named_parameters() if p.requires_grad] == required == list(policy.trainable_parameters())
+    assert [name for name, p in policy.named_parameters() if p.requires_grad] == required
+    assert list(policy.trainable_parameters()) == required
 
 
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16", "int8", "nf4"])
@@ -280,7 +281,8 @@ def test_a_whole_model_is_saved_and_goes_through_merge(base, reward, tmp_path, v
     found = tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "merged", max_logit_difference=1e-6)
     assert found["merge_difference"] == 0 and found["reload_difference"] < 1e-5
     with torch.no_grad():
-        assert same(policy(PROMPTS, ANSWERS).logprobs, log_p_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")))
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+        assert same(policy(PROMPTS, ANSWERS).logprobs, log_p_of(merged))
     found = tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "rounded", dtype="bf16", max_logit_difference=1e-6)
     assert found["rounding_difference"] > 0 == found["merge_difference"]
     assert tokenizer.load_tokenizer(tmp_path / "rounded").pad_token_id == 0
@@ -292,13 +294,14 @@ def test_an_adapter_is_saved_alone_in_the_root_and_the_value_functions_beside_it
     policy.save(tmp_path, tokenizer.load_tokenizer(base))
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["value"]
     assert load_file(tmp_path / "adapter_model.safetensors").keys() == {
-        name.replace(".default", "").removeprefix("model.") for name in policy.trainable_parameters() if ".default." in name}
+        name.replace(".default", "").removeprefix("model.")
+        for name in policy.trainable_parameters() if ".default." in name}
     with torch.no_grad():
         again = PeftModel.from_pretrained(load_causal(base), tmp_path).eval()
         assert same(policy(PROMPTS, ANSWERS).logprobs, log_p_of(again))
     value = load_file(tmp_path / "value/adapter_model.safetensors")
     assert all(torch.equal(p, value[name.replace(".value.", ".")])
-               for name, p in parameters_of(policy.base, "value").items())
+               for name, p in adapter_parameters(policy.base, "value").items())
     targets = json.loads((tmp_path / "value/adapter_config.json").read_text())["target_modules"]
     assert targets == sorted(targets)
     assert torch.equal(load_file(tmp_path / "value_head.safetensors")["weight"], policy.value_head.weight)

@@ -11,7 +11,7 @@ from stages.finetuning.lm_loss import summed_loss
 from stages.finetuning.packing import Row
 from stages.generation import sampler
 from stages.modeling import lora
-from stages.modeling.adapters import saved_head
+from stages.modeling.adapters import load_score_head
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
 from stages.modeling.tokenizer import load_tokenizer
@@ -159,9 +159,11 @@ def test_one_ppo_update_starts_at_the_reference_and_changes_the_adapter_only(bas
     drawn = draw(policy.model, temperature=1.0)
     seen = build_trajectory(policy, drawn, SCORES, 0.1)
     assert torch.equal(seen.logprobs, seen.ref_logprobs) and seen.sequence_kl() == 0.0
-    update_policy(policy, torch.optim.Adam(policy.trainable_parameters().values(), lr=0.01), seen, UPDATE, torch.Generator())
+    optimizer = torch.optim.Adam(policy.trainable_parameters().values(), lr=0.01)
+    update_policy(policy, optimizer, seen, UPDATE, torch.Generator())
     changed = {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
-    assert changed == set(policy.trainable_parameters()) and all("lora_" in n or n.startswith("value_head") for n in changed)
+    assert changed == set(policy.trainable_parameters())
+    assert all("lora_" in n or n.startswith("value_head") for n in changed)
     assert torch.equal(policy.ref_logprobs(drawn.prompts, drawn.responses) * seen.mask, seen.ref_logprobs)
 
 
@@ -182,7 +184,7 @@ def test_a_merged_adapter_computes_the_same_when_reloaded(bases, family, scorer,
     assert len(found["layers"]) == sum(".lora_B." in name for name, _ in model.named_parameters())
     assert all(0 < row["relative_change"] < 10 for row in found["layers"])
     if scorer:
-        assert torch.equal(load_classifier(merged).score.weight, saved_head(adapter))
+        assert torch.equal(load_classifier(merged).score.weight, load_score_head(adapter))
         assert found["pair_accuracy_before"] == found["pair_accuracy_after"]
         again = Scorer(load_classifier(merged), "fp32")(PROMPTS, ANSWERS)
         assert torch.allclose(again, scores - scores.mean(), atol=1e-4)

@@ -15,8 +15,10 @@ from stages.modeling.lora import add_lora
 from stages.recipe.ppo import Ppo
 from stages.rl.kl import KlController
 from stages.rl.policy import Policy
-from stages.rl.trajectory import Trajectory, Update, build_trajectory
+from stages.rl.ppo_trainer import UpdateSettings, update_policy
+from stages.rl.trajectory import Trajectory
 from stages.training import optimizers
+from tests.helpers.trajectories import build_trajectory
 from tests.parity.golden import common
 from tests.parity.golden.support import UPDATES
 
@@ -71,19 +73,22 @@ def make_policy() -> Policy:
     return policy
 
 
-def begun(recipe: Ppo) -> tuple[Policy, torch.optim.Optimizer, Trajectory, Update]:
-    """All that an update needs, made from the recipe as the stage makes it."""
+def prepare_update(recipe: Ppo) -> tuple[Policy, torch.optim.Optimizer, Trajectory, UpdateSettings]:
+    """Build what an update needs from the recipe, as the stage does."""
     policy = make_policy()
-    update = Update(**{field.name: getattr(recipe, field.name) for field in fields(Update)})
-    optimizer = optimizers.build(
+    settings = UpdateSettings(**{field.name: getattr(recipe, field.name) for field in fields(UpdateSettings)})
+    optimizer = optimizers.build_optimizer(
         recipe.optimizer,
-        policy.trained().values(),
+        policy.trainable_parameters().values(),
         learning_rate=recipe.learning_rate,
         epsilon=recipe.adam_epsilon,
         weight_decay=recipe.weight_decay,
     )
     rollout = Rollout(GIVEN["prompts"], GIVEN["responses"], [True] * U["batch"])
-    return policy, optimizer, build_trajectory(policy, rollout, torch.tensor(GIVEN["scores"]), U["beta"], update), update
+    trajectory = build_trajectory(
+        policy, rollout, torch.tensor(GIVEN["scores"]), U["beta"], kl_estimator=recipe.kl_estimator, gamma=recipe.gamma,
+        gae_lambda=recipe.gae_lambda, variance=recipe.advantage_variance, whiten_rewards=recipe.whiten_rewards)
+    return policy, optimizer, trajectory, settings
 
 
 def near(found: torch.Tensor, expected) -> None:
@@ -95,7 +100,7 @@ def near(found: torch.Tensor, expected) -> None:
 def check_weights(policy: Policy, golden: dict[str, list]) -> None:
     """The weights, and how far they moved: most of each weight is where it started."""
     start = common.update_weights()
-    found = {common.base_name(name): p.detach() for name, p in policy.trained().items()}
+    found = {common.base_name(name): p.detach() for name, p in policy.trainable_parameters().items()}
     assert sorted(found) == sorted(golden) and len(found) == 4 * U["layers"] + 2
     moved, expected = [], []
     for name, value in found.items():
@@ -108,55 +113,59 @@ def check_weights(policy: Policy, golden: dict[str, list]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_update_starts_from(case):
-    golden, (_, _, seen, _) = UPDATES[case], begun(CASES[case])
-    for name in ("log_p", "log_ref", "values", "advantages", "returns"):
+    golden, (_, _, trajectory, _) = UPDATES[case], prepare_update(CASES[case])
+    names = {"log_p": "logprobs", "log_ref": "ref_logprobs", "values": "values", "advantages": "advantages",
+             "returns": "returns"}
+    for name, attribute in names.items():
         for row, expected in enumerate(golden[name]):
-            near(getattr(seen, name)[row, : len(expected)], expected)
-    assert float((seen.log_p - seen.log_ref).abs().max()) > 0.5  # B is not 0: the reference is another model
+            near(getattr(trajectory, attribute)[row, : len(expected)], expected)
+    assert float((trajectory.logprobs - trajectory.ref_logprobs).abs().max()) > 0.5  # B is not 0
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_of_every_minibatch(case):
     """Minibatch by minibatch: each is an experience of its own rows, and the optimiser goes on."""
-    golden, (policy, optimizer, seen, update) = UPDATES[case], begun(CASES[case])
+    golden, (policy, optimizer, trajectory, settings) = UPDATES[case], prepare_update(CASES[case])
     minibatches = [rows for order in golden["order"] for rows in torch.tensor(order).split(U["minibatch"])]
     for rows, expected in zip(minibatches, golden["minibatches"], strict=True):
-        found = update(policy, optimizer, some(seen, rows), replace(update, epochs=1), torch.Generator())
-        assert found["policy_loss"] == pytest.approx(expected["policy_loss"], rel=RELATIVE, abs=1e-6)
-        assert found["value_loss"] == pytest.approx(expected["value_loss"], rel=RELATIVE)
-        assert found["skipped"] == 0
+        statistics = update_policy(
+            policy, optimizer, select_rows(trajectory, rows), replace(settings, epochs=1), torch.Generator())
+        assert statistics["policy_loss"] == pytest.approx(expected["policy_loss"], rel=RELATIVE, abs=1e-6)
+        assert statistics["value_loss"] == pytest.approx(expected["value_loss"], rel=RELATIVE)
+        assert statistics["skipped"] == 0
     check_weights(policy, golden["weights_after_6"])
     assert sum(row["clip_fraction"] > 0.1 for row in golden["minibatches"]) >= 4  # the clip ranges are in the way
     assert sum(row["value_clip_fraction"] > 0.1 for row in golden["minibatches"]) >= 4
 
 
-def some(seen: Trajectory, rows: torch.Tensor) -> Trajectory:
-    """These rows of an experience."""
-    kept = {}
+def select_rows(trajectory: Trajectory, rows: torch.Tensor) -> Trajectory:
+    """Select rows of a trajectory."""
+    selected = {}
     for field in fields(Trajectory):
-        value = getattr(seen, field.name)
+        value = getattr(trajectory, field.name)
         if isinstance(value, torch.Tensor):
-            kept[field.name] = value[rows]
+            selected[field.name] = value[rows]
         elif isinstance(value, list):
-            kept[field.name] = [value[i] for i in rows.tolist()]
-    return replace(seen, **kept)
+            selected[field.name] = [value[i] for i in rows.tolist()]
+    return replace(trajectory, **selected)
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_weights_after_three_and_six_steps(case, epochs):
-    golden, (policy, optimizer, seen, update) = UPDATES[case], begun(CASES[case])
+    golden, (policy, optimizer, trajectory, settings) = UPDATES[case], prepare_update(CASES[case])
     generator = torch.Generator().manual_seed(U["order_seed"])
     assert [torch.randperm(U["batch"], generator=generator).tolist() for _ in range(2)] == golden["order"]
-    found = update(policy, optimizer, seen, replace(update, epochs=epochs), generator.manual_seed(U["order_seed"]))
-    assert found["minibatches"] == 3 * epochs
+    statistics = update_policy(
+        policy, optimizer, trajectory, replace(settings, epochs=epochs), generator.manual_seed(U["order_seed"]))
+    assert statistics["minibatches"] == 3 * epochs
     check_weights(policy, golden[f"weights_after_{3 * epochs}"])
 
 
 def test_the_kl_that_steers_beta():
     """With k1: their controller reads the penalty that the recipe names, ours always k1 (README.md)."""
-    golden, (_, _, seen, _) = UPDATES["k1"], begun(RECIPE)
-    assert seen.sequence_kl() == pytest.approx(golden["objective_kl"], rel=1e-5)
+    golden, (_, _, trajectory, _) = UPDATES["k1"], prepare_update(RECIPE)
+    assert trajectory.sequence_kl() == pytest.approx(golden["objective_kl"], rel=1e-5)
     controller = KlController(RECIPE.kl_coefficient, RECIPE.kl_target_nats, RECIPE.kl_horizon_responses)
-    controller.update(seen.sequence_kl(), U["batch"])
+    controller.update(trajectory.sequence_kl(), U["batch"])
     assert controller.beta == pytest.approx(golden["beta_after"], rel=1e-6) != U["beta"]

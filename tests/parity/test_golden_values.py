@@ -1,6 +1,6 @@
-"""Our numbers against values that trl 0.11.4, trl 1.12 and torchtune 0.6.1 gave (tests/parity/golden: scripts and files).
+"""Our numbers against the values of trl 0.11.4, trl 1.12 and torchtune 0.6.1 (tests/parity/golden: scripts and files).
 
-Where a peer does something else on purpose, a comment says what, and the comparison is made after undoing it.
+Where a peer differs on purpose, a comment says how, and the comparison undoes it.
 """
 
 import pytest
@@ -11,16 +11,18 @@ from stages.generation.sampler import sample
 from stages.rl import losses
 from stages.rl.advantages import gae, whiten
 from stages.rl.kl import KlController, kl_k1, kl_penalised_rewards
-from stages.rl.trajectory import Trajectory, build_trajectory
+from stages.rl.ppo_trainer import update_policy
+from stages.rl.trajectory import Trajectory
 from tests.parity.golden.support import (
     LATE,
     SETTINGS,
     TRL,
     TUNE,
-    Given,
+    GivenPolicy,
     bigram_policy,
     float64,
-    golden_update,
+    golden_settings,
+    golden_trajectory,
     rows_of,
     same,
     tensors,
@@ -74,36 +76,36 @@ def test_other_penalties_against_trl_0_11(ours, theirs):
 def test_an_experience(peer, together):
     """From log-probabilities, values and scores to advantages and returns, by the function that the stage calls."""
     x, golden = tensors(peer["inputs"]), tensors(peer["advantages"])
-    policy = Given(x["log_p"], x["values"], x["mask"], x["log_ref"])
+    policy = GivenPolicy(x["log_p"], x["values"], x["mask"], x["log_ref"])
     rollout = Rollout(**rows_of(x["mask"]), ended=[True] * 8)
-    with float64():
-        seen = build_trajectory(policy, rollout, x["scores"], SETTINGS["beta"], golden_update(forward_prompts=together))
-    same(seen.returns, golden["returns"], mask=x["mask"])
+    trajectory = golden_trajectory(policy, rollout, x["scores"], forward_prompts=together)
+    same(trajectory.returns, golden["returns"], mask=x["mask"])
     raw = gae(tensors(peer["rewards"])["rewards"], x["values"], x["mask"], SETTINGS["gamma"], SETTINGS["lam"])
     same(raw, golden["returns"] - x["values"], mask=x["mask"])
     # torchtune's whitening adds the mean back (its shift_mean=True), so its advantages are not centred; ours are.
     theirs = golden["advantages"] - golden.get("mean", torch.tensor(0.0))
-    same(seen.advantages, theirs * unbiased_to_biased(peer["advantages"]), mask=x["mask"])
-    assert (seen.advantages[x["mask"] == 0] == 0).all()
+    same(trajectory.advantages, theirs * unbiased_to_biased(peer["advantages"]), mask=x["mask"])
+    assert (trajectory.advantages[x["mask"] == 0] == 0).all()
 
 
-def stepped(peer: dict, microbatch: int) -> tuple[Given, dict, dict, Trajectory]:
+def stepped(peer: dict, microbatch: int) -> tuple[GivenPolicy, dict, dict, Trajectory]:
     """After one minibatch step on the peer's advantages: policy with gradients, statistics, inputs, experience."""
     x, golden = tensors(peer["inputs"]), tensors(peer["advantages"])
-    seen = Trajectory(
+    trajectory = Trajectory(
         **rows_of(x["mask"]),
-        log_p=x["log_p"],
-        log_ref=x["log_ref"],
+        logprobs=x["log_p"],
+        ref_logprobs=x["log_ref"],
         values=x["values"],
         mask=x["mask"],
         advantages=golden["advantages"],
         returns=golden["returns"],
     )
-    policy = Given(x["new_log_p"], x["new_values"], x["mask"])
+    policy = GivenPolicy(x["new_log_p"], x["new_values"], x["mask"])
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     with float64():
-        found = golden_update(policy, optimizer, seen, golden_update(microbatch_prompts=microbatch), torch.Generator())
-    return policy, found, x, seen
+        found = update_policy(
+            policy, optimizer, trajectory, golden_settings(microbatch_prompts=microbatch), torch.Generator())
+    return policy, found, x, trajectory
 
 
 @pytest.mark.parametrize("microbatch", [8, 3, 1])
@@ -114,7 +116,7 @@ def test_an_update_against_trl_0_11(microbatch):
     same(found["policy_loss"], golden["loss/policy"])
     same(found["value_loss"], golden["loss/value"])
     same(found["ratio"], losses.masked_mean(ratio, x["mask"]))
-    same(policy.log_p.grad, golden["policy_gradient"], mask=x["mask"])
+    same(policy.logprobs.grad, golden["policy_gradient"], mask=x["mask"])
     same(policy.values.grad, golden["value_gradient"], mask=x["mask"])  # theirs has the coefficient in it, as ours
     # Their approxkl is k2 (biased), ours k3: k3 = mean ratio - 1 + k1, and k1 is their policykl.
     same(found["update_kl"], losses.masked_mean(ratio, x["mask"]) - 1 + golden["policy/policykl"], rel=1e-7)
@@ -130,7 +132,7 @@ def test_an_update_against_torchtune(microbatch):
     same(found["policy_loss"], golden["policy"])
     same(found["value_loss"], golden["value"])
     same(found["policy_loss"] + COEFFICIENT * found["value_loss"], golden["total"])
-    same(policy.log_p.grad, golden["policy_gradient"], mask=x["mask"])
+    same(policy.logprobs.grad, golden["policy_gradient"], mask=x["mask"])
     same(policy.values.grad, golden["value_gradient"], mask=x["mask"])
     # Its mean ratio runs over the filler too, where the ratio is 1; ours over the response tokens only.
     tokens, filler = x["mask"].sum(), (1 - x["mask"]).sum()
@@ -152,13 +154,13 @@ def test_where_clipping_binds(peer):
 
 
 def test_statistics_of_an_experience_against_trl_0_11():
-    golden, (_, _, x, seen) = TRL["objective"], stepped(TRL, 8)
-    same(seen.sequence_kl(), golden["objective/kl"])
+    golden, (_, _, x, trajectory) = TRL["objective"], stepped(TRL, 8)
+    same(trajectory.sequence_kl(), golden["objective/kl"])
     same(kl_k1(x["log_p"], x["log_ref"]).mul(x["mask"]).sum(-1), golden["objective/kl_dist"])
     # Theirs is 1 - mean squared error / variance, where a bias counts as unexplained; ours is 1 - Var / Var.
-    error = (seen.returns - seen.values)[x["mask"].bool()]
+    error = (trajectory.returns - trajectory.values)[x["mask"].bool()]
     unexplained = 1 - golden["ppo/val/var_explained"] - error.mean() ** 2 / golden["ppo/returns/var"]
-    same(seen.explained_variance(), 1 - unexplained * len(error) / (len(error) - 1), rel=1e-6)
+    same(trajectory.explained_variance(), 1 - unexplained * len(error) / (len(error) - 1), rel=1e-6)
 
 
 def test_the_controller():
@@ -176,8 +178,8 @@ def test_a_forward_pass_against_trl_0_11():
     policy = bigram_policy(golden["table"], golden["value_weights"])
     scored = policy(golden["prompts"], golden["responses"])
     for row, response in enumerate(golden["responses"]):
-        for name in ("log_p", "values"):
-            same(getattr(scored, name)[row, : len(response)], golden[name][row], rel=1e-5)
+        same(scored.logprobs[row, : len(response)], golden["log_p"][row], rel=1e-5)
+        same(scored.values[row, : len(response)], golden["values"][row], rel=1e-5)
 
 
 def test_the_entropy_of_a_rollout_against_trl_0_11():
@@ -193,7 +195,7 @@ def test_the_entropy_of_a_rollout_against_trl_0_11():
         temperature=1.0,
         stop_ids=(1,),
         generator=torch.Generator().manual_seed(0),
-        value_of=policy.values_of,
+        value_fn=policy.values_from_hidden,
     )
     found = [
         (float(rollout.entropy[row, t]), known[before])
@@ -209,7 +211,7 @@ def test_temperature_against_torchtune():
     golden = TUNE["forward"]
     scored = bigram_policy(golden["table"], None, SETTINGS["temperature"])(golden["prompts"], golden["responses"])
     for row, response in enumerate(golden["responses"]):
-        same(scored.log_p[row, : len(response)], golden["log_p"][row], rel=1e-5)
+        same(scored.logprobs[row, : len(response)], golden["log_p"][row], rel=1e-5)
 
 
 def late(section: str) -> dict[str, torch.Tensor]:
@@ -242,12 +244,11 @@ def test_full_responses_against_trl_1_12_as_they_are():
     full = x["mask"].sum(-1) == x["mask"].shape[1]
     x = {name: value[full] for name, value in x.items() if value.ndim}
     assert len(x["scores"]) == 4
-    policy = Given(x["logprobs"], x["values"], x["mask"], x["ref_logprobs"])
+    policy = GivenPolicy(x["logprobs"], x["values"], x["mask"], x["ref_logprobs"])
     rollout = Rollout(**rows_of(x["mask"]), ended=[False] * len(x["scores"]))
-    with float64():
-        seen = build_trajectory(policy, rollout, x["scores"], SETTINGS["beta"], golden_update())
-    same(seen.returns, x["returns"], rel=1e-6)
-    same(seen.advantages, whiten(x["unwhitened"], x["mask"]), rel=1e-6)
+    trajectory = golden_trajectory(policy, rollout, x["scores"])
+    same(trajectory.returns, x["returns"], rel=1e-6)
+    same(trajectory.advantages, whiten(x["unwhitened"], x["mask"]), rel=1e-6)
 
 
 def test_an_update_against_trl_1_12():
@@ -278,4 +279,4 @@ def test_log_probabilities_against_trl_1_12():
     for rows in torch.arange(33).split(11):
         policy = bigram_policy(logits[rows].tolist(), None, SETTINGS["temperature"])
         scored = policy([[token] for token in range(11)], [[int(token)] for token in chosen[rows]])
-        same(scored.log_p[:, 0], log_p[rows], rel=1e-5)
+        same(scored.logprobs[:, 0], log_p[rows], rel=1e-5)

@@ -14,43 +14,43 @@ NAN = math.nan
 OFF = {"max_kl_nats": 10.0, "patience_evaluations": None, "max_skipped_in_a_row": None, "min_entropy_nats": 0.0}
 
 
-def stopper(**rules):
+def make_stopping(**rules):
     return EarlyStopping(StopRules(**OFF | rules))
 
 
-def evaluate(judge, *objectives, kl=1.0):
-    return [judge.evaluated({"kl": kl, "objective": objective}) for objective in objectives]
+def evaluate(stopping, *scores, kl=1.0):
+    return [stopping.check_evaluation({"kl": kl, "selection_score": score}) for score in scores]
 
 
 def test_rules_that_are_off_never_stop():
-    judge = stopper()
-    assert evaluate(judge, 1.0, *[0.0] * 50) == [True] + [False] * 50
-    judge.updated({"entropy": 0.0}, [True] * 50)
-    assert judge.reason is None
+    stopping = make_stopping()
+    assert evaluate(stopping, 1.0, *[0.0] * 50) == [True] + [False] * 50
+    stopping.check_update({"entropy": 0.0}, [True] * 50)
+    assert stopping.reason is None
 
 
 @pytest.mark.parametrize(("kl", "keep"), [(-2.0, True), (10.0, True), (10.1, False), (math.inf, False), (NAN, False)])
 def test_a_policy_beyond_the_kl_stops_the_run_and_is_never_kept(kl, keep):
-    judge = stopper()
-    assert evaluate(judge, 99.0, kl=kl) == [keep]
-    assert (judge.reason is None) is keep and judge.best_objective == (99.0 if keep else None)
-    assert keep or judge.reason == f"the KL on held-out prompts, {kl:.3g} nats a response, is above max_kl_nats (10)"
+    stopping = make_stopping()
+    assert evaluate(stopping, 99.0, kl=kl) == [keep]
+    assert (stopping.reason is None) is keep and stopping.best_score == (99.0 if keep else None)
+    assert keep or stopping.reason == f"the KL on held-out prompts, {kl:.3g} nats a response, is above max_kl_nats (10)"
 
 
 def test_patience_counts_evaluations_since_the_best():
-    judge = stopper(patience_evaluations=3)
-    assert evaluate(judge, 1.0, 0.5, 1.0, 1.1, 0.0, 1.1) == [True, False, False, True, False, False]
-    assert judge.reason is None and judge.best_objective == 1.1
-    assert evaluate(judge, NAN) == [False]
-    assert judge.reason == "no better objective than 1.1 in patience_evaluations (3) evaluations"
+    stopping = make_stopping(patience_evaluations=3)
+    assert evaluate(stopping, 1.0, 0.5, 1.0, 1.1, 0.0, 1.1) == [True, False, False, True, False, False]
+    assert stopping.reason is None and stopping.best_score == 1.1
+    assert evaluate(stopping, NAN) == [False]
+    assert stopping.reason == "no better selection_score than 1.1 in patience_evaluations (3) evaluations"
 
 
-def test_an_objective_that_is_no_number_is_never_the_best():
-    judge = stopper(patience_evaluations=2)
-    assert evaluate(judge, NAN) == [False] and judge.best_objective is None
-    assert evaluate(judge, -5.0, NAN) == [True, False] and judge.reason is None
-    worst = stopper(patience_evaluations=1)
-    assert evaluate(worst, NAN) == [False] and worst.reason.startswith("no better objective than any in")
+def test_a_score_of_nan_is_never_the_best():
+    stopping = make_stopping(patience_evaluations=2)
+    assert evaluate(stopping, NAN) == [False] and stopping.best_score is None
+    assert evaluate(stopping, -5.0, NAN) == [True, False] and stopping.reason is None
+    worst = make_stopping(patience_evaluations=1)
+    assert evaluate(worst, NAN) == [False] and worst.reason.startswith("no better selection_score than any in")
 
 
 def longest_run(flags):
@@ -62,23 +62,23 @@ def longest_run(flags):
     [[True, True], [False], [True, True]], [[False, True], [True, True], [True]], [[], [True, True, True]],
 ])  # fmt: skip
 def test_skipped_minibatches_are_counted_in_a_row_across_iterations(skips):
-    judge, run = stopper(max_skipped_in_a_row=2), longest_run(chain(*skips))
+    stopping, run = make_stopping(max_skipped_in_a_row=2), longest_run(chain(*skips))
     for flags in skips:
-        judge.updated({"entropy": 1.0}, flags)
-    assert (judge.reason is not None) is (run > 2)
-    assert run <= 2 or judge.reason.startswith("3 minibatches in a row were skipped")
+        stopping.check_update({"entropy": 1.0}, flags)
+    assert (stopping.reason is not None) is (run > 2)
+    assert run <= 2 or stopping.reason.startswith("3 minibatches in a row were skipped")
 
 
 def test_entropy_below_the_least_stops():
-    judge = stopper(min_entropy_nats=0.5)
-    judge.updated({"entropy": 0.5}, [False])
-    assert judge.reason is None
-    judge.updated({"entropy": 0.3}, [False])
-    assert judge.reason == (
-        "the entropy, 0.3 nats a token, is below min_entropy_nats (0.5): answers have become all alike"
+    stopping = make_stopping(min_entropy_nats=0.5)
+    stopping.check_update({"entropy": 0.5}, [False])
+    assert stopping.reason is None
+    stopping.check_update({"entropy": 0.3}, [False])
+    assert stopping.reason == (
+        "the entropy, 0.3 nats a token, is below min_entropy_nats (0.5): the policy has collapsed to few answers"
     )
-    broken = stopper(min_entropy_nats=0.5)
-    broken.updated({"entropy": NAN}, [False])
+    broken = make_stopping(min_entropy_nats=0.5)
+    broken.check_update({"entropy": NAN}, [False])
     assert broken.reason.startswith("the entropy, nan nats")
 
 
@@ -89,21 +89,21 @@ def test_the_recipe_has_the_rules_and_the_published_run_none_but_the_kl():
 
 
 def test_the_first_reason_stays():
-    judge = stopper(min_entropy_nats=0.5, patience_evaluations=1)
-    judge.updated({"entropy": 0.1}, [])
-    first = judge.reason
-    evaluate(judge, 1.0, 0.0)
-    assert judge.reason == first is not None
+    stopping = make_stopping(min_entropy_nats=0.5, patience_evaluations=1)
+    stopping.check_update({"entropy": 0.1}, [])
+    first = stopping.reason
+    evaluate(stopping, 1.0, 0.0)
+    assert stopping.reason == first is not None
 
 
 def test_a_run_goes_on_from_its_state_as_if_uninterrupted():
     rules = {"patience_evaluations": 3, "max_skipped_in_a_row": 3, "min_entropy_nats": 0.1}
     rows = [([True], 1.0), ([True, True], 0.5), ([True], 0.6), ([False], 0.7)]
-    whole, parts = stopper(**rules), stopper(**rules)
-    for flags, objective in rows:
-        for judge in (whole, parts):
-            judge.updated({"entropy": 1.0}, flags)
-            evaluate(judge, objective)
+    whole, parts = make_stopping(**rules), make_stopping(**rules)
+    for flags, score in rows:
+        for stopping in (whole, parts):
+            stopping.check_update({"entropy": 1.0}, flags)
+            evaluate(stopping, score)
         parts = EarlyStopping(parts.rules, **json.loads(json.dumps(parts.state(), allow_nan=False)))
         assert parts == whole
     assert whole.reason == ("4 minibatches in a row were skipped (ratio above max_ratio, or gradient not finite), "

@@ -10,8 +10,8 @@ import torch
 from stages.generation.rollout import Rollout
 from stages.recipe.ppo import Ppo
 from stages.rl.kl import ESTIMATORS, KlController, kl_k1, kl_k2, kl_k3, kl_penalised_rewards
-from stages.rl.trajectory import build_trajectory
-from tests.parity.golden.support import Given, float64, golden_update, rows_of
+from tests.helpers.trajectories import build_trajectory
+from tests.parity.golden.support import GivenPolicy, float64, rows_of
 
 EXACT = {
     "k1": lambda log_p, log_q: log_p - log_q,
@@ -35,10 +35,10 @@ def test_an_estimate_is_its_formula(name):
 def test_k3_of_a_small_step_keeps_its_digits_in_fp32():
     """exp(x) - 1 - x in fp32 is noise of 6e-8 around values of 5e-9, and often negative."""
     log_ratio = torch.linspace(-1e-2, 1e-2, 200_001)
-    found, expected = kl_k3(torch.zeros_like(log_ratio), log_ratio), log_ratio.double() ** 2 / 2
-    assert float(found.min()) >= 0
+    computed, expected = kl_k3(torch.zeros_like(log_ratio), log_ratio), log_ratio.double() ** 2 / 2
+    assert float(computed.min()) >= 0
     clear = log_ratio.abs() > 1e-4
-    assert torch.allclose(found.double()[clear], expected[clear], rtol=6e-3)  # 1e-2 / 3: the series' next term
+    assert torch.allclose(computed.double()[clear], expected[clear], rtol=6e-3)  # 1e-2 / 3: the series' next term
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_estimators_on_two_normals(mu, bias, deviations):
     x = torch.randn(2_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     log_p, log_q, true = -0.5 * x**2, -0.5 * (x - mu) ** 2, mu**2 / 2
     for estimate, off, sd in zip((kl_k1, kl_k2, kl_k3), (0.0, bias, 0.0), deviations, strict=True):
-        found = estimate(log_p, log_q)
-        assert float(found.mean()) / true - 1 == pytest.approx(off, abs=4 * sd / math.sqrt(len(x)))
-        assert float(found.std()) / true == pytest.approx(sd, rel=0.03)
+        computed = estimate(log_p, log_q)
+        assert float(computed.mean()) / true - 1 == pytest.approx(off, abs=4 * sd / math.sqrt(len(x)))
+        assert float(computed.std()) / true == pytest.approx(sd, rel=0.03)
     assert float(kl_k1(log_p, log_q).min()) < 0
 
 
@@ -77,9 +77,9 @@ def test_only_k1_in_the_reward_descends_the_kl(name, is_the_kl):
     rewards = kl_penalised_rewards(torch.zeros(12), log_p[:, None], log_q[:, None], one, 1.0, name)
     assert not rewards.requires_grad
     surrogate = (log_p.exp().detach() * -rewards.squeeze(-1) * log_p).sum()
-    found, expected = torch.autograd.grad(surrogate, logits)[0], gradient_of_the_kl()
-    assert (float((found - expected).norm()) < 1e-12) == is_the_kl
-    assert is_the_kl or float((found - expected).norm() / expected.norm()) > 0.1
+    computed, expected = torch.autograd.grad(surrogate, logits)[0], gradient_of_the_kl()
+    assert (float((computed - expected).norm()) < 1e-12) == is_the_kl
+    assert is_the_kl or float((computed - expected).norm() / expected.norm()) > 0.1
 
 
 def test_no_estimate_is_a_loss():
@@ -87,12 +87,12 @@ def test_no_estimate_is_a_loss():
     logits, log_q = two_distributions()
     log_p = torch.log_softmax(logits, -1)
     weight = log_p.exp().detach()
-    found = torch.autograd.grad((weight * kl_k1(log_p, log_q)).sum(), logits, retain_graph=True)[0]
-    assert float(found.norm()) < 1e-12 < float(gradient_of_the_kl().norm())
-    found = torch.autograd.grad((weight * kl_k3(log_p, log_q)).sum(), logits, retain_graph=True)[0]
+    computed = torch.autograd.grad((weight * kl_k1(log_p, log_q)).sum(), logits, retain_graph=True)[0]
+    assert float(computed.norm()) < 1e-12 < float(gradient_of_the_kl().norm())
+    computed = torch.autograd.grad((weight * kl_k3(log_p, log_q)).sum(), logits, retain_graph=True)[0]
     reverse = torch.autograd.grad((log_q.exp() * (log_q - log_p)).sum(), logits)[0]
-    assert torch.allclose(found, reverse, atol=1e-12)
-    assert float((found - gradient_of_the_kl()).norm() / found.norm()) > 0.1
+    assert torch.allclose(computed, reverse, atol=1e-12)
+    assert float((computed - gradient_of_the_kl()).norm() / computed.norm()) > 0.1
 
 
 @pytest.mark.parametrize("name", ["k1", "k3"])
@@ -100,13 +100,13 @@ def test_the_kl_reported_is_k1_summed_over_a_response_whatever_the_penalty(name)
     """K5: the mean over responses of sums over their tokens; what stands beyond an end has no part in it."""
     draw, lengths = torch.Generator().manual_seed(1), [3, 1, 5, 2]
     mask = (torch.arange(5) < torch.tensor(lengths)[:, None]).double()
-    log_p, log_ref, values = -torch.rand(3, 4, 5, generator=draw, dtype=torch.float64)
-    given = Given(log_p, values, mask, log_ref)
+    log_p, ref_logprobs, values = -torch.rand(3, 4, 5, generator=draw, dtype=torch.float64)
+    policy = GivenPolicy(log_p, values, mask, ref_logprobs)
     rollout = Rollout(**rows_of(mask), ended=[True] * 4)
     with float64():
-        seen = build_trajectory(given, rollout, torch.zeros(4), 0.1, golden_update(forward_prompts=3, kl_estimator=name))
-    by_hand = [sum(float(log_p[r, t] - log_ref[r, t]) for t in range(n)) for r, n in enumerate(lengths)]
-    assert seen.sequence_kl() == pytest.approx(sum(by_hand) / 4, abs=1e-12)
+        trajectory = build_trajectory(policy, rollout, torch.zeros(4), 0.1, forward_prompts=3, kl_estimator=name)
+    by_hand = [sum(float(log_p[r, t] - ref_logprobs[r, t]) for t in range(n)) for r, n in enumerate(lengths)]
+    assert trajectory.sequence_kl() == pytest.approx(sum(by_hand) / 4, abs=1e-12)
 
 
 def controller(**changed) -> KlController:
@@ -165,7 +165,7 @@ def test_what_cannot_steer_is_refused():
     for wrong in ({"target_nats": 0.0}, {"target_nats": -1.0}, {"horizon_responses": 0}):
         with pytest.raises(ValueError, match="must be above 0"):
             controller(**wrong)
-    with pytest.raises(ValueError, match="not a number"):
+    with pytest.raises(ValueError, match="KL is NaN"):
         controller().update(math.nan, 64)
 
 

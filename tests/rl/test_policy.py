@@ -1,23 +1,24 @@
 """Policy and reference: same function, same positions, any padding (CORRECTNESS A2, A7, G2, G6, P1, P5, P6)."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
 from stages.modeling import lora
+from stages.rl import ppo_trainer
 from stages.rl.policy import Policy
-from stages.rl.ppo_update import _microbatch_loss, update
-from stages.rl.trajectory import Update, build_trajectory
+from stages.rl.ppo_trainer import UpdateSettings, ppo_loss, update_policy
 from tests.helpers import tiny_models
+from tests.helpers.trajectories import build_trajectory
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
-UPDATE = Update(
+UPDATE = UpdateSettings(
     epochs=2,
     minibatch_prompts=4,
     microbatch_prompts=2,
-    gamma=1.0,
-    gae_lambda=0.95,
     clip_range=0.2,
     value_clip_range=0.2,
     value_coefficient=0.1,
@@ -35,7 +36,7 @@ def make_policy(family="llama", temperature=1.0):
     return Policy(model, temperature, "fp32")
 
 
-def rolled(policy, temperature=1.0):
+def sample_rollout(policy, temperature=1.0):
     return sample(
         policy.model,
         PROMPTS,
@@ -46,10 +47,10 @@ def rolled(policy, temperature=1.0):
     )
 
 
-def moved(policy):
+def perturb(policy):
     """The policy after some learning: B is no longer 0."""
     with torch.no_grad():
-        for name, parameter in policy.trained().items():
+        for name, parameter in policy.trainable_parameters().items():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
     return policy
 
@@ -57,8 +58,8 @@ def moved(policy):
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_log_probabilities_are_those_of_the_unpadded_model(family, temperature):
-    policy = moved(make_policy(family, temperature))
-    rollout = rolled(policy, temperature)
+    policy = perturb(make_policy(family, temperature))
+    rollout = sample_rollout(policy, temperature)
     with torch.no_grad():
         scored = policy(rollout.prompts, rollout.responses)
         for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
@@ -66,21 +67,21 @@ def test_log_probabilities_are_those_of_the_unpadded_model(family, temperature):
                 policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / temperature
             )
             expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
-            assert torch.allclose(scored.log_p[row, : len(response)].double(), expected, atol=1e-5)
+            assert torch.allclose(scored.logprobs[row, : len(response)].double(), expected, atol=1e-5)
             assert scored.mask[row].tolist() == [1.0] * len(response) + [0.0] * (scored.mask.shape[1] - len(response))
 
 
 def test_a_fresh_adapter_is_the_reference_to_the_last_bit_and_a_moved_one_is_not():
     policy = make_policy()
-    rollout = rolled(policy)
-    fresh = build_trajectory(policy, rollout, torch.zeros(4), 0.1, UPDATE)
-    assert torch.equal(fresh.log_p, fresh.log_ref) and fresh.sequence_kl() == 0.0
-    assert abs(build_trajectory(moved(policy), rollout, torch.zeros(4), 0.1, UPDATE).sequence_kl()) > 1e-3
+    rollout = sample_rollout(policy)
+    fresh = build_trajectory(policy, rollout, torch.zeros(4), 0.1)
+    assert torch.equal(fresh.logprobs, fresh.ref_logprobs) and fresh.sequence_kl() == 0.0
+    assert abs(build_trajectory(perturb(policy), rollout, torch.zeros(4), 0.1).sequence_kl()) > 1e-3
 
 
 def test_the_value_head_starts_at_zero_and_reads_the_state_before_the_token():
     policy = make_policy()
-    rollout = rolled(policy)
+    rollout = sample_rollout(policy)
     with torch.no_grad():
         assert (policy(rollout.prompts, rollout.responses).values == 0).all()
         policy.value_head.weight.fill_(0.1)
@@ -91,25 +92,25 @@ def test_the_value_head_starts_at_zero_and_reads_the_state_before_the_token():
 
 
 def test_ratio_is_one_in_every_minibatch_when_nothing_is_learnt():
-    policy = moved(make_policy())
-    seen = build_trajectory(policy, rolled(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE)
-    still = torch.optim.SGD(policy.trained().values(), lr=0.0)
-    found = update(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
-    assert found["ratio"] == pytest.approx(1.0, abs=1e-5) and abs(found["update_kl"]) < 1e-9
-    assert found["clip_fraction"] == 0 and found["minibatches"] == 2
+    policy = perturb(make_policy())
+    trajectory = build_trajectory(policy, sample_rollout(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1)
+    still = torch.optim.SGD(policy.trainable_parameters().values(), lr=0.0)
+    statistics = update_policy(policy, still, trajectory, UPDATE, torch.Generator().manual_seed(0))
+    assert statistics["ratio"] == pytest.approx(1.0, abs=1e-5) and abs(statistics["update_kl"]) < 1e-9
+    assert statistics["clip_fraction"] == 0 and statistics["minibatches"] == 2
 
 
 @pytest.mark.parametrize("microbatch", [1, 2, 4])
 def test_gradient_does_not_depend_on_the_microbatch(microbatch):
-    policy = moved(make_policy())
-    seen = build_trajectory(policy, rolled(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, UPDATE)
-    tokens = float(seen.mask.sum())
+    policy = perturb(make_policy())
+    trajectory = build_trajectory(policy, sample_rollout(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1)
+    tokens = float(trajectory.mask.sum())
 
     def gradient(size):
         policy.zero_grad()
         for rows in torch.arange(4).split(size):
-            _microbatch_loss(policy, seen, rows, tokens, UPDATE)[0].backward()
-        return torch.cat([p.grad.flatten() for p in policy.trained().values()])
+            ppo_loss(policy, trajectory, rows, tokens, UPDATE)[0].backward()
+        return torch.cat([p.grad.flatten() for p in policy.trainable_parameters().values()])
 
     whole = gradient(4)
     assert (gradient(microbatch) - whole).abs().max() <= 5e-6 * whole.abs().max() and float(whole.norm()) > 1e-4
@@ -117,44 +118,47 @@ def test_gradient_does_not_depend_on_the_microbatch(microbatch):
 
 def test_every_response_is_used_once_an_epoch_in_a_fresh_order(monkeypatch):
     policy = make_policy()
-    seen = build_trajectory(policy, rolled(policy), torch.zeros(4), 0.1, UPDATE)
+    trajectory = build_trajectory(policy, sample_rollout(policy), torch.zeros(4), 0.1)
     used = []
-    import stages.rl.ppo_update as engine
 
-    real = engine._microbatch_loss
-    monkeypatch.setattr(
-        engine, "_microbatch_loss", lambda p, s, rows, t, u: used.append(rows.tolist()) or real(p, s, rows, t, u)
-    )
-    update(
-        policy, torch.optim.SGD(policy.trained().values(), lr=0.0), seen, UPDATE, torch.Generator().manual_seed(1)
-    )
+    def record(policy, trajectory, rows, *rest):
+        used.append(rows.tolist())
+        return ppo_loss(policy, trajectory, rows, *rest)
+
+    monkeypatch.setattr(ppo_trainer, "ppo_loss", record)
+    still = torch.optim.SGD(policy.trainable_parameters().values(), lr=0.0)
+    update_policy(policy, still, trajectory, UPDATE, torch.Generator().manual_seed(1))
     flat = [row for rows in used for row in rows]
     assert sorted(flat[:4]) == sorted(flat[4:]) == [0, 1, 2, 3] and flat[:4] != flat[4:]
 
 
 def test_a_minibatch_that_ran_away_is_skipped_and_counted():
     policy = make_policy()
-    seen = build_trajectory(policy, rolled(policy), torch.tensor([1.0, -1.0, 1.0, -1.0]), 0.1, UPDATE)
-    seen = type(seen)(**{**vars(seen), "log_p": seen.log_p - 5.0})  # as if the policy were e^5 times likelier now
-    before = {name: p.clone() for name, p in policy.trained().items()}
-    found = update(policy, torch.optim.SGD(policy.trained().values(), lr=1.0), seen, UPDATE, torch.Generator())
-    assert found["skipped"] == 2 and all(torch.equal(p, before[name]) for name, p in policy.trained().items())
+    trajectory = build_trajectory(policy, sample_rollout(policy), torch.tensor([1.0, -1.0, 1.0, -1.0]), 0.1)
+    trajectory = replace(trajectory, logprobs=trajectory.logprobs - 5.0)  # the tokens are now e^5 times likelier
+    before = {name: p.clone() for name, p in policy.trainable_parameters().items()}
+    optimizer = torch.optim.SGD(policy.trainable_parameters().values(), lr=1.0)
+    statistics = update_policy(policy, optimizer, trajectory, UPDATE, torch.Generator())
+    assert statistics["skipped"] == 2
+    assert all(torch.equal(p, before[name]) for name, p in policy.trainable_parameters().items())
 
 
 def test_an_update_that_moved_far_enough_stops():
     policy = make_policy()
-    seen = build_trajectory(policy, rolled(policy), torch.tensor([3.0, -3.0, 3.0, -3.0]), 0.0, UPDATE)
-    eager = Update(**{**vars(UPDATE), "epochs": 50, "update_kl_limit": 1e-3})
-    found = update(policy, torch.optim.Adam(policy.trained().values(), lr=0.05), seen, eager, torch.Generator())
-    assert found["update_stopped_early"] == 1.0 and found["minibatches"] < 50
+    trajectory = build_trajectory(policy, sample_rollout(policy), torch.tensor([3.0, -3.0, 3.0, -3.0]), 0.0)
+    eager = replace(UPDATE, epochs=50, update_kl_limit=1e-3)
+    optimizer = torch.optim.Adam(policy.trainable_parameters().values(), lr=0.05)
+    statistics = update_policy(policy, optimizer, trajectory, eager, torch.Generator())
+    assert statistics["update_stopped_early"] == 1.0 and statistics["minibatches"] < 50
 
 
 def test_only_the_adapter_and_the_value_head_learn():
     policy = make_policy()
     base = {name: p.clone() for name, p in policy.named_parameters() if not p.requires_grad}
-    seen = build_trajectory(policy, rolled(policy), torch.tensor([3.0, -3.0, 3.0, -3.0]), 0.0, UPDATE)
-    update(policy, torch.optim.Adam(policy.trained().values(), lr=0.01), seen, UPDATE, torch.Generator())
-    assert all("lora_" in name or name.startswith("value_head") for name in policy.trained())
+    trajectory = build_trajectory(policy, sample_rollout(policy), torch.tensor([3.0, -3.0, 3.0, -3.0]), 0.0)
+    optimizer = torch.optim.Adam(policy.trainable_parameters().values(), lr=0.01)
+    update_policy(policy, optimizer, trajectory, UPDATE, torch.Generator())
+    assert all("lora_" in name or name.startswith("value_head") for name in policy.trainable_parameters())
     assert base and all(torch.equal(p, base[name]) for name, p in policy.named_parameters() if name in base)
 
 
@@ -166,14 +170,14 @@ def test_ppo_finds_the_best_arm_of_a_rigged_bandit(seed):
         # The tiny model's normalised last state bounds its logits at width x std = 6.4, and p at 0.8: widen that.
         policy.model.get_input_embeddings().weight.mul_(2)
         best = int(policy.model(torch.tensor([prompt])).logits[0, -1].topk(3).indices[2])
-    optimizer = torch.optim.Adam(policy.trained().values(), lr=0.01)
-    update = Update(**{**vars(UPDATE), "epochs": 4, "minibatch_prompts": 64, "microbatch_prompts": 64})
+    optimizer = torch.optim.Adam(policy.trainable_parameters().values(), lr=0.01)
+    settings = replace(UPDATE, epochs=4, minibatch_prompts=64, microbatch_prompts=64)
     for step in range(40):
         generator = torch.Generator().manual_seed(1000 * seed + step)
         one = {"max_new_tokens": 1, "temperature": 1.0, "stop_ids": (), "generator": generator}
         rollout = sample(policy.model, [prompt] * 64, **one)
         scores = torch.tensor([float(response[0] == best) for response in rollout.responses])
-        update(policy, optimizer, build_trajectory(policy, rollout, scores, 0.0, update), update, generator)
+        update_policy(policy, optimizer, build_trajectory(policy, rollout, scores, 0.0), settings, generator)
     with torch.no_grad():
         assert float(torch.softmax(policy.model(torch.tensor([prompt])).logits[0, -1], -1)[best]) > 0.95
 

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stages.generation.sampler import sample
 from stages.modeling import lora
 from stages.rl.policy import Policy
-from stages.rl.ppo_update import update
-from stages.rl.trajectory import build_trajectory
+from stages.rl.ppo_trainer import update_policy
+from tests.helpers.trajectories import build_trajectory
 from tests.rl import test_policy
 
 # As many arms as tokens, and fewer than the model is wide: with 320 tokens and a width of 32 no hidden state gives the
@@ -24,7 +24,7 @@ from tests.rl import test_policy
 ARMS, WIDTH, PROMPT, BETA = 16, 64, [1, 2, 3], 0.5
 ITERATIONS, RESPONSES, LEARNING_RATE = 250, 128, 0.01  # after 150 a seed in ten or twenty is at 0.94 to 0.96
 UPDATE = replace(
-    test_policy.UPDATE, epochs=4, minibatch_prompts=RESPONSES, microbatch_prompts=RESPONSES, forward_prompts=RESPONSES
+    test_policy.UPDATE, epochs=4, minibatch_prompts=RESPONSES, microbatch_prompts=RESPONSES
 )
 
 
@@ -41,11 +41,11 @@ def make_policy(seed):
 
 
 @torch.no_grad()
-def log_shares(policy):
+def token_logprobs(policy):
     """Log-probabilities, float64, of the first token [16], and of the second after each first one [16, 16]."""
-    texts = torch.tensor([[*PROMPT, arm] for arm in range(ARMS)])
-    log_p = torch.log_softmax(policy.model(texts).logits.double(), -1)
-    return log_p[0, len(PROMPT) - 1], log_p[:, len(PROMPT)]
+    sequences = torch.tensor([[*PROMPT, arm] for arm in range(ARMS)])
+    logprobs = torch.log_softmax(policy.model(sequences).logits.double(), -1)
+    return logprobs[0, len(PROMPT) - 1], logprobs[:, len(PROMPT)]
 
 
 def objective(shares, reference, rewards):
@@ -56,7 +56,7 @@ def objective(shares, reference, rewards):
 
 
 def learn(policy, rewards, seed):
-    optimizer = torch.optim.Adam(policy.trained().values(), lr=LEARNING_RATE, eps=1e-5)
+    optimizer = torch.optim.Adam(policy.trainable_parameters().values(), lr=LEARNING_RATE, eps=1e-5)
     for iteration in range(ITERATIONS):
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - iteration / ITERATIONS)
         generator = torch.Generator().manual_seed(1000 * seed + iteration)
@@ -64,18 +64,19 @@ def learn(policy, rewards, seed):
             policy.model, [PROMPT] * RESPONSES, max_new_tokens=2, temperature=1.0, stop_ids=(), generator=generator
         )
         scores = torch.stack([rewards[response[0]] for response in rollout.responses]).float()
-        update(policy, optimizer, build_trajectory(policy, rollout, scores, BETA, UPDATE), UPDATE, generator)
+        trajectory = build_trajectory(policy, rollout, scores, BETA, forward_prompts=RESPONSES)
+        update_policy(policy, optimizer, trajectory, UPDATE, generator)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_ppo_goes_95_percent_of_the_way_to_the_optimum(seed):
     policy = make_policy(seed)
     rewards = torch.randn(ARMS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    reference = log_shares(policy)
+    reference = token_logprobs(policy)
     start = objective(reference, reference, rewards)
     optimum = BETA * float(torch.logsumexp(reference[0] + rewards / BETA, 0))
     learn(policy, rewards, seed)
-    reached = objective(log_shares(policy), reference, rewards)
+    reached = objective(token_logprobs(policy), reference, rewards)
     print(f"seed {seed}: start {start:.3f}, reached {reached:.3f}, optimum {optimum:.3f}")
     assert reached <= optimum + 1e-9 and (reached - start) / (optimum - start) >= 0.95
 

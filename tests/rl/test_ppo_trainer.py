@@ -1,7 +1,9 @@
-"""What one iteration does with its parts, and what a run says and writes before and while it trains."""
+"""One PPO step and its parts, and what a run prints and writes before and while it trains."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,66 +12,92 @@ from stages import ppo
 from stages.generation.sampling_params import SamplingParams
 from stages.recipe.models import Lora
 from stages.recipe.ppo import Ppo, RewardSource
-from stages.rl.checks.memory_plan import memory_plan
+from stages.rl import ppo_trainer
+from stages.rl.advantages import gae_advantages
+from stages.rl.checks.memory_plan import plan_memory
+from stages.rl.collect_rollouts import collect_rollout
 from stages.rl.kl import KlController
-from stages.rl.ppo_trainer import PPOTrainer
+from stages.rl.ppo_trainer import PPOTrainer, ppo_loss, update_policy
 from stages.rl.rewards.shaping import ShapedRewards
 from tests.helpers import tiny_models
-from tests.rl.test_policy import PROMPTS, UPDATE, make_policy
+from tests.helpers.trajectories import build_trajectory
+from tests.rl.test_policy import PROMPTS, UPDATE, make_policy, perturb
 
 PHASES = {"rollout", "score", "experience", "update"}
 
 
-class Longer:
-    """A reward that a policy can learn: the response's tokens."""
+class LengthReward:
+    """A reward that a policy can learn: the number of response tokens."""
 
     def __call__(self, rollout, *, update_statistics):
         return ShapedRewards(torch.tensor([float(len(r)) for r in rollout.responses]), {}, 1.0)
 
 
-def engine_of(policy, **update):
+def make_trainer(policy, **settings):
     return PPOTrainer(
-        policy=policy, rewards=Longer(), controller=KlController(0.1, None, 1),
-        optimizer=torch.optim.Adam(policy.trained().values(), lr=0.0), update=replace(UPDATE, **update),
-        sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12), keep_rollout_log_p=True,
+        policy=policy, reward_shaper=LengthReward(), kl_controller=KlController(0.1, None, 1),
+        optimizer=torch.optim.Adam(policy.trainable_parameters().values(), lr=0.0),
+        update_settings=replace(UPDATE, **settings), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12),
+        estimate_advantages=partial(gae_advantages, gamma=0.98, gae_lambda=0.9), kl_estimator="k1", forward_prompts=8,
+        reuse_rollout_logprobs=True,
     )
 
 
-def iterate(engine, seed=0, **more):
-    return engine.iterate(PROMPTS, lambda purpose: torch.Generator().manual_seed(seed), 0.01, **more)
+def step(trainer, seed=0, **options):
+    return trainer.step(PROMPTS, lambda purpose: torch.Generator().manual_seed(seed), 0.01, **options)
 
 
 def weights(policy):
-    return {name: p.detach().clone() for name, p in policy.trained().items()}
+    return {name: p.detach().clone() for name, p in policy.trainable_parameters().items()}
 
 
-def test_in_the_critics_warm_up_the_value_head_alone_learns():
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_step_updates_on_the_trajectory_of_the_golden_values(monkeypatch, reuse):
+    """The parity tests check tests/helpers/trajectories.py against the peers; here `step` is checked against that."""
+    trainer, seen = make_trainer(perturb(make_policy())), []
+    trainer.reuse_rollout_logprobs, trainer.kl_estimator = reuse, "k3"
+    monkeypatch.setattr(ppo_trainer, "update_policy", lambda *args: seen.append(args[2]) or update_policy(*args))
+    before = deepcopy(trainer.policy)
+    step(trainer)
+    generator = torch.Generator().manual_seed(0)
+    rollout = collect_rollout(before, PROMPTS, trainer.sampling, generator, 8)
+    rewards = torch.tensor([float(len(response)) for response in rollout.responses])
+    expected = build_trajectory(before, rollout, rewards, 0.1, gamma=0.98, gae_lambda=0.9, kl_estimator="k3",
+                                reuse_rollout_logprobs=reuse)
+    assert seen[0].responses == expected.responses
+    for name in ("logprobs", "ref_logprobs", "values", "mask", "advantages", "returns"):
+        assert torch.equal(getattr(seen[0], name), getattr(expected, name)), name
+    assert expected.advantages.abs().max() > 0.1 and abs(expected.sequence_kl()) > 1e-3
+
+
+def test_in_critic_warm_up_the_value_head_alone_learns():
     policy = make_policy()
-    engine, before = engine_of(policy), weights(policy)
-    iterate(engine, only_values=True)
-    moved = {name for name, p in policy.trained().items() if not torch.equal(p, before[name])}
+    trainer, before = make_trainer(policy), weights(policy)
+    step(trainer, critic_only=True)
+    moved = {name for name, p in policy.trainable_parameters().items() if not torch.equal(p, before[name])}
     assert moved == {"value_head.weight", "value_head.bias"}
-    iterate(engine)
-    assert {name for name, p in policy.trained().items() if not torch.equal(p, before[name])} == set(before)
+    step(trainer)
+    moved = {name for name, p in policy.trainable_parameters().items() if not torch.equal(p, before[name])}
+    assert moved == set(before)
 
 
-def test_the_samplers_log_probabilities_and_the_re_forwarded_ones_learn_the_same():
-    found = []
-    for keep in (True, False):
+def test_reused_and_forwarded_log_probabilities_learn_the_same():
+    runs = []
+    for reuse in (True, False):
         torch.manual_seed(0)
-        engine = engine_of(make_policy())
-        engine.keep_rollout_log_p = keep
-        rows = [iterate(engine, seed)[0] for seed in range(3)]
-        found.append((rows, torch.cat([p.flatten() for p in weights(engine.policy).values()])))
-    (kept, weights_kept), (anew, weights_anew) = found
-    assert torch.allclose(weights_kept, weights_anew, atol=1e-4)
-    for a, b in zip(kept, anew, strict=True):
+        trainer = make_trainer(make_policy())
+        trainer.reuse_rollout_logprobs = reuse
+        rows = [step(trainer, seed)[0] for seed in range(3)]
+        runs.append((rows, torch.cat([p.flatten() for p in weights(trainer.policy).values()])))
+    (reused, reused_weights), (forwarded, forwarded_weights) = runs
+    assert torch.allclose(reused_weights, forwarded_weights, atol=1e-4)
+    for a, b in zip(reused, forwarded, strict=True):
         assert a["first_ratio"] == pytest.approx(1, abs=1e-5) and a["kl"] == pytest.approx(b["kl"], abs=1e-4)
         assert a["value_loss"] == pytest.approx(b["value_loss"], rel=1e-3)
 
 
-def test_each_phase_has_its_seconds_and_tokens_a_second():
-    row, timing = iterate(engine_of(make_policy()))
+def test_each_phase_has_its_seconds_and_tokens_per_second():
+    row, timing = step(make_trainer(make_policy()))
     assert {f"{phase}_{what}" for phase in PHASES for what in ("seconds", "tokens_per_second")} <= set(timing)
     assert timing["peak_memory_mib"] > 100 and timing["tokens"] == round(row["response_tokens"] * 4)
     assert {"kl", "kl_per_token", "entropy", "reference_perplexity", "clip_fraction", "explained_variance",
@@ -78,35 +106,34 @@ def test_each_phase_has_its_seconds_and_tokens_a_second():
 
 def test_the_dry_run_moves_nothing_and_makes_microbatches_that_fit(monkeypatch):
     policy = make_policy()
-    engine, before = engine_of(policy, microbatch_prompts=4), weights(policy)
-    monkeypatch.setattr("stages.rl.ppo_update._microbatch_loss", too_large_above(2))
-    lines = memory_plan(engine, "adam", PROMPTS, {})
-    assert engine.update.microbatch_prompts == 2
-    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in policy.trained().items())
+    trainer, before = make_trainer(policy, microbatch_prompts=4), weights(policy)
+    monkeypatch.setattr(ppo_trainer, "ppo_loss", out_of_memory_above(2))
+    lines = plan_memory(trainer, "adam", PROMPTS, [])
+    assert trainer.update_settings.microbatch_prompts == 2
+    parameters = policy.trainable_parameters()
+    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in parameters.items())
     assert [line.split("  ")[0] for line in lines[-3:]] == ["peak of rollout", "peak of forward", "peak of update"]
 
 
-def too_large_above(most):
-    from stages.rl.ppo_update import _microbatch_loss as real
-
-    def loss(policy, seen, rows, tokens, update):
-        if len(rows) > most:
+def out_of_memory_above(max_rows):
+    def loss(policy, trajectory, rows, tokens, settings):
+        if len(rows) > max_rows:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(policy, seen, rows, tokens, update)
+        return ppo_loss(policy, trajectory, rows, tokens, settings)
 
     return loss
 
 
 def test_out_of_memory_in_an_update_takes_smaller_microbatches_and_learns_the_same(monkeypatch):
-    found = []
-    for most in (4, 1):
+    runs = []
+    for max_rows in (4, 1):
         torch.manual_seed(0)
-        engine = engine_of(make_policy(), microbatch_prompts=4)
+        trainer = make_trainer(make_policy(), microbatch_prompts=4)
         with monkeypatch.context() as patch:
-            patch.setattr("stages.rl.ppo_update._microbatch_loss", too_large_above(most))
-            iterate(engine)
-        found.append(torch.cat([p.flatten() for p in weights(engine.policy).values()]))
-    assert torch.allclose(*found, atol=1e-5) and engine.update.microbatch_prompts == 1
+            patch.setattr(ppo_trainer, "ppo_loss", out_of_memory_above(max_rows))
+            step(trainer)
+        runs.append(torch.cat([p.flatten() for p in weights(trainer.policy).values()]))
+    assert torch.allclose(*runs, atol=1e-5) and trainer.update_settings.microbatch_prompts == 1
 
 
 @pytest.fixture(scope="module")
@@ -125,19 +152,32 @@ def run(tmp_path_factory):
     return folder, config, ppo.run(config, folder / "out", **where)
 
 
-def rows_of(folder, name):
+def read_rows(folder, name):
     return [json.loads(line) for line in (folder / "out" / f"{name}.jsonl").read_text().splitlines()]
 
 
 def test_a_run_evaluates_at_the_start_and_the_end_and_logs_every_source(run):
     folder, _, metrics = run
-    rows = rows_of(folder, "history")
+    rows = read_rows(folder, "history")
     assert [row["iteration"] for row in rows if "validation_reward" in row] == [0, 2, 3]
     assert rows[0]["validation_kl"] == pytest.approx(0, abs=1e-5)
     for row in (row for row in rows if "reward" in row):
-        whole = row["reward_response_tokens"] - 2 * row["reward_repetition"] - (1 - row["eos_rate"])
-        assert row["reward"] == pytest.approx(whole, abs=1e-4)
-    assert len(rows_of(folder, "samples")) == 3 * 8 and metrics["iterations"] == 3
+        total = row["reward_response_tokens"] - 2 * row["reward_repetition"] - (1 - row["eos_rate"])
+        assert row["reward"] == pytest.approx(total, abs=1e-4)
+    assert len(read_rows(folder, "samples")) == 3 * 8 and metrics["iterations"] == 3
+
+
+def test_validation_has_a_selection_score_with_the_initial_coefficient_and_no_objective(run):
+    folder, config, _ = run
+    rows = [row for row in read_rows(folder, "history") if "validation_reward" in row]
+    for row in rows:
+        score = row["validation_reward"] * row["validation_reward_scale"] - config.kl_coefficient * row["validation_kl"]
+        assert row["validation_selection_score"] == pytest.approx(score, abs=1e-6)
+        assert "validation_objective" not in row
+    updates = [row for row in read_rows(folder, "history") if "objective" in row]
+    assert len(updates) == 3
+    for row in updates:
+        assert row["objective"] == pytest.approx(row["reward"] - row["beta"] * row["kl"], abs=1e-6)
 
 
 def test_a_run_leaves_its_checks_with_their_values(run):
@@ -145,13 +185,14 @@ def test_a_run_leaves_its_checks_with_their_values(run):
     assert abs(checks["kl_nats"]) < 1e-4 and checks["keep_rollout_log_p"] and checks["smallest_gradient_norm"] > 0
 
 
-def test_a_run_says_its_plan(run, capsys, tmp_path):
+def test_a_run_prints_its_plan(run, capsys, tmp_path):
     folder, config, _ = run
     where = {"policy": folder / "base", "reward": folder / "none", "pairs": folder / "pairs"}
     ppo.run(replace(config, iterations=1), tmp_path, **where)
-    said = capsys.readouterr().err
-    assert "1 iterations x 8 prompts x 1 epochs x 2 minibatches of 4 = 2 optimiser steps; 2 microbatches of 2" in said
-    assert "memory plan" in said and "check  KL to the reference" in said
+    printed = capsys.readouterr().err
+    assert "1 iterations x 8 prompts x 1 epochs x 2 minibatches of 4 = 2 optimiser steps;" in printed
+    assert "; 2 microbatches of 2 each" in printed
+    assert "memory plan" in printed and "check  KL to the reference" in printed
 
 
 def test_texts_that_the_model_has_no_positions_for_are_refused_before_anything_runs(run, tmp_path):

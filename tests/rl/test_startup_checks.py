@@ -16,7 +16,7 @@ from stages.generation.sampler import sample
 from stages.modeling import lora
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.tokenizer import load_tokenizer
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.reward_model import initialise_head
 from stages.rl.checks import logprob_agreement, startup
 from stages.rl.policy import Policy
@@ -29,24 +29,24 @@ PRECISIONS = ["fp32", "mixed", "bf16", "int8", "nf4"]
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What the checks need of a rollout."""
+class FakeRollout:
+    """The attributes of a rollout that the checks read."""
 
     prompts: list[list[int]]
     responses: list[list[int]]
-    log_p: torch.Tensor | None
+    logprobs: torch.Tensor | None
     values: torch.Tensor | None
-    kept: torch.Tensor | None = None
+    allowed_token_ids: torch.Tensor | None = None
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return tiny_models.save_base(tmp_path_factory.mktemp("models") / "base", width=128)  # nf4 on a CPU packs blocks of 64
+    return tiny_models.save_base(tmp_path_factory.mktemp("models") / "base", width=128)  # nf4 packs blocks of 64
 
 
 @pytest.fixture(scope="module")
 def reward(base):
-    model = load_scorer(base, new_head=True)
+    model = load_classifier(base, new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     return model
 
@@ -73,67 +73,67 @@ def draw(policy, temperature=0.7, tokens=8):
             step = [token]
         rows.append(row)
     log_p, values = (pad_sequence([torch.tensor([x[i] for x in row]) for row in rows], True) for i in (1, 2))
-    return Drawn(PROMPTS, [[x[0] for x in row] for row in rows], log_p, values)
+    return FakeRollout(PROMPTS, [[x[0] for x in row] for row in rows], log_p, values)
 
 
 def sampled(policy):
     """The same from the engine's own sampler."""
-    with policy.merged() as model:
+    with policy.merge_adapter() as model:
         return sample(model, PROMPTS, max_new_tokens=8, temperature=0.7, stop_ids=[2], precision=policy.precision,
-                      generator=torch.Generator().manual_seed(0), value_of=policy.values_of)
+                      generator=torch.Generator().manual_seed(0), value_fn=policy.values_from_hidden)
 
 
 def run(policy, rollout, base, rewards, clip_range=CLIP):
     lines = []
     tokenizer = load_tokenizer(base)
-    found = startup.run_checks(policy, rollout, tokenizer, {name: (tokenizer, m) for name, m in rewards.items()},
+    report = startup.run_checks(policy, rollout, tokenizer, {name: (tokenizer, m) for name, m in rewards.items()},
                                clip_range=clip_range, microbatch_prompts=2, say=lines.append)
-    return found, lines
+    return report, lines
 
 
-def nudged(policy, scale=0.05):
+def perturb(policy, scale=0.05):
     """After some learning: B and the value head are no longer 0."""
     with torch.no_grad():
-        for name, parameter in policy.trained().items():
+        for name, parameter in policy.trainable_parameters().items():
             parameter.add_(scale * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
     return policy
 
 
 def all_log_p(policy, rollout):
-    return logprob_agreement.forwarded(policy, rollout, ROWS)[0]
+    return logprob_agreement.forward_in_batches(policy, rollout, ROWS)[0]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_healthy_policy_passes_in_every_precision_and_stays_as_it_was(base, reward, precision):
     policy = make(base, precision)
     before = {name: p.detach().clone() for name, p in policy.named_parameters()}
-    found, lines = run(policy, sampled(policy), base, {"reward": reward})
-    assert found.kl_nats == 0.0 and found.eos_id == 2 and found.pad_id not in (2, None)
-    assert found.value_head_norm == 0.0 and found.reward_head_norms == {"reward": pytest.approx(1.0, abs=0.3)}
-    assert 0 < found.smallest_gradient_norm < float("inf")
+    report, lines = run(policy, sampled(policy), base, {"reward": reward})
+    assert report.kl_nats == 0.0 and report.eos_id == 2 and report.pad_id not in (2, None)
+    assert report.value_head_norm == 0.0 and report.reward_head_norms == {"reward": pytest.approx(1.0, abs=0.3)}
+    assert 0 < report.smallest_gradient_norm < float("inf")
     if precision == "fp32":
-        assert found.rollout_log_p_difference < 1e-4 and found.noise_nats < 1e-4 and found.ratio_deviation < 1e-4
-    assert found.keep_rollout_log_p is (found.rollout_log_p_difference <= 1e-3)
+        assert report.rollout_log_p_difference < 1e-4 and report.noise_nats < 1e-4 and report.ratio_deviation < 1e-4
+    assert report.keep_rollout_log_p is (report.rollout_log_p_difference <= 1e-3)
     if precision in ("fp32", "int8"):  # bf16 and nf4 agree or not by the CPU's kernels
-        assert found.keep_rollout_log_p is (precision == "fp32")
+        assert report.keep_rollout_log_p is (precision == "fp32")
     assert len(lines) == 8 and all(line.startswith("check  ") for line in lines)
     assert lines[3] == "check  KL to the reference  0  (limit 0.0001 nats a response)  ok"
     assert ("WARNING: rounding takes" in lines[4]) is (precision == "int8")
-    assert lines[6].endswith("  kept" if found.keep_rollout_log_p else "  re-forwarded")
+    assert lines[6].endswith("  reused" if report.keep_rollout_log_p else "  forwarded again")
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in policy.named_parameters())
-    assert json.loads(json.dumps(asdict(found)))["keep_rollout_log_p"] is found.keep_rollout_log_p
+    assert json.loads(json.dumps(asdict(report)))["keep_rollout_log_p"] is report.keep_rollout_log_p
 
 
 def test_a_moved_adapter_is_refused_with_its_kl(base):
-    policy = nudged(make(base))
+    policy = perturb(make(base))
     rollout = draw(policy)
     expected = 0.0
     for prompt, response in zip(rollout.prompts, rollout.responses, strict=True):  # unpadded, token by token, float64
         logits = [policy.model(torch.tensor([prompt + response])).logits[0].detach().double() / 0.7]
         with policy.model.disable_adapter():
             logits.append(policy.model(torch.tensor([prompt + response])).logits[0].detach().double() / 0.7)
-        for place, token in enumerate(response, start=len(prompt) - 1):
-            on, off = (float(x[place, token] - torch.logsumexp(x[place], 0)) for x in logits)
+        for position, token in enumerate(response, start=len(prompt) - 1):
+            on, off = (float(x[position, token] - torch.logsumexp(x[position], 0)) for x in logits)
             expected += (on - off) / len(rollout.responses)
     with pytest.raises(ValueError, match=r"starts \S+ nats a response from its reference instead of 0") as error:
         run(policy, rollout, base, {})
@@ -145,7 +145,7 @@ def test_a_weight_that_is_not_a_number_is_named(base):
     rollout = draw(policy)
     name, weight = next((n, p) for n, p in policy.named_parameters() if "layers.1" in n and "lora_A" in n)
     weight.data[0, 0] = float("nan")
-    with pytest.raises(ValueError, match=f"KL to the reference is not a number: {re.escape(name)} is not finite"):
+    with pytest.raises(ValueError, match=f"KL to the reference is NaN: {re.escape(name)} is not finite"):
         run(policy, rollout, base, {})
 
 
@@ -153,26 +153,29 @@ def test_a_weight_that_is_not_a_number_is_named(base):
 def test_another_temperature_in_sampling_is_a_fault_even_where_int8_is_noisy(base, precision):
     policy = make(base, precision)
     run(policy, draw(policy), base, {})
-    with pytest.raises(ValueError, match=r"the ratio of new to old probabilities is \S+ away from 1 in the mean"):
+    with pytest.raises(ValueError, match=r"the mean \|ratio - 1\| of new to old probabilities is \S+:"):
         run(policy, draw(policy, temperature=1.0), base, {})
 
 
-def test_rollout_numbers_are_kept_only_where_every_token_agrees(base):
+def test_rollout_numbers_are_reused_only_if_every_token_agrees(base):
     policy = make(base)
     with torch.no_grad():
         policy.value_head.weight.fill_(0.1)
     rollout = draw(policy)
-    found, _ = run(policy, rollout, base, {})
-    assert found.keep_rollout_log_p and 0 < found.rollout_values_difference < 1e-4
-    for name, row, change, kept in (("log_p", 2, 5e-4, True), ("log_p", 2, 5e-3, False), ("values", 0, 0.1, False)):
+    report, _ = run(policy, rollout, base, {})
+    assert report.keep_rollout_log_p and 0 < report.rollout_values_difference < 1e-4
+    cases = ("logprobs", 2, 5e-4, True), ("logprobs", 2, 5e-3, False), ("values", 0, 0.1, False)
+    for name, row, change, reused in cases:
+        metric = {"logprobs": "log_p"}.get(name, name)
         numbers = getattr(rollout, name).clone()
         numbers[row, 1] += change
-        found, lines = run(policy, replace(rollout, **{name: numbers}), base, {})
-        assert found.keep_rollout_log_p is kept and lines[5].endswith("kept" if kept else "re-forwarded")
-        assert getattr(found, f"rollout_{name}_difference") == pytest.approx(change, rel=0.05)
-    found, lines = run(policy, replace(rollout, log_p=None, values=None), base, {})
-    assert not found.keep_rollout_log_p and found.rollout_log_p_difference is None and "not given" in lines[5]
-    assert found.ratio_deviation < 1e-4
+        report, lines = run(policy, replace(rollout, **{name: numbers}), base, {})
+        assert report.keep_rollout_log_p is reused and lines[5].endswith("reused" if reused else "forwarded again")
+        assert getattr(report, f"rollout_{metric}_difference") == pytest.approx(change, rel=0.05)
+    report, lines = run(policy, replace(rollout, logprobs=None, values=None), base, {})
+    assert not report.keep_rollout_log_p and report.rollout_log_p_difference is None
+    assert "not in the rollout" in lines[5]
+    assert report.ratio_deviation < 1e-4
 
 
 class Table:
@@ -181,7 +184,7 @@ class Table:
     def __init__(self, nats_a_row):
         self.nats_a_row = nats_a_row
 
-    def __call__(self, prompts, responses, kept=None):
+    def __call__(self, prompts, responses, allowed_token_ids=None):
         longest = max(map(len, responses))
         rows = [[-0.1 * token for token in response] + [0.0] * (longest - len(response)) for response in responses]
         log_p = torch.tensor(rows) + self.nats_a_row * len(prompts)
@@ -189,25 +192,25 @@ class Table:
 
 
 def test_noise_is_the_spread_over_compositions_and_the_ratio_what_it_makes_of_1():
-    rollout = Drawn([[1]] * 5, [[3], [4, 5], [6], [7, 8, 9], [3, 3]], None, None)
-    largest, mean = logprob_agreement.noise_floor(Table(0.01), rollout, 4, CLIP)  # batches of 1, 2 and 4 rows
+    rollout = FakeRollout([[1]] * 5, [[3], [4, 5], [6], [7, 8, 9], [3, 3]], None, None)
+    largest, mean = logprob_agreement.measure_noise(Table(0.01), rollout, 4, CLIP)  # batches of 1, 2 and 4 rows
     assert largest == pytest.approx(0.03, abs=1e-6) and mean == pytest.approx(0.03, abs=1e-6)
-    assert logprob_agreement.noise_floor(Table(0.01), rollout, 1, CLIP)[0] == 0.0  # a microbatch of 1 has no neighbours
+    assert logprob_agreement.measure_noise(Table(0.01), rollout, 1, CLIP)[0] == 0.0  # no neighbours
     log_p = torch.tensor([-0.1 * token for response in rollout.responses for token in response]) + 0.04
-    deviation = logprob_agreement.ratio_deviation(Table(0.01), rollout, log_p, 4, 0.02, CLIP)  # 4 rows, and a last one alone
+    deviation = logprob_agreement.check_ratio(Table(0.01), rollout, log_p, 4, 0.02, CLIP)  # 4 rows and 1
     assert deviation == pytest.approx(1 - math.exp(-0.03), abs=1e-6)
 
 
 def test_noise_beyond_the_clip_range_is_refused(base):
     policy = make(base)
     rollout = draw(policy)
-    forward, reference = policy.forward, policy.reference  # both feel the batch's size, so that the KL stays 0
-    policy.forward = lambda *rows: (s := forward(*rows))._replace(log_p=s.log_p * (1 + 0.01 * len(rows[0])))
-    policy.reference = lambda *rows: reference(*rows) * (1 + 0.01 * len(rows[0]))
-    found, lines = run(policy, replace(rollout, log_p=None), base, {})
-    assert 0.02 < math.expm1(found.noise_nats) < CLIP and "WARNING: rounding takes" in lines[3]
-    with pytest.raises(ValueError, match=r"changes by \S+ nats with the rows beside it, more than clip_range \(0.01\)"):
-        run(policy, replace(rollout, log_p=None), base, {}, clip_range=0.01)
+    forward, reference = policy.forward, policy.ref_logprobs  # both feel the batch's size, so that the KL stays 0
+    policy.forward = lambda *rows: (s := forward(*rows))._replace(logprobs=s.logprobs * (1 + 0.01 * len(rows[0])))
+    policy.ref_logprobs = lambda *rows: reference(*rows) * (1 + 0.01 * len(rows[0]))
+    report, lines = run(policy, replace(rollout, logprobs=None), base, {})
+    assert 0.02 < math.expm1(report.noise_nats) < CLIP and "WARNING: rounding takes" in lines[3]
+    with pytest.raises(ValueError, match=r"changes by \S+ nats .*, more than clip_range \(0.01\)"):
+        run(policy, replace(rollout, logprobs=None), base, {}, clip_range=0.01)
 
 
 def first(policy, part):
@@ -215,18 +218,19 @@ def first(policy, part):
 
 
 def gradient_of(policy):
-    return startup.smallest_gradient(policy, PROMPTS[:2], [[40, 41, 42], [43]])
+    return startup.check_gradients(policy, PROMPTS[:2], [[40, 41, 42], [43]])
 
 
 def test_the_gradient_reported_is_the_smallest_that_must_not_be_0(base):
     policy = make(base)
-    found = gradient_of(policy)
+    report = gradient_of(policy)
     scored = policy(PROMPTS[:2], [[40, 41, 42], [43]])
-    (sum((scored.values - scored.log_p)[row, place] for row, place in ((0, 0), (0, 1), (0, 2), (1, 0))) / 4).backward()
-    norms = {name: float(p.grad.norm()) for name, p in policy.trained().items()}
+    differences, tokens = scored.values - scored.logprobs, ((0, 0), (0, 1), (0, 2), (1, 0))
+    (sum(differences[token] for token in tokens) / 4).backward()
+    norms = {name: float(p.grad.norm()) for name, p in policy.trainable_parameters().items()}
     assert all((norm == 0) is ("lora_A" in name) for name, norm in norms.items())
     watched = [norm for name, norm in norms.items() if "lora_B" in name or name == "value_head.weight"]
-    assert len(watched) == 2 * 2 + 1 and found == pytest.approx(min(watched), rel=1e-5)
+    assert len(watched) == 2 * 2 + 1 and report == pytest.approx(min(watched), rel=1e-5)
 
 
 def test_a_detached_b_is_named(base):
@@ -276,24 +280,24 @@ def ids_of(base, reward, role="policy", tokenizer=(), **config):
     known = load_tokenizer(base)
     for key, value in dict(tokenizer).items():
         setattr(known, key, value)
-    place = parts["policy"].generation_config if role == "generation" else parts[role].config
-    before = {key: getattr(place, key) for key in config}
+    settings = parts["policy"].generation_config if role == "generation" else parts[role].config
+    before = {key: getattr(settings, key) for key in config}
     try:
         for key, value in config.items():
-            setattr(place, key, value)
-        return startup.special_ids(known, parts)
+            setattr(settings, key, value)
+        return startup.check_special_ids(known, parts)
     finally:
         for key, value in before.items():
-            setattr(place, key, value)
+            setattr(settings, key, value)
 
 
 def test_special_tokens_that_disagree_are_refused_with_their_place(base, reward):
     assert ids_of(base, reward) == ids_of(base, reward, eos_token_id=[7, 2]) == (2, 0)
-    for role, place in {"policy": "policy, LlamaConfig", "reward": "reward, LlamaConfig",
+    for role, where in {"policy": "policy, LlamaConfig", "reward": "reward, LlamaConfig",
                         "generation": "policy, GenerationConfig"}.items():
-        with pytest.raises(ValueError, match=f"{place}: the tokenizer ends texts with id 2"):
+        with pytest.raises(ValueError, match=f"{where}: the tokenizer ends texts with id 2"):
             ids_of(base, reward, role, eos_token_id=7)
-        with pytest.raises(ValueError, match=f"{place}: the tokenizer begins texts with id 1, this config with 0"):
+        with pytest.raises(ValueError, match=f"{where}: the tokenizer begins texts with id 1, this config with 0"):
             ids_of(base, reward, role, bos_token_id=0)
     with pytest.raises(ValueError, match="EOS is id 2, but the model has only 2"):
         ids_of(base, reward, vocab_size=2)
@@ -313,23 +317,23 @@ def test_a_reward_that_reads_text_with_a_tokenizer_of_its_own_has_ids_of_its_own
 
 def test_a_value_head_that_cannot_be_right_is_refused(base):
     policy = make(base)
-    assert startup.value_head_norm(nudged(policy)) == pytest.approx(float(policy.value_head.weight.data.norm()))
+    assert startup.check_value_head(perturb(policy)) == pytest.approx(float(policy.value_head.weight.data.norm()))
     policy.value_head.weight.data[0, 3] = float("inf")
     with pytest.raises(ValueError, match=r"the value head is \[1, 128\] and not finite"):
-        startup.value_head_norm(policy)
+        startup.check_value_head(policy)
     policy.value_head = torch.nn.Linear(64, 1)
     with pytest.raises(ValueError, match=r"\[1, 64\] and finite, but must be \[1, 128\]"):
-        startup.value_head_norm(policy)
+        startup.check_value_head(policy)
 
 
 def test_a_reward_model_without_a_live_head_is_refused(base):
-    model = load_scorer(base, new_head=True)
+    model = load_classifier(base, new_head=True)
     adapted = lora.add_lora(model, r=2, alpha=4, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
     head = adapted.base_model.model.score.modules_to_save["default"].weight
-    assert startup.reward_head_norm("reward", adapted) == pytest.approx(float(head.data.norm()))
+    assert startup.check_reward_head("reward", adapted) == pytest.approx(float(head.data.norm()))
     for value, norm in ((0.0, "0.0"), (float("nan"), "nan")):
         head.data.fill_(value)
         with pytest.raises(ValueError, match=f"reward: the norm of its head is {norm}"):
-            startup.reward_head_norm("reward", adapted)
+            startup.check_reward_head("reward", adapted)
     with pytest.raises(ValueError, match="a LlamaForCausalLM has no head with one output"):
-        startup.reward_head_norm("reward", load_causal(base))
+        startup.check_reward_head("reward", load_causal(base))

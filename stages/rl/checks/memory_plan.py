@@ -1,4 +1,4 @@
-"""Plan the memory of a PPO run: run each phase once in its largest shapes, so that memory runs out now or not at all."""
+"""Plan the memory of a PPO run: run each phase once in its largest shapes, so that it fails now or not at all."""
 
 from collections.abc import Sequence
 from dataclasses import replace

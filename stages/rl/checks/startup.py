@@ -1,7 +1,8 @@
-"""Checks before the first update of every PPO run: each is a line with its value, or the run stops with the reason.
+"""Run the checks before the first update of a PPO run: each prints its value, or stops the run with the reason.
 
-A PPO that is wired wrongly still runs, and for days: these are the silent faults that users of earlier systems met
-most (adapter not fresh, old and new log-probabilities of two functions, no gradient, random heads, EOS mismatched).
+PPO with a wiring error still runs, for days. These checks cover the silent faults that users of other PPO systems met
+most: an adapter that is not fresh, old and new log-probabilities from two functions, missing gradients, random heads,
+and EOS ids that disagree.
 """
 
 from collections.abc import Callable
@@ -11,20 +12,25 @@ from math import expm1
 import torch
 from torch import nn
 
+from stages.generation.rollout import Rollout
 from stages.modeling import families, lora
-from stages.modeling.adapters import role_of
+from stages.modeling.adapters import adapter_name
 from stages.modeling.tokenizer import check_special_tokens
-from stages.rl import losses
 from stages.rl.checks import logprob_agreement
+from stages.rl.losses import masked_mean
 from stages.rl.policy import Policy
 from stages.stackexchange.prompt import adds_bos
 
-WAITING = ("lora_A", "lora_embedding_B")  # what multiplies a factor that starts at 0 has no gradient before it moves
+ZERO_AT_START = ("lora_A", "lora_embedding_B")  # their gradient is 0 until the other factor, which starts at 0, moves
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Values of the checks. None: the rollout came without its own log-probabilities or values."""
+class StartupReport:
+    """Results of the checks, under the names of startup.json.
+
+    rollout_*_difference: None if the rollout has no log-probabilities or values. keep_rollout_log_p: whether the update
+    may reuse those of the sampler.
+    """
 
     eos_id: int
     pad_id: int
@@ -41,94 +47,97 @@ class Measured:
 
 def run_checks(
     policy: Policy,
-    rollout,
+    rollout: Rollout,
     tokenizer,
-    rewards: dict,
+    classifiers: dict[str, tuple],
     *,
     clip_range: float,
     microbatch_prompts: int,
     say: Callable[[str], None],
-) -> Measured:
-    """All checks of a fresh policy on its first rollout, one line each to `say`; ValueError at the first that fails.
+) -> StartupReport:
+    """Check an untrained policy on its first rollout, one line per check to `say`; raise ValueError at the first fault.
 
-    rollout: see agreement.py. rewards: name to (tokenizer, model) of every reward that is a classifier; one with a
-    tokenizer of its own reads text, and its ids are its own affair.
-    keep_rollout_log_p of the result says whether the update may take the sampler's log_p and values as they are.
+    classifiers: name to (tokenizer, model) of each reward model. One with another tokenizer than the policy's reads
+    text, so its special ids need not agree.
     """
 
     def line(name, value, limit, verdict="ok"):
         say(f"check  {name}  {value}  ({limit})  {verdict}")
 
-    parts = _check_parts(policy, tokenizer, rewards, line)
-    numbers = _check_agreement(policy, rollout, clip_range, microbatch_prompts, line)
+    parts = _check_parts(policy, tokenizer, classifiers, line)
+    agreement = _check_agreement(policy, rollout, clip_range, microbatch_prompts, line)
     rows = slice(microbatch_prompts)
-    gradient = smallest_gradient(policy, rollout.prompts[rows], rollout.responses[rows])
+    gradient = check_gradients(policy, rollout.prompts[rows], rollout.responses[rows])
     line("gradients", f"smallest norm {gradient:.2g}", "all finite, no matrix's 0")
-    return Measured(**parts, **numbers, smallest_gradient_norm=gradient)
+    return StartupReport(**parts, **agreement, smallest_gradient_norm=gradient)
 
 
-def _check_parts(policy: Policy, tokenizer, rewards: dict, line: Callable) -> dict:
-    """What can be said without a rollout: special tokens and heads."""
-    sharing = {name: model for name, (its_own, model) in rewards.items() if its_own is tokenizer}
-    eos_id, pad_id = special_ids(tokenizer, {"policy": policy.model, **sharing})
+def _check_parts(policy: Policy, tokenizer, classifiers: dict[str, tuple], line: Callable) -> dict:
+    """Check what needs no rollout: special tokens and heads."""
+    same_tokenizer = {name: model for name, (its_tokenizer, model) in classifiers.items() if its_tokenizer is tokenizer}
+    eos_id, pad_id = check_special_ids(tokenizer, {"policy": policy.model, **same_tokenizer})
     line("special tokens", f"EOS {eos_id}, pad {pad_id}", "the same in tokenizers, configs and generation configs")
-    value_norm = value_head_norm(policy)
+    value_norm = check_value_head(policy)
     line("value head", f"norm {value_norm:.3g}", "as wide as the hidden states, finite")
-    norms = {name: reward_head_norm(name, model) for name, (_, model) in rewards.items()}
+    norms = {name: check_reward_head(name, model) for name, (_, model) in classifiers.items()}
     for name, norm in norms.items():
         line(f"head of {name}", f"norm {norm:.3g}", "one output, finite, not 0")
     return {"eos_id": eos_id, "pad_id": pad_id, "value_head_norm": value_norm, "reward_head_norms": norms}
 
 
-def _check_agreement(policy: Policy, rollout, clip_range: float, microbatch_prompts: int, line: Callable) -> dict:
-    """Forward passes against each other and against the sampler's numbers."""
+def _check_agreement(
+    policy: Policy, rollout: Rollout, clip_range: float, microbatch_prompts: int, line: Callable
+) -> dict:
+    """Compare forward passes with each other and with the sampler's numbers."""
 
     def verdict(deviation):
         share = deviation / clip_range
-        return "ok" if share <= logprob_agreement.WARN_SHARE else f"WARNING: rounding takes {share:.0%} of the clip range"
+        too_large = share > logprob_agreement.WARN_SHARE
+        return f"WARNING: rounding takes {share:.0%} of the clip range" if too_large else "ok"
 
     rows = torch.arange(len(rollout.prompts)).split(microbatch_prompts)
-    log_p, values = logprob_agreement.forwarded(policy, rollout, rows)[:2]
-    kl = logprob_agreement.reference_kl(policy, rollout, log_p, rows)
+    logprobs, values = logprob_agreement.forward_in_batches(policy, rollout, rows)[:2]
+    kl = logprob_agreement.check_reference_kl(policy, rollout, logprobs, rows)
     line("KL to the reference", f"{kl:.2g}", f"limit {logprob_agreement.KL_LIMIT_NATS:g} nats a response")
-    noise, mean_noise = logprob_agreement.noise_floor(policy, rollout, microbatch_prompts, clip_range)
+    noise, mean_noise = logprob_agreement.measure_noise(policy, rollout, microbatch_prompts, clip_range)
     line("noise over batch compositions", f"{noise:.2g} nats", f"limit: clip {clip_range:g}", verdict(expm1(noise)))
-    deviation = logprob_agreement.ratio_deviation(policy, rollout, log_p, microbatch_prompts, mean_noise, clip_range)
-    line("ratio of new to old", f"1 within {deviation:.2g}", "in the first epoch, nothing learnt", verdict(deviation))
-    apart = logprob_agreement.rollout_differences(rollout, log_p, values)
-    keep = logprob_agreement.may_keep(apart, values, clip_range)
-    shown = "not given" if None in apart else f"{apart[0]:.2g} in log_p, {apart[1]:.2g} in values"
-    limit = f"limit {logprob_agreement.KEPT_SHARE * clip_range:g}"
-    line("rollout against a forward", shown, limit, "kept" if keep else "re-forwarded")
+    deviation = logprob_agreement.check_ratio(policy, rollout, logprobs, microbatch_prompts, mean_noise, clip_range)
+    line("ratio of new to old", f"1 within {deviation:.2g}", "before any update", verdict(deviation))
+    differences = logprob_agreement.compare_with_rollout(rollout, logprobs, values)
+    reuse = logprob_agreement.can_reuse_rollout(differences, values, clip_range)
+    value = ("not in the rollout" if None in differences
+             else f"{differences[0]:.2g} in logprobs, {differences[1]:.2g} in values")
+    limit = f"limit {logprob_agreement.REUSE_SHARE * clip_range:g}"
+    line("rollout and forward pass", value, limit, "reused" if reuse else "forwarded again")
     return {
         "kl_nats": kl,
         "noise_nats": noise,
         "ratio_deviation": deviation,
-        "rollout_log_p_difference": apart[0],
-        "rollout_values_difference": apart[1],
-        "keep_rollout_log_p": keep,
+        "rollout_log_p_difference": differences[0],
+        "rollout_values_difference": differences[1],
+        "keep_rollout_log_p": reuse,
     }
 
 
-def special_ids(tokenizer, readers: dict[str, nn.Module]) -> tuple[int, int]:
-    """The tokenizer's (EOS, pad) ids; ValueError unless every named model that reads its ids agrees with it.
+def check_special_ids(tokenizer, models: dict[str, nn.Module]) -> tuple[int, int]:
+    """Return the tokenizer's EOS and pad ids; raise ValueError unless every named model agrees with the tokenizer.
 
-    Config and generation config must know its EOS, and its BOS where it writes one; the EOS must be an id the model
-    has (the published script's 100,000 was not: no answer could end); pad is not EOS.
+    Config and generation config must have its EOS, and its BOS if it adds one. EOS must be an id of the model: the
+    published script's 100,000 was not, so no answer could end. Pad must differ from EOS.
     """
     eos, pad, bos = tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id
     if eos == pad:
-        raise ValueError(f"pad and EOS are both id {eos}: ends would be masked as padding; give the tokenizer a pad "
-                         f"token of its own")
-    for name, model in readers.items():
+        raise ValueError(f"pad and EOS are both id {eos}: ends would be masked as padding; give the tokenizer a "
+                         f"separate pad token")
+    for name, model in models.items():
         for config in filter(None, (model.config, getattr(model, "generation_config", None))):
-            place = f"{name}, {type(config).__name__}"
+            where = f"{name}, {type(config).__name__}"
             try:
                 check_special_tokens(tokenizer, config)
             except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
+                raise ValueError(f"{where}: {error}") from None
             if adds_bos(tokenizer) and config.bos_token_id not in (None, bos):
-                raise ValueError(f"{place}: the tokenizer begins texts with id {bos}, this config with "
+                raise ValueError(f"{where}: the tokenizer begins texts with id {bos}, this config with "
                                  f"{config.bos_token_id}: correct the config or the tokenizer of the base")
         if eos >= model.config.vocab_size:
             raise ValueError(f"{name}: EOS is id {eos}, but the model has only {model.config.vocab_size}: no answer "
@@ -136,21 +145,21 @@ def special_ids(tokenizer, readers: dict[str, nn.Module]) -> tuple[int, int]:
     return eos, pad
 
 
-def value_head_norm(policy: Policy) -> float:
-    """Norm of the value head; ValueError unless it reads the policy's states and is finite."""
-    weight, states = policy.value_head.weight, families.hidden_size(policy.causal)
-    if tuple(weight.shape) != (1, states) or not weight.isfinite().all():
+def check_value_head(policy: Policy) -> float:
+    """Return the norm of the value head; raise ValueError unless it fits the hidden states and is finite."""
+    weight, size = policy.value_head.weight, families.hidden_size(policy.causal_model)
+    if tuple(weight.shape) != (1, size) or not weight.isfinite().all():
         finite = "finite" if weight.isfinite().all() else "not finite"
-        raise ValueError(f"the value head is {list(weight.shape)} and {finite}, but must be [1, {states}] and finite: "
-                         f"make it anew")
+        raise ValueError(f"the value head is {list(weight.shape)} and {finite}, but must be [1, {size}] and finite: "
+                         f"initialise it again")
     return float(weight.detach().norm())
 
 
-def reward_head_norm(name: str, model: nn.Module) -> float:
-    """Norm of a classifier's head: what lies outside its trunk. ValueError unless it gives one finite number.
+def check_reward_head(name: str, model: nn.Module) -> float:
+    """Return the norm of a classifier's head, its parameters outside the backbone; raise ValueError unless it has one
+    output and is finite.
 
-    A head left at its random initial values cannot be told from a trained one by its numbers: it is refused where it
-    would be made, when loading (models.load_scorer).
+    A randomly initialised head cannot be recognised by its norm; reward_modeling.load.load_scorer refuses to make one.
     """
     inner = lora.unwrap_peft(model)
     head = {n: p for n, p in inner.named_parameters()
@@ -160,33 +169,34 @@ def reward_head_norm(name: str, model: nn.Module) -> float:
         raise ValueError(f"{name}: a {type(inner).__name__} has no head with one output: it cannot score an answer")
     norm = float(torch.cat([p.detach().float().flatten() for p in head.values()]).norm())
     if not 0 < norm < float("inf"):
-        raise ValueError(f"{name}: the norm of its head is {norm}: its scores would say nothing; make the model anew")
+        raise ValueError(f"{name}: the norm of its head is {norm}: its scores would mean nothing; train it again")
     return norm
 
 
-def smallest_gradient(policy: Policy, prompts: list[list[int]], responses: list[list[int]]) -> float:
-    """Smallest norm of a gradient that may not be 0; ValueError naming the tensors that learn nothing.
+def check_gradients(policy: Policy, prompts: list[list[int]], responses: list[list[int]]) -> float:
+    """Return the smallest gradient norm that must not be 0; raise ValueError naming the tensors that cannot learn.
 
-    One backward of mean(values - log_p). Every trained tensor must get a finite gradient, every matrix a non-zero one,
-    except those in WAITING. Re-entrant gradient checkpointing and quantised weights that are repacked stop gradients
-    without a word. Parameters and their .grad are left as they are, hooks of an optimizer in the backward too.
+    Differentiates mean(values - logprobs). Every trained tensor must get a finite gradient, every matrix a non-zero
+    one, except those in ZERO_AT_START. Re-entrant gradient checkpointing and repacked quantised weights stop gradients
+    silently. Leaves parameters and their .grad unchanged, and triggers no optimizer in the backward pass.
     """
-    trained = policy.trained()
-    adapters = {role_of(name) for name in trained} - {None}
-    frozen = [name for name, p in policy.named_parameters() if role_of(name) in adapters and name not in trained]
+    trained = policy.trainable_parameters()
+    adapters = {adapter_name(name) for name in trained} - {None}
+    frozen = [name for name, p in policy.named_parameters() if adapter_name(name) in adapters and name not in trained]
     if frozen or all(name.startswith("value_head") for name in trained):
         raise ValueError(f"of the adapter, {_some(frozen) or 'every tensor'} is frozen: let it require gradients")
     with torch.enable_grad():
-        scored = policy(prompts, responses)
-        loss = losses.masked_mean(scored.values - scored.log_p, scored.mask)
+        scores = policy(prompts, responses)
+        loss = masked_mean(scores.values - scores.logprobs, scores.mask)
     gradients = dict(zip(trained, torch.autograd.grad(loss, list(trained.values()), allow_unused=True), strict=True))
     norms = {name: float("nan") if g is None else float(g.float().norm()) for name, g in gradients.items()}
-    moving = [name for name, p in trained.items() if p.dim() == 2 and not any(part in name for part in WAITING)]
-    stuck = [name for name, norm in norms.items() if not norm < float("inf") or (norm == 0 and name in moving)]
+    must_move = [name for name, p in trained.items()
+                 if p.dim() == 2 and not any(part in name for part in ZERO_AT_START)]
+    stuck = [name for name, norm in norms.items() if not norm < float("inf") or (norm == 0 and name in must_move)]
     if stuck:
         raise ValueError(f"{len(stuck)} of {len(trained)} trained tensors get no finite, non-zero gradient: "
                          f"{_some(stuck)}; checkpointing must be non-reentrant, and no quantised weight repacked")
-    return min(norms[name] for name in moving)
+    return min(norms[name] for name in must_move)
 
 
 def _some(names: list[str]) -> str:

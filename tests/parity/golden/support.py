@@ -1,4 +1,4 @@
-"""What test_golden.py compares with: the files of values, and a policy that is told its numbers."""
+"""Golden values of the peers, and a policy with given log-probabilities and values."""
 
 import json
 from collections.abc import Iterator
@@ -11,10 +11,13 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from stages.generation.rollout import Rollout
 from stages.modeling.lora import add_lora
 from stages.recipe.ppo import Ppo
 from stages.rl.policy import Policy, TokenScores
-from stages.rl.trajectory import Update
+from stages.rl.ppo_trainer import UpdateSettings
+from stages.rl.trajectory import Trajectory
+from tests.helpers.trajectories import build_trajectory
 
 EPS = 1e-8  # under the root of every whitening here
 FOLDER = Path(__file__).parent
@@ -37,15 +40,13 @@ def same(found, expected, rel: float = 1e-9, mask=None) -> None:
     torch.testing.assert_close(found[keep], expected[keep], rtol=rel, atol=1e-12)
 
 
-def golden_update(**changed) -> Update:
-    """The settings of the values: one pass over all rows, no limit in the way; the rest as in the recipe."""
+def golden_settings(**changes) -> UpdateSettings:
+    """Return the settings of the golden values: one epoch over all rows, no limits; the rest as in the recipe."""
     recipe = Ppo()
-    numbers = {field.name: getattr(recipe, field.name) for field in fields(Update)} | {
+    numbers = {field.name: getattr(recipe, field.name) for field in fields(UpdateSettings)} | {
         "epochs": 1,
         "minibatch_prompts": 8,
         "microbatch_prompts": 8,
-        "gamma": SETTINGS["gamma"],
-        "gae_lambda": SETTINGS["lam"],
         "clip_range": SETTINGS["clip"],
         "value_clip_range": SETTINGS["value_clip"],
         "value_coefficient": SETTINGS["value_coefficient"],
@@ -53,12 +54,20 @@ def golden_update(**changed) -> Update:
         "max_ratio": 1e9,
         "update_kl_limit": None,
     }
-    return Update(**(numbers | changed))
+    return UpdateSettings(**(numbers | changes))
+
+
+def golden_trajectory(policy, rollout: Rollout, rewards: torch.Tensor, **conventions) -> Trajectory:
+    """Build a trajectory with the settings of the golden values, in float64."""
+    with float64():
+        return build_trajectory(
+            policy, rollout, rewards,
+            **{"beta": SETTINGS["beta"], "gamma": SETTINGS["gamma"], "gae_lambda": SETTINGS["lam"]} | conventions)
 
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """The engine, which works in the default dtype, in the one that these values have."""
+    """Use the dtype of the golden values as the default one."""
     torch.set_default_dtype(torch.float64)
     try:
         yield
@@ -66,26 +75,26 @@ def float64() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-class Given(nn.Module):
-    """In place of a policy: log-probabilities and values are its parameters; a prompt is the number of its row."""
+class GivenPolicy(nn.Module):
+    """A policy whose log-probabilities and values are its parameters; a prompt is the index of its row."""
 
-    def __init__(self, log_p, values, mask, log_ref=None):
+    def __init__(self, logprobs, values, mask, ref_logprobs=None):
         super().__init__()
-        self.log_p, self.values = nn.Parameter(log_p.clone()), nn.Parameter(values.clone())
-        self.mask, self.log_ref = mask, log_ref
+        self.logprobs, self.values = nn.Parameter(logprobs.clone()), nn.Parameter(values.clone())
+        self.mask, self.given_ref_logprobs = mask, ref_logprobs
         self.model = SimpleNamespace(device=mask.device)
 
-    def forward(self, prompts, responses, kept=None) -> TokenScores:
-        rows, width = self._place(prompts, responses)
-        log_p, values, mask = (x[rows, :width] for x in (self.log_p, self.values, self.mask))
-        return TokenScores(log_p, values, mask)
+    def forward(self, prompts, responses, allowed_token_ids=None) -> TokenScores:
+        rows, width = self._rows(prompts, responses)
+        logprobs, values, mask = (x[rows, :width] for x in (self.logprobs, self.values, self.mask))
+        return TokenScores(logprobs, values, mask)
 
-    def reference(self, prompts, responses, kept=None):
-        rows, width = self._place(prompts, responses)
-        return self.log_ref[rows, :width]
+    def ref_logprobs(self, prompts, responses, allowed_token_ids=None):
+        rows, width = self._rows(prompts, responses)
+        return self.given_ref_logprobs[rows, :width]
 
     @staticmethod
-    def _place(prompts, responses):
+    def _rows(prompts, responses):
         return [prompt[0] for prompt in prompts], max(map(len, responses))
 
 

@@ -1,0 +1,189 @@
+"""The outer loop of PPO: train, evaluate on held-out prompts, keep the best policy, save checkpoints, stop early.
+
+All randomness of an iteration comes from generators seeded by (seed, purpose, iteration), so a resumed run equals the
+uninterrupted one bit for bit.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from stages.generation.rollout import Rollout
+from stages.generation.sampler import sample_in_batches
+from stages.rl.early_stopping import EarlyStopping, StopRules
+from stages.rl.ppo_trainer import PPOTrainer
+from stages.rl.trajectory import score_rollout
+from stages.stackexchange.prompt import AFTER, BEFORE
+from stages.training import checkpoint
+from stages.training.loggers import TIMING, TrainingLogger
+
+LOGGED_SAMPLES = 8  # validation prompts whose answers are logged at every evaluation
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Settings of the outer loop, named as in the recipe's section `ppo`."""
+
+    iterations: int
+    rollout_prompts: int
+    learning_rate: float
+    learning_rate_decay: bool
+    critic_warmup_iterations: int
+    kl_coefficient: float
+    evaluate_every_iterations: int
+    save_every_iterations: int
+    keep_checkpoints: int
+    seed: int
+
+
+class TrainingLoop:
+    """A run of PPO: the trainer, the iteration, and the best policy so far.
+
+    best: the evaluation row of the best policy, with its `iteration`. say: prints a line.
+    """
+
+    def __init__(
+        self,
+        trainer: PPOTrainer,
+        settings: LoopSettings,
+        stop_rules: StopRules,
+        *,
+        prompts: list[list[int]],
+        validation_prompts: list[list[int]],
+        tokenizer,
+        logs: TrainingLogger,
+        out: Path,
+        say: Callable[[str], None],
+    ):
+        self.trainer, self.settings, self.stopping = trainer, settings, EarlyStopping(stop_rules)
+        self.prompts, self.validation_prompts, self.tokenizer = prompts, validation_prompts, tokenizer
+        self.logs, self.out, self.say, self.iteration = logs, out, say, 0
+        self.best: dict[str, float] = {}
+        self.best_weights: dict[str, torch.Tensor] = {}
+
+    def resume(self) -> bool:
+        """Continue from the last checkpoint in `out`; return whether there is one."""
+        saved = checkpoint.load_checkpoint(self.out)
+        self.logs.resume(-1 if saved is None else saved[1]["iteration"])
+        if saved is None:
+            return False
+        tensors, facts = saved
+        self._load_weights(tensors)
+        checkpoint.restore_optimizer_state(self.trainer.optimizer, tensors)
+        self.best_weights = {name.removeprefix("best."): t for name, t in tensors.items() if name.startswith("best.")}
+        self.iteration, self.best = facts["iteration"], facts["best"]
+        self.stopping = EarlyStopping(self.stopping.rules, **facts["stopping"])
+        self.trainer.restore(facts["trainer"])
+        self.say(f"resumed at iteration {self.iteration}")
+        return True
+
+    def train(self) -> None:
+        """Train until the last iteration or until a stop rule applies, then restore the best policy's weights."""
+        s = self.settings
+        if self.iteration == 0:
+            self._evaluate()
+        progress = self.logs.progress("ppo", s.iterations, done=self.iteration)
+        while self.iteration < s.iterations and not self.stopping.reason:
+            row = self._step()
+            progress.advance(note=f"reward {row['reward']:.2f}, KL {row['kl']:.2f}, beta {row['beta']:.3f}")
+            if self.iteration % s.evaluate_every_iterations == 0 or self.iteration == s.iterations:
+                self._evaluate()
+            if self.iteration % s.save_every_iterations == 0:
+                self._save_checkpoint()
+        progress.finish(note=f"best at iteration {self.best['iteration']}")
+        if self.stopping.reason:
+            self.say(f"stopped: {self.stopping.reason}")
+        self._load_weights(self.best_weights)
+
+    def next_prompts(self) -> list[list[int]]:
+        """Return the prompts of the next iteration."""
+        s = self.settings
+        return [self.prompts[i] for i in draw_prompts(len(self.prompts), s.rollout_prompts, self.iteration, s.seed)]
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Seed a generator by (seed, purpose, iteration)."""
+        name = f"{self.settings.seed}/{purpose}/{self.iteration}".encode()
+        return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:7], "big"))
+
+    def _step(self) -> dict[str, float]:
+        s = self.settings
+        row, timing = self.trainer.step(
+            self.next_prompts(), self.generator, scheduled_learning_rate(s, self.iteration),
+            critic_only=self.iteration < s.critic_warmup_iterations)
+        self.iteration += 1
+        self.stopping.check_update(row, row.pop("skips"))
+        self.logs.log_metrics(self.iteration, row)
+        self.logs.log_metrics(self.iteration, timing, TIMING)
+        return row
+
+    def _evaluate(self) -> None:
+        """Evaluate on the validation prompts, with the same random numbers each time, and keep the best policy.
+
+        selection_score: mean reward before any running scale, minus the initial KL coefficient times the KL. Its
+        coefficient and its scale are fixed, unlike those of `objective`, so that evaluations can be compared.
+        """
+        trainer = self.trainer
+        rollout = self._sample_validation()
+        shaped = trainer.reward_shaper(rollout, update_statistics=False)
+        kl = score_rollout(trainer.policy, rollout, trainer.forward_prompts).sequence_kl()
+        reward = float(shaped.rewards.mean())
+        row = {"reward": reward, "kl": kl, "selection_score": reward * shaped.scale - self.settings.kl_coefficient * kl,
+               **shaped.numbers(), **rollout.metrics()}
+        self.logs.log_metrics(self.iteration, {f"validation_{name}": value for name, value in row.items()})
+        self._log_samples(rollout, shaped.rewards)
+        if self.stopping.check_evaluation(row):
+            self.best = {**row, "iteration": self.iteration}
+            self.best_weights = {name: p.detach().clone() for name, p in trainer.policy.trainable_parameters().items()}
+
+    def _sample_validation(self) -> Rollout:
+        policy, sampling = self.trainer.policy, self.trainer.sampling
+        with policy.merge_adapter() as model:
+            return sample_in_batches(
+                model, self.validation_prompts, self.settings.rollout_prompts, self.settings.seed,
+                precision=policy.precision, max_new_tokens=sampling.max_response_tokens,
+                temperature=sampling.temperature, stop_ids=sampling.stop_ids)
+
+    def _log_samples(self, rollout: Rollout, rewards: torch.Tensor) -> None:
+        samples = zip(rollout.prompts, rollout.decode(self.tokenizer), rollout.ended, rewards.tolist(), strict=True)
+        self.logs.log_samples(self.iteration, [
+            {"question": self._decode_question(prompt), "answer": answer, "ended": ended, "reward": reward}
+            for prompt, answer, ended, reward in islice(samples, LOGGED_SAMPLES)])
+
+    def _decode_question(self, prompt: list[int]) -> str:
+        """Decode a prompt for display; a tokenizer that does not round-trip only looks odd here."""
+        return self.tokenizer.decode(prompt, skip_special_tokens=True).removeprefix(BEFORE).removesuffix(AFTER)
+
+    def _save_checkpoint(self) -> None:
+        best = {f"best.{name}": tensor for name, tensor in self.best_weights.items()}
+        weights = self.trainer.policy.trainable_parameters()
+        optimizer = checkpoint.flatten_optimizer_state(self.trainer.optimizer)
+        facts = {"iteration": self.iteration, "best": self.best, "stopping": self.stopping.state(),
+                 "trainer": self.trainer.state()}
+        checkpoint.save_checkpoint(self.out, {**weights, **optimizer, **best}, facts, number=self.iteration,
+                        keep=self.settings.keep_checkpoints)
+
+    @torch.no_grad()
+    def _load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self.trainer.policy.trainable_parameters().items():
+            parameter.copy_(tensors[name])
+
+
+def draw_prompts(prompts: int, batch_prompts: int, iteration: int, seed: int) -> list[int]:
+    """Return the indices of an iteration's prompts: epochs over all `prompts`, each in a new order."""
+    indices: list[int] = []
+    for position in range(iteration * batch_prompts, (iteration + 1) * batch_prompts):
+        epoch, index = divmod(position, prompts)
+        if not indices or index == 0:
+            order = torch.randperm(prompts, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)).tolist()
+        indices.append(order[index])
+    return indices
+
+
+def scheduled_learning_rate(settings: LoopSettings, iteration: int) -> float:
+    """Return the learning rate of an iteration, counted from 0: constant, or linear to 0 over the run."""
+    remaining = 1 - iteration / settings.iterations if settings.learning_rate_decay else 1.0
+    return settings.learning_rate * remaining
