@@ -129,7 +129,7 @@ def train_member(config: Reward, out: Path, base: Path, tokenizer, data: RewardD
         scores = scorer(data.validation.prompts, data.validation.answers).numpy()
         breakdown = accuracy_breakdown(data.validation, scores, ESTIMATE)
         append_row(out / VALIDATION, {"step": step, **breakdown})
-        logs.samples(step, scored_pair_samples(data.validation, scores, LOGGED_PAIRS))
+        logs.log_samples(step, scored_pair_samples(data.validation, scores, LOGGED_PAIRS))
         return validation_metrics(data.validation, scores, breakdown)
 
     truncate_after(out / VALIDATION, last_checkpoint_step(out), "step")
@@ -139,7 +139,8 @@ def train_member(config: Reward, out: Path, base: Path, tokenizer, data: RewardD
         data.training,
         collate_examples,
         lambda items: objective.summed_loss(model, items, scoring, config.precision),
-        TrainerSettings.like(config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear"),
+        TrainerSettings.from_section(
+            config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear"),
         out,
         f"reward, seed {config.seed}",
         evaluation if data.validation.rows else None,

@@ -8,7 +8,7 @@ from peft import PeftConfig, PeftModel, TaskType, get_peft_model, set_peft_model
 from safetensors.torch import load_file
 from torch import nn
 
-from stages.modeling.adapters import HEAD, active_adapter, parameters_of, saved_head
+from stages.modeling.adapters import HEAD, active_adapter, adapter_parameters, load_score_head
 from stages.modeling.families import backbone
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.pretrained import WEIGHTS
@@ -21,7 +21,7 @@ def add_reward_adapter(model: nn.Module, folder: Path, role: str, learns: bool) 
 
     Adapters that are there already stay as they are. Raises ValueError if it does not fit the model or has no head.
     """
-    head = saved_head(folder)
+    head = load_score_head(folder)
     tensors = {name: t for name, t in load_file(folder / WEIGHTS).items() if not name.endswith(HEAD)}
     config = PeftConfig.from_pretrained(folder)
     config.task_type, config.modules_to_save, config.inference_mode = TaskType.CAUSAL_LM, None, False
@@ -35,10 +35,10 @@ def add_reward_adapter(model: nn.Module, folder: Path, role: str, learns: bool) 
         unexpected = set_peft_model_state_dict(model, tensors, adapter_name=role).unexpected_keys
     except RuntimeError:  # another shape
         unexpected = list(tensors)
-    if unexpected or len(parameters_of(model, role)) != len(tensors):
+    if unexpected or len(adapter_parameters(model, role)) != len(tensors):
         raise ValueError(f"{folder} does not fit this {unwrap_peft(model).config.model_type}: "
-                         f"{len(tensors)} tensors, but the model takes {len(parameters_of(model, role))}")
-    for parameter, flag in [*required, *((p, learns) for p in parameters_of(model, role).values())]:
+                         f"{len(tensors)} tensors, but the model takes {len(adapter_parameters(model, role))}")
+    for parameter, flag in [*required, *((p, learns) for p in adapter_parameters(model, role).values())]:
         parameter.requires_grad_(flag)
     return model.eval(), head
 

@@ -110,6 +110,8 @@ def test_days_with_and_without_quotes(written, day):
     ("ppo: {rewards: [{}, {weight: 2}]}", "none twice, not model, model"),
     ("ppo: {rewards: [{source: has_code}], reward_scaling: model}", "needs the reward model among rewards"),
     ("ppo: {rewards: [{template: 'Q: {question}'}]}", "rewards, entry 1: template must contain {response}"),
+    ("reward: {lexical_buckets: 512}", "unknown key 'lexical_buckets': it was removed; word counts are a baseline"),
+    ("ppo: {spread_penalty: 0.5}", "spread_penalty is the coefficient of reward_combine 'mean_minus_std'"),
     ("ppo: {rewards: [{sauce: model}]}", "rewards, entry 1: unknown key 'sauce'; did you mean 'source'"),
     ("pairs: {min_score_gap: 0}", "min_score_gap must be 1 or more"),
     ("pairs: {length_unit: tokens}", "length_unit tokens needs a tokenizer"),

@@ -57,8 +57,8 @@ class RewardFunction:
             raise ValueError(f"reward source {self.name!r} returned {shape} numbers for {len(responses)} responses")
         if not numbers.isfinite().all():
             first = int((~numbers.isfinite()).nonzero()[0])
-            raise ValueError(f"reward source {self.name!r} returned {float(numbers[first])} for response {first + 1} of "
-                             f"{len(responses)}: every one needs a finite number")
+            raise ValueError(f"reward source {self.name!r} returned {float(numbers[first])} for response {first + 1} "
+                             f"of {len(responses)}: every one needs a finite number")
         return numbers
 
 
