@@ -1,77 +1,84 @@
-"""Merge: adapters into their base, for sft, reward and ppo alike.
+"""Merge: merge adapters into their base, those of sft, reward and ppo alike.
 
     python -m stages.merge --recipe configs/demo.yaml --base results/demo/base \\
         --adapter results/demo/sft --pairs results/demo/pairs --out results/demo/sft-merged
 
-Several adapters go in one after the other, in the order they were trained: `--adapter results/demo/sft
-results/demo/reward`. The result is a plain model folder that `from_pretrained` loads, with merge.json: how much each
-matrix changed, how far logits moved, and what became of perplexity (of a reward model: of its pair accuracy) on some
-pairs. It is reloaded from disk and compared with the base with its adapters on before it is published; above the
-recipe's limits nothing is. It never pushes anywhere.
+Several adapters are merged one after the other, in the order of training: `--adapter results/demo/sft
+results/demo/reward`. The result is a plain model folder for `from_pretrained`, with merge.json: the change of each
+matrix, the difference of the logits, and the perplexity (of a reward model: the pair accuracy) on some pairs before and
+after. The files are reloaded and compared with the base with active adapters; nothing is published above the recipe's
+limits. Nothing is pushed to a hub.
 """
+
+from stages.runtime.command import main
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    main(__file__)
 
 import json
 from itertools import groupby
 from pathlib import Path
 
 from stages.modeling import torch_setup
-from stages.modeling.adapters import check_base, is_adapter, is_scorer
+from stages.modeling.adapters import check_base, is_adapter, is_reward_adapter
 from stages.modeling.families import max_positions
 from stages.modeling.merge import check_order, merge
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.models import Merge
-from stages.reporting.model_card import Made, model_card
-from stages.reward_modeling.dataset import Example, examples
+from stages.reporting.model_card import MergedModel, render_model_card
+from stages.reward_modeling.dataset import Example, build_examples
+from stages.reward_modeling.merge_target import select_target
 from stages.reward_modeling.scoring_file import member_folder, member_folders
-from stages.runtime.artifact import MANIFEST, folder_of, read_manifest, write_text
+from stages.runtime.artifact import MANIFEST, artifact_folder, read_manifest
+from stages.runtime.files import write_text
 from stages.stackexchange.pairs.table import key_of, rows_of
 
-PAIRS = 64  # at most, that a merge is judged on
-TEXT_TOKENS = 2048  # or what the model has positions for; longer texts are passed over
+MAX_PAIRS = 64  # that a merge is evaluated on
+MAX_TOKENS = 2048  # of a question and an answer, or fewer if the model has fewer positions; longer ones are skipped
 
 
 def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path) -> dict[str, float]:
-    """Fill `out` with the merged model, its tokenizer and merge.json; returns the report's numbers.
+    """Fill `out` with the merged model, its tokenizer and merge.json; return the report's numbers.
 
-    pairs: a causal model is judged on a better answer to each of the finetune split's first questions, a reward model
-    on the reward split's first pairs.
+    pairs: a language model is evaluated on a better answer to each of the finetune split's first questions, a reward
+    model on the reward split's first pairs.
     """
     torch_setup.prepare()
-    adapters = [folder_of(folder) for folder in adapter]
+    adapters = [artifact_folder(folder) for folder in adapter]
     check_order(adapters)
     if is_adapter(adapters[0]):
         check_base(adapters[0], base)
-    texts = _texts(base, adapters[-1], pairs)
+    target = select_target(adapters[-1], _load_examples(base, adapters[-1], pairs), config.cpu_kernels)
     report, *_ = (
         merge(
             base,
             [*adapters[:-1], last],
             member_folder(out, number),
-            texts,
+            target,
             dtype=config.dtype,
             max_shard_bytes=config.max_shard_bytes,
             max_logit_difference=config.max_logit_difference,
             max_perplexity_change=config.max_perplexity_change,
             max_accuracy_change=config.max_accuracy_change,
         )
-        for number, last in enumerate(member_folders(adapters[-1]))  # one, but for an ensemble of reward models
+        for number, last in enumerate(member_folders(adapters[-1]))  # one, unless there are several reward models
     )
     numbers = {name: value for name, value in report.items() if name != "layers"}
-    write_text(out / "README.md", model_card(_made(adapters[-1], base, numbers, pairs)))
+    write_text(out / "README.md", render_model_card(_describe(adapters[-1], base, numbers, pairs)))
     return numbers
 
 
-def _made(adapter: Path, base: Path, report: dict, pairs: Path) -> Made:
-    """What the artifacts say of the model; a folder that is none says little."""
+def _describe(adapter: Path, base: Path, report: dict, pairs: Path) -> MergedModel:
+    """Collect the model card's facts from the artifacts; a folder that is no artifact has few."""
     manifest = read_manifest(adapter) if (adapter / MANIFEST).is_file() else {}
-    stage = manifest.get("stage") or ("reward" if is_scorer(adapter) else "sft")
-    told = pairs / "metrics.json"
-    return Made(stage, manifest.get("config", {}), manifest.get("metrics", {}), _pretrained(base), report,
-                json.loads(told.read_text(encoding="utf-8")) if told.is_file() else {})
+    stage = manifest.get("stage") or ("reward" if is_reward_adapter(adapter) else "sft")
+    counts = pairs / "metrics.json"
+    return MergedModel(stage, manifest.get("config", {}), manifest.get("metrics", {}), _pretrained_name(base), report,
+                       json.loads(counts.read_text(encoding="utf-8")) if counts.is_file() else {})
 
 
-def _pretrained(base: Path) -> str | None:
-    """The model that everything started from, as the recipe names it: what the base's ancestors lead to."""
+def _pretrained_name(base: Path) -> str | None:
+    """Follow the base's ancestors to the pretrained model, and return its name in the recipe."""
     while (base / MANIFEST).is_file():
         manifest = read_manifest(base)
         if manifest["stage"] == "base":
@@ -80,21 +87,15 @@ def _pretrained(base: Path) -> str | None:
     return None
 
 
-def _texts(base: Path, adapter: Path, pairs: Path) -> list[Example]:
-    scorer, limit = is_scorer(adapter), min(max_positions(base), TEXT_TOKENS)
-    split = "reward" if scorer else "finetune"
+def _load_examples(base: Path, adapter: Path, pairs: Path) -> list[Example]:
+    is_reward, limit = is_reward_adapter(adapter), min(max_positions(base), MAX_TOKENS)
+    split = "reward" if is_reward else "finetune"
     rows = rows_of(pairs, split)
-    if not scorer:
+    if not is_reward:
         rows = (next(group) for _, group in groupby(rows, key=key_of))
     tokenizer = load_tokenizer(adapter)
-    found, _ = examples(rows, tokenizer, max_length_tokens=limit, by_question=True, max_pairs=PAIRS)
-    if not found:
-        raise ValueError(f"{pairs} has no pair of at most {limit} tokens in its {split} split: the merged model could "
-                         f"not be judged")
-    return found
-
-
-if __name__ == "__main__":
-    from stages.runtime.command import main
-
-    main(run)
+    examples, _ = build_examples(rows, tokenizer, max_length_tokens=limit, by_question=True, max_pairs=MAX_PAIRS)
+    if not examples:
+        raise ValueError(f"{pairs} has no pair of at most {limit} tokens in its {split} split, to evaluate the merged "
+                         f"model on")
+    return examples

@@ -39,14 +39,14 @@ def active_adapter(model: nn.Module, role: str | None) -> Iterator[None]:
         _activate(layers, before)
 
 
-def role_of(name: str) -> str | None:
+def adapter_name(name: str) -> str | None:
     """The adapter that a tensor of this name belongs to: "default" of ...lora_A.default.weight."""
     return name.split(".lora_")[1].split(".")[1] if ".lora_" in name else None
 
 
-def parameters_of(model: nn.Module, role: str) -> dict[str, nn.Parameter]:
+def adapter_parameters(model: nn.Module, role: str) -> dict[str, nn.Parameter]:
     """Name to parameter of one adapter."""
-    return {name: p for name, p in model.named_parameters() if role_of(name) == role}
+    return {name: p for name, p in model.named_parameters() if adapter_name(name) == role}
 
 
 def is_adapter(folder: Path) -> bool:
@@ -54,7 +54,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def is_scorer(folder: Path) -> bool:
+def is_reward_adapter(folder: Path) -> bool:
     """Whether the artifact is an adapter with a score head, as its configuration says."""
     return is_adapter(folder) and PeftConfig.from_pretrained(folder).task_type == TaskType.SEQ_CLS
 
@@ -75,7 +75,7 @@ def check_base(adapter: Path, base: Path) -> None:
                          f"trained on (to ppo, the merged reward model will do as well)")
 
 
-def saved_head(adapter: Path) -> torch.Tensor:
+def load_score_head(adapter: Path) -> torch.Tensor:
     """The trained score head as saved, [1, D]; ValueError without one, for a random head would score at random."""
     with safe_open(adapter / WEIGHTS, "pt") as tensors:
         names = [name for name in tensors.keys() if name.endswith(HEAD)]  # noqa: SIM118 (not a dict)

@@ -49,17 +49,18 @@ def check_targets(model: PreTrainedModel, names: tuple[str, ...]) -> None:
     family = model.config.model_type
     if not names and family not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
         raise ValueError(
-            f"PEFT knows no LoRA targets for {family}: set lora.target_modules to some of {', '.join(_matrices(model))}"
+            f"PEFT knows no LoRA targets for {family}: set lora.target_modules to some of "
+            f"{', '.join(_matrix_names(model))}"
         )
     layers = [f".{name}" for name, _ in model.named_modules()]
     unknown = [name for name in names if not any(layer.endswith(f".{name}") for layer in layers)]
     if unknown:
         raise ValueError(
-            f"lora.target_modules: {family} has no {', '.join(unknown)}; it has {', '.join(_matrices(model))}"
+            f"lora.target_modules: {family} has no {', '.join(unknown)}; it has {', '.join(_matrix_names(model))}"
         )
 
 
-def _matrices(model: PreTrainedModel) -> list[str]:
+def _matrix_names(model: PreTrainedModel) -> list[str]:
     """Names of the layers that multiply by a matrix, embeddings and head apart."""
     return sorted(
         {

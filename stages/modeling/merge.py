@@ -1,107 +1,139 @@
-"""Adapters merged into their base, or a model that learnt whole: in fp32, reloaded from disk and compared.
+"""Merge adapters into their base in fp32, save, reload from disk and compare.
 
-Merging into int8 or nf4 weights rounds the change to the quantised grid, and a save can silently break tied weights or
-lose a head: what counts is what a fresh load from disk computes.
+Merging into int8 or nf4 weights would round the change to the quantised grid, and a save can silently break tied
+weights or lose a head: what counts is what a model loaded from the files computes.
 """
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from stages.modeling.adapters import is_adapter, is_scorer, saved_head
-from stages.modeling.families import backbone
+from stages.modeling.adapters import is_adapter, is_reward_adapter, load_score_head
 from stages.modeling.load import load_causal
-from stages.modeling.merge_checks import check, difference, judged, layer_changes, outputs
+from stages.modeling.merge_checks import check_report, layer_changes, max_difference, probe_outputs
+from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.pretrained import load_adapter
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
-from stages.reward_modeling.dataset import Example
-from stages.reward_modeling.load import load_classifier
-from stages.reward_modeling.scoring_file import apply_scoring, copy_scoring
 from stages.runtime.files import write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 REPORT = "merge.json"
 
 
+class CausalTarget:
+    """How a merge loads and evaluates a causal language model (for a reward model: reward_modeling.merge_target).
+
+    Args:
+        examples: with `prompt` and `answers` as token ids, and `pairs` of (better, worse) indices.
+    """
+
+    def __init__(self, examples: Sequence, cpu_kernels: str = "off"):
+        self.examples, self.cpu_kernels = examples, cpu_kernels
+
+    def load(self, folder: Path) -> PreTrainedModel:
+        """Load a whole model in fp32."""
+        return load_causal(folder, cpu_kernels=self.cpu_kernels)
+
+    def prepare(self, model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrainedModel:
+        """Return the model that `adapter` goes on: `base`, or `model`, the merge so far; with a row for every token."""
+        model = self.load(base) if model is None else model
+        resize_token_embeddings(model, load_tokenizer(adapter))
+        return model
+
+    def evaluate(self, model) -> dict[str, float]:
+        """Compute the perplexity per token of the answers that win a pair."""
+        better = [(e.prompt, e.answers[j]) for e in self.examples for j in sorted({j for j, _ in e.pairs})]
+        logprobs = torch.cat(response_logprobs(model, *map(list, zip(*better, strict=True)), 1.0, "merge"))
+        return {"perplexity": math.exp(-float(logprobs.double().mean()))}
+
+    def save_settings(self, adapter: Path, out: Path, model: PreTrainedModel) -> None:
+        """Carry what an adapter has besides weights into the merged folder and the model's config: nothing."""
+
+
 def merge(
     base: Path,
     adapters: list[Path],
     out: Path,
-    texts: list[Example],
+    target: CausalTarget,
     *,
     dtype: str,
     max_shard_bytes: int,
     **limits: float,
 ) -> dict:
-    """Write the merged model, its tokenizer and merge.json to `out`; ValueError, and nothing worth publishing, where it
-    does not compute the same.
+    """Write the merged model, its tokenizer and merge.json to `out`, and return what merge.json holds.
 
-    adapters: in the order they were trained, the first one on `base`, each further one on what came before; or one
-    whole model that learnt from it and has nothing to merge. Weights are rounded once, when all are in: an adapter
-    that was trained on rounded weights meets the others' unrounded ones.
-    texts: what base with adapters and merged model are judged on. limits: see merge_report.check.
+    Weights are rounded to `dtype` once, when all adapters are merged: an adapter that was trained on rounded weights is
+    added to unrounded ones. Differences in the report are the largest absolute ones of outputs on fixed random ids:
+    adapter active and merged (fp32), merged and rounded to `dtype`, rounded and reloaded.
 
-    Returns what merge.json holds. Differences are the largest absolute ones of outputs on fixed random ids: adapter on
-    against merged (fp32), merged against merged and rounded to the saved type, and that against the model reloaded.
+    Args:
+        adapters: in the order of training, the first on `base`, each further one on the merge so far; or one whole
+            model, trained from `base`, in which there is nothing to merge.
+        limits: see merge_checks.check_report.
+
+    Raises:
+        ValueError: the merged model does not compute the same; it must not be published.
     """
     check_order(adapters)
     out.mkdir(parents=True, exist_ok=True)
-    model, found = _resolved(base, adapters, texts) if is_adapter(adapters[0]) else _whole(adapters[0], texts)
-    merged = outputs(model)
-    if is_scorer(adapters[-1]):
-        copy_scoring(adapters[-1], out, model)
+    if is_adapter(adapters[0]):
+        model, report = _merge_adapters(base, adapters, target)
+    else:
+        model = target.load(adapters[0])
+        report = _report(0.0, target.evaluate(model), [])
+    merged = probe_outputs(model)
+    target.save_settings(adapters[-1], out, model)
     _save(model, load_tokenizer(adapters[-1]), out, dtype, max_shard_bytes)
-    rounded = outputs(model)
-    del model  # in fp32, and another is to come
-    again = load_classifier(out) if is_scorer(adapters[-1]) else load_causal(out)
-    _check_head(again, adapters[-1], dtype)
-    report = found | {
-        **{f"{name}_after": value for name, value in judged(again, texts).items()},
-        "pairs": sum(len(text.pairs) for text in texts),
-        "rounding_difference": difference(merged, rounded),
-        "reload_difference": difference(rounded, outputs(again)),
+    rounded = probe_outputs(model)
+    del model  # in fp32, and the reloaded one needs as much memory
+    reloaded = target.load(out)
+    _check_head(reloaded, adapters[-1], dtype)
+    report |= {
+        **{f"{name}_after": value for name, value in target.evaluate(reloaded).items()},
+        "pairs": sum(len(example.pairs) for example in target.examples),
+        "rounding_difference": max_difference(merged, rounded),
+        "reload_difference": max_difference(rounded, probe_outputs(reloaded)),
         "largest_output": float(merged.abs().max()),
     }
     report["layers"] = report.pop("layers")  # the long part last
     write_json(out / REPORT, report)
-    check(report, **limits)
+    check_report(report, **limits)
     return report
 
 
 def check_order(adapters: list[Path]) -> None:
-    """ValueError for adapters that cannot follow each other."""
-    for place, folder in enumerate(adapters):
+    """Raise ValueError for adapters that cannot follow each other."""
+    for number, folder in enumerate(adapters):
         if not folder.is_dir():
             raise ValueError(f"there is no adapter {folder}: make it first")
         if len(adapters) > 1 and not is_adapter(folder):
             raise ValueError(f"{folder} is a whole model, with nothing to merge: give it alone, or as --base")
-        if is_scorer(folder) and place < len(adapters) - 1:
-            raise ValueError(f"{folder} has a score head, and {adapters[place + 1]} comes after it: give the adapters "
+        if is_reward_adapter(folder) and number < len(adapters) - 1:
+            raise ValueError(f"{folder} has a score head, and {adapters[number + 1]} comes after it: give the adapters "
                              f"in the order they were trained, the reward model's last")
 
 
-def _whole(folder: Path, texts: list[Example]) -> tuple[PreTrainedModel, dict]:
-    model = load_causal(folder)
-    return model, _found(0.0, judged(model, texts), [])
-
-
-def _resolved(base: Path, adapters: list[Path], texts: list[Example]) -> tuple[PreTrainedModel, dict]:
-    """The base with every adapter merged, in fp32, and the report so far."""
-    model, moved, layers = None, [], []
+def _merge_adapters(base: Path, adapters: list[Path], target: CausalTarget) -> tuple[PreTrainedModel, dict]:
+    """Merge every adapter into the base, in fp32; return the model and the report so far."""
+    model, differences, layers, before = None, [], [], {}
+    language_model = CausalTarget(target.examples, target.cpu_kernels)
     for adapter in adapters:
-        model = _ready(model, base, adapter)
+        is_last = adapter == adapters[-1]
+        model = (target if is_last else language_model).prepare(model, base, adapter)
         model = load_adapter(model, adapter)
-        before = judged(model, texts) if adapter == adapters[-1] else {}
-        adapter_on = outputs(model)
+        before = target.evaluate(model) if is_last else {}
+        with_adapter = probe_outputs(model)
         layers += [{"adapter": str(adapter)} | row for row in layer_changes(model)]
         model = model.merge_and_unload(safe_merge=True)
-        moved.append(difference(adapter_on, outputs(model)))
+        differences.append(max_difference(with_adapter, probe_outputs(model)))
     _check_head(model, adapters[-1], "fp32")
-    return model, _found(max(moved), before, layers)
+    return model, _report(max(differences), before, layers)
 
 
-def _found(merge_difference: float, before: dict, layers: list[dict]) -> dict:
+def _report(merge_difference: float, before: dict, layers: list[dict]) -> dict:
     return {
         "merge_difference": merge_difference,
         "largest_relative_change": max((row["relative_change"] for row in layers), default=0.0),
@@ -110,36 +142,16 @@ def _found(merge_difference: float, before: dict, layers: list[dict]) -> dict:
     }
 
 
-def _ready(model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrainedModel:
-    """What this adapter goes on: the base, or what the adapters before it made of that, with a row for every token."""
-    tokenizer = load_tokenizer(adapter)
-    if not is_scorer(adapter):
-        model = load_causal(base) if model is None else model
-        resize_token_embeddings(model, tokenizer)
-        return model
-    saved_head(adapter)  # refused before anything is loaded, where there is none
-    scorer = load_classifier(base, new_head=True)
-    if model is not None:
-        scorer.resize_token_embeddings(model.get_input_embeddings().num_embeddings, mean_resizing=False)
-        backbone(scorer).load_state_dict(backbone(model).state_dict())
-    resize_token_embeddings(scorer, tokenizer)
-    # Only an id that the embedding has: most families could not be loaded with another one.
-    pad = tokenizer.pad_token_id
-    scorer.config.pad_token_id = pad if pad < scorer.get_input_embeddings().num_embeddings else None
-    apply_scoring(adapter, scorer)
-    return scorer
-
-
 def _check_head(model: PreTrainedModel, adapter: Path, dtype: str) -> None:
-    """ValueError unless a scorer's head is the adapter's to the last bit, in this type."""
-    if is_scorer(adapter):
-        expected = saved_head(adapter).float().to(DTYPES[dtype]).float()
+    """Raise ValueError unless a reward model's head equals the adapter's bit for bit, in this dtype."""
+    if is_reward_adapter(adapter):
+        expected = load_score_head(adapter).float().to(DTYPES[dtype]).float()
         if not torch.equal(expected, model.score.weight.detach().float().cpu()):
             raise ValueError(f"the score head of {adapter} is not the one in the merged model: nothing is published")
 
 
 def _save(model: PreTrainedModel, tokenizer, out: Path, dtype: str, max_shard_bytes: int) -> None:
-    """In this type; the model itself comes back to fp32, rounded."""
+    """Save in this dtype; leaves the model in fp32 with rounded weights."""
     _cast(model, DTYPES[dtype])
     model.save_pretrained(out, max_shard_size=max_shard_bytes)
     tokenizer.save_pretrained(out)
@@ -147,6 +159,6 @@ def _save(model: PreTrainedModel, tokenizer, out: Path, dtype: str, max_shard_by
 
 
 def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Parameters only: `model.to` would round the rotary frequencies as well, which no loader does."""
+    """Cast parameters only: `model.to` would round the rotary frequencies too, which no loader does."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -1,59 +1,53 @@
-"""What a merge did, in numbers: how far outputs moved, how much each matrix changed, what texts say before and after.
+"""Measure what a merge changed: differences of outputs, the change of each matrix; and check the limits.
 
 Shapes: B rows, T tokens, V vocabulary.
 """
-
-import math
 
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 
-from stages.evaluation.pair_accuracy import pair_accuracy
 from stages.modeling.lora import unwrap_peft
-from stages.modeling.packed.sequences import pack_responses
-from stages.modeling.packed.token_logprobs import response_logprobs
-from stages.reward_modeling.dataset import Example
-from stages.reward_modeling.reward_model import score_packed
-from stages.reward_modeling.scorer import Scorer
-from stages.reward_modeling.scoring_file import Scoring
+from stages.modeling.packed.forward import packed_hidden_states
+from stages.modeling.packed.sequences import pack
 
 PROBE_ROWS, PROBE_TOKENS = 4, 48
-RELOAD_TOLERANCE = 1e-4  # of the largest |output|: the same weights, computed once more
+RELOAD_TOLERANCE = 1e-4  # of the largest |output|: the same weights, computed again
 
 
 def probe_ids(vocabulary: int) -> torch.Tensor:
-    """Fixed random token ids [rows, tokens]."""
+    """Draw random token ids [rows, tokens], always the same."""
     return torch.randint(0, vocabulary, (PROBE_ROWS, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
-def outputs(model) -> torch.Tensor:
-    """Logits [B, T, V], or scores [B], of the probe's rows, fp32 on the CPU.
+def probe_outputs(model) -> torch.Tensor:
+    """Compute logits [B, T, V], or a classifier's scores [B], of the probe's rows, in fp32 on the CPU.
 
-    Scores are read as this project reads them: a classifier's own way needs a pad id.
+    A score is the head's output at the last token; the classifier's own forward would need a pad id to find it.
     """
     ids = probe_ids(model.config.vocab_size).to(model.device)
     if hasattr(model, "score"):
-        texts = pack_responses(ids[:, :1].tolist(), ids[:, 1:].tolist(), model.device)
-        return score_packed(model, texts, Scoring()).scores.cpu()
+        classifier, batch = unwrap_peft(model), pack(ids.tolist(), model.device)
+        hidden = packed_hidden_states(classifier, batch, batch.starts + batch.lengths - 1)
+        return classifier.score(hidden).squeeze(-1).float().cpu()
     return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().cpu()
 
 
-def difference(found: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest absolute one."""
-    return float((found - other).abs().max())
+def max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the largest absolute difference."""
+    return float((a - b).abs().max())
 
 
 @torch.no_grad()
 def layer_changes(model: PeftModel) -> list[dict]:
-    """Of every matrix that the adapter changes: `name`, `change_norm`, the Frobenius norm of what is to be added to it
-    (alpha / r * B @ A), and `relative_change`, that over the matrix's own norm.
+    """Measure the change of every matrix that the active adapter changes.
 
-    Trained rows of an embedding count as well; where the output layer is tied to it, once.
+    `change_norm` is the Frobenius norm of what will be added (alpha / r * B @ A), `relative_change` its ratio to the
+    matrix's own norm. Trained rows of an embedding are included, once if the output layer is tied to it.
     """
-    found = []
+    rows = []
     for name, module in unwrap_peft(model).named_modules():
         if isinstance(module, LoraLayer):
             change, weight = module.get_delta_weight("default"), module.get_base_layer().weight
@@ -63,25 +57,15 @@ def layer_changes(model: PeftModel) -> list[dict]:
         else:
             continue
         norm = float(change.float().norm())
-        found.append({"name": name.removesuffix(".token_adapter"), "change_norm": norm,
-                      "relative_change": norm / float(weight.float().norm())})
-    return found
+        rows.append({"name": name.removesuffix(".token_adapter"), "change_norm": norm,
+                     "relative_change": norm / float(weight.float().norm())})
+    return rows
 
 
-def judged(model, texts: list[Example]) -> dict[str, float]:
-    """A causal model's `perplexity` a token of the answers that win a pair, given their questions; a scorer's
-    `pair_accuracy`."""
-    if hasattr(model, "score"):
-        return {"pair_accuracy": pair_accuracy(Scorer(model, "fp32"), texts)}
-    better = [(text.prompt, text.answers[j]) for text in texts for j in sorted({j for j, _ in text.pairs})]
-    log_p = torch.cat(response_logprobs(model, *map(list, zip(*better, strict=True)), 1.0, "merge"))
-    return {"perplexity": math.exp(-float(log_p.double().mean()))}
-
-
-def check(
+def check_report(
     report: dict, *, max_logit_difference: float, max_perplexity_change: float, max_accuracy_change: float
 ) -> None:
-    """ValueError where a merge did more than it may; the names are those of the recipe's section merge."""
+    """Raise ValueError if a merge changed more than the recipe's section `merge` allows, from which the names are."""
     merging, reloading = report["merge_difference"], report["reload_difference"]
     reload_allowed = RELOAD_TOLERANCE * max(1.0, report["largest_output"])
     if not merging <= max_logit_difference:

@@ -12,7 +12,7 @@ from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.files import link_or_copy, write_json
 
 WEIGHTS = "adapter_model.safetensors"
-WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+FILE_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
 def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, float]:
@@ -21,7 +21,7 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
     ValueError when it is neither, has no safetensors weights, or its tokenizer and configuration disagree.
     """
     source = Path(model) if Path(model).is_dir() else _download(model, revision)
-    files = [f for pattern in WANTED for f in sorted(source.glob(pattern))]
+    files = [f for pattern in FILE_PATTERNS for f in sorted(source.glob(pattern))]
     if not any(f.suffix == ".safetensors" for f in files):
         raise ValueError(
             f"{model} has no .safetensors weights; pickled weights are never loaded. "
@@ -66,26 +66,26 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     try:
         model = get_peft_model(model, config)
     except (ValueError, IndexError) as error:  # no such layer; no such row of the embedding
-        raise ValueError(f"{_misfit(folder, model)}: {str(error).split('. ')[0]}") from error
+        raise ValueError(f"{_mismatch(folder, model)}: {str(error).split('. ')[0]}") from error
     # PEFT may have saved a grown embedding whole.
     embeddings = any(name.endswith("base_layer.weight") for name in saved)
     places = get_peft_model_state_dict(model, save_embedding_layers=embeddings)
     for name in sorted(places.keys() | saved.keys()):
         found, wanted = (list(tensors[name].shape) if name in tensors else None for tensors in (saved, places))
         if found != wanted:
-            raise ValueError(f"{_misfit(folder, model)}: {name} is {found or 'missing'} in the adapter, "
+            raise ValueError(f"{_mismatch(folder, model)}: {name} is {found or 'missing'} in the adapter, "
                              f"{wanted or 'missing'} in the model; give the base that it was trained on")
     set_peft_model_state_dict(model, saved)
     return model.eval()
 
 
-def _misfit(folder: Path, model) -> str:
+def _mismatch(folder: Path, model) -> str:
     return f"the adapter {folder} does not fit this {model.config.model_type} model"
 
 
 def _download(model: str, revision: str | None) -> Path:
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(WANTED)))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(FILE_PATTERNS)))
     except Exception as error:  # the hub client raises many kinds; each means: it cannot be had
         raise ValueError(
             f"{model!r} is neither 'scratch' nor a local folder, and the hub does not give it: "

@@ -31,7 +31,7 @@ def resize_token_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokeniz
     trained beside. Tied weights stay tied.
     """
     old = model.get_input_embeddings().num_embeddings
-    beyond = _without_row(tokenizer, old)
+    beyond = _tokens_without_row(tokenizer, old)
     if not beyond:
         return []
     needed = 1 + max(beyond)
@@ -45,14 +45,14 @@ def resize_token_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     """ValueError where the tokenizer has a token, the pad apart, that the model has no row for."""
-    beyond = _without_row(tokenizer, model.get_input_embeddings().num_embeddings)
+    beyond = _tokens_without_row(tokenizer, model.get_input_embeddings().num_embeddings)
     if beyond:
         raise ValueError(f"the tokenizer has {len(beyond)} tokens that the base has no vector for, "
                          f"{beyond[min(beyond)]!r} the first, and an adapter would not make one: set "
                          f"sft.train_new_tokens, or take them out")
 
 
-def _without_row(tokenizer: PreTrainedTokenizerBase, rows: int) -> dict[int, str]:
+def _tokens_without_row(tokenizer: PreTrainedTokenizerBase, rows: int) -> dict[int, str]:
     """Id to name of the tokens beyond an embedding of so many rows, the pad apart."""
     return {token: name for name, token in tokenizer.get_vocab().items()
             if token >= rows and token != tokenizer.pad_token_id}

@@ -12,9 +12,10 @@ from stages.modeling import merge as modeling_merge
 from stages.modeling.tiny_llama import small_llama, train_tokenizer
 from stages.recipe.models import Merge
 from stages.reward_modeling.dataset import Example
+from stages.reward_modeling.merge_target import select_target
 
-# What merged models are judged on: ids that every tiny model has.
-TEXTS = [
+# What merged models are evaluated on: ids that every tiny model has.
+EXAMPLES = [
     Example(("tiny", i), [3 + i, 40, 50], [[60 + i, 70, 2], [80, 90 + i, 5, 2]], [(i % 2, 1 - i % 2)]) for i in range(8)
 ]
 WORDS = ("use the flag port file with tool run open read write list make stop start cache clear copy").split()  # noqa: SIM905
@@ -55,7 +56,9 @@ def save_base(folder: Path, seed: int = 0, width: int = 32) -> Path:
 
 def merge(base: Path, adapters: list[Path], out: Path, **changes) -> dict:
     """A merge by the recipe's defaults, but in fp32; gives its report."""
-    return modeling_merge.merge(base, adapters, out, TEXTS, **vars(Merge(**({"dtype": "fp32"} | changes))))
+    settings = vars(Merge(**({"dtype": "fp32"} | changes)))
+    target = select_target(adapters[-1], EXAMPLES, settings.pop("cpu_kernels"))
+    return modeling_merge.merge(base, adapters, out, target, **settings)
 
 
 def save_pairs(folder: Path, questions_per_split: int = 40) -> Path:

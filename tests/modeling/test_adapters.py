@@ -309,7 +309,7 @@ def test_an_adapter_is_saved_alone_in_the_root_and_the_value_functions_beside_it
 
 @pytest.mark.parametrize("precision", ["int8", "nf4"])
 def test_a_quantised_model_can_neither_learn_whole_nor_be_compiled(precision):
-    with pytest.raises(ValueError, match="tune 'full' needs weights that can learn"):
+    with pytest.raises(ValueError, match="tune 'full' needs trainable weights"):
         Ppo(tune="full", precision=precision)
     with pytest.raises(ValueError, match="compile needs precision fp32, mixed or bf16"):
         Ppo(compile=True, precision=precision)

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages import merge as stage
 from stages.modeling import merge as modeling_merge
 from stages.modeling import tokenizer
-from stages.modeling.adapters import saved_head
+from stages.modeling.adapters import load_score_head
 from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
-from stages.modeling.merge_checks import check, outputs, probe_ids
+from stages.modeling.merge_checks import check_report, probe_ids, probe_outputs
 from stages.recipe.models import Merge
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
@@ -69,7 +69,7 @@ def test_merged_folder_loads_plainly_and_computes_what_base_and_adapter_did(base
     assert found["merge_difference"] < 1e-3 and found["reload_difference"] < 1e-5
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     ids = probe_ids(plain.config.vocab_size)
-    untouched = outputs(load_causal(base))
+    untouched = probe_outputs(load_causal(base))
     with torch.no_grad():
         assert (plain(ids).logits - untouched).abs().max() > 0.01  # the adapter did something
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").pad_token_id == 0
@@ -90,14 +90,14 @@ def test_a_merge_that_computes_something_else_is_refused(base, adapter, tmp_path
 def test_weights_damaged_on_their_way_to_disk_are_refused(base, adapter, tmp_path, monkeypatch):
     real = load_causal
 
-    def damaged(folder, precision="fp32"):
-        model = real(folder, precision)
+    def damaged(folder, **more):
+        model = real(folder, **more)
         if str(folder).endswith("merged"):
             with torch.no_grad():
                 model.get_input_embeddings().weight.mul_(1.1)
         return model
 
-    monkeypatch.setattr(modeling_merge.models, "load_causal", damaged)
+    monkeypatch.setattr(modeling_merge, "load_causal", damaged)
     with pytest.raises(ValueError, match="reloaded from disk"):
         tiny_models.merge(base, [adapter], tmp_path / "merged")
 
@@ -117,7 +117,7 @@ def test_large_weights_are_saved_in_shards_that_load_as_one(base, adapter, tmp_p
     assert all(file.stat().st_size < max(20_000, heaviest) + 2_000 for file in files)
     assert found["reload_difference"] < 1e-5
     shards, whole = (load_causal(tmp_path / name) for name in ("shards", "whole"))
-    assert torch.equal(outputs(shards), outputs(whole))
+    assert torch.equal(probe_outputs(shards), probe_outputs(whole))
 
 
 def test_the_report_says_how_much_each_matrix_changed(base, adapter, tmp_path):
@@ -141,13 +141,13 @@ def test_perplexity_is_of_the_better_answers_with_the_adapter_on_and_of_the_file
     with_adapter = modeling_merge.load_adapter(load_causal(base), adapter)
     for when, model in (("before", with_adapter), ("after", AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))):
         log_p = []
-        for text in tiny_models.TEXTS:
+        for text in tiny_models.EXAMPLES:
             answer = text.answers[text.pairs[0][0]]
             with torch.no_grad():
                 logits = model.float()(torch.tensor([text.prompt + answer])).logits[0, len(text.prompt) - 1 : -1]
             log_p += torch.log_softmax(logits.double(), -1)[range(len(answer)), answer].tolist()
         assert found[f"perplexity_{when}"] == pytest.approx(math.exp(-sum(log_p) / len(log_p)), rel=1e-5)
-    assert found["perplexity_before"] != found["perplexity_after"] and found["pairs"] == len(tiny_models.TEXTS)
+    assert found["perplexity_before"] != found["perplexity_after"] and found["pairs"] == len(tiny_models.EXAMPLES)
 
 
 FINE = {"merge_difference": 1e-4, "reload_difference": 0.0, "largest_output": 2.0, "perplexity_before": 10.0,
@@ -158,8 +158,8 @@ LIMITS = {"max_logit_difference": 1e-3, "max_perplexity_change": 0.01, "max_accu
 
 
 def test_a_report_within_its_limits_passes():
-    check(FINE, **LIMITS)
-    check(SCORER, **LIMITS)
+    check_report(FINE, **LIMITS)
+    check_report(SCORER, **LIMITS)
 
 
 @pytest.mark.parametrize(("report", "says"), [
@@ -174,7 +174,7 @@ def test_a_report_within_its_limits_passes():
 ])
 def test_above_any_limit_nothing_is_published(report, says):
     with pytest.raises(ValueError, match=f"{says}.*nothing is published"):
-        check(report, **LIMITS)
+        check_report(report, **LIMITS)
 
 
 # Several adapters
@@ -186,8 +186,8 @@ def test_two_adapters_give_what_merging_step_by_step_gives(base, adapter, chain,
     assert found["merge_difference"] < 1e-4
     assert [row["adapter"] for row in found["layers"]] == [str(adapter)] * 4 + [str(chain / "ppo")] * 4
     together, step = (load_causal(tmp_path / name) for name in ("merged", "step"))
-    assert torch.allclose(outputs(together), outputs(step), atol=1e-5)
-    assert (outputs(step) - outputs(load_causal(chain / "sft-merged"))).abs().max() > 0.01
+    assert torch.allclose(probe_outputs(together), probe_outputs(step), atol=1e-5)
+    assert (probe_outputs(step) - probe_outputs(load_causal(chain / "sft-merged"))).abs().max() > 0.01
 
 
 def test_a_reward_adapter_on_sft_on_base_gives_what_merging_step_by_step_gives(base, adapter, chain, tmp_path):
@@ -195,10 +195,10 @@ def test_a_reward_adapter_on_sft_on_base_gives_what_merging_step_by_step_gives(b
     found = tiny_models.merge(base, [adapter, chain / "reward"], tmp_path / "merged")
     assert found["pair_accuracy_before"] == step["pair_accuracy_before"] == found["pair_accuracy_after"]
     together, alone = (load_classifier(tmp_path / name) for name in ("merged", "step"))
-    assert torch.allclose(outputs(together), outputs(alone), atol=1e-5)
+    assert torch.allclose(probe_outputs(together), probe_outputs(alone), atol=1e-5)
     tiny_models.merge(base, [chain / "reward"], tmp_path / "unfounded")
-    assert (outputs(alone) - outputs(load_classifier(tmp_path / "unfounded"))).abs().max() > 1e-3
-    assert torch.equal(together.score.weight, saved_head(chain / "reward"))
+    assert (probe_outputs(alone) - probe_outputs(load_classifier(tmp_path / "unfounded"))).abs().max() > 1e-3
+    assert torch.equal(together.score.weight, load_score_head(chain / "reward"))
     assert together.config.reward_mean == 1.5 and (tmp_path / "merged/scoring.json").is_file()
 
 
@@ -267,7 +267,7 @@ def test_a_refused_merge_leaves_its_report_and_no_artifact(base, adapter, pairs,
 
 
 def test_pairs_without_a_text_that_fits_are_refused(base, adapter, chain, pairs, tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "TEXT_TOKENS", 5)
+    monkeypatch.setattr(stage, "MAX_TOKENS", 5)
     for under, folder, split in ((base, adapter, "finetune"), (chain / "sft-merged", chain / "reward", "reward")):
         with pytest.raises(ValueError, match=f"no pair of at most 5 tokens in its {split} split"):
             stage.run(Merge(), tmp_path / "merged", base=under, adapter=[str(folder)], pairs=pairs)
@@ -281,6 +281,6 @@ def test_an_adapter_is_merged_into_the_base_that_it_was_trained_on_alone(base, a
 
 
 def test_some_pairs_are_enough_to_judge_by(base, adapter, pairs, tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "PAIRS", 7)
+    monkeypatch.setattr(stage, "MAX_PAIRS", 7)
     found = stage.run(Merge(), tmp_path / "merged", base=base, adapter=[str(adapter)], pairs=pairs)
     assert found["pairs"] == 7

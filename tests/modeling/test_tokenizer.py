@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.modeling.load import load_causal
-from stages.modeling.merge_checks import outputs
+from stages.modeling.merge_checks import probe_outputs
 from stages.modeling.tokenizer import PAD, load_tokenizer, resize_token_embeddings
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scoring_file import Scoring, save_scoring
@@ -85,11 +85,11 @@ def test_rows_beyond_the_tokenizers_stay(tmp_path):
 @pytest.mark.parametrize("how", [{"save_embedding_layers": False}, {}], ids=["rows", "whole"])
 def test_a_merge_carries_the_trained_rows_of_added_tokens(family, how, tmp_path):
     base = architectures.save(architectures.FAMILIES[family], tmp_path / "base")
-    adapter_on = outputs(save_grown(base, tmp_path / "sft", **how))
+    adapter_on = probe_outputs(save_grown(base, tmp_path / "sft", **how))
     assert adapter_on.shape[-1] == OLD + 2
     found = tiny_models.merge(base, [tmp_path / "sft"], tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert torch.allclose(outputs(merged), adapter_on, atol=1e-4)
+    assert torch.allclose(probe_outputs(merged), adapter_on, atol=1e-4)
     assert is_tied(merged) == is_tied(load_causal(base)) == (family in ("llama tied", "gpt2"))
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").convert_tokens_to_ids(ADDED) == [OLD, OLD + 1]
     rows = merged.get_input_embeddings().weight.detach()
@@ -109,7 +109,7 @@ def test_a_reward_adapter_follows_one_that_grew_the_vocabulary(tmp_path):
     tiny_models.merge(tmp_path / "sft-merged", [tmp_path / "reward"], tmp_path / "step")
     tiny_models.merge(base, [tmp_path / "sft", tmp_path / "reward"], tmp_path / "merged")
     together, step = (load_classifier(tmp_path / name) for name in ("merged", "step"))
-    assert torch.allclose(outputs(together), outputs(step), atol=1e-5)
+    assert torch.allclose(probe_outputs(together), probe_outputs(step), atol=1e-5)
     assert together.get_input_embeddings().num_embeddings == OLD + 2
 
 
