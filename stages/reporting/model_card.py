@@ -1,12 +1,13 @@
-"""The README.md of a merged model: a Hugging Face model card, so that the folder can be uploaded as it is.
+"""Model card of a merged model: README.md, so that the folder can be uploaded to the Hugging Face Hub as it is.
 
-Everything comes from manifests and metrics; what these do not hold is left out.
+Everything comes from manifests and metrics; what they do not contain is left out.
 """
 
 from dataclasses import dataclass
 
-import yaml
+from huggingface_hub import ModelCardData
 
+from stages.evaluation.summary import display_name
 from stages.render.card_sections import (
     format_section,
     hub_license,
@@ -20,23 +21,24 @@ from stages.render.markdown_tables import clean_name, escape_cell, format_table
 from stages.runtime.manifest import flatten_tree
 from stages.stackexchange.prompt import prompt_text
 
-WHAT = {
-    "sft": ("answers questions", "A language model, fine-tuned on questions with the answers that people preferred."),
-    "reward": ("scores answers", "A reward model: one number for an answer to a question, the higher the better. It "
-               "learnt from pairs of answers which of the two people preferred."),
-    "ppo": ("answers questions", "A language model, fine-tuned on questions with their preferred answers, then by PPO "
-            "towards what a reward model scores high, held near the fine-tuned model by a KL penalty."),
+DESCRIPTIONS = {
+    "sft": "A language model, fine-tuned on questions with the answers that people preferred.",
+    "reward": "A reward model: one number for an answer to a question, the higher the better. It learnt from pairs of "
+              "answers which of the two people preferred.",
+    "ppo": "A language model, fine-tuned on questions with their preferred answers, then by PPO towards what a reward "
+           "model scores high, kept near the fine-tuned model by a KL penalty.",
 }
+OTHER_POLICY = "A language model, fine-tuned on questions with their preferred answers, then by {}."
 LIMITS = [
-    "It learnt from votes: what readers liked, which is not always what is true. It can be wrong, out of date or "
-    "hostile, as its sources can.",
+    "It learnt from votes: what readers liked is not always true. Like its sources, it can be wrong, out of date or "
+    "hostile.",
     "It knows one form of prompt, the one above, and no conversation.",
 ]
-OF_SCORES = [
+SCORE_LIMITS = [
     "Scores compare answers to one question; between questions, and far from what it has read, they mean little.",
-    "What it likes beyond the truth (length, code, repetition) a policy trained against it will find.",
+    "A policy trained against it will find what it likes beyond the truth: length, code, repetition.",
 ]
-OF_PPO = ["Its reward model is not the truth: see the run's report for whether it was cheated."]
+POLICY_LIMITS = ["The reward is not the truth: the run's report says whether the policy exploits it."]
 CAUSAL_USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model, tokenizer = (kind.from_pretrained("THIS_FOLDER") for kind in (AutoModelForCausalLM, AutoTokenizer))
@@ -58,17 +60,20 @@ from stages.stackexchange.prompt import answer_ids, prompt_ids
 
 scorer, tokenizer = load_reward_models(Path("THIS_FOLDER"), "fp32")[0], load_tokenizer("THIS_FOLDER")
 print(scorer([prompt_ids(tokenizer, "How do I stop the server?")], [answer_ids(tokenizer, "Use the stop command.")]))"""
-SCORE_WORDS = ("The reward is the logit minus `config.reward_mean`, the mean score of reference answers. Prompt and answer "
-               "are encoded separately, and EOS closes the answer:")
-OPTIONS_WORDS = ("This model reads more than the state at the last token (`scoring.json`): its rewards need the code of "
-                 "the project that made it:")
+SCORE_WORDS = ("The reward is the logit minus `config.reward_mean`, the mean score of reference answers. Prompt and "
+               "answer are encoded separately, and EOS closes the answer:")
+OPTIONS_WORDS = ("This model reads more than the state at the last token (`scoring.json`): its rewards need the code "
+                 "of the project that made it:")
 
 
 @dataclass(frozen=True)
 class MergedModel:
-    """What is known of a merged model. stage: sft, reward or ppo; config, metrics: of that stage's manifest; base: hub
-    id or folder of the pretrained model, 'scratch' for one of the pipeline's own, None when unknown; merge: its report;
-    pairs: metrics of the pairs it learnt from."""
+    """Facts about a merged model.
+
+    stage: sft, reward or a policy's. config, metrics: of that stage's manifest. base: hub id or folder of the
+    pretrained model, 'scratch' for the pipeline's own, None when unknown. merge: the merge's report. pairs: metrics of
+    the pairs it learnt from.
+    """
 
     stage: str
     config: dict
@@ -79,33 +84,34 @@ class MergedModel:
 
 
 def render_model_card(made: MergedModel) -> str:
-    """README.md of the folder."""
-    does, words = WHAT[made.stage]
-    title = f"A model that {does}: {made.stage}"
+    """Render README.md of the folder."""
+    does = "scores answers" if made.stage == "reward" else "answers questions"
+    stage_limits = {"sft": [], "reward": SCORE_LIMITS}.get(made.stage, POLICY_LIMITS)
     return join_blocks(
         _front_matter(made),
-        f"# {title}",
-        words,
+        f"# A model that {does}: {made.stage}",
+        DESCRIPTIONS.get(made.stage) or OTHER_POLICY.format(display_name(made.stage)),
         format_section("How to use it", *_usage(made)),
         format_section("Base", _base(made.base)),
         format_section("Data", sites_table(made.pairs, "questions", "pairs")),
         format_section("Recipe", settings_table(flatten_tree(made.config, lists=False))),
-        format_section("Measured while it was made", _numbers(made.metrics),
-                "Merging its adapter into the base:" if made.merge else "", _numbers(made.merge)),
+        format_section("Measured in training", _numbers(made.metrics),
+                       "Measured when its adapter was merged into the base:" if made.merge else "",
+                       _numbers(made.merge)),
         licence_section(made.pairs, "" if made.base == "scratch" else "The base model's own licence holds as well.")
         if made.pairs else "",
-        limits_section(*LIMITS, *(OF_SCORES if made.stage == "reward" else OF_PPO if made.stage == "ppo" else []))) + "\n"
+        limits_section(*LIMITS, *stage_limits)) + "\n"
 
 
 def _front_matter(made: MergedModel) -> str:
-    values = {"library_name": "transformers",
-              "pipeline_tag": "text-classification" if made.stage == "reward" else "text-generation"}
     if made.base == "scratch":  # another base's licence is not known here
-        values |= hub_license(made.pairs.get("licenses", {}))
-    elif made.base is not None:
-        values["base_model"] = clean_name(made.base)
-    values["tags"] = ["stack-exchange", "human-feedback", "rlhf", made.stage]
-    return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
+        origin = hub_license(made.pairs.get("licenses", {}))
+    else:
+        origin = {} if made.base is None else {"base_model": clean_name(made.base)}
+    data = ModelCardData(
+        library_name="transformers", tags=["stack-exchange", "human-feedback", "rlhf", made.stage],
+        pipeline_tag="text-classification" if made.stage == "reward" else "text-generation", **origin)
+    return f"---\n{data.to_yaml()}\n---"
 
 
 def _usage(made: MergedModel) -> tuple[str, str]:
@@ -120,9 +126,10 @@ def _usage(made: MergedModel) -> tuple[str, str]:
 def _base(base: str | None) -> str:
     if base is None:
         return ""
-    return "A small LLaMA, trained from nothing on the same sites." if base == "scratch" else f"`{escape_cell(base)}`"
+    return "A small LLaMA, trained from scratch on the same sites." if base == "scratch" else f"`{escape_cell(base)}`"
 
 
 def _numbers(metrics: dict) -> str:
-    return format_table(["number", "value"], [(escape_cell(name), f"{value:.5g}") for name, value in metrics.items()
-                                       if isinstance(value, int | float) and not isinstance(value, bool)])
+    return format_table(["number", "value"], [
+        (escape_cell(name), f"{value:.5g}") for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)])

@@ -14,7 +14,7 @@ from stages import merge, reward, sft
 from stages.recipe.models import Lora, Merge
 from stages.recipe.reward import Reward
 from stages.recipe.sft import Sft
-from stages.reporting.model_card import LIMITS, OF_PPO, OF_SCORES, MergedModel, render_model_card
+from stages.reporting.model_card import LIMITS, POLICY_LIMITS, SCORE_LIMITS, MergedModel, render_model_card
 from stages.runtime.artifact import MANIFEST
 from tests.helpers import tiny_models
 
@@ -34,11 +34,11 @@ def test_it_says_what_is_known():
     assert front_matter(card) == {"library_name": "transformers", "pipeline_tag": "text-generation",
                                   "license": "cc-by-sa-4.0",
                                   "tags": ["stack-exchange", "human-feedback", "rlhf", "ppo"]}
-    for part in ("| lora&#46;r | 4 |", "validation&#95;kl", "0.25", "1e-06", "| 3 | 7 |", "trained from nothing"):
+    for part in ("| lora&#46;r | 4 |", "validation&#95;kl", "0.25", "1e-06", "| 3 | 7 |", "trained from scratch"):
         assert part in card or part.replace("&#46;", ".").replace("&#95;", "_") in card, part
     assert "stopped" not in card.split("## Measured")[1].split("## Licence")[0]  # a yes or no is no measure
-    assert "<script" not in card and all(limit in card for limit in [*LIMITS, *OF_PPO])
-    assert not any(limit in card for limit in OF_SCORES)
+    assert "<script" not in card and all(limit in card for limit in [*LIMITS, *POLICY_LIMITS])
+    assert not any(limit in card for limit in SCORE_LIMITS)
 
 
 def test_another_bases_licence_is_not_made_up():
@@ -93,6 +93,6 @@ def test_its_code_runs_as_written(made, stage):
 def test_the_base_is_found_through_the_ancestors(made):
     for stage in ("sft", "reward"):
         card = (made / f"{stage}-merged" / "README.md").read_text()
-        assert "trained from nothing" in card and front_matter(card)["license"] == "cc-by-sa-4.0"
+        assert "trained from scratch" in card and front_matter(card)["license"] == "cc-by-sa-4.0"
         assert "precision" in card.split("## Recipe")[1]
     assert "validation" in card.split("## Measured")[1]
