@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Callback of Transformers' Trainer: log metrics, show progress, evaluate, keep the best state."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,58 +9,68 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from stages.runtime.files import atomic_path
-from stages.training.loggers import Logs
+from stages.training.loggers import TrainingLogger
+
+COMPLETE = "complete"  # this file marks a checkpoint of the Trainer that was written to its end
+RENAMED_METRICS = {"grad_norm": "gradient_norm"}  # as in PPO's history
+# These differ from run to run, or restart when a run resumes: they are not part of the result.
+UNREPEATABLE = ("runtime", "per_second", "total_flos", "train_loss")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluations while training: `measure` gives numbers at a step, in eval mode, every `every_steps` and at the end.
+    """Evaluate a model while it trains, every `every_steps` and at the last step.
 
-    keep_best: the better a state, the higher; makes the best one the result, by what `measure` found. None: the last.
+    measure: computes metrics at a step; the model is in eval mode and gradients are off.
+    score: rates these metrics, higher is better; the best state becomes the result. None: the last state does.
     """
 
     measure: Callable[[int], dict]
     every_steps: int
-    keep_best: Callable[[dict], float] | None = None
+    score: Callable[[dict], float] | None = None
 
 
 class HistoryCallback(TrainerCallback):
-    """History, progress, evaluations, the best state, and the mark of a complete checkpoint."""
+    """Write the history, show progress, evaluate, save the best state, and mark complete checkpoints."""
 
-    def __init__(self, best: Path, label: str, watch: Evaluation | None, patience: int | None, logs: Logs):
-        self.best, self.label, self.watch, self.patience, self.logs = best, label, watch, patience, logs
+    def __init__(
+        self, best: Path, label: str, evaluation: Evaluation | None, patience: int | None, logger: TrainingLogger
+    ):
+        self.best, self.label, self.patience, self.logger = best, label, patience, logger
+        self.evaluation = evaluation
         self.rows: list[dict] = []
         self.progress = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.rows = history_rows(state)
-        self.logs.resume(state.global_step, self.rows)
-        self.progress = self.logs.progress(self.label, state.max_steps, done=state.global_step)
+        self.rows = select_history(state)
+        self.logger.resume(state.global_step, self.rows)
+        self.progress = self.logger.progress(self.label, state.max_steps, done=state.global_step)
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         note = f"loss {self.rows[-1]['loss']:.3f}" if self.rows and "loss" in self.rows[-1] else ""
         self.progress.advance(note=note)
-        if self.watch and (state.global_step % self.watch.every_steps == 0 or state.global_step == state.max_steps):
+        last = state.global_step == state.max_steps
+        if self.evaluation and (last or state.global_step % self.evaluation.every_steps == 0):
             self._evaluate(state, control, model)
 
     def _evaluate(self, state, control, model) -> None:
         model.eval()
         with torch.no_grad():
-            numbers = self.watch.measure(state.global_step)
+            metrics = self.evaluation.measure(state.global_step)
         model.train()
-        state.log_history.append(numbers | {"step": state.global_step})
-        if self.watch.keep_best:
-            quality = [self.watch.keep_best(row) for row in state.log_history if set(numbers) <= set(row)]
-            since = len(quality) - 1 - quality.index(max(quality))
-            if since == 0:
-                save_trained(model, self.best)
-            control.should_training_stop |= self.patience is not None and since >= self.patience
+        state.log_history.append(metrics | {"step": state.global_step})
+        if self.evaluation.score:
+            scores = [self.evaluation.score(row) for row in state.log_history if set(metrics) <= set(row)]
+            since_best = len(scores) - 1 - scores.index(max(scores))
+            if since_best == 0:
+                save_trainable(model, self.best)
+            control.should_training_stop |= self.patience is not None and since_best >= self.patience
         self.on_log(None, state, control)
 
     def on_log(self, args, state, control, **kwargs):
-        known, self.rows = len(self.rows), history_rows(state)
-        for row in self.rows[known:]:
-            self.logs.numbers(row["step"], {name: value for name, value in row.items() if name != "step"})
+        logged, self.rows = len(self.rows), select_history(state)
+        for row in self.rows[logged:]:
+            self.logger.log_metrics(row["step"], {name: value for name, value in row.items() if name != "step"})
 
     def on_save(self, args, state, control, **kwargs):
         (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
@@ -68,18 +78,15 @@ class HistoryCallback(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):
         self.progress.finish()
 
-COMPLETE = "complete"
-OUR_NAMES = {"grad_norm": "gradient_norm"}  # as in PPO's history
-# Differ from run to run, or restart when a run resumes: not part of the result.
-UNREPEATABLE = ("runtime", "per_second", "total_flos", "train_loss")
 
-
-def save_trained(model, path: Path) -> None:
+def save_trainable(model, path: Path) -> None:
+    """Save the parameters that require gradients."""
     with atomic_path(path) as draft:
         save_file({name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}, draft)
 
 
-def load_trained(model, path: Path) -> None:
+def load_trainable(model, path: Path) -> None:
+    """Load what `save_trainable` saved into the model."""
     saved = load_file(path)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -87,8 +94,8 @@ def load_trained(model, path: Path) -> None:
                 parameter.copy_(saved.pop(name))
 
 
-def history_rows(state) -> list[dict]:
-    """What a state remembers, of what repeats: step, then the rest by name."""
-    rows = [{OUR_NAMES.get(key, key): value for key, value in sorted(entry.items())
+def select_history(state) -> list[dict]:
+    """Select the repeatable metrics of a Trainer's state: a row per entry, the step first, then the rest by name."""
+    rows = [{RENAMED_METRICS.get(key, key): value for key, value in sorted(entry.items())
              if not any(word in key for word in UNREPEATABLE)} for entry in state.log_history]
     return [{"step": row["step"]} | row for row in rows if set(row) - {"step", "epoch"}]

@@ -1,9 +1,9 @@
-"""What is logged while a model trains: numbers and sample answers, under the same names wherever they go.
+"""Log metrics and sample answers while a model trains, under the same names everywhere.
 
-The artifact's own files come first and are the truth: history.jsonl, timing.jsonl (seconds and memory, which no two
-runs share) and samples.jsonl. TensorBoard and W&B get each row of them as it is written, every number under STAGE/NAME.
-A run that resumes cuts its files back to the checkpoint, and writes all that is left to fresh TensorBoard and W&B
-files: nothing stands there twice, or comes after the checkpoint, whatever was logged to before.
+The artifact's own files are the truth: history.jsonl, timing.jsonl (seconds and memory, which differ from run to run)
+and samples.jsonl. Trackers (terminal, TensorBoard, W&B) get each row when it is written, metrics as STAGE/NAME. A
+resumed run truncates its files at the checkpoint and replays them to fresh TensorBoard and W&B files: nothing is logged
+twice, whatever was logged to before.
 """
 
 from collections.abc import Sequence
@@ -13,58 +13,64 @@ from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_text
 from stages.runtime.progress import Progress
 from stages.runtime.series import append_row, format_row, read_rows, truncate_after
-from stages.training.trackers import Sink, TensorBoard, Terminal, WandB
+from stages.training.trackers import TensorBoard, Terminal, Tracker, WandB
 
 HISTORY, TIMING, SAMPLES = "history", "timing", "samples"
 
 
-class Logs:
-    """The series of one training in the folder `out`, and who else is told. count: what a row counts, the unit of
-    progress: step or iteration. quiet: nothing goes to the terminal."""
+class TrainingLogger:
+    """Write the series of one training run to the folder `out` and to its trackers.
 
-    def __init__(self, out: Path, stage: str, count: str = "step", sinks: Sequence[Sink] = (), quiet: bool = False):
-        self.out, self.stage, self.count, self.quiet = out, stage, count, quiet
-        self.told = [*sinks] + ([] if quiet else [Terminal(stage, count)])
-        self.sinks = list(sinks)
+    Args:
+        step_name: what a row is numbered by, and the unit of progress: 'step' or 'iteration'.
+        quiet: write nothing to the terminal.
+    """
+
+    def __init__(
+        self, out: Path, stage: str, step_name: str = "step", trackers: Sequence[Tracker] = (), quiet: bool = False
+    ):
+        self.out, self.stage, self.step_name, self.quiet = out, stage, step_name, quiet
+        self.replayed = list(trackers)
+        self.trackers = self.replayed + ([] if quiet else [Terminal(stage, step_name)])
 
     def resume(self, last: int, history: list[dict] | None = None) -> None:
-        """Cut the series after `last`, a checkpoint's count (-1: there is none), and tell the sinks what is left.
+        """Truncate the series after step `last` of a checkpoint (-1: there is none), and replay them to the trackers.
 
-        history: the rows that a checkpoint remembers itself, instead of the file's.
+        history: rows from the checkpoint that replace those of the file.
         """
         if history is not None:
             write_text(self._path(HISTORY), "".join(map(format_row, history)))
         for series in (HISTORY, TIMING, SAMPLES):
-            truncate_after(self._path(series), last, self.count)
-        for sink in self.sinks:
-            sink.begin()
-        for step, series, row in self._kept():
-            for sink in self.sinks:
-                _tell(sink, series, step, row)
+            truncate_after(self._path(series), last, self.step_name)
+        for tracker in self.replayed:
+            tracker.start()
+        for step, series, logged in self._read_all():
+            for tracker in self.replayed:
+                (tracker.log_samples if series == SAMPLES else tracker.log_metrics)(step, logged)
 
-    def numbers(self, step: int, row: dict[str, float], series: str = HISTORY) -> None:
-        """A row of numbers; series: HISTORY for what repeats bit for bit, TIMING for what does not."""
-        append_row(self._path(series), {self.count: step, **row})
-        for sink in self.told:
-            sink.numbers(step, row)
+    def log_metrics(self, step: int, metrics: dict[str, float], series: str = HISTORY) -> None:
+        """Log a row of metrics: to HISTORY if they repeat bit for bit, else to TIMING."""
+        append_row(self._path(series), {self.step_name: step, **metrics})
+        for tracker in self.trackers:
+            tracker.log_metrics(step, metrics)
 
-    def samples(self, step: int, rows: list[dict]) -> None:
-        """Sample answers, each a mapping of names to texts and numbers."""
+    def log_samples(self, step: int, rows: list[dict]) -> None:
+        """Log sample answers, each a mapping of names to texts and numbers."""
         for row in rows:
-            append_row(self._path(SAMPLES), {self.count: step, **row})
-        for sink in self.told:
-            sink.samples(step, rows)
+            append_row(self._path(SAMPLES), {self.step_name: step, **row})
+        for tracker in self.trackers:
+            tracker.log_samples(step, rows)
 
     def progress(self, label: str, total: int, done: int) -> Progress:
-        """The bar, or the lines, of this training."""
-        return Progress(label, total, f"{self.count}s", done=done, quiet=self.quiet)
+        """Create the progress display of this run."""
+        return Progress(label, total, f"{self.step_name}s", done=done, quiet=self.quiet)
 
     def close(self) -> None:
-        """Everything is on disk afterwards."""
-        for sink in self.sinks:
-            sink.close()
+        """Flush all trackers to disk."""
+        for tracker in self.replayed:
+            tracker.close()
 
-    def __enter__(self) -> "Logs":
+    def __enter__(self) -> "TrainingLogger":
         return self
 
     def __exit__(self, *_) -> None:
@@ -73,40 +79,38 @@ class Logs:
     def _path(self, series: str) -> Path:
         return self.out / f"{series}.jsonl"
 
-    def _kept(self) -> list[tuple[int, str, dict | list[dict]]]:
-        """What the files hold, in the order of their counts: the samples of one count together."""
-        found: list[tuple[int, str, dict | list[dict]]] = []
+    def _read_all(self) -> list[tuple[int, str, dict | list[dict]]]:
+        """Read (step, series, row) from all files, ordered by step; the samples of a step are one list."""
+        entries: list[tuple[int, str, dict | list[dict]]] = []
         for series in (HISTORY, TIMING):
-            found += [(row.pop(self.count), series, row) for row in read_rows(self._path(series))]
-        together: dict[int, list[dict]] = {}
+            entries += [(row.pop(self.step_name), series, row) for row in read_rows(self._path(series))]
+        samples: dict[int, list[dict]] = {}
         for row in read_rows(self._path(SAMPLES)):
-            together.setdefault(row.pop(self.count), []).append(row)
-        found += [(step, SAMPLES, rows) for step, rows in together.items()]
-        return sorted(found, key=lambda entry: entry[0])
+            samples.setdefault(row.pop(self.step_name), []).append(row)
+        entries += [(step, SAMPLES, rows) for step, rows in samples.items()]
+        return sorted(entries, key=lambda entry: entry[0])
 
 
-def open_logs(
+def open_logger(
     log_to: Sequence[str],
     out: Path,
     stage: str,
     context: RunContext | None,
     settings: dict,
-    count: str = "step",
+    step_name: str = "step",
     part: str = "",
-) -> Logs:
-    """The logs that `log_to` names. part: of an artifact that holds several trainings, the folder of this one.
+) -> TrainingLogger:
+    """Open the logger with the trackers that `log_to` names.
 
-    context: see artifact.RunContext; None (a stage called as a function): what is no file of the artifact goes to out/logs.
-    settings: of the training, for those who show them beside the numbers.
+    Args:
+        context: where the trackers write; None (a stage called as a function): to out/logs.
+        settings: of the training run, shown by trackers beside the metrics.
+        part: in an artifact that holds several training runs, the folder of this one.
     """
     context = context or RunContext(out / "logs", stage, "by-hand")
-    made = {
+    factories = {
         "tensorboard": lambda: TensorBoard(context.folder / "tensorboard" / context.name / part, stage),
         "wandb": lambda: WandB(context, stage, part, settings),
     }
-    sinks = [made[name]() for name in log_to if name in made]
-    return Logs(out, stage, count, sinks, quiet="terminal" not in log_to)
-
-
-def _tell(sink: Sink, series: str, step: int, row) -> None:
-    (sink.samples if series == SAMPLES else sink.numbers)(step, row)
+    trackers = [factories[name]() for name in log_to if name in factories]
+    return TrainingLogger(out, stage, step_name, trackers, quiet="terminal" not in log_to)

@@ -1,7 +1,7 @@
-"""Where logged numbers and sample answers go beside an artifact's own files: the terminal, TensorBoard, W&B.
+"""Trackers show logged metrics and sample answers: terminal, TensorBoard, W&B.
 
-Questions and answers are text of strangers: a terminal gets no control characters, TensorBoard's Markdown and W&B's
-HTML show a `<script>` as the letters it is made of.
+Questions and answers are untrusted text: control characters never reach the terminal, and TensorBoard's Markdown and
+W&B's HTML show markup as text.
 """
 
 import os
@@ -15,72 +15,74 @@ from stages.render.terminal import escape_controls, format_value
 from stages.runtime.artifact import RunContext
 from stages.runtime.progress import CLEAR_LINE
 
-SHOWN = 8  # sample answers a time
-HELD_OUT = "validation_"
-# Of a sample answer, what a line of the terminal has room for.
-TOLD = ("question", "answer", "ended", "reward", "better_answer", "better_reward", "worse_answer", "worse_reward")
+MAX_SAMPLES = 8  # shown per evaluation
+VALIDATION_PREFIX = "validation_"
+# Columns of a sample that fit into a line of the terminal.
+TERMINAL_COLUMNS = ("question", "answer", "ended", "reward", "better_answer", "better_reward", "worse_answer",
+                    "worse_reward")
 TEXT_CHARACTERS, TAB_CHARACTERS = 60, 4
 FLUSH_SECONDS = 10
 PROJECT = "stackllama"
 
 
-class Sink(Protocol):
-    """One of the places. Steps never fall; several rows of one step have different names."""
+class Tracker(Protocol):
+    """A destination of logs. Steps never decrease; the rows of one step have different metric names."""
 
-    def begin(self) -> None:
-        """Start with nothing: what an earlier try of the same training left goes."""
+    def start(self) -> None:
+        """Start empty: delete what an earlier attempt at the same training run logged."""
 
-    def numbers(self, step: int, row: dict[str, float]) -> None:
-        """Numbers of a step under their names."""
+    def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Log metrics by name."""
 
-    def samples(self, step: int, rows: list[dict]) -> None:
-        """Sample answers of a step, each a mapping of names to texts and numbers."""
+    def log_samples(self, step: int, rows: list[dict]) -> None:
+        """Log sample answers, each a mapping of names to texts and numbers."""
 
     def close(self) -> None:
-        """Everything is on disk afterwards."""
+        """Flush everything to disk."""
 
 
 class Terminal:
-    """A line for the held-out numbers, and one for the first sample answer; the rest is the progress line's."""
+    """Print a line of validation metrics and one of the first sample answer; the progress line shows the rest."""
 
-    def __init__(self, stage: str, count: str):
-        self.stage, self.count = stage, count
+    def __init__(self, stage: str, step_name: str):
+        self.stage, self.step_name = stage, step_name
 
-    def numbers(self, step: int, row: dict[str, float]) -> None:
-        held_out = [f"{name.removeprefix(HELD_OUT)} {format_value(value)}" for name, value in row.items()
-                    if name.startswith(HELD_OUT)]
-        if held_out:
-            self._say(f"held out at {self.count} {step}: {', '.join(held_out)}")
+    def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        validation = [f"{name.removeprefix(VALIDATION_PREFIX)} {format_value(value)}"
+                      for name, value in metrics.items() if name.startswith(VALIDATION_PREFIX)]
+        if validation:
+            self._print(f"held out at {self.step_name} {step}: {', '.join(validation)}")
 
-    def samples(self, step: int, rows: list[dict]) -> None:
+    def log_samples(self, step: int, rows: list[dict]) -> None:
         for row in rows[:1]:
-            texts = [f"{name}: {format_value(_first_line(value), TEXT_CHARACTERS)}" for name, value in row.items()
-                     if name in TOLD]
-            self._say(f"sample at {self.count} {step}: {'; '.join(texts)}")
+            columns = [f"{name}: {format_value(_first_line(value), TEXT_CHARACTERS)}"
+                       for name, value in row.items() if name in TERMINAL_COLUMNS]
+            self._print(f"sample at {self.step_name} {step}: {'; '.join(columns)}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(f"{CLEAR_LINE if sys.stderr.isatty() else ''}{self.stage}: {text}", file=sys.stderr, flush=True)
 
 
 class TensorBoard:
-    """One event file in `folder`: scalars STAGE/NAME, samples as text under STAGE/samples."""
+    """Write one event file in `folder`: scalars STAGE/NAME, samples as text in STAGE/samples."""
 
     def __init__(self, folder: Path, stage: str):
         self.folder, self.stage, self.writer = folder, stage, None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         from torch.utils.tensorboard import SummaryWriter  # an optional package
 
         shutil.rmtree(self.folder, ignore_errors=True)
-        # A TensorBoard that is open on this folder forgets what it has read, too: from step 0 on, all is written anew.
+        # purge_step=0: a TensorBoard that is open on this folder discards what it has read.
         self.writer = SummaryWriter(self.folder, purge_step=0, flush_secs=FLUSH_SECONDS)
 
-    def numbers(self, step: int, row: dict[str, float]) -> None:
-        for name, value in row.items():
+    def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
             self.writer.add_scalar(f"{self.stage}/{name}", value, step)
 
-    def samples(self, step: int, rows: list[dict]) -> None:
-        self.writer.add_text(f"{self.stage}/samples", "\n\n---\n\n".join(map(markdown, rows[:SHOWN])), step)
+    def log_samples(self, step: int, rows: list[dict]) -> None:
+        text = "\n\n---\n\n".join(map(format_markdown, rows[:MAX_SAMPLES]))
+        self.writer.add_text(f"{self.stage}/samples", text, step)
 
     def close(self) -> None:
         if self.writer is not None:
@@ -88,10 +90,10 @@ class TensorBoard:
 
 
 class WandB:
-    """A run in the run's logs/wandb/: numbers STAGE/NAME, samples as HTML under STAGE/samples.
+    """Write a W&B run in the run's logs/wandb/: metrics STAGE/NAME, samples as HTML in STAGE/samples.
 
-    Offline unless WANDB_MODE is set: no account, no network. W&B looks at neither git, code, packages nor the machine's
-    load, and takes no hold of what is printed. A resumed run has the same id, one of other settings or inputs another.
+    Offline unless WANDB_MODE is set: no account, no network. W&B does not record git, code, packages, system load or
+    the console. A resumed run keeps its id; a run with other settings or inputs gets another.
     """
 
     def __init__(self, context: RunContext, stage: str, part: str, settings: dict):
@@ -99,7 +101,7 @@ class WandB:
         self.name = "-".join(filter(None, (context.name, part)))
         self.id = f"{self.name}-{context.request_digest}"
 
-    def begin(self) -> None:
+    def start(self) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its telemetry calls home, offline or not
         import wandb  # an optional package
 
@@ -107,23 +109,23 @@ class WandB:
         for earlier in (folder / "wandb").glob(f"*run-{'?' * 8}_{'?' * 6}-{self.id}"):
             shutil.rmtree(earlier)
         folder.mkdir(parents=True, exist_ok=True)
-        run = folder.resolve().parent.name
-        silent = wandb.Settings(silent=mode == "offline", console="off", save_code=False, disable_git=True,
-                                x_save_requirements=False, x_disable_meta=True, x_disable_stats=True)
+        group = folder.resolve().parent.name
+        settings = wandb.Settings(silent=mode == "offline", console="off", save_code=False, disable_git=True,
+                                  x_save_requirements=False, x_disable_meta=True, x_disable_stats=True)
         try:
             self.run = wandb.init(
                 mode=mode, dir=folder, project=os.environ.get("WANDB_PROJECT", PROJECT), id=self.id,
-                name=f"{run} {self.name}", group=run, job_type=self.stage, config=self.settings,
-                resume="allow" if mode == "online" else None, settings=silent)
+                name=f"{group} {self.name}", group=group, job_type=self.stage, config=self.settings,
+                resume="allow" if mode == "online" else None, settings=settings)
         except wandb.Error as error:
             raise ValueError(f"wandb does not start: {error}") from None
         self.html = wandb.Html
 
-    def numbers(self, step: int, row: dict[str, float]) -> None:
-        self.run.log({f"{self.stage}/{name}": value for name, value in row.items()}, step=step)
+    def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        self.run.log({f"{self.stage}/{name}": value for name, value in metrics.items()}, step=step)
 
-    def samples(self, step: int, rows: list[dict]) -> None:
-        page = self.html(str(join_html(map(_page, rows[:SHOWN]))), inject=False)
+    def log_samples(self, step: int, rows: list[dict]) -> None:
+        page = self.html(str(join_html(map(_sample_html, rows[:MAX_SAMPLES]))), inject=False)
         self.run.log({f"{self.stage}/samples": page}, step=step)
 
     def close(self) -> None:
@@ -131,17 +133,17 @@ class WandB:
             self.run.finish()
 
 
-def markdown(row: dict) -> str:
-    """Names and values of a sample answer as Markdown: values in code blocks, where nothing has a meaning."""
-    return "\n\n".join(f"**{name}**\n\n{_code(value)}" for name, value in row.items())
+def format_markdown(row: dict) -> str:
+    """Format a sample answer as Markdown, with values in code blocks, where markup has no effect."""
+    return "\n\n".join(f"**{name}**\n\n{_code_block(value)}" for name, value in row.items())
 
 
-def _code(value: object) -> str:
+def _code_block(value: object) -> str:
     lines = str(value).expandtabs(TAB_CHARACTERS).splitlines() or [""]
     return "\n".join(" " * 4 + escape_controls(text) for text in lines)
 
 
-def _page(row: dict):
+def _sample_html(row: dict):
     return join_html(element("section", element("h4", name), pre_text(str(value))) for name, value in row.items())
 
 

@@ -1,8 +1,8 @@
-"""Transformers' Trainer as this project uses it: history, progress, and checkpoints that survive kill -9.
+"""Train with Transformers' Trainer, with resumable checkpoints and a history that repeats bit for bit.
 
-The Trainer carries optimiser, schedule, order of the data, accumulation and checkpoints. Added here: the loss of a step
-is a mean over all its items, however they fall into microbatches (CORRECTNESS P5); a checkpoint counts only once it is
-complete; the logs hold every logged step once whatever was interrupted; the best state kept; one progress line.
+The Trainer provides optimizer, schedule, data order, gradient accumulation and checkpoints. This module adds: a step's
+loss that is the mean over all its items, however they are split into microbatches; checkpoints that count only if they
+are complete, so that training survives kill -9; logs that hold each step once; the best state; one progress line.
 """
 
 import math
@@ -16,20 +16,21 @@ from pathlib import Path
 import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
-from stages.training.callbacks import COMPLETE, Evaluation, HistoryCallback, load_trained
-from stages.training.loggers import Logs
+from stages.training.callbacks import COMPLETE, Evaluation, HistoryCallback, load_trainable
+from stages.training.checkpoint import checkpoint_number, list_checkpoints
+from stages.training.loggers import TrainingLogger
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
-# The mean loss since the last line is lost in a kill, so a line falls on every checkpoint.
+# A kill loses the mean loss since the last row, so every checkpoint falls on a row.
 LOG_EVERY_STEPS = 10
 
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """What the optimiser needs to know; sizes count the caller's examples.
+    """Settings of the optimization; batch sizes are in items of the data set.
 
-    patience_evaluations: stop after so many without a better one; None: never.
+    patience_evaluations: stop after this many evaluations without a better one; None: never.
     """
 
     batch: int
@@ -46,70 +47,72 @@ class TrainerSettings:
     patience_evaluations: int | None = None
 
     @classmethod
-    def like(cls, settings: object, **own) -> "TrainerSettings":
-        """The fields that `settings` has by the same name, and the rest as given."""
-        shared = {f.name: getattr(settings, f.name) for f in fields(cls) if hasattr(settings, f.name)}
-        return cls(**(shared | own))
+    def from_section(cls, section: object, **overrides) -> "TrainerSettings":
+        """Take the fields that a section of the recipe has under the same name, then `overrides`."""
+        shared = {f.name: getattr(section, f.name) for f in fields(cls) if hasattr(section, f.name)}
+        return cls(**(shared | overrides))
 
 
 def train(
     model,
     dataset,
     collate: Callable,
-    loss: Callable,
+    loss_fn: Callable,
     settings: TrainerSettings,
     out: Path,
     label: str,
-    watch: Evaluation | None = None,
-    logs: Logs | None = None,
+    evaluation: Evaluation | None = None,
+    logger: TrainingLogger | None = None,
 ) -> list[dict]:
-    """Train in place, going on from the last complete checkpoint under `out`; returns the history.
+    """Train in place, resuming from the last complete checkpoint under `out`; return the history.
 
-    logs: where the history goes; None: to `out` and the terminal. They are left open.
-    dataset: a map-style data set; collate: list of its items to `content` and how many `items` the loss is to be a
-    mean of; loss: a batch's content to the sum of its items' losses, a scalar, made with `model` (one process, one
-    device).
+    Args:
+        dataset: a map-style data set.
+        collate: maps a list of its items to {"content": a batch, "items": the count that the loss is a mean of}.
+        loss_fn: maps a batch to the sum of its items' losses, a scalar computed with `model`.
+        logger: left open; None: log to `out` and the terminal.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"{label} trains in one process, and was started as one of several: start it without torchrun")
     set_seed(settings.seed)
-    book = HistoryCallback(out / BEST, label, watch, settings.patience_evaluations, logs or Logs(out, label))
+    callback = HistoryCallback(
+        out / BEST, label, evaluation, settings.patience_evaluations, logger or TrainingLogger(out, label))
     trainer = _Trainer(
-        model=model, args=_arguments(settings, out), train_dataset=dataset, data_collator=collate, callbacks=[book]
+        model=model, args=_arguments(settings, out), train_dataset=dataset, data_collator=collate, callbacks=[callback]
     )
-    trainer.own_loss = loss
-    trainer.model_accepts_loss_kwargs = True  # it divides by the step's items itself
+    trainer.loss_fn = loss_fn
+    trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the step's items itself
     trainer.remove_callback(PrinterCallback)
-    checkpoint = last_checkpoint(out)
+    checkpoint = find_last_checkpoint(out)
     if checkpoint:
-        print(f"{label}: resumed at {Path(checkpoint).name}", file=sys.stderr, flush=True)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    if watch and watch.keep_best:
-        load_trained(model, out / BEST)
-    return book.rows
+        print(f"{label}: resumed at {checkpoint.name}", file=sys.stderr, flush=True)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if evaluation and evaluation.score:
+        load_trainable(model, out / BEST)
+    return callback.rows
 
 
-def last_step(out: Path) -> int:
-    """Of the last complete checkpoint; -1 without one."""
-    found = last_checkpoint(out)
-    return -1 if found is None else int(found.rpartition("-")[2])
+def find_last_checkpoint(out: Path) -> Path | None:
+    """Return the newest complete checkpoint; delete incomplete ones."""
+    complete = None
+    for folder in list_checkpoints(out / CHECKPOINTS):
+        if (folder / COMPLETE).exists():
+            complete = folder
+        else:
+            shutil.rmtree(folder)
+    return complete
+
+
+def last_checkpoint_step(out: Path) -> int:
+    """Return the step of the newest complete checkpoint; -1 if there is none."""
+    checkpoint = find_last_checkpoint(out)
+    return -1 if checkpoint is None else checkpoint_number(checkpoint)
 
 
 def remove_checkpoints(out: Path) -> None:
-    """Once the result is saved; until then, a killed process goes on from here."""
+    """Delete checkpoints and best state, once the result is saved; before that, a killed process resumes from them."""
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
     (out / BEST).unlink(missing_ok=True)
-
-
-def last_checkpoint(out: Path) -> str | None:
-    """The newest checkpoint that was written to its end; half-written ones are removed."""
-    found = []
-    for folder in (out / CHECKPOINTS).glob("checkpoint-*"):
-        if (folder / COMPLETE).exists():
-            found.append(folder)
-        else:
-            shutil.rmtree(folder)
-    return str(max(found, key=lambda f: int(f.name.split("-")[1]))) if found else None
 
 
 def _arguments(settings: TrainerSettings, out: Path) -> TrainingArguments:
@@ -141,16 +144,14 @@ def _arguments(settings: TrainerSettings, out: Path) -> TrainingArguments:
 
 
 class _Trainer(Trainer):
-    own_loss: Callable
+    loss_fn: Callable
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         return batches, sum(batch["items"] for batch in batches)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return self.own_loss(inputs["content"]) / max(1, num_items_in_batch)
+        return self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
 
     def floating_point_ops(self, inputs):
         return 0
-
-

@@ -17,7 +17,7 @@ from stages.recipe.sft import Sft
 from stages.stackexchange.pairs import table as pairs_table
 from stages.stackexchange.pairs.table import first_questions, first_rows, rows_of
 from stages.training.callbacks import Evaluation
-from stages.training.loggers import Logs
+from stages.training.loggers import TrainingLogger
 from stages.training.trainer import TrainerSettings, train
 from tests.helpers import tiny_models
 
@@ -105,7 +105,7 @@ def learn(model, inputs, out, precision):
 
     ids = torch.arange(3, 60).numpy()
     blocks = [[Row(ids, ids > 3)]] * 4
-    settings = TrainerSettings.like(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=2)
+    settings = TrainerSettings.from_section(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=2)
     train(model, blocks, collate_blocks, lambda rows: summed_loss(model, rows, precision), settings, out, "t")
 
 
@@ -146,7 +146,7 @@ def test_it_stops_when_perplexity_no_longer_falls_and_keeps_the_best(inputs, tmp
     model = PeftModel.from_pretrained(model, out).eval()
     tokenizer = load_tokenizer(out)
     held = first_questions(inputs["pairs"], "finetune", 0.1, 4)
-    again = sft._Watched(model, tokenizer, inputs["pairs"], held, CONFIG, Logs(tmp_path, "sft")).measure(0)
+    again = sft._Watched(model, tokenizer, inputs["pairs"], held, CONFIG, TrainingLogger(tmp_path, "sft")).measure(0)
     assert again["validation_perplexity"] == pytest.approx(min(found), rel=1e-4)
 
 
@@ -200,7 +200,7 @@ def test_the_loss_of_a_step_is_the_mean_over_all_its_items_however_they_fall(tmp
             self.weight = weight
 
     items = [[1.0, 1.0, 1.0], [5.0]]
-    settings = TrainerSettings.like(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=1, learning_rate=1.0,
+    settings = TrainerSettings.from_section(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=1, learning_rate=1.0,
                              weight_decay=0.0, epochs=1.0)
 
     def collate(lists):
@@ -217,7 +217,7 @@ def test_what_is_watched_sees_the_model_without_dropout_and_its_step(tmp_path):
         seen.append((step, model.training, torch.is_grad_enabled()))
         return {"quality": -step}
 
-    settings = TrainerSettings.like(CONFIG, batch=1, microbatch=1, schedule="constant", max_steps=5)
+    settings = TrainerSettings.from_section(CONFIG, batch=1, microbatch=1, schedule="constant", max_steps=5)
     watch = Evaluation(measure, 2, lambda row: row["quality"])
     rows = train(model, [1.0] * 9, lambda items: {"content": items, "items": 1},
                  lambda items: model(torch.tensor([items])).sum(), settings, tmp_path, "t", watch)

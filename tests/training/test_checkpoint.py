@@ -20,12 +20,12 @@ def tensors(number):
 
 
 def save(root, number, keep=2):
-    checkpoint.save(root, tensors(number), {"iteration": number}, number=number, keep=keep)
+    checkpoint.save_checkpoint(root, tensors(number), {"iteration": number}, number=number, keep=keep)
 
 
 def held(root):
     """Number of the checkpoint that would be loaded, its tensors checked."""
-    found = checkpoint.load(root)
+    found = checkpoint.load_checkpoint(root)
     if found is None:
         return None
     number = found[1]["iteration"]
@@ -38,21 +38,21 @@ def names(root):
 
 
 def test_the_newest_few_are_kept_under_their_numbers(tmp_path):
-    assert checkpoint.load(tmp_path) is None
+    assert checkpoint.load_checkpoint(tmp_path) is None
     for number in (5, 20, 999_999, 1_000_000):
         save(tmp_path, number)
     assert names(tmp_path) == ["checkpoint-1000000", "checkpoint-999999"] and held(tmp_path) == 1_000_000
     (tmp_path / "checkpoint.tmp").mkdir()
     (tmp_path / "history.jsonl").touch()
-    checkpoint.remove(tmp_path)
+    checkpoint.delete_checkpoints(tmp_path)
     assert names(tmp_path) == ["history.jsonl"]
 
 
 def test_tensors_come_back_bit_for_bit_whatever_their_kind_and_place_in_memory(tmp_path):
     one = torch.randn(4, 6)
     kinds = {"view": one[:, ::2], "shared": one, "half": one.bfloat16(), "bytes": one.byte(), "count": torch.tensor(3)}
-    checkpoint.save(tmp_path, kinds, {"best": float("-inf"), "none": None, "share": 0.1}, number=1, keep=1)
-    found, facts = checkpoint.load(tmp_path)
+    checkpoint.save_checkpoint(tmp_path, kinds, {"best": float("-inf"), "none": None, "share": 0.1}, number=1, keep=1)
+    found, facts = checkpoint.load_checkpoint(tmp_path)
     assert facts == {"best": float("-inf"), "none": None, "share": 0.1} and found.keys() == kinds.keys()
     assert all(found[name].dtype == t.dtype and torch.equal(found[name], t) for name, t in kinds.items())
 

@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
-from stages.training import memory
+from stages.training import memory, memory_estimate
 from tests.helpers import tiny_models
 
 MIB = 2**20
@@ -33,8 +33,8 @@ def adapted(folder, precision):
 
 
 def rows_of(policy, others=None, **changes):
-    numbers = {"optimizer": "adam", "optimizer_bytes": 2 * LORA, "in_backward": False, "largest": {}, "costs": {}}
-    return {row.name: row for row in memory.plan(policy, others or {}, **numbers | changes)}
+    numbers = {"optimizer": "adam", "optimizer_bytes": 2 * LORA, "largest": {}, "costs": {}}
+    return {row.name: row for row in memory_estimate.estimate_memory(policy, others or {}, **numbers | changes)}
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ def test_plan_counts_the_true_bytes_of_a_frozen_base(folder, precision, weight, 
 def test_a_copy_counts_and_what_is_shared_does_not(folder):
     policy, copy = load_causal(folder), load_causal(folder)
     whole = EMBEDDING + NORMS + 2 * sum(4 * elements for elements, _ in LINEAR)
-    rows = rows_of(policy, {"reference": copy, "reward model": copy, "itself": policy}, in_backward=True)
+    rows = rows_of(policy, {"reference": copy, "reward model": copy, "itself": policy})
     assert rows["trained parameters"].bytes == whole and rows["frozen base"].bytes == ROTARY
     assert rows["reference"].bytes == whole + ROTARY
     assert rows["reward model"].bytes == rows["itself"].bytes == 0
-    assert rows["gradients"].bytes == EMBEDDING  # in the backward pass, one parameter's at a time
+    assert rows["gradients"].bytes == whole
 
 
 def test_weights_in_one_place_count_once_whatever_objects_they_are_reached_by():
     one, other = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
-    assert memory.distinct_bytes([one.weight, other.weight]) == 2 * 256
+    assert memory_estimate.distinct_bytes([one.weight, other.weight]) == 2 * 256
     other.weight = torch.nn.Parameter(one.weight.data)
-    assert memory.distinct_bytes([one.weight, other.weight, one.weight.detach()]) == 256
+    assert memory_estimate.distinct_bytes([one.weight, other.weight, one.weight.detach()]) == 256
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -82,28 +82,29 @@ def test_kv_cache_bytes_are_those_of_the_real_cache(family):
     cache = DynamicCache()
     model(input_ids=torch.ones(3, 7).long(), past_key_values=cache, use_cache=True)
     real = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert memory.kv_cache_bytes(model.config, 3, 7, torch.float32) == real
-    assert memory.kv_cache_bytes(model.config, 3, 14, torch.bfloat16) == real
+    assert memory_estimate.kv_cache_bytes(model.config, 3, 7, torch.float32) == real
+    assert memory_estimate.kv_cache_bytes(model.config, 3, 14, torch.bfloat16) == real
 
 
 def test_kv_cache_of_grouped_heads():
     from transformers import LlamaConfig
 
     config = LlamaConfig(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8)
-    assert memory.kv_cache_bytes(config, 1, 1, torch.bfloat16) == 128 * 1024  # Llama 3 8B's known 128 KiB a token
+    # Llama 3 8B: known 128 KiB a token
+    assert memory_estimate.kv_cache_bytes(config, 1, 1, torch.bfloat16) == 128 * 1024
 
 
 def test_the_table_is_aligned_and_in_units():
-    cost = memory.Cost(seconds=1.25, peak_bytes=13 * 2**30 + 2**29)
-    rows = memory.plan(
+    cost = memory.PhaseCost(seconds=1.25, peak_bytes=13 * 2**30 + 2**29)
+    rows = memory_estimate.estimate_memory(
         torch.nn.Linear(1024, 256, bias=False), {}, optimizer="adamw_8bit", optimizer_bytes=MIB // 2,
-        in_backward=False, largest={"logits": 2**30}, costs={"update": cost},
+        largest={"logits": 2**30}, costs={"update": cost},
     )  # fmt: skip
-    assert memory.table(rows) == [
-        "frozen base           0 bytes",
+    assert memory_estimate.format_plan(rows) == [
+        "frozen base            0 bytes",
         "trained parameters     1.0 MiB  float32",
         "gradients              1.0 MiB",
-        "optimizer state     512.0 KiB  adamw_8bit",
+        "optimizer state      512.0 KiB  adamw_8bit",
         "logits                 1.0 GiB  at most",
         "peak of update        13.5 GiB  measured, 1.2 s; without optimizer state",
     ]
@@ -171,11 +172,11 @@ def test_halving_gives_the_same_gradient_and_says_so(error, fits, capsys):
     def gradient():
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
-    expected, size = memory.find_executable_batch_size(update(model), 6)
+    expected, size = memory.retry_with_smaller_batches(update(model), 6)
     whole = gradient()
     assert size == 6 and not capsys.readouterr().err and float(whole.norm()) > 0.1
     # It fails after a backward pass: what that left must not count.
-    loss, size = memory.find_executable_batch_size(update(model, lambda size: size > fits and error()), 6)
+    loss, size = memory.retry_with_smaller_batches(update(model, lambda size: size > fits and error()), 6)
     assert size == fits and loss == pytest.approx(expected, rel=1e-6)
     assert torch.allclose(gradient(), whole, atol=1e-6)
     said = ["microbatch_prompts 6 is out of memory: going on with 3"]
@@ -191,12 +192,12 @@ def test_sizes_go_on_dividing_the_minibatch(size, smaller):
         tried.append(size)
         return cuda_style() if size > 1 else "done"
 
-    assert memory.find_executable_batch_size(call, size) == ("done", 1) and tried == [size, *smaller]
+    assert memory.retry_with_smaller_batches(call, size) == ("done", 1) and tried == [size, *smaller]
 
 
 def test_at_one_it_says_what_to_lower():
     with pytest.raises(ValueError, match="out of memory even with microbatch_prompts 1: lower max_prompt") as found:
-        memory.find_executable_batch_size(lambda size: cuda_style(), 4)
+        memory.retry_with_smaller_batches(lambda size: cuda_style(), 4)
     assert "\n" not in str(found.value)
 
 
@@ -209,7 +210,7 @@ def test_other_errors_pass_through(error):
         raise error
 
     with pytest.raises(type(error)) as found:
-        memory.find_executable_batch_size(call, 8)
+        memory.retry_with_smaller_batches(call, 8)
     assert found.value is error and tried == [8]
 
 
@@ -224,4 +225,4 @@ def test_what_failed_is_freed_before_the_next_try():
         kept.append(weakref.ref(activations))
         return cuda_style()
 
-    assert memory.find_executable_batch_size(call, 2) == (None, 1)
+    assert memory.retry_with_smaller_batches(call, 2) == (None, 1)

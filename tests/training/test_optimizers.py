@@ -1,4 +1,4 @@
-"""Every optimiser the recipe names: its steps against plain loops, in the backward pass too, and its resume."""
+"""Every optimizer that a recipe can name: its steps against plain loops, and its resume."""
 
 import math
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from stages.recipe.ppo import Ppo
+from stages.recipe.schema import SettingsError, override
 from stages.training import checkpoint, optimizers
-from tests.helpers import tiny_models
 
 NAMES = ["adam", "adamw", "adamw_8bit", "adafactor"]  # the paged one needs a GPU
 SHAPES = [(70, 100), (10,), (3, 5)]  # bitsandbytes keeps the state of the last two in 32 bits
@@ -59,14 +59,14 @@ def all_by_hand(decoupled, steps=4):
 @pytest.mark.parametrize("name, decoupled", [("adam", False), ("adamw", True)])
 def test_adam_is_adam(name, decoupled):
     learning = parameters()
-    found = stepped(optimizers.build(name, learning, **SETTINGS), learning, range(4))
+    found = stepped(optimizers.build_optimizer(name, learning, **SETTINGS), learning, range(4))
     for one, expected in zip(found, all_by_hand(decoupled), strict=True):
         assert torch.allclose(one.double(), expected, rtol=0, atol=1e-6)
 
 
 def test_eight_bits_are_close_to_adamw_where_there_are_many_and_equal_where_there_are_few():
     learning = parameters()
-    optimizer = optimizers.build("adamw_8bit", learning, **SETTINGS)
+    optimizer = optimizers.build_optimizer("adamw_8bit", learning, **SETTINGS)
     found, expected = stepped(optimizer, learning, range(4)), all_by_hand(decoupled=True)
     assert [optimizer.state[p]["state1"].dtype for p in learning] == [torch.uint8, torch.float32, torch.float32]
     moved = (expected[0] - parameters()[0].detach()).abs().mean()
@@ -79,7 +79,7 @@ def test_eight_bits_are_close_to_adamw_where_there_are_many_and_equal_where_ther
 def test_adafactor_steps_by_its_constant_step_size():
     """By hand in float64: arXiv 1804.04235, algorithm 4, with beta2 = 1 - t^-0.8, d = 1, and no relative step."""
     learning = parameters()
-    found = stepped(optimizers.build("adafactor", learning, **SETTINGS), learning, range(4))
+    found = stepped(optimizers.build_optimizer("adafactor", learning, **SETTINGS), learning, range(4))
     for place, parameter in enumerate(parameters()):
         x = parameter.detach().double()
         row = column = whole = 0.0
@@ -99,28 +99,28 @@ def test_adafactor_steps_by_its_constant_step_size():
 
 def test_paging_is_refused_without_a_gpu_and_unknown_names_are():
     with pytest.raises(ValueError, match=r"paged_adamw_8bit needs a CUDA GPU.*use adamw_8bit"):
-        optimizers.build("paged_adamw_8bit", parameters(), **SETTINGS)
+        optimizers.build_optimizer("paged_adamw_8bit", parameters(), **SETTINGS)
     with pytest.raises(ValueError, match="no optimizer 'lion'"):
-        optimizers.build("lion", parameters(), **SETTINGS)
+        optimizers.build_optimizer("lion", parameters(), **SETTINGS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 def test_restored_state_goes_on_to_the_last_bit(name, dtype):
     learning = parameters(dtype)
-    optimizer = optimizers.build(name, learning, **SETTINGS)
+    optimizer = optimizers.build_optimizer(name, learning, **SETTINGS)
     held = stepped(optimizer, learning, range(3))
-    saved = {key: t.detach().clone() for key, t in checkpoint.optimizer_tensors(optimizer).items()}
+    saved = {key: t.detach().clone() for key, t in checkpoint.flatten_optimizer_state(optimizer).items()}
     uninterrupted = stepped(optimizer, learning, range(3, 5))
 
     again = [torch.nn.Parameter(p.clone()) for p in held]
-    other = optimizers.build(name, again, **SETTINGS)
+    other = optimizers.build_optimizer(name, again, **SETTINGS)
     stepped(other, again, range(1))  # a state that must be forgotten
     with torch.no_grad():
         for parameter, value in zip(again, held, strict=True):
             parameter.copy_(value)
-    checkpoint.restore_optimizer(other, saved)
-    restored = checkpoint.optimizer_tensors(other)
+    checkpoint.restore_optimizer_state(other, saved)
+    restored = checkpoint.flatten_optimizer_state(other)
     assert restored.keys() == saved.keys()
     assert all(restored[key].dtype == t.dtype and torch.equal(restored[key], t) for key, t in saved.items())
     kinds = [{key: type(value) for key, value in optimizer.state[p].items()} for p in learning]
@@ -133,144 +133,58 @@ def test_entries_that_are_no_tensors_come_back_as_they_were():
     optimizer = torch.optim.SGD(learning, lr=0.1)
     entry = {"step": 7, "none": None, "share": 0.1, "on": True, "unseen": float("inf"), "map": torch.tensor([3]).byte()}
     optimizer.state[learning[0]] = dict(entry)
-    saved = checkpoint.optimizer_tensors(optimizer)
+    saved = checkpoint.flatten_optimizer_state(optimizer)
     other = torch.optim.SGD(learning, lr=0.1)
-    checkpoint.restore_optimizer(other, saved)
+    checkpoint.restore_optimizer_state(other, saved)
     assert other.state[learning[0]] == entry
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_saved_before_the_first_step_is_no_state(name):
     learning = parameters()
-    saved = checkpoint.optimizer_tensors(optimizers.build(name, learning, **SETTINGS))
-    optimizer = optimizers.build(name, learning, **SETTINGS)
+    saved = checkpoint.flatten_optimizer_state(optimizers.build_optimizer(name, learning, **SETTINGS))
+    optimizer = optimizers.build_optimizer(name, learning, **SETTINGS)
     stepped(optimizer, learning, range(1))
-    checkpoint.restore_optimizer(optimizer, saved)
-    assert not optimizer.state and list(saved) == [checkpoint.PLAIN]
+    checkpoint.restore_optimizer_state(optimizer, saved)
+    assert not optimizer.state and list(saved) == [checkpoint.NON_TENSORS]
 
 
 def test_step_sizes_stay_those_of_the_optimiser_that_is_restored():
     learning = parameters()
-    optimizer = optimizers.build("adam", learning, **SETTINGS)
+    optimizer = optimizers.build_optimizer("adam", learning, **SETTINGS)
     stepped(optimizer, learning, range(1))
-    other = optimizers.build("adam", learning, **SETTINGS | {"learning_rate": 0.5})
-    checkpoint.restore_optimizer(other, checkpoint.optimizer_tensors(optimizer))
+    other = optimizers.build_optimizer("adam", learning, **SETTINGS | {"learning_rate": 0.5})
+    checkpoint.restore_optimizer_state(other, checkpoint.flatten_optimizer_state(optimizer))
     assert other.param_groups[0]["lr"] == 0.5
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_state_bytes_are_those_of_the_real_state(name):
     learning = parameters()
-    optimizer = optimizers.build(name, learning, **SETTINGS)
+    optimizer = optimizers.build_optimizer(name, learning, **SETTINGS)
     stepped(optimizer, learning, range(1))
     tensors = [t for p in learning for key, t in optimizer.state[p].items() if torch.is_tensor(t) and "qmap" not in key]
     real = sum(t.nbytes for t in tensors if t.dim())
-    assert optimizers.state_bytes(name, learning) == real
-
-
-def losses(model, optimizer, steps, before=lambda: None):
-    """A tiny model (input and output embeddings tied) on a few texts; what it says of itself afterwards."""
-    ids = torch.arange(3, 51).view(4, 12)
-    norms = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(input_ids=ids + step, labels=ids + step).loss.backward()
-        norms.append(optimizers.gradient_norm(optimizer, None))
-        optimizer.step()
-        before()
-    return norms
-
-
-@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
-def test_in_backward_equals_the_plain_optimiser_bit_for_bit(name):
-    models = [tiny_models.llama(tiny_models.tokenizer()) for _ in range(2)]
-    plain, within = (
-        optimizers.build(name, model.parameters(), **SETTINGS, in_backward=flag)
-        for model, flag in zip(models, (False, True), strict=True)
-    )
-    norms = [losses(model, optimizer, 3) for model, optimizer in zip(models, (plain, within), strict=True)]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-5) and norms[0][0] > 0.1
-    assert all(torch.equal(p, q) for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True))
-    saved = [checkpoint.optimizer_tensors(optimizer) for optimizer in (plain, within)]
-    assert saved[0].keys() == saved[1].keys() and all(torch.equal(t, saved[1][key]) for key, t in saved[0].items())
-
-
-def test_in_backward_never_holds_more_than_one_gradient_and_resumes_bit_for_bit():
-    model = tiny_models.llama(tiny_models.tokenizer())
-    alive = []
-
-    def look(parameter):
-        alive.append([p.numel() for p in model.parameters() if p.grad is not None])
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(look)  # before the optimiser's own
-    optimizer = optimizers.build("adamw", model.parameters(), **SETTINGS, in_backward=True)
-    losses(model, optimizer, 2)
-    count = len(list(model.parameters()))
-    assert len(alive) == 2 * count and all(len(sizes) == 1 for sizes in alive)
-    assert all(p.grad is None for p in model.parameters())
-
-    held = {name: p.detach().clone() for name, p in model.named_parameters()}
-    saved = {name: t.clone() for name, t in checkpoint.optimizer_tensors(optimizer).items()}
-    losses(model, optimizer, 2)
-    again = tiny_models.llama(tiny_models.tokenizer(), seed=1)
-    again.load_state_dict(held, strict=False)
-    other = optimizers.build("adamw", again.parameters(), **SETTINGS, in_backward=True)
-    checkpoint.restore_optimizer(other, saved)
-    losses(again, other, 2)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
-
-
-def test_without_steps_nothing_moves_and_no_gradient_stays():
-    model = tiny_models.llama(tiny_models.tokenizer())
-    before = [p.detach().clone() for p in model.parameters()]
-    for in_backward in (False, True):
-        optimizer = optimizers.build("adam", model.parameters(), **SETTINGS, in_backward=in_backward)
-        with optimizers.without_steps(optimizer):
-            model(input_ids=torch.ones(1, 4).long(), labels=torch.ones(1, 4).long()).loss.backward()
-        assert not optimizer.state and all(map(torch.equal, before, model.parameters()))
-        optimizer.zero_grad()
-    assert all(p.grad is None for p in model.parameters())
-    losses(model, optimizer, 1)
-    assert not torch.equal(before[0], next(model.parameters()))
-
-
-def test_in_backward_a_gradient_that_is_not_finite_moves_nothing_and_shows():
-    learning = parameters()[1:]
-    before = [p.detach().clone() for p in learning]
-    optimizer = optimizers.build("adam", learning, **SETTINGS, in_backward=True)
-    (learning[0].sum() * float("nan") + learning[1].sum()).backward()
-    assert math.isnan(optimizers.gradient_norm(optimizer, None))
-    assert torch.equal(learning[0], before[0]) and not torch.equal(learning[1], before[1])
-    optimizer.zero_grad()
-    assert optimizers.gradient_norm(optimizer, None) == 0
+    assert optimizers.optimizer_state_bytes(name, learning) == real
 
 
 @pytest.mark.parametrize("limit", [None, 2.0, 1e6])
 def test_gradient_norm_is_the_norm_before_clipping(limit):
     learning = parameters()
-    optimizer = optimizers.build("adam", learning, **SETTINGS)
+    optimizer = optimizers.build_optimizer("adam", learning, **SETTINGS)
     for parameter, gradient in zip(learning, gradients(0), strict=True):
         parameter.grad = gradient
     by_hand = math.sqrt(sum(x * x for gradient in gradients(0) for x in gradient.double().flatten().tolist()))
-    assert optimizers.gradient_norm(optimizer, limit) == pytest.approx(by_hand, rel=1e-5)
+    assert optimizers.clip_gradient_norm(optimizer, limit) == pytest.approx(by_hand, rel=1e-5)
     left = math.sqrt(sum(float(p.grad.double().square().sum()) for p in learning))
     assert left == pytest.approx(min(by_hand, limit or by_hand), rel=1e-5)
 
 
-IN_BACKWARD = {"optimizer_in_backward": True, "microbatch_prompts": 64, "max_gradient_norm": None}
+def test_a_recipe_that_keeps_no_checkpoint_is_refused():
+    with pytest.raises(ValueError, match="keep_checkpoints must be 1 or more, not 0"):
+        Ppo(keep_checkpoints=0)
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"microbatch_prompts": 8}, r"microbatch_prompts \(8\) must equal minibatch_prompts \(64\)"),
-        ({"max_gradient_norm": 1.0}, "max_gradient_norm must be null"),
-        ({"optimizer": "adamw_8bit"}, "adam, adamw or adafactor, not with adamw_8bit"),
-        ({"keep_checkpoints": 0}, "keep_checkpoints must be 1 or more, not 0"),
-    ],
-)
-def test_recipes_that_make_no_sense_are_refused(change, message):
-    assert Ppo(**IN_BACKWARD).optimizer == "adam"
-    with pytest.raises(ValueError, match=message):
-        Ppo(**IN_BACKWARD | change)
+def test_a_recipe_with_the_removed_optimizer_in_backward_is_refused():
+    with pytest.raises(SettingsError, match="optimizer_in_backward"):
+        override(Ppo(), {"optimizer_in_backward": True}, "ppo")

@@ -28,8 +28,8 @@ from stages.runtime.artifact import RunContext, read_manifest
 from stages.runtime.manifest import read_record
 from stages.runtime.run_folder import resolve_recipe
 from stages.runtime.series import append_row, read_rows, truncate_after
-from stages.training.loggers import Logs
-from stages.training.trackers import Terminal, WandB, markdown
+from stages.training.loggers import TrainingLogger
+from stages.training.trackers import Terminal, WandB, format_markdown
 from tests.helpers import tiny_models
 
 pytest.importorskip("tensorboard")
@@ -286,7 +286,7 @@ def test_nothing_reaches_for_the_network_or_an_account(made, tmp_path):
 def test_hostile_text_is_text_in_tensorboard():
     from tensorboard import plugin_util
 
-    page = plugin_util.markdown_to_safe_html(markdown({"question": HOSTILE, "answer": HOSTILE, "reward": 0.5}))
+    page = plugin_util.markdown_to_safe_html(format_markdown({"question": HOSTILE, "answer": HOSTILE, "reward": 0.5}))
     assert set(re.findall(r"<(/?\w+)", page)) <= {"p", "/p", "strong", "/strong", "pre", "/pre", "code", "/code"}
     read = html.unescape(page)
     for part in ("<script>alert(1)</script> ![x](http://a/b) **bold**", "</pre><img src=x onerror=alert(2)>",
@@ -295,10 +295,10 @@ def test_hostile_text_is_text_in_tensorboard():
 
 
 def test_hostile_text_is_text_in_wandb(tmp_path):
-    sink = WandB(RunContext(tmp_path / "logs", "ppo", "0" * 12), "ppo", "", {})
-    sink.begin()
-    sink.samples(3, [{"question": HOSTILE, "answer": "fine", "reward": 0.5}])
-    sink.close()
+    tracker = WandB(RunContext(tmp_path / "logs", "ppo", "0" * 12), "ppo", "", {})
+    tracker.start()
+    tracker.log_samples(3, [{"question": HOSTILE, "answer": "fine", "reward": 0.5}])
+    tracker.close()
     (page,) = (file.read_text() for file in (tmp_path / "logs").rglob("*.html"))
     assert set(re.findall(r"<(/?\w+)", page)) == {"section", "/section", "h4", "/h4", "pre", "/pre"}
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
@@ -307,7 +307,7 @@ def test_hostile_text_is_text_in_wandb(tmp_path):
 def test_hostile_text_does_nothing_to_a_terminal(capsys):
     terminal = Terminal("ppo", "iteration")
     answered = {"question": HOSTILE, "answer": "\x1b]0;title\x07 \x9b31m", "reward": 0.5}
-    terminal.samples(3, [answered, {"question": "next"}])
+    terminal.log_samples(3, [answered, {"question": "next"}])
     said = capsys.readouterr().err
     assert said.startswith("ppo: sample at iteration 3: question: <script>") and said.count("\n") == 1
     assert said.rstrip("\n").isprintable() and "reward: 0.5" in said and "next" not in said
@@ -318,11 +318,11 @@ def test_hostile_text_does_nothing_to_a_terminal(capsys):
 
 def test_without_the_terminal_the_training_is_silent(capsys, tmp_path):
     for quiet in (False, True):
-        logs = Logs(tmp_path, "sft", quiet=quiet)
+        logs = TrainingLogger(tmp_path, "sft", quiet=quiet)
         progress = logs.progress("sft", 2, done=0)
-        logs.numbers(1, {"loss": 2.0})
-        logs.numbers(1, {"validation_perplexity": 7.5})
-        logs.samples(1, [{"question": "q", "answer": "a"}])
+        logs.log_metrics(1, {"loss": 2.0})
+        logs.log_metrics(1, {"validation_perplexity": 7.5})
+        logs.log_samples(1, [{"question": "q", "answer": "a"}])
         progress.finish()
         said = capsys.readouterr().err
         assert bool(said) != quiet
