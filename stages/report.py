@@ -51,7 +51,7 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
     metrics = _read_metrics(evaluate)
     samples = pq.read_table(evaluate / "samples.parquet").to_pylist()
     figures = FigureFolder(out / "figures", config.figure_width_inches)
-    shown = _space_evenly(samples, config.side_by_side)
+    examples = _space_evenly(samples, config.side_by_side)
     graph = figures.draw({"pipeline": pipeline_graph.build_graph(manifests, digests)})
     html = render_page(page_title(manifests), build_verdicts(metrics, manifests, list(policy)), _short_table(metrics), {
         "Pipeline": pipeline_graph.render_pipeline(graph, manifests),
@@ -60,12 +60,12 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
         "Reward model": _reward_model(figures, metrics["reward_model"]),
         "Policies": _policies(figures, metrics, samples),
         "Reward hacking": _hacking(metrics["hacking"], samples),
-        "Answers side by side": _side_by_side(shown, len(samples), list(metrics["comparisons"])),
+        "Answers side by side": _side_by_side(examples, len(samples), list(metrics["comparisons"])),
         "Recipe": _recipe(manifests),
         "Provenance": sections.render_provenance(manifests, digests)})
     (out / "report.html").write_text(html, encoding="utf-8")
     write_json(out / "metrics.json", metrics)
-    return {"page_bytes": len(html.encode()), "figures": figures.count, "answers_shown": len(shown)}
+    return {"page_bytes": len(html.encode()), "figures": figures.count, "answers_shown": len(examples)}
 
 
 def _read_metrics(evaluate: Path) -> dict:
@@ -147,21 +147,21 @@ def _hacking(hacking: dict[str, dict], samples: list[dict]) -> Html:
     return join_html(parts)
 
 
-def _side_by_side(shown: list[dict], total: int, policies: list[str]) -> Html:
-    words = f"{len(shown)} of {total:,} held-out questions, evenly spaced, not chosen by quality."
-    return join_html([element("p", words, class_="faint"), render_answer_cards(shown, policies)])
+def _side_by_side(examples: list[dict], total: int, policies: list[str]) -> Html:
+    words = f"{len(examples)} of {total:,} held-out questions, evenly spaced, not chosen by quality."
+    return join_html([element("p", words, class_="faint"), render_answer_cards(examples, policies)])
 
 
 def _recipe(manifests: dict[str, dict]) -> Html:
     words = element("p", "What differs from the published values or, where none was published, from our defaults.",
                     class_="faint")
-    sections = {"merge" if manifest["stage"] == "merge" else name: (section_name(manifest["stage"]), manifest["config"])
-                for name, manifest in manifests.items()}  # all merges have the same settings
+    stages = {"merge" if manifest["stage"] == "merge" else name: manifest
+              for name, manifest in manifests.items()}  # all merges have the same settings
     known = vars(recipe.Recipe())
-    defaults = {name: recipe.list_defaults(section) if section in known else []
-                for name, (section, _) in sections.items()}
+    defaults = {name: recipe.list_defaults(section) if (section := section_name(manifest["stage"])) in known else []
+                for name, manifest in stages.items()}
     return join_html([words, recipe_diff.render_recipe(
-        {name: config for name, (_, config) in sections.items()}, defaults)])
+        {name: manifest["config"] for name, manifest in stages.items()}, defaults)])
 
 
 def _space_evenly(samples: list[dict], count: int) -> list[dict]:

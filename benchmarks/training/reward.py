@@ -119,11 +119,11 @@ def compare_accuracy(
     rows = first_rows(args.pairs, SPLIT, held_out)
     tokenizer = load_tokenizer(args.base)
     pairs = draw_held_out_pairs(rows, tokenizer, max_pairs=10 ** 9, max_tokens=work.length, seed=0)
-    right, passes = {"untrained": pairs.decided(score_texts(work, pairs, None))}, {}
+    right, passes = {"untrained": pairs.score_wins(score_texts(work, pairs, None))}, {}
     for one in select_contenders(CONTENDERS[:3], args):
         adapter = Path(work.folder) / one.name
         run = once(replace(one, arguments=(*one.arguments, "--adapter", str(adapter))), work, setting)
-        right[one.name], passes[one.name] = pairs.decided(score_texts(work, pairs, adapter)), summarise_runs([run])
+        right[one.name], passes[one.name] = pairs.score_wins(score_texts(work, pairs, adapter)), summarise_runs([run])
         say(f"{one.name}: {np.mean(right[one.name]):.3f} after {passes[one.name]['cpu']:.0f} CPU s")
     figures = {name: INTERVAL(values, pairs.groups) for name, values in right.items()}
     differences = {f"{name} - {TRL}": INTERVAL(right[name] - right[TRL], pairs.groups)

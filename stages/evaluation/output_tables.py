@@ -1,4 +1,4 @@
-"""The tables of an evaluation: each question with its answers, and each held-out pair with its scores."""
+"""Write the tables of an evaluation: each question with its answers, and each held-out pair with its scores."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 
 
 def write_samples(path: Path, rows: list[dict], texts: dict[str, list[str]], numbers: dict[str, np.ndarray]) -> None:
-    """rows: of the pairs table, one a question. texts: by writer. numbers: further columns."""
+    """Write samples.parquet; rows: of the pairs table, one a question. texts: by writer. numbers: further columns."""
     columns = {"site": [row["site"] for row in rows], "qid": [row["qid"] for row in rows],
                "question": [row["question"] for row in rows], "url": [row["metadata"][0] for row in rows],
-               "authors": [row["authors"][:2] for row in rows], **texts}  # of question, of best answer
+               "authors": [row["authors"][:2] for row in rows], **texts}  # of the question, of the best answer
     columns |= {name: _nullable(values) for name, values in numbers.items()}
     pq.write_table(pa.table(columns), path, compression="zstd")
 
@@ -19,7 +19,7 @@ def write_samples(path: Path, rows: list[dict], texts: dict[str, list[str]], num
 def write_pairs(
     path: Path, rows: list[dict], better: np.ndarray, worse: np.ndarray, scores: dict[str, np.ndarray | None]
 ) -> None:
-    """rows: of the pairs table. better, worse: places of their answers in each array of scores."""
+    """Write per_pair.parquet; rows: of the pairs table. better, worse: indices of their answers into the scores."""
     columns = {name: [row[name] for row in rows] for name in ("site", "qid", "score_j", "score_k")}
     for name, values in scores.items():
         if values is not None:

@@ -1,6 +1,6 @@
-"""The reward model judged on held-out pairs, beside cheap baselines on the same pairs.
+"""Evaluate the reward model on held-out pairs, beside cheap baselines on the same pairs.
 
-A judge gives every text a number; it is right on a pair when the better answer's is higher (ties count one half).
+A scorer gives every text a number. It is right on a pair when the better answer scores higher; ties count one half.
 Shapes: N pairs, M distinct texts.
 """
 
@@ -18,15 +18,15 @@ from stages.reward_modeling.scorer import Scorer
 from stages.stackexchange.pairs.table import drawn_rows, group_numbers, key_of
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 
-# To add a baseline that needs no model: one line, a function of the answer's text.
+# To add a baseline that needs no model: a line here, a function of the answer's text.
 TEXT_BASELINES: dict[str, Callable[[str], float]] = {"longer answer wins": len, "has code": has_code}
 SURFACE = "surface features (logistic)"
 BAG_OF_WORDS = "bag of words (logistic)"
 LOG_PROBABILITY = "SFT log-probability"
-MAX_KINDS = 20  # sites, or tags, that are told apart: those of most pairs
-EQUAL_LENGTH = 0.1  # lengths that differ by less than this share of the longer
+MAX_KINDS = 20  # sites, or tags, with an accuracy of their own: those with most pairs
+EQUAL_LENGTH = 0.1  # a difference below this share of the longer answer
 LENGTHS = {"much shorter": (-1.0, -0.5), "shorter": (-0.5, -EQUAL_LENGTH), "about equal": (-EQUAL_LENGTH, EQUAL_LENGTH),
-           "longer": (EQUAL_LENGTH, 0.5), "much longer": (0.5, 1.01)}  # the better answer, by a share of the longer
+           "longer": (EQUAL_LENGTH, 0.5), "much longer": (0.5, 1.01)}  # of the better answer, as a share of the longer
 CONFIDENCE_BINS = 10
 SCORE_GAPS = {"1": (1, 1), "2": (2, 2), "3+": (3, float("inf"))}
 
@@ -44,17 +44,17 @@ class HeldOutPairs:
     groups: np.ndarray  # [N] number of the question
     dropped: int  # pairs over the length limit
 
-    def decided(self, scores: np.ndarray) -> np.ndarray:
-        """1, 1/2 or 0 for each pair [N], given a score for each text [M]."""
+    def score_wins(self, scores: np.ndarray) -> np.ndarray:
+        """Return 1, 1/2 (tie) or 0 for each pair [N], given a score for each text [M]."""
         scores = np.asarray(scores, float)
         return pair_wins(scores[self.better], scores[self.worse])
 
 
 def draw_held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_tokens: int, seed: int) -> HeldOutPairs:
-    """At most `max_pairs` rows of a pairs table, a seeded choice; those with a text over `max_tokens` are dropped."""
+    """Draw at most `max_pairs` rows of a pairs table, seeded; drop those with a text over `max_tokens`."""
     prompts: dict[str, list[int]] = {}
-    place: dict[tuple, int] = {}
-    kept, ids, better, worse = [], [], [], []
+    text_index: dict[tuple, int] = {}
+    fitting, ids, better, worse = [], [], [], []
     drawn = drawn_rows(rows, max_pairs, seed)
     for row in drawn:
         if row["question"] not in prompts:
@@ -65,20 +65,20 @@ def draw_held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_
             continue
         for name, answer, side in zip(("response_j", "response_k"), answers, (better, worse), strict=True):
             text = (row["question"], row[name])
-            if text not in place:
-                place[text] = len(ids)
+            if text not in text_index:
+                text_index[text] = len(ids)
                 ids.append((prompt, answer))
-            side.append(place[text])
-        kept.append(row)
+            side.append(text_index[text])
+        fitting.append(row)
     return HeldOutPairs(
-        kept,
-        list(place),
+        fitting,
+        list(text_index),
         [prompt for prompt, _ in ids],
         [answer for _, answer in ids],
         np.array(better, dtype=int),
         np.array(worse, dtype=int),
-        group_numbers(map(key_of, kept)),
-        len(drawn) - len(kept),
+        group_numbers(map(key_of, fitting)),
+        len(drawn) - len(fitting),
     )
 
 
@@ -91,17 +91,21 @@ def evaluate_pairs(
     tags: dict[tuple, list[str]],
     estimate: Callable,
 ) -> dict:
-    """Accuracy of the reward model [M] beside the baselines, and where it holds; `gold` [M] decides for the ceiling.
+    """Compute the accuracy of the reward model and of the baselines, and the accuracy by kind of pair.
 
-    fitted: scores [M] of the baselines fitted on other pairs, by name. log_probability: SFT's [M]. tags: of each
-    (site, qid). estimate: (values [N], groups [N]) to a mean with its interval (statistics.estimate).
+    Args:
+        reward: scores of the reward model [M].
+        fitted: scores [M] of the baselines fitted on other pairs, by name.
+        log_probability: SFT's mean log-probability of each text [M].
+        gold: gold scores [M]; their accuracy is the ceiling.
+        tags: of each question (site, qid).
+        estimate: (values [N], groups [N]) to a mean with its interval (statistics.bootstrap_mean).
     """
-
     accuracy = partial(estimate, groups=pairs.groups)
-    right = pairs.decided(reward)
-    cheap = {name: pairs.decided([score(answer) for _, answer in pairs.texts])
+    right = pairs.score_wins(reward)
+    cheap = {name: pairs.score_wins([score(answer) for _, answer in pairs.texts])
              for name, score in TEXT_BASELINES.items()}
-    cheap |= {name: pairs.decided(scores) for name, scores in fitted.items()}
+    cheap |= {name: pairs.score_wins(scores) for name, scores in fitted.items()}
     best = max(cheap, key=lambda name: cheap[name].mean()) if len(right) else None
     return {
         "pairs": len(pairs.rows),
@@ -113,19 +117,19 @@ def evaluate_pairs(
         "by_tag": _by_kind([tags.get(key_of(row), []) for row in pairs.rows], right, accuracy),
         "baselines": {
             **{name: accuracy(values) for name, values in cheap.items()},
-            LOG_PROBABILITY: accuracy(pairs.decided(log_probability)),
+            LOG_PROBABILITY: accuracy(pairs.score_wins(log_probability)),
         },
         "best_cheap_baseline": best,
         "above_best_cheap_baseline": accuracy(right - cheap[best]) if best else None,
-        "oracle": None if gold is None else accuracy(pairs.decided(gold)),
+        "oracle": None if gold is None else accuracy(pairs.score_wins(gold)),
         "oracle_both_have_code": None if gold is None else accuracy(
-            np.where(_both_have_code(pairs), pairs.decided(gold), np.nan)),
+            np.where(_both_have_code(pairs), pairs.score_wins(gold), np.nan)),
     }
 
 
 def accuracy_breakdown(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callable) -> dict:
-    """Accuracy of scores [M]: of all pairs, by how the two answers differ, and by how sure the scores are."""
-    right, gaps, lengths = pairs.decided(scores), _gaps(pairs), _length_differences(pairs)
+    """Compute the accuracy of scores [M]: overall, by how the answers differ, and by confidence."""
+    right, gaps, lengths = pairs.score_wins(scores), _gaps(pairs), _length_differences(pairs)
 
     def accuracy(where: np.ndarray) -> dict | None:
         return estimate(np.where(where, right, np.nan), pairs.groups)
@@ -140,46 +144,45 @@ def accuracy_breakdown(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callab
     }
 
 
-def validation_metrics(pairs: HeldOutPairs, scores: np.ndarray, found: dict) -> dict[str, float]:
-    """What a history keeps of scores [M]: accuracy with its interval, beside that of the longer answer; loss in nats a
-    pair; calibration error. found: what `where_right` says of them."""
-    right = found["accuracy"]
-    longer = pairs.decided([len(answer) for _, answer in pairs.texts])
+def validation_metrics(pairs: HeldOutPairs, scores: np.ndarray, breakdown: dict) -> dict[str, float]:
+    """Compute the metrics of scores [M] for the history: accuracy, that of the longer answer, loss in nats a pair.
+
+    breakdown: see `accuracy_breakdown`.
+    """
+    right = breakdown["accuracy"]
+    longer = pairs.score_wins([len(answer) for _, answer in pairs.texts])
     gaps = np.asarray(scores[pairs.better] - scores[pairs.worse], float)
     numbers = {"accuracy": right["mean"], "accuracy_low": right["low"], "accuracy_high": right["high"],
                "longer_answer_accuracy": float(longer.mean()), "loss": float(np.logaddexp(0, -gaps).mean()),
-               "calibration_error": found["calibration"]["expected_error"]}
+               "calibration_error": breakdown["calibration"]["expected_error"]}
     return {f"validation_{name}": value for name, value in numbers.items() if value is not None}
 
 
 def scored_pair_samples(pairs: HeldOutPairs, scores: np.ndarray, count: int) -> list[dict]:
-    """The first `count` pairs as text, with their scores [M]."""
-    found = []
-    for row, better, worse in zip(pairs.rows[:count], pairs.better, pairs.worse, strict=False):
-        found.append({"question": row["question"], "better_answer": row["response_j"],
-                      "better_reward": float(scores[better]), "worse_answer": row["response_k"],
-                      "worse_reward": float(scores[worse]), "source": row["metadata"][0]})
-    return found
+    """List the first `count` pairs as text, with their scores."""
+    return [{"question": row["question"], "better_answer": row["response_j"], "better_reward": float(scores[better]),
+             "worse_answer": row["response_k"], "worse_reward": float(scores[worse]), "source": row["metadata"][0]}
+            for row, better, worse in zip(pairs.rows[:count], pairs.better, pairs.worse, strict=False)]
 
 
 def calibration(gaps: np.ndarray) -> dict:
-    """How often the higher score is right [N gaps, better minus worse], by how sure sigmoid(|gap|) says it is.
+    """Compute accuracy by confidence, sigmoid(|gap|), of score gaps [N], better minus worse.
 
-    expected_error: the mean distance of the two over bins of equal width, weighted by pairs (Guo et al. 2017, ECE).
+    expected_error: the mean |accuracy - confidence| over bins of equal width, weighted by pairs (ECE, Guo et al. 2017).
     """
     gaps = np.asarray(gaps, float)
-    sure, right = 1 / (1 + np.exp(-np.abs(gaps))), pair_wins(gaps, np.zeros_like(gaps))
-    places = np.minimum((CONFIDENCE_BINS * (2 * sure - 1)).astype(int), CONFIDENCE_BINS - 1)
-    bins = [{"confidence": float(sure[here].mean()), "accuracy": float(right[here].mean()), "pairs": int(here.sum())}
-            for place in range(CONFIDENCE_BINS) if (here := places == place).any()]
+    confidence, right = 1 / (1 + np.exp(-np.abs(gaps))), pair_wins(gaps, np.zeros_like(gaps))
+    bin_index = np.minimum((CONFIDENCE_BINS * (2 * confidence - 1)).astype(int), CONFIDENCE_BINS - 1)
+    bins = [{"confidence": float(confidence[here].mean()), "accuracy": float(right[here].mean()),
+             "pairs": int(here.sum())} for number in range(CONFIDENCE_BINS) if (here := bin_index == number).any()]
     error = sum(b["pairs"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / max(1, len(gaps))
     return {"expected_error": error, "bins": bins}
 
 
 def _by_kind(kinds: list[list[str]], right: np.ndarray, accuracy: Callable) -> dict[str, dict]:
-    """Accuracy by what a pair's question is of (several at a time, it may be), the commonest first."""
-    common = Counter(kind for held in kinds for kind in held).most_common(MAX_KINDS)
-    return {kind: accuracy(np.where([kind in held for held in kinds], right, np.nan)) for kind, _ in common}
+    """Compute accuracy by kind of question, the most common first; kinds: those of each pair, one or several."""
+    common = Counter(kind for names in kinds for kind in names).most_common(MAX_KINDS)
+    return {kind: accuracy(np.where([kind in names for names in kinds], right, np.nan)) for kind, _ in common}
 
 
 def _both_have_code(pairs: HeldOutPairs) -> np.ndarray:
@@ -188,7 +191,7 @@ def _both_have_code(pairs: HeldOutPairs) -> np.ndarray:
 
 
 def _length_differences(pairs: HeldOutPairs) -> np.ndarray:
-    """Characters that the better answer has more [N], over those of the longer one."""
+    """Compute (better - worse) / longer [N], lengths in characters."""
     length = np.array([len(answer) for _, answer in pairs.texts], dtype=float)
     one, other = length[pairs.better], length[pairs.worse]
     return (one - other) / np.maximum(np.maximum(one, other), 1)
@@ -199,7 +202,7 @@ def _gaps(pairs: HeldOutPairs) -> np.ndarray:
 
 
 def pair_accuracy(scorer: Scorer, items: list[Example]) -> float:
-    """Share of pairs whose better text scores higher; ties count one half."""
+    """Compute the share of pairs whose better text scores higher; ties count one half."""
     scores = scorer([item.prompt for item in items for _ in item.answers], [a for item in items for a in item.answers])
     better, worse = pair_indices(items)
     return float(pair_wins(scores[better].numpy(), scores[worse].numpy()).mean())

@@ -52,7 +52,7 @@ def detect_reward_hacking(metrics: dict, policy: str) -> dict:
     sft, tuned, changes = policies["sft"], policies[policy], comparison["changes"]
     rows = [_row(monitor, sft[monitor.name], tuned[monitor.name], changes[monitor.name])
             for monitor in MONITORS if changes[monitor.name]]
-    if (kl := best_of_n_kl_at(tuned["reward"]["mean"], policies)) is not None:
+    if (kl := interpolate_best_of_n_kl(tuned["reward"]["mean"], policies)) is not None:
         excess = {end: None if tuned["kl_k1"][end] is None else tuned["kl_k1"][end] - kl
                   for end in ("mean", "low", "high")}
         rows.append(_row(KL, kl, tuned["kl_k1"]["mean"], tuned["kl_k1"] | excess))
@@ -64,7 +64,7 @@ def detect_reward_hacking(metrics: dict, policy: str) -> dict:
     return {"verdict": _verdict(rose, moved, changes["gold"]), "rose": rose, "moved": moved, "monitors": rows}
 
 
-def best_of_n_kl_at(reward: float, policies: dict) -> float | None:
+def interpolate_best_of_n_kl(reward: float, policies: dict) -> float | None:
     """Interpolate the KL, in nats a response, of the best-of-n with this mean reward; None outside what was measured.
 
     Linear between the measured n. The true curve is concave in the KL, so this KL is too high, if anything.

@@ -1,7 +1,7 @@
-"""Means, and functions of means, with honest intervals: pairs of one question are not independent, so whole questions
-are resampled.
+"""Estimate means, and functions of means, with 95 % intervals.
 
-NaN stands for "does not apply" and is left out. Numpy only.
+Pairs of one question are not independent, so whole questions are resampled. NaN stands for "does not apply" and is left
+out.
 """
 
 from collections.abc import Callable
@@ -10,17 +10,17 @@ import numpy as np
 
 LEVEL = 0.95
 NORMAL_QUANTILE = 1.959964  # of (1 + LEVEL) / 2
-DRAWN_AT_ONCE = 2_000_000  # group numbers in memory during a bootstrap
+MAX_DRAWS_IN_MEMORY = 2_000_000  # group numbers of a bootstrap
 
 
 def pair_wins(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """1 where `one` is larger, 0 where it is smaller, 1/2 for a tie, NaN where either is NaN; all [N]."""
+    """Return 1 where `one` is larger, 0 where it is smaller, 1/2 for a tie, NaN where either is NaN; all [N]."""
     one, other = np.asarray(one, float), np.asarray(other, float)
     return np.where(np.isnan(one) | np.isnan(other), np.nan, (np.sign(one - other) + 1) / 2)
 
 
 def bootstrap_mean(values: np.ndarray, groups: np.ndarray, *, samples: int, seed: int) -> dict | None:
-    """Mean of `values` [N] with its interval, see `estimate_of`. A paired difference is that of the differences."""
+    """Estimate the mean of `values` [N], see `bootstrap_statistic`; for a paired difference pass the differences."""
     values = np.asarray(values, float)
     columns = np.stack([values, np.ones_like(values)])
     return bootstrap_statistic(lambda sums: sums[0] / sums[1], columns, groups, samples=samples, seed=seed)
@@ -29,12 +29,19 @@ def bootstrap_mean(values: np.ndarray, groups: np.ndarray, *, samples: int, seed
 def bootstrap_statistic(
     statistic: Callable[[np.ndarray], np.ndarray], columns: np.ndarray, groups: np.ndarray, *, samples: int, seed: int
 ) -> dict | None:
-    """A function of sums over N values, with a 95 % percentile interval from resampling whole `groups` [N].
+    """Estimate a function of sums over N values, with a 95 % percentile interval (Efron, Tibshirani 1993).
 
-    statistic: sums of the `columns` [K, N] as [K, ...] to [...], as a ratio or a correlation (Efron, Tibshirani 1993).
-    Each of `samples` draws takes as many groups as there are, with replacement; where the statistic is not defined the
-    draw says nothing. None when no value applies, or the whole has no statistic; low and high are None with one group,
-    which says nothing about spread.
+    Whole groups are resampled with replacement, as many as there are. Draws for which the statistic is not defined are
+    left out.
+
+    Args:
+        statistic: sums of the columns [K, ...] to values [...], such as a ratio or a correlation.
+        columns: [K, N].
+        groups: number of each value's group [N].
+        samples: draws.
+
+    Returns: {mean, low, high, count, groups}, or None when no value applies or the statistic of all is not defined.
+        low and high are None with a single group.
     """
     columns, groups = np.asarray(columns, float), np.asarray(groups)
     applies = ~np.isnan(columns).any(0)
@@ -44,19 +51,21 @@ def bootstrap_statistic(
         if not (applies.any() and np.isfinite(whole)):
             return None
         _, numbers = np.unique(groups, return_inverse=True)
-        found = {"mean": whole, "low": None, "high": None, "count": len(groups), "groups": int(numbers.max()) + 1}
-        if found["groups"] > 1:
+        estimate = {"mean": whole, "low": None, "high": None, "count": len(groups), "groups": int(numbers.max()) + 1}
+        if estimate["groups"] > 1:
             sums = np.stack([np.bincount(numbers, weights=column) for column in columns])
             drawn = statistic(_resampled_sums(sums, samples, np.random.default_rng(seed)))
             tail = 100 * (1 - LEVEL) / 2
-            found["low"], found["high"] = map(float, np.percentile(drawn[np.isfinite(drawn)], [tail, 100 - tail]))
-    return found
+            estimate["low"], estimate["high"] = map(
+                float, np.percentile(drawn[np.isfinite(drawn)], [tail, 100 - tail]))
+    return estimate
 
 
 def jackknife(whole: float, without: np.ndarray) -> dict:
-    """A statistic that is no function of sums, with a 95 % normal interval from its values [N] `without` each group.
+    """Estimate a statistic with a 95 % normal interval from its values [N] `without` each group.
 
-    Resampling with replacement would bias what counts distinct things (Efron, Tibshirani 1993, chapter 11).
+    For a statistic that counts distinct things, which resampling with replacement would bias (Efron, Tibshirani 1993,
+    chapter 11).
     """
     count = len(without)
     half = NORMAL_QUANTILE * float(np.sqrt((count - 1) * np.var(without)))
@@ -65,9 +74,9 @@ def jackknife(whole: float, without: np.ndarray) -> dict:
 
 
 def wilson_interval(share: float, count: int) -> tuple[float, float]:
-    """95 % interval of a share of `count` independent trials (Wilson 1927).
+    """Compute the 95 % interval of a share of `count` independent trials (Wilson 1927).
 
-    For a few of them, where a bootstrap of trials that all went one way would be sure of itself.
+    For few trials: a bootstrap of trials with one outcome has an interval of zero width.
     """
     extra = NORMAL_QUANTILE**2 / count
     middle, half = share + extra / 2, (extra * share * (1 - share) + extra**2 / 4) ** 0.5
@@ -75,10 +84,10 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
 
 
 def _resampled_sums(sums: np.ndarray, samples: int, generator: np.random.Generator) -> np.ndarray:
-    """Sums [K, samples] of `sums` [K, groups], each over as many groups, drawn with replacement, as there are."""
-    groups, found = sums.shape[1], []
-    at_once = max(1, DRAWN_AT_ONCE // groups)
+    """Resample groups with replacement: `sums` [K, groups] to totals [K, samples]."""
+    groups, totals = sums.shape[1], []
+    at_once = max(1, MAX_DRAWS_IN_MEMORY // groups)
     for start in range(0, samples, at_once):
         drawn = generator.integers(groups, size=(min(at_once, samples - start), groups))
-        found.append(np.stack([column[drawn].sum(1) for column in sums]))
-    return np.concatenate(found, axis=1)
+        totals.append(np.stack([column[drawn].sum(1) for column in sums]))
+    return np.concatenate(totals, axis=1)

@@ -44,7 +44,7 @@ def reward_model_verdict(reward: dict) -> str:
     best = reward["best_cheap_baseline"]
     if not best:
         return "The reward model could not be judged: there is no held-out pair."
-    start = (f"On {reward['pairs']} held-out pairs of {reward['questions']} questions the reward model ranks "
+    start = (f"On {reward['pairs']:,} held-out pairs of {reward['questions']:,} questions the reward model ranks "
              f"{_percent(reward['accuracy'])} right, the best cheap baseline ({best}) "
              f"{_percent(reward['baselines'][best])}")
     difference = reward["above_best_cheap_baseline"]

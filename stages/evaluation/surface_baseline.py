@@ -1,7 +1,7 @@
-"""A baseline for the reward model: logistic regression on a few features of an answer's text, and nothing else.
+"""Baseline for the reward model: logistic regression on a few surface features of the answer.
 
-The chance that answer j is better than k is sigmoid(w . (x_j - x_k)): without an intercept, so that the order of the
-two does not matter. What this reaches needs no understanding. Shapes: N pairs, M texts, K features.
+The probability that answer j is better than k is sigmoid(w . (x_j - x_k)), without an intercept, so that the order of
+the two does not matter. Shapes: M texts, K features.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from stages.generation.text_metrics import count_fences, has_code
 from stages.reward_modeling.lexical_scorer import fit_bradley_terry
 
-# To add a feature: one line, a function of the answer's text.
+# To add a feature: a line here, a function of the answer's text.
 FEATURES: dict[str, Callable[[str], float]] = {
     "log characters": lambda text: math.log1p(len(text)),
     "has code": has_code,
@@ -28,32 +28,32 @@ FEATURES: dict[str, Callable[[str], float]] = {
     "question marks": lambda text: math.log1p(text.count("?")),
     "exclamation marks": lambda text: math.log1p(text.count("!")),
 }
-PENALTY = 1.0  # times |w|^2 / 2, beside a sum over pairs: keeps w finite where one feature tells all pairs apart
+PENALTY = 1.0  # times |w|^2 / 2, added to the sum over pairs: keeps w finite where one feature separates all pairs
 
 
 @dataclass(frozen=True)
-class Surface:
-    """Weights of the features [K], each over its standard deviation among the differences it was fitted on."""
+class SurfaceBaseline:
+    """Weights of the features [K], each divided by its root mean square among the differences it was fitted on."""
 
     weights: np.ndarray
 
     def __call__(self, texts: Iterable[str]) -> np.ndarray:
-        """Scores [M]: the higher, the likelier the better answer."""
-        return features(texts) @ self.weights
+        """Score texts [M]: higher is better."""
+        return extract_features(texts) @ self.weights
 
 
-def features(texts: Iterable[str]) -> np.ndarray:
-    """[M, K] of answers."""
-    found = [[float(feature(text)) for feature in FEATURES.values()] for text in texts]
-    return np.array(found).reshape(-1, len(FEATURES))
+def extract_features(texts: Iterable[str]) -> np.ndarray:
+    """Compute the features [M, K] of answers."""
+    rows = [[float(feature(text)) for feature in FEATURES.values()] for text in texts]
+    return np.array(rows).reshape(-1, len(FEATURES))
 
 
-def fit_surface_baseline(rows: Iterable[dict]) -> Surface:
-    """The baseline learnt from rows of a pairs table; without a row it scores 0."""
+def fit_surface_baseline(rows: Iterable[dict]) -> SurfaceBaseline:
+    """Fit the baseline on rows of a pairs table; without rows it scores 0."""
     rows = list(rows)
     if not rows:
-        return Surface(np.zeros(len(FEATURES)))
-    better, worse = (features(row[name] for row in rows) for name in ("response_j", "response_k"))
+        return SurfaceBaseline(np.zeros(len(FEATURES)))
+    better, worse = (extract_features(row[name] for row in rows) for name in ("response_j", "response_k"))
     scale = np.sqrt(((better - worse) ** 2).mean(0))
     scale[scale == 0] = 1.0
-    return Surface(fit_bradley_terry((better - worse) / scale, PENALTY, solver="newton-cholesky") / scale)
+    return SurfaceBaseline(fit_bradley_terry((better - worse) / scale, PENALTY, solver="newton-cholesky") / scale)

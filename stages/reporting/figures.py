@@ -147,10 +147,10 @@ class Reliability:
 
     def draw(self, axes, colours) -> None:
         confidence, accuracy, counts = zip(*self.bins, strict=True)
-        axes.plot([0.5, 1], [0.5, 1], ":", color="gray", label="as sure as right")
+        axes.plot([0.5, 1], [0.5, 1], ":", color="gray", label="perfectly calibrated")
         axes.plot(confidence, accuracy, "-", color=colours[0], label="reward model")
         axes.scatter(confidence, accuracy, [20 + 280 * count / max(counts) for count in counts], color=colours[0])
-        axes.set_xlabel("how sure: sigmoid of the difference in reward")
+        axes.set_xlabel("confidence: sigmoid of the difference in reward")
         axes.set_ylabel("share right")
         axes.legend()
 

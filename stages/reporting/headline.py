@@ -45,8 +45,8 @@ def build_verdicts(metrics: dict, manifests: dict[str, dict], policies: list[str
 def list_sites(manifests: dict[str, dict]) -> str:
     """List the names of the first few sites."""
     names = [clean_name(name) for name in manifests["posts"]["metrics"].get("sites", {})]
-    more = [f"{len(names) - NAMED_SITES} more"] if len(names) > NAMED_SITES else []
-    return join_words([*names[:NAMED_SITES], *more]) or "a dump"
+    rest = [f"{len(names) - NAMED_SITES} more"] if len(names) > NAMED_SITES else []
+    return join_words([*names[:NAMED_SITES], *rest]) or "a dump"
 
 
 def describe_run(manifests: dict[str, dict], policies: list[str]) -> str:

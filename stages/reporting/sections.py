@@ -23,7 +23,7 @@ def render_accuracy(reward: dict) -> Html:
 
 def render_breakdown(reward: dict) -> Html:
     """Render the share ranked right by length, score gap, site and tag."""
-    kinds = {"better answer in length": "by_length", "scores apart": "by_score_gap", "site": "by_site",
+    kinds = {"better answer is": "by_length", "score gap": "by_score_gap", "site": "by_site",
              "tag": "by_tag"}
     rows = [[join_html([f"{kind}: ", element("bdi", name)]), *_estimate_cells(estimate)]
             for kind, key in kinds.items() for name, estimate in reward[key].items()]

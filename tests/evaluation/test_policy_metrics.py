@@ -139,7 +139,7 @@ def test_the_surface_baseline_learns_what_the_surface_tells_and_no_more():
 
 def test_features_on_literals():
     text = "# Head\n\n- one `a`\n- two\n\n**So?** see http://x.y!\n\n```\nls\n```"
-    found = dict(zip(surface_baseline.FEATURES, surface_baseline.features([text])[0], strict=True))
+    found = dict(zip(surface_baseline.FEATURES, surface_baseline.extract_features([text])[0], strict=True))
     counts = {"code fences": 2, "inline code": 1, "links": 1, "list items": 2, "paragraphs": 3, "headings": 1}
     assert {name: round(math.expm1(found[f"log {name}"])) for name in counts} == counts
     assert (found["has code"], found["has emphasis"]) == (1, 1)

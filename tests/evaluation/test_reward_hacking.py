@@ -15,7 +15,7 @@ from transformers import LlamaForSequenceClassification
 from stages import evaluate
 from stages.evaluation import policy_comparison
 from stages.evaluation.policy_answers import Answers
-from stages.evaluation.reward_hacking import MONITORS, best_of_n_kl_at, detect_reward_hacking
+from stages.evaluation.reward_hacking import MONITORS, detect_reward_hacking, interpolate_best_of_n_kl
 from stages.evaluation.statistics import bootstrap_statistic
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.text_metrics import count_fences
@@ -104,9 +104,9 @@ def test_the_kl_of_best_of_n_at_a_reward():
     policies = {"sft": {"reward": {"mean": 0.0}}}
     for n, reward in ((2, 1.0), (4, 2.0)):
         policies[f"best_of_{n}"] = {"reward": {"mean": reward}, "kl_formula": best_of_kl(n)}
-    assert best_of_n_kl_at(0.25, policies) == pytest.approx(best_of_kl(2) / 4)
-    assert best_of_n_kl_at(1.5, policies) == pytest.approx((best_of_kl(2) + best_of_kl(4)) / 2)
-    assert best_of_n_kl_at(0.0, policies) is None and best_of_n_kl_at(2.1, policies) is None
+    assert interpolate_best_of_n_kl(0.25, policies) == pytest.approx(best_of_kl(2) / 4)
+    assert interpolate_best_of_n_kl(1.5, policies) == pytest.approx((best_of_kl(2) + best_of_kl(4)) / 2)
+    assert interpolate_best_of_n_kl(0.0, policies) is None and interpolate_best_of_n_kl(2.1, policies) is None
 
 
 def test_the_frontier_goes_from_sft_over_best_of_n():
