@@ -14,9 +14,9 @@ from torch.utils.data import Subset
 
 from benchmarks.ppo.workload import threads, worker_arguments, write
 from benchmarks.training.workload import DOCUMENTS, MODEL, WARM_UP_STEPS, Meter, Work
-from stages.finetuning.lm_loss import collate_blocks, summed_loss
-from stages.finetuning.packing import Blocks, Row
-from stages.finetuning.token_store import Documents
+from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
+from stages.finetuning.packing import PackedBlocks, PackedRow
+from stages.finetuning.token_store import TokenizedDocuments
 from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.pretrained import save_adapter
@@ -25,7 +25,7 @@ from stages.reward_modeling.dataset import Example, build_examples, collate_exam
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scoring_file import Scoring
-from stages.stackexchange.pairs.table import rows_of
+from stages.stackexchange.pairs.table import read_pairs
 from stages.training.trainer import TrainerSettings, train
 
 PACKAGES = ("torch", "transformers", "peft")
@@ -34,7 +34,7 @@ PACKAGES = ("torch", "transformers", "peft")
 def train_reward(work: Work, meter: Meter, batching: str):
     """Train on all pairs once, with batching 'question' or 'pair'; return the model."""
     tokenizer = load_tokenizer(work.path(MODEL))
-    rows = rows_of(Path(work.folder), "reward")
+    rows = read_pairs(Path(work.folder), "reward")
     data, _ = build_examples(rows, tokenizer, max_length_tokens=work.length, by_question=batching == "question",
                              max_pairs=10 ** 9)
     model, objective, scoring = _load_with_lora(work, load_classifier, scorer=True), PairwiseLoss(), Scoring()
@@ -53,14 +53,14 @@ def train_reward(work: Work, meter: Meter, batching: str):
 
 def train_sft(work: Work, meter: Meter, packing: str):
     """Train on all blocks of the documents once, packed 'wrapped' or 'bfd'; return the model."""
-    documents = Documents(work.path(DOCUMENTS))
-    blocks = Blocks(documents, np.arange(len(documents)), work.length, packing, answers_only=False)
+    documents = TokenizedDocuments(work.path(DOCUMENTS))
+    blocks = PackedBlocks(documents, np.arange(len(documents)), work.length, packing, answers_only=False)
     model = _load_with_lora(work, load_causal)
 
-    def loss(rows: list[Row]) -> torch.Tensor:
-        meter.record_loss(sum(int(row.learnt.sum()) for row in rows), (row.ids for row in rows),
-                      sum(len(row.ids) for row in rows))
-        return summed_loss(model, rows, work.precision)
+    def loss(rows: list[PackedRow]) -> torch.Tensor:
+        meter.record_loss(sum(int(row.is_label.sum()) for row in rows), (row.token_ids for row in rows),
+                      sum(len(row.token_ids) for row in rows))
+        return summed_lm_loss(model, rows, work.precision)
 
     _time(work, meter, model, blocks, collate_blocks, loss)
     return model

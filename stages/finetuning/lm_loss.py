@@ -1,11 +1,11 @@
-"""The language-modelling loss on packed documents: rows end to end, no pads, logits only where there is a label."""
+"""Compute the language-modelling loss of packed documents, padding-free, with logits at labelled tokens only."""
 
 from collections.abc import Iterable
 
 import numpy as np
 import torch
 
-from stages.finetuning.packing import Row
+from stages.finetuning.packing import PackedRow
 from stages.modeling import lora
 from stages.modeling.load import autocast
 from stages.modeling.packed import forward
@@ -13,23 +13,23 @@ from stages.modeling.packed.sequences import pack
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 
 
-def collate_blocks(blocks: Iterable[list[Row]]) -> dict:
-    """Blocks to their rows, and the number of labels in them."""
+def collate_blocks(blocks: Iterable[list[PackedRow]]) -> dict:
+    """Join the rows of all blocks, and count their labels."""
     rows = [row for block in blocks for row in block]
-    return {"content": rows, "items": sum(int(row.learnt.sum()) for row in rows)}
+    return {"content": rows, "items": sum(int(row.is_label.sum()) for row in rows)}
 
 
-def summed_loss(model, rows: list[Row], precision: str) -> torch.Tensor:
-    """Minus the log-probability of every labelled token, summed; nats, fp32."""
+def summed_lm_loss(model, rows: list[PackedRow], precision: str) -> torch.Tensor:
+    """Sum the negative log-probabilities of all labelled tokens, in nats, as fp32."""
     model = lora.unwrap_peft(model)
-    batch = pack([row.ids.tolist() for row in rows], model.device)
-    places = [np.flatnonzero(row.learnt) for row in rows]
-    starts = torch.repeat_interleave(batch.starts, torch.tensor([*map(len, places)], device=model.device))
-    labelled = starts + torch.from_numpy(np.concatenate(places)).to(model.device)
+    batch = pack([row.token_ids.tolist() for row in rows], model.device)
+    columns = [np.flatnonzero(row.is_label) for row in rows]
+    starts = torch.repeat_interleave(batch.starts, torch.tensor([*map(len, columns)], device=model.device))
+    labels = starts + torch.from_numpy(np.concatenate(columns)).to(model.device)
     with autocast(precision):
-        hidden = forward.packed_hidden_states(model, batch, labelled - 1)
+        hidden = forward.packed_hidden_states(model, batch, labels - 1)
         logprobs = selective_log_softmax(
-            model.get_output_embeddings(), hidden, batch.input_ids[0, labelled], 1.0,
+            model.get_output_embeddings(), hidden, batch.input_ids[0, labels], 1.0,
             cpu_kernels=forward.uses_cpu_kernels(model),
         )
         return -logprobs.sum()

@@ -1,8 +1,8 @@
-"""Documents to blocks of a given size: which piece of which document stands where. No token moves before it is read.
+"""Pack documents into blocks of a fixed number of tokens; token ids stay on disk until a block is read.
 
-'wrapped' concatenates and cuts (ConstantLengthDataset of StackLLaMA): a block is one row, and attention crosses
-documents. 'bfd' fits whole documents into blocks (best fit decreasing; Ding et al. 2024, arXiv 2404.10830): a block is
-a row for each document, and none sees another. Both lose no token; a document longer than a block is cut into pieces.
+'wrapped' concatenates and cuts (StackLLaMA's ConstantLengthDataset): a block is one row, and attention crosses
+documents. 'bfd' fits whole documents into blocks (best fit decreasing; Ding et al. 2024, arXiv 2404.10830): a block has
+a row per document, and attention stays within each. No token is lost; documents longer than a block are cut.
 """
 
 from bisect import bisect_left, insort
@@ -10,96 +10,101 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.finetuning.token_store import Documents
+from stages.finetuning.token_store import TokenizedDocuments
 
 
 @dataclass(frozen=True)
-class Row:
-    """What attends to itself: token ids [T], and which of them are to be predicted [T]; never the first."""
+class PackedRow:
+    """A sequence for attention: token ids [T], and which of them are labels [T], never the first."""
 
-    ids: np.ndarray
-    learnt: np.ndarray
+    token_ids: np.ndarray
+    is_label: np.ndarray
 
 
-class Blocks:
-    """A map-style data set: a block's number to its rows.
+class PackedBlocks:
+    """A map-style data set of blocks, each a list of rows.
 
-    order: documents in the order to pack them in; answers_only: no label within prompts.
+    Args:
+        order: document indices in the order to pack them in.
+        answers_only: tokens of prompts are no labels.
     """
 
-    def __init__(self, documents: Documents, order: np.ndarray, block_tokens: int, strategy: str, answers_only: bool):
-        self.documents, self.answers_only, self.apart = documents, answers_only, strategy == "bfd"
+    def __init__(
+        self, documents: TokenizedDocuments, order: np.ndarray, block_tokens: int, strategy: str, answers_only: bool
+    ):
+        self.documents, self.answers_only, self.row_per_document = documents, answers_only, strategy == "bfd"
         lengths = documents.lengths[order]
-        if self.apart:
-            owner, starts, stops = _pieces(lengths, block_tokens)
-            packed = best_fit(stops - starts, block_tokens)
+        if self.row_per_document:
+            owner, starts, stops = _split_long(lengths, block_tokens)
+            packed = best_fit_decreasing(stops - starts, block_tokens)
             self._pieces, self._ends = np.concatenate(packed or [np.zeros(0, int)]), np.cumsum([*map(len, packed)])
         else:
-            owner, starts, stops, ends = _cut(lengths, block_tokens)
+            owner, starts, stops, ends = _concatenate_and_cut(lengths, block_tokens)
             self._pieces, self._ends = np.arange(len(owner)), ends
         self._owner, self._starts, self._stops = order[owner], starts, stops
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __getitem__(self, block: int) -> list[Row]:
+    def __getitem__(self, block: int) -> list[PackedRow]:
         first = self._ends[block - 1] if block else 0
-        pieces = [self._piece(piece) for piece in self._pieces[first : self._ends[block]]]
-        if not self.apart:
-            ids, learnt = zip(*((piece.ids, piece.learnt) for piece in pieces), strict=True)
-            pieces = [Row(np.concatenate(ids), np.concatenate(learnt))]
-        for row in pieces:
-            row.learnt[0] = False  # nothing stands before it to predict it
-        return pieces
+        rows = [self._read(piece) for piece in self._pieces[first : self._ends[block]]]
+        if not self.row_per_document:
+            token_ids, is_label = zip(*((row.token_ids, row.is_label) for row in rows), strict=True)
+            rows = [PackedRow(np.concatenate(token_ids), np.concatenate(is_label))]
+        for row in rows:
+            row.is_label[0] = False  # no token before it predicts it
+        return rows
 
-    def _piece(self, piece: int) -> Row:
+    def _read(self, piece: int) -> PackedRow:
         document, start, stop = int(self._owner[piece]), int(self._starts[piece]), int(self._stops[piece])
-        learnt = np.ones(stop - start, bool)
+        is_label = np.ones(stop - start, bool)
         if self.answers_only:
-            learnt[: max(0, int(self.documents.prompt_tokens[document]) - start)] = False
-        return Row(self.documents.tokens(document, start, stop), learnt)
+            is_label[: max(0, int(self.documents.prompt_tokens[document]) - start)] = False
+        return PackedRow(self.documents.tokens(document, start, stop), is_label)
 
 
-def best_fit(lengths: np.ndarray, block_tokens: int) -> list[list[int]]:
-    """Numbers of the pieces in each block: longest first, each into the fullest block that still holds it."""
+def best_fit_decreasing(lengths: np.ndarray, block_tokens: int) -> list[list[int]]:
+    """Assign pieces to blocks, longest first, each to the fullest block with room for it; return indices per block."""
     blocks: list[list[int]] = []
-    open_blocks: dict[int, list[int]] = {}  # room left to the blocks that have just so much
-    rooms: list[int] = []  # that occur, in order
+    blocks_by_room: dict[int, list[int]] = {}
+    rooms: list[int] = []  # the keys of blocks_by_room, sorted
     for piece in np.argsort(-lengths, kind="stable"):
         length = int(lengths[piece])
-        place = bisect_left(rooms, length)
-        if place == len(rooms):
+        index = bisect_left(rooms, length)
+        if index == len(rooms):
             blocks.append([])
             block, room = len(blocks) - 1, block_tokens
         else:
-            room = rooms[place]
-            block = open_blocks[room].pop()
-            if not open_blocks[room]:
-                del open_blocks[room], rooms[place]
+            room = rooms[index]
+            block = blocks_by_room[room].pop()
+            if not blocks_by_room[room]:
+                del blocks_by_room[room], rooms[index]
         blocks[block].append(int(piece))
         if left := room - length:
-            if left not in open_blocks:
-                open_blocks[left] = []
+            if left not in blocks_by_room:
+                blocks_by_room[left] = []
                 insort(rooms, left)
-            open_blocks[left].append(block)
+            blocks_by_room[left].append(block)
     return blocks
 
 
-def _pieces(lengths: np.ndarray, block_tokens: int) -> tuple[np.ndarray, ...]:
-    """Owner, start and stop of the pieces of documents, none longer than a block."""
+def _split_long(lengths: np.ndarray, block_tokens: int) -> tuple[np.ndarray, ...]:
+    """Cut documents into pieces no longer than a block; return each piece's owner, start and stop."""
     counts = -(-lengths // block_tokens)
     owner = np.repeat(np.arange(len(lengths)), counts)
     starts = block_tokens * (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts))
     return owner, starts, np.minimum(starts + block_tokens, lengths[owner])
 
 
-def _cut(lengths: np.ndarray, block_tokens: int) -> tuple[np.ndarray, ...]:
-    """Owner, start and stop of the pieces of concatenated documents, and after how many pieces each block ends."""
+def _concatenate_and_cut(lengths: np.ndarray, block_tokens: int) -> tuple[np.ndarray, ...]:
+    """Cut concatenated documents at block boundaries; return each piece's owner, start and stop, and the number of
+    pieces up to each block's end."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.union1d(ends, np.append(np.arange(block_tokens, total, block_tokens), total))
     firsts = np.concatenate([[0], cuts[:-1]])
     owner = np.searchsorted(ends, firsts, side="right")
-    begins = (ends - lengths)[owner]
+    document_starts = (ends - lengths)[owner]
     last = np.flatnonzero((cuts % block_tokens == 0) | (cuts == total))
-    return owner, firsts - begins, cuts - begins, last + 1
+    return owner, firsts - document_starts, cuts - document_starts, last + 1

@@ -10,9 +10,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from stages.finetuning.lm_loss import collate_blocks, summed_loss
-from stages.finetuning.packing import Blocks, best_fit
-from stages.finetuning.token_store import ROWS_AT_ONCE, Documents, write_documents
+from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
+from stages.finetuning.packing import PackedBlocks, best_fit_decreasing
+from stages.finetuning.token_store import BATCH_DOCUMENTS, TokenizedDocuments, write_documents
 from tests.helpers import tiny_models
 
 PROMPT = 3  # tokens of every prompt here
@@ -24,18 +24,18 @@ def texts():
     return [[1] + [rng.randrange(3, 250) for _ in range(rng.randint(3, 40))] + [2] for _ in range(60)]
 
 
-def documents(folder: Path, texts: list[list[int]]) -> Documents:
+def documents(folder: Path, texts: list[list[int]]) -> TokenizedDocuments:
     return write_documents(folder / "d.arrow", ((text[:PROMPT], text[PROMPT:]) for text in texts), None)
 
 
 def blocks_of(folder, texts, size, strategy, answers_only=False, order=None) -> list:
     order = np.arange(len(texts)) if order is None else np.array(order)
-    blocks = Blocks(documents(folder, texts), order, size, strategy, answers_only)
+    blocks = PackedBlocks(documents(folder, texts), order, size, strategy, answers_only)
     return [blocks[i] for i in range(len(blocks))]
 
 
 def ids_of(rows) -> list[int]:
-    return [token for row in rows for token in row.ids.tolist()]
+    return [token for row in rows for token in row.token_ids.tolist()]
 
 
 @pytest.mark.parametrize("strategy", ["wrapped", "bfd"])
@@ -57,7 +57,7 @@ def test_wrapped_keeps_the_order_and_makes_the_true_number_of_blocks(texts, size
 
 def test_bfd_keeps_documents_whole_and_cuts_only_what_is_longer_than_a_block(texts, tmp_path):
     blocks = blocks_of(tmp_path, texts, 30, "bfd")
-    rows = [tuple(row.ids.tolist()) for block in blocks for row in block]
+    rows = [tuple(row.token_ids.tolist()) for block in blocks for row in block]
     pieces = [tuple(text[i : i + 30]) for text in texts for i in range(0, len(text), 30)]
     assert sorted(rows) == sorted(pieces)
 
@@ -75,7 +75,7 @@ def test_best_fit_is_the_textbooks():
                 holds = [len(left) - 1]
             left[min(holds, key=lambda b: left[b])] -= lengths[piece]
         expected = sorted(left)
-        blocks = best_fit(np.array(lengths), 20)
+        blocks = best_fit_decreasing(np.array(lengths), 20)
         assert sorted(20 - sum(lengths[i] for i in block) for block in blocks) == expected
         assert sorted(i for block in blocks for i in block) == list(range(len(lengths)))
 
@@ -83,17 +83,17 @@ def test_best_fit_is_the_textbooks():
 @pytest.mark.parametrize("strategy", ["wrapped", "bfd"])
 def test_every_token_but_a_rows_first_is_labelled_eos_among_them(texts, strategy, tmp_path):
     rows = [row for block in blocks_of(tmp_path, texts, 64, strategy) for row in block]
-    assert all(not row.learnt[0] and row.learnt[1:].all() for row in rows)
-    eos = sum(int((row.learnt & (row.ids == 2)).sum()) for row in rows)
-    begins_with_eos = sum(int(row.ids[0]) == 2 for row in rows)
+    assert all(not row.is_label[0] and row.is_label[1:].all() for row in rows)
+    eos = sum(int((row.is_label & (row.token_ids == 2)).sum()) for row in rows)
+    begins_with_eos = sum(int(row.token_ids[0]) == 2 for row in rows)
     assert eos == len(texts) - begins_with_eos
 
 
 @pytest.mark.parametrize("strategy", ["wrapped", "bfd"])
 def test_loss_on_the_answer_labels_answers_and_their_ends_alone(texts, strategy, tmp_path):
     rows = [row for block in blocks_of(tmp_path, texts, 64, strategy, answers_only=True) for row in block]
-    found = sorted(int(t) for row in rows for t in row.ids[row.learnt])
-    firsts = [int(row.ids[0]) for row in rows] if strategy == "wrapped" else []
+    found = sorted(int(t) for row in rows for t in row.token_ids[row.is_label])
+    firsts = [int(row.token_ids[0]) for row in rows] if strategy == "wrapped" else []
     every = [t for text in texts for t in text[PROMPT:]]
     assert len(every) - len(firsts) <= len(found) <= len(every)
     assert strategy == "wrapped" or found == sorted(every)
@@ -114,10 +114,10 @@ def test_packed_loss_equals_unpacked_loss(texts, tmp_path):
     model = tiny_models.llama(tiny_models.tokenizer())
     batch = collate_blocks(blocks_of(tmp_path, texts, 96, "bfd"))
     assert batch["items"] == sum(len(text) - 1 for text in texts)
-    assert float(summed_loss(model, batch["content"], "fp32")) == pytest.approx(one_by_one(model, texts), rel=1e-5)
+    assert float(summed_lm_loss(model, batch["content"], "fp32")) == pytest.approx(one_by_one(model, texts), rel=1e-5)
     batch = collate_blocks(blocks_of(tmp_path, texts, 96, "bfd", answers_only=True))
     alone = one_by_one(model, texts, first=PROMPT)
-    assert float(summed_loss(model, batch["content"], "fp32")) == pytest.approx(alone, rel=1e-5)
+    assert float(summed_lm_loss(model, batch["content"], "fp32")) == pytest.approx(alone, rel=1e-5)
 
 
 @torch.no_grad()
@@ -126,7 +126,7 @@ def test_wrapped_blocks_attend_across_documents_as_published(texts, tmp_path):
     blocks = blocks_of(tmp_path, texts, 96, "wrapped")
     batch = collate_blocks(blocks)
     whole = one_by_one(model, [ids_of(rows) for rows in blocks])
-    assert float(summed_loss(model, batch["content"], "fp32")) == pytest.approx(whole, rel=1e-5)
+    assert float(summed_lm_loss(model, batch["content"], "fp32")) == pytest.approx(whole, rel=1e-5)
     assert abs(whole - one_by_one(model, texts)) > 1
 
 
@@ -134,7 +134,7 @@ def test_gradients_are_those_of_transformers_own_loss(texts, tmp_path):
     """All weights learn, the tied output layer among them."""
     model = tiny_models.llama(tiny_models.tokenizer()).train()
     blocks = blocks_of(tmp_path, texts[:6], 96, "bfd")
-    summed_loss(model, collate_blocks(blocks)["content"], "fp32").backward()
+    summed_lm_loss(model, collate_blocks(blocks)["content"], "fp32").backward()
     ours = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     for text in texts[:6]:
@@ -145,24 +145,25 @@ def test_gradients_are_those_of_transformers_own_loss(texts, tmp_path):
 
 
 def test_documents_come_back_whole_through_the_map_and_through_datasets(tmp_path):
-    texts = [[i % 7, *range(i % 5), 2] for i in range(2 * ROWS_AT_ONCE + 10)]
+    texts = [[i % 7, *range(i % 5), 2] for i in range(2 * BATCH_DOCUMENTS + 10)]
     found = write_documents(tmp_path / "d.arrow", ((text[:1], text[1:]) for text in texts), None)
     assert len(found) == len(texts) and found.lengths.tolist() == [len(text) for text in texts]
-    for i in (0, 1, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 9):
+    for i in (0, 1, BATCH_DOCUMENTS - 1, BATCH_DOCUMENTS, 2 * BATCH_DOCUMENTS + 9):
         assert found.tokens(i, 0, 99).tolist() == texts[i] and found.tokens(i, 1, 2).tolist() == texts[i][1:2]
     assert Dataset.from_file(str(tmp_path / "d.arrow"))["input_ids"][:3] == texts[:3]
 
 
 def test_documents_stop_when_there_are_enough_and_are_written_once(tmp_path):
-    def told(count):
+    def read_documents(count):
         for i in range(count):
             read.append(i)
             yield [1], [5, 2]
 
     read: list[int] = []
-    assert len(write_documents(tmp_path / "d.arrow", told(10 * ROWS_AT_ONCE), 4 * ROWS_AT_ONCE)) == 2 * ROWS_AT_ONCE
-    assert len(read) == 2 * ROWS_AT_ONCE
-    assert len(write_documents(tmp_path / "d.arrow", told(5), None)) == 2 * ROWS_AT_ONCE  # what an earlier try wrote
+    written = write_documents(tmp_path / "d.arrow", read_documents(10 * BATCH_DOCUMENTS), 4 * BATCH_DOCUMENTS)
+    assert len(written) == 2 * BATCH_DOCUMENTS
+    assert len(read) == 2 * BATCH_DOCUMENTS
+    assert len(write_documents(tmp_path / "d.arrow", read_documents(5), None)) == len(written)  # as written before
 
 
 def test_memory_is_not_that_of_the_text(tmp_path):
@@ -171,14 +172,14 @@ def test_memory_is_not_that_of_the_text(tmp_path):
 import numpy as np, sys
 from pathlib import Path
 from stages.finetuning.token_store import write_documents
-from stages.finetuning.packing import Blocks
+from stages.finetuning.packing import PackedBlocks
 def held():
     return int([l for l in open("/proc/self/status") if l.startswith("RssAnon")][0].split()[1])
 def read(count):
     path = Path(sys.argv[1]) / f"{count}.arrow"
     documents = write_documents(path, (([1] * 100, [2] * 900) for _ in range(count)), None)
-    blocks = Blocks(documents, np.random.default_rng(0).permutation(len(documents)), 1024, "wrapped", False)
-    return sum(len(row.ids) for i in range(0, len(blocks), 50) for row in blocks[i]), held()
+    blocks = PackedBlocks(documents, np.random.default_rng(0).permutation(len(documents)), 1024, "wrapped", False)
+    return sum(len(row.token_ids) for i in range(0, len(blocks), 50) for row in blocks[i]), held()
 print(-read(5_000)[1], *read(30_000))
 """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)

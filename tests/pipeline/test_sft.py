@@ -15,7 +15,7 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.models import Lora
 from stages.recipe.sft import Sft
 from stages.stackexchange.pairs import table as pairs_table
-from stages.stackexchange.pairs.table import first_questions, first_rows, rows_of
+from stages.stackexchange.pairs.table import first_question_keys, read_first_rows, read_pairs
 from stages.training.callbacks import Evaluation
 from stages.training.loggers import TrainingLogger
 from stages.training.trainer import TrainerSettings, train
@@ -29,7 +29,8 @@ CONFIG = Sft(lora=Lora(r=4, dropout=0.0), precision="fp32", packing="bfd", seque
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sft")
-    return {"base": tiny_models.save_base(folder / "base", width=128), "pairs": tiny_models.save_pairs(folder / "pairs")}
+    base = tiny_models.save_base(folder / "base", width=128)
+    return {"base": base, "pairs": tiny_models.save_pairs(folder / "pairs")}
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +68,9 @@ def test_the_schedule_ends_at_its_end_and_no_step_is_short(trained, inputs):
 
 def test_validation_questions_are_held_out_and_their_samples_are_kept(trained, inputs):
     out, metrics = trained
-    held = first_questions(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
+    held = first_question_keys(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
     assert metrics["validation_questions"] == len(held) == 4
-    rows = list(rows_of(inputs["pairs"], "finetune"))
+    rows = list(read_pairs(inputs["pairs"], "finetune"))
     assert metrics["documents"] == sum((row["site"], row["qid"]) not in held for row in rows) < len(rows)
     samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     asked = {row["question"] for row in rows if (row["site"], row["qid"]) in held}
@@ -79,11 +80,11 @@ def test_validation_questions_are_held_out_and_their_samples_are_kept(trained, i
 
 
 def test_the_questions_held_out_come_first_and_no_more_is_read(inputs, monkeypatch):
-    held = first_questions(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
-    rows = list(rows_of(inputs["pairs"], "finetune"))
+    held = first_question_keys(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
+    rows = list(read_pairs(inputs["pairs"], "finetune"))
     read = []
-    monkeypatch.setattr(pairs_table, "rows_of", lambda *_: (read.append(row) or row for row in rows))
-    found = list(first_rows(inputs["pairs"], "finetune", held))
+    monkeypatch.setattr(pairs_table, "read_pairs", lambda *_: (read.append(row) or row for row in rows))
+    found = list(read_first_rows(inputs["pairs"], "finetune", held))
     assert found == [row for row in rows if (row["site"], row["qid"]) in held] and len(read) == len(found) + 1
 
 
@@ -100,13 +101,13 @@ def test_only_the_adapter_learns_the_base_does_not_move(inputs, tmp_path):
 
 def learn(model, inputs, out, precision):
     """Two steps of the stage's own loss."""
-    from stages.finetuning.lm_loss import collate_blocks, summed_loss
-    from stages.finetuning.packing import Row
+    from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
+    from stages.finetuning.packing import PackedRow
 
     ids = torch.arange(3, 60).numpy()
-    blocks = [[Row(ids, ids > 3)]] * 4
+    blocks = [[PackedRow(ids, ids > 3)]] * 4
     settings = TrainerSettings.from_section(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=2)
-    train(model, blocks, collate_blocks, lambda rows: summed_loss(model, rows, precision), settings, out, "t")
+    train(model, blocks, collate_blocks, lambda rows: summed_lm_loss(model, rows, precision), settings, out, "t")
 
 
 def test_a_full_fine_tune_moves_every_weight_and_is_a_whole_model(inputs, tmp_path):
@@ -145,8 +146,8 @@ def test_it_stops_when_perplexity_no_longer_falls_and_keeps_the_best(inputs, tmp
 
     model = PeftModel.from_pretrained(model, out).eval()
     tokenizer = load_tokenizer(out)
-    held = first_questions(inputs["pairs"], "finetune", 0.1, 4)
-    again = sft._Watched(model, tokenizer, inputs["pairs"], held, CONFIG, TrainingLogger(tmp_path, "sft")).measure(0)
+    held = first_question_keys(inputs["pairs"], "finetune", 0.1, 4)
+    again = sft.Validation(model, tokenizer, inputs["pairs"], held, CONFIG, TrainingLogger(tmp_path, "sft")).measure(0)
     assert again["validation_perplexity"] == pytest.approx(min(found), rel=1e-4)
 
 
@@ -200,8 +201,9 @@ def test_the_loss_of_a_step_is_the_mean_over_all_its_items_however_they_fall(tmp
             self.weight = weight
 
     items = [[1.0, 1.0, 1.0], [5.0]]
-    settings = TrainerSettings.from_section(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=1, learning_rate=1.0,
-                             weight_decay=0.0, epochs=1.0)
+    settings = TrainerSettings.from_section(
+        CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=1, learning_rate=1.0, weight_decay=0.0,
+        epochs=1.0)
 
     def collate(lists):
         return {"content": lists[0], "items": len(lists[0])}
