@@ -117,6 +117,8 @@ def _convert(hint: Any, value: Any, path: str, from_text: bool) -> Any:
             return None
         return _convert(next(a for a in arguments if a is not type(None)), value, path, from_text)
     if origin is Literal:
+        if value is False and "off" in arguments:  # YAML reads off as false
+            return "off"
         if value not in arguments:
             raise SettingsError(f"{path} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
         return value

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
+from snakemake.cli import get_argument_parser, parse_config
 
 from stages.recipe.data import Pairs
 from stages.recipe.schema import SettingsError
@@ -98,10 +98,9 @@ def local(words) -> list[str]:
 
 
 def config_of(words) -> dict:
-    """Read --config as Snakemake does: name=value, where value is YAML."""
+    """Read --config as Snakemake does."""
     values = list(words)[list(words).index("--config") + 1:] if "--config" in words else []
-    values = values[:next((i for i, word in enumerate(values) if word.startswith("--")), len(values))]
-    return {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in values)}
+    return parse_config(values[:next((i for i, word in enumerate(values) if word.startswith("--")), len(values))])
 
 
 def test_blocks_name_their_language():
@@ -127,7 +126,6 @@ def test_snakemake_plans(command, dry_runs):
 @pytest.mark.parametrize("command", [c for c in SNAKEMAKE if c.needs], ids=str)
 def test_snakemake_with_needs_is_well_formed(command, checkout, monkeypatch):
     monkeypatch.chdir(checkout)
-    from snakemake.cli import get_argument_parser
     words = local(command.words[1:])
     given = get_argument_parser().parse_args(words)
     resolve_recipe(config_of(words))

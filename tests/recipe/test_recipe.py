@@ -97,6 +97,10 @@ def test_overrides_come_last_and_may_be_text(written):
     assert (recipe.ppo.learning_rate, recipe.ppo.epochs) == (2e-5, 2)
 
 
+def test_off_needs_no_quotes(written):
+    assert load_recipe(written("cpu_kernels: off\nppo: {cpu_kernels: auto}")).sft.cpu_kernels == "off"
+
+
 @pytest.mark.parametrize("day", ["2015-01-31", '"2015-01-31"'])
 def test_days_with_and_without_quotes(written, day):
     assert load_recipe(written(f"posts: {{asked_from: {day}}}")).posts.asked_from == "2015-01-31"
