@@ -47,7 +47,7 @@ def render_monitors(hacking: dict, policy: str) -> Html:
              format_estimate(row["change"], row["form"], signed=True),
              f"{row['worse']} by {row['threshold']:{row['form']}}", "moved" if row["moved"] else "no"]
             for row in hacking["monitors"]]
-    return table(["monitor", "SFT", display_name(policy), "change, 95 % interval", "for the worse: more than", "moved"],
+    return table(["monitor", "SFT", display_name(policy), "change, 95 % interval", "worse if it", "moved"],
                  rows)
 
 

@@ -77,7 +77,7 @@ def test_pairs_taken_as_independent_would_be_too_sure():
 
 
 def test_the_bootstrap_is_the_plain_loop(monkeypatch):
-    monkeypatch.setattr("stages.evaluation.statistics.DRAWN_AT_ONCE", 7)  # several portions
+    monkeypatch.setattr("stages.evaluation.statistics.MAX_DRAWS_IN_MEMORY", 7)  # several portions
     values, groups = [1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 1.0], [4, 4, 9, 9, 9, 1, 2]
     found = bootstrap_mean(np.array(values), np.array(groups), samples=500, seed=3)
     generator, means = np.random.default_rng(3), []
