@@ -23,7 +23,7 @@ from torch import nn
 from stages.generation.rollout import Rollout
 from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters
 from stages.modeling.families import backbone, hidden_size
-from stages.modeling.layer_calls import Layers
+from stages.modeling.layer_calls import LayerCalls
 from stages.modeling.load import autocast
 from stages.modeling.lora import adapted_layers, unwrap_peft
 from stages.modeling.packed.forward import (
@@ -61,7 +61,7 @@ class Policy(nn.Module):
         self.model, self.temperature, self.precision = model.eval(), temperature, precision
         _check_head(self.causal_model, precision)
         self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
-        self.layers = Layers(gradient_checkpointing, compiled)
+        self.layers = LayerCalls(gradient_checkpointing, compiled)
         self.value_shares_policy = True
         self.value_head = nn.Linear(hidden_size(self.causal_model), 1, device=model.device, dtype=torch.float32)
         nn.init.zeros_(self.value_head.weight)
@@ -199,7 +199,7 @@ class Policy(nn.Module):
         """Compute the hidden states [M, D] that predict each response token."""
         model = self.model if role == POLICY else self.base
         inner = unwrap_peft(model)
-        with active_adapter(model, role), self.layers.called(backbone(inner), role), autocast(self.precision):
+        with active_adapter(model, role), self.layers.applied_to(backbone(inner), role), autocast(self.precision):
             return packed_hidden_states(inner, packed.batch, packed.predictor_positions)
 
     def _values(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
-"""PPO of a language model against a reward, with a KL penalty to a frozen reference.
+"""Train a language model with PPO against a reward, with a KL penalty to a frozen reference.
 
-`PPOTrainer.step` is the algorithm; training_loop.py calls it, evaluates and saves checkpoints.
+`PPOTrainer.step` is one iteration of the algorithm. Its outer loop (evaluation, checkpoints, early stopping) is in
+training_loop.py.
 
 Sources: PPO (arXiv 1707.06347), its use on language models (arXiv 1909.08593 and 2203.02155), and "The N Implementation
 Details of RLHF with PPO".
@@ -48,9 +49,9 @@ class UpdateSettings:
 
 @dataclass
 class PPOTrainer:
-    """The parts of PPO.
+    """The parts of PPO and its `step`.
 
-    It holds no random state: every step is given its generators, so that a run can resume at any iteration.
+    The trainer has no random state: each step is given its generators, so a run can resume at any iteration.
     forward_prompts: rows per forward pass without gradients. reuse_rollout_logprobs: see `score_rollout`.
     """
 
@@ -108,7 +109,7 @@ class PPOTrainer:
         self.update_settings = replace(self.update_settings, microbatch_prompts=statistics["microbatch_prompts"])
         row = {**self._metrics(rollout, shaped, trajectory), **statistics, "learning_rate": learning_rate}
         self.kl_controller.update(row["kl"], len(prompts))
-        return row, _timing(timer, rollout, self.update_settings.epochs)
+        return row, _timing_row(timer, rollout, self.update_settings.epochs)
 
     def state(self) -> dict:
         """Return as JSON what changes between iterations, besides weights and optimiser."""
@@ -232,7 +233,7 @@ def _optimizer_step(optimizer, means: dict[str, float], settings: UpdateSettings
     return means | {"gradient_norm": norm, "skipped": float(skipped)}
 
 
-def _timing(timer: PhaseTimer, rollout: Rollout, epochs: int) -> dict[str, float]:
+def _timing_row(timer: PhaseTimer, rollout: Rollout, epochs: int) -> dict[str, float]:
     """Return the row of timing.jsonl; a phase's tokens are those it processes."""
     sampled = sum(map(len, rollout.responses))
     total = sampled + sum(map(len, rollout.prompts))

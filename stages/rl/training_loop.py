@@ -17,7 +17,7 @@ from stages.generation.sampler import sample_in_batches
 from stages.rl.early_stopping import EarlyStopping, StopRules
 from stages.rl.ppo_trainer import PPOTrainer
 from stages.rl.trajectory import score_rollout
-from stages.stackexchange.prompt import AFTER, BEFORE
+from stages.stackexchange.prompt import PROMPT_PREFIX, PROMPT_SUFFIX
 from stages.training import checkpoint
 from stages.training.loggers import TIMING, TrainingLogger
 
@@ -155,7 +155,8 @@ class TrainingLoop:
 
     def _decode_question(self, prompt: list[int]) -> str:
         """Decode a prompt for display; a tokenizer that does not round-trip only looks odd here."""
-        return self.tokenizer.decode(prompt, skip_special_tokens=True).removeprefix(BEFORE).removesuffix(AFTER)
+        text = self.tokenizer.decode(prompt, skip_special_tokens=True)
+        return text.removeprefix(PROMPT_PREFIX).removesuffix(PROMPT_SUFFIX)
 
     def _save_checkpoint(self) -> None:
         best = {f"best.{name}": tensor for name, tensor in self.best_weights.items()}

@@ -1,7 +1,7 @@
-"""One whole update against trl 0.11.4's PPOTrainer.step, its conventions chosen in the recipe (tests/parity/golden).
+"""One whole update against trl 0.11.4's PPOTrainer.step, with its conventions set in the recipe (tests/parity/golden).
 
-A tiny LLaMA in fp32, LoRA with B not 0, a value head with weights; prompts, responses and scores given; 6 optimiser
-steps with both clip ranges in the way. Theirs pads on the left and forwards with its own transformers and PEFT.
+A tiny LLaMA in fp32, LoRA with B not 0, a value head that is not 0, given prompts, responses and rewards; 6 optimiser
+steps in which both clip ranges bind. TRL pads on the left and uses its own transformers and PEFT.
 """
 
 from dataclasses import fields, replace
@@ -22,7 +22,7 @@ from tests.helpers.trajectories import build_trajectory
 from tests.parity.golden import common
 from tests.parity.golden.support import UPDATES
 
-U, GIVEN, RELATIVE = common.UPDATE, UPDATES["rollout"], 1e-5
+U, ROLLOUT, RELATIVE = common.UPDATE, UPDATES["rollout"], 1e-5
 RECIPE = Ppo(
     rollout_prompts=U["batch"],
     minibatch_prompts=U["minibatch"],
@@ -84,27 +84,28 @@ def prepare_update(recipe: Ppo) -> tuple[Policy, torch.optim.Optimizer, Trajecto
         epsilon=recipe.adam_epsilon,
         weight_decay=recipe.weight_decay,
     )
-    rollout = Rollout(GIVEN["prompts"], GIVEN["responses"], [True] * U["batch"])
+    rollout = Rollout(ROLLOUT["prompts"], ROLLOUT["responses"], [True] * U["batch"])
     trajectory = build_trajectory(
-        policy, rollout, torch.tensor(GIVEN["scores"]), U["beta"], kl_estimator=recipe.kl_estimator, gamma=recipe.gamma,
-        gae_lambda=recipe.gae_lambda, variance=recipe.advantage_variance, whiten_rewards=recipe.whiten_rewards)
+        policy, rollout, torch.tensor(ROLLOUT["scores"]), U["beta"], kl_estimator=recipe.kl_estimator,
+        gamma=recipe.gamma, gae_lambda=recipe.gae_lambda, variance=recipe.advantage_variance,
+        whiten_rewards=recipe.whiten_rewards)
     return policy, optimizer, trajectory, settings
 
 
-def near(found: torch.Tensor, expected) -> None:
+def assert_close_to_largest(computed: torch.Tensor, expected) -> None:
     """Within 1e-5 of the largest number there: what is small beside it is a sum in which digits went."""
     expected = torch.tensor(expected)
-    torch.testing.assert_close(found, expected, rtol=0, atol=RELATIVE * float(expected.abs().max()))
+    torch.testing.assert_close(computed, expected, rtol=0, atol=RELATIVE * float(expected.abs().max()))
 
 
 def check_weights(policy: Policy, golden: dict[str, list]) -> None:
     """The weights, and how far they moved: most of each weight is where it started."""
     start = common.update_weights()
-    found = {common.base_name(name): p.detach() for name, p in policy.trainable_parameters().items()}
-    assert sorted(found) == sorted(golden) and len(found) == 4 * U["layers"] + 2
+    computed = {common.base_name(name): p.detach() for name, p in policy.trainable_parameters().items()}
+    assert sorted(computed) == sorted(golden) and len(computed) == 4 * U["layers"] + 2
     moved, expected = [], []
-    for name, value in found.items():
-        near(value, golden[name])
+    for name, value in computed.items():
+        assert_close_to_largest(value, golden[name])
         moved.append((value - torch.tensor(start[name])).flatten())
         expected.append((torch.tensor(golden[name]) - torch.tensor(start[name])).flatten())
     moved, expected = torch.cat(moved), torch.cat(expected)
@@ -112,19 +113,19 @@ def check_weights(policy: Policy, golden: dict[str, list]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_the_update_starts_from(case):
+def test_the_trajectory(case):
     golden, (_, _, trajectory, _) = UPDATES[case], prepare_update(CASES[case])
     names = {"log_p": "logprobs", "log_ref": "ref_logprobs", "values": "values", "advantages": "advantages",
              "returns": "returns"}
     for name, attribute in names.items():
         for row, expected in enumerate(golden[name]):
-            near(getattr(trajectory, attribute)[row, : len(expected)], expected)
+            assert_close_to_largest(getattr(trajectory, attribute)[row, : len(expected)], expected)
     assert float((trajectory.logprobs - trajectory.ref_logprobs).abs().max()) > 0.5  # B is not 0
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_of_every_minibatch(case):
-    """Minibatch by minibatch: each is an experience of its own rows, and the optimiser goes on."""
+    """Update on the rows of each minibatch alone, with one optimiser."""
     golden, (policy, optimizer, trajectory, settings) = UPDATES[case], prepare_update(CASES[case])
     minibatches = [rows for order in golden["order"] for rows in torch.tensor(order).split(U["minibatch"])]
     for rows, expected in zip(minibatches, golden["minibatches"], strict=True):

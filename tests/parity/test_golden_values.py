@@ -14,9 +14,9 @@ from stages.rl.kl import KlController, kl_k1, kl_penalised_rewards
 from stages.rl.ppo_trainer import update_policy
 from stages.rl.trajectory import Trajectory
 from tests.parity.golden.support import (
-    LATE,
     SETTINGS,
     TRL,
+    TRL_1_12,
     TUNE,
     GivenPolicy,
     bigram_policy,
@@ -41,25 +41,25 @@ def test_masked_mean_and_whitening(peer):
     same(losses.masked_mean(centred**2, x["mask"]), golden["variance_biased"])
     # They shift the filler as well; ours is 0 outside the mask.
     theirs = torch.tensor(golden["whitened"], dtype=torch.float64) * unbiased_to_biased(golden)
-    found = whiten(x["values"], x["mask"])
-    same(found, theirs, mask=x["mask"])
-    assert (found[x["mask"] == 0] == 0).all()
+    computed = whiten(x["values"], x["mask"])
+    same(computed, theirs, mask=x["mask"])
+    assert (computed[x["mask"] == 0] == 0).all()
     # 1e-7: torchtune's tokens / (tokens - 1) is a float32.
     same(whiten(x["values"], x["mask"], variance="unbiased"), golden["whitened"], rel=1e-7, mask=x["mask"])
 
 
 def test_whitening_that_keeps_the_mean_against_trl_0_11():
     x = tensors(TRL["inputs"])
-    found = whiten(x["values"], x["mask"], variance="unbiased", keep_mean=True)
-    same(found, TRL["masked"]["whitened_keeping_mean"], mask=x["mask"])
+    computed = whiten(x["values"], x["mask"], variance="unbiased", keep_mean=True)
+    same(computed, TRL["masked"]["whitened_keeping_mean"], mask=x["mask"])
 
 
 @PEERS
 def test_rewards(peer):
     x, golden = tensors(peer["inputs"]), peer["rewards"]
     same(kl_k1(x["log_p"], x["log_ref"]), golden["kl"], mask=x["mask"])
-    found = kl_penalised_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"])
-    same(found, golden["rewards"], mask=x["mask"])
+    computed = kl_penalised_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"])
+    same(computed, golden["rewards"], mask=x["mask"])
     unscored = kl_penalised_rewards(torch.zeros(8).double(), x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"])
     same(unscored, golden["non_score"], mask=x["mask"])
 
@@ -67,14 +67,14 @@ def test_rewards(peer):
 @pytest.mark.parametrize("ours, theirs", [("absolute", "abs"), ("k2", "mse")])
 def test_other_penalties_against_trl_0_11(ours, theirs):
     x = tensors(TRL["inputs"])
-    found = kl_penalised_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"], ours)
-    same(found, TRL["penalties"][theirs], mask=x["mask"])
+    computed = kl_penalised_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"], SETTINGS["beta"], ours)
+    same(computed, TRL["penalties"][theirs], mask=x["mask"])
 
 
 @PEERS
 @pytest.mark.parametrize("together", [8, 3])
-def test_an_experience(peer, together):
-    """From log-probabilities, values and scores to advantages and returns, by the function that the stage calls."""
+def test_a_trajectory(peer, together):
+    """Map log-probabilities, values and rewards to advantages and returns, with the functions of PPOTrainer.step."""
     x, golden = tensors(peer["inputs"]), tensors(peer["advantages"])
     policy = GivenPolicy(x["log_p"], x["values"], x["mask"], x["log_ref"])
     rollout = Rollout(**rows_of(x["mask"]), ended=[True] * 8)
@@ -88,8 +88,8 @@ def test_an_experience(peer, together):
     assert (trajectory.advantages[x["mask"] == 0] == 0).all()
 
 
-def stepped(peer: dict, microbatch: int) -> tuple[GivenPolicy, dict, dict, Trajectory]:
-    """After one minibatch step on the peer's advantages: policy with gradients, statistics, inputs, experience."""
+def take_step(peer: dict, microbatch: int) -> tuple[GivenPolicy, dict, dict, Trajectory]:
+    """Take a minibatch step on the peer's advantages; return policy with gradients, statistics, inputs, trajectory."""
     x, golden = tensors(peer["inputs"]), tensors(peer["advantages"])
     trajectory = Trajectory(
         **rows_of(x["mask"]),
@@ -103,40 +103,40 @@ def stepped(peer: dict, microbatch: int) -> tuple[GivenPolicy, dict, dict, Traje
     policy = GivenPolicy(x["new_log_p"], x["new_values"], x["mask"])
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     with float64():
-        found = update_policy(
+        computed = update_policy(
             policy, optimizer, trajectory, golden_settings(microbatch_prompts=microbatch), torch.Generator())
-    return policy, found, x, trajectory
+    return policy, computed, x, trajectory
 
 
 @pytest.mark.parametrize("microbatch", [8, 3, 1])
 def test_an_update_against_trl_0_11(microbatch):
-    policy, found, x, _ = stepped(TRL, microbatch)
+    policy, computed, x, _ = take_step(TRL, microbatch)
     golden = TRL["loss"]
     ratio = torch.tensor(golden["policy/ratio"], dtype=torch.float64)
-    same(found["policy_loss"], golden["loss/policy"])
-    same(found["value_loss"], golden["loss/value"])
-    same(found["ratio"], losses.masked_mean(ratio, x["mask"]))
+    same(computed["policy_loss"], golden["loss/policy"])
+    same(computed["value_loss"], golden["loss/value"])
+    same(computed["ratio"], losses.masked_mean(ratio, x["mask"]))
     same(policy.logprobs.grad, golden["policy_gradient"], mask=x["mask"])
     same(policy.values.grad, golden["value_gradient"], mask=x["mask"])  # theirs has the coefficient in it, as ours
     # Their approxkl is k2 (biased), ours k3: k3 = mean ratio - 1 + k1, and k1 is their policykl.
-    same(found["update_kl"], losses.masked_mean(ratio, x["mask"]) - 1 + golden["policy/policykl"], rel=1e-7)
+    same(computed["update_kl"], losses.masked_mean(ratio, x["mask"]) - 1 + golden["policy/policykl"], rel=1e-7)
     # They count tokens whose clipped loss is the larger, we count ratios outside the range, whichever loss wins.
-    same(found["clip_fraction"], losses.masked_mean(((ratio - 1).abs() > CLIP).double(), x["mask"]))
-    assert golden["policy/clipfrac"] < found["clip_fraction"]
+    same(computed["clip_fraction"], losses.masked_mean(((ratio - 1).abs() > CLIP).double(), x["mask"]))
+    assert golden["policy/clipfrac"] < computed["clip_fraction"]
 
 
 @pytest.mark.parametrize("microbatch", [8, 3, 1])
 def test_an_update_against_torchtune(microbatch):
-    policy, found, x, _ = stepped(TUNE, microbatch)
+    policy, computed, x, _ = take_step(TUNE, microbatch)
     golden = TUNE["loss"]
-    same(found["policy_loss"], golden["policy"])
-    same(found["value_loss"], golden["value"])
-    same(found["policy_loss"] + COEFFICIENT * found["value_loss"], golden["total"])
+    same(computed["policy_loss"], golden["policy"])
+    same(computed["value_loss"], golden["value"])
+    same(computed["policy_loss"] + COEFFICIENT * computed["value_loss"], golden["total"])
     same(policy.logprobs.grad, golden["policy_gradient"], mask=x["mask"])
     same(policy.values.grad, golden["value_gradient"], mask=x["mask"])
     # Its mean ratio runs over the filler too, where the ratio is 1; ours over the response tokens only.
     tokens, filler = x["mask"].sum(), (1 - x["mask"]).sum()
-    same((tokens * found["ratio"] + filler) / (tokens + filler), golden["ratio"])
+    same((tokens * computed["ratio"] + filler) / (tokens + filler), golden["ratio"])
 
 
 @PEERS
@@ -148,13 +148,13 @@ def test_where_clipping_binds(peer):
     theirs = loss["policy/clipfrac"] if peer is TRL else loss["clip_fraction"]
     same(losses.masked_mean(bound.double(), x["mask"]), theirs, rel=1e-6)  # theirs is a float32
     if peer is TRL:
-        found = losses.value_loss(x["new_values"], x["values"], golden["returns"], VALUE_CLIP)
-        bound = found > 0.5 * (x["new_values"] - golden["returns"]) ** 2
+        computed = losses.value_loss(x["new_values"], x["values"], golden["returns"], VALUE_CLIP)
+        bound = computed > 0.5 * (x["new_values"] - golden["returns"]) ** 2
         same(losses.masked_mean(bound.double(), x["mask"]), loss["val/clipfrac"], rel=1e-6)
 
 
-def test_statistics_of_an_experience_against_trl_0_11():
-    golden, (_, _, x, trajectory) = TRL["objective"], stepped(TRL, 8)
+def test_statistics_of_a_trajectory_against_trl_0_11():
+    golden, (_, _, x, trajectory) = TRL["objective"], take_step(TRL, 8)
     same(trajectory.sequence_kl(), golden["objective/kl"])
     same(kl_k1(x["log_p"], x["log_ref"]).mul(x["mask"]).sum(-1), golden["objective/kl_dist"])
     # Theirs is 1 - mean squared error / variance, where a bias counts as unexplained; ours is 1 - Var / Var.
@@ -165,11 +165,11 @@ def test_statistics_of_an_experience_against_trl_0_11():
 
 def test_the_controller():
     golden = TRL["controller"]
-    made, found = KlController(golden["initial"], golden["target"], golden["horizon"]), []
+    controller, computed = KlController(golden["initial"], golden["target"], golden["horizon"]), []
     for kl in golden["kls"]:
-        made.update(kl, golden["responses"])
-        found.append(made.beta)
-    assert found == pytest.approx(golden["betas"], rel=1e-14)
+        controller.update(kl, golden["responses"])
+        computed.append(controller.beta)
+    assert computed == pytest.approx(golden["betas"], rel=1e-14)
 
 
 def test_a_forward_pass_against_trl_0_11():
@@ -197,14 +197,14 @@ def test_the_entropy_of_a_rollout_against_trl_0_11():
         generator=torch.Generator().manual_seed(0),
         value_fn=policy.values_from_hidden,
     )
-    found = [
+    computed = [
         (float(rollout.entropy[row, t]), known[before])
         for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True))
         for t, before in enumerate([prompt[-1], *response[:-1]])
         if before in known
     ]
-    assert len(found) > 20
-    same(*zip(*found, strict=True), rel=1e-5)
+    assert len(computed) > 20
+    same(*zip(*computed, strict=True), rel=1e-5)
 
 
 def test_temperature_against_torchtune():
@@ -214,19 +214,19 @@ def test_temperature_against_torchtune():
         same(scored.logprobs[row, : len(response)], golden["log_p"][row], rel=1e-5)
 
 
-def late(section: str) -> dict[str, torch.Tensor]:
-    """A section of trl 1.12's values with `mask`, and `mask_p1`: one step further where the response leaves room.
+def load_trl_1_12(section: str) -> dict[str, torch.Tensor]:
+    """Load a section of trl 1.12's values, with `mask`, and `mask_p1`: one step longer where the response leaves room.
 
     trl 1.x counts the step after the last token as one with a value, and puts the score there; ours is at the last
     token, and nothing follows (CORRECTNESS A1, A7). A response that fills its columns has no such step.
     """
-    found, x = tensors(LATE["experience"]), tensors(LATE[section])
+    computed, x = tensors(TRL_1_12["experience"]), tensors(TRL_1_12[section])
     rows = x["micro_batch_inds"].long() if section == "minibatch" else slice(None)
-    return x | {"mask": 1 - found["padding_mask"][rows], "mask_p1": 1 - found["padding_mask_p1"][rows]}
+    return x | {"mask": 1 - computed["padding_mask"][rows], "mask_p1": 1 - computed["padding_mask_p1"][rows]}
 
 
-def test_an_experience_against_trl_1_12_with_its_further_step():
-    x = late("experience")
+def test_a_trajectory_against_trl_1_12_with_its_extra_step():
+    x = load_trl_1_12("experience")
     rows = torch.arange(len(x["scores"]))
     same(kl_k1(x["logprobs"], x["ref_logprobs"]), x["kl"])
     zero = torch.zeros_like(x["scores"])
@@ -236,11 +236,11 @@ def test_an_experience_against_trl_1_12_with_its_further_step():
     raw = gae(x["rewards"], x["values"], x["mask_p1"], SETTINGS["gamma"], SETTINGS["lam"])
     same(raw, x["unwhitened"])
     same(raw + x["values"], x["returns"])
-    same(whiten(raw, x["mask"]), x["whitened"] * unbiased_to_biased(LATE["experience"]), mask=x["mask"])
+    same(whiten(raw, x["mask"]), x["whitened"] * unbiased_to_biased(TRL_1_12["experience"]), mask=x["mask"])
 
 
 def test_full_responses_against_trl_1_12_as_they_are():
-    x = late("experience")
+    x = load_trl_1_12("experience")
     full = x["mask"].sum(-1) == x["mask"].shape[1]
     x = {name: value[full] for name, value in x.items() if value.ndim}
     assert len(x["scores"]) == 4
@@ -252,29 +252,29 @@ def test_full_responses_against_trl_1_12_as_they_are():
 
 
 def test_an_update_against_trl_1_12():
-    x = late("minibatch")
+    x = load_trl_1_12("minibatch")
     log_p, values = x["new_logprobs"].requires_grad_(), x["vpred"].requires_grad_()
     ratio = (log_p - x["mb_logprobs"]).exp()
     same(ratio, x["ratio"], mask=x["mask"])
-    each = losses.policy_loss(ratio, x["mb_advantage"], CLIP)
-    policy = losses.masked_mean(each, x["mask"])
-    bound = each > -x["mb_advantage"] * ratio
+    per_token = losses.policy_loss(ratio, x["mb_advantage"], CLIP)
+    policy = losses.masked_mean(per_token, x["mask"])
+    bound = per_token > -x["mb_advantage"] * ratio
     same(losses.masked_mean(bound.double(), x["mask"]), x["pg_clipfrac"], rel=1e-6)
-    # Its value loss is the mean over the further steps as well.
-    each = losses.value_loss(values, x["mb_values"], x["mb_return"], VALUE_CLIP)
-    value = losses.masked_mean(each, x["mask_p1"])
-    bound = each > 0.5 * (values - x["mb_return"]) ** 2
+    # Its value loss is the mean over the extra steps too.
+    per_token = losses.value_loss(values, x["mb_values"], x["mb_return"], VALUE_CLIP)
+    value = losses.masked_mean(per_token, x["mask_p1"])
+    bound = per_token > 0.5 * (values - x["mb_return"]) ** 2
     same(losses.masked_mean(bound.double(), x["mask_p1"]), x["vf_clipfrac"], rel=1e-6)
-    for found, expected in ((policy, "pg_loss"), (value, "vf_loss"), (policy + COEFFICIENT * value, "loss")):
-        same(found, x[expected])
+    for computed, expected in ((policy, "pg_loss"), (value, "vf_loss"), (policy + COEFFICIENT * value, "loss")):
+        same(computed, x[expected])
     gradients = torch.autograd.grad(policy + COEFFICIENT * value, [log_p, values])
     same(gradients[0], x["log_p_gradient"])
     same(gradients[1], x["vpred_gradient"])
 
 
 def test_log_probabilities_against_trl_1_12():
-    """Its logits before the temperature, taken as three bigram models: one response token after each prompt token."""
-    x = late("minibatch")
+    """Take its logits before the temperature as three bigram models, with one response token after each prompt."""
+    x = load_trl_1_12("minibatch")
     logits, chosen, log_p = (x[name][x["mask"] == 1][:33] for name in ("logits", "mb_responses", "new_logprobs"))
     for rows in torch.arange(33).split(11):
         policy = bigram_policy(logits[rows].tolist(), None, SETTINGS["temperature"])

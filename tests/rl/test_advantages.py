@@ -23,7 +23,7 @@ def draw_ragged(seed: int, rows: int = 5, columns: int = 9):
 
 
 def brute_force(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
-    """One row's advantages as sums of discounted errors; the value after the last token is 0."""
+    """Compute one row's advantages as sums of discounted errors; the value after the last token is 0."""
     errors = [r + gamma * after - v for r, v, after in zip(rewards, values, values[1:] + [0.0], strict=True)]
     return [sum((gamma * lam) ** (k - t) * errors[k] for k in range(t, len(errors))) for t in range(len(errors))]
 
@@ -139,7 +139,7 @@ def flat(rows: list[list[float]]) -> list[float]:
 
 
 @pytest.mark.parametrize("variance, freedom", [("biased", 0), ("unbiased", 1)])
-def test_an_experience_whitens_advantages_and_leaves_returns_alone(variance, freedom):
+def test_a_trajectory_has_whitened_advantages_and_unwhitened_returns(variance, freedom):
     """returns = advantages before whitening + old values (A4, A5), all rows of the batch whitened as one."""
     trajectory, rewards, values, lengths = build_ragged_trajectory(variance=variance)
     raw = [brute_force(r, v, 0.98, 0.9) for r, v in zip(rewards, values, strict=True)]

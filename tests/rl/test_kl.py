@@ -109,64 +109,64 @@ def test_the_kl_reported_is_k1_summed_over_a_response_whatever_the_penalty(name)
     assert trajectory.sequence_kl() == pytest.approx(sum(by_hand) / 4, abs=1e-12)
 
 
-def controller(**changed) -> KlController:
+def make_controller(**changed) -> KlController:
     return KlController(**({"coefficient": 0.2, "target_nats": 6.0, "horizon_responses": 10_000} | changed))
 
 
 def test_beta_stays_at_the_target():
-    made = controller()
+    controller = make_controller()
     for _ in range(100):
-        made.update(6.0, 64)
-    assert made.beta == 0.2
+        controller.update(6.0, 64)
+    assert controller.beta == 0.2
 
 
 def test_beta_moves_towards_the_target_and_no_further_than_its_horizon_allows():
-    rng, made = random.Random(0), controller()
+    rng, controller = random.Random(0), make_controller()
     for _ in range(500):
-        before, kl, responses = made.beta, rng.uniform(-20, 40), rng.choice([8, 64, 512])
-        made.update(kl, responses)
-        assert (made.beta > before) == (kl > 6.0) and made.beta > 0
-        share = made.beta / before - 1
+        before, kl, responses = controller.beta, rng.uniform(-20, 40), rng.choice([8, 64, 512])
+        controller.update(kl, responses)
+        assert (controller.beta > before) == (kl > 6.0) and controller.beta > 0
+        share = controller.beta / before - 1
         assert abs(share) <= 0.2 * responses / 10_000 * (1 + 1e-9)
         assert share == pytest.approx(max(-0.2, min(0.2, kl / 6.0 - 1)) * responses / 10_000, rel=1e-6)
 
 
 def test_beta_finds_the_coefficient_that_meets_the_target():
     """A policy whose KL falls as beta rises: kl = 3 / beta is 6 at 0.5."""
-    made = controller(horizon_responses=1000)
+    controller = make_controller(horizon_responses=1000)
     for _ in range(1000):
-        made.update(3 / made.beta, 64)
-    assert made.beta == pytest.approx(0.5, rel=1e-6)
+        controller.update(3 / controller.beta, 64)
+    assert controller.beta == pytest.approx(0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize("kl, share", [(math.inf, 0.2), (-math.inf, -0.2)])
 def test_a_kl_without_bound_moves_beta_as_far_as_any(kl, share):
-    made = controller()
-    made.update(kl, 64)
-    assert made.beta == pytest.approx(0.2 * (1 + share * 64 / 10_000))
+    controller = make_controller()
+    controller.update(kl, 64)
+    assert controller.beta == pytest.approx(0.2 * (1 + share * 64 / 10_000))
 
 
 def test_without_a_target_beta_is_fixed():
-    made = controller(target_nats=None)
-    made.update(40.0, 64)
-    assert made.beta == 0.2
+    controller = make_controller(target_nats=None)
+    controller.update(40.0, 64)
+    assert controller.beta == 0.2
 
 
 def test_a_restored_controller_goes_on_as_if_nothing_had_been():
-    one, other = controller(), controller()
+    one, other = make_controller(), make_controller()
     one.update(9.0, 64)
     other.restore(json.loads(json.dumps(one.state())))
-    for made in (one, other):
-        made.update(2.0, 64)
+    for controller in (one, other):
+        controller.update(2.0, 64)
     assert one.beta == other.beta != 0.2
 
 
 def test_what_cannot_steer_is_refused():
     for wrong in ({"target_nats": 0.0}, {"target_nats": -1.0}, {"horizon_responses": 0}):
         with pytest.raises(ValueError, match="must be above 0"):
-            controller(**wrong)
+            make_controller(**wrong)
     with pytest.raises(ValueError, match="KL is NaN"):
-        controller().update(math.nan, 64)
+        make_controller().update(math.nan, 64)
 
 
 def test_defaults_are_the_published_ones():

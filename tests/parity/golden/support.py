@@ -21,7 +21,7 @@ from tests.helpers.trajectories import build_trajectory
 
 EPS = 1e-8  # under the root of every whitening here
 FOLDER = Path(__file__).parent
-TRL, TUNE, LATE, UPDATES = (
+TRL, TUNE, TRL_1_12, UPDATES = (
     json.loads((FOLDER / f"{name}.json").read_text())
     for name in ("trl_0_11", "torchtune_0_6", "trl_1_12", "trl_0_11_update")
 )
@@ -33,11 +33,11 @@ def tensors(section: dict) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in section.items()}
 
 
-def same(found, expected, rel: float = 1e-9, mask=None) -> None:
+def same(computed, expected, rel: float = 1e-9, mask=None) -> None:
     """Equal to `rel`, everywhere or where `mask` is 1."""
-    found, expected = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (found, expected))
+    computed, expected = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (computed, expected))
     keep = ... if mask is None else mask.bool()
-    torch.testing.assert_close(found[keep], expected[keep], rtol=rel, atol=1e-12)
+    torch.testing.assert_close(computed[keep], expected[keep], rtol=rel, atol=1e-12)
 
 
 def golden_settings(**changes) -> UpdateSettings:
