@@ -18,17 +18,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.finetuning.lm_loss import collate_blocks, summed_loss
-from stages.finetuning.packing import Blocks
+from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
+from stages.finetuning.packing import PackedBlocks
 from stages.finetuning.token_store import write_documents
 from stages.modeling import torch_setup
 from stages.modeling.load import resolve_cpu_kernels
 from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.pretrained import copy_pretrained, save_model
-from stages.modeling.tiny_llama import small_llama, train_tokenizer
+from stages.modeling.tiny_llama import build_small_llama, train_tokenizer
 from stages.recipe.models import Base
-from stages.stackexchange.pairs.table import answers_of
-from stages.stackexchange.prompt import encoded, prompt_text
+from stages.stackexchange.pairs.table import read_answers
+from stages.stackexchange.prompt import encode_examples, prompt_text
 from stages.training.trainer import TrainerSettings, remove_checkpoints, train
 
 DOCUMENTS = "documents.arrow"
@@ -46,13 +46,13 @@ def run(config: Base, out: Path, *, pairs: Path) -> dict[str, float]:
 def train_from_scratch(config: Base, out: Path, pairs: Path) -> dict[str, float]:
     """Train a tokenizer and a small LLaMA into `out`; return the metrics."""
     scratch = config.scratch
-    texts = [(question, answer) for split in TRAINED_ON for question, answer in answers_of(pairs, split)]
+    texts = [(question, answer) for split in TRAINED_ON for question, answer in read_answers(pairs, split)]
     tokenizer = train_tokenizer((prompt_text(q) + a for q, a in texts), scratch.vocabulary_tokens)
-    documents = write_documents(out / DOCUMENTS, encoded(tokenizer, texts), None)
+    documents = write_documents(out / DOCUMENTS, encode_examples(tokenizer, texts), None)
     order = np.random.default_rng(config.seed).permutation(len(documents))
-    blocks = Blocks(documents, order, scratch.sequence_length_tokens, "bfd", answers_only=False)
+    blocks = PackedBlocks(documents, order, scratch.sequence_length_tokens, "bfd", answers_only=False)
     torch.manual_seed(config.seed)
-    model = small_llama(
+    model = build_small_llama(
         tokenizer,
         hidden_size=scratch.hidden_size,
         intermediate_size=scratch.intermediate_size,
@@ -74,8 +74,8 @@ def train_from_scratch(config: Base, out: Path, pairs: Path) -> dict[str, float]
         warmup_steps=round(scratch.warmup_share * steps),
         seed=config.seed,
     )
-    history = train(
-        model, blocks, collate_blocks, lambda rows: summed_loss(model, rows, scratch.precision), settings, out, "base")
+    history = train(model, blocks, collate_blocks, lambda rows: summed_lm_loss(model, rows, scratch.precision),
+                    settings, out, "base")
     save_model(model, tokenizer, out)
     remove_checkpoints(out)
     (out / DOCUMENTS).unlink()

@@ -31,7 +31,7 @@ from stages.reward_modeling.merge_target import select_target
 from stages.reward_modeling.scoring_file import member_folder, member_folders
 from stages.runtime.artifact import MANIFEST, artifact_folder, read_manifest
 from stages.runtime.files import write_text
-from stages.stackexchange.pairs.table import key_of, rows_of
+from stages.stackexchange.pairs.table import question_key, read_pairs
 
 MAX_PAIRS = 64  # that a merge is evaluated on
 MAX_TOKENS = 2048  # of a question and an answer, or fewer if the model has fewer positions; longer ones are skipped
@@ -90,9 +90,9 @@ def _pretrained_name(base: Path) -> str | None:
 def _load_examples(base: Path, adapter: Path, pairs: Path) -> list[Example]:
     is_reward, limit = is_reward_adapter(adapter), min(max_positions(base), MAX_TOKENS)
     split = "reward" if is_reward else "finetune"
-    rows = rows_of(pairs, split)
+    rows = read_pairs(pairs, split)
     if not is_reward:
-        rows = (next(group) for _, group in groupby(rows, key=key_of))
+        rows = (next(group) for _, group in groupby(rows, key=question_key))
     tokenizer = load_tokenizer(adapter)
     examples, _ = build_examples(rows, tokenizer, max_length_tokens=limit, by_question=True, max_pairs=MAX_PAIRS)
     if not examples:

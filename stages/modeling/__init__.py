@@ -1,1 +1,1 @@
-"""Load, quantise, adapt and merge models."""
+"""Load, quantise, adapt and merge models; forward passes on packed sequences."""

@@ -1,7 +1,7 @@
-"""Roles on one base: policy, value function and reward are adapters of their own on the same frozen weights, which are
-in memory once; the base with none of them on is the reference.
+"""Several adapters on one base: policy, value function and reward model share frozen weights that are in memory once.
 
-A reward adapter (what stages.reward makes, before it is merged) can become a role here, with the score head it holds.
+The base without an active adapter is the reference model. A reward adapter (from stages.reward, unmerged) can be one of
+the adapters, with its score head.
 """
 
 import json
@@ -15,58 +15,58 @@ from safetensors import safe_open
 from torch import nn
 
 from stages.modeling.lora import adapted_layers
-from stages.modeling.pretrained import WEIGHTS
+from stages.modeling.pretrained import ADAPTER_WEIGHTS
 from stages.runtime import artifact
 
-POLICY, VALUE = "default", "value"  # names of adapters; the first is PEFT's own
+POLICY, VALUE = "default", "value"  # adapter names; "default" is PEFT's
 CONFIG = "adapter_config.json"
 HEAD = "score.weight"
 
 
 @contextmanager
-def active_adapter(model: nn.Module, role: str | None) -> Iterator[None]:
-    """Forward passes in here go through this adapter alone; None: through the bare base.
+def active_adapter(model: nn.Module, name: str | None) -> Iterator[None]:
+    """Make one adapter the only active one, or none (the bare base); a model without adapters stays as it is.
 
-    A model without adapters is what it is. What requires gradients goes on requiring them (PEFT's own switches freeze
-    what they turn off).
+    Unlike PEFT's own switches, this leaves requires_grad unchanged.
     """
     layers = adapted_layers(model)
-    before = [layer.active_adapters for layer in layers]
-    _activate(layers, [[] if role is None else [role]] * len(layers))
+    previous = [layer.active_adapters for layer in layers]
+    _activate(layers, [[] if name is None else [name]] * len(layers))
     try:
         yield
     finally:
-        _activate(layers, before)
+        _activate(layers, previous)
 
 
-def adapter_name(name: str) -> str | None:
-    """The adapter that a tensor of this name belongs to: "default" of ...lora_A.default.weight."""
-    return name.split(".lora_")[1].split(".")[1] if ".lora_" in name else None
+def adapter_name(tensor_name: str) -> str | None:
+    """Return the adapter that a tensor belongs to: "default" for ...lora_A.default.weight, None outside adapters."""
+    return tensor_name.split(".lora_")[1].split(".")[1] if ".lora_" in tensor_name else None
 
 
-def adapter_parameters(model: nn.Module, role: str) -> dict[str, nn.Parameter]:
-    """Name to parameter of one adapter."""
-    return {name: p for name, p in model.named_parameters() if adapter_name(name) == role}
+def adapter_parameters(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
+    """Return one adapter's parameters by name."""
+    return {name: p for name, p in model.named_parameters() if adapter_name(name) == adapter}
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the artifact is an adapter, and not a whole model."""
+    """Check whether the artifact is an adapter, not a whole model."""
     return (folder / CONFIG).is_file()
 
 
 def is_reward_adapter(folder: Path) -> bool:
-    """Whether the artifact is an adapter with a score head, as its configuration says."""
+    """Check whether the artifact is an adapter with a score head, according to its configuration."""
     return is_adapter(folder) and PeftConfig.from_pretrained(folder).task_type == TaskType.SEQ_CLS
 
 
 def check_base(adapter: Path, base: Path) -> None:
-    """ValueError unless `adapter` was trained on the very weights in `base`, as its manifest says (or, if it has none,
-    as PEFT's configuration does).
+    """Raise ValueError unless `adapter` was trained on the weights in `base`.
+
+    The adapter's manifest names them or, without one, PEFT's configuration.
     """
     if (adapter / artifact.MANIFEST).is_file():
         inputs = artifact.read_manifest(adapter)["inputs"]
-        found = inputs.get("base") or inputs.get("policy") or {"path": "something else", "sha256": None}
-        path, trained_on = found["path"], found["sha256"]
+        source = inputs.get("base") or inputs.get("policy") or {"path": "something else", "sha256": None}
+        path, trained_on = source["path"], source["sha256"]
     else:
         path = json.loads((adapter / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
         trained_on = artifact.digest(path) if Path(path).exists() else None
@@ -76,8 +76,8 @@ def check_base(adapter: Path, base: Path) -> None:
 
 
 def load_score_head(adapter: Path) -> torch.Tensor:
-    """The trained score head as saved, [1, D]; ValueError without one, for a random head would score at random."""
-    with safe_open(adapter / WEIGHTS, "pt") as tensors:
+    """Load the trained score head [1, D]; ValueError without one, because a random head gives random scores."""
+    with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as tensors:
         names = [name for name in tensors.keys() if name.endswith(HEAD)]  # noqa: SIM118 (not a dict)
         if len(names) != 1:
             raise ValueError(f"{adapter} holds no score head: this reward adapter cannot be used")

@@ -1,6 +1,6 @@
-"""What model families do differently, asked of the library or of the model itself: no table of names.
+"""Differences between model families, read from the libraries or from the model itself, without a table of names.
 
-Known to work, with tests: LLaMA, Mistral, Qwen 2 and 3, GPT-2, GPT-NeoX (Pythia), OPT. What cannot work is refused.
+Tested: LLaMA, Mistral, Qwen 2 and 3, GPT-2, GPT-NeoX (Pythia), OPT. Families that cannot work raise ValueError.
 """
 
 import inspect
@@ -12,29 +12,29 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 
 def backbone(model: PreTrainedModel) -> PreTrainedModel:
-    """What lies under a model's head, and computes its last hidden states."""
+    """Return the model under the head, which computes the last hidden states."""
     return model.get_decoder()
 
 
 def hidden_size(model: PreTrainedModel) -> int:
-    """Width of the last hidden states: not always the model's, for OPT-350m projects them down at the end."""
+    """Return the width of the last hidden states; OPT-350m projects them to another than its layers have."""
     return model.get_output_embeddings().in_features
 
 
 def check_positions(model: PreTrainedModel) -> None:
-    """Make a loaded model refuse texts that it has no positions for; refuse one that attends in a way of its own."""
+    """Make a loaded model raise ValueError for positions that it does not have, and check that it can attend at all."""
     inner, family = backbone(model), model.config.model_type
     if "position_ids" not in inspect.signature(inner.forward).parameters:
-        raise ValueError(f"{family} models take no position ids, which this project's padded batches need")
-    inner.register_forward_pre_hook(_check_positions, with_kwargs=True)
-    with torch.no_grad():  # attention.py says what it cannot do: now, not after an hour of reading
+        raise ValueError(f"{family} models take no position ids, which this project's batches need")
+    inner.register_forward_pre_hook(_check_position_ids, with_kwargs=True)
+    with torch.no_grad():  # attention.attend raises for unsupported families: now, not after an hour
         inner(input_ids=torch.zeros(1, 2, dtype=torch.long, device=inner.device), use_cache=False)
 
 
 def check_length(config: PretrainedConfig, tokens: int) -> None:
-    """ValueError for a text that a model with a table of positions (GPT-2, OPT) has no position for.
+    """Raise ValueError if a text is longer than a model's table of learnt positions (GPT-2, OPT).
 
-    On a GPU it would end the process with a device-side assertion. Rotary positions are computed: no length fails.
+    A GPU would end the process with a device-side assertion. Rotary positions are computed, so any length works.
     """
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and getattr(config, "rope_parameters", None) is None and tokens > limit:
@@ -44,8 +44,8 @@ def check_length(config: PretrainedConfig, tokens: int) -> None:
         )
 
 
-def check_targets(model: PreTrainedModel, names: tuple[str, ...]) -> None:
-    """ValueError for a family that PEFT has no targets for, and for a name no layer has: PEFT would pass over it."""
+def check_lora_targets(model: PreTrainedModel, names: tuple[str, ...]) -> None:
+    """Raise ValueError if PEFT has no default targets for the family, or if no layer has one of the names."""
     family = model.config.model_type
     if not names and family not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
         raise ValueError(
@@ -61,7 +61,7 @@ def check_targets(model: PreTrainedModel, names: tuple[str, ...]) -> None:
 
 
 def _matrix_names(model: PreTrainedModel) -> list[str]:
-    """Names of the layers that multiply by a matrix, embeddings and head apart."""
+    """List the names of the layers with a weight matrix, without embeddings and head."""
     return sorted(
         {
             name.split(".")[-1]
@@ -73,14 +73,13 @@ def _matrix_names(model: PreTrainedModel) -> list[str]:
     )
 
 
-def _check_positions(inner: nn.Module, args: tuple, kwargs: dict) -> None:
-    """Before a forward pass: one look at the positions, only for a family that has a table of them."""
-    places = kwargs.get("position_ids")
-    if places is not None and getattr(inner.config, "rope_parameters", None) is None:
-        check_length(inner.config, int(places.max()) + 1)
+def _check_position_ids(inner: nn.Module, args: tuple, kwargs: dict) -> None:
+    position_ids = kwargs.get("position_ids")
+    if position_ids is not None and getattr(inner.config, "rope_parameters", None) is None:
+        check_length(inner.config, int(position_ids.max()) + 1)
 
 
 def max_positions(*folders) -> int:
-    """Tokens that every one of these models has positions for."""
+    """Return the number of positions that all of these models have."""
     configs = map(AutoConfig.from_pretrained, folders)
     return min(getattr(config, "max_position_embeddings", None) or 2**31 for config in configs)

@@ -1,7 +1,7 @@
-"""How a trunk's layers are called: compiled, recomputed in the backward pass.
+"""Call a backbone's layers compiled, or with activation checkpointing.
 
-Transformers' own checkpointing needs the model in training mode, where families that drop out by hand would do so, and
-its recomputation knows nothing of adapters that were switched in between.
+Transformers' own checkpointing requires training mode, in which some families apply dropout, and its recomputation
+does not restore the adapter that was active in the forward pass.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,33 +15,38 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.modeling.adapters import active_adapter
 
-COMPILED_VARIANTS = 64  # of a layer: by role, place, gradients, kinds of shapes
+COMPILED_VARIANTS = 64  # of one layer: adapters, layer index, gradients, kinds of shapes
 
 
-class Layers:
-    """gradient_checkpointing: a layer's activations are made anew in the backward pass (arXiv 1604.06174), by
-    non-reentrant checkpoints. compiled: each layer goes through torch.compile, for all shapes at once."""
+class LayerCalls:
+    """How the layers of a backbone are called.
+
+    Args:
+        gradient_checkpointing: recompute a layer's activations in the backward pass (arXiv 1604.06174), by
+            non-reentrant checkpoints.
+        compiled: call each layer through torch.compile, with dynamic shapes.
+    """
 
     def __init__(self, gradient_checkpointing: bool, compiled: bool):
         self.gradient_checkpointing, self.compiled = gradient_checkpointing, compiled
         self._compiled: dict[nn.Module, Callable] = {}
 
     @contextmanager
-    def called(self, trunk: nn.Module, role: str | None) -> Iterator[None]:
-        """Forward passes in here call the layers so; role: of the adapter that is on."""
+    def applied_to(self, backbone: nn.Module, adapter: str | None) -> Iterator[None]:
+        """Call the layers of `backbone` this way while open; adapter: the active one."""
         recomputed = self.gradient_checkpointing and torch.is_grad_enabled()
         if not (recomputed or self.compiled):
             yield
             return
-        layers = [layer for layer in trunk.modules() if isinstance(layer, GradientCheckpointingLayer)]
-        before = [layer.__dict__.get("forward") for layer in layers]
+        layers = [layer for layer in backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        previous = [layer.__dict__.get("forward") for layer in layers]
         for layer in layers:
             forward = self._compiled_forward(layer) if self.compiled else layer.forward
-            layer.forward = _recomputed(forward, layer, role) if recomputed else forward
+            layer.forward = _checkpoint_forward(forward, layer, adapter) if recomputed else forward
         try:
             yield
         finally:
-            for layer, own in zip(layers, before, strict=True):
+            for layer, own in zip(layers, previous, strict=True):
                 if own is None:
                     del layer.forward
                 else:
@@ -53,7 +58,7 @@ class Layers:
         return self._compiled[layer]
 
 
-def _recomputed(forward: Callable, layer: nn.Module, role: str | None) -> Callable:
-    # By the time of the backward pass another role may be on.
-    contexts = lambda: (nullcontext(), active_adapter(layer, role))  # noqa: E731
+def _checkpoint_forward(forward: Callable, layer: nn.Module, adapter: str | None) -> Callable:
+    # Another adapter may be active by the time of the backward pass.
+    contexts = lambda: (nullcontext(), active_adapter(layer, adapter))  # noqa: E731
     return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)

@@ -31,7 +31,7 @@ def autocast(precision: str):
 
 
 def resolve_cpu_kernels(setting: str) -> bool:
-    """Whether models of this process can use the CPU kernels; setting: 'auto', which compiles them, or 'off'."""
+    """Check whether models of this process can use the CPU kernels; setting: 'auto', which compiles them, or 'off'."""
     return setting == "auto" and device().type == "cpu" and load_library() is not None
 
 

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Add LoRA adapters (arXiv 2106.09685) with PEFT."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,17 @@ from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_
 from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 
-from stages.modeling.families import check_targets
+from stages.modeling.families import check_lora_targets
 from stages.modeling.load import QUANTISED
 
 
 def unwrap_peft(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The model itself, under its adapters if it has any."""
+    """Return the model without PEFT's wrapper."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def adapted_layers(model: PreTrainedModel | PeftModel) -> list[LoraLayer]:
-    """The layers that carry an adapter."""
+    """List the layers that have an adapter."""
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 
@@ -31,12 +31,14 @@ def add_lora(
     scorer: bool = False,
     new_tokens: Sequence[int] = (),
 ) -> PeftModel:
-    """A fresh adapter on a frozen base; only it (and a scorer's head) requires gradients.
+    """Freeze the model and add an untrained adapter, which alone requires gradients (with a scorer's head).
 
-    target_modules: names of layers; none: those that PEFT knows for the family. new_tokens: ids whose rows in the
-    embeddings and in the output layer learn as well.
+    Args:
+        target_modules: names of layers; empty: PEFT's defaults for the family.
+        scorer: whether the model is a sequence classifier.
+        new_tokens: ids whose rows in the embeddings and the output layer are trained too.
     """
-    check_targets(model, target_modules)
+    check_lora_targets(model, target_modules)
     if precision in QUANTISED:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     config = LoraConfig(
@@ -47,12 +49,12 @@ def add_lora(
         bias="none",
         target_modules=list(target_modules) or None,
         modules_to_save=["score"] if scorer else None,
-        trainable_token_indices={name: list(new_tokens) for name in _vocabularies(model)} if new_tokens else None,
+        trainable_token_indices={name: list(new_tokens) for name in _vocabulary_layers(model)} if new_tokens else None,
     )
     return get_peft_model(model, config)
 
 
-def _vocabularies(model: PreTrainedModel) -> list[str]:
-    """Last names of the layers with a row for each token."""
+def _vocabulary_layers(model: PreTrainedModel) -> list[str]:
+    """List the names of the layers with one row per token, without their path."""
     layers = (model.get_input_embeddings(), model.get_output_embeddings())
     return [name.split(".")[-1] for name, module in model.named_modules() if module in layers]

@@ -1,4 +1,4 @@
-"""Model folders: bring a pretrained one in, unchanged and without pickles; write an adapter out, and load it."""
+"""Model folders: copy a pretrained one without pickled weights; save and load adapters."""
 
 import json
 from pathlib import Path
@@ -11,14 +11,14 @@ from transformers import AutoConfig, PreTrainedModel
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.files import link_or_copy, write_json
 
-WEIGHTS = "adapter_model.safetensors"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 FILE_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
 def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, float]:
-    """A local folder or hub model into `out` as it is (hard links where the disk allows), checked to be usable.
+    """Copy a local folder or hub model into `out` unchanged, as hard links if possible; return its size in bytes.
 
-    ValueError when it is neither, has no safetensors weights, or its tokenizer and configuration disagree.
+    Raises ValueError if it is neither, has no safetensors weights, or its tokenizer and configuration disagree.
     """
     source = Path(model) if Path(model).is_dir() else _download(model, revision)
     files = [f for pattern in FILE_PATTERNS for f in sorted(source.glob(pattern))]
@@ -34,47 +34,47 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
 
 
 def save_adapter(model, tokenizer, out: Path) -> None:
-    """A PEFT adapter folder with its tokenizer, the same bytes from every process."""
+    """Save the adapter 'default' with its tokenizer; every process writes the same bytes."""
     save_adapters(model, out, ["default"])
     tokenizer.save_pretrained(out)
 
 
 def save_model(model, tokenizer, out: Path) -> None:
-    """A whole model folder with its tokenizer."""
+    """Save a whole model with its tokenizer."""
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
 def save_adapters(model, out: Path, names: list[str]) -> None:
-    """These adapters of a PEFT model: the one called 'default' into `out` itself, others into out/<name>."""
-    # Rows of new tokens are the adapter's own; PEFT would add the whole embedding, of gigabytes.
+    """Save some adapters of a PEFT model: 'default' into `out`, others into out/<name>."""
+    # The rows of new tokens are in the adapter; PEFT would add the whole embedding, of gigabytes.
     model.save_pretrained(out, selected_adapters=names, save_embedding_layers=False)
     for name in names:
         file = (out if name == "default" else out / name) / "adapter_config.json"
         config = json.loads(file.read_text(encoding="utf-8"))
-        # PEFT keeps these in sets, whose order changes from process to process.
+        # PEFT stores these as sets, whose order differs between processes.
         write_json(file, {key: sorted(value) if isinstance(value, list) else value for key, value in config.items()})
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """The adapter in `folder` on the model it was trained on, in eval mode.
+    """Load an adapter onto the model that it was trained on, in eval mode.
 
-    ValueError in one line where a tensor has no place or a place no tensor, or its shape is another; PEFT would warn.
+    Raises ValueError if a tensor is missing, unexpected or of another shape; PEFT would only warn.
     """
-    saved, config = load_file(folder / WEIGHTS), PeftConfig.from_pretrained(folder)
-    config.base_model_name_or_path = None  # a folder may have another name by now, or be one of several steps
+    saved, config = load_file(folder / ADAPTER_WEIGHTS), PeftConfig.from_pretrained(folder)
+    config.base_model_name_or_path = None  # the folder may have been renamed, or be an intermediate merge
     try:
         model = get_peft_model(model, config)
     except (ValueError, IndexError) as error:  # no such layer; no such row of the embedding
         raise ValueError(f"{_mismatch(folder, model)}: {str(error).split('. ')[0]}") from error
     # PEFT may have saved a grown embedding whole.
     embeddings = any(name.endswith("base_layer.weight") for name in saved)
-    places = get_peft_model_state_dict(model, save_embedding_layers=embeddings)
-    for name in sorted(places.keys() | saved.keys()):
-        found, wanted = (list(tensors[name].shape) if name in tensors else None for tensors in (saved, places))
-        if found != wanted:
-            raise ValueError(f"{_mismatch(folder, model)}: {name} is {found or 'missing'} in the adapter, "
-                             f"{wanted or 'missing'} in the model; give the base that it was trained on")
+    expected = get_peft_model_state_dict(model, save_embedding_layers=embeddings)
+    for name in sorted(expected.keys() | saved.keys()):
+        own, needed = (list(tensors[name].shape) if name in tensors else None for tensors in (saved, expected))
+        if own != needed:
+            raise ValueError(f"{_mismatch(folder, model)}: {name} is {own or 'missing'} in the adapter, "
+                             f"{needed or 'missing'} in the model; give the base that it was trained on")
     set_peft_model_state_dict(model, saved)
     return model.eval()
 
@@ -86,8 +86,8 @@ def _mismatch(folder: Path, model) -> str:
 def _download(model: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(FILE_PATTERNS)))
-    except Exception as error:  # the hub client raises many kinds; each means: it cannot be had
+    except Exception as error:  # the hub client raises many types
         raise ValueError(
-            f"{model!r} is neither 'scratch' nor a local folder, and the hub does not give it: "
+            f"{model!r} is neither 'scratch' nor a local folder, and cannot be downloaded from the hub: "
             f"{str(error).splitlines()[0]}"
         ) from error

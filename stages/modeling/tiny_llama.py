@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer and a small LLaMA, made from a site's own text, so that nothing need be downloaded."""
+"""Build a byte-level BPE tokenizer and a small LLaMA from a site's own text, without a download."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ PAD, BOS, EOS = "<pad>", "<s>", "</s>"  # distinct tokens, ids 0, 1, 2
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_tokens: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE (every text is representable, no unknown token); a text starts with BOS, as LLaMA's does."""
+    """Train a byte-level BPE (no unknown token) that begins every text with BOS, as LLaMA's does."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -26,7 +26,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_tokens: int) -> PreTrainedT
     )
 
 
-def small_llama(
+def build_small_llama(
     tokenizer,
     *,
     hidden_size: int,
@@ -36,7 +36,7 @@ def small_llama(
     max_position_tokens: int,
     initializer_range: float,
 ) -> LlamaForCausalLM:
-    """A LLaMA with random weights, input and output embeddings tied."""
+    """Build a LLaMA with random weights and tied embeddings."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Load tokenizers, and check that they fit a model."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ PAD = "<pad>"
 
 
 def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerBase:
-    """The tokenizer, with a pad token distinct from BOS and EOS; ValueError without an EOS.
+    """Load a tokenizer with a pad token distinct from BOS and EOS; ValueError without an EOS token.
 
-    A tokenizer without such a pad gets an extra id. It may lie outside the embedding: batches carry 0 in its place,
-    masked (see `batched`), so that nothing is resized.
+    A tokenizer without such a pad token gets an extra id. The id may exceed the embedding, which is not resized:
+    batches are packed, or padded with a masked 0 (packed.forward.pad_batch).
     """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.eos_token_id is None:
@@ -24,17 +24,16 @@ def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerBase:
 
 @torch.no_grad()
 def resize_token_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Give every token id its row in the embeddings and the output layer; the pad's alone may lie outside.
+    """Add rows to the embeddings and the output layer, so that every token id except the pad's has one.
 
-    Returns the ids of the new rows, none where all were there. Each is the mean of the old rows: an unheard-of token
-    then changes no softmax by much (Hewitt 2021), and with nothing drawn an adapter finds again the rows it was
-    trained beside. Tied weights stay tied.
+    Each new row is the mean of the old ones: it changes the softmax little (Hewitt 2021), and without random numbers an
+    adapter meets the same rows as in training. Tied weights stay tied. Returns the ids of the new rows.
     """
     old = model.get_input_embeddings().num_embeddings
-    beyond = _tokens_without_row(tokenizer, old)
-    if not beyond:
+    missing = _tokens_without_row(tokenizer, old)
+    if not missing:
         return []
-    needed = 1 + max(beyond)
+    needed = 1 + max(missing)
     model.resize_token_embeddings(needed, mean_resizing=False)
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         for rows in (getattr(layer, "weight", None), getattr(layer, "bias", None)):
@@ -44,22 +43,22 @@ def resize_token_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    """ValueError where the tokenizer has a token, the pad apart, that the model has no row for."""
-    beyond = _tokens_without_row(tokenizer, model.get_input_embeddings().num_embeddings)
-    if beyond:
-        raise ValueError(f"the tokenizer has {len(beyond)} tokens that the base has no vector for, "
-                         f"{beyond[min(beyond)]!r} the first, and an adapter would not make one: set "
-                         f"sft.train_new_tokens, or take them out")
+    """Raise ValueError if the tokenizer has a token, other than the pad, without an embedding in the model."""
+    missing = _tokens_without_row(tokenizer, model.get_input_embeddings().num_embeddings)
+    if missing:
+        raise ValueError(f"the tokenizer has {len(missing)} tokens without an embedding in the base, the first is "
+                         f"{missing[min(missing)]!r}, and an adapter adds none: set sft.train_new_tokens, or remove "
+                         f"them from the tokenizer")
 
 
 def _tokens_without_row(tokenizer: PreTrainedTokenizerBase, rows: int) -> dict[int, str]:
-    """Id to name of the tokens beyond an embedding of so many rows, the pad apart."""
+    """Map the ids beyond an embedding of so many rows, except the pad's, to token names."""
     return {token: name for name, token in tokenizer.get_vocab().items()
             if token >= rows and token != tokenizer.pad_token_id}
 
 
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
-    """ValueError unless tokenizer and model agree on what ends a text (a known silent fault of LLaMA conversions)."""
+    """Raise ValueError unless tokenizer and model agree on the EOS id (a known silent error of LLaMA conversions)."""
     ids = config.eos_token_id
     expected = ids if isinstance(ids, list) else [ids]
     if ids is not None and tokenizer.eos_token_id not in expected:
@@ -69,8 +68,8 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedC
         )
 
 
-def shared_tokenizer(*folders):
-    """The one tokenizer of several models; ValueError when they differ: ids of one would mean nothing to another."""
+def load_shared_tokenizer(*folders):
+    """Load the one tokenizer that all of these models use; ValueError if they differ."""
     first = load_tokenizer(folders[0])
     for folder in folders[1:]:
         if not same_tokenizer(folder, first):
@@ -79,5 +78,5 @@ def shared_tokenizer(*folders):
 
 
 def same_tokenizer(folder: Path, tokenizer) -> bool:
-    """Whether the model in `folder` knows the same ids by the same names."""
+    """Check whether the model in `folder` has the same vocabulary."""
     return load_tokenizer(folder).get_vocab() == tokenizer.get_vocab()

@@ -11,7 +11,7 @@ import warnings
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-_LARGEST_FROM_HEAP_BYTES = 32 << 20  # the most that glibc takes
+_LARGEST_FROM_HEAP_BYTES = 32 << 20  # glibc's maximum
 _KEPT_BYTES = 1 << 30
 
 
@@ -23,7 +23,7 @@ def prepare() -> None:
 
 
 def _silence_libraries() -> None:
-    """Turn off the libraries' progress bars and load reports: a stage shows its own progress and checks weights itself."""
+    """Turn off the libraries' progress bars and load reports: stages show progress and check weights themselves."""
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # datasets' own switch needs its import, 85 MB
     disable_progress_bar()
     set_verbosity_error()
@@ -34,22 +34,25 @@ def _silence_libraries() -> None:
 
 
 def _set_matmul_precision() -> None:
-    """Send CPU products of fp32 matrices through oneDNN where that is exact.
+    """Multiply fp32 matrices on a CPU with oneDNN, where that is exact.
 
-    'medium' lets oneDNN multiply fp32 by way of bf16, which it does with AMX alone: without AMX it multiplies in fp32,
-    at 2.2 times MKL's rate on an AMD core and at MKL's on an Intel one. A GPU's products are not touched.
+    'medium' lets oneDNN multiply in bf16, which it does only with AMX. Without AMX it multiplies in fp32, at 2.2 times
+    MKL's rate on an AMD core and at MKL's rate on an Intel one. A GPU's setting stays as it is.
     """
     if not torch.cuda.is_available() and torch.backends.mkldnn.is_available() and not _has_amx():
         torch.set_float32_matmul_precision("medium")
 
 
 def _has_amx() -> bool:
-    """True where it cannot be told."""
+    """Check whether the processor has AMX; True if unknown."""
     return bool(torch.cpu.get_capabilities().get("amx_tile", True))
 
 
 def _keep_freed_memory() -> None:
-    """glibc maps each large tensor anew, and the kernel zeroes its pages: a tenth of an update's time on a CPU."""
+    """Let glibc reuse freed memory. By default it maps every large tensor anew, and the kernel zeroes its pages.
+
+    That was a tenth of an update's time on a CPU.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # another C library

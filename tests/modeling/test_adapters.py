@@ -46,7 +46,7 @@ def save_reward(base, out, weight=0.0):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return tiny_models.save_base(tmp_path_factory.mktemp("roles") / "base", width=128)  # nf4 on a CPU packs blocks of 64
+    return tiny_models.save_base(tmp_path_factory.mktemp("roles") / "base", width=128)  # nf4 packs blocks of 64
 
 
 @pytest.fixture(scope="module")

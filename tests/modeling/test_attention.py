@@ -139,7 +139,7 @@ class Trunk(nn.Module):
 def test_the_last_block_computes_the_wanted_tokens_alone_and_exactly():
     trunk, states, wanted = Trunk(), drawn(1, 90, 5).requires_grad_(), torch.tensor([3, 88, 40, 41])
     full = trunk(states)[0, wanted]
-    with last_layer.only_at(trunk, wanted, 90):
+    with last_layer.mlp_at_positions(trunk, wanted, 90):
         found = trunk(states)[0, wanted]
     assert trunk.met == [90, 16]
     assert torch.allclose(found, full, atol=1e-14)
@@ -150,6 +150,6 @@ def test_the_last_block_computes_the_wanted_tokens_alone_and_exactly():
 def test_a_layer_that_is_computed_again_computes_all():
     trunk = Trunk()
     trunk.layer.forward = lambda: None
-    with last_layer.only_at(trunk, torch.tensor([1]), 90):
+    with last_layer.mlp_at_positions(trunk, torch.tensor([1]), 90):
         trunk(drawn(1, 90, 5))
     assert trunk.met == [90]

@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers as hf
 
-from stages.finetuning.lm_loss import summed_loss
-from stages.finetuning.packing import Row
+from stages.finetuning.lm_loss import summed_lm_loss
+from stages.finetuning.packing import PackedRow
 from stages.generation import sampler
 from stages.modeling import lora
 from stages.modeling.adapters import load_score_head
@@ -201,8 +201,8 @@ def test_packed_documents_do_not_see_each_other(bases, family):
     model = load_causal(bases(family))
     alone = [float(model(torch.tensor([row]), labels=torch.tensor([row])).loss) * (len(row) - 1) for row in ROWS]
     model = load_causal(bases(family))
-    rows = [Row(np.array(row), np.arange(len(row)) > 0) for row in ROWS]
-    assert float(summed_loss(model, rows, "fp32")) == pytest.approx(sum(alone), rel=1e-5)
+    rows = [PackedRow(np.array(row), np.arange(len(row)) > 0) for row in ROWS]
+    assert float(summed_lm_loss(model, rows, "fp32")) == pytest.approx(sum(alone), rel=1e-5)
 
 
 def test_a_table_of_positions_has_an_end_and_rotary_ones_do_not(bases):

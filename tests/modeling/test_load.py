@@ -20,7 +20,7 @@ from tests.helpers.trajectories import build_trajectory
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return tiny_models.save_base(tmp_path_factory.mktemp("models") / "base", width=128)  # nf4 on a CPU packs blocks of 64
+    return tiny_models.save_base(tmp_path_factory.mktemp("models") / "base", width=128)  # nf4 packs blocks of 64
 
 
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16", "int8", "nf4"])

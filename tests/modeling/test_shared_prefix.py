@@ -29,8 +29,9 @@ def states(model, texts, wanted):
 
 
 def both():
-    where = torch.device("cpu")
-    return pack_with_shared_prefix(PROMPTS, ANSWERS, where), pack_responses(*map(list, zip(*SEPARATE, strict=True)), where)
+    device = torch.device("cpu")
+    separate = pack_responses(*map(list, zip(*SEPARATE, strict=True)), device)
+    return pack_with_shared_prefix(PROMPTS, ANSWERS, device), separate
 
 
 def test_question_tokens_stand_once_and_texts_say_where_everything_is():

@@ -78,7 +78,8 @@ def test_rows_beyond_the_tokenizers_stay(tmp_path):
     base = architectures.save(architectures.FAMILIES["llama"], tmp_path)
     model = load_causal(base)
     model.resize_token_embeddings(128)
-    assert resize_token_embeddings(model, tokenizer_of(base)) == [] and model.get_input_embeddings().num_embeddings == 128
+    assert resize_token_embeddings(model, tokenizer_of(base)) == []
+    assert model.get_input_embeddings().num_embeddings == 128
 
 
 @pytest.mark.parametrize("family", ["llama", "llama tied", "gpt2", "pythia"])

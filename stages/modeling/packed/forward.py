@@ -49,7 +49,7 @@ def packed_hidden_states(model: PreTrainedModel, batch: PackedBatch, positions: 
     cache: arguments of Transformers' forward, such as past_key_values.
     """
     inner = use_packed_attention(model)
-    with last_layer.only_at(inner, positions, batch.input_ids.shape[1]):
+    with last_layer.mlp_at_positions(inner, positions, batch.input_ids.shape[1]):
         states = inner(
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=attention.NO_MASK, batch=batch,
             **({"use_cache": False} | cache),
@@ -71,5 +71,5 @@ def use_packed_attention(model: PreTrainedModel, cpu_kernels: bool = False) -> P
 
 
 def uses_cpu_kernels(model: PreTrainedModel) -> bool:
-    """Whether this model instance computes with the CPU kernels; its attention implementation records it."""
+    """Check whether this model instance computes with the CPU kernels; its attention implementation records it."""
     return backbone(model).config._attn_implementation == attention.PACKED_CPU_KERNELS
