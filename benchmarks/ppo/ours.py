@@ -25,14 +25,16 @@ from stages.rl.trajectory import Trajectory, score_rollout
 PACKAGES = ("torch", "transformers", "peft")
 
 
-def load(shape: workload.Shape, precision: str) -> tuple[Policy, Scorer, torch.optim.Optimizer]:
+def load(
+    shape: workload.Shape, precision: str, cpu_kernels: str = "auto"
+) -> tuple[Policy, Scorer, torch.optim.Optimizer]:
     """Policy, reward model and optimiser on random weights, read from a folder as a stage reads them."""
     with tempfile.TemporaryDirectory() as folder:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         workload.language_model(shape).to(dtype).save_pretrained(f"{folder}/lm")
         workload.reward_model(shape).to(dtype).save_pretrained(f"{folder}/rm")
-        model = load_causal(f"{folder}/lm", precision)
-        scorer = Scorer(load_classifier(f"{folder}/rm", precision), precision)
+        model = load_causal(f"{folder}/lm", precision, cpu_kernels)
+        scorer = Scorer(load_classifier(f"{folder}/rm", precision, cpu_kernels=cpu_kernels), precision)
     lora = workload.LORA
     torch.manual_seed(0)
     model = add_lora(model, r=lora["r"], alpha=lora["lora_alpha"], dropout=lora["lora_dropout"],

@@ -207,7 +207,7 @@ class Rotary(torch.autograd.Function):
 
 
 def _is_packed(q, k, cos) -> bool:
-    """Check for q of a packed batch, [1, H, N, W], or of newest tokens, [B, H, 1, W], with one angle [·, ·, W] a token."""
+    """Check for q of a packed batch, [1, H, N, W], or of new tokens, [B, H, 1, W], with one angle [·, ·, W] a token."""
     return (q.dtype == k.dtype == cos.dtype and 1 in (q.shape[0], q.shape[2]) and cos.shape[-1] == q.shape[-1]
             and cos.shape[:2].numel() == q.shape[0] * q.shape[2])
 
