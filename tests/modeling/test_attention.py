@@ -13,15 +13,15 @@ LENGTHS = [3, 40, 17, 16, 1, 40, 33]
 HEADS, WIDTH = 4, 6
 
 
-def drawn(*shape, seed=0):
+def gaussian(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def batch_of(lengths):
+def pack_lengths(lengths):
     return sequences.pack([[7 + row] * length for row, length in enumerate(lengths)])
 
 
-def loops(query, key, value, scaling, window):
+def attend_by_loops(query, key, value, scaling, window):
     """[H, L, W] of one row: each query over the keys that it sees, one at a time."""
     shared, out = query.shape[0] // key.shape[0], torch.zeros_like(query)
     for head in range(query.shape[0]):
@@ -41,42 +41,42 @@ def cut(request, monkeypatch):
     monkeypatch.setitem(sequences.BUCKET_SCORES, "cpu", request.param[1])
 
 
-def attended(states, batch, window):
+def attend_packed(states, batch, window):
     return attention.attend(None, *states, None, scaling=0.3, sliding_window=window, batch=batch)[0]
 
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_each_row_attends_to_itself_alone(cut, key_heads, window):
-    batch = batch_of(LENGTHS)
+    batch = pack_lengths(LENGTHS)
     size = batch.input_ids.shape[1]
     heads = (HEADS, key_heads, key_heads)
-    states = [drawn(1, size, count, WIDTH, seed=i).transpose(1, 2) for i, count in enumerate(heads)]
-    found = attended(states, batch, window)
+    states = [gaussian(1, size, count, WIDTH, seed=i).transpose(1, 2) for i, count in enumerate(heads)]
+    found = attend_packed(states, batch, window)
     assert found.shape == (1, size, HEADS, WIDTH) and (found[0, batch.num_tokens :] == 0).all()
     for start, length in zip(batch.starts.tolist(), LENGTHS, strict=True):
-        expected = loops(*(x[0, :, start : start + length] for x in states), 0.3, window)
+        expected = attend_by_loops(*(x[0, :, start : start + length] for x in states), 0.3, window)
         assert torch.allclose(found[0, start : start + length].transpose(0, 1), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("key_heads", "window"), [(4, None), (2, 5)])
 def test_gradients_are_those_of_finite_differences(cut, key_heads, window):
-    batch = batch_of([3, 20, 2])
+    batch = pack_lengths([3, 20, 2])
     size = batch.input_ids.shape[1]
-    states = [drawn(1, heads, size, 2, seed=i).requires_grad_() for i, heads in enumerate((4, key_heads, key_heads))]
+    states = [gaussian(1, heads, size, 2, seed=i).requires_grad_() for i, heads in enumerate((4, key_heads, key_heads))]
     read = batch.input_ids[0] > 0  # nobody reads the filler
-    assert torch.autograd.gradcheck(lambda *x: attended(x, batch, window)[:, read], states, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda *x: attend_packed(x, batch, window)[:, read], states, fast_mode=True)
 
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_gpus_way_is_the_same(monkeypatch, window):
     monkeypatch.setitem(sequences.BUCKET_SCORES, "cpu", sequences.BUCKET_SCORES["cuda"])
-    batch = batch_of(LENGTHS)
-    states = [drawn(1, HEADS, batch.input_ids.shape[1], WIDTH, seed=i).requires_grad_() for i in range(3)]
+    batch = pack_lengths(LENGTHS)
+    states = [gaussian(1, HEADS, batch.input_ids.shape[1], WIDTH, seed=i).requires_grad_() for i in range(3)]
     ways = [f(*states, batch, 0.3, window) for f in (attention._attend_fused, attention._PackedAttention.apply)]
     assert torch.allclose(*ways, atol=1e-12)
-    slopes = [torch.autograd.grad((way * drawn(*way.shape, seed=5)).sum(), states) for way in ways]
-    assert all(torch.allclose(*pair, atol=1e-12) for pair in zip(*slopes, strict=True))
+    gradients_of_both = [torch.autograd.grad((way * gaussian(*way.shape, seed=5)).sum(), states) for way in ways]
+    assert all(torch.allclose(*pair, atol=1e-12) for pair in zip(*gradients_of_both, strict=True))
 
 
 def test_rows_lie_end_to_end_and_keep_their_places():
@@ -107,13 +107,13 @@ def test_sizes_are_few_and_little_is_added():
 @pytest.mark.parametrize("bias", [True, False])
 def test_log_probabilities_and_their_gradient(temperature, bias):
     layer = nn.Linear(6, 30, bias=bias, dtype=torch.float64).requires_grad_(False)
-    hidden, chosen = drawn(150, 6).requires_grad_(), torch.arange(150) % 30
+    hidden, chosen = gaussian(150, 6).requires_grad_(), torch.arange(150) % 30
     expected = torch.log_softmax(layer(hidden) / temperature, -1)[torch.arange(150), chosen]
     found = selective_log_softmax(layer, hidden, chosen, temperature)
     assert torch.allclose(found.double(), expected, atol=1e-5)
-    weight = drawn(150, seed=1)
-    slopes = [torch.autograd.grad((x * weight).sum(), hidden)[0] for x in (found, expected)]
-    assert torch.allclose(*slopes, atol=1e-5)
+    weight = gaussian(150, seed=1)
+    gradients_of_both = [torch.autograd.grad((x * weight).sum(), hidden)[0] for x in (found, expected)]
+    assert torch.allclose(*gradients_of_both, atol=1e-5)
 
 
 def test_the_most_unlikely_token_has_a_log_probability():
@@ -137,19 +137,19 @@ class Trunk(nn.Module):
 
 
 def test_the_last_block_computes_the_wanted_tokens_alone_and_exactly():
-    trunk, states, wanted = Trunk(), drawn(1, 90, 5).requires_grad_(), torch.tensor([3, 88, 40, 41])
+    trunk, states, wanted = Trunk(), gaussian(1, 90, 5).requires_grad_(), torch.tensor([3, 88, 40, 41])
     full = trunk(states)[0, wanted]
     with last_layer.mlp_at_positions(trunk, wanted, 90):
         found = trunk(states)[0, wanted]
     assert trunk.met == [90, 16]
     assert torch.allclose(found, full, atol=1e-14)
-    slopes = [torch.autograd.grad((x * drawn(4, 5, seed=2)).sum(), states)[0] for x in (found, full)]
-    assert torch.allclose(*slopes, atol=1e-14)
+    gradients_of_both = [torch.autograd.grad((x * gaussian(4, 5, seed=2)).sum(), states)[0] for x in (found, full)]
+    assert torch.allclose(*gradients_of_both, atol=1e-14)
 
 
 def test_a_layer_that_is_computed_again_computes_all():
     trunk = Trunk()
     trunk.layer.forward = lambda: None
     with last_layer.mlp_at_positions(trunk, torch.tensor([1]), 90):
-        trunk(drawn(1, 90, 5))
+        trunk(gaussian(1, 90, 5))
     assert trunk.met == [90]

@@ -36,15 +36,15 @@ NEAR = {torch.float32: 2e-6, torch.bfloat16: 1e-2}  # of the largest value
 dtypes = pytest.mark.parametrize("dtype", NEAR, ids=["fp32", "bf16"])
 
 
-def drawn(*shape, seed=0, dtype=torch.float32):
+def gaussian(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def near(found, expected, dtype=torch.float32):
+def is_close(found, expected, dtype=torch.float32):
     return float((found.double() - expected).detach().abs().max()) <= NEAR[dtype] * float(expected.detach().abs().max())
 
 
-def newest(query, keys, values, window):
+def attend_newest(query, keys, values, window):
     """Of one query [H, W], over the keys [L, G, W] up to its own, in float64."""
     seen = slice(max(0, len(keys) - window) if window else 0, None)
     keys, values = (x[seen].double().repeat_interleave(len(query) // x.shape[1], 1) for x in (keys, values))
@@ -52,35 +52,35 @@ def newest(query, keys, values, window):
     return torch.einsum("hj,jhw->hw", scores.softmax(-1), values)
 
 
-def one_by_one(query, key, value, rows, window):
+def attend_reference(query, key, value, rows, window):
     """[N, H, W] of rows of tokens; a token in several rows sees the same in each."""
     out = list(torch.zeros(query.shape, dtype=torch.float64))
     for row in rows:
         for i, token in enumerate(row):
-            out[token] = newest(query[token], key[row[: i + 1]], value[row[: i + 1]], window)
+            out[token] = attend_newest(query[token], key[row[: i + 1]], value[row[: i + 1]], window)
     return torch.stack(out)
 
 
-def states_of(size, key_heads=2, width=40, dtype=torch.float32, heads=HEADS):
+def random_states(size, key_heads=2, width=40, dtype=torch.float32, heads=HEADS):
     """Query, key, value as a model gives them: [1, heads, size, width], a token's heads side by side."""
     counts = (heads, key_heads, key_heads)
-    return [drawn(1, size, count, width, seed=i, dtype=dtype).transpose(1, 2) for i, count in enumerate(counts)]
+    return [gaussian(1, size, count, width, seed=i, dtype=dtype).transpose(1, 2) for i, count in enumerate(counts)]
 
 
-def attended(states, batch, window=None):
+def attend_packed(states, batch, window=None):
     found, _ = attention.attend_with_kernels(None, *states, None, scaling=SCALING, sliding_window=window, batch=batch)
     return found
 
 
-def with_slopes(states, gradient, batch, window=None):
-    """What was attended to, and the gradients of query, key and value, all [N, heads, W]."""
+def attend_with_gradients(states, gradient, batch, window=None):
+    """What was attend_packed to, and the gradients of query, key and value, all [N, heads, W]."""
     states = [x.detach().requires_grad_() for x in states]
-    found = attended(states, batch, window)
+    found = attend_packed(states, batch, window)
     assert type(found.grad_fn).__name__ == "_KernelAttentionBackward"
     return [found[0].detach(), *(x[0].transpose(0, 1) for x in torch.autograd.grad(found, states, gradient))]
 
 
-def batch_of(lengths):
+def pack_lengths(lengths):
     """And its rows' tokens."""
     batch = pack([[7] * length for length in lengths])
     pairs = zip(batch.starts.tolist(), lengths, strict=True)
@@ -89,15 +89,16 @@ def batch_of(lengths):
 
 def check(batch, rows, key_heads, width, window, dtype):
     size = batch.input_ids.shape[1]
-    states, gradient = states_of(size, key_heads, width, dtype), drawn(1, size, HEADS, width, seed=9, dtype=dtype)
+    states = random_states(size, key_heads, width, dtype)
+    gradient = gaussian(1, size, HEADS, width, seed=9, dtype=dtype)
     for x in (*states, gradient.transpose(1, 2)):
         x[:, :, batch.num_tokens :] = torch.nan  # filler
-    found = with_slopes(states, gradient, batch, window)
+    found = attend_with_gradients(states, gradient, batch, window)
     exact = [x[0, :, : batch.num_tokens].transpose(0, 1).double().requires_grad_() for x in states]
-    expected = one_by_one(*exact, rows, window)
-    slopes = torch.autograd.grad(expected, exact, gradient[0, : batch.num_tokens].double())
+    expected = attend_reference(*exact, rows, window)
+    gradients = torch.autograd.grad(expected, exact, gradient[0, : batch.num_tokens].double())
     assert batch.num_tokens < size and all((x[batch.num_tokens :] == 0).all() and x.dtype == dtype for x in found)
-    assert all(near(x[: batch.num_tokens], y, dtype) for x, y in zip(found, (expected, *slopes), strict=True))
+    assert all(is_close(x[: batch.num_tokens], y, dtype) for x, y in zip(found, (expected, *gradients), strict=True))
 
 
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
@@ -105,7 +106,7 @@ def check(batch, rows, key_heads, width, window, dtype):
 @dtypes
 def test_each_query_sees_its_rows_keys_in_the_window_forward_and_backward(width, key_heads, dtype):
     for window in WINDOWS if dtype == torch.float32 else WINDOWS[:3:2]:
-        check(*batch_of(LENGTHS), key_heads, width, window, dtype)
+        check(*pack_lengths(LENGTHS), key_heads, width, window, dtype)
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -120,31 +121,31 @@ def test_a_question_that_answers_share_gets_the_gradients_of_all(window):
 
 
 def test_autocast_is_bf16_whatever_dtype_each_of_them_has():
-    batch, _ = batch_of(LENGTHS)
-    states, gradient = states_of(batch.input_ids.shape[1]), drawn(1, batch.input_ids.shape[1], HEADS, 40, seed=9)
-    low = with_slopes([x.bfloat16() for x in states], gradient.bfloat16(), batch)
+    batch, _ = pack_lengths(LENGTHS)
+    states, gradient = random_states(batch.input_ids.shape[1]), gaussian(1, batch.input_ids.shape[1], HEADS, 40, seed=9)
+    low = attend_with_gradients([x.bfloat16() for x in states], gradient.bfloat16(), batch)
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = with_slopes([*states[:2], states[2].bfloat16()], gradient.bfloat16(), batch)
+        mixed = attend_with_gradients([*states[:2], states[2].bfloat16()], gradient.bfloat16(), batch)
     assert [x.dtype for x in mixed] == [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16]
     assert all(torch.equal(*pair) for pair in zip(low, mixed, strict=True))
 
 
 def test_strides_change_nothing():
-    batch, _ = batch_of(LENGTHS)
-    states = states_of(batch.input_ids.shape[1])
+    batch, _ = pack_lengths(LENGTHS)
+    states = random_states(batch.input_ids.shape[1])
     apart = [x.repeat_interleave(2, -1)[..., ::2] for x in states]
     one = torch.ones(()).expand(1, batch.input_ids.shape[1], HEADS, 40)
-    pairs = zip(with_slopes(states, one.contiguous(), batch), with_slopes(apart, one, batch), strict=True)
-    assert apart[0].stride(-1) == 2 and all(torch.equal(*pair) for pair in pairs)
+    results = attend_with_gradients(states, one.contiguous(), batch), attend_with_gradients(apart, one, batch)
+    assert apart[0].stride(-1) == 2 and all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
-def decoded(lengths, key_heads=2, width=40, window=None, dtype=torch.float32, steps=40, stay=()):
-    """Rows that grow: (step, row's first length) to what its newest token gets, by the kernels and in float64.
+def decode_rows(lengths, key_heads=2, width=40, window=None, dtype=torch.float32, steps=40, stay=()):
+    """Rows that grow: (step, row's first length) to what its attend_newest token gets, by the kernels and in float64.
 
     stay: (step, places of the rows that go on). What a row holds depends on its first length alone.
     """
-    batch, rows = batch_of(lengths)
-    whole = {n: [drawn(n + steps, key_heads, width, seed=2 * n + i, dtype=dtype) for i in range(2)] for n in lengths}
+    batch, rows = pack_lengths(lengths)
+    whole = {n: [gaussian(n + steps, key_heads, width, seed=2 * n + i, dtype=dtype) for i in range(2)] for n in lengths}
     packed = torch.zeros(2, 1, key_heads, batch.input_ids.shape[1], width, dtype=dtype)
     for row, n in zip(rows, lengths, strict=True):
         packed[:, 0, :, row] = torch.stack([x[:n] for x in whole[n]]).transpose(1, 2)
@@ -156,10 +157,10 @@ def decoded(lengths, key_heads=2, width=40, window=None, dtype=torch.float32, st
             lengths = [lengths[place] for place in dict(stay)[step]]
         cache.step()
         given = cache.update(*(torch.stack([whole[n][i][n + step] for n in lengths])[:, :, None] for i in range(2)), 0)
-        query = torch.stack([drawn(HEADS, width, seed=1000 * n + step, dtype=dtype) for n in lengths])
-        out = attended((query[:, :, None], *given), cache, window)[:, 0]
+        query = torch.stack([gaussian(HEADS, width, seed=1000 * n + step, dtype=dtype) for n in lengths])
+        out = attend_packed((query[:, :, None], *given), cache, window)[:, 0]
         for n, own, got in zip(lengths, query, out, strict=True):
-            found[step, n] = got, newest(own, *(x[: n + step + 1] for x in whole[n]), window)
+            found[step, n] = got, attend_newest(own, *(x[: n + step + 1] for x in whole[n]), window)
     assert cache.cpu_kernels
     return found
 
@@ -170,32 +171,32 @@ def decoded(lengths, key_heads=2, width=40, window=None, dtype=torch.float32, st
 ])
 def test_decoding_sees_all_tokens_so_far_however_rows_grow_and_leave(key_heads, width, window, dtype):
     steps, stay = 2 * GROWTH_COLUMNS + 9, [(9, [3, 0, 1]), (30, [2, 1])]
-    found = decoded([3, 60, 1, 33], key_heads, width, window, dtype, steps, stay)
+    found = decode_rows([3, 60, 1, 33], key_heads, width, window, dtype, steps, stay)
     assert len(found) == 9 * 4 + 21 * 3 + 43 * 2
-    assert all(near(got, expected, dtype) for got, expected in found.values())
+    assert all(is_close(got, expected, dtype) for got, expected in found.values())
 
 
 @dtypes
 def test_no_row_feels_its_neighbours_bit_for_bit(dtype):
-    batch, rows = batch_of(LENGTHS)
+    batch, rows = pack_lengths(LENGTHS)
     size = batch.input_ids.shape[1]
-    whole = [*states_of(size, dtype=dtype), drawn(1, HEADS, size, 40, dtype=dtype)]  # the last one is a gradient
-    together = with_slopes(whole[:3], whole[3].transpose(1, 2), batch, 50)
+    whole = [*random_states(size, dtype=dtype), gaussian(1, HEADS, size, 40, dtype=dtype)]  # last: a gradient
+    together = attend_with_gradients(whole[:3], whole[3].transpose(1, 2), batch, 50)
     for row in rows:
-        alone, _ = batch_of([len(row)])
+        alone, _ = pack_lengths([len(row)])
         own = [functional.pad(x[:, :, row], (0, 0, 0, alone.input_ids.shape[1] - len(row))) for x in whole]
-        found = with_slopes(own[:3], own[3].transpose(1, 2), alone, 50)
+        found = attend_with_gradients(own[:3], own[3].transpose(1, 2), alone, 50)
         assert all(torch.equal(x[: len(row)], y[row]) for x, y in zip(found, together, strict=True))
-    many, one = decoded([3, 60, 33], dtype=dtype, window=20), decoded([3], dtype=dtype, window=20)
+    many, one = decode_rows([3, 60, 33], dtype=dtype, window=20), decode_rows([3], dtype=dtype, window=20)
     assert all(torch.equal(got, many[key][0]) for key, (got, _) in one.items())
-    norm, (gate, up) = llama_norm(40).to(dtype), drawn(2, 7, 40, dtype=dtype)
+    norm, (gate, up) = llama_norm(40).to(dtype), gaussian(2, 7, 40, dtype=dtype)
     ways = (lambda x: layers.RMSNorm.apply(x, norm.weight, 0.3), lambda x: layers.SwiGLU.apply(x, up[: len(x)]))
     assert all(torch.equal(way(gate)[:3], way(gate[:3])) for way in ways)
 
 
 def llama_norm(width):
     norm = modeling_llama.LlamaRMSNorm(width, eps=0.3)
-    norm.weight.data = drawn(width, seed=4)
+    norm.weight.data = gaussian(width, seed=4)
     return norm
 
 
@@ -217,15 +218,15 @@ def called(monkeypatch):
     return names
 
 
-def slopes_of(compute, *inputs):
+def with_gradients(compute, *inputs):
     """What it computes, and its gradients."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     found = compute(*inputs)
-    return found.detach(), *torch.autograd.grad(found, inputs, drawn(*found.shape, seed=8).to(found))
+    return found.detach(), *torch.autograd.grad(found, inputs, gaussian(*found.shape, seed=8).to(found))
 
 
-def all_near(found, expected, dtype=torch.float32):
-    return all(x.dtype == dtype and near(x, y, dtype) for x, y in zip(found, expected, strict=True))
+def all_close(found, expected, dtype=torch.float32):
+    return all(x.dtype == dtype and is_close(x, y, dtype) for x, y in zip(found, expected, strict=True))
 
 
 @dtypes
@@ -238,11 +239,11 @@ def test_the_norm_is_the_familys_and_so_are_its_gradients(called, width, dtype):
         return torch.func.functional_call(norm, {"weight": weight}, x)
 
     norm = with_kernel(llama_norm(width), layers.KernelRMSNorm)
-    given = (drawn(2, 9, width, dtype=dtype) / 2, drawn(width, seed=4, dtype=dtype))
+    given = (gaussian(2, 9, width, dtype=dtype) / 2, gaussian(width, seed=4, dtype=dtype))
     doubles = [x.double() for x in given]
-    found, expected = slopes_of(by_class, *given), slopes_of(exact, *doubles)
-    assert called == ["rms_norm", "rms_norm_backward"] and all_near(found, expected, dtype)
-    assert near(by_class(*doubles), expected[0]) and len(called) == 2
+    found, expected = with_gradients(by_class, *given), with_gradients(exact, *doubles)
+    assert called == ["rms_norm", "rms_norm_backward"] and all_close(found, expected, dtype)
+    assert is_close(by_class(*doubles), expected[0]) and len(called) == 2
 
 
 @dtypes
@@ -251,18 +252,18 @@ def test_the_gated_block_is_the_familys_and_so_are_its_gradients(called, dtype):
     block, exact = (modeling_llama.LlamaMLP(config).to(kind) for kind in (dtype, torch.float64))
     exact.load_state_dict(block.state_dict())
     with_kernel(block, layers.KernelMLP)
-    x = drawn(3, 11, 24, dtype=dtype)
-    found = slopes_of(block, x)
-    assert called == ["swiglu", "swiglu_backward"] and all_near(found, slopes_of(exact, x.double()), dtype)
+    x = gaussian(3, 11, 24, dtype=dtype)
+    found = with_gradients(block, x)
+    assert called == ["swiglu", "swiglu_backward"] and all_close(found, with_gradients(exact, x.double()), dtype)
     assert len(called) == 2
 
 
 @dtypes
 def test_gates_of_any_size(dtype):
     gate = torch.cat([torch.linspace(-200, 200, 4001), torch.linspace(-3, 3, 999)]).to(dtype)
-    up = drawn(len(gate), dtype=dtype)
-    found = slopes_of(layers.SwiGLU.apply, gate, up)
-    expected = slopes_of(lambda x, y: functional.silu(x) * y, gate.double(), up.double())
+    up = gaussian(len(gate), dtype=dtype)
+    found = with_gradients(layers.SwiGLU.apply, gate, up)
+    expected = with_gradients(lambda x, y: functional.silu(x) * y, gate.double(), up.double())
     for x, y, least in zip(found, expected, (1e-35, NEAR[dtype] / 10, NEAR[dtype] / 10), strict=True):
         assert torch.allclose(x.double(), y, rtol=NEAR[dtype], atol=least)
     assert torch.equal(found[0], layers.SwiGLU.apply(gate.float(), up.float()).to(dtype))  # rounded to nearest, even
@@ -272,19 +273,20 @@ def test_gates_of_any_size(dtype):
 @pytest.mark.parametrize("shape", [(1, 3, 17, 12), (5, 3, 1, 64), (1, 2, 1, 20)])
 def test_the_rotation_is_the_familys_and_so_are_its_gradients(called, shape, dtype):
     rotate, places = rotary(), (shape[0], shape[2], shape[3])
-    cos, sin = (drawn(*places, seed=i, dtype=dtype) for i in (5, 6))  # no two halves alike
-    query = drawn(shape[0], shape[2], *shape[1:4:2], dtype=dtype).transpose(1, 2)
+    cos, sin = (gaussian(*places, seed=i, dtype=dtype) for i in (5, 6))  # no two halves alike
+    query = gaussian(shape[0], shape[2], *shape[1:4:2], dtype=dtype).transpose(1, 2)
     for which in (0, 1):
-        found = slopes_of(lambda x, which=which: rotate(x, x, cos, sin)[which], query)
-        expected = slopes_of(lambda x, which=which: rotate(x, x, cos.double(), sin.double())[which], query.double())
-        assert all_near(found, expected, dtype)
+        found = with_gradients(lambda x, which=which: rotate(x, x, cos, sin)[which], query)
+        exact = [x.double() for x in (cos, sin, query)]
+        expected = with_gradients(lambda x, which=which, exact=exact: rotate(x, x, *exact[:2])[which], exact[2])
+        assert all_close(found, expected, dtype)
     assert called == ["apply_rotary"] * 6
 
 
 def test_a_batch_side_by_side_turns_the_familys_own_way(called):
-    query, cos = drawn(2, 3, 5, 8), drawn(2, 5, 8, seed=1)
+    query, cos = gaussian(2, 3, 5, 8), gaussian(2, 5, 8, seed=1)
     expected = modeling_llama.apply_rotary_pos_emb(*(x.double() for x in (query, query, cos, cos)))[0]
-    assert near(rotary()(query, query, cos, cos)[0], expected) and not called
+    assert is_close(rotary()(query, query, cos, cos)[0], expected) and not called
 
 
 def test_other_families_functions_stay_their_own():
@@ -303,7 +305,7 @@ def test_other_families_functions_stay_their_own():
 
 @pytest.mark.parametrize("width", [3, 16, 40, 1000])
 def test_log_probabilities_and_shares_of_any_vocabulary(width):
-    logits, chosen = 30 * drawn(9, width), torch.arange(9) * 7 % width
+    logits, chosen = 30 * gaussian(9, width), torch.arange(9) * 7 % width
     logits[4], logits[5, chosen[5]], logits[6, 0] = 2e4, -3e4, torch.nan
     exact, shares = logits.double().log_softmax(-1), logits.clone()
     found = token_logprobs._softmax_(shares, chosen[:8], cpu_kernels=True)
@@ -322,24 +324,24 @@ def threads():
 
 @dtypes
 def test_any_number_of_threads_gives_the_same_bits(threads, dtype):
-    batch, _ = batch_of([90, 200, 130])
+    batch, _ = pack_lengths([90, 200, 130])
     size, found = batch.input_ids.shape[1], []
-    states, norm = states_of(size, 4, 40, dtype), llama_norm(400).to(dtype)
-    gradient, (gate, up) = drawn(1, size, HEADS, 40, dtype=dtype), drawn(2, size, 400, dtype=dtype)
-    angles = drawn(2, 1, size, 40, dtype=dtype)
-    cached = [drawn(8, 4, *shape, dtype=dtype) for shape in ((40, 96), (96, 48))]
-    new, lengths = drawn(2, 8, 4, 40, dtype=dtype), torch.arange(88, 96)
+    states, norm = random_states(size, 4, 40, dtype), llama_norm(400).to(dtype)
+    gradient, (gate, up) = gaussian(1, size, HEADS, 40, dtype=dtype), gaussian(2, size, 400, dtype=dtype)
+    angles = gaussian(2, 1, size, 40, dtype=dtype)
+    cached = [gaussian(8, 4, *shape, dtype=dtype) for shape in ((40, 96), (96, 48))]
+    new, lengths = gaussian(2, 8, 4, 40, dtype=dtype), torch.arange(88, 96)
     assert min(gate.numel(), states[0].numel(), cached[0].numel()) > 1 << 15
     for count in (1, 2, 3):
         threads(count)
         keys_values = [x.clone() for x in cached]
         attention.kernels.append_key_value(*new, *keys_values, lengths)
         found.append([
-            *with_slopes(states, gradient, batch),
+            *attend_with_gradients(states, gradient, batch),
             attention.kernels.decode(new[0], *keys_values, lengths, SCALING, None),
-            *slopes_of(layers.SwiGLU.apply, gate, up),
-            *slopes_of(lambda x: layers.RMSNorm.apply(x, norm.weight, 0.3), gate),
-            *slopes_of(lambda x: layers.Rotary.apply(x, *angles), states[0]),
+            *with_gradients(layers.SwiGLU.apply, gate, up),
+            *with_gradients(lambda x: layers.RMSNorm.apply(x, norm.weight, 0.3), gate),
+            *with_gradients(lambda x: layers.Rotary.apply(x, *angles), states[0]),
         ])
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
 
@@ -347,53 +349,54 @@ def test_any_number_of_threads_gives_the_same_bits(threads, dtype):
 @pytest.mark.parametrize("bits", [0x7FC00000, -0x400000, 0x7FFFFFFF], ids=["torch's", "a CPU's", "a GPU's"])
 def test_a_nan_spoils_its_row_alone_and_is_not_hidden(bits):
     nan = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
-    batch, rows = batch_of(LENGTHS)
+    batch, rows = pack_lengths(LENGTHS)
     for place in range(3):
-        states = states_of(batch.input_ids.shape[1])
+        states = random_states(batch.input_ids.shape[1])
         states[place][0, :, rows[2][0]] = nan
-        found = with_slopes(states, drawn(1, batch.input_ids.shape[1], HEADS, 40), batch)
+        found = attend_with_gradients(states, gaussian(1, batch.input_ids.shape[1], HEADS, 40), batch)
         others = [token for row in (0, 1, 3, 4) for token in rows[row]]
         assert all(x[others].isfinite().all() for x in found)
         assert found[0][rows[2][:1] if place == 0 else rows[2]].isnan().all()
         assert all(x[rows[2]].isnan().any() for x in found[1:3])
-    x = drawn(3, 20)
+    x = gaussian(3, 20)
     x[1, 3] = nan
     for out in (layers.RMSNorm.apply(x, torch.ones(20), 0.1), layers.SwiGLU.apply(x, x)):
         assert out[1].isnan().any() and out[[0, 2]].isfinite().all()
 
 
 def test_scores_may_be_huge_and_equal_ones_give_the_mean():
-    batch, (row,) = batch_of([50])
-    query, key, value = states_of(batch.input_ids.shape[1])
+    batch, (row,) = pack_lengths([50])
+    query, key, value = random_states(batch.input_ids.shape[1])
     mean = value[0, 0, row].double().cumsum(0) / torch.arange(1, 51)[:, None]
-    assert near(attended((query * 0, key, value), batch)[0, row, 0], mean)
-    assert near(attended((query * 0 + 1e15, key * 0 - 1e15, value), batch)[0, row, 0], mean)
-    huge = with_slopes((query * 1e15, key * 1e15, value), torch.ones(1, batch.input_ids.shape[1], HEADS, 40), batch)
+    assert is_close(attend_packed((query * 0, key, value), batch)[0, row, 0], mean)
+    assert is_close(attend_packed((query * 0 + 1e15, key * 0 - 1e15, value), batch)[0, row, 0], mean)
+    ones = torch.ones(1, batch.input_ids.shape[1], HEADS, 40)
+    huge = attend_with_gradients((query * 1e15, key * 1e15, value), ones, batch)
     assert all(x.isfinite().all() for x in huge)
-    keys, values = drawn(1, 2, 40, 64) * 1e15, drawn(1, 2, 64, 48)
+    keys, values = gaussian(1, 2, 40, 64) * 1e15, gaussian(1, 2, 64, 48)
     found = attention.kernels.decode(query[:, :, 0] * 1e15, keys, values, torch.tensor([60]), SCALING, None)
     rows = keys[0].permute(2, 0, 1)[:60], values[0].transpose(0, 1)[:60, :, :40]
-    assert near(found[0], newest(query[0, :, 0] * 1e15, *rows, None))
+    assert is_close(found[0], attend_newest(query[0, :, 0] * 1e15, *rows, None))
 
 
 def test_other_dtypes_and_compiled_models_go_the_ordinary_way(called):
-    assert build.supports(drawn(1)) and not build.supports(drawn(1).half())
-    assert not build.supports(drawn(1), drawn(1).double())
+    assert build.supports(gaussian(1)) and not build.supports(gaussian(1).half())
+    assert not build.supports(gaussian(1), gaussian(1).double())
     norm = with_kernel(llama_norm(8), layers.KernelRMSNorm)
-    compiled = torch.compile(norm, backend="eager", fullgraph=True)(drawn(2, 8))
-    assert not called and torch.allclose(compiled, norm(drawn(2, 8)), atol=1e-6) and called == ["rms_norm"]
+    compiled = torch.compile(norm, backend="eager", fullgraph=True)(gaussian(2, 8))
+    assert not called and torch.allclose(compiled, norm(gaussian(2, 8)), atol=1e-6) and called == ["rms_norm"]
 
 
 def test_no_gradient_of_a_gradient_is_made_up():
-    batch, _ = batch_of([5])
-    x = states_of(batch.input_ids.shape[1])[0].requires_grad_()
-    whole, flat = attended((x, x[:, :2], x[:, :2]), batch), x[0, 0]
-    angles = drawn(2, 1, x.shape[2], 40)
+    batch, _ = pack_lengths([5])
+    x = random_states(batch.input_ids.shape[1])[0].requires_grad_()
+    whole, flat = attend_packed((x, x[:, :2], x[:, :2]), batch), x[0, 0]
+    angles = gaussian(2, 1, x.shape[2], 40)
     for found in (whole, layers.RMSNorm.apply(flat, torch.ones(40), 0.1), layers.SwiGLU.apply(flat, flat),
                   layers.Rotary.apply(x, *angles)):
-        slope, = torch.autograd.grad(found.square().sum(), x, create_graph=True, retain_graph=True)
+        gradient, = torch.autograd.grad(found.square().sum(), x, create_graph=True, retain_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
-            slope.sum().backward(retain_graph=True)
+            gradient.sum().backward(retain_graph=True)
 
 
 @pytest.fixture
@@ -423,12 +426,12 @@ def fresh(monkeypatch, tmp_path):
 def test_without_kernels_a_model_computes_the_same_and_one_line_says_why(
     how, llama, fresh, monkeypatch, tmp_path, capsys
 ):
-    batch, _ = batch_of([3, 40, 17])
+    batch, _ = pack_lengths([3, 40, 17])
     wanted = torch.arange(batch.num_tokens)
     if how == "no compiler":
         monkeypatch.setattr(shutil, "which", lambda name: None)
     build.SOURCES[0].write_text("int broken(;")
-    assert build.load_library() is None and not build.supports(drawn(1))
+    assert build.load_library() is None and not build.supports(gaussian(1))
     assert build.status().startswith("none: ") and len(build.status().splitlines()) == 1
     assert ("no C++ compiler" if how == "no compiler" else "small.cpp:1") in build.status()
     assert capsys.readouterr().err.count(build.status().removeprefix("none: ")) == 1 and build.load_library() is None
@@ -486,7 +489,7 @@ def test_only_the_loaded_model_computes_with_kernels(called, llama, tmp_path):
     used = {}
     for name, model in {"other": other, "llama": llama, "again": again, "copy": deepcopy(again)}.items():
         called.clear()
-        forward.packed_hidden_states(model, batch_of([3, 5])[0], torch.tensor([2, 7]))
+        forward.packed_hidden_states(model, pack_lengths([3, 5])[0], torch.tensor([2, 7]))
         used[name] = set(called), forward.uses_cpu_kernels(model)
         assert all(isinstance(model.model.layers[0].get_submodule(part), kind)
                    for part, kind in zip(("input_layernorm", "mlp", "self_attn"), kinds, strict=True))
