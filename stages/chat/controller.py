@@ -1,4 +1,4 @@
-"""What a click does: questions to answers as HTML, votes to the folder. Knows models and votes, not the page."""
+"""Handle the events of the demo page: stream answers as HTML, save votes. Independent of Gradio."""
 
 import random
 import time
@@ -9,135 +9,151 @@ from pathlib import Path
 from stages.chat import views
 from stages.chat.sessions import BlindComparison, Sessions
 from stages.chat.streaming import BEST_OF_N, Answer, ChatModels, SamplingSettings
-from stages.chat.votes import TIES, VOTES, Question, Votes, Written, models_of, vote_row
+from stages.chat.votes import TIES, VOTES, Question, VotedAnswer, Votes, parse_vote_models, vote_row
 from stages.render.html import Html
-from stages.render.terminal import shortened
-from stages.stackexchange.pairs.table import best_rows, first_questions, first_rows, key_of
+from stages.render.terminal import shorten
+from stages.stackexchange.pairs.table import best_rows, first_question_keys, question_key, read_first_rows
 
-SPLIT, MOST_QUESTIONS = "evaluation", 2000
-SHOW_EVERY_SECONDS = 0.1  # a page cannot draw faster, and every drawing costs tokens
-FAULTS = ValueError, RuntimeError  # a question that cannot be asked; memory that is not there
-CHANCE = random.SystemRandom()
+SPLIT, MAX_QUESTIONS = "evaluation", 2000
+SHOW_EVERY_SECONDS = 0.1  # a page cannot draw faster, and every update costs tokens
+USER_ERRORS = ValueError, RuntimeError  # an invalid question; out of memory
+RANDOM = random.SystemRandom()
 TITLE_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What is shown after a vote: one line of what became of it, one for each answer; open: it may be given again."""
+class VoteResult:
+    """What the page shows after a vote: a notice, and a line for each answer; can_retry: the vote was not saved."""
 
     notice: Html
     lines: tuple[Html, Html] = (Html(""), Html(""))
-    open: bool = False
+    can_retry: bool = False
 
 
 class ChatController:
-    """pairs: the artifact that held-out questions are picked from. digests: of each model, what names it in a vote."""
+    """Answer questions and save votes.
 
-    def __init__(self, speakers: ChatModels, pairs: Path, votes: Votes, digests: dict[str, str]):
-        self.speakers, self.votes, self.digests = speakers, votes, digests
+    Args:
+        pairs: artifact with the held-out questions to choose from.
+        digests: of each model by name; they identify it in votes.
+    """
+
+    def __init__(self, models: ChatModels, pairs: Path, votes: Votes, digests: dict[str, str]):
+        self.models, self.votes, self.digests = models, votes, digests
         self.sessions = Sessions()
-        held = best_rows(first_rows(pairs, SPLIT, first_questions(pairs, SPLIT, 1.0, MOST_QUESTIONS)))
-        self.rows = {row["question"].strip(): row for row in held}
+        rows = best_rows(read_first_rows(pairs, SPLIT, first_question_keys(pairs, SPLIT, 1.0, MAX_QUESTIONS)))
+        self.rows = {row["question"].strip(): row for row in rows}
         self.questions = list(self.rows)
-        self.running = False
+        self.busy = False
 
-    def titles(self) -> list[str]:
-        """Of the held-out questions, the beginning of each in one line."""
-        return [shortened(" ".join(text.split()), TITLE_CHARACTERS) for text in self.questions]
+    def question_titles(self) -> list[str]:
+        """Return the start of each held-out question, in one line."""
+        return [shorten(" ".join(text.split()), TITLE_CHARACTERS) for text in self.questions]
 
-    def question(self, number: int | None) -> str:
-        """A held-out question by its number."""
-        return "" if number is None else self.questions[number]
+    def question_text(self, index: int | None) -> str:
+        """Return a held-out question."""
+        return "" if index is None else self.questions[index]
 
-    def random(self) -> int | None:
-        """The number of some held-out question; None where there is none."""
-        return CHANCE.randrange(len(self.questions)) if self.questions else None
+    def random_question(self) -> int | None:
+        """Return the index of a random held-out question; None if there is none."""
+        return RANDOM.randrange(len(self.questions)) if self.questions else None
 
-    def human(self, question: str) -> Html:
-        """The best human answer, where one is known."""
-        return views.human(self.rows.get(question.strip()))
+    def best_human_answer(self, question: str) -> Html:
+        """Render the best human answer, if one is known."""
+        return views.render_human_answer(self.rows.get(question.strip()))
 
-    def begin(self, page: str) -> Html:
-        """Before a question is in the queue: what the page says while it waits there."""
-        self.sessions.of(page).stopped = False
-        return views.waiting("Waits for its turn: another question is being answered…" if self.running else "Reading…")
+    def start(self, page: str) -> Html:
+        """Prepare the page for a new question; render what it shows while the question waits in the queue."""
+        self.sessions.get(page).stopped = False
+        message = "Waits for its turn: another question is being answered…" if self.busy else "Reading…"
+        return views.render_waiting(message)
 
     def stop(self, page: str) -> None:
-        self.sessions.of(page).stopped = True
+        self.sessions.get(page).stopped = True
 
-    def side_by_side(self, page: str, question: str, how: dict, names: list[str]) -> Iterator[tuple[Html, ...]]:
-        """A notice and a panel for each name, again and again while they grow."""
-        reference = self.speakers.reference
+    def stream_side_by_side(
+        self, page: str, question: str, sampling: dict, names: list[str]
+    ) -> Iterator[tuple[Html, ...]]:
+        """Yield a notice and a panel for each name, again and again while the answers grow."""
         try:
-            for answers, stopped in self._growing(page, question, how, names):
-                yield views.notice(""), *(views.answer(found, reference, stopped) for found in answers)
-        except FAULTS as error:
-            yield views.notice(str(error)), *[views.waiting("No answer.") for _ in names]
+            for answers, stopped in self._stream(page, question, sampling, names):
+                panels = (views.render_answer(answer, self.models.reference, stopped) for answer in answers)
+                yield views.render_notice(""), *panels
+        except USER_ERRORS as error:
+            yield views.render_notice(str(error)), *[views.render_waiting("No answer.") for _ in names]
 
-    def blind(self, page: str, question: str, how: dict, names: list[str]) -> Iterator[tuple[Html, Html, Html, bool]]:
-        """A notice, two answers in random order once both are done, and whether they can be voted on.
+    def stream_blind(
+        self, page: str, question: str, sampling: dict, names: list[str]
+    ) -> Iterator[tuple[Html, Html, Html, bool]]:
+        """Yield a notice, two answers in random order once both are done, and whether they can be voted on.
 
-        Nothing is shown before: best-of-n would be known by its way of growing.
+        Nothing is shown before, because best-of-n could be recognised by the way it grows.
         """
         try:
-            for answers, stopped in self._growing(page, question, how, CHANCE.sample(names, len(names))):
-                words = f"Both are being written: {sum(found.drawn for found in answers)} tokens so far…"
-                yield views.notice(""), *[views.waiting("Stopped." if stopped else words)] * 2, False
-        except FAULTS as error:
-            yield views.notice(str(error)), *[views.waiting("No answer.")] * 2, False
+            for answers, stopped in self._stream(page, question, sampling, RANDOM.sample(names, len(names))):
+                tokens = sum(answer.sampled_tokens for answer in answers)
+                message = "Stopped." if stopped else f"Both are being written: {tokens} tokens so far…"
+                yield views.render_notice(""), *[views.render_waiting(message)] * 2, False
+        except USER_ERRORS as error:
+            yield views.render_notice(str(error)), *[views.render_waiting("No answer.")] * 2, False
             return
         if stopped:
             return
-        same = answers[0].text.strip() == answers[1].text.strip()
-        if not same:
-            self._open_duel(page, question, how, answers)
-        words = "Both wrote the very same: there is nothing to choose. Ask again, or something else." if same else ""
-        yield views.notice(words), *(views.plain(found.text) for found in answers), not same
+        identical = answers[0].text.strip() == answers[1].text.strip()
+        if not identical:
+            self._open_comparison(page, question, sampling, answers)
+        message = "Both wrote the very same: there is nothing to choose. Ask again, or something else."
+        panels = (views.render_blind_answer(answer.text) for answer in answers)
+        yield views.render_notice(message if identical else ""), *panels, not identical
 
-    def vote(self, page: str, choice: int | None) -> Verdict:
-        """Keep the vote on the page's two answers: 0 or 1, the better one; None, a tie. Tells whose they were.
+    def vote(self, page: str, choice: int | None) -> VoteResult:
+        """Save the vote on the page's two answers (the better one, 0 or 1; None: a tie), and reveal the policies.
 
-        A vote that cannot be kept tells nothing: it may be given again when there is room on the disk.
+        If it cannot be saved nothing is revealed, and the vote can be repeated, when the disk has room again.
         """
-        duel = self.sessions.take_duel(page)
-        if duel is None:
-            return Verdict(views.notice("There is nothing to vote on: ask a question first."))
+        comparison = self.sessions.take_comparison(page)
+        if comparison is None:
+            return VoteResult(views.render_notice("There is nothing to vote on: ask a question first."))
         order = (0, 1) if choice is None else (choice, 1 - choice)
-        row = vote_row(duel.question, *(duel.shown[i] for i in order), duel.how, tie=choice is None)
+        ordered = (comparison.answers[i] for i in order)
+        row = vote_row(comparison.question, *ordered, comparison.sampling, tie=choice is None)
         kind = TIES if choice is None else VOTES
         try:
             self.votes.add(kind, row)
         except (ValueError, OSError) as error:
-            self.sessions.of(page).duel = duel
-            return Verdict(views.notice(f"The vote is not kept: {error}"), open=True)
+            self.sessions.get(page).comparison = comparison
+            return VoteResult(views.render_notice(f"The vote is not saved: {error}"), can_retry=True)
         verdicts = [("tie" if choice is None else "chosen" if i == choice else "not chosen") for i in (0, 1)]
-        said = views.notice(f"Kept in {self.votes.folder / kind}.")
-        return Verdict(said, tuple(map(views.revealed, duel.shown, verdicts)))
+        notice = views.render_notice(f"Saved in {self.votes.folder / kind}.")
+        return VoteResult(notice, tuple(map(views.render_verdict, comparison.answers, verdicts)))
 
-    def tally(self, names: list[str], samples: int) -> Html:
-        """Of these two policies as they are now: votes on other models of these names do not count."""
+    def tally_votes(self, names: list[str], samples: int) -> Html:
+        """Tally the votes between two policies as they are now; votes on other models of these names do not count."""
         one, other = (f"best of {samples}" if name == BEST_OF_N else name for name in names)
         if one == other:
-            return views.notice(f"Both are {one}: votes are kept, and there is nothing to tally.")
+            return views.render_notice(f"Both are {one}: votes are saved, and there is nothing to tally.")
         try:
-            found = [(models_of(row), key_of(row), kind) for kind in (VOTES, TIES) for row in self.votes.rows(kind)]
+            votes = [(parse_vote_models(row), question_key(row), kind)
+                     for kind in (VOTES, TIES) for row in self.votes.rows(kind)]
         except ValueError as error:
-            return views.notice(str(error))
-        sides = {(one, self._digest(names[0])): 1.0, (other, self._digest(names[1])): 0.0}
+            return views.render_notice(str(error))
+        wins = {(one, self._digest(names[0])): 1.0, (other, self._digest(names[1])): 0.0}
         values, questions = [], set()
-        for (better, worse), question, kind in found:
-            if {better, worse} == set(sides):
-                values.append(0.5 if kind == TIES else sides[better])
+        for (better, worse), question, kind in votes:
+            if {better, worse} == set(wins):
+                values.append(0.5 if kind == TIES else wins[better])
                 questions.add(question)  # votes on one question are not independent
-        return views.tally(one, other, values, len(questions))
+        return views.render_tally(one, other, values, len(questions))
 
-    def _growing(self, page: str, question: str, how: dict, names: list[str]) -> Iterator[tuple[list[Answer], bool]]:
-        """Answers now and then, at last as they remain; whether they were stopped. ValueError: not asked."""
-        manner = SamplingSettings(**how, seed=CHANCE.randrange(2**31))
-        prompt = self.speakers.prompt(question, manner)
-        session, self.running, answers, shown = self.sessions.of(page), True, [], 0.0
+    def _stream(
+        self, page: str, question: str, sampling: dict, names: list[str]
+    ) -> Iterator[tuple[list[Answer], bool]]:
+        """Yield the answers every SHOW_EVERY_SECONDS and at the end, and whether they were stopped."""
+        settings = SamplingSettings(**sampling, seed=RANDOM.randrange(2**31))
+        prompt = self.models.encode_prompt(question, settings)
+        session, self.busy, answers, shown = self.sessions.get(page), True, [], 0.0
         try:
-            for answers in self.speakers.together(names, prompt, manner):
+            for answers in self.models.stream_side_by_side(names, prompt, settings):
                 if session.stopped:
                     break
                 if time.monotonic() - shown >= SHOW_EVERY_SECONDS:
@@ -145,13 +161,15 @@ class ChatController:
                     yield answers, False
             yield answers, session.stopped
         finally:
-            self.running = False
+            self.busy = False
 
-    def _open_duel(self, page: str, question: str, how: dict, answers: list[Answer]) -> None:
-        shown = tuple(Written(found.speaker, self._digest(BEST_OF_N if found.rewards else found.speaker), found.text,
-                              found.reward, found.ended) for found in answers)
-        asked = Question(question, self.rows.get(question.strip()))
-        self.sessions.of(page).duel = BlindComparison(asked, shown, how)
+    def _open_comparison(self, page: str, question: str, sampling: dict, answers: list[Answer]) -> None:
+        voted = tuple(
+            VotedAnswer(answer.policy, self._digest(BEST_OF_N if answer.rewards else answer.policy), answer.text,
+                        answer.reward, answer.ended)
+            for answer in answers)
+        row = self.rows.get(question.strip())
+        self.sessions.get(page).comparison = BlindComparison(Question(question, row), voted, sampling)
 
     def _digest(self, name: str) -> str:
         return self.digests.get(name, "")

@@ -1,46 +1,47 @@
-"""What the server remembers of each open page: whether it asked to stop, and the two answers that wait for a vote."""
+"""What the server remembers of each open page: whether to stop, and the two answers that wait for a vote."""
 
 import threading
 from dataclasses import dataclass
 
-from stages.chat.votes import Question, Written
+from stages.chat.votes import Question, VotedAnswer
 
 
 @dataclass(frozen=True)
 class BlindComparison:
-    """Two answers to one question in the order they are shown; how: the settings that they were drawn with."""
+    """Two answers to one question, in the order in which they are shown, with their sampling settings."""
 
     question: Question
-    shown: tuple[Written, Written]
-    how: dict
+    answers: tuple[VotedAnswer, VotedAnswer]
+    sampling: dict
 
 
 @dataclass
 class Session:
-    """Of one open page."""
+    """The state of one open page."""
 
     stopped: bool = False
-    duel: BlindComparison | None = None
+    comparison: BlindComparison | None = None
 
 
 class Sessions:
-    """By the name that Gradio gives a page."""
+    """Sessions by the id that Gradio gives each page."""
 
     def __init__(self):
-        self._lock, self._known = threading.Lock(), {}
+        self._lock, self._sessions = threading.Lock(), {}
 
-    def of(self, name: str) -> Session:
+    def get(self, page: str) -> Session:
+        """Return the session of a page, creating it if needed."""
         with self._lock:
-            return self._known.setdefault(name, Session())
+            return self._sessions.setdefault(page, Session())
 
-    def take_duel(self, name: str) -> BlindComparison | None:
-        """Its duel, once: a second click finds none."""
-        session = self.of(name)
+    def take_comparison(self, page: str) -> BlindComparison | None:
+        """Return the page's comparison and clear it: a second click gets none."""
+        session = self.get(page)
         with self._lock:
-            duel, session.duel = session.duel, None
-        return duel
+            comparison, session.comparison = session.comparison, None
+        return comparison
 
-    def forget(self, name: str) -> None:
-        """The page was closed."""
+    def remove(self, page: str) -> None:
+        """Forget a page that was closed."""
         with self._lock:
-            self._known.pop(name, None)
+            self._sessions.pop(page, None)

@@ -1,37 +1,37 @@
-"""Answers while they are being written: policies side by side, token by token, each token beside what SFT makes of it.
+"""Stream answers of several policies side by side, token by token, each token with its log-ratio to SFT.
 
-A log-ratio is log p(token) - log p_SFT(token) in nats, of the policy that wrote the token, at the temperature it was
-drawn at (1 for greedy); an answer's sum is a one-sample estimate (k1) of the policy's KL to SFT.
+A log-ratio is log p(token) - log p_SFT(token) in nats, p being the policy that sampled the token, at the sampling
+temperature (1 for greedy). Its sum over an answer is a one-sample estimate (k1) of the policy's KL to SFT.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
-from stages.chat.token_text import Pieces
+from stages.chat.token_text import StreamingDecoder
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import DecodeState, GenerationState, generate_stepwise
 from stages.modeling.families import max_positions
 from stages.modeling.load import load_causal
 from stages.modeling.packed.forward import uses_cpu_kernels
 from stages.modeling.packed.token_logprobs import selective_log_softmax
-from stages.modeling.tokenizer import shared_tokenizer
+from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import combine_scores
 from stages.stackexchange.prompt import prompt_ids
 
 BEST_OF_N = "best of n"
-MOST_SAMPLES = 64
+MAX_SAMPLES = 64
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How an answer is drawn. temperature: 0 is greedy; most_tokens: it is cut off there; samples: n of best-of-n.
+    """Settings of one answer; raises ValueError for values that make no sense.
 
-    ValueError for what cannot be done.
+    temperature: 0 is greedy. most_tokens: length limit. samples: the n of best-of-n.
     """
 
     temperature: float = 1.0
@@ -44,41 +44,41 @@ class SamplingSettings:
             raise ValueError(f"the temperature must be 0 or more, not {self.temperature}")
         if self.most_tokens < 1:
             raise ValueError(f"an answer needs at least one token, not {self.most_tokens}")
-        if not 1 <= self.samples <= MOST_SAMPLES:
-            raise ValueError(f"best-of-n draws 1 to {MOST_SAMPLES} answers, not {self.samples}")
+        if not 1 <= self.samples <= MAX_SAMPLES:
+            raise ValueError(f"best-of-n draws 1 to {MAX_SAMPLES} answers, not {self.samples}")
 
     @property
-    def scored_at(self) -> float:
-        """The temperature of log-probabilities: greedy answers are scored as the model's own."""
+    def scoring_temperature(self) -> float:
+        """Temperature of the log-probabilities: 1 for greedy answers."""
         return self.temperature or 1.0
 
 
 @dataclass
 class Answer:
-    """One answer, growing: the same object at every moment.
+    """One answer while it is generated; the same object is updated after each token.
 
-    tokens: ids as drawn, with the EOS that ended it; seconds: spent on drawing `drawn` tokens (best-of-n's are those of
-    all its samples); finished: of best-of-n, how many samples are; rewards: of all its samples, the best first.
-    kl: the sum of log-ratios, nats; of best-of-n `kl_bound`, the most that it can be.
+    tokens: ids, including the EOS that ended the answer, if one did. seconds: spent on sampling `sampled_tokens`, which
+    for best-of-n are those of all samples. finished_samples, rewards: of best-of-n; rewards are sorted, best first.
+    kl: sum of the log-ratios in nats; for best-of-n the upper bound `kl_bound`.
     """
 
-    speaker: str
-    pieces: Pieces
+    policy: str
+    decoder: StreamingDecoder
     tokens: list[int] = field(default_factory=list)
     log_ratios: list[float] = field(default_factory=list)
-    drawn: int = 0
+    sampled_tokens: int = 0
     seconds: float = 0.0
     kl_bound: float | None = None
     ended: bool = False
     done: bool = False
     samples: int = 1
-    finished: int = 0
+    finished_samples: int = 0
     reward: float | None = None
     rewards: list[float] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        return self.pieces.text
+        return self.decoder.text
 
     @property
     def kl(self) -> float:
@@ -87,120 +87,123 @@ class Answer:
     def add(self, token: int, log_ratio: float) -> None:
         self.tokens.append(token)
         self.log_ratios.append(log_ratio)
-        self.pieces.add(token, log_ratio)
+        self.decoder.add(token, log_ratio)
 
 
 class ChatModels:
-    """Policies in memory, the first of them SFT, with the reward model: all that answers questions.
+    """Policies in memory, the first of them SFT, with the reward models; raises ValueError if tokenizers differ.
 
-    folders: plain model folders by name; reward: a merged reward model, or several in one artifact. ValueError when
-    they do not share one tokenizer.
+    Args:
+        folders: plain model folders by name.
+        reward: a merged reward artifact of one or several models.
     """
 
     def __init__(self, folders: dict[str, Path], reward: Path, precision: str = "fp32", cpu_kernels: str = "off"):
-        self.tokenizer = shared_tokenizer(*folders.values(), reward)
-        self.longest = max_positions(*folders.values(), reward)
-        self.models = {name: load_causal(folder, precision, cpu_kernels) for name, folder in folders.items()}
+        self.tokenizer = load_shared_tokenizer(*folders.values(), reward)
+        self.max_positions = max_positions(*folders.values(), reward)
+        self.policies = {name: load_causal(folder, precision, cpu_kernels) for name, folder in folders.items()}
         self.reference = next(iter(folders))
         self.scorers = load_reward_models(reward, precision, cpu_kernels=cpu_kernels)
         self.names = [*folders, BEST_OF_N]
 
-    def prompt(self, question: str, manner: SamplingSettings) -> list[int]:
-        """Token ids of the prompt; ValueError, in one sentence, for a question that cannot be asked."""
+    def encode_prompt(self, question: str, sampling: SamplingSettings) -> list[int]:
+        """Return the prompt's token ids; ValueError, in one sentence, for a question that is empty or too long."""
         if not question.strip():
             raise ValueError("Type a question, or pick one.")
         ids = prompt_ids(self.tokenizer, question)
-        room = self.longest - manner.most_tokens
+        room = self.max_positions - sampling.most_tokens
         if len(ids) > room:
             raise ValueError(
-                f"The question has {len(ids):,} tokens, and an answer of {manner.most_tokens:,} leaves room for "
-                f"{max(0, room):,} of the {self.longest:,} that the models read: shorten it.")
+                f"The question has {len(ids):,} tokens, and an answer of {sampling.most_tokens:,} leaves room for "
+                f"{max(0, room):,} of the {self.max_positions:,} that the models read: shorten it.")
         return ids
 
-    def answer(self, name: str, prompt: list[int], manner: SamplingSettings) -> Iterator[Answer]:
-        """The answer of one policy after each of its tokens; the last time it is done, with its reward."""
-        draw = self._best_of if name == BEST_OF_N else self._alone
-        return draw(name, prompt, manner)
+    def stream(self, name: str, prompt: list[int], sampling: SamplingSettings) -> Iterator[Answer]:
+        """Yield the answer of one policy after each token, and once more when it is done, with its reward."""
+        return (self._stream_best_of_n if name == BEST_OF_N else self._stream_policy)(name, prompt, sampling)
 
-    def together(self, names: list[str], prompt: list[int], manner: SamplingSettings) -> Iterator[list[Answer]]:
-        """Answers that grow side by side, a token each in turn; each has random numbers of its own."""
-        answers = [Answer(name, Pieces(self.tokenizer)) for name in names]
-        manners = [SamplingSettings(**{**vars(manner), "seed": manner.seed + place}) for place in range(len(names))]
-        growing = dict(enumerate(self.answer(name, prompt, how) for name, how in zip(names, manners, strict=True)))
-        while growing:
-            for place in list(growing):
-                answers[place] = next(growing[place])
-                if answers[place].done:
-                    growing.pop(place).close()
+    def stream_side_by_side(
+        self, names: list[str], prompt: list[int], sampling: SamplingSettings
+    ) -> Iterator[list[Answer]]:
+        """Stream several answers, one token of each in turn; each has its own seed."""
+        answers = [Answer(name, StreamingDecoder(self.tokenizer)) for name in names]
+        streams = {index: self.stream(name, prompt, replace(sampling, seed=sampling.seed + index))
+                   for index, name in enumerate(names)}
+        while streams:
+            for index in list(streams):
+                answers[index] = next(streams[index])
+                if answers[index].done:
+                    streams.pop(index).close()
             yield answers
 
     @torch.no_grad()
-    def _alone(self, name: str, prompt: list[int], manner: SamplingSettings) -> Iterator[Answer]:
-        answer = Answer(name, Pieces(self.tokenizer))
-        reader = _Reader(self.models[self.reference], prompt, manner.scored_at) if name != self.reference else None
-        for record in _timed(self._steps(name, [prompt], manner), answer):
-            token, log_p = record.responses[0][-1], float(record.logprobs[0, record.steps - 1])
-            answer.add(token, log_p - reader.read(token) if reader else 0.0)
+    def _stream_policy(self, name: str, prompt: list[int], sampling: SamplingSettings) -> Iterator[Answer]:
+        answer, scorer = Answer(name, StreamingDecoder(self.tokenizer)), None
+        if name != self.reference:
+            scorer = _ReferenceScorer(self.policies[self.reference], prompt, sampling.scoring_temperature)
+        for state in _count_cost(self._generate(name, [prompt], sampling), answer):
+            token, logprob = state.responses[0][-1], float(state.logprobs[0, state.steps - 1])
+            answer.add(token, logprob - scorer.logprob(token) if scorer else 0.0)
             yield answer
-        yield self._finished(answer, prompt)
+        yield self._finish(answer, prompt)
 
     @torch.no_grad()
-    def _best_of(self, name: str, prompt: list[int], manner: SamplingSettings) -> Iterator[Answer]:
-        """SFT's answer of the highest reward among `samples`; no token is its own before all are drawn."""
-        answer = Answer(f"best of {manner.samples}", Pieces(self.tokenizer), samples=manner.samples)
-        prompts = [prompt] * manner.samples
-        for record in _timed(self._steps(self.reference, prompts, manner), answer):
-            answer.finished = sum(record.done)
+    def _stream_best_of_n(self, name: str, prompt: list[int], sampling: SamplingSettings) -> Iterator[Answer]:
+        """Stream SFT's answer with the highest reward of `samples`; its tokens come when all samples are finished."""
+        answer = Answer(f"best of {sampling.samples}", StreamingDecoder(self.tokenizer), samples=sampling.samples)
+        prompts = [prompt] * sampling.samples
+        for state in _count_cost(self._generate(self.reference, prompts, sampling), answer):
+            answer.finished_samples = sum(state.done)
             yield answer
-        rewards = self._rewards(prompts, record.responses)
-        for token in record.responses[int(rewards.argmax())]:
+        rewards = self._score(prompts, state.responses)
+        for token in state.responses[int(rewards.argmax())]:
             answer.add(token, 0.0)
         answer.rewards = sorted(rewards.tolist(), reverse=True)
-        answer.kl_bound = best_of_kl(manner.samples)
-        yield self._finished(answer, prompt)
+        answer.kl_bound = best_of_kl(sampling.samples)
+        yield self._finish(answer, prompt)
 
-    def _steps(self, name: str, prompts: list[list[int]], manner: SamplingSettings) -> Iterator[GenerationState]:
+    def _generate(self, name: str, prompts: list[list[int]], sampling: SamplingSettings) -> Iterator[GenerationState]:
         return generate_stepwise(
-            self.models[name], prompts, max_new_tokens=manner.most_tokens, temperature=manner.temperature,
-            stop_ids=[self.tokenizer.eos_token_id], generator=torch.Generator().manual_seed(manner.seed),
-            value_fn=lambda hidden: hidden.new_zeros(len(hidden)),  # no values, but log-probabilities are noted
+            self.policies[name], prompts, max_new_tokens=sampling.most_tokens, temperature=sampling.temperature,
+            stop_ids=[self.tokenizer.eos_token_id], generator=torch.Generator().manual_seed(sampling.seed),
+            value_fn=lambda hidden: hidden.new_zeros(len(hidden)),  # a value function makes it store log-probabilities
         )
 
-    def _finished(self, answer: Answer, prompt: list[int]) -> Answer:
-        answer.pieces.finish()
+    def _finish(self, answer: Answer, prompt: list[int]) -> Answer:
+        answer.decoder.finish()
         answer.ended = answer.tokens[-1] == self.tokenizer.eos_token_id
-        answer.reward = float(self._rewards([prompt], [answer.tokens]))
+        answer.reward = float(self._score([prompt], [answer.tokens]))
         answer.done = True
         return answer
 
-    def _rewards(self, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
+    def _score(self, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
         return combine_scores([scorer(prompts, responses) for scorer in self.scorers])
 
 
-class _Reader:
-    """A model that reads what another one writes."""
+class _ReferenceScorer:
+    """Score the tokens of another model's answer, one by one."""
 
     def __init__(self, model, prompt: list[int], temperature: float):
-        self.head, self.growing, self.temperature = model.get_output_embeddings(), DecodeState(model, [prompt]), temperature
-        self.cpu_kernels = uses_cpu_kernels(model)
-        self.unread: torch.Tensor | None = None
+        self.head, self.temperature = model.get_output_embeddings(), temperature
+        self.decoder, self.cpu_kernels = DecodeState(model, [prompt]), uses_cpu_kernels(model)
+        self.last_token: torch.Tensor | None = None
 
-    def read(self, token: int) -> float:
-        """The token's log-probability, in nats, after all that was read."""
-        if self.unread is not None:
-            self.growing.step(self.unread)
-        self.unread = torch.tensor([token], device=self.growing.hidden.device)
-        return float(selective_log_softmax(self.head, self.growing.hidden, self.unread, self.temperature,
+    def logprob(self, token: int) -> float:
+        """Return the log-probability of the next token, in nats."""
+        if self.last_token is not None:
+            self.decoder.step(self.last_token)
+        self.last_token = torch.tensor([token], device=self.decoder.hidden.device)
+        return float(selective_log_softmax(self.head, self.decoder.hidden, self.last_token, self.temperature,
                                            cpu_kernels=self.cpu_kernels))
 
 
-def _timed(records: Iterator[GenerationState], answer: Answer) -> Iterator[GenerationState]:
-    """The same records; their tokens and the seconds that they took are counted on the answer."""
+def _count_cost(states: Iterator[GenerationState], answer: Answer) -> Iterator[GenerationState]:
+    """Pass the states on; count their tokens and seconds on the answer."""
     while True:
         start = perf_counter()
-        record = next(records, None)
+        state = next(states, None)
         answer.seconds += perf_counter() - start
-        if record is None:
+        if state is None:
             return
-        answer.drawn = sum(map(len, record.responses))
-        yield record
+        answer.sampled_tokens = sum(map(len, state.responses))
+        yield state

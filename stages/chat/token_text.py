@@ -1,65 +1,66 @@
-"""Token ids to pieces of text as they come, each with its number: what is shown while an answer is being written.
+"""Decode token ids to text while they are generated, each piece of text with the log-ratio of its tokens.
 
-A byte-level tokenizer may split a character over tokens, and another decodes a token differently at a text's start. A
-piece is therefore as many tokens as it takes to end in a whole character, decoded behind the piece before it.
+A byte-level tokenizer may split a character over several tokens, and other tokenizers decode a token differently at the
+start of a text. A piece is therefore as many tokens as it takes to end in a whole character, decoded after the piece
+before it.
 """
 
 from typing import NamedTuple
 
-BROKEN = "\ufffd"  # what an unfinished character decodes to
-MOST_TOKENS = 4  # bytes of a character in UTF-8: no character is split over more
+REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
+MAX_PIECE_TOKENS = 4  # bytes of a UTF-8 character: none is split over more tokens
 
 
-class Piece(NamedTuple):
-    """Some tokens' text, and the sum of their log-ratios in nats."""
+class TextPiece(NamedTuple):
+    """The text of some tokens, and the sum of their log-ratios in nats."""
 
     text: str
     log_ratio: float
 
 
-class Pieces:
-    """Of one answer, token by token; `done` is what is whole."""
+class StreamingDecoder:
+    """Decode one answer token by token; `pieces` holds the complete pieces."""
 
     def __init__(self, tokenizer):
-        self.tokenizer, self.done = tokenizer, []
-        self._before: list[int] = []  # tokens of the last piece
-        self._waiting: list[int] = []
-        self._log_ratios: list[float] = []  # of those that wait
+        self.tokenizer, self.pieces = tokenizer, []
+        self._previous: list[int] = []  # tokens of the last piece
+        self._pending: list[int] = []
+        self._log_ratios: list[float] = []  # of the pending tokens
 
     def add(self, token: int, log_ratio: float) -> None:
-        """Take in the answer's next token."""
-        self._waiting.append(token)
+        """Append the answer's next token."""
+        self._pending.append(token)
         self._log_ratios.append(log_ratio)
-        text = self._text(self._waiting)
-        if not text.endswith(BROKEN):
-            self._take(len(self._waiting), text)
-        elif len(self._waiting) == MOST_TOKENS:
-            self._take_broken(text)
+        text = self._decode_after_previous(self._pending)
+        if not text.endswith(REPLACEMENT):
+            self._emit(len(self._pending), text)
+        elif len(self._pending) == MAX_PIECE_TOKENS:
+            self._emit_invalid(text)
 
     def finish(self) -> None:
-        """The answer is over: the beginning of a character whose rest does not come is left out."""
-        self._take(len(self._waiting), self._text(self._waiting).rstrip(BROKEN))
+        """Emit the rest, without the start of a character that was cut off."""
+        self._emit(len(self._pending), self._decode_after_previous(self._pending).rstrip(REPLACEMENT))
 
     @property
     def text(self) -> str:
-        return "".join(piece.text for piece in self.done)
+        return "".join(piece.text for piece in self.pieces)
 
-    def _take_broken(self, text: str) -> None:
-        """The first token's bytes make no character; the last ones may be the beginning of another."""
-        for count in range(1, MOST_TOKENS):
-            first = self._text(self._waiting[:count])
-            if first + self._text(self._waiting[count:]) == text:
-                return self._take(count, first)
-        return self._take(MOST_TOKENS, text)
+    def _emit_invalid(self, text: str) -> None:
+        """The first tokens' bytes make no character; the last ones may be the start of another."""
+        for count in range(1, MAX_PIECE_TOKENS):
+            first = self._decode_after_previous(self._pending[:count])
+            if first + self._decode_after_previous(self._pending[count:]) == text:
+                return self._emit(count, first)
+        return self._emit(MAX_PIECE_TOKENS, text)
 
-    def _take(self, count: int, text: str) -> None:
+    def _emit(self, count: int, text: str) -> None:
         if count:
-            self.done.append(Piece(text, sum(self._log_ratios[:count])))
-            self._before, self._waiting = self._waiting[:count], self._waiting[count:]
+            self.pieces.append(TextPiece(text, sum(self._log_ratios[:count])))
+            self._previous, self._pending = self._pending[:count], self._pending[count:]
             self._log_ratios = self._log_ratios[count:]
 
-    def _text(self, tokens: list[int]) -> str:
-        return self._decoded(self._before + tokens)[len(self._decoded(self._before)):]
+    def _decode_after_previous(self, tokens: list[int]) -> str:
+        return self._decode(self._previous + tokens)[len(self._decode(self._previous)):]
 
-    def _decoded(self, tokens: list[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -1,8 +1,8 @@
-"""A person's votes as pairs: a folder in the form of a pairs artifact that grows by one row at a time.
+"""Save a person's votes as preference pairs, in a folder like a pairs artifact that grows by one row per vote.
 
-`reward/part-00000.parquet` holds the votes, the better answer first, with the columns and types of the pairs artifact;
-`ties/part-00000.parquet`, apart from them, what was called a tie (both scores 0). The folder is not an artifact: it has
-no manifest, for one would be wrong after the next vote. A stage that reads it notes the digest of its files.
+`reward/part-00000.parquet` has the votes, better answer first, with the columns and types of the pairs artifact;
+`ties/part-00000.parquet` has the ties (both scores 0). It is not an artifact: it has no manifest, which the next
+vote would make wrong. A stage that reads it records the digest of its files.
 """
 
 import fcntl
@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from stages.runtime.files import atomic_path, write_text
 from stages.stackexchange.pairs.table import SCHEMA
 
-VOTES, TIES = "reward", "ties"  # folders; the reward stage reads the split of the first one's name
+VOTES, TIES = "reward", "ties"  # folders; the reward stage reads the split `reward`
 PART, LOCK = "part-00000.parquet", ".lock"
-TYPED = "typed"  # site of a question that is none of the held-out ones
+TYPED = "typed"  # site of a question that is not from the pairs
 CARD = """---
 pretty_name: Votes on answers of language models
 configs:
@@ -32,19 +32,20 @@ configs:
 
 # Votes on answers of language models
 
-A person saw two answers to a question, not knowing whose they were, and chose the better one: `response_j`. Both are by
-language models, named in `authors` after who asked. The fourth entry of `metadata` is JSON: when, at which
-temperature and length, and of each answer the model's digest, its reward and whether it ended by itself.
+A person compared two answers to a question without knowing which model wrote them, and chose the better one,
+`response_j`. `authors` names the author of the question, then the two models. The fourth entry of `metadata` is JSON:
+the time, the temperature and the length limit, and for each answer the model's digest, its reward and whether it ended
+by itself.
 
-`ties` holds what was called a tie, or both bad; a reward model cannot learn from it.
+`ties` has the answers that were called equally good, or both bad; a reward model cannot learn from them.
 
-Many of the questions are from the evaluation split: who trains on these votes has no longer held them out.
+Many of the questions are from the evaluation split: a model trained on these votes must be evaluated on others.
 """
 
 
 @dataclass(frozen=True)
-class Written:
-    """An answer as it is voted on. model: a digest that names what wrote it, or ''; ended: by itself, not cut off."""
+class VotedAnswer:
+    """An answer to vote on. model: digest of the model, or ''; ended: by EOS, not cut off."""
 
     policy: str
     model: str
@@ -52,19 +53,19 @@ class Written:
     reward: float | None
     ended: bool
 
-    def about(self) -> dict:
+    def metadata(self) -> dict:
         return {name: value for name, value in asdict(self).items() if name != "text"}
 
 
 @dataclass(frozen=True)
 class Question:
-    """As asked; row: that of the pairs table which it is from, or None."""
+    """The question of a vote; row: its row in the pairs table, or None if it was typed."""
 
     text: str
     row: dict | None = None
 
     def columns(self) -> dict:
-        """What the pairs table says of the question; a typed one is named by a hash of its text."""
+        """Return the question's columns of SCHEMA; the id of a typed question is a hash of its text."""
         row = self.row
         if row is None:
             qid = int.from_bytes(hashlib.sha256(self.text.encode()).digest()[:7])
@@ -74,38 +75,39 @@ class Question:
                 **{name: list(row.get(name) or [""])[:1] for name in ("authors", "author_urls", "licenses")}}
 
 
-def vote_row(question: Question, better: Written, worse: Written, how: dict, tie: bool = False) -> dict:
-    """A row of SCHEMA; how: the settings that both answers were drawn with."""
-    asked, now = question.columns(), datetime.now(UTC).isoformat(timespec="milliseconds")
-    told = json.dumps({"voted": now, **how, "j": better.about(), "k": worse.about()}, ensure_ascii=False)
-    return {**asked, "response_j": better.text, "response_k": worse.text, "score_j": 0 if tie else 1, "score_k": 0,
-            "date": now, "metadata": [*asked["metadata"][:3], *[""] * (3 - len(asked["metadata"])), told],
-            "answer_j": None, "answer_k": None,  # no posts: they have no numbers
-            "authors": [*asked["authors"], better.policy, worse.policy],
-            "author_urls": [*asked["author_urls"], "", ""], "licenses": [*asked["licenses"], "", ""]}
+def vote_row(question: Question, better: VotedAnswer, worse: VotedAnswer, sampling: dict, tie: bool = False) -> dict:
+    """Build a row of SCHEMA; sampling: settings of both answers."""
+    columns, now = question.columns(), datetime.now(UTC).isoformat(timespec="milliseconds")
+    vote = json.dumps({"voted": now, **sampling, "j": better.metadata(), "k": worse.metadata()}, ensure_ascii=False)
+    return {**columns, "response_j": better.text, "response_k": worse.text, "score_j": 0 if tie else 1, "score_k": 0,
+            "date": now, "metadata": [*columns["metadata"][:3], *[""] * (3 - len(columns["metadata"])), vote],
+            "answer_j": None, "answer_k": None,  # not posts: they have no ids
+            "authors": [*columns["authors"], better.policy, worse.policy],
+            "author_urls": [*columns["author_urls"], "", ""], "licenses": [*columns["licenses"], "", ""]}
 
 
 class Votes:
-    """The folder of votes; made with the first one. Any number of pages may add to it at once."""
+    """The folder of votes, created by the first one; several pages and processes may add votes at once."""
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
 
     def add(self, kind: str, row: dict) -> None:
-        """One row more among VOTES or TIES, on the disk when this returns, all of it or nothing.
+        """Append a row to VOTES or TIES, atomically and flushed to disk.
 
-        ValueError when what lies there is not a table of votes: it is left alone.
+        Raises ValueError, and changes nothing, if the existing file is not a table of votes.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with self._locked():
             rows = [*self.rows(kind), row]
             path = self.folder / kind / PART
             path.parent.mkdir(exist_ok=True)
-            _replace(path, pa.Table.from_pylist(rows, schema=SCHEMA))
+            with atomic_path(path, sync=True) as draft:
+                pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), draft, compression="zstd")
             write_text(self.folder / "README.md", self._card())
 
     def rows(self, kind: str) -> list[dict]:
-        """All of a kind, the oldest first."""
+        """Read all rows of VOTES or TIES, oldest first."""
         path = self.folder / kind / PART
         if not path.exists():
             return []
@@ -122,23 +124,17 @@ class Votes:
         return CARD.format(files="".join(f"  - split: {kind}\n    path: {kind}/part-*.parquet\n" for kind in filled))
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One writer at a time, of all threads and processes; the kernel drops the lock when a process dies."""
+    def _locked(self) -> Iterator[None]:
+        """Allow one writer at a time over all threads and processes; the kernel releases a dead process's lock."""
         with open(self.folder / LOCK, "w") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
 
-def models_of(row: dict) -> tuple[tuple[str, str], tuple[str, str]]:
-    """(policy, model's digest) of who wrote the better and the worse answer; ValueError when the row is not a vote."""
+def parse_vote_models(row: dict) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Return (policy, digest of the model) of the better and the worse answer; ValueError if the row is not a vote."""
     try:
-        told = json.loads(row["metadata"][3])
-        return tuple((told[side]["policy"], told[side]["model"]) for side in "jk")
+        vote = json.loads(row["metadata"][3])
+        return tuple((vote[side]["policy"], vote[side]["model"]) for side in "jk")
     except (IndexError, KeyError, TypeError, ValueError):
-        raise ValueError("among the votes is a row that is none: pairs of other sources belong elsewhere") from None
-
-
-def _replace(path: Path, table: pa.Table) -> None:
-    """The whole table under another name, on the disk, and then into place: readers see the old one or the new one."""
-    with atomic_path(path, sync=True) as draft:
-        pq.write_table(table, draft, compression="zstd")
+        raise ValueError("a row among the votes is not a vote: keep pairs of other sources in another folder") from None

@@ -20,8 +20,9 @@ gradio = pytest.importorskip("gradio", reason="the page needs gradio: make extra
 playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwright: make extras")
 
 from stages import demo  # noqa: E402
-from stages.chat import controller as talk_module  # noqa: E402
-from stages.chat.token_text import Piece, Pieces  # noqa: E402
+from stages.chat import controller as controller_module  # noqa: E402
+from stages.chat.load import load_controller  # noqa: E402
+from stages.chat.token_text import StreamingDecoder, TextPiece  # noqa: E402
 from stages.generation.sampler import sample  # noqa: E402
 from stages.stackexchange.prompt import prompt_ids  # noqa: E402
 
@@ -47,21 +48,20 @@ def connections():
 
 
 @pytest.fixture(scope="module")
-def talk(tmp_path_factory):
+def controller(tmp_path_factory):
     run = demo_run.save_run(tmp_path_factory.mktemp("runs") / "tiny", EVIL, EVIL)
-    asked = demo.parser().parse_args(["--run", str(run), "--model", f"other={run / 'other'}"])
-    return demo.talk_of(asked)
+    return load_controller(run, [("other", run / "other")], run / "votes", "fp32", "off")
 
 
 @pytest.fixture(scope="module")
-def address(talk, connections):
+def address(controller, connections):
     """The page is served as stages.demo does, and with a proxy that must not be asked."""
     from stages.chat import page as chat_page
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in {"HTTP_PROXY": "http://127.0.0.1:9", **demo.STAY_HERE}.items():
+        for name, value in {"HTTP_PROXY": "http://127.0.0.1:9", **demo.OFFLINE_ENVIRONMENT}.items():
             patched.setenv(name, value)
-        blocks = chat_page.page(talk, "Talking to a tiny run", {"temperature": 1.0, "most_tokens": 40})
-        yield chat_page.serve(blocks, "127.0.0.1", None, wait=False)
+        blocks = chat_page.build_page(controller, "Talking to a tiny run", {"temperature": 1.0, "most_tokens": 40})
+        yield chat_page.serve_page(blocks, "127.0.0.1", None, wait=False)
         blocks.close(verbose=False)
 
 
@@ -123,10 +123,11 @@ def finished(page, panel: str) -> str:
     return text.rstrip("\ufffd")
 
 
-def expected(talk, name: str, question: str, tokens: int) -> str:
-    prompts = [prompt_ids(talk.speakers.tokenizer, question)]
-    return shown_text(sample(talk.speakers.models[name], prompts, max_new_tokens=tokens, temperature=0, stop_ids=[2],
-                             generator=torch.Generator()).texts(talk.speakers.tokenizer)[0].rstrip("\ufffd"))
+def expected(controller, name: str, question: str, tokens: int) -> str:
+    prompts = [prompt_ids(controller.models.tokenizer, question)]
+    rollout = sample(controller.models.policies[name], prompts, max_new_tokens=tokens, temperature=0, stop_ids=[2],
+                     generator=torch.Generator())
+    return shown_text(rollout.decode(controller.models.tokenizer)[0].rstrip("\ufffd"))
 
 
 def shown_text(text: str) -> str:
@@ -134,18 +135,18 @@ def shown_text(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f]", lambda sign: chr(0x2400 + ord(sign[0])), text).replace("\x7f", "\u2421")
 
 
-def test_a_runs_own_length_and_temperature_fit_on_the_controls(talk, monkeypatch):
+def test_a_runs_own_length_and_temperature_fit_on_the_controls(controller, monkeypatch):
     from stages.chat import page as chat_page
-    monkeypatch.setattr(talk.speakers, "longest", 4096)
+    monkeypatch.setattr(controller.models, "max_positions", 4096)
     for given in ({"temperature": 2.5, "most_tokens": 1024}, {"temperature": 0.5, "most_tokens": 4}):
-        blocks = chat_page.page(talk, "A run", given)
+        blocks = chat_page.build_page(controller, "A run", given)
         sliders = {block.elem_id: block for block in blocks.blocks.values() if isinstance(block, gradio.Slider)}
         found = {name: sliders[name].preprocess(sliders[name].value) for name in ("temperature", "length")}
         assert found == {"temperature": given["temperature"], "length": given["most_tokens"]}
 
 
-def test_it_answers_streams_and_switches_models(opened, talk, monkeypatch):
-    monkeypatch.setattr(talk_module, "SHOW_EVERY_SECONDS", 0.02)
+def test_it_answers_streams_and_switches_models(opened, controller, monkeypatch):
+    monkeypatch.setattr(controller_module, "SHOW_EVERY_SECONDS", 0.02)
     opened.evaluate("""() => { window.seen = []; new MutationObserver(() => window.seen.push(
         document.querySelector("#panel-0 .answer")?.textContent.length ?? 0)).observe(
         document.querySelector("#panel-0"), {childList: true, subtree: true, characterData: true}); }""")
@@ -153,10 +154,10 @@ def test_it_answers_streams_and_switches_models(opened, talk, monkeypatch):
     opened.click("#random")
     opened.wait_for_function("document.querySelector('#question textarea').value")
     question = opened.input_value("#question textarea")
-    assert question.strip() in talk.rows
+    assert question.strip() in controller.rows
     opened.click("#ask-side")
     answers = [finished(opened, f"#panel-{place}") for place in range(3)]
-    assert answers[:2] == [expected(talk, name, question, 120) for name in ("SFT", "PPO")]
+    assert answers[:2] == [expected(controller, name, question, 120) for name in ("SFT", "PPO")]
     lengths = [n for n, after in zip(*(opened.evaluate("window.seen")[i:] for i in (0, 1)), strict=False) if n < after]
     assert len(lengths) >= 3, "it grew before the reader's eyes"
     numbers = opened.text_content("#panel-1 .numbers")
@@ -169,10 +170,10 @@ def test_it_answers_streams_and_switches_models(opened, talk, monkeypatch):
     opened.click("#ask-side")
     opened.wait_for_function("before => !document.querySelector('#panel-0').textContent.includes(before)",
                              arg=answers[0][:20])
-    assert finished(opened, "#panel-0") == expected(talk, "other", question, 120) != answers[0]
+    assert finished(opened, "#panel-0") == expected(controller, "other", question, 120) != answers[0]
 
 
-def test_a_blind_vote_is_recorded(opened, talk):
+def test_a_blind_vote_is_recorded(opened, controller):
     opened.get_by_role("tab", name="Blind").click()
     choose(opened, "#between-1", "other")
     opened.fill("#question textarea", "which port")
@@ -184,17 +185,18 @@ def test_a_blind_vote_is_recorded(opened, talk):
     shown = [opened.text_content(f"#blind-{letter} .answer") for letter in "AB"]
     opened.click("#vote-B")
     opened.wait_for_selector("#who-B .revealed")
-    [vote] = pq.read_table(talk.votes.folder / "reward").to_pylist()
+    [vote] = pq.read_table(controller.votes.folder / "reward").to_pylist()
     assert [shown_text(vote["response_j"]), shown_text(vote["response_k"])] == shown[::-1]
     assert vote["authors"][1] in opened.text_content("#who-B") and vote["question"] == "which port"
     assert "chosen" in opened.text_content("#who-B") and "not chosen" in opened.text_content("#who-A")
     assert "1 vote on 1 question" in opened.text_content("#tally") and opened.is_disabled("#vote-A")
 
 
-def test_hostile_text_is_text(opened, talk, monkeypatch):
+def test_hostile_text_is_text(opened, controller, monkeypatch):
     """In a held-out post, in the menu, in a person's question and in what a model writes."""
     signs = iter(EVIL * 100)
-    monkeypatch.setattr(Pieces, "add", lambda pieces, token, ratio: pieces.done.append(Piece(next(signs), ratio)))
+    monkeypatch.setattr(StreamingDecoder, "add",
+                        lambda decoder, token, ratio: decoder.pieces.append(TextPiece(next(signs), ratio)))
     opened.click("#picked input")
     opened.get_by_role("option", name=EVIL, exact=True).click()
     opened.wait_for_function("document.querySelector('#question textarea').value")
@@ -225,15 +227,15 @@ def test_it_refuses_a_question_that_is_too_long(opened):
     assert re.search(r"The question has [\d,]+ tokens, .* shorten it\.$", opened.text_content("#notice .notice"))
 
 
-def test_it_stops_when_told_and_lets_another_page_wait(opened, browser, talk, monkeypatch):
-    steps = talk.speakers._steps
+def test_it_stops_when_told_and_lets_another_page_wait(opened, browser, controller, monkeypatch):
+    steps = controller.models._generate
 
     def slow(*given):
         for record in steps(*given):
             time.sleep(0.02)
             yield record
 
-    monkeypatch.setattr(talk.speakers, "_steps", slow)
+    monkeypatch.setattr(controller.models, "_generate", slow)
     opened.fill("#question textarea", "which port")
     opened.fill("#length input[type=number]", "200")
     opened.press("#length input[type=number]", "Tab")
