@@ -11,17 +11,12 @@ from stages.reward_modeling.scoring_file import load_scoring
 
 @dataclass(frozen=True)
 class ScoreConsistency:
-    """Scores of reference answers now, compared with those at the end of training.
-
-    Args:
-        correlation: Pearson's r; None if there are under three stored scores, or all are equal.
-        max_difference_stds: largest difference, in standard deviations of the scores; None likewise.
-    """
+    """Scores of reference answers now, compared with those at the end of training."""
 
     training_precision: str
     precision: str
-    correlation: float | None
-    max_difference_stds: float | None
+    correlation: float | None  # Pearson's r; None for under three stored scores, or equal ones
+    max_difference_stds: float | None  # in standard deviations of the scores; None likewise
 
 
 def compare_with_training(scorer: Scorer, folder: Path) -> ScoreConsistency:

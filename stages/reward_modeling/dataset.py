@@ -7,28 +7,20 @@ forwarded once and all pairs of the question train in one step (InstructGPT, sec
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stages.stackexchange.pairs.table import key_of
+from stages.stackexchange.pairs.table import question_key
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 
 
 @dataclass
 class Example:
-    """One question with some of its answers.
+    """One question with some of its answers, as token ids."""
 
-    Args:
-        question: site, question id.
-        prompt, answers: token ids.
-        pairs: indices of (better, worse) answers.
-        score_gaps: score of the better answer minus that of the worse, per pair.
-        answer_index: index of each answer by its text.
-    """
-
-    question: tuple
+    question: tuple  # site, question id
     prompt: list[int]
     answers: list[list[int]] = field(default_factory=list)
-    pairs: list[tuple[int, int]] = field(default_factory=list)
-    score_gaps: list[int] = field(default_factory=list)
-    answer_index: dict[str, int] = field(default_factory=dict)
+    pairs: list[tuple[int, int]] = field(default_factory=list)  # indices of the better and the worse answer
+    score_gaps: list[int] = field(default_factory=list)  # score of the better answer minus that of the worse
+    answer_index: dict[str, int] = field(default_factory=dict)  # by the answer's text
 
     def add_pair(self, texts: tuple[str, str], answers: list[list[int]], score_gap: int) -> None:
         """Add a better and a worse answer; an answer that is there already is not added again."""
@@ -49,7 +41,7 @@ def build_examples(
     for row in rows:
         if pairs == max_pairs:
             break
-        key, texts = key_of(row), (row["response_j"], row["response_k"])
+        key, texts = question_key(row), (row["response_j"], row["response_k"])
         same_question = bool(examples) and examples[-1].question == key
         prompt = examples[-1].prompt if same_question else prompt_ids(tokenizer, row["question"])
         answers = [answer_ids(tokenizer, text) for text in texts]

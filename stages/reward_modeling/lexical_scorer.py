@@ -41,12 +41,8 @@ def fit_lexical_scorer(rows: Iterable[dict]) -> LexicalScorer:
 def fit_bradley_terry(differences: np.ndarray | sparse.csr_matrix, penalty: float, solver: str = "lbfgs") -> np.ndarray:
     """Fit P(better beats worse) = sigmoid(w . difference) by maximum likelihood, less penalty |w|^2 / 2.
 
-    There is no intercept, so the order of the two answers does not matter.
-
-    Args:
-        differences: features [N, K] of the better answer minus those of the worse one, N at least 1.
-
-    Returns: weights w [K].
+    differences [N, K]: features of the better answer minus those of the worse one, N at least 1. Returns w [K]. There
+    is no intercept, so the order of the two answers does not matter.
     """
     stack = np.vstack if isinstance(differences, np.ndarray) else sparse.vstack
     model = LogisticRegression(C=0.5 / penalty, fit_intercept=False, solver=solver, tol=1e-8, max_iter=MAX_STEPS)

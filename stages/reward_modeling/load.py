@@ -12,13 +12,9 @@ from stages.reward_modeling.scoring_file import SCORING, load_scoring, member_fo
 def load_classifier(
     folder: Path | str, precision: str = "fp32", new_head: bool = False, cpu_kernels: str = "off"
 ) -> PreTrainedModel:
-    """Load a sequence classifier with one output, in eval mode.
+    """Load a sequence classifier with one output, in eval mode; ValueError if a weight, such as the head, is missing.
 
-    Args:
-        new_head: `folder` is a causal model, and its head is still to be initialised (reward_model.initialise_head).
-
-    Raises:
-        ValueError: a tensor is missing (a missing head would be random), or the model had a lexical term.
+    new_head: `folder` is a causal model, and its head is still to be initialised (reward_model.initialise_head).
     """
     if not new_head and (Path(folder) / SCORING).is_file():
         load_scoring(Path(folder))

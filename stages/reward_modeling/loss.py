@@ -45,10 +45,8 @@ def pairwise_losses(
 ) -> torch.Tensor:
     """Compute -log sigmoid(r_j - r_k - margin) of each pair [B] (InstructGPT, eq. 1; margins: Llama 2, eq. 2).
 
-    Args:
-        better, worse: scores r_j, r_k [B].
-        label_smoothing: assumed share of pairs labelled the wrong way round (conservative loss, Mitchell 2023).
-        centring: coefficient of (r_j + r_k)^2, which keeps scores around 0 (Eisenstein et al. 2023, as in TRL).
+    label_smoothing: assumed share of pairs labelled the wrong way round (conservative loss, Mitchell 2023). centring:
+    coefficient of (r_j + r_k)^2, which keeps scores around 0 (Eisenstein et al. 2023, as in TRL).
     """
     gap = better - worse - margins
     losses = -functional.logsigmoid(gap)

@@ -20,10 +20,7 @@ class Scorer:
 
     The config of a merged model holds its scoring, `mean` and `std` as reward_* (scoring_file.apply_scoring). With
     pooling 'last' and log_probability_weight 0, the raw score is the logit of the plain
-    AutoModelForSequenceClassification, so that reward = logit - config.reward_mean.
-
-    Args:
-        scoring: while the model trains; None takes the config's.
+    AutoModelForSequenceClassification, so that reward = logit - config.reward_mean. scoring: None takes the config's.
     """
 
     def __init__(self, model, precision: str, scoring: Scoring | None = None, batch_rows: int = 64):
@@ -52,10 +49,7 @@ def combine_scores(
     """Combine the scores [B] of several models to one score [B] (Coste et al. 2023, arXiv 2310.02743).
 
     Reward models disagree first where a policy leaves their training data: 'min' and 'mean_minus_std' keep PPO from a
-    reward that one of them alone gives.
-
-    Args:
-        combine: 'mean_minus_std' subtracts spread_penalty times the standard deviation over the models.
+    reward that one of them alone gives. 'mean_minus_std' subtracts spread_penalty times the standard deviation.
     """
     if len(scores) == 1:
         return scores[0]

@@ -16,11 +16,10 @@ SAVED_EXAMPLES = 64  # reference answers stored with their scores
 class Scoring:
     """How a score is computed.
 
-    Args:
-        pooling: 'last', the head's output at the last token; 'mean', its mean over the answer's tokens; 'sum', its
-            sum over them divided by 100, so that a longer answer can score higher. In the sum a token's n-th
-            occurrence counts log2(1 + 1 / n), hence n occurrences log2(1 + n): repetition gains little.
-        log_probability_weight: coefficient of the answer's mean log-probability per token, in nats, in the score.
+    pooling: 'last', the head's output at the last token; 'mean', its mean over the answer's tokens; 'sum', its sum over
+    them divided by 100, so that a longer answer can score higher. In the sum a token's n-th occurrence counts
+    log2(1 + 1 / n), hence n occurrences log2(1 + n): repetition gains little.
+    log_probability_weight: coefficient of the answer's mean log-probability per token, in nats, in the score.
     """
 
     pooling: str = "last"
@@ -30,13 +29,9 @@ class Scoring:
 def save_scoring(
     folder: Path, scoring: Scoring, precision: str, reference: tuple[list, list], scores: torch.Tensor
 ) -> None:
-    """Write scoring.json, with the mean raw score of the reference answers as zero (arXiv 2403.17031).
+    """Write scoring.json, with the mean raw score [B] of the reference answers as zero (arXiv 2403.17031).
 
-    The first answers are stored with their scores, to measure what another precision does to them.
-
-    Args:
-        reference: prompts and answers as token ids.
-        scores: their raw scores [B].
+    reference: prompts and answers as token ids. The first are stored with their scores, for consistency.py.
     """
     write_json(
         folder / SCORING,

@@ -11,7 +11,7 @@ from torch import nn
 from stages.modeling.adapters import HEAD, active_adapter, adapter_parameters, load_score_head
 from stages.modeling.families import backbone
 from stages.modeling.lora import unwrap_peft
-from stages.modeling.pretrained import WEIGHTS
+from stages.modeling.pretrained import ADAPTER_WEIGHTS
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import apply_scoring
 
@@ -22,7 +22,7 @@ def add_reward_adapter(model: nn.Module, folder: Path, role: str, learns: bool) 
     Adapters that are there already stay as they are. Raises ValueError if it does not fit the model or has no head.
     """
     head = load_score_head(folder)
-    tensors = {name: t for name, t in load_file(folder / WEIGHTS).items() if not name.endswith(HEAD)}
+    tensors = {name: t for name, t in load_file(folder / ADAPTER_WEIGHTS).items() if not name.endswith(HEAD)}
     config = PeftConfig.from_pretrained(folder)
     config.task_type, config.modules_to_save, config.inference_mode = TaskType.CAUSAL_LM, None, False
     config.lora_dropout = 0.0  # the scores, and old and new values, must come from one function

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ ROWS = [{"response_j": f"use the flag {i}", "response_k": f"no idea, sorry {i % 
 def test_words_and_pairs_of_words_are_counted():
     text = "Use x[0] ; use X"
     tokens = ["use", "x", "[", "0", "]", ";", "use", "x"]
-    counts = Counter(tokens) + Counter(zip(tokens, tokens[1:], strict=False))
+    counts = Counter(tokens) + Counter(pairwise(tokens))
     assert sorted(_log_counts([text]).data) == pytest.approx(sorted(math.log1p(n) for n in counts.values()))
 
 

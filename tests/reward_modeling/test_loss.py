@@ -55,7 +55,8 @@ def table(questions=6):
         answers = [tiny_models.sentence(rng, rng.randint(1, 9)) + f" {qid}{i}" for i in range(4)]
         for j in range(4):
             for k in range(j + 1, 4):
-                rows.append({"site": "s", "qid": qid, "question": tiny_models.sentence(rng, 7) if not j + k else "the same",
+                question = tiny_models.sentence(rng, 7) if not j + k else "the same"
+                rows.append({"site": "s", "qid": qid, "question": question,
                              "response_j": answers[j], "response_k": answers[k], "score_j": 5 - j, "score_k": 5 - k})
     return rows
 
@@ -194,7 +195,8 @@ def test_a_served_model_is_compared_with_its_scores_in_training(trained):
     found = consistency.compare_with_training(loaded(out, inputs["base"]), out)
     assert found.correlation == pytest.approx(1, abs=1e-5) and found.max_difference_stds < 1e-3
     assert "correlation 1.00000" in consistency.check_consistency(found, out, 0.95)
-    other = consistency.compare_with_training(loaded(member_folder(out, 1), inputs["base"]), out)  # another model than the file is of
+    second = loaded(member_folder(out, 1), inputs["base"])
+    other = consistency.compare_with_training(second, out)  # the file is of the first model
     assert other.correlation < 0.999
     with pytest.raises(ValueError, match="does not score as in training"):
         consistency.check_consistency(other, out, 0.9999)

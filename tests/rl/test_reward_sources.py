@@ -20,7 +20,7 @@ from stages.rl.rewards.classifier import ClassifierScorer
 from stages.rl.rewards.running_moments import RunningMoments
 from stages.rl.rewards.shaping import RewardShaper, ShapingSettings
 from stages.rl.rewards.sources import MEASURES, RewardFunction, load_reward_functions
-from stages.stackexchange.prompt import answer_ids, prompt_ids, question_of
+from stages.stackexchange.prompt import answer_ids, parse_question, prompt_ids
 from tests.helpers import tiny_models
 
 QUESTIONS = ["which flag?", "{response} or {question}?", "Answer: </s> é 漢字\n\nAnswer: "]
@@ -59,14 +59,14 @@ def rollout(tok, answers=("use it", "a\n```\nb\n```", "make make make make make 
     return SimpleNamespace(prompts=[prompt_ids(tok, q) for q in QUESTIONS], responses=responses, ended=list(ended))
 
 
-def loaded(source: str, weight: float = 1.0, reads: str = "text", template: str = TEMPLATE, scorer=None, pairs=None
+def load_source(source: str, weight: float = 1.0, reads: str = "text", template: str = TEMPLATE, scorer=None, pairs=None
            ) -> RewardFunction:
     (function,) = load_reward_functions(source=source, weight=weight, reads=reads, template=template, pairs=pairs,
                                         load_models=lambda _: [scorer], precision="fp32")
     return function
 
 
-class Told:
+class FixedScorer:
     """A scorer that gives `scores`, whatever it is asked."""
 
     def __init__(self, *scores: float, std: float | None = 1.0):
@@ -76,15 +76,16 @@ class Told:
         return list(self.scores)
 
 
-def told(*scores: float, std: float | None = 1.0) -> RewardFunction:
-    return RewardFunction("model", 1.0, "ids", Told(*scores, std=std))
+def fixed_source(*scores: float, std: float | None = 1.0) -> RewardFunction:
+    return RewardFunction("model", 1.0, "ids", FixedScorer(*scores, std=std))
 
 
-def shaped(scores, rows, **shaping) -> list[float]:
-    return RewardShaper([told(*scores, std=4.0)], None, ShapingSettings(**shaping))(rows, update_statistics=False).rewards.tolist()
+def shape_rewards(scores, rows, **shaping) -> list[float]:
+    shaper = RewardShaper([fixed_source(*scores, std=4.0)], None, ShapingSettings(**shaping))
+    return shaper(rows, update_statistics=False).rewards.tolist()
 
 
-def bare(responses=((5, 6, 2), (7, 8), (9,)), ended=(True, False, False)):
+def make_rollout(responses=((5, 6, 2), (7, 8), (9,)), ended=(True, False, False)):
     """A rollout that no tokenizer has to read; the second prompt has an EOS (2) inside."""
     return SimpleNamespace(prompts=[[1, 4], [1, 2, 4], [1]], responses=[list(r) for r in responses], ended=list(ended))
 
@@ -101,7 +102,7 @@ def repeated_grams(ids: list[int]) -> float:
 
 def test_a_weighted_sum_of_three_sources_by_hand(tok, functions):
     functions.found = torch.tensor([0.5, -1.0, 2.0])
-    sources = [loaded("has_code", -2.0), loaded("repetition", 3.0), loaded("my_rewards:gives", 0.25)]
+    sources = [load_source("has_code", -2.0), load_source("repetition", 3.0), load_source("my_rewards:gives", 0.25)]
     rows = rollout(tok)
     found = RewardShaper(sources, tok, ShapingSettings(reward_baseline=1.0))(rows, update_statistics=True)
     repeated = [repeated_grams(response) for response in rows.responses]
@@ -116,7 +117,7 @@ def test_a_weighted_sum_of_three_sources_by_hand(tok, functions):
 
 def test_measures_read_what_was_sampled(tok):
     rows = rollout(tok, ended=(True, False, True))
-    text, ids = loaded("response_characters"), loaded("response_tokens")
+    text, ids = load_source("response_characters"), load_source("response_tokens")
     parts = RewardShaper([text, ids], tok, ShapingSettings())(rows, update_statistics=False).parts
     assert parts["response_characters"].tolist() == [6, 11, 29]
     assert parts["response_tokens"].tolist() == [len(response) for response in rows.responses]
@@ -125,18 +126,19 @@ def test_measures_read_what_was_sampled(tok):
 def test_functions_over_text_and_over_ids(tok, functions):
     rows = rollout(tok)
     before = json.dumps([rows.prompts, rows.responses])
-    RewardShaper([loaded("my_rewards:spoils")], tok, ShapingSettings())(rows, update_statistics=False)
+    RewardShaper([load_source("my_rewards:spoils")], tok, ShapingSettings())(rows, update_statistics=False)
     assert functions.seen.pop() == (QUESTIONS, ["use it", "a\n```\nb\n```", "make make make make make make"])
-    found = RewardShaper([loaded("my_rewards:spoils", reads="ids")], tok, ShapingSettings())(rows, update_statistics=False)
+    shaper = RewardShaper([load_source("my_rewards:spoils", reads="ids")], tok, ShapingSettings())
+    found = shaper(rows, update_statistics=False)
     want = [len(p) + 10 * len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
     assert found.rewards.tolist() == want
     assert json.dumps([rows.prompts, rows.responses]) == before, "a function changed the ids that are trained on"
 
 
 def test_the_question_comes_back_whole(tok):
-    assert [question_of(tok, prompt_ids(tok, question)) for question in QUESTIONS] == QUESTIONS
+    assert [parse_question(tok, prompt_ids(tok, question)) for question in QUESTIONS] == QUESTIONS
     with pytest.raises(ValueError, match="does not have the template's shape"):
-        question_of(tok, answer_ids(tok, "Question: no"))
+        parse_question(tok, answer_ids(tok, "Question: no"))
 
 
 def test_the_reward_model_scores_the_ids_that_were_sampled(tok, tmp_path):
@@ -147,7 +149,7 @@ def test_the_reward_model_scores_the_ids_that_were_sampled(tok, tmp_path):
     # Two pieces that decode to one word: decoding and encoding again would make them other ids.
     pieces = [*tok("us", add_special_tokens=False).input_ids, *tok("e", add_special_tokens=False).input_ids]
     assert tok(tok.decode(pieces), add_special_tokens=False).input_ids != pieces
-    rewards = RewardShaper([loaded("model", scorer=scorer)], tok, ShapingSettings())
+    rewards = RewardShaper([load_source("model", scorer=scorer)], tok, ShapingSettings())
     for response in (pieces, [*pieces, tok.eos_token_id]):
         prompt = prompt_ids(tok, QUESTIONS[2])
         seen.clear()
@@ -166,67 +168,68 @@ def test_the_reward_model_is_loaded_only_when_asked_for():
 
 def test_word_counts_as_a_source(tok, tmp_path):
     """Fitted on the reward split when it is loaded: the better answers are those that say 'flag'."""
-    source = loaded("lexical", pairs=tiny_models.save_pairs(tmp_path))
+    source = load_source("lexical", pairs=tiny_models.save_pairs(tmp_path))
     rows = rollout(tok, answers=("use the flag", "make", ""))
     scores = RewardShaper([source], tok, ShapingSettings())(rows, update_statistics=False).parts["lexical"]
     assert scores[0] > scores[1] and scores[2] == 0
-    again = loaded("lexical", pairs=tmp_path)
+    again = load_source("lexical", pairs=tmp_path)
     assert torch.equal(again(*([], ["use the flag"])), source(*([], ["use the flag"])))
 
 
 @pytest.mark.parametrize(("combine", "expected"), [
     ("mean", [3.0, -1.0, 5.0]), ("min", [1.0, -4.0, 5.0]), ("mean_minus_std", [2.0, -2.5, 5.0])])
 def test_reward_models_are_combined_before_the_sum(combine, expected):
-    one, other = (replace(told(*scores, std=std), name=f"model {std}", weight=2.0, part="model")
+    one, other = (replace(fixed_source(*scores, std=std), name=f"model {std}", weight=2.0, part="model")
                   for scores, std in (((1, 2, 5), 2.0), ((5, -4, 5), 4.0)))
-    third = RewardFunction("other", 1.0, "ids", Told(10, 10, 10))
+    third = RewardFunction("other", 1.0, "ids", FixedScorer(10, 10, 10))
     settings = ShapingSettings(reward_combine=combine, spread_penalty=0.5 * (combine == "mean_minus_std"))
-    shaped = RewardShaper([one, third, other], None, settings)(bare(), update_statistics=False)
+    shaped = RewardShaper([one, third, other], None, settings)(make_rollout(), update_statistics=False)
     assert shaped.parts["model"].tolist() == expected and list(shaped.parts) == ["model", "other"]
     assert shaped.rewards.tolist() == [10 + 2 * score for score in expected]
     scaled = RewardShaper([one, other], None, replace(settings, reward_scaling="model"))
-    assert scaled(bare(), update_statistics=False).scale == 3.0
+    assert scaled(make_rollout(), update_statistics=False).scale == 3.0
 
 
 def test_reward_models_share_one_weight():
     with pytest.raises(ValueError, match="give them the same weight"):
-        RewardShaper([told(1), replace(told(1), weight=2.0)], None, ShapingSettings())
+        RewardShaper([fixed_source(1), replace(fixed_source(1), weight=2.0)], None, ShapingSettings())
 
 
 def test_eos_inside_the_prompt_does_not_count():
-    assert shaped([1, 1, 1], bare(), missing_eos_penalty=0.75) == [1, 0.25, 0.25]
+    assert shape_rewards([1, 1, 1], make_rollout(), missing_eos_penalty=0.75) == [1, 0.25, 0.25]
 
 
 def test_the_reward_is_reduced_or_replaced():
-    reduce = shaped([5, -3, 0], bare(), missing_eos="reduce", missing_eos_penalty=1.5)
-    replaced = shaped([5, -3, 0], bare(), missing_eos="replace", missing_eos_penalty=1.5)
+    reduce = shape_rewards([5, -3, 0], make_rollout(), missing_eos="reduce", missing_eos_penalty=1.5)
+    replaced = shape_rewards([5, -3, 0], make_rollout(), missing_eos="replace", missing_eos_penalty=1.5)
     assert (reduce, replaced) == ([5, -4.5, -1.5], [5, -1.5, -1.5])
 
 
 def test_short_responses_pay_beside_a_missing_eos():
     settings = {"missing_eos_penalty": 1.0, "short_response_tokens": 3, "short_response_penalty": 0.5}
-    assert shaped([4, 4, 4], bare(), **settings) == [4, 2.5, 2.5]
-    assert shaped([4, 4, 4], bare(), missing_eos="replace", **settings) == [4, -1.5, -1.5]
-    assert shaped([4, 4, 4], bare(), short_response_tokens=2, short_response_penalty=0.5) == [4, 4, 3.5]
+    assert shape_rewards([4, 4, 4], make_rollout(), **settings) == [4, 2.5, 2.5]
+    assert shape_rewards([4, 4, 4], make_rollout(), missing_eos="replace", **settings) == [4, -1.5, -1.5]
+    assert shape_rewards([4, 4, 4], make_rollout(), short_response_tokens=2, short_response_penalty=0.5) == [4, 4, 3.5]
 
 
 def test_baseline_then_scale_then_clip_then_penalty():
     settings = {"reward_baseline": 2.0, "reward_scaling": "model", "reward_clip": 1.0, "missing_eos_penalty": 0.5}
     # (10 - 2) / 4 = 2 -> 1;  (-6 - 2) / 4 = -2 -> -1 -> -1.5 (not -1 again);  (4 - 2) / 4 = 0.5 -> 0
-    assert shaped([10, -6, 4], bare(), **settings) == [1, -1.5, 0]
+    assert shape_rewards([10, -6, 4], make_rollout(), **settings) == [1, -1.5, 0]
 
 
 def test_a_reward_model_without_spread_cannot_scale():
     for std in (None, 0.0, float("nan")):
         with pytest.raises(ValueError, match="reward_scaling 'model'"):
-            RewardShaper([told(1, std=std)], None, ShapingSettings(reward_scaling="model"))
+            RewardShaper([fixed_source(1, std=std)], None, ShapingSettings(reward_scaling="model"))
 
 
 def test_the_models_own_spread_comes_from_its_config(tmp_path):
     model = load_classifier(tiny_models.save_base(tmp_path), "fp32", new_head=True)
     model.config.reward_std = 2.5
-    rewards = RewardShaper([loaded("model", scorer=Scorer(model, "fp32"))], None, ShapingSettings(reward_scaling="model"))
-    assert rewards(bare(), update_statistics=False).scale == 2.5
+    source = load_source("model", scorer=Scorer(model, "fp32"))
+    rewards = RewardShaper([source], None, ShapingSettings(reward_scaling="model"))
+    assert rewards(make_rollout(), update_statistics=False).scale == 2.5
 
 
 def batches(count: int = 6) -> list[list[float]]:
@@ -235,7 +238,7 @@ def batches(count: int = 6) -> list[list[float]]:
 
 
 def running(state: dict | None = None) -> RewardShaper:
-    source = told(0, 0, 0)
+    source = fixed_source(0, 0, 0)
     rewards = RewardShaper([source], None, ShapingSettings(reward_scaling="running", reward_baseline=1000.0))
     if state:
         rewards.restore(state)
@@ -245,7 +248,7 @@ def running(state: dict | None = None) -> RewardShaper:
 
 def step(rewards: RewardShaper, scores: list[float], update: bool = True):
     rewards.tell(scores)
-    return rewards(bare(ended=(True, True, True)), update_statistics=update)
+    return rewards(make_rollout(ended=(True, True, True)), update_statistics=update)
 
 
 def test_the_running_scale_is_that_of_every_score_so_far():
@@ -299,7 +302,7 @@ def test_statistics_of_several_processes_merge_to_those_of_one():
 ])
 def test_a_source_that_gives_no_finite_number_for_each_response(tok, functions, found, says):
     functions.found = found
-    rewards = RewardShaper([loaded("has_code"), loaded("my_rewards:gives")], tok, ShapingSettings())
+    rewards = RewardShaper([load_source("has_code"), load_source("my_rewards:gives")], tok, ShapingSettings())
     with pytest.raises(ValueError, match="reward source 'my_rewards:gives' " + says) as error:
         rewards(rollout(tok), update_statistics=True)
     assert "\n" not in str(error.value)
@@ -314,7 +317,7 @@ def test_a_source_that_gives_no_finite_number_for_each_response(tok, functions, 
 ])
 def test_a_source_that_is_not_there(functions, name, says):
     with pytest.raises(ValueError, match=says) as error:
-        loaded(name)
+        load_source(name)
     assert "\n" not in str(error.value)
 
 
@@ -363,7 +366,7 @@ def test_a_published_model_scores_as_its_own_forward_pass_does_for_one_text(kind
     model = CLASSIFIERS[kind](len(their_tokenizer)).eval()
     folder = str(published(tmp_path, their_tokenizer, model))
     rows = rollout(tok)
-    found = RewardShaper([loaded(folder, 2.0)], tok, ShapingSettings())(rows, update_statistics=False)
+    found = RewardShaper([load_source(folder, 2.0)], tok, ShapingSettings())(rows, update_statistics=False)
     texts = ["<s>which flag?</s>use it</s>", "<s>{response} or {question}?</s>a\n```\nb\n```</s>",
              "<s>Answer: < /s> é 漢字\n\nAnswer: </s>make make make make make make</s>"]
     with torch.no_grad():
@@ -376,7 +379,8 @@ def test_a_published_model_scores_as_its_own_forward_pass_does_for_one_text(kind
 
 def test_special_tokens_are_the_templates_alone(their_tokenizer, tmp_path):
     folder = published(tmp_path, their_tokenizer, llama_classifier(len(their_tokenizer), 0))
-    plain, spelt = (ClassifierScorer(folder, TEMPLATE, "fp32")._ids(*texts) for texts in (("ab", ""), ("a</s>b", "<s>")))
+    scorer = ClassifierScorer(folder, TEMPLATE, "fp32")
+    plain, spelt = scorer._ids("ab", ""), scorer._ids("a</s>b", "<s>")
     assert (spelt.count(1), spelt.count(2)) == (plain.count(1), plain.count(2)) and plain.count(2) == 2
     assert "a< /s>b" in their_tokenizer.decode(spelt)
 

@@ -8,7 +8,7 @@ import torch
 from stages.reward_modeling.scorer import Combine, combine_scores
 from stages.rl.rewards.running_moments import RunningMoments
 from stages.rl.rewards.sources import MODEL, RewardFunction
-from stages.stackexchange.prompt import question_of
+from stages.stackexchange.prompt import parse_question
 
 MIN_STD = 1e-6  # scores with a smaller standard deviation are equal, and are not divided by it
 
@@ -45,9 +45,7 @@ class ShapedRewards:
 class RewardShaper:
     """Compute rewards: weighted sum of the parts, minus a baseline, divided by a scale, clipped, penalised.
 
-    Args:
-        sources: those of one part (several reward models) are combined first, and share one weight.
-        tokenizer: the policy's; it decodes a rollout for the sources that read text.
+    The sources of one part (several reward models) are combined first. tokenizer: the policy's, for sources of text.
     """
 
     def __init__(self, sources: list[RewardFunction], tokenizer, settings: ShapingSettings):
@@ -59,9 +57,7 @@ class RewardShaper:
     def __call__(self, rollout, *, update_statistics: bool) -> ShapedRewards:
         """Compute the rewards of a rollout (`prompts`, `responses`: lists of token ids; `ended`: list of bool).
 
-        Args:
-            update_statistics: True for a rollout that is trained on; the running scale then includes it before it is
-                used (as in TRL and trlX). False for held-out prompts.
+        update_statistics: the rollout is trained on, and the running scale includes it (as in TRL and trlX).
         """
         settings, parts = self.settings, self._parts(rollout)
         total = sum(weight * parts[part] for part, weight in self.weights.items())
@@ -84,12 +80,12 @@ class RewardShaper:
     def _parts(self, rollout) -> dict[str, torch.Tensor]:
         inputs = {"ids": (rollout.prompts, rollout.responses)}
         if any(source.reads == "text" for source in self.sources):
-            questions = [question_of(self.tokenizer, prompt) for prompt in rollout.prompts]
+            questions = [parse_question(self.tokenizer, prompt) for prompt in rollout.prompts]
             inputs["text"] = (questions, self.tokenizer.batch_decode(
                 rollout.responses, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         scores: dict[str, list[torch.Tensor]] = {part: [] for part in self.weights}
         for source in self.sources:
-            scores[_part_name(source)].append(source(*inputs[source.reads]))
+            scores[source.part].append(source(*inputs[source.reads]))
         return {part: combine_scores(several, self.settings.reward_combine, self.settings.spread_penalty)
                 for part, several in scores.items()}
 
@@ -106,22 +102,18 @@ class RewardShaper:
         return torch.where(short, rewards - settings.short_response_penalty, rewards)
 
 
-def _part_name(source: RewardFunction) -> str:
-    return source.part or source.name
-
-
 def _part_weights(sources: list[RewardFunction]) -> dict[str, float]:
     """Weight of each part; ValueError if sources of one part have different ones."""
     weights: dict[str, float] = {}
     for source in sources:
-        if weights.setdefault(_part_name(source), source.weight) != source.weight:
+        if weights.setdefault(source.part, source.weight) != source.weight:
             raise ValueError("rewards: the scores of all reward models are combined to one: give them the same weight")
     return weights
 
 
 def _model_std(sources: list[RewardFunction]) -> float:
     """Standard deviation of the reward model's scores of reference answers; the mean of several models' ones."""
-    stds = [source.score.std for source in sources if _part_name(source) == MODEL]
+    stds = [source.score.std for source in sources if source.part == MODEL]
     std = sum(stds) / len(stds) if stds and None not in stds else None
     if std is None or not std > MIN_STD:
         raise ValueError(f"reward_scaling 'model': the standard deviation of the reward model is {std}: make it again "

@@ -16,7 +16,7 @@ from stages.recipe import user_functions
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import SCORING
 from stages.rl.rewards.classifier import ClassifierScorer
-from stages.stackexchange.pairs.table import drawn_rows, rows_of
+from stages.stackexchange.pairs.table import read_pairs, sample_rows
 
 MODEL, LEXICAL = "model", "lexical"
 LEXICAL_PAIRS = 20_000  # of the reward split, at most
@@ -33,9 +33,8 @@ MEASURES: dict[str, tuple[Literal["text", "ids"], Callable]] = {
 class RewardFunction:
     """A named scorer.
 
-    Args:
-        reads: 'ids', score(prompts, responses) of token ids as sampled; 'text', score(questions, responses) of text.
-        part: term of the reward that it belongs to; scorers of one part are combined to one score. '': its own.
+    reads: 'ids', score(prompts, responses) of token ids as sampled; 'text', score(questions, responses) of text.
+    part: term of the reward; the scores of one part are combined to one. Default: a part for this function alone.
     """
 
     name: str
@@ -43,6 +42,9 @@ class RewardFunction:
     reads: Literal["text", "ids"]
     score: Callable[[list, list], Any]
     part: str = ""
+
+    def __post_init__(self):
+        object.__setattr__(self, "part", self.part or self.name)
 
     def __call__(self, prompts: list, responses: list) -> torch.Tensor:
         """Compute unweighted scores [B] fp32; ValueError unless there is one finite number per response."""
@@ -72,15 +74,10 @@ def load_reward_functions(
     pairs: Path,
     load_models: Callable[[str], list[Scorer]] | None = None,
 ) -> list[RewardFunction]:
-    """Load what one entry of ppo.rewards names: a function per reward model, or the one of any other source.
+    """Load what one entry of ppo.rewards (recipe.ppo.RewardSource) names: one function, or one per reward model.
 
-    Args:
-        source, weight, reads, template: see recipe.ppo.RewardSource.
-        pairs: the pairs artifact; only 'lexical' reads it.
-        load_models: loads the models of 'model' or of a reward artifact's folder; None: there are none.
-
-    Raises:
-        ValueError: nothing has this name.
+    pairs: the pairs artifact; only 'lexical' reads it. load_models: loads the models of 'model' or of a reward
+    artifact's folder; None: there are none. Raises ValueError if nothing has this name.
     """
     if load_models is not None and (source == MODEL or (Path(source) / SCORING).is_file()):
         scorers = load_models(source)
@@ -89,7 +86,7 @@ def load_reward_functions(
                 for name, scorer in zip(names, scorers, strict=True)]
     if source == LEXICAL:
         from stages.reward_modeling.lexical_scorer import fit_lexical_scorer  # loads scikit-learn
-        lexical = fit_lexical_scorer(drawn_rows(rows_of(pairs, "reward"), LEXICAL_PAIRS, seed=0))
+        lexical = fit_lexical_scorer(sample_rows(read_pairs(pairs, "reward"), LEXICAL_PAIRS, seed=0))
         return [RewardFunction(source, weight, "text", lambda _, responses: lexical(responses))]
     if source in MEASURES:
         kind, measure = MEASURES[source]
