@@ -86,7 +86,7 @@ def finished(tmp_path_factory) -> Path:
     shutil.copytree(run / "base", run / "ppo-merged")
     for name in ("posts", "pairs"):
         shutil.rmtree(run / name)
-    stackexchange_dumps.posts_of(run, *(stackexchange_dumps.plain(number) for number in range(1, 300, 3)))
+    stackexchange_dumps.posts_from_rows(run, *(stackexchange_dumps.qa_rows(number) for number in range(1, 300, 3)))
     (run / "pairs").mkdir()
     pairs.run(Pairs(), run / "pairs", posts=run / "posts")
     shutil.copytree(run / "ppo", folder / "results/demo-nf4/ppo")
