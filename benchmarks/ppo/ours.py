@@ -1,6 +1,6 @@
-"""Our PPO step on the benchmark's workload: one process, in the project's own environment.
+"""Run our PPO step on the benchmark's workload, in one process and the project's own environment.
 
-`iterate` is the one function that knows the engine's calls.
+`take_step` makes the same calls as PPOTrainer.step.
 """
 
 import tempfile
@@ -9,7 +9,7 @@ import torch
 from transformers import logging
 
 from benchmarks.ppo import workload
-from benchmarks.ppo.profile import grouped
+from benchmarks.ppo.profile import profile_by_group
 from stages.generation.sampler import sample
 from stages.modeling import torch_setup
 from stages.modeling.load import load_causal
@@ -28,7 +28,7 @@ PACKAGES = ("torch", "transformers", "peft")
 def load(
     shape: workload.Shape, precision: str, cpu_kernels: str = "auto"
 ) -> tuple[Policy, Scorer, torch.optim.Optimizer]:
-    """Policy, reward model and optimiser on random weights, read from a folder as a stage reads them."""
+    """Load policy, reward model and optimiser with random weights, from a folder as a stage does."""
     with tempfile.TemporaryDirectory() as folder:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         workload.language_model(shape).to(dtype).save_pretrained(f"{folder}/lm")
@@ -43,9 +43,9 @@ def load(
     return policy, scorer, torch.optim.Adam(policy.trainable_parameters().values(), lr=workload.LEARNING_RATE, eps=1e-5)
 
 
-def iterate(policy: Policy, scorer: Scorer, optimizer, prompts: list[list[int]], shape: workload.Shape,
-            clock: workload.Clock, generator: torch.Generator) -> None:
-    """Take one PPO step as PPOTrainer.step does, with each phase on the clock."""
+def take_step(policy: Policy, scorer: Scorer, optimizer, prompts: list[list[int]], shape: workload.Shape,
+              clock: workload.Clock, generator: torch.Generator) -> None:
+    """Take one PPO step and time each phase."""
     settings = UpdateSettings(
         epochs=shape.epochs, minibatch_prompts=shape.minibatch, microbatch_prompts=shape.minibatch, clip_range=0.2,
         value_clip_range=0.2, value_coefficient=0.1, max_gradient_norm=1.0, max_ratio=10.0, update_kl_limit=None)
@@ -72,26 +72,27 @@ def generate(policy: Policy, prompts: list[list[int]], tokens: int, generator: t
 
 
 def main() -> None:
-    given = workload.worker_arguments(__doc__, precision=(str, "fp32"), profile=(int, 0))
-    shape, generator = given.shape, torch.Generator().manual_seed(0)
-    engine, clock = load(shape, given.precision), workload.Clock()
-    steps = workload.prompts(shape, 1 + given.steps)
+    arguments = workload.parse_worker_arguments(__doc__, precision=(str, "fp32"), profile=(int, 0))
+    shape, generator = arguments.shape, torch.Generator().manual_seed(0)
+    models, clock = load(shape, arguments.precision), workload.Clock()
+    steps = workload.prompts(shape, 1 + arguments.steps)
     clock.start_step()
     for prompts in steps:
-        iterate(*engine, prompts, shape, clock, generator)
+        take_step(*models, prompts, shape, clock, generator)
         clock.end_step()
-    found = {"peak_mb": workload.peak_mb()}
+    results = {"peak_mb": workload.peak_mb()}
     with clock.phase("prefill"):
-        generate(engine[0], steps[-1], 1, generator)
-    found["prefill"] = {"wall": clock.wall["prefill"], "cpu": clock.cpu["prefill"]}
-    if given.profile:
-        found["operators"] = grouped(lambda: iterate(*engine, steps[-1], shape, workload.Clock(), generator))
-    workload.write(given.out, clock, PACKAGES, **found)
+        generate(models[0], steps[-1], 1, generator)
+    results["prefill"] = {"wall": clock.wall["prefill"], "cpu": clock.cpu["prefill"]}
+    if arguments.profile:
+        results["operators"] = profile_by_group(
+            lambda: take_step(*models, steps[-1], shape, workload.Clock(), generator))
+    workload.write_results(arguments.out, clock, PACKAGES, **results)
 
 
 if __name__ == "__main__":
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    workload.threads()
+    workload.set_threads()
     torch_setup.prepare()
     main()

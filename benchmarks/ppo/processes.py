@@ -1,4 +1,4 @@
-"""Runs of ours and of the peers: each in a process and an environment of its own, in turns; medians over steps."""
+"""Run ours and the peers in turns, each in its own process and environment, and take medians over steps."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from statistics import median
 
 from benchmarks.common.tables import ROOT
 from benchmarks.data.stage_runs import say
-from benchmarks.ppo.flop_floor import Rates, flops, seconds
+from benchmarks.ppo.flop_floor import Rates, floor_seconds, flops
 from benchmarks.ppo.workload import Shape, prompts
 
 OURS, LEGACY, PUBLISHED, TUNED = "ours", "legacy TRL", "published script", "tuned legacy TRL"
@@ -20,7 +20,7 @@ MODERN, TORCHTUNE = "TRL 1.12", "torchtune"
 
 @dataclass(frozen=True)
 class Contender:
-    """What is timed: the module that runs it, in which Python."""
+    """An implementation to time: its name, the module that runs it, and its Python interpreter."""
 
     name: str
     python: Path
@@ -29,20 +29,19 @@ class Contender:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def ours(precision: str, profile: bool = False) -> Contender:
+def our_contender(precision: str, profile: bool = False) -> Contender:
     arguments = ("--precision", precision, "--profile", str(int(profile)))
     return Contender(OURS, Path(sys.executable), "benchmarks.ppo.ours", arguments)
 
 
-def peers(folder: Path, shape: Shape) -> list[Contender]:
-    """Legacy TRL in three ways, the last TRL with PPO, torchtune; whether they are there is seen when they run."""
+def peer_contenders(folder: Path, shape: Shape) -> list[Contender]:
+    """List the peers: legacy TRL in three configurations, the last TRL with PPO, torchtune; each may be missing."""
     def python(name: str) -> Path:
         return folder / name / "bin" / "python"
 
     def legacy(name: str, batch: int, **environment: str) -> Contender:
         return Contender(name, python("legacy_trl"), "benchmarks.ppo.peers.trl_0_11",
-                         ("--generation_batch", str(batch)),
-                         environment)
+                         ("--generation_batch", str(batch)), environment)
 
     return [legacy(LEGACY, shape.batch), legacy(PUBLISHED, 4),
             legacy(TUNED, shape.batch, PEER_F32="medium", PEER_ATTN="eager"),
@@ -51,8 +50,8 @@ def peers(folder: Path, shape: Shape) -> list[Contender]:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How all contenders run alike: steps after a warm-up, processes of each in turns, threads, on which device."""
+class RunSettings:
+    """Settings common to all contenders: steps after a warm-up, rounds of processes, threads, device."""
 
     steps: int = 2
     rounds: int = 2
@@ -61,81 +60,87 @@ class Setting:
 
     @property
     def basis(self) -> str:
-        """Which seconds ratios are of: those of one thread do not depend on who else works on the machine."""
+        """Name the seconds that ratios compare: CPU seconds of one thread hardly depend on other processes."""
         return "cpu" if self.threads == 1 and not self.gpu else "wall"
 
     def environment(self) -> dict[str, str]:
-        own = {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "PASSIVE",
-               "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
-        return own if self.gpu else own | {"CUDA_VISIBLE_DEVICES": ""}
+        variables = {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads),
+                     "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+                     "TRL_EXPERIMENTAL_SILENCE": "1"}
+        return variables if self.gpu else variables | {"CUDA_VISIBLE_DEVICES": ""}
 
 
-class FailedError(Exception):
-    """A contender that did not run, and why, in a line."""
+class ContenderFailedError(Exception):
+    """A contender did not run; the message is one line."""
 
 
-def once(contender: Contender, shape: Shape, setting: Setting) -> dict:
-    """One process of one contender: what its worker wrote."""
+def run_once(contender: Contender, shape: Shape, setting: RunSettings) -> dict:
+    """Run one process of a contender and return the JSON that its worker wrote."""
     if not contender.python.exists():
-        raise FailedError(f"not here: there is no {contender.python}")
+        raise ContenderFailedError(f"not installed: there is no {contender.python}")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.json"
-        command = [contender.python, "-W", "ignore", "-m", contender.module, "--shape", shape.written(),
+        command = [contender.python, "-W", "ignore", "-m", contender.module, "--shape", shape.to_json(),
                    "--steps", str(setting.steps), "--out", out, *contender.arguments]
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | setting.environment() | contender.environment,
+        process = subprocess.run(command, cwd=ROOT, env=os.environ | setting.environment() | contender.environment,
                               capture_output=True, text=True, check=False)
-        if done.returncode:
-            words = done.stderr.strip().splitlines()[-1:] or [""]
-            raise FailedError(f"failed with {done.returncode}: {words[0]}")
+        if process.returncode:
+            last_lines = process.stderr.strip().splitlines()[-1:] or [""]
+            raise ContenderFailedError(f"failed with {process.returncode}: {last_lines[0]}")
         return json.loads(out.read_text(encoding="utf-8"))
 
 
-def in_turns(contenders: list[Contender], shape: Shape, setting: Setting) -> tuple[dict[str, list], dict[str, str]]:
-    """Runs of each by name, A B A B; and why those that are missing are. SystemExit when one of ours fails."""
+def run_in_turns(
+    contenders: list[Contender], shape: Shape, setting: RunSettings
+) -> tuple[dict[str, list], dict[str, str]]:
+    """Run the contenders in turns, A B A B; return runs by name, and the reasons of missing ones.
+
+    Raises SystemExit if ours fails.
+    """
     runs: dict[str, list] = {}
     missing: dict[str, str] = {}
     for number in range(setting.rounds):
-        for one in contenders:
-            if one.name in missing:
+        for contender in contenders:
+            if contender.name in missing:
                 continue
             try:
-                run = once(one, shape, setting)
-            except FailedError as error:
-                if one.name.startswith(OURS):
-                    raise SystemExit(f"{one.name}: {error}") from None
-                missing[one.name] = str(error)
-                say(f"{one.name}: {error}")
+                run = run_once(contender, shape, setting)
+            except ContenderFailedError as error:
+                if contender.name.startswith(OURS):
+                    raise SystemExit(f"{contender.name}: {error}") from None
+                missing[contender.name] = str(error)
+                say(f"{contender.name}: {error}")
                 continue
-            runs.setdefault(one.name, []).append(run)
+            runs.setdefault(contender.name, []).append(run)
             cpu, wall = (median(step[kind] for step in run["steps"]) for kind in ("cpu", "wall"))
-            say(f"{number + 1}/{setting.rounds} {one.name}: {cpu:.2f} CPU s, {wall:.2f} s a step")
-    return {name: found for name, found in runs.items() if name not in missing}, missing
+            say(f"{number + 1}/{setting.rounds} {contender.name}: {cpu:.2f} CPU s, {wall:.2f} s a step")
+    return {name: results for name, results in runs.items() if name not in missing}, missing
 
 
-def summary(runs: list[dict], shape: Shape) -> dict:
-    """Medians over the steps of all runs of one contender; the highest peak; tokens are those of responses."""
+def summarise_runs(runs: list[dict], shape: Shape) -> dict:
+    """Take medians over the steps of all runs of a contender, and the highest peak; tokens are those of responses."""
     steps = [step for run in runs for step in run["steps"]]
-    found = {kind: median(step[kind] for step in steps) for kind in ("cpu", "wall", "foreign_cores")}
+    medians = {kind: median(step[kind] for step in steps) for kind in ("cpu", "wall", "foreign_cores")}
     names = dict.fromkeys(name for step in steps for name in step["phases"])
     phases = {name: {kind: median(step["phases"].get(name, {}).get(kind, 0.0) for step in steps)
                      for kind in ("cpu", "wall")} for name in names}
     tokens = shape.batch * shape.response
-    return found | {"peak_mb": max(run["peak_mb"] for run in runs), "steps": len(steps), "phases": phases,
-                    "tokens_a_cpu_second": tokens / found["cpu"], "tokens_a_second": tokens / found["wall"],
+    return medians | {"peak_mb": max(run["peak_mb"] for run in runs), "steps": len(steps), "phases": phases,
+                    "tokens_a_cpu_second": tokens / medians["cpu"], "tokens_a_second": tokens / medians["wall"],
                     "versions": runs[0]["versions"]}
 
 
-def rates(precision: str, setting: Setting) -> Rates:
-    """The machine's, measured as the contenders run."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks.ppo.flop_floor", "--precision", precision], cwd=ROOT,
+def measure_machine(precision: str, setting: RunSettings) -> Rates:
+    """Measure the machine's rates in a process with the contenders' settings."""
+    process = subprocess.run([sys.executable, "-m", "benchmarks.ppo.flop_floor", "--precision", precision], cwd=ROOT,
                           env=os.environ | setting.environment(), stdout=subprocess.PIPE, text=True, check=True)
-    return Rates(**json.loads(done.stdout))
+    return Rates(**json.loads(process.stdout))
 
 
-def floor_of(shape: Shape, rates: Rates, steps: int) -> dict:
-    """The floor of the steps that ours takes after its warm-up: seconds and GFLOP by phase, medians; their sum."""
+def median_floor(shape: Shape, rates: Rates, steps: int) -> dict:
+    """Compute the floor of our steps after the warm-up: median seconds in all and by phase, and GFLOP by phase."""
     lengths = [[len(prompt) for prompt in step] for step in prompts(shape, 1 + steps)[1:]]
-    by_phase = [seconds(shape, one, rates) for one in lengths]
+    by_phase = [floor_seconds(shape, one, rates) for one in lengths]
     counts = [flops(shape, one) for one in lengths]
     return {"seconds": median(sum(one.values()) for one in by_phase),
             "phases": {name: median(one[name] for one in by_phase) for name in by_phase[0]},

@@ -1,17 +1,26 @@
-"""How the cost of our step grows, one size varied at a time, and at corners of the ranges of shapes."""
+"""Measure how the cost of our step grows with each size, and its cost at corners of the ranges of shapes."""
 
 from dataclasses import replace
 from math import log
 from statistics import linear_regression
 
 from benchmarks.ppo.flop_floor import Rates, flops
-from benchmarks.ppo.processes import LEGACY, OURS, Setting, floor_of, in_turns, ours, peers, summary
+from benchmarks.ppo.processes import (
+    LEGACY,
+    OURS,
+    RunSettings,
+    median_floor,
+    our_contender,
+    peer_contenders,
+    run_in_turns,
+    summarise_runs,
+)
 from benchmarks.ppo.workload import Shape, prompts
 
 AXES = {"batch": (8, 16, 32, 64), "response": (16, 32, 64, 128, 256), "width": (128, 256, 384, 512),
         "vocabulary": (2048, 4096, 8192, 16384, 32768)}
-# Each range's two ends at least once (width 128-512, 2-12 layers, vocabulary 2k-32k, prompts 16-512, responses 16-256,
-# batch 8-128), no more than some seconds a step.
+# Both ends of each range at least once (width 128-512, 2-12 layers, vocabulary 2k-32k, prompts 16-512, responses
+# 16-256, batch 8-128), a few seconds per step at most.
 CORNERS = {
     "narrow, deep": Shape(width=128, layers=12),
     "wide, shallow, few words": Shape(width=512, layers=2, vocabulary=2048),
@@ -24,55 +33,57 @@ CORNERS = {
 
 
 def exponent(sizes: list[float], seconds: list[float]) -> float:
-    """b of seconds = a size^b: the least-squares line in logarithms."""
+    """Fit b of seconds = a size^b by least squares in logarithms."""
     return linear_regression([log(size) for size in sizes], [log(second) for second in seconds]).slope
 
 
-def needed(shape: Shape) -> float:
-    """FLOPs that a step of this shape needs."""
+def needed_flops(shape: Shape) -> float:
+    """Count the FLOPs that a step of this shape needs."""
     return sum(flops(shape, [len(prompt) for prompt in prompts(shape, 1)[0]]).values())
 
 
-def growth(shape: Shape, precision: str, setting: Setting) -> list[dict]:
-    """For each axis: sizes, seconds a step of ours, their exponent and that of the FLOPs needed."""
+def measure_growth(base: Shape, precision: str, settings: RunSettings) -> list[dict]:
+    """Measure for each axis: sizes, seconds of our step, their exponent and that of the FLOPs needed."""
     measured: dict[Shape, float] = {}
-    found = []
+    rows = []
     for axis, sizes in AXES.items():
-        shapes = [replace(shape, **{axis: size}) for size in sizes]
-        for one in shapes:
-            if one not in measured:
-                runs, _ = in_turns([ours(precision)], one, setting)
-                measured[one] = summary(runs[OURS], one)[setting.basis]
-        taken = [measured[one] for one in shapes]
-        found.append({"axis": axis, "sizes": sizes, "seconds": taken, "exponent": exponent(sizes, taken),
-                      "exponent_of_needed_flops": exponent(sizes, [needed(one) for one in shapes])})
-    return found
+        shapes = [replace(base, **{axis: size}) for size in sizes]
+        for shape in shapes:
+            if shape not in measured:
+                runs, _ = run_in_turns([our_contender(precision)], shape, settings)
+                measured[shape] = summarise_runs(runs[OURS], shape)[settings.basis]
+        seconds = [measured[shape] for shape in shapes]
+        rows.append({"axis": axis, "sizes": sizes, "seconds": seconds, "exponent": exponent(sizes, seconds),
+                     "exponent_of_needed_flops": exponent(sizes, [needed_flops(shape) for shape in shapes])})
+    return rows
 
 
-def growth_rows(found: list[dict]) -> list[list]:
-    return [[one["axis"], "  ".join(f"{size}: {second:.3g}" for size, second in
-                                    zip(one["sizes"], one["seconds"], strict=True)),
-             one["exponent"], one["exponent_of_needed_flops"]] for one in found]
+def growth_rows(growth: list[dict]) -> list[list]:
+    """Build the table of `measure_growth`."""
+    return [[row["axis"], "  ".join(f"{size}: {second:.3g}" for size, second in
+                                    zip(row["sizes"], row["seconds"], strict=True)),
+             row["exponent"], row["exponent_of_needed_flops"]] for row in growth]
 
 
-def sweep(folder, precision: str, setting: Setting, rates: Rates) -> list[dict]:
-    """Ours beside legacy TRL as shipped and beside the floor, at every corner; a missing peer leaves None."""
-    found = []
+def measure_corners(folder, precision: str, settings: RunSettings, rates: Rates) -> list[dict]:
+    """Measure ours, legacy TRL as shipped and the floor at every corner; a missing peer leaves None."""
+    rows = []
     for name, shape in CORNERS.items():
-        legacy = next(peer for peer in peers(folder, shape) if peer.name == LEGACY)
-        runs, missing = in_turns([legacy, ours(precision)], shape, setting)
-        sums = {who: summary(of, shape) for who, of in runs.items()}
-        taken = sums[OURS][setting.basis]
-        floor = floor_of(shape, rates, setting.steps)
-        found.append({"name": name, "shape": shape.written(), "seconds": taken, "floor_seconds": floor["seconds"],
-                      "ratio_to_floor": taken / floor["seconds"],
-                      "ratio_to_legacy_trl": sums[LEGACY][setting.basis] / taken if LEGACY in sums else None,
-                      "memory_ratio_to_legacy": (sums[OURS]["peak_mb"] / sums[LEGACY]["peak_mb"]
-                                                 if LEGACY in sums else None),
-                      "missing": missing, "contenders": sums})
-    return found
+        legacy = next(peer for peer in peer_contenders(folder, shape) if peer.name == LEGACY)
+        runs, missing = run_in_turns([legacy, our_contender(precision)], shape, settings)
+        sums = {contender: summarise_runs(results, shape) for contender, results in runs.items()}
+        seconds = sums[OURS][settings.basis]
+        floor = median_floor(shape, rates, settings.steps)
+        rows.append({"name": name, "shape": shape.to_json(), "seconds": seconds, "floor_seconds": floor["seconds"],
+                     "ratio_to_floor": seconds / floor["seconds"],
+                     "ratio_to_legacy_trl": sums[LEGACY][settings.basis] / seconds if LEGACY in sums else None,
+                     "memory_ratio_to_legacy": (sums[OURS]["peak_mb"] / sums[LEGACY]["peak_mb"]
+                                                if LEGACY in sums else None),
+                     "missing": missing, "contenders": sums})
+    return rows
 
 
-def sweep_rows(found: list[dict]) -> list[list]:
+def corner_rows(corners: list[dict]) -> list[list]:
+    """Build the table of `measure_corners`."""
     keys = ("seconds", "floor_seconds", "ratio_to_floor", "ratio_to_legacy_trl", "memory_ratio_to_legacy")
-    return [[one["name"], *("missing" if one[key] is None else one[key] for key in keys)] for one in found]
+    return [[row["name"], *("missing" if row[key] is None else row[key] for key in keys)] for row in corners]

@@ -1,6 +1,6 @@
-"""The workload that ours and every peer are timed on, and the clock: shapes, prompts, models, words, seconds.
+"""Define the workload of the PPO benchmark (shapes, prompts, models, tokenizer) and the clock.
 
-Runs in each peer's own environment: torch and transformers (4.57 to 5.23) are imported where needed, nothing of ours.
+It runs in each peer's environment: it imports torch and transformers (4.57 to 5.23) where needed, and no code of ours.
 """
 
 import argparse
@@ -22,7 +22,7 @@ LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "bias": "none", "target_
 
 @dataclass(frozen=True)
 class Shape:
-    """One PPO step: a LLaMA and the sizes of a batch; prompts and response in tokens. Defaults as in PEERS.md."""
+    """Sizes of one PPO step: a LLaMA and a batch, prompts and response in tokens. Defaults as in PEERS.md."""
 
     width: int = 256
     layers: int = 6
@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def intermediate(self) -> int:
-        """LLaMA's rule, 8/3 of the width, rounded up to a multiple of 256; of 16 for the small ones."""
+        """Return 8/3 of the width, as LLaMA, rounded up to a multiple of 256, or of 16 for small models."""
         multiple = 256 if self.width >= 1024 else 16
         return -(-8 * self.width // (3 * multiple)) * multiple
 
@@ -57,62 +57,62 @@ class Shape:
         return max(1024, self.prompts[1] + self.response)
 
     @classmethod
-    def read(cls, text: str) -> "Shape":
-        found = json.loads(text)
-        return cls(**found | {"prompts": tuple(found["prompts"])})
+    def from_json(cls, text: str) -> "Shape":
+        fields = json.loads(text)
+        return cls(**fields | {"prompts": tuple(fields["prompts"])})
 
-    def written(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
 
 def prompts(shape: Shape, steps: int, seed: int = 7) -> list[list[list[int]]]:
-    """Prompts of each step: lengths uniform in the shape's range, ids drawn from all but the special ones."""
+    """Draw the prompts of each step: uniform lengths in the shape's range, and uniform ids without the special ones."""
     rng = random.Random(seed)
     return [[[rng.randrange(3, shape.vocabulary) for _ in range(rng.randint(*shape.prompts))]
              for _ in range(shape.batch)] for _ in range(steps)]
 
 
-def config(shape: Shape, **more):
+def llama_config(shape: Shape, **options):
     from transformers import LlamaConfig
     return LlamaConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.width, intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.heads,
         max_position_embeddings=shape.positions, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
-        pad_token_id=PAD, **more)
+        pad_token_id=PAD, **options)
 
 
 def language_model(shape: Shape, seed: int = 0):
-    """A LLaMA with random weights, fp32."""
+    """Build a LLaMA with random weights, fp32."""
     from transformers import LlamaForCausalLM
-    return _made(LlamaForCausalLM, config(shape), seed)
+    return _random_model(LlamaForCausalLM, llama_config(shape), seed)
 
 
 def reward_model(shape: Shape, seed: int = 1):
-    """The same shape with a head of one score, fp32."""
+    """Build a model of the same shape with a head of one output, fp32."""
     from transformers import LlamaForSequenceClassification
-    return _made(LlamaForSequenceClassification, config(shape, num_labels=1), seed)
+    return _random_model(LlamaForSequenceClassification, llama_config(shape, num_labels=1), seed)
 
 
-def _made(kind, config, seed: int):
+def _random_model(kind, config, seed: int):
     import torch
     torch.manual_seed(seed)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         return kind(config).float()
 
 
-def tokenizer(shape: Shape):
-    """Id i is the word "wi": what is decoded for a peer's reward model comes back as the same ids."""
+def word_tokenizer(shape: Shape):
+    """Build a tokenizer in which id i is the word "wi", so that decoding and encoding give the same ids."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     words = {"<pad>": PAD, "<eos>": EOS, "<unk>": UNKNOWN} | {f"w{i}": i for i in range(3, shape.vocabulary)}
-    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
                                    model_max_length=shape.positions)
 
 
-def threads() -> None:
-    """OMP_NUM_THREADS threads; PEER_F32=medium lets fp32 products of an untouched peer go to oneDNN."""
+def set_threads() -> None:
+    """Use OMP_NUM_THREADS threads; PEER_F32=medium lets the fp32 products of an unchanged peer use oneDNN."""
     import torch
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if os.environ.get("PEER_F32"):
@@ -120,9 +120,9 @@ def threads() -> None:
 
 
 class Clock:
-    """Wall and CPU seconds of each phase of each step, and the cores that other processes took meanwhile.
+    """Measure wall and CPU seconds of each phase of each step, and the cores used by other processes.
 
-    Made once the models are loaded: an accelerator's peak memory counts from here.
+    Create it after loading the models: an accelerator's peak memory counts from here.
     """
 
     def __init__(self):
@@ -135,7 +135,7 @@ class Clock:
     def start_step(self) -> None:
         synchronise()
         self.wall, self.cpu = {}, {}
-        self.start = time.perf_counter(), time.process_time(), machine_cpu()
+        self.start = time.perf_counter(), time.process_time(), machine_cpu_seconds()
 
     def add(self, name: str, wall: float, cpu: float) -> None:
         self.wall[name] = self.wall.get(name, 0.0) + wall
@@ -149,21 +149,21 @@ class Clock:
         synchronise()
         self.add(name, time.perf_counter() - wall, time.process_time() - cpu)
 
-    def timed(self, function: Callable, name: Callable[[tuple], str | None]) -> Callable:
-        """`function` as a phase that its arguments name; None: not timed."""
-        def around(*arguments, **named):
+    def wrap(self, function: Callable, name: Callable[[tuple], str | None]) -> Callable:
+        """Time `function` as the phase that `name` gives for its arguments; None does not time the call."""
+        def timed(*arguments, **named):
             phase = name(arguments)
             if phase is None:
                 return function(*arguments, **named)
             with self.phase(phase):
                 return function(*arguments, **named)
-        return around
+        return timed
 
     def end_step(self) -> None:
-        """Close the step, with what no phase covers under "other", and start the next one."""
+        """End the step, with the seconds outside all phases as "other", and start the next one."""
         synchronise()
         wall, cpu, machine = (now - then for now, then in zip(
-            (time.perf_counter(), time.process_time(), machine_cpu()), self.start, strict=True))
+            (time.perf_counter(), time.process_time(), machine_cpu_seconds()), self.start, strict=True))
         self.add("other", wall - sum(self.wall.values()), cpu - sum(self.cpu.values()))
         self.steps.append({"wall": wall, "cpu": cpu, "foreign_cores": max(0.0, machine - cpu) / wall,
                            "phases": {name: {"wall": self.wall[name], "cpu": self.cpu[name]} for name in self.wall}})
@@ -171,20 +171,20 @@ class Clock:
 
 
 def synchronise() -> None:
-    """Wait for the accelerator, if there is one: its work is not done when a call returns."""
+    """Wait for the accelerator, if there is one, as its calls return early."""
     import torch
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-def machine_cpu() -> float:
-    """CPU seconds that everything on this machine has taken since it started, of all cores."""
+def machine_cpu_seconds() -> float:
+    """Return the CPU seconds used on this machine since it started, over all cores."""
     times = [int(word) for word in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]
     return (sum(times) - times[3] - times[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mb() -> float:
-    """The most memory, in 10^6 bytes, that this process held; on an accelerator, the most of the accelerator's."""
+    """Return the peak memory of this process, or of the accelerator if there is one, in 10^6 bytes."""
     import torch
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
@@ -192,20 +192,22 @@ def peak_mb() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 / 1e6
 
 
-def worker_arguments(description: str, kind: type = Shape, **more: tuple) -> argparse.Namespace:
-    """Command line of a worker: a shape, or a work of another `kind`, steps after one warm-up, where to write; `more`
-    has name=(type, default)."""
+def parse_worker_arguments(description: str, kind: type = Shape, **options: tuple) -> argparse.Namespace:
+    """Parse a worker's command line: a shape, or workload of another `kind`, steps after one warm-up, output file.
+
+    options: further ones, as name=(type, default).
+    """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--shape", type=kind.read, default=kind())
+    parser.add_argument("--shape", type=kind.from_json, default=kind())
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
-    for name, (kind, default) in more.items():
+    for name, (kind, default) in options.items():
         parser.add_argument(f"--{name}", type=kind, default=default)
     return parser.parse_args()
 
 
-def write(out: Path, clock: Clock, packages: tuple[str, ...], **more) -> None:
-    """Steps after the warm-up, the peak, and the versions, as JSON."""
+def write_results(out: Path, clock: Clock, packages: tuple[str, ...], **results) -> None:
+    """Write the steps after the warm-up, the peak memory, the versions and other results as JSON."""
     versions = {name: importlib.metadata.version(name) for name in packages}
-    found = {"steps": clock.steps[1:], "warm_up": clock.steps[0], "peak_mb": peak_mb(), "versions": versions, **more}
-    out.write_text(json.dumps(found), encoding="utf-8")
+    record = {"steps": clock.steps[1:], "warm_up": clock.steps[0], "peak_mb": peak_mb(), "versions": versions} | results
+    out.write_text(json.dumps(record), encoding="utf-8")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from benchmarks.ppo.workload import threads, worker_arguments, write
+from benchmarks.ppo.workload import parse_worker_arguments, set_threads, write_results
 from benchmarks.training.workload import DOCUMENTS, MODEL, WARM_UP_STEPS, Meter, Work
 from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedBlocks, PackedRow
@@ -85,14 +85,14 @@ def _time(work: Work, meter: Meter, model, data, collate: Callable, loss: Callab
 
 
 def main() -> None:
-    args = worker_arguments(__doc__, Work, form=(str, "question"), adapter=(str, ""))
+    args = parse_worker_arguments(__doc__, Work, form=(str, "question"), adapter=(str, ""))
     meter = Meter()
     model = (train_reward if args.form in ("question", "pair") else train_sft)(args.shape, meter, args.form)
-    write(args.out, meter.clock, PACKAGES, **meter.read)
+    write_results(args.out, meter.clock, PACKAGES, **meter.read)
     if args.adapter:
         save_adapter(model, load_tokenizer(args.shape.path(MODEL)), Path(args.adapter))
 
 
 if __name__ == "__main__":
-    threads()
+    set_threads()
     main()

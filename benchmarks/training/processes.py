@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.common.tables import Goal, Result, machine
-from benchmarks.ppo.processes import Contender, Setting, in_turns
-from benchmarks.ppo.run import as_json
+from benchmarks.ppo.processes import Contender, RunSettings, run_in_turns
+from benchmarks.ppo.run import goals_to_json
 from benchmarks.training.workload import Work
 
 TRL, TUNED = "TRL", "tuned TRL"
@@ -46,10 +46,10 @@ def select_contenders(contenders: list[Contender], args: argparse.Namespace) -> 
     return [one for one in contenders if not args.only or one.name in args.only]
 
 
-def compare(contenders: list[Contender], work: Work, args: argparse.Namespace, setting: Setting,
+def compare(contenders: list[Contender], work: Work, args: argparse.Namespace, setting: RunSettings,
             group: Callable[[str], str]) -> dict:
     """Run the contenders in turns and take medians; SystemExit unless all of a group read the same texts."""
-    runs, missing = in_turns(select_contenders(contenders, args), work, setting)
+    runs, missing = run_in_turns(select_contenders(contenders, args), work, setting)
     texts_read: dict[str, tuple] = {}
     for name, each in runs.items():
         for run in each:
@@ -89,13 +89,13 @@ def build_table(figures: dict, title: str, items: str, basis: str, goals: list[G
 def run_program(parser: argparse.ArgumentParser, measure: Callable) -> None:
     """Run the benchmark: measure(args, folder, setting) returns the tables and the content of the JSON file."""
     args = parser.parse_args()
-    facts, setting = machine(), Setting(args.steps, args.rounds, args.threads)
+    facts, setting = machine(), RunSettings(args.steps, args.rounds, args.threads)
     with tempfile.TemporaryDirectory(prefix="benchmark-training-") as folder:
         results, figures = measure(args, Path(folder), setting)
     for result in results:
         result.show()
     print(f"\n{facts['cpu']}, {facts['cores']} cores; load average before: {facts['load_average_before'][0]:.2f}")
     if args.json:
-        goals = as_json([goal for result in results for goal in result.goals])
+        goals = goals_to_json([goal for result in results for goal in result.goals])
         content = {"machine": facts, "setting": asdict(setting) | {"basis": setting.basis}, **figures, "goals": goals}
         args.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

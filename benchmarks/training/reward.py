@@ -32,7 +32,7 @@ from peft import PeftModel
 
 from benchmarks.common.tables import Goal, Result
 from benchmarks.data.stage_runs import say
-from benchmarks.ppo.processes import OURS, Setting, once
+from benchmarks.ppo.processes import OURS, RunSettings, run_once
 from benchmarks.training.processes import (
     SWITCHES,
     TRL,
@@ -55,7 +55,7 @@ from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring
-from stages.stackexchange.pairs.table import first_questions, first_rows, key_of, rows_of
+from stages.stackexchange.pairs.table import first_question_keys, question_key, read_first_rows, read_pairs
 
 SPLIT = "reward"
 BY_PAIR = f"{OURS}, pair by pair"
@@ -66,10 +66,10 @@ CONTENDERS = [
     build_contender(BY_PAIR, "ours", "pair"), build_contender(TUNED, "trl", "pair", **SWITCHES)]
 
 
-def measure(args: argparse.Namespace, folder: Path, setting: Setting) -> tuple[list[Result], dict]:
+def measure(args: argparse.Namespace, folder: Path, setting: RunSettings) -> tuple[list[Result], dict]:
     """Measure the speed, and with --accuracy the accuracy after a whole epoch."""
     torch.set_num_threads(setting.threads)
-    held_out = first_questions(args.pairs, SPLIT, args.held_out, 10 ** 9)
+    held_out = first_question_keys(args.pairs, SPLIT, args.held_out, 10 ** 9)
     work = Work(str(folder / "timed"), args.batch, args.questions, args.length, args.learning_rate,
                 args.question_learning_rate or args.learning_rate, rank=args.rank)
     prepare(work, args.base, args.pairs, held_out, args.batch * args.steps)
@@ -100,7 +100,7 @@ def prepare(work: Work, base: Path, pairs: Path, held_out: set[tuple], most: int
     initialise_head(scorer, torch.Generator().manual_seed(work.seed))
     scorer.save_pretrained(work.path(MODEL))
     tokenizer.save_pretrained(work.path(MODEL))
-    rows = [row for row in rows_of(pairs, SPLIT) if key_of(row) not in held_out]
+    rows = [row for row in read_pairs(pairs, SPLIT) if question_key(row) not in held_out]
     by_pair, dropped = build_examples(rows, tokenizer, max_length_tokens=work.length, by_question=False, max_pairs=most)
     if not by_pair:
         raise SystemExit(f"{pairs} has no pair of {work.length} tokens or fewer in its {SPLIT} split")
@@ -112,17 +112,17 @@ def prepare(work: Work, base: Path, pairs: Path, held_out: set[tuple], most: int
 
 
 def compare_accuracy(
-    args: argparse.Namespace, work: Work, held_out: set[tuple], setting: Setting
+    args: argparse.Namespace, work: Work, held_out: set[tuple], setting: RunSettings
 ) -> tuple[Result, dict]:
     """Estimate the accuracy on held-out pairs after one epoch on the others, and its paired difference to TRL's."""
     prepare(work, args.base, args.pairs, held_out, args.train_pairs)
-    rows = first_rows(args.pairs, SPLIT, held_out)
+    rows = read_first_rows(args.pairs, SPLIT, held_out)
     tokenizer = load_tokenizer(args.base)
     pairs = draw_held_out_pairs(rows, tokenizer, max_pairs=10 ** 9, max_tokens=work.length, seed=0)
     right, passes = {"untrained": pairs.score_wins(score_texts(work, pairs, None))}, {}
     for one in select_contenders(CONTENDERS[:3], args):
         adapter = Path(work.folder) / one.name
-        run = once(replace(one, arguments=(*one.arguments, "--adapter", str(adapter))), work, setting)
+        run = run_once(replace(one, arguments=(*one.arguments, "--adapter", str(adapter))), work, setting)
         right[one.name], passes[one.name] = pairs.score_wins(score_texts(work, pairs, adapter)), summarise_runs([run])
         say(f"{one.name}: {np.mean(right[one.name]):.3f} after {passes[one.name]['cpu']:.0f} CPU s")
     figures = {name: INTERVAL(values, pairs.groups) for name, values in right.items()}

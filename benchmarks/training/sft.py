@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.common.tables import Goal, Result
 from benchmarks.data.stage_runs import say
-from benchmarks.ppo.processes import OURS, Setting
+from benchmarks.ppo.processes import OURS, RunSettings
 from benchmarks.ppo.workload import Shape
 from benchmarks.training.processes import (
     SWITCHES,
@@ -46,14 +46,14 @@ from stages.finetuning.token_store import write_documents
 from stages.modeling import tiny_llama
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer
-from stages.stackexchange.pairs.table import rows_of
-from stages.stackexchange.prompt import encoded
+from stages.stackexchange.pairs.table import read_pairs
+from stages.stackexchange.prompt import encode_examples
 
 AT_LEAST = 1.2
 PACKINGS = ("wrapped", "bfd")
 
 
-def measure(args: argparse.Namespace, folder: Path, setting: Setting) -> tuple[list[Result], dict]:
+def measure(args: argparse.Namespace, folder: Path, setting: RunSettings) -> tuple[list[Result], dict]:
     """Measure every packing of --packing."""
     torch.set_num_threads(setting.threads)
     work = Work(str(folder), args.batch, length=args.length, learning_rate=args.learning_rate, schedule="cosine",
@@ -88,7 +88,7 @@ def prepare(work: Work, args: argparse.Namespace) -> None:
 
     def truncated_documents() -> Iterator[tuple[list[int], list[int]]]:
         left = tokens
-        for prompt, answer in encoded(tokenizer, _texts(args)):
+        for prompt, answer in encode_examples(tokenizer, _texts(args)):
             yield prompt[:left], answer[:max(0, left - len(prompt))]
             left -= len(prompt) + len(answer)
             if left <= 0:
@@ -111,7 +111,7 @@ def _write_model(work: Work, args: argparse.Namespace):
         shape = Shape()
         tokenizer = tiny_llama.train_tokenizer(chain.from_iterable(_texts(args)), shape.vocabulary)
         torch.manual_seed(work.seed)
-        model = tiny_llama.small_llama(tokenizer, hidden_size=shape.width, intermediate_size=shape.intermediate,
+        model = tiny_llama.build_small_llama(tokenizer, hidden_size=shape.width, intermediate_size=shape.intermediate,
                                        layers=shape.layers, heads=shape.heads, max_position_tokens=1024,
                                        initializer_range=0.02)
     model.save_pretrained(work.path(MODEL))
@@ -120,7 +120,7 @@ def _write_model(work: Work, args: argparse.Namespace):
 
 
 def _texts(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    for row in rows_of(args.pairs, args.split, ["question", "response_j"]):
+    for row in read_pairs(args.pairs, args.split, ["question", "response_j"]):
         yield row["question"], row["response_j"]
 
 

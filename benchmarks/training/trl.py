@@ -15,7 +15,7 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, logging
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from benchmarks.ppo.workload import threads, worker_arguments, write
+from benchmarks.ppo.workload import parse_worker_arguments, set_threads, write_results
 from benchmarks.training.workload import DOCUMENTS, MODEL, PAIRS, WARM_UP_STEPS, Meter, Work
 
 PACKAGES = ("trl", "transformers", "peft", "torch", "accelerate", "datasets")
@@ -98,10 +98,10 @@ def _time(work: Work, meter: Meter, kind: tuple, model, lora: LoraConfig, read: 
 
 
 def main() -> None:
-    args = worker_arguments(__doc__, Work, form=(str, "pair"), adapter=(str, ""))
+    args = parse_worker_arguments(__doc__, Work, form=(str, "pair"), adapter=(str, ""))
     meter = Meter()
     model = train_reward(args.shape, meter) if args.form == "pair" else train_sft(args.shape, meter, args.form)
-    write(args.out, meter.clock, PACKAGES, **meter.read)
+    write_results(args.out, meter.clock, PACKAGES, **meter.read)
     if args.adapter:
         model.save_pretrained(args.adapter)
 
@@ -111,5 +111,5 @@ if __name__ == "__main__":
     logging.set_verbosity_error()
     disable_caching()
     disable_progress_bars()
-    threads()
+    set_threads()
     main()

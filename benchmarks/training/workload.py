@@ -45,10 +45,10 @@ class Work:
     seed: int = 0
 
     @classmethod
-    def read(cls, text: str) -> "Work":
+    def from_json(cls, text: str) -> "Work":
         return cls(**json.loads(text))
 
-    def written(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     def path(self, name: str) -> Path:

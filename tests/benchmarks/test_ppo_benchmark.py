@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.ppo import flop_floor, ours, processes, profile, run, scaling, workload
 from benchmarks.ppo.flop_floor import Rates
-from benchmarks.ppo.processes import LEGACY, OURS, Contender, Setting
+from benchmarks.ppo.processes import LEGACY, OURS, Contender, RunSettings
 from benchmarks.ppo.workload import Shape
 
 TINY = Shape(width=64, layers=2, vocabulary=50, prompts=(2, 5), response=3, batch=4, minibatch=2, epochs=2)
@@ -80,7 +80,7 @@ def test_decoding_reads_weights_and_keys_and_values():
 
 @pytest.mark.parametrize("memory, bound", [(1e3, "bytes"), (1e15, "flops")])
 def test_decoding_takes_the_longer_of_the_two(memory, bound):
-    found = flop_floor.seconds(TINY, [2, 5], replace(RATES, bytes=memory))
+    found = flop_floor.floor_seconds(TINY, [2, 5], replace(RATES, bytes=memory))
     needs = {"bytes": flop_floor.decode_bytes(TINY, [2, 5], 4) / memory,
              "flops": flop_floor.flops(TINY, [2, 5])["decode"] / 1e9}
     assert found["decode"] == needs[bound]
@@ -94,14 +94,14 @@ def test_half_the_bytes_in_bf16():
 def test_routes_are_products():
     x, w = torch.randn(3, 4), torch.randn(5, 4)
     for precision in ("fp32", "bf16"):
-        for route in flop_floor.routes(precision).values():
+        for route in flop_floor.matmul_routes(precision).values():
             assert torch.allclose(route(x, w), x.double().matmul(w.double().T).float(), atol=1e-5)
 
 
 def test_floor_is_of_the_steps_after_the_warm_up():
     lengths = [len(prompt) for prompt in workload.prompts(TINY, 2)[1]]
-    found = processes.floor_of(TINY, RATES, steps=1)
-    assert found["seconds"] == pytest.approx(sum(flop_floor.seconds(TINY, lengths, RATES).values()))
+    found = processes.median_floor(TINY, RATES, steps=1)
+    assert found["seconds"] == pytest.approx(sum(flop_floor.floor_seconds(TINY, lengths, RATES).values()))
     assert found["gflop"]["reward"] == flop_floor.flops(TINY, lengths)["reward"] / 1e9
 
 
@@ -115,7 +115,7 @@ def test_prompts_keep_to_the_shape():
 
 
 def test_a_shape_survives_the_way_to_a_worker():
-    assert Shape.read(TINY.written()) == TINY
+    assert Shape.from_json(TINY.to_json()) == TINY
 
 
 @pytest.mark.parametrize("wrong", [{"minibatch": 3}, {"width": 100}, {"prompts": (9, 4)}, {"prompts": (0, 4)}])
@@ -140,7 +140,7 @@ def test_corners_reach_every_end_of_the_ranges():
 
 
 def test_decoded_ids_come_back():
-    tokenizer = workload.tokenizer(TINY)
+    tokenizer = workload.word_tokenizer(TINY)
     for row in workload.prompts(TINY, 1)[0]:
         assert tokenizer(tokenizer.decode(row))["input_ids"] == row
 
@@ -149,7 +149,7 @@ def test_a_step_is_its_phases_and_the_rest():
     clock = workload.Clock()
     with clock.phase("generate"):
         sum(range(100_000))
-    double = clock.timed(lambda x: 2 * x, lambda given: "even" if given[0] % 2 == 0 else None)
+    double = clock.wrap(lambda x: 2 * x, lambda given: "even" if given[0] % 2 == 0 else None)
     assert [double(1), double(2)] == [2, 4]
     clock.end_step()
     clock.end_step()
@@ -189,8 +189,8 @@ def test_growth_measures_a_shape_once(monkeypatch):
         asked.append(shape)
         return {OURS: [run_of(0.5 * shape.batch * shape.response ** 2)]}, {}
 
-    monkeypatch.setattr(scaling, "in_turns", measured)
-    found = {one["axis"]: one for one in scaling.growth(Shape(), "fp32", Setting())}
+    monkeypatch.setattr(scaling, "run_in_turns", measured)
+    found = {one["axis"]: one for one in scaling.measure_growth(Shape(), "fp32", RunSettings())}
     assert len(asked) == len(set(asked)) == sum(map(len, scaling.AXES.values())) - 3
     assert [found[axis]["exponent"] for axis in scaling.AXES] == pytest.approx([1, 2, 0, 0])
     assert found["batch"]["exponent_of_needed_flops"] == pytest.approx(1, abs=0.02)
@@ -204,27 +204,27 @@ def test_in_turns_and_what_is_missing(monkeypatch, capsys):
     def once(contender, shape, setting):
         order.append(contender.name)
         if contender.name == "b":
-            raise processes.FailedError("failed with 1: no such thing")
+            raise processes.ContenderFailedError("failed with 1: no such thing")
         return run_of(1.0)
 
-    monkeypatch.setattr(processes, "once", once)
+    monkeypatch.setattr(processes, "run_once", once)
     three = [Contender(name, Path(sys.executable), "none") for name in ("a", "b", OURS)]
-    runs, missing = processes.in_turns(three, TINY, Setting(rounds=2))
+    runs, missing = processes.run_in_turns(three, TINY, RunSettings(rounds=2))
     assert order == ["a", "b", OURS, "a", OURS]
     assert {name: len(found) for name, found in runs.items()} == {"a": 2, OURS: 2}
     assert missing == {"b": "failed with 1: no such thing"} and "no such thing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("python, reason", [("/no/bin/python", "not here: there is no /no/bin/python"),
+@pytest.mark.parametrize("python, reason", [("/no/bin/python", "not installed: there is no /no/bin/python"),
                                             (sys.executable, "failed with 1: .*No module named benchmarks.nothing")])
 def test_a_peer_that_does_not_run_says_why(python, reason):
-    with pytest.raises(processes.FailedError, match=reason):
-        processes.once(Contender("a", Path(python), "benchmarks.nothing"), TINY, Setting())
+    with pytest.raises(processes.ContenderFailedError, match=reason):
+        processes.run_once(Contender("a", Path(python), "benchmarks.nothing"), TINY, RunSettings())
 
 
 def test_ours_may_not_fail():
-    with pytest.raises(SystemExit, match="not here"):
-        processes.in_turns([Contender(OURS, Path("/no/python"), "none")], TINY, Setting())
+    with pytest.raises(SystemExit, match="not installed"):
+        processes.run_in_turns([Contender(OURS, Path("/no/python"), "none")], TINY, RunSettings())
 
 
 def fake(monkeypatch, missing: tuple[str, ...]) -> None:
@@ -232,11 +232,11 @@ def fake(monkeypatch, missing: tuple[str, ...]) -> None:
     def in_turns(contenders, shape, setting):
         every = {one.name: [run_of(float(1 + place), 100.0 * (1 + place))] for place, one in enumerate(contenders)}
         return ({name: runs for name, runs in every.items() if name not in missing},
-                dict.fromkeys(missing, "not here"))
+                dict.fromkeys(missing, "not installed"))
 
     for module in (run, scaling):
-        monkeypatch.setattr(module, "in_turns", in_turns)
-    monkeypatch.setattr(run, "rates", lambda precision, setting: replace(RATES, precision=precision))
+        monkeypatch.setattr(module, "run_in_turns", in_turns)
+    monkeypatch.setattr(run, "measure_machine", lambda precision, setting: replace(RATES, precision=precision))
 
 
 def written(monkeypatch, tmp_path, *arguments: str) -> dict:
@@ -252,7 +252,7 @@ def test_figures_in_json(monkeypatch, tmp_path):
     assert found["ratio_to_floor"] == pytest.approx(6 / found["floor"]["seconds"])
     assert [found[key] for key in run.RATIOS] == pytest.approx([1 / 6, 2 / 6, 3 / 6])
     assert found["memory_ratio_to_legacy"] == pytest.approx(6)
-    assert found["missing"] == {"torchtune": "not here"}
+    assert found["missing"] == {"torchtune": "not installed"}
     assert found["setting"]["basis"] == "cpu" and found["shape"]["prompts"] == [48, 96]
     assert found["contenders"][OURS]["tokens_a_cpu_second"] == pytest.approx(32 * 64 / 6)
     assert found["contenders"][OURS]["versions"] and found["machine"]["cpu"] and found["runs"][OURS][0]["steps"]
@@ -270,7 +270,7 @@ def test_no_ratio_to_a_missing_peer(monkeypatch, tmp_path, capsys):
     fake(monkeypatch, (LEGACY,))
     found = written(monkeypatch, tmp_path, "--only", LEGACY)
     assert [found[key] for key in (*run.RATIOS, "memory_ratio_to_legacy")] == [None] * 4
-    assert f"{LEGACY}: not here" in capsys.readouterr().out
+    assert f"{LEGACY}: not installed" in capsys.readouterr().out
     assert {goal["name"] for goal in found["goals"]} == {"ratio_to_floor"}
 
 
@@ -300,11 +300,11 @@ def test_without_a_gpu_there_are_no_figures(monkeypatch, tmp_path, capsys):
     ("aten::copy_", "copies"), ("aten::cat", "copies"), ("aten::silu", "elementwise"), ("aten::mul", "elementwise"),
     ("aten::_log_softmax", "elementwise"), ("Optimizer.step#Adam.step", profile.PYTHON)])
 def test_operators_in_groups(name, group):
-    assert profile.group_of(name) == group
+    assert profile.operator_group(name) == group
 
 
 def test_shares_of_a_profile_sum_to_one():
-    found = profile.grouped(lambda: torch.randn(64, 64) @ torch.randn(64, 64))
+    found = profile.profile_by_group(lambda: torch.randn(64, 64) @ torch.randn(64, 64))
     assert found["groups"]["matrix products"] > 0
     assert sum(row[2] for row in profile.operator_rows(found) if not row[0].startswith(" ")) == pytest.approx(1)
 
@@ -320,7 +320,7 @@ def test_phases_beside_their_floors():
 def test_our_step_runs_and_learns():
     engine, clock = ours.load(TINY, "fp32"), workload.Clock()
     before = {name: p.detach().clone() for name, p in engine[0].trainable_parameters().items()}
-    ours.iterate(*engine, workload.prompts(TINY, 1)[0], TINY, clock, torch.Generator().manual_seed(0))
+    ours.take_step(*engine, workload.prompts(TINY, 1)[0], TINY, clock, torch.Generator().manual_seed(0))
     clock.end_step()
     assert set(clock.steps[0]["phases"]) == {*profile.PARTS}
     assert any(not torch.equal(p, before[name]) for name, p in engine[0].trainable_parameters().items())

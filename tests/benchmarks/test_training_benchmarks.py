@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.common.tables import ROOT
 from benchmarks.ppo import processes
-from benchmarks.ppo.processes import OURS, Setting
+from benchmarks.ppo.processes import OURS, RunSettings
 from benchmarks.training import processes as training_processes
 from benchmarks.training import reward, sft
 from benchmarks.training.ours import train_reward as train_reward
@@ -39,13 +39,13 @@ def here(monkeypatch, tmp_path):
             monkeypatch.delenv(name, raising=False)
         if contender.environment:
             monkeypatch.setenv("PEER_ATTN", contender.environment["PEER_ATTN"])
-        monkeypatch.setattr(sys, "argv", [contender.module, "--shape", work.written(), "--out", str(out),
+        monkeypatch.setattr(sys, "argv", [contender.module, "--shape", work.to_json(), "--out", str(out),
                                           *contender.arguments])
         importlib.import_module(contender.module).main()
         return json.loads(out.read_text())
 
     for module in (processes, reward):
-        monkeypatch.setattr(module, "once", once)
+        monkeypatch.setattr(module, "run_once", once)
 
 
 def written(monkeypatch, tmp_path, program, *arguments: object) -> dict:
@@ -111,7 +111,7 @@ def test_those_who_read_other_texts_are_found_out(monkeypatch, tmp_path, made):
                             "peak_mb": 1.0, "versions": {}}] for place, one in enumerate(contenders)}
         return runs, {}
 
-    monkeypatch.setattr(training_processes, "in_turns", in_turns)
+    monkeypatch.setattr(training_processes, "run_in_turns", in_turns)
     with pytest.raises(SystemExit, match=f"{TUNED} did not read what others read"):
         written(monkeypatch, tmp_path, reward, "--pairs", made[0], "--base", made[1])
     found = written(monkeypatch, tmp_path, reward, "--pairs", made[0], "--base", made[1], "--only", OURS, TUNED)
@@ -153,4 +153,4 @@ def test_trl_runs_without_our_switches():
             "assert not [name for name in sys.modules if name.startswith('stages')]\n"
             "assert torch.get_float32_matmul_precision() == 'highest'")
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, check=True,
-                   env=os.environ | Setting().environment())
+                   env=os.environ | RunSettings().environment())

@@ -1,7 +1,7 @@
-"""torchtune's PPO recipe (0.6.1, ppo_full_finetune_single_device), fp32 on the CPU. Run in its own environment.
+"""Time torchtune's PPO recipe (0.6.1, ppo_full_finetune_single_device), fp32 on the CPU, in its own environment.
 
-The recipe's file is loaded as shipped and its own train() runs; only setup() is replaced, for models, optimiser and
-prompts that are in memory. It is a full fine-tune of policy and value model: the recipe has no LoRA.
+The recipe's file is loaded as shipped and its train() runs; only setup() is replaced, by models, optimiser and prompts
+in memory. It is a full fine-tune of policy and value model: the recipe has no LoRA.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def published_recipe():
     return module.PPOFullFinetuneRecipeSingleDevice
 
 
-def initialised(model):
+def random_llama(model):
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.02)
@@ -42,46 +42,46 @@ def initialised(model):
 
 
 def networks(shape: workload.Shape) -> tuple:
-    """Policy, reference, reward and value."""
+    """Build policy, reference, reward and value model."""
     sizes = {"vocab_size": shape.vocabulary, "num_layers": shape.layers, "num_heads": shape.heads,
              "num_kv_heads": shape.heads, "embed_dim": shape.width, "max_seq_len": shape.positions,
              "intermediate_dim": shape.intermediate}
 
     def language_model():
         torch.manual_seed(0)
-        model = initialised(llama2(**sizes))
+        model = random_llama(llama2(**sizes))
         del model.output  # a registered Linear; the builder of tied models passes TiedLinear, which is no nn.Module
         model.output = TiedLinear(model.tok_embeddings)
         return model
 
-    return (language_model(), language_model(), initialised(llama2_classifier(num_classes=1, **sizes)),
-            initialised(llama2_classifier(num_classes=1, **sizes)))
+    return (language_model(), language_model(), random_llama(llama2_classifier(num_classes=1, **sizes)),
+            random_llama(llama2_classifier(num_classes=1, **sizes)))
 
 
-def recipe_of(clock: workload.Clock):
+def build_recipe(clock: workload.Clock):
     class Recipe(published_recipe()):
-        """The published one, timed; without its files."""
+        """The published recipe, timed, writing no files."""
 
         def __init__(self):
             pass
 
-        def log_metrics(self, *given):
+        def log_metrics(self, *args):
             clock.end_step()
 
-        def save_checkpoint(self, *given, **named):
+        def save_checkpoint(self, *args, **kwargs):
             pass
 
     return Recipe()
 
 
 def set_up(recipe, shape: workload.Shape, steps: int, clock: workload.Clock) -> None:
-    """What the recipe's setup() would put on it."""
+    """Set the attributes that the recipe's setup() would set."""
     policy, reference, reward, value = networks(shape)
     recipe._policy_model, recipe._ref_policy_model, recipe._reward_model, recipe._value_model = (
         policy, reference.eval().requires_grad_(False), reward.eval().requires_grad_(False), value)
     for model, name in ((reference, "old and reference"), (reward, "reward"), (value, "value")):
-        model.forward = clock.timed(model.forward, lambda _, name=name: None if torch.is_grad_enabled() else name)
-    generation.generate = clock.timed(generation.generate, lambda _: "generate")
+        model.forward = clock.wrap(model.forward, lambda _, name=name: None if torch.is_grad_enabled() else name)
+    generation.generate = clock.wrap(generation.generate, lambda _: "generate")
     recipe._device, recipe._dtype, recipe.compile = torch.device("cpu"), torch.float32, False
     recipe._tokenizer = type("Tokenizer", (), {"pad_id": workload.PAD})()
     recipe._optimizer_in_bwd = False
@@ -116,18 +116,18 @@ def set_numbers(recipe, shape: workload.Shape, steps: int) -> None:
 
 
 def main() -> None:
-    given = workload.worker_arguments(__doc__)
+    arguments = workload.parse_worker_arguments(__doc__)
     clock = workload.Clock()
-    recipe = recipe_of(clock)
-    set_up(recipe, given.shape, given.steps, clock)
+    recipe = build_recipe(clock)
+    set_up(recipe, arguments.shape, arguments.steps, clock)
     clock.start_step()
     recipe.train()
     for step in clock.steps:
         step["phases"]["optimise"] = step["phases"].pop("other")
-    workload.write(given.out, clock, PACKAGES)
+    workload.write_results(arguments.out, clock, PACKAGES)
 
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    workload.threads()
+    workload.set_threads()
     main()

@@ -1,6 +1,6 @@
-"""Legacy TRL's PPOTrainer (0.11.4), wired as StackLLaMA's rl_training.py wires it. Run in its own environment.
+"""Time legacy TRL's PPOTrainer (0.11.4), used as in StackLLaMA's rl_training.py, in its own environment.
 
-Generation batch: 4 is PPOTrainer.generate's default, which the published script gets; the whole batch is faster.
+Generation batch: 4 is PPOTrainer.generate's default, as in the published script; the whole batch is faster.
 PEER_F32=medium and PEER_ATTN=eager tune it for a CPU. On an accelerator the base is bf16.
 """
 
@@ -21,20 +21,21 @@ ACCELERATED = torch.cuda.is_available()
 
 
 def load(shape: workload.Shape, tokenizer):
-    """The policy with its value head, and the reward model as a pipeline from text."""
+    """Load the policy with its value head, and the reward model as a pipeline on text."""
     dtype = torch.bfloat16 if ACCELERATED else torch.float32
-    more = {"attn_implementation": os.environ["PEER_ATTN"]} if "PEER_ATTN" in os.environ else {}
+    options = {"attn_implementation": os.environ["PEER_ATTN"]} if "PEER_ATTN" in os.environ else {}
     with tempfile.TemporaryDirectory() as folder:
         workload.language_model(shape).to(dtype).save_pretrained(f"{folder}/lm")
         workload.reward_model(shape).to(dtype).save_pretrained(f"{folder}/rm")
         model = AutoModelForCausalLMWithValueHead.from_pretrained(
-            f"{folder}/lm", torch_dtype=dtype, peft_config=LoraConfig(task_type="CAUSAL_LM", **workload.LORA), **more)
+            f"{folder}/lm", torch_dtype=dtype, peft_config=LoraConfig(task_type="CAUSAL_LM", **workload.LORA),
+            **options)
         scorer = pipeline("sentiment-analysis", model=f"{folder}/rm", tokenizer=tokenizer, torch_dtype=dtype,
                           device=0 if ACCELERATED else "cpu")
     return model, scorer
 
 
-def trainer_of(shape: workload.Shape, steps: int, model, tokenizer) -> PPOTrainer:
+def build_trainer(shape: workload.Shape, steps: int, model, tokenizer) -> PPOTrainer:
     rows = [prompt for step in workload.prompts(shape, 1 + steps) for prompt in step]
     data = Dataset.from_dict({"input_ids": rows, "query": tokenizer.batch_decode(rows)}).with_format("torch")
     config = PPOConfig(model_name="x", learning_rate=workload.LEARNING_RATE, batch_size=shape.batch,
@@ -45,14 +46,14 @@ def trainer_of(shape: workload.Shape, steps: int, model, tokenizer) -> PPOTraine
 
 
 def main() -> None:
-    given = workload.worker_arguments(__doc__, generation_batch=(int, 4))
-    shape, tokenizer = given.shape, workload.tokenizer(given.shape)
+    arguments = workload.parse_worker_arguments(__doc__, generation_batch=(int, 4))
+    shape, tokenizer = arguments.shape, workload.word_tokenizer(arguments.shape)
     model, scorer = load(shape, tokenizer)
     clock = workload.Clock()
-    trainer = trainer_of(shape, given.steps, model, tokenizer)
-    trainer.batched_forward_pass = clock.timed(
+    trainer = build_trainer(shape, arguments.steps, model, tokenizer)
+    trainer.batched_forward_pass = clock.wrap(
         trainer.batched_forward_pass, lambda _: "optimise" if torch.is_grad_enabled() else "old and reference")
-    trainer.train_minibatch = clock.timed(trainer.train_minibatch, lambda _: "optimise")
+    trainer.train_minibatch = clock.wrap(trainer.train_minibatch, lambda _: "optimise")
     generation = {"top_k": 0.0, "top_p": 1.0, "do_sample": True, "pad_token_id": workload.PAD,
                   "eos_token_id": workload.NO_EOS, "max_new_tokens": shape.response, "remove_padding": False}
     scoring = {"return_all_scores": True, "function_to_apply": "none", "batch_size": 16, "truncation": True}
@@ -60,7 +61,8 @@ def main() -> None:
     for batch in trainer.dataloader:
         queries = batch["input_ids"]
         with clock.phase("generate"):
-            responses = trainer.generate(queries, return_prompt=False, batch_size=given.generation_batch, **generation)
+            responses = trainer.generate(
+                queries, return_prompt=False, batch_size=arguments.generation_batch, **generation)
         assert all(len(response) == shape.response for response in responses)
         with clock.phase("reward"):
             answers = tokenizer.batch_decode(responses, skip_special_tokens=True)
@@ -68,11 +70,11 @@ def main() -> None:
             rewards = [torch.tensor(scores[0]["score"]) for scores in scorer(texts, **scoring)]
         trainer.step(queries, responses, rewards)
         clock.end_step()
-    workload.write(given.out, clock, PACKAGES)
+    workload.write_results(arguments.out, clock, PACKAGES)
 
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     logging.set_verbosity_error()
-    workload.threads()
+    workload.set_threads()
     main()

@@ -1,7 +1,7 @@
-"""TRL's experimental PPO, last in 1.12.0, with a LoRA value model. Run in its own environment.
+"""Time TRL's experimental PPO, last released in 1.12.0, with a LoRA value model, in its own environment.
 
-`train()` is one method: its phases are taken by wrapping the functions that it calls; no line of TRL is changed.
-The value model is a second network; LoRA and a trained head on it are the nearest to a value head on the policy.
+`train()` is one method: its phases are timed by wrapping the functions that it calls; no line of TRL is changed.
+The value model is a second network; LoRA and a trained head on it come nearest to a value head on the policy.
 """
 
 import tempfile
@@ -20,15 +20,15 @@ PACKAGES = ("trl", "transformers", "peft", "torch", "accelerate", "datasets")
 
 
 class Steps(TrainerCallback):
-    """Tells the clock where a step ends."""
+    """End the clock's step where a training step ends."""
 
     def __init__(self, clock: workload.Clock):
         self.clock = clock
 
-    def on_train_begin(self, *given, **named):
+    def on_train_begin(self, *args, **kwargs):
         self.clock.start_step()
 
-    def on_step_end(self, *given, **named):
+    def on_step_end(self, *args, **kwargs):
         self.clock.end_step()
 
 
@@ -40,19 +40,21 @@ def value_model(shape: workload.Shape):
 
 
 def wrap(clock: workload.Clock, reward) -> None:
-    """Generation and the forward passes of a rollout are phases; the rest of a step is the update."""
+    """Time generation and the forward passes of a rollout as phases; the rest of a step is the update."""
     def forward(_):
         return None if torch.is_grad_enabled() else "old and reference"
 
     phases = {"batch_generation": lambda _: "generate", "forward": forward,
-              "get_reward": lambda given: "reward" if given[0] is reward else "value"}
+              "get_reward": lambda args: "reward" if args[0] is reward else "value"}
     for name, phase in phases.items():
-        setattr(published, name, clock.timed(getattr(published, name), phase))
+        setattr(published, name, clock.wrap(getattr(published, name), phase))
 
 
 def settings(shape: workload.Shape, steps: int, folder: str) -> PPOConfig:
-    """A device batch of the whole batch gives real minibatches with an optimiser step each; with the minibatch as the
-    device batch and accumulation, Accelerate would step the optimiser once in a batch."""
+    """Configure one device batch for the whole batch, so that each minibatch has an optimiser step.
+
+    With the minibatch as device batch and accumulation, Accelerate would step the optimiser once per batch.
+    """
     return PPOConfig(
         output_dir=folder, per_device_train_batch_size=shape.batch, gradient_accumulation_steps=1,
         num_mini_batches=shape.batch // shape.minibatch, num_ppo_epochs=shape.epochs, response_length=shape.response,
@@ -63,25 +65,25 @@ def settings(shape: workload.Shape, steps: int, folder: str) -> PPOConfig:
 
 
 def main() -> None:
-    given = workload.worker_arguments(__doc__)
-    shape, clock, tokenizer = given.shape, workload.Clock(), workload.tokenizer(given.shape)
+    arguments = workload.parse_worker_arguments(__doc__)
+    shape, clock, tokenizer = arguments.shape, workload.Clock(), workload.word_tokenizer(arguments.shape)
     tokenizer.padding_side = "left"
     policy, reward, value = workload.language_model(shape), workload.reward_model(shape), value_model(shape)
     policy.generation_config.eos_token_id = None
     wrap(clock, reward)
-    rows = [prompt for step in workload.prompts(shape, 1 + given.steps) for prompt in step]
+    rows = [prompt for step in workload.prompts(shape, 1 + arguments.steps) for prompt in step]
     with tempfile.TemporaryDirectory() as folder:
-        trainer = PPOTrainer(settings(shape, given.steps, folder), tokenizer, policy, None, reward,
+        trainer = PPOTrainer(settings(shape, arguments.steps, folder), tokenizer, policy, None, reward,
                              Dataset.from_dict({"input_ids": rows}), value, callbacks=[Steps(clock)],
                              peft_config=LoraConfig(task_type="CAUSAL_LM", **workload.LORA))
         trainer.train()
     for step in [*clock.steps]:
         step["phases"]["optimise"] = step["phases"].pop("other")
-    workload.write(given.out, clock, PACKAGES)
+    workload.write_results(arguments.out, clock, PACKAGES)
 
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     logging.set_verbosity_error()
-    workload.threads()
+    workload.set_threads()
     main()
