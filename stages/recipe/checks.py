@@ -31,15 +31,15 @@ def check_patience(evaluations: int | None) -> None:
 def cpu_kernels_setting():
     """Declare the setting cpu_kernels, the same in every section of a stage that computes with a model."""
     return setting(
-        "auto", "'auto': compute with this project's C++ kernels on a CPU, if there is a C++ compiler; 'off': with torch "
-        "only; results differ by rounding [ours]")
+        "auto", "'auto': compute with this project's C++ kernels on a CPU, if there is a C++ compiler; 'off': with "
+        "torch only; results differ by rounding [ours]")
 
 
 def log_to_setting():
     """Declare the setting log_to, the same in every training section."""
     return setting(
-        ("terminal", "jsonl"), "where metrics and samples go during training: terminal, jsonl (the artifact's own files), "
-        "tensorboard, wandb (offline unless WANDB_MODE is set) [ours]", affects_result=False)
+        ("terminal", "jsonl"), "where metrics and samples go during training: terminal, jsonl (the artifact's own "
+        "files), tensorboard, wandb (offline unless WANDB_MODE is set) [ours]", affects_result=False)
 
 
 def check_log_to(log_to: LogTo) -> None:

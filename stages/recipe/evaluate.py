@@ -33,7 +33,8 @@ class Evaluate:
         if any(n < 2 for n in self.best_of) or len(set(self.best_of)) < len(self.best_of):
             raise ValueError(f"best_of must be numbers of 2 or more, none twice, not {self.best_of}")
         if "model" in self.scorers or len(set(self.scorers)) < len(self.scorers):
-            raise ValueError(f"scorers must not name the reward model, nor anything twice, not {', '.join(self.scorers)}")
+            raise ValueError("scorers must not name the reward model, nor anything twice, not "
+                             + ", ".join(self.scorers))
 
 
 @dataclass(frozen=True)
