@@ -24,13 +24,7 @@ import numpy as np
 from stages.evaluation import gold_score, policy_answers, summary
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.output_tables import write_pairs, write_samples
-from stages.evaluation.pair_accuracy import (
-    BAG_OF_WORDS,
-    SURFACE,
-    HeldOutPairs,
-    draw_held_out_pairs,
-    evaluate_pairs,
-)
+from stages.evaluation.pair_accuracy import BAG_OF_WORDS, SURFACE, HeldOutPairs, draw_held_out_pairs, evaluate_pairs
 from stages.evaluation.policy_answers import Answers
 from stages.evaluation.policy_comparison import SAMPLES, PolicyComparison, repeat_each
 from stages.evaluation.reward_hacking import detect_reward_hacking
@@ -40,14 +34,14 @@ from stages.generation.text_metrics import has_code
 from stages.modeling import families, torch_setup
 from stages.modeling.load import load_causal
 from stages.modeling.packed import token_logprobs
-from stages.modeling.tokenizer import same_tokenizer, shared_tokenizer
+from stages.modeling.tokenizer import load_shared_tokenizer, same_tokenizer
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.ppo import RewardSource
 from stages.reward_modeling.lexical_scorer import fit_lexical_scorer
 from stages.rl.rewards.sources import RewardFunction, load_reward_functions
 from stages.runtime.files import write_json
-from stages.stackexchange.pairs.table import drawn_rows, key_of, rows_of
-from stages.stackexchange.questions.table import tags_of
+from stages.stackexchange.pairs.table import question_key, read_pairs, sample_rows
+from stages.stackexchange.questions.table import read_tags
 
 SPLIT, BASELINE_SPLIT = "evaluation", "reward"
 
@@ -65,8 +59,8 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     gold_scorer = gold_score.load_gold_scorer(config.gold) if config.gold else None
     scorers = [_load_scorer(name, pairs) for name in config.scorers]
     models = (sft, *policy.values(), reward)
-    tokenizer, longest = shared_tokenizer(*models), families.max_positions(*models)
-    held_out = draw_held_out_pairs(rows_of(pairs, SPLIT), tokenizer, max_pairs=config.max_pairs, max_tokens=longest,
+    tokenizer, longest = load_shared_tokenizer(*models), families.max_positions(*models)
+    held_out = draw_held_out_pairs(read_pairs(pairs, SPLIT), tokenizer, max_pairs=config.max_pairs, max_tokens=longest,
                                    seed=config.seed)
     prompts = EvaluationPrompts(
         pairs, SPLIT, tokenizer, prompts=config.prompts, max_prompt_tokens=config.max_prompt_tokens,
@@ -80,7 +74,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
                                for kind in (bootstrap_mean, bootstrap_statistic))
     metrics = {
         "reward_model": evaluate_pairs(held_out, pair_rewards, _fit_baselines(config, pairs, held_out), logprobs,
-                                       pair_gold, tags_of(posts, {key_of(row) for row in held_out.rows}),
+                                       pair_gold, read_tags(posts, {question_key(row) for row in held_out.rows}),
                                        estimate_mean),
         "prompts": len(prompts.rows), "prompts_over_length": prompts.over_length,
         **comparison.compare(config.best_of, estimate),
@@ -148,7 +142,7 @@ def _score(reward: Path, held_out: HeldOutPairs, prompts: EvaluationPrompts, ans
 
 def _fit_baselines(config: Evaluate, pairs: Path, held_out: HeldOutPairs) -> dict[str, np.ndarray]:
     """Score every held-out text [M] with each logistic regression, fitted on pairs of the reward model's split."""
-    rows = drawn_rows(rows_of(pairs, BASELINE_SPLIT), config.surface_pairs, config.seed)
+    rows = sample_rows(read_pairs(pairs, BASELINE_SPLIT), config.surface_pairs, config.seed)
     baselines = {SURFACE: fit_surface_baseline(rows), BAG_OF_WORDS: fit_lexical_scorer(rows)}
     return {name: baseline(answer for _, answer in held_out.texts) for name, baseline in baselines.items()}
 

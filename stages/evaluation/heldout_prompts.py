@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from stages.stackexchange.pairs.table import questions_of
+from stages.stackexchange.pairs.table import read_best_rows
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 
 
@@ -16,7 +16,7 @@ class EvaluationPrompts:
 
     def __init__(self, pairs: Path, split: str, tokenizer, *, prompts: int, max_prompt_tokens: int,
                  max_response_tokens: int, longest: int, seed: int):
-        rows = questions_of(pairs, split)
+        rows = read_best_rows(pairs, split)
         limit = min(max_prompt_tokens, longest - max_response_tokens)
         fitting = [(row, ids) for row in rows if len(ids := prompt_ids(tokenizer, row["question"])) <= limit]
         if not fitting:

@@ -13,9 +13,7 @@ import numpy as np
 
 from stages.evaluation.statistics import pair_wins
 from stages.generation.text_metrics import has_code
-from stages.reward_modeling.dataset import Example, pair_indices
-from stages.reward_modeling.scorer import Scorer
-from stages.stackexchange.pairs.table import drawn_rows, group_numbers, key_of
+from stages.stackexchange.pairs.table import group_numbers, question_key, sample_rows
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 
 # To add a baseline that needs no model: a line here, a function of the answer's text.
@@ -55,7 +53,7 @@ def draw_held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_
     prompts: dict[str, list[int]] = {}
     text_index: dict[tuple, int] = {}
     fitting, ids, better, worse = [], [], [], []
-    drawn = drawn_rows(rows, max_pairs, seed)
+    drawn = sample_rows(rows, max_pairs, seed)
     for row in drawn:
         if row["question"] not in prompts:
             prompts[row["question"]] = prompt_ids(tokenizer, row["question"])
@@ -71,25 +69,14 @@ def draw_held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_
             side.append(text_index[text])
         fitting.append(row)
     return HeldOutPairs(
-        fitting,
-        list(text_index),
-        [prompt for prompt, _ in ids],
-        [answer for _, answer in ids],
-        np.array(better, dtype=int),
-        np.array(worse, dtype=int),
-        group_numbers(map(key_of, fitting)),
-        len(drawn) - len(fitting),
-    )
+        fitting, list(text_index), [prompt for prompt, _ in ids], [answer for _, answer in ids],
+        np.array(better, dtype=int), np.array(worse, dtype=int), group_numbers(map(question_key, fitting)),
+        len(drawn) - len(fitting))
 
 
 def evaluate_pairs(
-    pairs: HeldOutPairs,
-    reward: np.ndarray,
-    fitted: dict[str, np.ndarray],
-    log_probability: np.ndarray,
-    gold: np.ndarray | None,
-    tags: dict[tuple, list[str]],
-    estimate: Callable,
+    pairs: HeldOutPairs, reward: np.ndarray, fitted: dict[str, np.ndarray], log_probability: np.ndarray,
+    gold: np.ndarray | None, tags: dict[tuple, list[str]], estimate: Callable
 ) -> dict:
     """Compute the accuracy of the reward model and of the baselines, and the accuracy by kind of pair.
 
@@ -114,7 +101,7 @@ def evaluate_pairs(
         "dropped_over_length": pairs.dropped,
         **accuracy_breakdown(pairs, reward, estimate),
         "by_site": _by_kind([[row["site"]] for row in pairs.rows], right, accuracy),
-        "by_tag": _by_kind([tags.get(key_of(row), []) for row in pairs.rows], right, accuracy),
+        "by_tag": _by_kind([tags.get(question_key(row), []) for row in pairs.rows], right, accuracy),
         "baselines": {
             **{name: accuracy(values) for name, values in cheap.items()},
             LOG_PROBABILITY: accuracy(pairs.score_wins(log_probability)),
@@ -199,10 +186,3 @@ def _length_differences(pairs: HeldOutPairs) -> np.ndarray:
 
 def _gaps(pairs: HeldOutPairs) -> np.ndarray:
     return np.array([row["score_j"] - row["score_k"] for row in pairs.rows], dtype=float)
-
-
-def pair_accuracy(scorer: Scorer, items: list[Example]) -> float:
-    """Compute the share of pairs whose better text scores higher; ties count one half."""
-    scores = scorer([item.prompt for item in items for _ in item.answers], [a for item in items for a in item.answers])
-    better, worse = pair_indices(items)
-    return float(pair_wins(scores[better].numpy(), scores[worse].numpy()).mean())

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import torch
 from transformers import LlamaForSequenceClassification
 
-from stages.modeling.tiny_llama import small_llama, train_tokenizer
+from stages.modeling.tiny_llama import build_small_llama, train_tokenizer
 from stages.recipe.evaluate import Evaluate
 
 CODE = "Do this:\n\n```\nls\n```"
@@ -31,7 +31,7 @@ def make_tokenizer():
 
 def make_model(tokenizer, seed: int = 0):
     torch.manual_seed(seed)
-    return small_llama(tokenizer, hidden_size=16, intermediate_size=32, layers=1, heads=2, max_position_tokens=96,
+    return build_small_llama(tokenizer, hidden_size=16, intermediate_size=32, layers=1, heads=2, max_position_tokens=96,
                        initializer_range=0.3)
 
 
