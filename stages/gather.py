@@ -1,4 +1,4 @@
-"""Gather: shares of the pairs, made apart from each other, to the one pairs artifact that a single command would make.
+"""Gather: combine shares of the pairs, built separately, into the artifact that a single command would write.
 
     python -m stages.pairs --recipe configs/demo.yaml --posts results/demo/posts --share 1/2 --out results/mine/1
     python -m stages.pairs --recipe configs/demo.yaml --posts results/demo/posts --share 2/2 --out results/mine/2
@@ -16,39 +16,39 @@ from pathlib import Path
 from stages.recipe.data import Pairs
 from stages.runtime.artifact import artifact_folder, read_manifest
 from stages.runtime.files import link_or_copy, write_json, write_text
-from stages.stackexchange.dataset_card import pairs_card
-from stages.stackexchange.pairs.counts import added
+from stages.stackexchange.dataset_card import render_pairs_card
+from stages.stackexchange.pairs.counts import sum_metrics
 from stages.stackexchange.pairs.table import SPLITS
 
 
 def run(config: Pairs, out: Path, *, shares: list[str]) -> dict:
-    """Fill `out` with the shards of all shares and return the sum of their counts.
+    """Fill `out` with the parts of all shares and return the sum of their counts.
 
-    Raises ValueError when they are not all the shares of one whole, or hold no pair.
+    Raises ValueError if the shares are not complete, differ in settings or inputs, or have no pair.
     """
     folders = [artifact_folder(share) for share in shares]
     manifests = [read_manifest(folder) for folder in folders]
-    _check_whole(folders, manifests)
+    _check_shares(folders, manifests)
     for split in SPLITS:
         shutil.rmtree(out / split, ignore_errors=True)
         (out / split).mkdir()
         for folder in folders:
-            for shard in sorted((folder / split).glob("part-*.parquet")):
-                link_or_copy(shard, out / split / shard.name)
-    metrics = added([manifest["metrics"] for manifest in manifests])
+            for part in sorted((folder / split).glob("part-*.parquet")):
+                link_or_copy(part, out / split / part.name)
+    metrics = sum_metrics([manifest["metrics"] for manifest in manifests])
     if not metrics["pairs"]:
         raise ValueError(f"no pair in {len(shares)} shares; dropped: {metrics['dropped_questions']}")
-    write_text(out / "README.md", pairs_card(vars(config), metrics))
+    write_text(out / "README.md", render_pairs_card(vars(config), metrics))
     write_json(out / "metrics.json", metrics)
     return metrics
 
 
-def _check_whole(folders: list[Path], manifests: list[dict]) -> None:
+def _check_shares(folders: list[Path], manifests: list[dict]) -> None:
     first = manifests[0]
-    asked = [f"{number}/{len(folders)}" for number in range(1, len(folders) + 1)]
-    found = [manifest.get("share") for manifest in manifests]
-    if sorted(map(str, found)) != sorted(asked):
-        raise ValueError(f"these are the shares {', '.join(map(str, found))}; needed are {', '.join(asked)}")
+    required = [f"{number}/{len(folders)}" for number in range(1, len(folders) + 1)]
+    shares = [str(manifest.get("share")) for manifest in manifests]
+    if sorted(shares) != sorted(required):
+        raise ValueError(f"these are the shares {', '.join(shares)}; needed are {', '.join(required)}")
     for folder, manifest in zip(folders, manifests, strict=True):
         for name in ("config", "inputs"):
             if manifest[name] != first[name]:

@@ -3,8 +3,8 @@
     python -m stages.pairs --recipe configs/demo.yaml --posts results/demo/posts --out results/demo/pairs
 
 Writes the folders finetune, reward, rl and evaluation with a `part-*.parquet` for each part of the posts (columns:
-stages/stackexchange/pairs/table.py), metrics.json and README.md, a data set card. A question is in one split only; consumers of
-prompts take each (site, qid) once. Parts that were done before a kill are not done again.
+stages/stackexchange/pairs/table.py), metrics.json and README.md, a data set card. A question is in one split only; a
+consumer of prompts takes each (site, qid) once. A restart after a kill builds no finished part again.
 """
 
 from stages.runtime.command import main
@@ -25,91 +25,86 @@ from stages.recipe.data import Pairs
 from stages.runtime.files import write_json, write_text
 from stages.runtime.process_pool import ProcessPool
 from stages.runtime.progress import Progress
-from stages.stackexchange.dataset_card import pairs_card
+from stages.stackexchange.dataset_card import render_pairs_card
 from stages.stackexchange.markdown.convert import Limits
-from stages.stackexchange.pairs.build import Group, Lengths, Rules, paired
-from stages.stackexchange.pairs.counts import PairsTally
-from stages.stackexchange.pairs.table import SPLITS, Shard
-from stages.stackexchange.questions.table import parts_of
-
-SCRATCH, METRICS = "scratch", "metrics.json"
+from stages.stackexchange.pairs.build import LengthLimits, PairRules, RowGroupTask, build_pairs
+from stages.stackexchange.pairs.counts import PairCounts
+from stages.stackexchange.pairs.table import SPLITS, PairsWriter
+from stages.stackexchange.questions.table import list_parts
 
 
 def run(config: Pairs, out: Path, *, posts: Path, processes: int = 1, share: str = "1/1") -> dict:
     """Fill `out` and return counts: pairs_drawn = pairs + the sum of `dropped_pairs`, posts_in = posts_out + the sum of
     `dropped_posts`.
 
-    `share` "3/50" makes the third of 50 shares of the parts, for stages.gather to bring together. The result does not
-    depend on `processes`. Raises ValueError when no pair comes of all that `posts` holds.
+    `share` "3/50" processes the third of 50 shares of the parts, for stages.gather to combine. The result does not
+    depend on `processes`. Raises ValueError if `posts` yields no pair.
     """
-    parts = _share_of(parts_of(posts), share)
-    scratch, told = out / SCRATCH, out / METRICS
-    if not told.exists():  # a run that was killed at the very end has told already
+    parts = _select_share(list_parts(posts), share)
+    scratch, metrics_path = out / "scratch", out / "metrics.json"
+    if not metrics_path.exists():  # else the run was killed after its last step
         for folder in (scratch, *(out / split for split in SPLITS)):
             folder.mkdir(exist_ok=True)
-        metrics = _total(_made(parts, _rules(config), out, scratch, processes))
+        total = PairCounts()
+        for counts in _build_parts(parts, _pair_rules(config), out, scratch, processes):
+            total.add(counts)
+        metrics = total.metrics()
         if not metrics["pairs"] and share == "1/1":
             raise ValueError(f"{posts}: no pair comes of its questions; dropped: {metrics['dropped_questions']}")
-        write_text(out / "README.md", pairs_card(vars(config), metrics))
-        write_json(told, metrics)
+        write_text(out / "README.md", render_pairs_card(vars(config), metrics))
+        write_json(metrics_path, metrics)
     shutil.rmtree(scratch, ignore_errors=True)
-    return json.loads(told.read_text(encoding="utf-8"))
+    return json.loads(metrics_path.read_text(encoding="utf-8"))
 
 
-def _total(tallies: Iterator[dict]) -> dict:
-    total = PairsTally()
-    for tally in tallies:
-        total.add(tally)
-    return total.metrics()
+def _select_share(parts: list[Path], share: str) -> list[Path]:
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", share, re.ASCII)
+    if not match or int(match[1]) > int(match[2]):
+        raise ValueError(f"share {share!r}: give its number and the number of shares, as 3/50")
+    return parts[int(match[1]) - 1::int(match[2])]
 
 
-def _share_of(parts: list[Path], share: str) -> list[Path]:
-    asked = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", share, re.ASCII)
-    if not asked or int(asked[1]) > int(asked[2]):
-        raise ValueError(f"share {share!r}: give its number and how many there are, as 3/50")
-    return parts[int(asked[1]) - 1::int(asked[2])]
-
-
-def _rules(config: Pairs) -> Rules:
+def _pair_rules(config: Pairs) -> PairRules:
     limits = Limits(config.max_post_characters, config.max_post_tags, config.max_post_depth, config.max_post_blanks)
-    lengths = Lengths(config.length_unit, config.tokenizer, (config.min_question_length, config.max_question_length),
-                      (config.min_answer_length, config.max_answer_length))
+    lengths = LengthLimits(config.length_unit, config.tokenizer,
+                           (config.min_question_length, config.max_question_length),
+                           (config.min_answer_length, config.max_answer_length))
     shares = tuple((name, getattr(config, f"{name}_share")) for name in SPLITS)
-    return Rules(config.max_pairs_per_question, config.min_score_gap, config.seed, shares, config.markdown, limits,
-                 lengths)
+    return PairRules(config.max_pairs_per_question, config.min_score_gap, config.seed, shares, config.markdown, limits,
+                     lengths)
 
 
-def _made(parts: list[Path], rules: Rules, out: Path, scratch: Path, processes: int) -> Iterator[dict]:
-    """What was counted in each part, made now or before a kill."""
-    sizes = {part: pq.read_metadata(part) for part in parts}
-    todo = [part for part in parts if not _tally_of(part, scratch).exists()]
-    groups = [Group(part, number, rules) for part in todo for number in range(sizes[part].num_row_groups)]
-    progress = Progress("pair", sum(size.num_rows for size in sizes.values()), "questions")
+def _build_parts(parts: list[Path], rules: PairRules, out: Path, scratch: Path, processes: int) -> Iterator[dict]:
+    """Yield the counts of each part, built now or before a kill."""
+    metadata = {part: pq.read_metadata(part) for part in parts}
+    unfinished = [part for part in parts if not _counts_path(part, scratch).exists()]
+    tasks = [RowGroupTask(part, group, rules) for part in unfinished for group in range(metadata[part].num_row_groups)]
+    progress = Progress("pair", sum(part.num_rows for part in metadata.values()), "questions")
     with ProcessPool(processes) as workers:
-        results = workers.imap(paired, groups)
+        results = workers.imap(build_pairs, tasks)
         for part in parts:
-            if part in todo:
-                _make(part, islice(results, sizes[part].num_row_groups), out, scratch, progress)
+            if part in unfinished:
+                _write_part(part, islice(results, metadata[part].num_row_groups), out, scratch, progress)
             else:
-                progress.advance(sizes[part].num_rows)
-            yield json.loads(_tally_of(part, scratch).read_text(encoding="utf-8"))
+                progress.advance(metadata[part].num_rows)
+            yield json.loads(_counts_path(part, scratch).read_text(encoding="utf-8"))
     progress.finish()
 
 
-def _make(part: Path, results: Iterator[tuple[dict, dict]], out: Path, scratch: Path, progress: Progress) -> None:
-    """The shards of one part: written in scratch space, moved when all are whole, and last what was counted."""
-    shards = {split: Shard(scratch / f"{split}.parquet") for split in SPLITS}
-    total = PairsTally()
-    for tables, tally in results:
+def _write_part(part: Path, results: Iterator[tuple[dict, dict]], out: Path, scratch: Path, progress: Progress) -> None:
+    """Write the pairs of one part to scratch space, move the files when all are complete, and write the counts last."""
+    writers = {split: PairsWriter(scratch / f"{split}.parquet") for split in SPLITS}
+    total = PairCounts()
+    for tables, counts in results:
         for split, table in tables.items():
-            shards[split].add(table)
-        total.add(tally)
-        progress.advance(tally["counts"]["posts_in"]["questions"])
-    for split, shard in shards.items():
-        shard.close()
+            writers[split].add(table)
+        total.add(counts)
+        progress.advance(counts["counts"]["posts_in"]["questions"])
+    for split, writer in writers.items():
+        writer.close()
         (scratch / f"{split}.parquet").replace(out / split / part.name)
-    write_json(_tally_of(part, scratch), total.as_dict())
+    write_json(_counts_path(part, scratch), total.as_dict())
 
 
-def _tally_of(part: Path, scratch: Path) -> Path:
+def _counts_path(part: Path, scratch: Path) -> Path:
     return scratch / f"{part.stem}.json"

@@ -24,8 +24,8 @@ ROWS = '<row Id="1" PostTypeId="1" AcceptedAnswerId="2" Score="3" Title="t" Body
 
 
 def markdown_target() -> Callable[[bytes], None]:
-    from stages.stackexchange.markdown.convert import NotConvertedError, converter
-    converters = {style: converter(style) for style in ("published", "clean")}
+    from stages.stackexchange.markdown.convert import NotConvertedError, make_converter
+    converters = {style: make_converter(style) for style in ("published", "clean")}
 
     def target(data: bytes) -> None:
         text = data.decode("utf-8", "surrogateescape")  # lone surrogates too

@@ -6,8 +6,8 @@
     python -m benchmarks.data.run processes --megabytes 200              two processes against one (idle machine)
     python -m benchmarks.data.run extrapolate memory.json                what stackoverflow.com would take
 
-The dump is made by benchmarks/data/synthetic_posts.py. The stages run by their command lines. CPU seconds are user and system, of
-all processes of a run, start and imports included (not in `parse`); MB are 10^6 bytes.
+benchmarks/data/synthetic_posts.py makes the dump. The stages run by their command lines. CPU seconds are user and
+system, of all processes of a run, start and imports included (not in `parse`); MB are 10^6 bytes.
 """
 
 import argparse
@@ -39,14 +39,15 @@ PARTITION = """
 import sys, time
 from pathlib import Path
 from stages.recipe.data import Posts
-from stages.stackexchange.dump.xml_table import places
-from stages.stackexchange.questions.spans import SPAN_BYTES, Span, partition
+from stages.stackexchange.dump.xml_table import split_spans
+from stages.stackexchange.questions.plan import SPAN_BYTES
+from stages.stackexchange.questions.scan import XmlScan, scan
 start, path, limits = time.process_time(), Path(sys.argv[1]), Posts()
 parts = -(-path.stat().st_size // limits.part_bytes)
-for number, place in enumerate(places(path, "posts", "dump", SPAN_BYTES)):
-    partition(Span(number=number, source=0, name="dump", site="site", table="posts", path=path, place=place,
-                   parts=parts, folder=Path(sys.argv[2]), seed=0, max_row_bytes=limits.max_row_bytes,
-                   max_bad_rows_share=limits.max_bad_rows_share))
+for number, span in enumerate(split_spans(path, "posts", "dump", SPAN_BYTES)):
+    scan(XmlScan(number=number, source=0, name="dump", site="site", table="posts", path=path, span=span, parts=parts,
+                 folder=Path(sys.argv[2]), seed=0, max_row_bytes=limits.max_row_bytes,
+                 max_bad_rows_share=limits.max_bad_rows_share))
 print(time.process_time() - start)
 """
 

@@ -31,7 +31,7 @@ from stages.recipe.reward import Reward
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import apply_scoring
-from stages.stackexchange.pairs.table import SPLITS, group_numbers, key_of, rows_of
+from stages.stackexchange.pairs.table import SPLITS, group_numbers, question_key, read_pairs
 
 FOLDS = 5
 SCORES = "scores.parquet"
@@ -53,11 +53,11 @@ def train_and_score(config: Reward, base: Path, pairs: Path, out: Path) -> pa.Ta
     model = load_classifier(base, config.precision, new_head=True)
     apply_scoring(out, model)
     scorer = Scorer(load_adapter(model, out), config.precision)
-    held_out = draw_held_out_pairs(rows_of(pairs, "evaluation"), tokenizer.load_tokenizer(base), max_pairs=10**9,
+    held_out = draw_held_out_pairs(read_pairs(pairs, "evaluation"), tokenizer.load_tokenizer(base), max_pairs=10**9,
                                    max_tokens=config.max_length_tokens, seed=0)
     scores = scorer(held_out.prompts, held_out.answers).numpy()
     lengths = np.array([len(answer) for _, answer in held_out.texts])
-    sites, questions = zip(*map(key_of, held_out.rows), strict=True)
+    sites, questions = zip(*map(question_key, held_out.rows), strict=True)
     return pa.table({"site": sites, "qid": questions,
                      **{f"{name}_{side}": values[index] for name, values in (("score", scores), ("length", lengths))
                         for side, index in (("better", held_out.better), ("worse", held_out.worse))}})

@@ -1,15 +1,31 @@
-"""The README.md of a posts or pairs folder: a Hugging Face data set card, so that the folder can be uploaded as it is.
+"""Render the data set card of a posts or pairs folder (README.md), so that the folder can be uploaded as it is.
 
-Counts come from the stage's metrics; what these do not hold is left out. Names in them (sites, licences, reasons)
+Counts come from the stage's metrics; what they do not contain is left out. Names in them (sites, licences, reasons)
 come from the data and are escaped in stages/render/markdown_tables.py.
 """
 
 from itertools import pairwise
 
-import yaml
+from huggingface_hub import DatasetCardData
 
-from stages.render.card_sections import hub_license, joined, licence, limits, section, settings, sites
-from stages.render.markdown_tables import cell, funnel, histogram, largest, plain, table, with_sum
+from stages.render.card_sections import (
+    format_section,
+    hub_license,
+    join_blocks,
+    licence_section,
+    limits_section,
+    settings_table,
+    sites_table,
+)
+from stages.render.markdown_tables import (
+    add_funnel_sum,
+    add_sum_row,
+    clean_name,
+    escape_cell,
+    format_histogram,
+    format_table,
+    top_rows,
+)
 from stages.stackexchange.pairs.table import SPLITS
 
 TAGS = ["stack-exchange", "human-feedback"]
@@ -73,33 +89,33 @@ HISTOGRAMS = [("scores", ["score", "answers"]), ("score_gaps", ["`score_j - scor
               ("years", ["year", "questions"])]
 
 
-def posts_card(config: dict, metrics: dict) -> str:
-    """README.md of a posts folder, from the stage's settings and metrics."""
-    at_least = f" with at least {cell(config['min_answers'])} answers" if "min_answers" in config else ""
-    return joined(
+def render_posts_card(config: dict, metrics: dict) -> str:
+    """Render README.md of a posts folder from the stage's settings and metrics."""
+    at_least = f" with at least {escape_cell(config['min_answers'])} answers" if "min_answers" in config else ""
+    return join_blocks(
         _front_matter(POSTS_TITLE, metrics, metrics.get("questions"), {"train": "part-*.parquet"}, TAGS),
         f"# {POSTS_TITLE}",
         f"Questions{at_least} from Stack Exchange sites, each with its answers, their votes and a score that ranks "
         f"them.{_sizes(metrics, 'questions', 'answers')} Texts are as in the source.",
         _loading("train"),
-        section("A row is a question", table(["column", "type, unit", "meaning"], POSTS_COLUMNS)),
-        section("How it was made", SCORE_RULE, settings(config)),
-        section("Counts", sites(metrics, "questions", "answers"),
-                 _others(metrics, bytes_read="bytes read",
-                         accepted_answers_not_in_the_file="accepted answers that the source does not hold")),
-        section("From rows to posts", _funnel(metrics, "rows of the source", ROWS_KEPT, "dropped", "rows_read"),
-                 _reasons(metrics, "dropped_questions", "questions")),
+        format_section("A row is a question", format_table(["column", "type, unit", "meaning"], POSTS_COLUMNS)),
+        format_section("How it was made", SCORE_RULE, settings_table(config)),
+        format_section("Counts", sites_table(metrics, "questions", "answers"),
+                       _more_counts(metrics, bytes_read="bytes read", accepted_answers_not_in_the_file=(
+                           "accepted answers that the source does not hold"))),
+        format_section("From rows to posts", _funnel(metrics, "rows of the source", ROWS_KEPT, "dropped", "rows_read"),
+                       _reasons(metrics, "dropped_questions", "questions")),
         _histograms(metrics),
-        licence(metrics, "`license` is the question's, `answers.license` an answer's; `url`, authors and profiles "
-                          "stand beside them."),
-        limits(*LIMITS, RAW_LIMIT)) + "\n"
+        licence_section(metrics, "`license` is the question's, `answers.license` an answer's; `url`, authors and "
+                                 "profiles stand beside them."),
+        limits_section(*LIMITS, RAW_LIMIT)) + "\n"
 
 
-def pairs_card(config: dict, metrics: dict) -> str:
-    """README.md of a pairs folder, from the stage's settings and metrics."""
+def render_pairs_card(config: dict, metrics: dict) -> str:
+    """Render README.md of a pairs folder from the stage's settings and metrics."""
     counts = metrics.get("pairs_by_split", {})
-    filled = [name for name in SPLITS if counts.get(name) != 0] or SPLITS  # of the others there may be no file
-    return joined(
+    filled = [name for name in SPLITS if counts.get(name) != 0] or SPLITS  # an empty split may have no file
+    return join_blocks(
         _front_matter(PAIRS_TITLE, metrics, metrics.get("pairs"), {name: f"{name}/part-*.parquet" for name in filled},
                       [*TAGS, "preference", "rlhf", "reward-model"]),
         f"# {PAIRS_TITLE}",
@@ -107,35 +123,35 @@ def pairs_card(config: dict, metrics: dict) -> str:
         f"{_sizes(metrics, 'pairs', 'questions')} Texts are Markdown; the columns are those of "
         "`lvwerra/stack-exchange-paired` and more.",
         _loading(filled[0]),
-        section("A row is a pair of answers", table(["column", "type, unit", "meaning"], PAIRS_COLUMNS)),
-        section("How it was made", SCORE_RULE, _drawing(config), settings(config)),
-        section("Counts", _splits(metrics), sites(metrics, "questions", "pairs"),
-                 _others(metrics, conversions="posts converted to Markdown")),
-        section("From posts to pairs",
-                 _funnel(metrics, "posts in", {"posts_out": "kept"}, "dropped_posts", "posts_in"),
-                 _funnel(metrics, "questions in", {"questions": "kept"}, "dropped_questions"),
-                 _funnel(metrics, "pairs drawn", {"pairs": "kept"}, "dropped_pairs", "pairs_drawn"),
-                 _reasons(metrics, "posts_not_converted", "posts")),
+        format_section("A row is a pair of answers", format_table(["column", "type, unit", "meaning"], PAIRS_COLUMNS)),
+        format_section("How it was made", SCORE_RULE, _drawing(config), settings_table(config)),
+        format_section("Counts", _splits(metrics), sites_table(metrics, "questions", "pairs"),
+                       _more_counts(metrics, conversions="posts converted to Markdown")),
+        format_section("From posts to pairs",
+                       _funnel(metrics, "posts in", {"posts_out": "kept"}, "dropped_posts", "posts_in"),
+                       _funnel(metrics, "questions in", {"questions": "kept"}, "dropped_questions"),
+                       _funnel(metrics, "pairs drawn", {"pairs": "kept"}, "dropped_pairs", "pairs_drawn"),
+                       _reasons(metrics, "posts_not_converted", "posts")),
         _histograms(metrics),
-        licence(metrics, "`licenses` are those of the question, `response_j` and `response_k`, as are `authors` and "
-                          "`author_urls`; `metadata` begins with the link. HTML was converted to Markdown: say so."),
-        limits(*LIMITS, MARKDOWN_LIMIT)) + "\n"
+        licence_section(metrics, "`licenses` are those of the question, `response_j` and `response_k`, as are "
+                                 "`authors` and `author_urls`; `metadata` begins with the link. HTML was converted to "
+                                 "Markdown: say so."),
+        limits_section(*LIMITS, MARKDOWN_LIMIT)) + "\n"
 
 
 def _front_matter(title: str, metrics: dict, rows: int | None, files: dict[str, str], tags: list[str]) -> str:
-    names = list(metrics.get("sites", {}))
-    values = {"pretty_name": f"{title}: {plain(names[0])}" if len(names) == 1 else title,
-              **hub_license(metrics.get("licenses", {})),
-              "task_categories": ["question-answering", "text-generation"], "tags": tags}
-    if rows is not None:
-        values["size_categories"] = [_size_category(rows)]
-    files = [{"split": split, "path": path} for split, path in files.items()]
-    values["configs"] = [{"config_name": "default", "data_files": files}]
-    return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
+    sites = list(metrics.get("sites", {}))
+    data = DatasetCardData(
+        pretty_name=f"{title}: {clean_name(sites[0])}" if len(sites) == 1 else title,
+        **hub_license(metrics.get("licenses", {})), task_categories=["question-answering", "text-generation"],
+        tags=tags, size_categories=None if rows is None else [_size_category(rows)],
+        configs=[{"config_name": "default", "data_files": [{"split": split, "path": path}
+                                                           for split, path in files.items()]}])
+    return f"---\n{data.to_yaml()}\n---"
 
 
 def _size_category(rows: int) -> str:
-    """The Hub's name for a number of rows: n<1K, 1K<n<10K, ..., n>1T."""
+    """Return the Hub's name for a number of rows: n<1K, 1K<n<10K, ..., n>1T."""
     names = ["1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T"]
     categories = ["n<1K", *(f"{low}<n<{high}" for low, high in pairwise(names)), "n>1T"]
     return categories[sum(rows >= 10 ** power for power in range(3, 13))]
@@ -152,7 +168,7 @@ def _loading(split: str) -> str:
 
 
 def _drawing(config: dict) -> str:
-    most = cell(config["max_pairs_per_question"]) if "max_pairs_per_question" in config else "a set number"
+    most = escape_cell(config["max_pairs_per_question"]) if "max_pairs_per_question" in config else "a set number"
     return (f"Of the pairs of a question's answers whose scores differ enough, at most {most} are drawn without "
             "replacement, by seed, site and question. The split is drawn by question: no question is in two. A pair is "
             "dropped when a text is empty, outside the set lengths or not to be converted, or both answers are equal.")
@@ -162,27 +178,29 @@ def _splits(metrics: dict) -> str:
     pairs, questions = metrics.get("pairs_by_split", {}), metrics.get("questions_by_split", {})
     rows = [(f"`{name}`: {PURPOSES[name]}", pairs.get(name, 0), questions.get(name, 0))
             for name in SPLITS if name in pairs or name in questions]
-    return table(["split", "pairs", "questions"], with_sum(rows))
+    return format_table(["split", "pairs", "questions"], add_sum_row(rows))
 
 
-def _others(metrics: dict, **names: str) -> str:
-    return table(["also counted", ""], [(words, metrics[name]) for name, words in names.items() if name in metrics])
+def _more_counts(metrics: dict, **labels: str) -> str:
+    rows = [(label, metrics[name]) for name, label in labels.items() if name in metrics]
+    return format_table(["also counted", ""], rows)
 
 
 def _by_reason(metrics: dict, name: str) -> list[tuple]:
-    return largest([(f"dropped: {cell(reason)}", n) for reason, n in metrics.get(name, {}).items() if n])
+    return top_rows([(f"dropped: {escape_cell(reason)}", n) for reason, n in metrics.get(name, {}).items() if n])
 
 
 def _reasons(metrics: dict, name: str, counted: str) -> str:
-    return table([name.replace("_", " "), counted], with_sum(_by_reason(metrics, name)))
+    return format_table([name.replace("_", " "), counted], add_sum_row(_by_reason(metrics, name)))
 
 
-def _funnel(metrics: dict, head: str, kept: dict[str, str], dropped: str, total: str = "") -> str:
-    """What was kept (metric: its words) and dropped, and their sum; `total` is the metric that it must come to."""
-    rows = [(words, metrics[name]) for name, words in kept.items() if name in metrics] + _by_reason(metrics, dropped)
-    return table([head, "count"], funnel(rows, metrics.get(total)))
+def _funnel(metrics: dict, head: str, labels: dict[str, str], dropped: str, total: str = "") -> str:
+    """Build a table of what was kept (`labels` by metric) and dropped; its sum must equal the metric `total`."""
+    rows = [(label, metrics[name]) for name, label in labels.items() if name in metrics] + _by_reason(metrics, dropped)
+    return format_table([head, "count"], add_funnel_sum(rows, metrics.get(total)))
 
 
 def _histograms(metrics: dict) -> str:
-    found = [histogram(metrics.get(name, {}), heads, binned=name.endswith("characters")) for name, heads in HISTOGRAMS]
-    return section("Histograms", *found)
+    histograms = [format_histogram(metrics.get(name, {}), heads, binned=name.endswith("characters"))
+                  for name, heads in HISTOGRAMS]
+    return format_section("Histograms", *histograms)

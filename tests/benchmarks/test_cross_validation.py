@@ -11,7 +11,7 @@ from benchmarks.quality import cross_validation
 from stages.evaluation.pair_accuracy import draw_held_out_pairs
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.load import load_reward_models
-from stages.stackexchange.pairs.table import key_of, rows_of
+from stages.stackexchange.pairs.table import question_key, read_pairs
 from tests.helpers import tiny_models
 
 RECIPE = """
@@ -21,7 +21,7 @@ reward: {precision: fp32, batching: question, pooling: sum, batch_pairs: 4, micr
 
 
 def questions(pairs, split) -> list[tuple]:
-    return [key_of(row) for row in rows_of(pairs, split)]
+    return [question_key(row) for row in read_pairs(pairs, split)]
 
 
 def test_each_question_is_held_out_once(tmp_path):
@@ -78,7 +78,7 @@ def test_an_adapter_scores_as_the_merged_model(tmp_path):
     (tmp_path / "reward").mkdir()
     table = cross_validation.train_and_score(config, base, tmp_path / "split", tmp_path / "reward")
     tiny_models.merge(base, [tmp_path / "reward"], tmp_path / "merged")
-    held_out = draw_held_out_pairs(rows_of(tmp_path / "split", "evaluation"), load_tokenizer(base), max_pairs=99,
+    held_out = draw_held_out_pairs(read_pairs(tmp_path / "split", "evaluation"), load_tokenizer(base), max_pairs=99,
                                    max_tokens=config.max_length_tokens, seed=0)
     (scorer,) = load_reward_models(tmp_path / "merged", "fp32")
     scores = scorer(held_out.prompts, held_out.answers).numpy()

@@ -15,7 +15,7 @@ REAL = Path(__file__).parents[3] / "shared/stackexchange"
 LENIENT = Posts(max_bad_rows_share=0.9)
 
 
-def real(name: str = "") -> Path:
+def real_dump(name: str = "") -> Path:
     """A real dump, or the test is skipped."""
     if not (REAL / name).exists():
         pytest.skip(f"no real dump at {REAL / name}")
@@ -40,7 +40,7 @@ def answer(number: int, parent: int, score: int = 0, **more) -> str:
                   "Score": score, "Body": f"<p>answer {number}</p>", "OwnerUserId": 8} | more)
 
 
-def plain(number: int = 1) -> str:
+def qa_rows(number: int = 1) -> str:
     """A question with two answers whose scores differ."""
     return question(number) + answer(number + 1, number, 5) + answer(number + 2, number, 0)
 
@@ -49,14 +49,14 @@ def document(*rows: str, head: str = '<?xml version="1.0" encoding="utf-8"?>\n')
     return (head + "<posts>\n" + "".join(rows) + "</posts>\n").encode()
 
 
-def write(folder: Path, content: bytes, name: str = "site.test/Posts.xml") -> str:
+def write_dump(folder: Path, content: bytes, name: str = "site.test/Posts.xml") -> str:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return str(path)
 
 
-def archive(folder: Path, content: bytes, name: str = "site.test.7z", member: str = "Posts.xml") -> str:
+def write_archive(folder: Path, content: bytes, name: str = "site.test.7z", member: str = "Posts.xml") -> str:
     with py7zr.SevenZipFile(folder / name, "w") as out:
         out.writef(io.BytesIO(content), member)
     return str(folder / name)
@@ -69,14 +69,14 @@ def make_posts(out: Path, *dump: str, config: Posts = LENIENT, processes: int = 
     used = metrics["questions"] + metrics["answers"] + metrics["rows_set_aside"] + sum(metrics["dropped"].values())
     assert metrics["rows_read"] == used
     assert {p.suffix for p in out.iterdir()} == {".parquet", ".jsonl", ".json", ".md"}
-    return metrics, sorted(records(out), key=lambda r: (r["site"], r["question_id"]))
+    return metrics, sorted(read_records(out), key=lambda r: (r["site"], r["question_id"]))
 
 
-def records(posts: Path) -> list[dict]:
+def read_records(posts: Path) -> list[dict]:
     """Question records in the order of the artifact."""
     return [r for file in sorted(posts.glob("part-*.parquet")) for r in pq.read_table(file).to_pylist()]
 
 
-def posts_of(folder: Path, *rows: str, config: Posts = LENIENT) -> tuple[dict, list[dict]]:
+def posts_from_rows(folder: Path, *rows: str, config: Posts = LENIENT) -> tuple[dict, list[dict]]:
     """Write a dump of these rows under `folder` and make posts of it."""
-    return make_posts(folder / "posts", write(folder, document(*rows)), config=config)
+    return make_posts(folder / "posts", write_dump(folder, document(*rows)), config=config)

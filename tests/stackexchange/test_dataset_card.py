@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from stages.render.markdown_tables import add_funnel_sum, bin_start, clean_name, escape_cell, format_histogram, top_rows
-from stages.stackexchange.dataset_card import pairs_card, posts_card
+from stages.stackexchange.dataset_card import render_pairs_card, render_posts_card
 from stages.stackexchange.pairs import table as pairs_table
 from stages.stackexchange.questions import table as questions_table
 
@@ -40,8 +40,8 @@ PAIRS_METRICS = {
     "sites": {"beer.stackexchange.com": {"questions": 900, "pairs": 3000}},
     "licenses": {"CC BY-SA 4.0": 3400}, "score_gaps": {"1": 2000, 3: 1000}, "scores": {0: 3000, 1: 400},
     "question_characters": {"64": 900}, "answer_characters": {"128": 2500}}
-CARDS = [pytest.param(posts_card, POSTS_CONFIG, POSTS_METRICS, id="posts"),
-         pytest.param(pairs_card, PAIRS_CONFIG, PAIRS_METRICS, id="pairs")]
+CARDS = [pytest.param(render_posts_card, POSTS_CONFIG, POSTS_METRICS, id="posts"),
+         pytest.param(render_pairs_card, PAIRS_CONFIG, PAIRS_METRICS, id="pairs")]
 HOSTILE = "<script>alert('x')</script>|a|\n---\n# head [l](http://e.vil) ![i](x) `code`"
 MARKED = "**b** _u_ ~~s~~ $x$ &lt; &#60;i> <b \\ \u202e\x00"
 
@@ -80,7 +80,7 @@ def test_the_hubs_client_reads_the_front_matter(card, config, metrics):
     ([""], {"license": "unknown"}),
     ([], {})])
 def test_licences_are_the_hubs_own_or_other(names, front):
-    data = DatasetCard(posts_card({}, {"licenses": dict.fromkeys(names, 1)})).data.to_dict()
+    data = DatasetCard(render_posts_card({}, {"licenses": dict.fromkeys(names, 1)})).data.to_dict()
     assert {key: value for key, value in data.items() if key.startswith("license")} == front
 
 
@@ -88,7 +88,7 @@ def test_licences_are_the_hubs_own_or_other(names, front):
     (0, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (31_300_000, "10M<n<100M"), (10**12 - 1, "100B<n<1T"),
     (10**12, "n>1T")])
 def test_size_categories(rows, category):
-    assert DatasetCard(posts_card({}, {"questions": rows})).data.size_categories == [category]
+    assert DatasetCard(render_posts_card({}, {"questions": rows})).data.size_categories == [category]
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_posts_folder_loads_as_it_is(tmp_path, load):
     folder = tmp_path / "posts"
     for number, rows in enumerate((3, 2)):
         write(folder / f"part-{number:05d}.parquet", POSTS, rows)
-    write_beside(folder, posts_card(POSTS_CONFIG, POSTS_METRICS))
+    write_beside(folder, render_posts_card(POSTS_CONFIG, POSTS_METRICS))
     found = load(folder)
     assert {name: len(rows) for name, rows in found.items()} == {"train": 5}
     assert set(found["train"].column_names) == set(POSTS.names)
@@ -133,7 +133,7 @@ def test_a_pairs_folder_loads_as_it_is(tmp_path, load, empty):
         if rows or empty != "without a file":
             write(folder / split / "part-00000.parquet", PAIRS, rows)
     write(folder / "finetune/part-00001.parquet", PAIRS, 2)
-    write_beside(folder, pairs_card(PAIRS_CONFIG, PAIRS_METRICS | {"pairs_by_split": counts}))
+    write_beside(folder, render_pairs_card(PAIRS_CONFIG, PAIRS_METRICS | {"pairs_by_split": counts}))
     found = load(folder)
     expected = {"finetune": 6, "reward": 3, "rl": 2} | ({} if empty else {"evaluation": 1})
     assert {name: len(rows) for name, rows in found.items()} == expected
@@ -141,7 +141,7 @@ def test_a_pairs_folder_loads_as_it_is(tmp_path, load, empty):
 
 
 def test_every_column_is_explained():
-    posts, pairs = posts_card({}, {}), pairs_card({}, {})
+    posts, pairs = render_posts_card({}, {}), render_pairs_card({}, {})
     assert not [name for name in POSTS.names if f"`{name}`" not in posts]
     assert not [field.name for field in ANSWER if f"`answers.{field.name}`" not in posts]
     assert not [name for name in PAIRS.names if f"`{name}`" not in pairs]
@@ -156,35 +156,35 @@ def test_every_sum_is_exact(card, config, metrics):
 
 
 def test_the_funnels_end_in_what_came_in():
-    assert "| **sum** | 6,000 |" in posts_card({}, POSTS_METRICS)
-    pairs = pairs_card({}, PAIRS_METRICS)
+    assert "| **sum** | 6,000 |" in render_posts_card({}, POSTS_METRICS)
+    pairs = render_pairs_card({}, PAIRS_METRICS)
     for total in ("5,500", "3,100", "1,500"):
         assert f"| **sum** | {total} |" in pairs
 
 
 @pytest.mark.parametrize("rows_read", [6010, 5990])
 def test_rows_that_no_reason_explains_are_said(rows_read):
-    text = posts_card({}, POSTS_METRICS | {"rows_read": rows_read})
+    text = render_posts_card({}, POSTS_METRICS | {"rows_read": rows_read})
     assert f"| *not accounted for* | {rows_read - 6000} |" in text and f"| **sum** | {rows_read:,} |" in text
     assert not any(map(any, sums(text).values()))
 
 
 def test_settings_stand_in_the_card():
-    text = posts_card(POSTS_CONFIG, POSTS_METRICS)
+    text = render_posts_card(POSTS_CONFIG, POSTS_METRICS)
     assert "| min_answers | 2 |" in text and "| tags | homebrew, lager |" in text and "at least 2 answers" in text
     assert "| asked_from | (none) |" in text and "| max_bad_rows_share | 0.01 |" in text
-    assert "at most 10 are drawn" in pairs_card(PAIRS_CONFIG, {})
+    assert "at most 10 are drawn" in render_pairs_card(PAIRS_CONFIG, {})
 
 
 def test_the_fifty_largest_sites_and_the_rest_in_one_line():
     sites = {f"s{number:03d}.example": {"questions": number, "answers": 2 * number} for number in range(1, 181)}
-    text = posts_card({}, {"sites": sites})
+    text = render_posts_card({}, {"sites": sites})
     assert text.count(".example |") == 50 and "s131.example" in text and "s130.example" not in text
     assert f"| 130 more sites | {sum(range(131)):,} | {2 * sum(range(131)):,} |" in text
     assert not any(map(any, sums(text).values()))
 
 
-@pytest.mark.parametrize("card", [posts_card, pairs_card])
+@pytest.mark.parametrize("card", [render_posts_card, render_pairs_card])
 def test_no_metrics_no_sections(card):
     text = card({}, {})
     assert re.findall("^## (.*)", text, re.MULTILINE)[1:] == [
@@ -203,7 +203,7 @@ def hostile_metrics() -> dict:
     return POSTS_METRICS | PAIRS_METRICS | names | {"sites": {HOSTILE: {"questions": 1, "answers": 1, "pairs": 1}}}
 
 
-@pytest.mark.parametrize("card", [posts_card, pairs_card])
+@pytest.mark.parametrize("card", [render_posts_card, render_pairs_card])
 def test_hostile_names_are_inert_in_source(card):
     kind, plain_text = card({}, POSTS_METRICS | PAIRS_METRICS), card({HOSTILE: HOSTILE}, hostile_metrics())
     front, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", plain_text, re.DOTALL).groups()
@@ -218,7 +218,7 @@ def test_hostile_names_are_inert_in_source(card):
             assert len({line.count("|") for line in block.splitlines()}) == 1, block
 
 
-@pytest.mark.parametrize("card", [posts_card, pairs_card])
+@pytest.mark.parametrize("card", [render_posts_card, render_pairs_card])
 def test_hostile_names_are_inert_when_rendered(card):
     markdown = pytest.importorskip("markdown_it").MarkdownIt("commonmark", {"html": True}).enable(
         ["table", "strikethrough"])

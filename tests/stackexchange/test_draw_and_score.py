@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from stages.stackexchange.pairs.draw import pairs_of, split_of
+from stages.stackexchange.pairs.draw import assign_split, draw_pairs
 from stages.stackexchange.questions.scoring import answer_score
 
 SHARES = {"finetune": 3.0, "reward": 3.0, "rl": 3.0, "evaluation": 1.8}
@@ -25,7 +25,7 @@ def test_score_is_the_rounded_logarithm():
 def test_all_pairs_when_they_are_few():
     for scores in ([], [1], [2, 2], [0, 3, 1, 3], [5, -1, 0, 2, 2], [1, 0]):
         expected = {(j, k) for j in range(len(scores)) for k in range(len(scores)) if scores[j] > scores[k]}
-        drawn = pairs_of(scores, 10, 42, "site", 1)
+        drawn = draw_pairs(scores, 10, 42, "site", 1)
         assert len(drawn) == len(expected) and set(drawn) == expected
 
 
@@ -34,7 +34,7 @@ def test_drawn_pairs_are_evenly_spread_and_never_repeat():
     possible = [(j, k) for j in range(7) for k in range(7) if scores[j] > scores[k]]
     seen = Counter()
     for question in range(4000):
-        drawn = pairs_of(scores, 5, 42, "site", question)
+        drawn = draw_pairs(scores, 5, 42, "site", question)
         assert len(set(drawn)) == 5
         seen.update(drawn)
     assert set(seen) == set(possible)
@@ -44,25 +44,25 @@ def test_drawn_pairs_are_evenly_spread_and_never_repeat():
 
 def test_the_draw_depends_on_seed_site_and_question_and_on_nothing_else():
     scores = list(range(30))
-    drawn = pairs_of(scores, 10, 42, "a", 1)
-    assert drawn == pairs_of(scores, 10, 42, "a", 1) == [  # as any process on any machine must draw them
+    drawn = draw_pairs(scores, 10, 42, "a", 1)
+    assert drawn == draw_pairs(scores, 10, 42, "a", 1) == [  # as any process on any machine must draw them
         (29, 27), (26, 3), (25, 22), (25, 9), (25, 8), (21, 2), (20, 16), (16, 13), (13, 10), (7, 0)]
-    assert all(drawn != pairs_of(scores, 10, *other) for other in [(43, "a", 1), (42, "b", 1), (42, "a", 2)])
+    assert all(drawn != draw_pairs(scores, 10, *other) for other in [(43, "a", 1), (42, "b", 1), (42, "a", 2)])
 
 
 def test_ten_thousand_answers():
     start = time.perf_counter()
-    drawn = pairs_of([i % 50 for i in range(10_000)], 10, 42, "site", 1)
+    drawn = draw_pairs([i % 50 for i in range(10_000)], 10, 42, "site", 1)
     assert len(drawn) == 10 and all(j % 50 > k % 50 for j, k in drawn)
     assert time.perf_counter() - start < 1
 
 
 def test_splits_have_their_shares_and_need_no_order():
-    found = Counter(split_of("site", number, SHARES, 42) for number in range(20_000))
+    found = Counter(assign_split("site", number, SHARES, 42) for number in range(20_000))
     for name, share in SHARES.items():
         assert abs(found[name] / 20_000 - share / 10.8) < 0.02
-    assert "rl" not in {split_of("site", number, SHARES | {"rl": 0.0}, 42) for number in range(1000)}
-    moved = [sum(split_of(*a) != split_of(*b) for a, b in zip(one, other, strict=True)) for one, other in (
+    assert "rl" not in {assign_split("site", number, SHARES | {"rl": 0.0}, 42) for number in range(1000)}
+    moved = [sum(assign_split(*a) != assign_split(*b) for a, b in zip(one, other, strict=True)) for one, other in (
         ([("site", n, SHARES, 42) for n in range(999)], [("site", n, SHARES, 43) for n in range(999)]),
         ([("site", n, SHARES, 42) for n in range(999)], [("other", n, SHARES, 42) for n in range(999)]))]
     assert min(moved) > 500

@@ -12,11 +12,11 @@ from lxml import etree
 from markdownify import markdownify
 
 from stages.stackexchange.markdown import limits as bounds
-from stages.stackexchange.markdown.convert import Limits, NotConvertedError, converter
+from stages.stackexchange.markdown.convert import Limits, NotConvertedError, make_converter
 from tests.helpers.stackexchange_dumps import REAL
 
 POSTS = REAL / "coffee.stackexchange.com/Posts.xml"
-STYLES = {style: converter(style) for style in ("published", "clean")}
+STYLES = {style: make_converter(style) for style in ("published", "clean")}
 SAME = None  # in both styles
 GOLDEN = [  # name, HTML, published, clean
     ("two paragraphs", "<p>One.</p>\n\n<p>Two\nlines.</p>\n", "One.\n\nTwo\nlines.", SAME),
@@ -159,7 +159,7 @@ def test_published_is_the_notebooks_call_on_real_posts():
 
 def test_quick_searches_find_what_stock_ones_do():
     for markup in soups(200):
-        quick = BeautifulSoup(markup, "html.parser", element_classes={Tag: bounds.QuickTag})
+        quick = BeautifulSoup(markup, "html.parser", element_classes={Tag: bounds.FastTag})
         for el in quick.find_all(True):
             assert el.find_parent("li") is Tag.find_parent(el, "li")
             assert el.find_previous_siblings("b") == Tag.find_previous_siblings(el, "b")
@@ -228,7 +228,7 @@ def test_markdown_passes_and_styles_are_two():
     for convert in STYLES.values():
         assert convert("a *b* <c>\r\n\n\n\n d ", "markdown") == "a *b* <c>\r\n\n\n\n d "
     with pytest.raises(ValueError, match="none of published, clean"):
-        converter("cleaned")
+        make_converter("cleaned")
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -242,7 +242,7 @@ def test_markdown_passes_and_styles_are_two():
     (Limits(max_characters=200), "<u>" * 9 + "x" * 100, "<u>" * 33 + "x" * 100, "too much nested text"),
     (Limits(), "<soups>x", "<soup>x", r"markdownify fails \(TypeError\)")])
 def test_caps(style, limits, most, over, reason):
-    convert = converter(style, limits)
+    convert = make_converter(style, limits)
     assert convert(most, "html")
     with pytest.raises(NotConvertedError, match=f"^{reason}$"):
         convert(over, "html")

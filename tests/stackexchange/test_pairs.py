@@ -13,9 +13,9 @@ from stages import gather, pairs
 from stages.recipe.data import Pairs, Posts
 from stages.runtime.command import make
 from stages.stackexchange.pairs import build as pairs_build
-from stages.stackexchange.pairs.table import rows_of
+from stages.stackexchange.pairs.table import read_pairs
 from tests.helpers import stackexchange_dumps
-from tests.helpers.stackexchange_dumps import answer, document, make_posts, plain, question, write
+from tests.helpers.stackexchange_dumps import answer, document, make_posts, qa_rows, question, write_dump
 
 SPLITS = ("finetune", "reward", "rl", "evaluation")
 PUBLISHED = Pairs()
@@ -36,7 +36,7 @@ def make_pairs(out: Path, posts: Path, config: Pairs = PUBLISHED, **options
 
 def pairs_of(folder: Path, *rows: str, config: Pairs = PUBLISHED) -> tuple[dict, pandas.DataFrame]:
     """(metrics, all pairs) of a dump of these rows."""
-    make_posts(folder / "posts", write(folder, document(*rows)))
+    make_posts(folder / "posts", write_dump(folder, document(*rows)))
     metrics, tables = make_pairs(folder / "pairs", folder / "posts", config)
     return metrics, pandas.concat(tables.values())
 
@@ -51,7 +51,7 @@ def slow_score(votes: int, accepted: bool) -> int:
     ("matheducators.stackexchange.com.7z", 1471), ("startups.stackexchange.com.7z", 3079)])
 def test_real_dumps(tmp_path, name, count):
     """Pair counts of the dumps' README.md, and every pair checked against plain loops over the posts."""
-    _, records = make_posts(tmp_path / "posts", str(stackexchange_dumps.real(name)), config=Posts())
+    _, records = make_posts(tmp_path / "posts", str(stackexchange_dumps.real_dump(name)), config=Posts())
     metrics, tables = make_pairs(tmp_path / "pairs", tmp_path / "posts")
     table = pandas.concat(tables.values())
     assert len(table) == metrics["pairs"] == count and not metrics["posts_not_converted"]
@@ -97,7 +97,7 @@ def test_each_needed_post_is_converted_once(tmp_path, monkeypatch):
 def test_reasons_for_dropping(tmp_path):
     deep = "<div>" * 400 + "x"
     metrics, table = pairs_of(
-        tmp_path, plain(100),
+        tmp_path, qa_rows(100),
         question(10), answer(11, 10, 9, Body="<p> \n</p>"), answer(12, 10), answer(13, 10, 1, Body=""),  # 3 pairs
         question(20), answer(21, 20, 9, Body="<p>same</p>"), answer(22, 20, 0, Body="same"),
         question(30), answer(31, 30, 9, Body=deep), answer(32, 30),
@@ -116,8 +116,8 @@ def test_reasons_for_dropping(tmp_path):
 
 
 def test_splits_by_question_across_sites(tmp_path):
-    rows = [plain(n) for n in range(1, 600, 3)]
-    sites = [write(tmp_path, document(*rows), f"{name}.test/Posts.xml") for name in "ab"]
+    rows = [qa_rows(n) for n in range(1, 600, 3)]
+    sites = [write_dump(tmp_path, document(*rows), f"{name}.test/Posts.xml") for name in "ab"]
     make_posts(tmp_path / "posts", *sites)
     metrics, tables = make_pairs(tmp_path / "pairs", tmp_path / "posts")
     homes = {}
@@ -137,7 +137,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_same_bytes_on_a_rerun_and_for_any_number_of_processes(tmp_path, monkeypatch):
-    given = write(tmp_path, document(*(plain(n) for n in range(1, 3000, 3))))
+    given = write_dump(tmp_path, document(*(qa_rows(n) for n in range(1, 3000, 3))))
     monkeypatch.setattr("stages.stackexchange.questions.table.GROUP_QUESTIONS", 50)
     make_posts(tmp_path / "posts", given, config=Posts(part_bytes=200_000))
     for name, processes in (("a", 1), ("b", 1), ("c", 2), ("d", 4)):
@@ -148,16 +148,16 @@ def test_the_same_bytes_on_a_rerun_and_for_any_number_of_processes(tmp_path, mon
 
 
 def test_the_order_of_pairs_does_not_know_of_parts(tmp_path):
-    given, found = write(tmp_path, document(*(plain(n) for n in range(1, 3000, 3)))), {}
+    given, found = write_dump(tmp_path, document(*(qa_rows(n) for n in range(1, 3000, 3)))), {}
     for name, part_bytes in (("a", 1 << 27), ("b", 100_000)):
         make_posts(tmp_path / name / "posts", given, config=Posts(part_bytes=part_bytes))
         make_pairs(tmp_path / name / "pairs", tmp_path / name / "posts")
-        found[name] = [list(rows_of(tmp_path / name / "pairs", split)) for split in SPLITS]
+        found[name] = [list(read_pairs(tmp_path / name / "pairs", split)) for split in SPLITS]
     assert found["a"] == found["b"] and sum(map(len, found["a"])) == 1000
 
 
 def test_shares_gathered_are_the_whole(tmp_path):
-    make_posts(tmp_path / "posts", write(tmp_path, document(*(plain(n) for n in range(1, 3000, 3)))),
+    make_posts(tmp_path / "posts", write_dump(tmp_path, document(*(qa_rows(n) for n in range(1, 3000, 3)))),
                config=Posts(part_bytes=100_000))
     artifacts = {"posts": tmp_path / "posts"}
     make(pairs.run, PUBLISHED, tmp_path / "whole", artifacts, {"processes": 1, "share": "1/1"})
@@ -179,13 +179,13 @@ def test_shares_gathered_are_the_whole(tmp_path):
 
 @pytest.mark.parametrize("share", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", ""])
 def test_shares_that_are_none(tmp_path, share):
-    make_posts(tmp_path / "posts", write(tmp_path, document(plain())))
-    with pytest.raises(ValueError, match="give its number and how many"):
+    make_posts(tmp_path / "posts", write_dump(tmp_path, document(qa_rows())))
+    with pytest.raises(ValueError, match="give its number and the number of shares"):
         pairs.run(PUBLISHED, tmp_path / "posts", posts=tmp_path / "posts", share=share)
 
 
 def test_killed_pairs_go_on_with_the_parts_that_are_missing(tmp_path, monkeypatch):
-    make_posts(tmp_path / "posts", write(tmp_path, document(*(plain(n) for n in range(1, 3000, 3)))),
+    make_posts(tmp_path / "posts", write_dump(tmp_path, document(*(qa_rows(n) for n in range(1, 3000, 3)))),
                config=Posts(part_bytes=50_000))
     make_pairs(tmp_path / "whole", tmp_path / "posts")
     convert, calls = pairs_build._converter, []
@@ -269,14 +269,14 @@ def test_clean_and_published_markdown(tmp_path):
     ({"max_post_depth": 3}, "<div>" * 4 + "x", "nested too deeply"),
     ({"max_post_blanks": 10}, "x" + " " * 11 + "y", "too much white space")])
 def test_caps_come_from_the_recipe(tmp_path, limit, body, reason):
-    rows = [plain(10), question(1), answer(2, 1, 9, Body=body), answer(3, 1)]
+    rows = [qa_rows(10), question(1), answer(2, 1, 9, Body=body), answer(3, 1)]
     metrics, table = pairs_of(tmp_path, *rows, config=Pairs(**limit))
     assert metrics["posts_not_converted"] == {reason: 1} and list(table.qid) == [10]
 
 
 def test_columns_of_the_published_set_stand_in_the_same_places(tmp_path):
     """lvwerra/stack-exchange-paired: qid, question, date, metadata of three, response_j, response_k."""
-    _, table = pairs_of(tmp_path, plain(1))
+    _, table = pairs_of(tmp_path, qa_rows(1))
     assert {"qid", "question", "date", "metadata", "response_j", "response_k"} <= set(table.columns)
     assert [len(row) for row in table.metadata] == [3]
 
@@ -284,7 +284,7 @@ def test_columns_of_the_published_set_stand_in_the_same_places(tmp_path):
 def test_a_question_is_paired_alike_in_any_company(tmp_path):
     crowd = [question(1), *(answer(n, 1, n) for n in range(2, 30))]
     _, alone = pairs_of(tmp_path / "a", *crowd)
-    _, company = pairs_of(tmp_path / "b", plain(100), *reversed(crowd))
+    _, company = pairs_of(tmp_path / "b", qa_rows(100), *reversed(crowd))
     columns = ["response_j", "response_k"]
     assert alone[columns].values.tolist() == company[company.qid == 1][columns].values.tolist()
     assert len(alone) == 10

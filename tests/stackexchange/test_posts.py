@@ -11,7 +11,16 @@ from stages.recipe.data import Posts
 from stages.stackexchange.dump import xml_rows as row_reading
 from stages.stackexchange.dump import xml_table
 from tests.helpers import stackexchange_dumps
-from tests.helpers.stackexchange_dumps import answer, document, make_posts, plain, posts_of, question, row, write
+from tests.helpers.stackexchange_dumps import (
+    answer,
+    document,
+    make_posts,
+    posts_from_rows,
+    qa_rows,
+    question,
+    row,
+    write_dump,
+)
 
 STRICT = Posts()
 
@@ -26,7 +35,7 @@ def quarantine(folder) -> list[dict]:
     ("quantumcomputing.stackexchange.com.7z", 612, 1060), ("startups.stackexchange.com.7z", 3014, 5358)])
 def test_real_dump_counts(tmp_path, name, questions, answers):
     """README.md of the real dumps states all questions and all answers of each."""
-    metrics, _ = make_posts(tmp_path / "posts", str(stackexchange_dumps.real(name)), config=STRICT)
+    metrics, _ = make_posts(tmp_path / "posts", str(stackexchange_dumps.real_dump(name)), config=STRICT)
     dropped = metrics["dropped"]
     assert metrics["questions"] + metrics["dropped_questions"]["too few answers"] == questions
     assert metrics["questions"] + metrics["answers"] + dropped["too few answers"] == questions + answers
@@ -34,7 +43,7 @@ def test_real_dump_counts(tmp_path, name, questions, answers):
 
 
 def test_a_folder_of_sites(tmp_path):
-    metrics, records = make_posts(tmp_path / "posts", str(stackexchange_dumps.real()), config=STRICT)
+    metrics, records = make_posts(tmp_path / "posts", str(stackexchange_dumps.real_dump()), config=STRICT)
     assert len(metrics["sites"]) == 7
     assert [(r["site"], r["question_id"]) for r in records] == sorted((r["site"], r["question_id"]) for r in records)
 
@@ -42,7 +51,7 @@ def test_a_folder_of_sites(tmp_path):
 def test_record(tmp_path):
     asked = question(10, AcceptedAnswerId=12, Tags="<a><b-c>", ContentLicense="CC BY-SA 9")
     answered = answer(12, 10, 7, OwnerDisplayName="Ann & Bob") + answer(11, 10, -3)
-    _, [record] = posts_of(tmp_path, answered, row(Id=1, PostTypeId=4, Score=0), asked)
+    _, [record] = posts_from_rows(tmp_path, answered, row(Id=1, PostTypeId=4, Score=0), asked)
     user, later = "https://site.test/users/", {"license": "CC BY-SA 4.0", "accepted": False}
     assert record == {
         "question_id": 10, "site": "site.test", "title": "title 10", "question": "<p>question 10</p>", "markup": "html",
@@ -58,27 +67,29 @@ def test_record(tmp_path):
     ("2011-04-07", "2.5"), ("2011-04-08", "3.0"), ("2018-05-01", "3.0"), ("2018-05-02", "4.0"), ("", "2.5")])
 def test_the_license_of_the_day_where_a_row_does_not_say(tmp_path, day, license):
     rows = [question(1, CreationDate=day), answer(2, 1, CreationDate="2012-01-01"), answer(3, 1, ContentLicense="")]
-    _, [record] = posts_of(tmp_path, *rows)
+    _, [record] = posts_from_rows(tmp_path, *rows)
     assert [record["license"], *(a["license"] for a in record["answers"])] == [
         f"CC BY-SA {version}" for version in (license, "3.0", "4.0")]
 
 
 @pytest.mark.parametrize("tags, expected", [("<a><b>", ["a", "b"]), ("|a|b|", ["a", "b"]), ("", [])])
 def test_tags(tmp_path, tags, expected):
-    assert posts_of(tmp_path, plain(), question(9, Tags=tags), answer(8, 9), answer(7, 9))[1][1]["tags"] == expected
+    _, records = posts_from_rows(tmp_path, qa_rows(), question(9, Tags=tags), answer(8, 9), answer(7, 9))
+    assert records[1]["tags"] == expected
 
 
 @pytest.mark.parametrize("date, name", [("2011-04-07", "CC BY-SA 2.5"), ("2011-04-08", "CC BY-SA 3.0"),
                                         ("2018-05-02", "CC BY-SA 4.0"), ("zzz", "CC BY-SA 4.0")])
 def test_license_of_dumps_that_do_not_say(tmp_path, date, name):
-    assert posts_of(tmp_path, question(1, CreationDate=date), answer(2, 1), answer(3, 1))[1][0]["license"] == name
+    _, records = posts_from_rows(tmp_path, question(1, CreationDate=date), answer(2, 1), answer(3, 1))
+    assert records[0]["license"] == name
 
 
 def test_text_is_unescaped_exactly_once(tmp_path):
     body = "<p>AT&T &amp; &lt;b&gt; \"q\" 'q' é 😀\n\ttab</p>"
-    raw = document(plain(), question(10, Body=body), answer(11, 10, Body=body), answer(12, 10))
+    raw = document(qa_rows(), question(10, Body=body), answer(11, 10, Body=body), answer(12, 10))
     assert b"AT&amp;T &amp;amp; &amp;lt;b" in raw
-    _, records = make_posts(tmp_path / "posts", write(tmp_path, raw.replace(b"\ttab", b"&#x9;tab")))
+    _, records = make_posts(tmp_path / "posts", write_dump(tmp_path, raw.replace(b"\ttab", b"&#x9;tab")))
     assert records[1]["question"] == records[1]["answers"][0]["text"] == body
 
 
@@ -99,16 +110,16 @@ def test_text_is_unescaped_exactly_once(tmp_path):
 def test_spellings_of_one_dump(tmp_path, monkeypatch, change, block_bytes):
     monkeypatch.setattr(row_reading, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(xml_table, "HEAD_BYTES", 100)
-    raw = document(*(plain(number) for number in range(1, 40, 3)))
-    _, expected = make_posts(tmp_path / "a", write(tmp_path, raw))
+    raw = document(*(qa_rows(number) for number in range(1, 40, 3)))
+    _, expected = make_posts(tmp_path / "a", write_dump(tmp_path, raw))
     assert len(expected) == 13
-    assert make_posts(tmp_path / "b", write(tmp_path, change(raw)), config=STRICT)[1] == expected
+    assert make_posts(tmp_path / "b", write_dump(tmp_path, change(raw)), config=STRICT)[1] == expected
 
 
 def test_names_in_lower_case_and_empty_attributes(tmp_path):
     rows = [question(1, LastEditorDisplayName="", OwnerUserId="", AcceptedAnswerId=""), answer(2, 1),
             answer(3, 1, OwnerDisplayName="")]
-    path = write(tmp_path, document(*rows), name="old.site/posts.xml")
+    path = write_dump(tmp_path, document(*rows), name="old.site/posts.xml")
     _, [record] = make_posts(tmp_path / "posts", str(tmp_path / "old.site"))
     assert (record["site"], record["author"], record["answers"][1]["author"]) == ("old.site", "unknown", "user 8")
     assert make_posts(tmp_path / "again", path)[1] == [record]
@@ -139,10 +150,10 @@ BAD_ROWS = {
 def test_one_bad_row_is_set_aside(tmp_path, monkeypatch, bad, reason, last):
     monkeypatch.setattr(row_reading, "BLOCK_BYTES", 10_000)
     monkeypatch.setattr(xml_table, "HEAD_BYTES", 400)
-    before, after = plain(1).encode(), b"" if last else plain(20).encode()
+    before, after = qa_rows(1).encode(), b"" if last else qa_rows(20).encode()
     raw = document().replace(b"</posts>", before + bad + after + b"</posts>")
     config = Posts(max_bad_rows_share=0.2 if not last else 0.3, max_row_bytes=2000)
-    metrics, records = make_posts(tmp_path / "posts", write(tmp_path, raw), config=config)
+    metrics, records = make_posts(tmp_path / "posts", write_dump(tmp_path, raw), config=config)
     assert [r["question_id"] for r in records] == ([1] if last else [1, 20])
     [aside] = quarantine(tmp_path)
     assert metrics["rows_set_aside"] == 1 and aside["line"] == 6
@@ -154,12 +165,13 @@ def test_one_bad_row_is_set_aside(tmp_path, monkeypatch, bad, reason, last):
 def test_places_of_bad_rows_and_no_more_in_memory_than_a_row_may_have(tmp_path, monkeypatch):
     monkeypatch.setattr(row_reading, "BLOCK_BYTES", 5000)
     monkeypatch.setattr(xml_table, "HEAD_BYTES", 400)
-    sizes, rows_of = [], row_reading._rows_of
-    monkeypatch.setattr(row_reading, "_rows_of", lambda block, *rest: sizes.append(len(block)) or rows_of(block, *rest))
+    sizes, parse_block = [], row_reading._parse_block
+    monkeypatch.setattr(row_reading, "_parse_block",
+                        lambda block, *rest: sizes.append(len(block)) or parse_block(block, *rest))
     long = question(50).replace("question 50", "x\n" * 50_000)
-    raw = document(plain(1), long, plain(10), question("y"), question(60).replace("<p", "<p"), long.replace("50", "51"))
+    raw = document(qa_rows(1), long, qa_rows(10), question("y"), question(60), long.replace("50", "51"))
     raw = raw.replace(b"question 60", b"&#x1;")
-    make_posts(tmp_path / "posts", write(tmp_path, raw), config=Posts(max_bad_rows_share=0.5, max_row_bytes=2000))
+    make_posts(tmp_path / "posts", write_dump(tmp_path, raw), config=Posts(max_bad_rows_share=0.5, max_row_bytes=2000))
     aside = quarantine(tmp_path)
     assert [a["line"] for a in aside] == [6, 50_010, 50_011, 50_012]
     lines = raw.splitlines(keepends=True)
@@ -169,33 +181,34 @@ def test_places_of_bad_rows_and_no_more_in_memory_than_a_row_may_have(tmp_path, 
 
 
 def test_a_row_in_a_comment_is_no_row(tmp_path):
-    metrics, records = posts_of(tmp_path, plain(1), plain(10), "<!-- " + question(20) + "-->\n", plain(30))
+    metrics, records = posts_from_rows(tmp_path, qa_rows(1), qa_rows(10), "<!-- " + question(20) + "-->\n", qa_rows(30))
     assert [r["question_id"] for r in records] == [1, 30]  # 10 lost the answer that the comment begins behind
     assert metrics["rows_set_aside"] == 2
 
 
 def test_a_row_that_libxml2_would_refuse_for_its_size_is_read(tmp_path):
     body = "<p>" + "x" * 12_000_000
-    assert posts_of(tmp_path, plain(), question(9, Body=body), answer(8, 9), answer(7, 9))[1][1]["question"] == body
+    _, records = posts_from_rows(tmp_path, qa_rows(), question(9, Body=body), answer(8, 9), answer(7, 9))
+    assert records[1]["question"] == body
 
 
 def test_too_many_bad_rows_stop_the_stage(tmp_path):
     with pytest.raises(ValueError, match=r"1 of 4 rows cannot be read.*max_bad_rows_share"):
-        posts_of(tmp_path, plain(), question("x"), config=Posts(max_bad_rows_share=0.2))
+        posts_from_rows(tmp_path, qa_rows(), question("x"), config=Posts(max_bad_rows_share=0.2))
 
 
 def test_identical_rows_count_once_and_different_ones_are_refused(tmp_path):
-    metrics, [record] = posts_of(tmp_path / "same", plain(), answer(2, 1, 5), question(1))
+    metrics, [record] = posts_from_rows(tmp_path / "same", qa_rows(), answer(2, 1, 5), question(1))
     assert len(record["answers"]) == 2 and metrics["dropped"] == {"identical copies of a row": 2}
     for number, other in enumerate([answer(2, 1, 6), answer(2, 77, 5), question(2), answer(1, 1), answer(1, 3)]):
         with pytest.raises(ValueError, match=r"two different rows have Id [12]: lines [34] and 6"):
-            posts_of(tmp_path / str(number), plain(), other)
+            posts_from_rows(tmp_path / str(number), qa_rows(), other)
 
 
 def test_reasons_for_dropping(tmp_path):
     foreign = question(50, AcceptedAnswerId=2) + answer(51, 50) + answer(52, 50)
-    metrics, records = posts_of(tmp_path, plain(1), question(10), answer(11, 10), question(20), answer(30, 999),
-                                row(Id=40, PostTypeId=5, Score=0), foreign)
+    metrics, records = posts_from_rows(tmp_path, qa_rows(1), question(10), answer(11, 10), question(20),
+                                       answer(30, 999), row(Id=40, PostTypeId=5, Score=0), foreign)
     assert [r["question_id"] for r in records] == [1, 50] and not any(a["accepted"] for a in records[1]["answers"])
     assert metrics["dropped"] == {"too few answers": 3, "answers without their question": 1, "other post types": 1}
     assert metrics["dropped_questions"] == {"too few answers": 2}
@@ -203,7 +216,7 @@ def test_reasons_for_dropping(tmp_path):
 
 
 def test_min_answers(tmp_path):
-    assert len(posts_of(tmp_path, plain(1), question(10), answer(11, 10), config=Posts(min_answers=1))[1]) == 2
+    assert len(posts_from_rows(tmp_path, qa_rows(1), question(10), answer(11, 10), config=Posts(min_answers=1))[1]) == 2
 
 
 BOMB = b'<!DOCTYPE posts [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
@@ -212,24 +225,24 @@ NO_DUMP = {
     "HTML": (b"<!DOCTYPE html><html><body>404</body></html>", "looks like an HTML page"),
     "another table": (b'<?xml version="1.0"?>\n<votes>\n<row Id="1"/></votes>', "root element is <votes>"),
     "zip": (b"PK\x03\x04....", "looks like a zip"),
-    "UTF-16": (document(plain()).decode().encode("utf-16"), "UTF-16"),
+    "UTF-16": (document(qa_rows()).decode().encode("utf-16"), "UTF-16"),
     "text": (b"Id,Score\n1,2\n", "not XML"),
     "no rows": (b"<posts />", "no rows"),
-    "not one row": (b"<posts>\n</posts>", "without a single row"),
-    "encoding": (document(plain(), head='<?xml version="1.0" encoding="latin-1"?>'), "encoding 'latin-1'"),
-    "encoding of two lines": (document(plain(), head='<?xml version="1.0" encoding="a\nb"?>\n'), r"encoding 'a\\nb'"),
-    "doctype": (document(plain()).replace(b"<posts>", BOMB + b"\n<posts>"), "line 2 declares a DOCTYPE"),
-    "doctype in the table": (document(plain()).replace(b"<posts>", b"<posts>\n" + BOMB), "line 3 declares a DOCTYPE"),
-    "doctype among rows": (document(plain(), BOMB.decode(), plain(9)), "line [0-9]+ declares a DOCTYPE"),
-    "cut in a row": (document(plain())[:-40], "cut short"),
-    "cut after a row": (document(plain()).removesuffix(b"</posts>\n"), "cut short"),
-    "something else in the table": (document("<note/>\n", plain()), "other than rows"),
+    "not one row": (b"<posts>\n</posts>", "the posts table has no rows"),
+    "encoding": (document(qa_rows(), head='<?xml version="1.0" encoding="latin-1"?>'), "encoding 'latin-1'"),
+    "encoding of two lines": (document(qa_rows(), head='<?xml version="1.0" encoding="a\nb"?>\n'), r"encoding 'a\\nb'"),
+    "doctype": (document(qa_rows()).replace(b"<posts>", BOMB + b"\n<posts>"), "line 2 declares a DOCTYPE"),
+    "doctype in the table": (document(qa_rows()).replace(b"<posts>", b"<posts>\n" + BOMB), "line 3 declares a DOCTYPE"),
+    "doctype among rows": (document(qa_rows(), BOMB.decode(), qa_rows(9)), "line [0-9]+ declares a DOCTYPE"),
+    "cut in a row": (document(qa_rows())[:-40], "cut short"),
+    "cut after a row": (document(qa_rows()).removesuffix(b"</posts>\n"), "cut short"),
+    "something else in the table": (document("<note/>\n", qa_rows()), "other than rows"),
 }
 
 
 HOSTILE = {
     "comments before the table": b"<!---->" * 5000 + b"x",
-    "comments among the rows": document(plain(1), "<!---->" * 5000 + "x" + "<!--" * 5000),
+    "comments among the rows": document(qa_rows(1), "<!---->" * 5000 + "x" + "<!--" * 5000),
     "comments that have no end": document("<!--" * 100_000),
     "white space": b"<posts>" + b" \n" * 2_000_000 + b"</posts>",
     "instructions": b"<?a?>" * 10_000 + b"<posts>",
@@ -244,7 +257,7 @@ HOSTILE = {
 def test_hostile_files_are_answered_in_seconds(tmp_path, content):
     start = time.monotonic()
     with pytest.raises(ValueError, match=r"Posts\.xml"):
-        make_posts(tmp_path / "posts", write(tmp_path, content), config=Posts(max_bad_rows_share=1.0))
+        make_posts(tmp_path / "posts", write_dump(tmp_path, content), config=Posts(max_bad_rows_share=1.0))
     assert time.monotonic() - start < 20
 
 
@@ -253,14 +266,14 @@ def test_hostile_marks_of_languages_take_no_time(tmp_path):
               31: "<code class='lang-" * 99_999, 41: "<pre class='lang-py'>"}
     rows = [question(n, Body=body) + answer(n + 1, n) + answer(n + 2, n) for n, body in bodies.items()]
     start = time.monotonic()
-    assert len(posts_of(tmp_path, *rows, config=Posts(code_languages=("py",)))[1]) == 1
+    assert len(posts_from_rows(tmp_path, *rows, config=Posts(code_languages=("py",)))[1]) == 1
     assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize("content, message", NO_DUMP.values(), ids=NO_DUMP)
 def test_what_is_no_dump_is_refused(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as error:
-        make_posts(tmp_path / "posts", write(tmp_path, content))
+        make_posts(tmp_path / "posts", write_dump(tmp_path, content))
     assert "Posts.xml" in str(error.value) and "\n" not in str(error.value)
     assert not list((tmp_path / "posts").glob("scratch*"))
 

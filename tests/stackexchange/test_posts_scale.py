@@ -16,59 +16,60 @@ import pytest
 
 from stages.recipe.data import Posts
 from stages.stackexchange.dump import xml_table
-from stages.stackexchange.dump.xml_rows import Reading, rows
-from stages.stackexchange.questions import hash_order, join, sorted_runs, spans
+from stages.stackexchange.dump.scan_log import ScanLog
+from stages.stackexchange.dump.xml_rows import read_rows
+from stages.stackexchange.questions import hash_order, join, plan, sorted_runs
 from stages.stackexchange.questions.scoring import answer_score
 from tests.helpers import stackexchange_dumps
 from tests.helpers.stackexchange_dumps import (
     answer,
     document,
     make_posts,
-    plain,
-    posts_of,
+    posts_from_rows,
+    qa_rows,
     question,
-    records,
+    read_records,
     row,
-    write,
+    write_dump,
 )
 
 ROOT = Path(__file__).parents[2]
 SMALL = Posts(part_bytes=20_000)
 
 
-def bytes_of(posts: Path) -> dict[str, bytes]:
+def file_bytes(posts: Path) -> dict[str, bytes]:
     return {str(p.relative_to(posts)): p.read_bytes() for p in sorted(posts.rglob("*")) if p.is_file()}
 
 
-def crowd(numbers: range) -> bytes:
-    return document(*(plain(n) for n in numbers))
+def questions_document(numbers: range) -> bytes:
+    return document(*(qa_rows(n) for n in numbers))
 
 
 @pytest.mark.parametrize("span_bytes", [1, 7, 100, 333, 5000])
 def test_a_table_can_be_cut_anywhere(tmp_path, monkeypatch, span_bytes):
     """Every row is read once, by one span, at its own offset; bad and overlong rows and comments included."""
     odd = ['  <row Id="7"/><row\nId="8"\n/>\n', question("x"), question(60, Body="y" * 3000), "<!-- <row -->\n"]
-    path = Path(write(tmp_path, document(plain(1), *odd, plain(10), plain(20))))
-    expected = places_of_rows(path, tmp_path, 1 << 30)
+    path = Path(write_dump(tmp_path, document(qa_rows(1), *odd, qa_rows(10), qa_rows(20))))
+    expected = row_offsets(path, tmp_path, 1 << 30)
     monkeypatch.setattr("stages.stackexchange.dump.xml_rows.BLOCK_BYTES", 64)
-    assert places_of_rows(path, tmp_path, span_bytes) == expected
+    assert row_offsets(path, tmp_path, span_bytes) == expected
     assert len(expected[0]) + len(expected[1]) == path.read_bytes().count(b"<row") == 14
 
 
-def places_of_rows(path: Path, folder: Path, span_bytes: int) -> tuple[list, list]:
+def row_offsets(path: Path, folder: Path, span_bytes: int) -> tuple[list, list]:
     found, quarantine = [], folder / "quarantine"
     with open(quarantine, "w") as stream:
-        reading = Reading("x", stream, 2000, 1.0)
-        for place in xml_table.places(path, "posts", "x", span_bytes):
-            found += [(offset, row.get("Id")) for offset, row in rows(path, place, reading)]
+        reading = ScanLog("x", stream, 2000, 1.0)
+        for place in xml_table.split_spans(path, "posts", "x", span_bytes):
+            found += [(offset, row.get("Id")) for offset, row in read_rows(path, place, reading)]
     aside = [json.loads(line) for line in quarantine.read_text().splitlines()]
     return found, sorted((record["offset"], record["reason"], record["id"]) for record in aside)
 
 
 def test_a_row_that_is_no_row_of_a_dump_lies_where_it_says(tmp_path):
-    path = Path(write(tmp_path, document(plain(1), plain(10))))
+    path = Path(write_dump(tmp_path, document(qa_rows(1), qa_rows(10))))
     content = path.read_bytes()
-    for offset, number in places_of_rows(path, tmp_path, 50)[0]:
+    for offset, number in row_offsets(path, tmp_path, 50)[0]:
         assert content[offset:].startswith(f'<row Id="{number}"'.encode())
 
 
@@ -76,30 +77,30 @@ def test_lines_of_offsets(tmp_path, monkeypatch):
     monkeypatch.setattr(xml_table, "CHUNK_BYTES", 3)
     path = tmp_path / "x"
     path.write_bytes(b"ab\n\ncd\r\ne\n")
-    lines = xml_table.Lines(path)
+    lines = xml_table.LineNumbers(path)
     assert [lines.at(offset) for offset in (0, 2, 3, 4, 8, 8, 10)] == [1, 1, 2, 3, 4, 4, 5]
 
 
 def test_the_same_bytes_for_any_processes_spans_and_order_of_sources(tmp_path, monkeypatch):
-    several = [write(tmp_path, crowd(range(start, 900, 3)), f"{start}.test/Posts.xml") for start in (1, 2)]
+    several = [write_dump(tmp_path, questions_document(range(start, 900, 3)), f"{start}.test/Posts.xml")
+               for start in (1, 2)]
     for name, processes in (("a", 1), ("b", 2), ("c", 4)):
         make_posts(tmp_path / name, *several, config=SMALL, processes=processes)
-    monkeypatch.setattr(spans, "SPAN_BYTES", 3000)
-    monkeypatch.setattr("stages.posts.SPAN_BYTES", 3000)
-    monkeypatch.setattr(join, "CUT_BYTES", 5000)
+    monkeypatch.setattr(plan, "SPAN_BYTES", 3000)
+    monkeypatch.setattr(join, "RANGE_BYTES", 5000)
     make_posts(tmp_path / "d", *reversed(several), config=SMALL)
-    expected = bytes_of(tmp_path / "a")
-    assert len(expected) > 8 and len(records(tmp_path / "a")) == 600
+    expected = file_bytes(tmp_path / "a")
+    assert len(expected) > 8 and len(read_records(tmp_path / "a")) == 600
     for name in "bcd":
-        assert bytes_of(tmp_path / name) == expected
+        assert file_bytes(tmp_path / name) == expected
 
 
 def test_the_order_is_a_shuffle_by_seed_and_a_part_more_or_less_does_not_show(tmp_path):
-    given = write(tmp_path, crowd(range(1, 900, 3)))
+    given = write_dump(tmp_path, questions_document(range(1, 900, 3)))
     found = {}
     for name, config in (("a", SMALL), ("b", Posts()), ("c", Posts(part_bytes=40_000)), ("d", Posts(seed=1))):
         make_posts(tmp_path / name, given, config=config)
-        found[name] = [r["question_id"] for r in records(tmp_path / name)]
+        found[name] = [r["question_id"] for r in read_records(tmp_path / name)]
     assert found["a"] == found["b"] == found["c"] != sorted(found["a"])
     assert found["d"] != found["a"] and sorted(found["d"]) == sorted(found["a"])
 
@@ -112,8 +113,8 @@ def test_keys_are_splitmix64_and_spread():
         return z ^ (z >> 31)
     salt = int.from_bytes(hashlib.blake2b(b"p\ns", digest_size=8).digest(), "big")
     ids = np.array([0, 1, 5, 2**62, -3])
-    assert [int(key) for key in hash_order.keys("s", "p", ids)] == [mix((salt + int(i)) % 2**64) for i in ids]
-    keys = hash_order.keys("s", "p", np.arange(10_000))
+    assert [int(key) for key in hash_order.hash_ids("s", "p", ids)] == [mix((salt + int(i)) % 2**64) for i in ids]
+    keys = hash_order.hash_ids("s", "p", np.arange(10_000))
     assert len(set(keys.tolist())) == 10_000 and abs(keys.astype(float).mean() / 2**64 - 0.5) < 0.01
 
 
@@ -121,13 +122,14 @@ def test_keys_are_splitmix64_and_spread():
 def test_parts_of_runs_are_all_rows_once_in_ranges_of_keys(tmp_path, parts):
     keys = np.random.default_rng(0).integers(0, 2**64, 600, dtype=np.uint64)
     keys[:4] = 0, 2**64 - 1, 2**63, 2**63
-    for number, held in enumerate((keys[:600 // 7], keys[600 // 7:], keys[:0])):
-        sorted_runs.write_run(tmp_path / f"{number}", pa.table({"key": held, "n": np.arange(len(held))}), ["key"], parts)
-    found = [sorted_runs.part_of([tmp_path / "0", tmp_path / "1", tmp_path / "2"], part)["key"].to_numpy()
+    for number, run_keys in enumerate((keys[:600 // 7], keys[600 // 7:], keys[:0])):
+        table = pa.table({"key": run_keys, "n": np.arange(len(run_keys))})
+        sorted_runs.write_run(tmp_path / f"{number}", table, ["key"], parts)
+    found = [sorted_runs.read_part([tmp_path / "0", tmp_path / "1", tmp_path / "2"], part)["key"].to_numpy()
              for part in range(parts)]
     assert sorted(np.concatenate(found).tolist()) == sorted(keys.tolist())
     assert [part for part, held in enumerate(found) for key in held.tolist() if key * parts >> 64 != part] == []
-    half = sorted_runs.part_of([tmp_path / "1"], parts // 2, lambda keys: keys % 2 == 0)["key"].to_numpy()
+    half = sorted_runs.read_part([tmp_path / "1"], parts // 2, lambda keys: keys % 2 == 0)["key"].to_numpy()
     assert half.tolist() == sorted(k for k in keys[600 // 7:].tolist() if k % 2 == 0 and k * parts >> 64 == parts // 2)
 
 
@@ -148,7 +150,7 @@ def test_selection(tmp_path, config, kept, reason):
             answer(11, 10, Body='<pre><code class="x language-py">'), answer(12, 10),
             question(20, CreationDate="2021-01-01T00:00:00", Body=code.format("lang-pyx") + "class='lang-py'"),
             *(answer(n, 20) for n in (21, 22, 23))]
-    metrics, found = posts_of(tmp_path, *rows, config=config)
+    metrics, found = posts_from_rows(tmp_path, *rows, config=config)
     assert {r["question_id"] for r in found} == kept
     sizes = {1: 3, 10: 3, 20: 4}
     gone = set(sizes) - kept
@@ -157,7 +159,7 @@ def test_selection(tmp_path, config, kept, reason):
 
 
 def test_sites(tmp_path):
-    several = [write(tmp_path, crowd(range(1, 30, 3)), f"{name}.test/Posts.xml") for name in "abc"]
+    several = [write_dump(tmp_path, questions_document(range(1, 30, 3)), f"{name}.test/Posts.xml") for name in "abc"]
     metrics, _ = make_posts(tmp_path / "posts", *several, config=Posts(sites=("a.test", "c.test")))
     assert set(metrics["sites"]) == {"a.test", "c.test"} and metrics["rows_read"] == 60
     with pytest.raises(ValueError, match=r"none of the sites d\.test is here, but a\.test, b\.test, c\.test"):
@@ -166,27 +168,27 @@ def test_sites(tmp_path):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_max_questions_keeps_a_sample_and_counts_the_rest(tmp_path, processes):
-    given = write(tmp_path, crowd(range(1, 900, 3)))
+    given = write_dump(tmp_path, questions_document(range(1, 900, 3)))
     make_posts(tmp_path / "all", given, config=SMALL)
-    everyone = [r["question_id"] for r in records(tmp_path / "all")]
+    everyone = [r["question_id"] for r in read_records(tmp_path / "all")]
     for limit in (1, 57, 299, 1000):
         out = tmp_path / str(limit)
         config = Posts(part_bytes=20_000, max_questions=limit)
         metrics, _ = make_posts(out, given, config=config, processes=processes)
-        assert [r["question_id"] for r in records(out)] == everyone[:limit]
+        assert [r["question_id"] for r in read_records(out)] == everyone[:limit]
         assert metrics["dropped"].get("over max_questions", 0) == 3 * max(0, 300 - limit)
 
 
 def test_a_narrow_selection_makes_few_parts(tmp_path):
     rows = [question(n, Tags="<rare>" if n % 180 == 1 else "<a>", Body=f"{n} " * 500) + answer(n + 1, n)
             + answer(n + 2, n) for n in range(1, 900, 3)]
-    given = write(tmp_path, document(*rows))
+    given = write_dump(tmp_path, document(*rows))
     files = {}
     for name, tags in (("all", ()), ("rare", ("rare",))):
         make_posts(tmp_path / name, given, config=Posts(part_bytes=100_000, tags=tags))
         files[name] = [p.name for p in sorted((tmp_path / name).glob("part-*"))]
         assert files[name] == [f"part-{n:05d}.parquet" for n in range(len(files[name]))]
-    assert len(records(tmp_path / "rare")) == 5 and len(files["all"]) > 3 * len(files["rare"])
+    assert len(read_records(tmp_path / "rare")) == 5 and len(files["all"]) > 3 * len(files["rare"])
 
 
 def votes(*counts: tuple[int, int, int]) -> bytes:
@@ -200,12 +202,12 @@ def votes(*counts: tuple[int, int, int]) -> bytes:
 
 @pytest.mark.parametrize("processes, span_bytes", [(1, 1 << 25), (1, 300), (2, 1 << 25)])
 def test_up_votes(tmp_path, monkeypatch, processes, span_bytes):
-    monkeypatch.setattr("stages.posts.SPAN_BYTES", span_bytes)
-    write(tmp_path, votes((2, 2, 9), (2, 3, 4), (3, 2, 1), (3, 3, 3), (999, 2, 5), (11, 1, 1), (12, 2, 31)),
+    monkeypatch.setattr(plan, "SPAN_BYTES", span_bytes)
+    write_dump(tmp_path, votes((2, 2, 9), (2, 3, 4), (3, 2, 1), (3, 3, 3), (999, 2, 5), (11, 1, 1), (12, 2, 31)),
           "site.test/Votes.xml")
     rows = [question(1), answer(2, 1, 5), answer(3, 1, -2), question(10, AcceptedAnswerId=11), answer(11, 10),
             answer(12, 10, 31)]
-    config, given = Posts(votes="up", part_bytes=600), write(tmp_path, document(*rows))
+    config, given = Posts(votes="up", part_bytes=600), write_dump(tmp_path, document(*rows))
     metrics, found = make_posts(tmp_path / "posts", given, config=config, processes=processes)
     answers = {a["id"]: (a["votes"], a["score"]) for r in found for a in r["answers"]}
     assert answers == {2: (9, answer_score(9, False)), 3: (1, -1), 11: (0, 1), 12: (31, 5)}
@@ -214,12 +216,12 @@ def test_up_votes(tmp_path, monkeypatch, processes, span_bytes):
 
 def test_up_votes_need_votes(tmp_path):
     with pytest.raises(ValueError, match=r"votes=up needs the site's Votes\.xml"):
-        posts_of(tmp_path, plain(), config=Posts(votes="up"))
+        posts_from_rows(tmp_path, qa_rows(), config=Posts(votes="up"))
 
 
 def test_up_votes_of_a_real_site_are_net_votes_plus_down_votes(tmp_path):
     """Against plain loops over Votes.xml."""
-    folder = stackexchange_dumps.real("coffee.stackexchange.com")
+    folder = stackexchange_dumps.real_dump("coffee.stackexchange.com")
     ups, downs = {}, {}
     for post, kind in re.findall(r'PostId="(\d+)" VoteTypeId="([23])"', (folder / "Votes.xml").read_text("utf-8-sig")):
         counts = ups if kind == "2" else downs
@@ -237,30 +239,30 @@ def test_up_votes_of_a_real_site_are_net_votes_plus_down_votes(tmp_path):
 def test_a_question_over_the_limit_goes_alone(tmp_path):
     huge = [question(10), *(answer(n, 10, Body="x" * 4000) for n in range(11, 31))]
     config = Posts(max_question_bytes=50_000, part_bytes=20_000)
-    metrics, found = posts_of(tmp_path, plain(1), *huge, plain(40), config=config)
+    metrics, found = posts_from_rows(tmp_path, qa_rows(1), *huge, qa_rows(40), config=config)
     assert {r["question_id"] for r in found} == {1, 40} and metrics["dropped"] == {"over max_question_bytes": 21}
 
 
 def test_many_answers_to_one_question(tmp_path):
     crowded = [question(1), *(answer(n, 1, n % 50) for n in range(2, 10_002))]
-    _, [record] = posts_of(tmp_path, *crowded)
+    _, [record] = posts_from_rows(tmp_path, *crowded)
     assert len(record["answers"]) == 10_000
 
 
 def test_killed_at_the_very_end_it_is_told_again(tmp_path):
-    given, out = write(tmp_path, crowd(range(1, 90, 3))), tmp_path / "posts"
+    given, out = write_dump(tmp_path, questions_document(range(1, 90, 3))), tmp_path / "posts"
     metrics, _ = make_posts(out, given)
-    before = bytes_of(out)
+    before = file_bytes(out)
     (out / "scratch").mkdir()
     (out / "scratch/done-00000.json").write_text("half of it is gone")
-    assert make_posts(out, given)[0] == metrics and bytes_of(out) == before
+    assert make_posts(out, given)[0] == metrics and file_bytes(out) == before
 
 
 def test_lines_of_bad_rows_in_many_spans_and_sites(tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.posts.SPAN_BYTES", 100)
-    bad = {f"{name}.test": document(plain(1), question("x"), plain(10), question(f"y{name}"), plain(20))
+    monkeypatch.setattr(plan, "SPAN_BYTES", 100)
+    bad = {f"{name}.test": document(qa_rows(1), question("x"), qa_rows(10), question(f"y{name}"), qa_rows(20))
            for name in "ab"}
-    given = [write(tmp_path, content, f"{site}/Posts.xml") for site, content in bad.items()]
+    given = [write_dump(tmp_path, content, f"{site}/Posts.xml") for site, content in bad.items()]
     make_posts(tmp_path / "posts", *given)
     told = [json.loads(line) for line in (tmp_path / "posts/quarantine.jsonl").read_text().splitlines()]
     assert [(r["id"], r["line"]) for r in told] == [("x", 6), ("ya", 10), ("x", 6), ("yb", 10)]
@@ -268,7 +270,7 @@ def test_lines_of_bad_rows_in_many_spans_and_sites(tmp_path, monkeypatch):
         assert content[record["offset"]:].startswith(f'<row Id="{record["id"]}"'.encode())
 
 
-def killed_and_made(command: list[str], folder: Path) -> tuple[dict, dict]:
+def run_with_kills(command: list[str], folder: Path) -> tuple[dict, dict]:
     """(artifact of one run, artifact after kill -9 of the whole group at several moments and one run to the end)."""
     start = time.monotonic()
     subprocess.run([*command, "--out", str(folder / "whole")], cwd=ROOT, check=True, capture_output=True)
@@ -282,24 +284,24 @@ def killed_and_made(command: list[str], folder: Path) -> tuple[dict, dict]:
     assert kills >= 2, "it was done before it was killed"
     subprocess.run([*command, "--out", str(folder / "killed")], cwd=ROOT, check=True, capture_output=True)
     assert not [p for p in folder.iterdir() if "partial" in p.name or "set-aside" in p.name]
-    return bytes_of(folder / "whole"), bytes_of(folder / "killed")
+    return file_bytes(folder / "whole"), file_bytes(folder / "killed")
 
 
 def test_posts_killed_again_and_again_come_out_the_same(tmp_path):
-    given = write(tmp_path, crowd(range(1, 60_000, 3)))
+    given = write_dump(tmp_path, questions_document(range(1, 60_000, 3)))
     command = [sys.executable, "-c", SMALL_SPANS, "--recipe", str(ROOT / "configs/stackllama.yaml"), "--dump", given,
                "--part-bytes", "400000", "--processes", "2"]
-    one, other = killed_and_made(command, tmp_path)
+    one, other = run_with_kills(command, tmp_path)
     assert one.keys() == other.keys() and len([name for name in one if name.startswith("part-")]) > 10
     assert all(one[name] == other[name] for name in one if name != "manifest.json")
 
 
 def test_pairs_killed_again_and_again_come_out_the_same(tmp_path):
-    given = write(tmp_path, crowd(range(1, 12_000, 3)))
+    given = write_dump(tmp_path, questions_document(range(1, 12_000, 3)))
     make_posts(tmp_path / "posts", given, config=Posts(part_bytes=100_000))
     command = [sys.executable, "-m", "stages.pairs", "--recipe", str(ROOT / "configs/stackllama.yaml"), "--posts",
                str(tmp_path / "posts"), "--processes", "2"]
-    one, other = killed_and_made(command, tmp_path)
+    one, other = run_with_kills(command, tmp_path)
     assert one.keys() == other.keys() and len([name for name in one if name.startswith("reward/")]) > 10
     assert all(one[name] == other[name] for name in one if name != "manifest.json")
 
@@ -308,7 +310,8 @@ SMALL_SPANS = """
 import sys
 sys.argv[0] = "posts"
 from stages import posts
-posts.SPAN_BYTES = 300_000
+from stages.stackexchange.questions import plan
+plan.SPAN_BYTES = 300_000
 from stages.runtime.command import main
 if __name__ == "__main__":
     main(posts.__file__)
@@ -318,8 +321,8 @@ import resource, sys
 from pathlib import Path
 from stages import posts
 from stages.recipe.data import Posts
-from stages.stackexchange.questions import join
-posts.SPAN_BYTES = join.CUT_BYTES = 4 << 20
+from stages.stackexchange.questions import join, plan
+plan.SPAN_BYTES = join.RANGE_BYTES = 4 << 20
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 posts.run(Posts(part_bytes=8 << 20), Path(sys.argv[2]), dump=[sys.argv[1]])
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)

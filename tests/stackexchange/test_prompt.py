@@ -1,8 +1,8 @@
-"""The one template and the one encoding (CORRECTNESS D7, S1)."""
+"""Check the prompt template and the encoding (CORRECTNESS D7, S1)."""
 
 import pytest
 
-from stages.stackexchange.prompt import answer_ids, pair_ids, prompt_ids, prompt_text
+from stages.stackexchange.prompt import answer_ids, encode_examples, prompt_ids, prompt_text
 from tests.helpers import tiny_models
 
 
@@ -16,19 +16,19 @@ def test_the_template_is_the_published_one():
 
 
 @pytest.mark.parametrize("answer", ["use it", " use it", "\nuse", "", "</s> is the end token", "é 漢字"])
-def test_prompt_tokens_are_a_prefix_of_prompt_and_answer(tok, answer):
-    prompt = prompt_ids(tok, "which flag?")
-    assert pair_ids(tok, "which flag?", answer)[: len(prompt)] == prompt
+def test_prompt_tokens_do_not_depend_on_the_answer(tok, answer):
+    [(prompt, ids)] = encode_examples(tok, [("which flag?", answer)])
+    assert (prompt, ids) == (prompt_ids(tok, "which flag?"), answer_ids(tok, answer))
 
 
 def test_joint_encoding_would_merge_across_the_boundary(tok):
-    """The trap is real for this tokenizer: were it not, the test above would prove nothing."""
+    """Without this merge, the test above would prove nothing."""
     joint = tok("Question: x\n\nAnswer: use", add_special_tokens=False).input_ids
     assert joint[: len(prompt_ids(tok, "x")) - 1] != prompt_ids(tok, "x")[1:]
 
 
 def test_every_answer_ends_in_eos_once_and_starts_with_bos_once(tok):
-    ids = pair_ids(tok, "q", "a")
+    ids = prompt_ids(tok, "q") + answer_ids(tok, "a")
     assert ids[0] == tok.bos_token_id and ids[-1] == tok.eos_token_id
     assert ids.count(tok.bos_token_id) == ids.count(tok.eos_token_id) == 1
 

@@ -14,14 +14,14 @@ import pytest
 from py7zr.exceptions import UnsupportedCompressionMethodError
 
 from stages.stackexchange.dump import archives, sources
-from stages.stackexchange.dump.archives import check_space, unpacked
-from stages.stackexchange.dump.sources import Source, Table, sources_of
+from stages.stackexchange.dump.archives import check_free_space, unpack_table
+from stages.stackexchange.dump.sources import Source, Table, find_sources
 from tests.helpers import stackexchange_dumps
-from tests.helpers.stackexchange_dumps import document, plain, write
+from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
 
-POSTS = document(plain())
+POSTS = document(qa_rows())
 VOTES = b'<votes>\n  <row Id="1" PostId="2" VoteTypeId="2" />\n</votes>\n'
-MANY = document(*(plain(number) for number in range(1, 3000, 3)))
+MANY = document(*(qa_rows(number) for number in range(1, 3000, 3)))
 
 
 def seven(folder: Path, name: str, members: dict[str, bytes] | None = None, password: str | None = None) -> str:
@@ -43,7 +43,7 @@ PACK = {"Posts.xml": lambda content: content, "posts.XML.gz": gzip.compress, "Po
 
 def read(table: Table, folder: Path) -> bytes:
     folder.mkdir(exist_ok=True)
-    return unpacked(table, folder).read_bytes()
+    return unpack_table(table, folder).read_bytes()
 
 
 def _tables(source: Source) -> tuple:
@@ -58,7 +58,7 @@ def one_line(refused) -> str:
 
 def refusal(*given: str) -> str:
     with pytest.raises(ValueError) as refused:
-        sources_of(list(given))
+        find_sources(list(given))
     return one_line(refused)
 
 
@@ -66,7 +66,7 @@ def unpack_refusal(path: str, folder: Path, table: str = "Posts") -> str:
     """Why it is not unpacked; nothing may be left."""
     folder.mkdir(exist_ok=True)
     with pytest.raises(ValueError) as refused:
-        unpacked(Table(path, table), folder)
+        unpack_table(Table(path, table), folder)
     assert not list(folder.iterdir())
     message = one_line(refused)
     assert path in message
@@ -76,18 +76,18 @@ def unpack_refusal(path: str, folder: Path, table: str = "Posts") -> str:
 # Places
 
 def test_real_dumps():
-    found = {source.site: source for source in sources_of([str(stackexchange_dumps.real())])}
+    found = {source.site: source for source in find_sources([str(stackexchange_dumps.real_dump())])}
     assert list(found) == sorted(found) and len(found) == 7
     assert {site for site, source in found.items() if not source.votes} == {"matheducators.stackexchange.com"}
     assert found["economics-2012"].votes.path.endswith("economics-2012/votes.xml")
     beer = found["beer.stackexchange.com"]
-    assert beer.posts == Table(beer.place, "Posts") and beer.votes == Table(beer.place, "Votes")
+    assert beer.posts == Table(beer.name, "Posts") and beer.votes == Table(beer.name, "Votes")
 
 
 @pytest.mark.parametrize("name", ["beer.stackexchange.com.7z", "quantumcomputing.stackexchange.com.7z",
                                   "coffee.stackexchange.com"])
 def test_real_tables_unpack(tmp_path, name):
-    [source] = sources_of([str(stackexchange_dumps.real(name))])
+    [source] = find_sources([str(stackexchange_dumps.real_dump(name))])
     for table in (source.posts, source.votes):
         content = read(table, tmp_path)
         root = table.name.lower().encode()
@@ -98,19 +98,19 @@ def test_real_tables_unpack(tmp_path, name):
 @pytest.mark.parametrize("name", PACK)
 @pytest.mark.parametrize("votes", [None, "Votes.xml", "votes.xml.gz", "Votes.XML.zst", "a.site-Votes.7z"])
 def test_a_sites_folder_and_the_posts_in_it(tmp_path, name, votes):
-    posts = write(tmp_path, PACK[name](POSTS), f"a.site/{name}")
+    posts = write_dump(tmp_path, PACK[name](POSTS), f"a.site/{name}")
     for other in ("Users.xml", "notes.txt", "._Posts.xml", "extra.xml", "other.7z"):
-        write(tmp_path, b"no dump", f"a.site/{other}")
+        write_dump(tmp_path, b"no dump", f"a.site/{other}")
     found = str(tmp_path / "a.site" / votes) if votes else None
     if votes:
-        seven(tmp_path, f"a.site/{votes}") if votes.endswith("7z") else write(tmp_path, VOTES, f"a.site/{votes}")
+        seven(tmp_path, f"a.site/{votes}") if votes.endswith("7z") else write_dump(tmp_path, VOTES, f"a.site/{votes}")
     tables = Table(posts, "Posts"), found and Table(found, "Votes")
     folder = str(tmp_path / "a.site")
-    assert sources_of([folder]) == [Source(folder, "a.site", "dump", *tables)]
-    [of_file] = sources_of([posts])
+    assert find_sources([folder]) == [Source(folder, "a.site", "dump", *tables)]
+    [of_file] = find_sources([posts])
     assert of_file == Source(posts, "a.site", "dump", *tables)
     if votes:
-        assert sources_of([found, posts]) == [of_file]
+        assert find_sources([found, posts]) == [of_file]
     assert read(of_file.posts, tmp_path / "scratch") == POSTS
 
 
@@ -122,8 +122,8 @@ def test_the_site_is_in_the_name(tmp_path, name, site):
     if name.endswith("7z"):
         given = seven(tmp_path, f"folder/{name}", {"some/folder/posts.XML": POSTS})
     else:
-        given = write(tmp_path, POSTS, f"folder/{name}")
-    [source] = sources_of([given])
+        given = write_dump(tmp_path, POSTS, f"folder/{name}")
+    [source] = find_sources([given])
     assert (source.site, source.kind, source.votes) == (site, "dump", None)
 
 
@@ -131,7 +131,7 @@ def test_the_site_is_in_the_name(tmp_path, name, site):
     (("Posts.xml",), False), (("Posts.xml", "Votes.xml"), True), (("Badges.xml", "d/posts.xml", "d/VOTES.xml"), True)])
 def test_an_archive_of_a_site(tmp_path, members, votes):
     given = seven(tmp_path, "c.site.7z", {name: VOTES if "votes" in name.lower() else POSTS for name in members})
-    [source] = sources_of([given])
+    [source] = find_sources([given])
     assert source == Source(given, "c.site", "dump", Table(given, "Posts"), Table(given, "Votes") if votes else None)
     assert read(source.posts, tmp_path / "scratch") == POSTS
     if votes:
@@ -141,15 +141,15 @@ def test_an_archive_of_a_site(tmp_path, members, votes):
 def test_an_archive_a_table(tmp_path):
     posts, votes = (seven(tmp_path, f"folder/stackoverflow.com-{table}.7z") for table in ("Posts", "Votes"))
     for table in ("Users", "Comments", "PostHistory", "Badges", "Tags", "PostLinks"):
-        write(tmp_path, b"never looked at", f"folder/stackoverflow.com-{table}.7z")
+        write_dump(tmp_path, b"never looked at", f"folder/stackoverflow.com-{table}.7z")
     expected = [Source(posts, "stackoverflow.com", "dump", Table(posts, "Posts"), Table(votes, "Votes"))]
     for given in ([posts], [posts, votes], [votes, posts], [str(tmp_path / "folder")]):
-        assert sources_of(given) == expected
+        assert find_sources(given) == expected
     assert "Posts.xml (or stackoverflow.com-Posts.7z)" in refusal(votes)
     assert "the Users of a dump, which are not used" in refusal(str(tmp_path / "folder/stackoverflow.com-Users.7z"))
     Path(posts).rename(tmp_path / "stackoverflow.com-Posts.7z")
     assert "without its posts" in refusal(str(tmp_path / "folder"))
-    moved = sources_of([str(tmp_path / "folder"), str(tmp_path / "stackoverflow.com-Posts.7z")])
+    moved = find_sources([str(tmp_path / "folder"), str(tmp_path / "stackoverflow.com-Posts.7z")])
     assert [source.votes for source in moved] == [Table(votes, "Votes")]
 
 
@@ -157,60 +157,60 @@ def test_whose_votes_they_are(tmp_path):
     both = seven(tmp_path, "x.7z", {"Posts.xml": POSTS, "Votes.xml": VOTES})
     posts = [seven(tmp_path, name) for name in ("y.7z", "z-Posts.7z")]
     votes = [seven(tmp_path, name) for name in ("x-Votes.7z", "y-votes.7z", "w-Votes.7z")]
-    assert [source.votes for source in sources_of([*posts, both])] == [
+    assert [source.votes for source in find_sources([*posts, both])] == [
         Table(both, "Votes"), Table(votes[1], "Votes"), None]
     assert f"{votes[0]} and {both} are both the votes of x" in refusal(both, votes[0])
 
 
 def test_an_archive_a_table_unpacked_by_7_zip(tmp_path):
     """7-Zip makes a folder an archive: stackoverflow.com-Posts/Posts.xml."""
-    posts, votes = (write(tmp_path, content, f"all/x.com-{table}/{table}.xml")
+    posts, votes = (write_dump(tmp_path, content, f"all/x.com-{table}/{table}.xml")
                     for table, content in (("Posts", POSTS), ("Votes", VOTES)))
     for given in ([str(tmp_path / "all")], [posts, votes], [str(Path(votes).parent), str(Path(posts).parent)]):
-        [source] = sources_of(given)
+        [source] = find_sources(given)
         assert (source.site, *_tables(source)) == ("x.com", Table(posts, "Posts"), Table(votes, "Votes"))
 
 
 def test_a_folder_of_everything_and_several_places_in_any_order(tmp_path):
-    given = [seven(tmp_path, "all/m.7z"), write(tmp_path, POSTS, "all/z/posts.xml"),
-             write(tmp_path, POSTS, "all/k.xml"), seven(tmp_path, "all/so/so.com-Posts.7z"),
-             write(tmp_path, gzip.compress(POSTS), "all/a.xml.gz")]
-    write(tmp_path, VOTES, "all/z/Votes.xml")
+    given = [seven(tmp_path, "all/m.7z"), write_dump(tmp_path, POSTS, "all/z/posts.xml"),
+             write_dump(tmp_path, POSTS, "all/k.xml"), seven(tmp_path, "all/so/so.com-Posts.7z"),
+             write_dump(tmp_path, gzip.compress(POSTS), "all/a.xml.gz")]
+    write_dump(tmp_path, VOTES, "all/z/Votes.xml")
     for other in ("README.md", "all/Users.xml", "all/x.zip", "all/configs/gold.xml", "all/._m.7z", "all/table.parquet"):
-        write(tmp_path, b"?", other)
-    found = sources_of([str(tmp_path / "all")])
+        write_dump(tmp_path, b"?", other)
+    found = find_sources([str(tmp_path / "all")])
     assert [source.site for source in found] == ["a", "k", "m", "so.com", "z"]
-    assert found[-1].place == str(tmp_path / "all/z") and found[-1].votes
-    published = [write(tmp_path, b"", "p/x/t.parquet"), str(tmp_path / "p"), "owner/name"]
-    separately = sources_of([*given, *published])
-    assert separately == sources_of([*reversed(published), *reversed(given)])
+    assert found[-1].name == str(tmp_path / "all/z") and found[-1].votes
+    published = [write_dump(tmp_path, b"", "p/x/t.parquet"), str(tmp_path / "p"), "owner/name"]
+    separately = find_sources([*given, *published])
+    assert separately == find_sources([*reversed(published), *reversed(given)])
     assert [(source.site, source.kind) for source in separately[:3]] == [
         (None, "parquet"), (None, "parquet"), (None, "hub")]
     assert [_tables(source) for source in separately[3:]] == [_tables(source) for source in found]
 
 
 def test_links_are_followed_and_one_that_leads_nowhere_is_said(tmp_path):
-    write(tmp_path, POSTS, "store/123")
+    write_dump(tmp_path, POSTS, "store/123")
     (tmp_path / "all/l.site").mkdir(parents=True)
     (tmp_path / "all/l.site/Posts.xml").symlink_to(tmp_path / "store/123")
-    [source] = sources_of([str(tmp_path / "all")])
+    [source] = find_sources([str(tmp_path / "all")])
     assert source.site == "l.site" and read(source.posts, tmp_path) == POSTS
     (tmp_path / "all/gone.7z").symlink_to("nowhere")
     assert "all/gone.7z: a link to nowhere, which is not there" in refusal(str(tmp_path / "all"))
 
 
 def test_a_site_twice(tmp_path):
-    packed, unpacked_ = seven(tmp_path, "all/d.site.7z"), write(tmp_path, POSTS, "all/d.site/Posts.xml")
+    packed, unpacked_ = seven(tmp_path, "all/d.site.7z"), write_dump(tmp_path, POSTS, "all/d.site/Posts.xml")
     for given in ([str(tmp_path / "all")], [packed, unpacked_], [packed, str(Path(unpacked_).parent)]):
         said = refusal(*given)
         assert packed in said and unpacked_ in said and "are both d.site: give one of them" in said
     assert "both d.site" in refusal(packed, packed)
-    write(tmp_path, gzip.compress(POSTS), "e/Posts.xml.gz")
-    write(tmp_path, POSTS, "e/Posts.xml")
+    write_dump(tmp_path, gzip.compress(POSTS), "e/Posts.xml.gz")
+    write_dump(tmp_path, POSTS, "e/Posts.xml")
     assert "e/Posts.xml and " in refusal(str(tmp_path / "e"))
-    write(tmp_path, POSTS, "f/Posts.xml")
+    write_dump(tmp_path, POSTS, "f/Posts.xml")
     for votes in ("Votes.xml", "Votes.xml.gz"):
-        write(tmp_path, VOTES, f"f/{votes}")
+        write_dump(tmp_path, VOTES, f"f/{votes}")
     assert "both the votes of f: keep one" in refusal(str(tmp_path / "f"))
     assert "given twice" in refusal("owner/name", "owner/name")
 
@@ -224,19 +224,19 @@ def test_a_site_twice(tmp_path):
     ("zip.7z", "it looks like a zip archive"), ("rar.7z", "it looks like a rar archive")])
 def test_files_that_are_no_source(tmp_path, name, says):
     content = {"page.7z": b"\n<!DOCTYPE html><html>", "empty.7z": b"", "zip.7z": b"PK\3\4..", "rar.7z": b"Rar!\x1a"}
-    given = write(tmp_path, content.get(name, b"hello"), f"folder/{name}")
+    given = write_dump(tmp_path, content.get(name, b"hello"), f"folder/{name}")
     assert says in refusal(given) and given in refusal(given)
 
 
 def test_places_that_are_no_source(tmp_path):
-    write(tmp_path, b"hello", "README.md")
+    write_dump(tmp_path, b"hello", "README.md")
     assert "holds README.md); expected a folder" in refusal(str(tmp_path))
     (tmp_path / "empty").mkdir()
     assert "(it holds nothing)" in refusal(str(tmp_path / "empty"))
     for missing in (str(tmp_path / "nowhere"), "some/missing.7z", "some/x.xml", "some/x.xml.gz", "some/x.zst",
                     "some/x.parquet", "some/x.zip", "some/x.7z.001", "a/b/c", "name"):
         assert "no such file or folder" in refusal(missing)
-    assert sources_of([]) == []
+    assert find_sources([]) == []
 
 
 def test_archives_of_something_else(tmp_path):
@@ -253,14 +253,14 @@ def test_archives_of_something_else(tmp_path):
 
 
 def test_what_may_not_be_read_is_said(tmp_path, monkeypatch):
-    folder = write(tmp_path, POSTS, "g/Posts.xml")
+    folder = write_dump(tmp_path, POSTS, "g/Posts.xml")
 
     def refused(self):
         raise PermissionError(13, "Permission denied", str(self))
     monkeypatch.setattr(Path, "iterdir", refused)
     assert f"{Path(folder).parent}: cannot be read: Permission denied" in refusal(str(Path(folder).parent))
     monkeypatch.undo()
-    packed, zipped = seven(tmp_path, "h.7z"), write(tmp_path, gzip.compress(POSTS), "h.xml.gz")
+    packed, zipped = seven(tmp_path, "h.7z"), write_dump(tmp_path, gzip.compress(POSTS), "h.xml.gz")
     monkeypatch.setattr(archives, "open", lambda path, mode: refused(path), raising=False)
     assert "h.7z: cannot be read: Permission denied" in refusal(packed)
     assert "Permission denied" in unpack_refusal(zipped, tmp_path / "scratch")
@@ -270,13 +270,13 @@ def test_what_may_not_be_read_is_said(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("pack, name", [(gzip.compress, "x.xml.gz"), (zst, "x.xml.zst")])
 def test_several_members_of_a_stream(tmp_path, pack, name):
-    given = write(tmp_path, pack(MANY[:1000]) + pack(MANY[1000:]), name)
+    given = write_dump(tmp_path, pack(MANY[:1000]) + pack(MANY[1000:]), name)
     assert read(Table(given, "Posts"), tmp_path / "scratch") == MANY
-    assert unpacked(Table(write(tmp_path, MANY, "y.xml"), "Posts"), tmp_path) == tmp_path / "y.xml"
+    assert unpack_table(Table(write_dump(tmp_path, MANY, "y.xml"), "Posts"), tmp_path) == tmp_path / "y.xml"
 
 
 def test_a_stream_that_begins_with_a_frame_to_skip(tmp_path):
-    given = write(tmp_path, b"\x52\x2a\x4d\x18\x03\0\0\0abc" + zst(MANY), "x.xml.zst")
+    given = write_dump(tmp_path, b"\x52\x2a\x4d\x18\x03\0\0\0abc" + zst(MANY), "x.xml.zst")
     assert read(Table(given, "Posts"), tmp_path / "scratch") == MANY
 
 
@@ -289,24 +289,24 @@ def test_damage_is_found_and_nothing_is_left(tmp_path, name):
         good = (gzip.compress if name.endswith("gz") else zst)(MANY + noise)
     says = "cut short or damaged" if name != "x.7z" else "damaged"
     for end in (10, len(good) // 2, len(good) - 1):
-        assert says in unpack_refusal(write(tmp_path, good[:end], name), tmp_path / "scratch")
+        assert says in unpack_refusal(write_dump(tmp_path, good[:end], name), tmp_path / "scratch")
     if name != "x.xml.zst":  # zstd need not carry a checksum
         for place in (len(good) // 3, len(good) // 2):
             flipped = good[:place] + bytes([good[place] ^ 0xFF]) + good[place + 1:]
-            assert "damaged" in unpack_refusal(write(tmp_path, flipped, name), tmp_path / "scratch")
+            assert "damaged" in unpack_refusal(write_dump(tmp_path, flipped, name), tmp_path / "scratch")
 
 
 def test_damage_of_the_codec_of_official_archives(tmp_path):
     """BZip2's decoder tells damage as an OSError, as the system tells a broken disk."""
-    good = bytearray(stackexchange_dumps.real("beer.stackexchange.com.7z").read_bytes())
+    good = bytearray(stackexchange_dumps.real_dump("beer.stackexchange.com.7z").read_bytes())
     good[len(good) // 3] ^= 0xFF
-    assert "cut short or damaged" in unpack_refusal(write(tmp_path, bytes(good), "x.7z"), tmp_path / "scratch")
+    assert "cut short or damaged" in unpack_refusal(write_dump(tmp_path, bytes(good), "x.7z"), tmp_path / "scratch")
 
 
 def test_a_disk_that_fails_is_not_taken_for_damage(tmp_path, monkeypatch):
     def full(self, data):
         raise OSError(28, "No space left on device")
-    monkeypatch.setattr(archives._File, "write", full)
+    monkeypatch.setattr(archives._BoundedFile, "write", full)
     said = unpack_refusal(seven(tmp_path, "x.7z"), tmp_path / "scratch")
     assert f"cannot be unpacked into {tmp_path / 'scratch'}: No space left on device" in said
 
@@ -324,14 +324,14 @@ def test_a_method_that_is_not_known(tmp_path, monkeypatch):
     ("x.xml.gz", zst(POSTS), "it looks like zstd"), ("x.xml.zst", b"<html>", "it looks like an HTML page"),
     ("x.xml.zst", b"hello", "it is something else")])
 def test_streams_of_another_name(tmp_path, name, content, says):
-    assert says in unpack_refusal(write(tmp_path, content, name), tmp_path / "scratch")
+    assert says in unpack_refusal(write_dump(tmp_path, content, name), tmp_path / "scratch")
 
 
 def test_what_is_there_is_taken_and_what_a_killed_run_left_is_not(tmp_path, monkeypatch):
     given = seven(tmp_path, "x.7z", {"Posts.xml": POSTS, "Votes.xml": VOTES})
     scratch = tmp_path / "scratch"
     assert read(Table(given, "Posts"), scratch) == POSTS and read(Table(given, "Votes"), scratch) == VOTES
-    posts = unpacked(Table(given, "Posts"), scratch)
+    posts = unpack_table(Table(given, "Posts"), scratch)
     dead = subprocess.Popen(["true"])
     dead.wait()
     posts.write_bytes(b"as it is")
@@ -359,13 +359,13 @@ def test_names_in_an_archive_are_no_paths(tmp_path, monkeypatch):
 @pytest.mark.parametrize("stated, says", [(1000, "damaged (ArchiveError)"), (10**6, "to the size that the archive")])
 def test_an_archive_that_unpacks_to_another_size_than_it_states(tmp_path, monkeypatch, stated, says):
     given = seven(tmp_path, "x.7z", {"Posts.xml": MANY})
-    member = archives._member
+    member = archives._find_table
 
     def misstated(*args):
         found = member(*args)
         found.uncompressed = stated
         return found
-    monkeypatch.setattr(archives, "_member", misstated)
+    monkeypatch.setattr(archives, "_find_table", misstated)
     assert says in unpack_refusal(given, tmp_path / "scratch")
 
 
@@ -382,7 +382,7 @@ def free(monkeypatch):
 @pytest.mark.parametrize("name, needed", [("x.7z", 3), ("x.xml.gz", 3), ("x.xml.zst", 3)])
 def test_a_full_disk_is_said(tmp_path, free, name, needed):
     content = {".7z": None, ".gz": gzip.compress, ".zst": zst}[Path(name).suffix]
-    given = write(tmp_path, content(MANY), name) if content else seven(tmp_path, name, {"Posts.xml": MANY})
+    given = write_dump(tmp_path, content(MANY), name) if content else seven(tmp_path, name, {"Posts.xml": MANY})
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     free(needed * len(MANY) - 1, scratch)
@@ -393,21 +393,21 @@ def test_a_full_disk_is_said(tmp_path, free, name, needed):
 
 
 def test_a_bomb_is_stopped_long_before_the_disk_is_full(tmp_path, free, monkeypatch):
-    monkeypatch.setattr(archives, "LOOK_AT_DISK_EVERY_BYTES", 2 << 20)
-    given, scratch = write(tmp_path, gzip.compress(bytes(100 << 20)), "x.xml.gz"), tmp_path / "scratch"
+    monkeypatch.setattr(archives, "SPACE_CHECK_BYTES", 2 << 20)
+    given, scratch = write_dump(tmp_path, gzip.compress(bytes(100 << 20)), "x.xml.gz"), tmp_path / "scratch"
     scratch.mkdir()
     free(30 << 20, scratch)
-    written, look = [], archives.check_space
-    monkeypatch.setattr(archives, "check_space", lambda name, folder, needed: written.append(needed) or look(
+    written, look = [], archives.check_free_space
+    monkeypatch.setattr(archives, "check_free_space", lambda name, folder, needed: written.append(needed) or look(
         name, folder, needed))
     assert "so far" in unpack_refusal(given, scratch)
     assert len(written) == 6 and max(written) == 24 << 20  # at 12 MB written, 18 MB are free and 24 needed
 
 
 def test_check_space(tmp_path):
-    check_space("x", tmp_path, 10)
+    check_free_space("x", tmp_path, 10)
     with pytest.raises(ValueError, match=r"Posts.xml: needs 909,494.7 TiB of scratch space under .*B are free"):
-        check_space("Posts.xml", tmp_path, 1e18)
+        check_free_space("Posts.xml", tmp_path, 1e18)
 
 
 def test_progress_is_shown(tmp_path, monkeypatch):
@@ -415,7 +415,7 @@ def test_progress_is_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(archives.Progress, "finish", lambda self: shown.append((self.label, self.done, self.total)))
     packed = gzip.compress(MANY)
     for name in ("x.xml.gz", "x.7z"):
-        given = write(tmp_path, packed, name) if name != "x.7z" else seven(tmp_path, name, {"Posts.xml": MANY})
+        given = write_dump(tmp_path, packed, name) if name != "x.7z" else seven(tmp_path, name, {"Posts.xml": MANY})
         read(Table(given, "Posts"), tmp_path / "scratch")
     assert shown == [("unpack x.xml.gz", len(packed), len(packed)), ("unpack Posts.xml of x.7z", len(MANY), len(MANY))]
 

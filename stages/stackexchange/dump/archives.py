@@ -1,4 +1,4 @@
-"""A table of a dump to plain XML on scratch space: out of a .7z, a .gz or a .zst; whole, or not at all.
+"""Unpack a table of a dump from a .7z, .gz or .zst to plain XML in scratch space, atomically.
 
 Names inside an archive never become paths, and nothing unpacks to more than its header states or the disk can hold.
 """
@@ -23,33 +23,33 @@ from stages.render.units import format_bytes
 from stages.runtime.progress import Progress
 from stages.stackexchange.dump.xml_table import LOOKS
 
-SPACE_FACTOR = 3  # the file, and its rows once more in runs, and the result
+SPACE_FACTOR = 3  # the file, its rows again in sorted runs, and the result
 CHUNK_BYTES = 1 << 20
-LOOK_AT_DISK_EVERY_BYTES = 64 << 20
+SPACE_CHECK_BYTES = 64 << 20
 BOM = b"\xef\xbb\xbf"
 STREAMS = {".gz": ("gzip", rb"\x1f\x8b"),
-           ".zst": ("zstd", rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")}  # the latter begins a frame to be skipped
-LOOKS_TOO = ((rb"Rar!", "a rar archive"), (rb"<\?xml|<posts|<votes", "plain XML (name it .xml)"))
+           ".zst": ("zstd", rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")}  # the latter starts a frame to skip
+MORE_LOOKS = ((rb"Rar!", "a rar archive"), (rb"<\?xml|<posts|<votes", "plain XML (name it .xml)"))
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a dump, wherever it lies."""
+    """One table of a dump, in any of the accepted files."""
 
     path: str  # file as given: Posts.xml, Posts.xml.gz, Posts.xml.zst, or a .7z that holds it
     name: str  # "Posts" or "Votes"
 
 
-def unpacked(table: Table, folder: Path) -> Path:
-    """The table's plain XML: its own file, or one in `folder` that is unpacked now, or was by a run that was killed.
+def unpack_table(table: Table, folder: Path) -> Path:
+    """Return the table's plain XML: its own file, or one in `folder`, unpacked now or by a run that was killed.
 
-    Raises ValueError when the file is not what its name says, is damaged or cannot be read, when an archive does not
-    hold the table, and when the disk is too full.
+    Raises ValueError if the file is not what its name says, is damaged or cannot be read, if an archive does not
+    contain the table, or if the disk is too full.
     """
     path = Path(table.path)
     if path.suffix.lower() not in UNPACK:
         return path
-    with _one_line(path, f"cannot be unpacked into {folder}"):
+    with _os_errors_as_value_errors(path, f"cannot be unpacked into {folder}"):
         target = folder / f"{table.name}-{_fingerprint(path)}.xml"
         if target.exists():
             return target
@@ -62,73 +62,73 @@ def unpacked(table: Table, folder: Path) -> Path:
     return target
 
 
-def tables_in(archive: Path, tables: Iterable[str]) -> list[str]:
-    """Which of these tables ("Posts", "Votes") a .7z holds; only its header is read. The first is a must.
+def list_tables(archive: Path, tables: Iterable[str]) -> list[str]:
+    """List which of these tables ("Posts", "Votes") a .7z contains; only its header is read.
 
-    Raises ValueError when it does not hold the first, or one of them twice, and when it is no readable 7z archive.
+    Raises ValueError if it lacks the first, has one of them twice, or is not a readable 7z archive.
     """
-    needed, *others = tables
-    with _one_line(archive, "cannot be read"), _opened(archive) as opened:
-        files = _files(opened, archive)
-        _member(files, archive, needed)
-        return [needed, *(table for table in others if _named(files, archive, table))]
+    required, *others = tables
+    with _os_errors_as_value_errors(archive, "cannot be read"), _open(archive) as opened:
+        files = _list_files(opened, archive)
+        _find_table(files, archive, required)
+        return [required, *(table for table in others if _find_tables(files, archive, table))]
 
 
-def check_space(name: str | Path, folder: Path, needed: float) -> None:
-    """ValueError when fewer than `needed` bytes are free in `folder`; `name` says what they are for."""
+def check_free_space(name: str | Path, folder: Path, required_bytes: float) -> None:
+    """Raise ValueError if fewer than `required_bytes` are free in `folder`; `name` says what they are for."""
     free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ValueError(f"{name}: needs {format_bytes(needed)} of scratch space under {folder}, where "
+    if free < required_bytes:
+        raise ValueError(f"{name}: needs {format_bytes(required_bytes)} of scratch space under {folder}, where "
                          f"{format_bytes(free)} are free")
 
 
 def _fingerprint(path: Path) -> str:
-    """Of a place and what lies there now: an archive that was replaced is unpacked again."""
+    """Hash path, size and time of a file, so that an archive that was replaced is unpacked again."""
     stat = path.stat()
-    said = f"{path.absolute()}\n{stat.st_size}\n{stat.st_mtime_ns}"
-    return hashlib.sha256(said.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    text = f"{path.absolute()}\n{stat.st_size}\n{stat.st_mtime_ns}"
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _free_draft(target: Path) -> Path:
-    """Where this process may write; drafts that killed processes left are removed, as they may fill the disk."""
-    for left in target.parent.glob(f"{target.name}.*.draft"):
+    """Return a path for this process's draft; delete the drafts of killed processes, which may fill the disk."""
+    for stale in target.parent.glob(f"{target.name}.*.draft"):
         try:
-            os.kill(int(left.suffixes[-2][1:]), 0)
+            os.kill(int(stale.suffixes[-2][1:]), 0)
         except (ProcessLookupError, ValueError):
-            left.unlink(missing_ok=True)
-        except PermissionError:  # alive, and someone else's
+            stale.unlink(missing_ok=True)
+        except PermissionError:  # alive, and of another user
             continue
     return target.with_name(f"{target.name}.{os.getpid()}.draft")
 
 
 @contextmanager
-def _one_line(path: Path, what: str) -> Iterator[None]:
-    """No permission, no space, a broken disk: one line for people."""
+def _os_errors_as_value_errors(path: Path, failure: str) -> Iterator[None]:
+    """Report missing permissions, a full disk and the like in one line."""
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{path}: {what}: {error.strerror or error}") from None
+        raise ValueError(f"{path}: {failure}: {error.strerror or error}") from None
 
 
 def _check_magic(path: Path, magic: bytes, expected: str) -> None:
-    """ValueError unless the file begins with this pattern, as a web page or a zip archive by another name does not."""
+    """Raise ValueError unless the file starts with this pattern: it may be a web page or zip archive in disguise."""
     with open(path, "rb") as stream:
         head = stream.read(CHUNK_BYTES)
     if re.match(magic, head):
         return
     text = head.removeprefix(BOM).lstrip()
-    looks = next((f"it looks like {what}" for pattern, what in LOOKS + LOOKS_TOO if re.match(pattern, text)), None)
+    looks = next((f"it looks like {kind}" for pattern, kind in LOOKS + MORE_LOOKS if re.match(pattern, text)), None)
     looks = looks or ("it is something else" if head else "it is empty")
     raise ValueError(f"{path}: not {expected}: {looks}; get the right file, or give it its right name")
 
 
 def _unpack_7z(archive: Path, table: str, target: Path) -> None:
-    with _opened(archive) as opened:
-        member = _member(_files(opened, archive), archive, table)
-        check_space(archive, target.parent, SPACE_FACTOR * member.uncompressed)
+    with _open(archive) as opened:
+        member = _find_table(_list_files(opened, archive), archive, table)
+        check_free_space(archive, target.parent, SPACE_FACTOR * member.uncompressed)
         progress = Progress(f"unpack {table}.xml of {archive.name}", member.uncompressed, "bytes")
-        with _py7zr(archive):
-            opened.extract(targets=[member.filename], factory=_To(target, member.uncompressed, progress))
+        with _py7zr_errors(archive):
+            opened.extract(targets=[member.filename], factory=_SingleFile(target, member.uncompressed, progress))
     progress.finish()
     if not target.is_file() or target.stat().st_size != member.uncompressed:
         raise ValueError(f"{archive}: damaged: {table}.xml does not unpack to the size that the archive states; "
@@ -136,81 +136,82 @@ def _unpack_7z(archive: Path, table: str, target: Path) -> None:
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[py7zr.SevenZipFile]:
+def _open(archive: Path) -> Iterator[py7zr.SevenZipFile]:
     _check_magic(archive, rb"7z\xbc\xaf\x27\x1c", "a 7z archive")
-    with _py7zr(archive):
+    with _py7zr_errors(archive):
         opened = py7zr.SevenZipFile(archive)
     with opened:
         if opened.needs_password():
-            raise _locked(archive)
+            raise _password_error(archive)
         yield opened
 
 
-def _files(opened: py7zr.SevenZipFile, archive: Path) -> list:
-    with _py7zr(archive):
+def _list_files(opened: py7zr.SevenZipFile, archive: Path) -> list:
+    with _py7zr_errors(archive):
         return [file for file in opened.list() if not file.is_directory]
 
 
-def _member(files: list, archive: Path, table: str):
-    """The one file called TABLE.xml, in any letter case and in any folder of the archive."""
-    found = _named(files, archive, table)
-    if not found:
-        raise ValueError(f"{archive}: holds no {table}.xml, but {_shown(files) or 'nothing'}; expected the archive of "
-                         f"a site, or of one of its tables SITE-Posts.7z and SITE-Votes.7z")
-    return found[0]
+def _find_table(files: list, archive: Path, table: str):
+    """Return the one file called TABLE.xml, in any letter case and any folder of the archive."""
+    matches = _find_tables(files, archive, table)
+    if not matches:
+        raise ValueError(f"{archive}: holds no {table}.xml, but {_format_names(files) or 'nothing'}; expected the "
+                         f"archive of a site, or of one of its tables SITE-Posts.7z and SITE-Votes.7z")
+    return matches[0]
 
 
-def _named(files: list, archive: Path, table: str) -> list:
-    """None or one file. ValueError when there are more."""
-    found = [file for file in files if re.split(r"[/\\]", file.filename)[-1].lower() == f"{table}.xml".lower()]
-    if len(found) > 1:
-        raise ValueError(f"{archive}: holds {_shown(found)}; expected those of one site: unpack it, give its folders")
-    return found
+def _find_tables(files: list, archive: Path, table: str) -> list:
+    """Return no or one file. Raises ValueError if there are more."""
+    matches = [file for file in files if re.split(r"[/\\]", file.filename)[-1].lower() == f"{table}.xml".lower()]
+    if len(matches) > 1:
+        raise ValueError(f"{archive}: holds {_format_names(matches)}; expected those of one site: unpack it, give its "
+                         f"folders")
+    return matches
 
 
-def _shown(files: list) -> str:
-    return ", ".join(repr(file.filename)[1:-1] for file in files[:8])  # whoever packed it chose these names
+def _format_names(files: list) -> str:
+    return ", ".join(repr(file.filename)[1:-1] for file in files[:8])  # repr: the names are untrusted
 
 
-def _locked(archive: Path) -> ValueError:
+def _password_error(archive: Path) -> ValueError:
     return ValueError(f"{archive}: needs a password, which the archive of a dump does not; unpack it, give its folder")
 
 
 @contextmanager
-def _py7zr(archive: Path) -> Iterator[None]:
-    """Around calls of the library and nothing else: its errors, and those of a dozen decoders below it, in one line."""
+def _py7zr_errors(archive: Path) -> Iterator[None]:
+    """Convert the errors of py7zr, and of the dozen decoders that it calls, to ValueError."""
     try:
         yield
     except PasswordRequired:
-        raise _locked(archive) from None
+        raise _password_error(archive) from None
     except UnsupportedCompressionMethodError:
         raise ValueError(f"{archive}: packed in a way that is not known here: unpack it, give its folder") from None
     except Exception as error:
-        if isinstance(error, OSError) and error.errno:  # of the system; a decoder's OSError has no number
+        if isinstance(error, OSError) and error.errno:  # from the system; a decoder's OSError has no number
             raise
         raise ValueError(f"{archive}: cut short or damaged ({type(error).__name__}); get it again") from None
 
 
-class _To(WriterFactory):
-    """Hands out one file of our own naming."""
+class _SingleFile(WriterFactory):
+    """Writes to one file, whatever the name in the archive."""
 
     def __init__(self, target: Path, size: int, progress: Progress):
-        self.file = _File(target, size, progress)
+        self.file = _BoundedFile(target, size, progress)
 
     def create(self, filename: str) -> Py7zIO:
         return self.file
 
 
-class _File(BufferedWriter, Py7zIO):
-    """A file that refuses to grow over what the archive's header states. py7zr closes it."""
+class _BoundedFile(BufferedWriter, Py7zIO):
+    """A file that must not grow beyond the size in the archive's header. py7zr closes it."""
 
     def __init__(self, target: Path, limit: int, progress: Progress):
         super().__init__(FileIO(target, "w"))
-        self.left, self.progress = limit, progress
+        self.remaining, self.progress = limit, progress
 
     def write(self, data: bytes | bytearray) -> int:
-        self.left -= len(data)
-        if self.left < 0:
+        self.remaining -= len(data)
+        if self.remaining < 0:
             raise ArchiveError("unpacks to more than it states")
         self.progress.advance(len(data))
         return super().write(data)
@@ -220,19 +221,20 @@ class _File(BufferedWriter, Py7zIO):
 
 
 def _unpack_stream(path: Path, table: str, target: Path) -> None:
-    """How much comes out is not known before; two thirds of the scratch space must stay free for the rest."""
+    """Unpack a compressed stream. Its unpacked size is unknown, so the free space is checked on the way."""
     codec, magic = STREAMS[path.suffix.lower()]
     _check_magic(path, magic, codec)
-    progress, read, written, looked = Progress(f"unpack {path.name}", path.stat().st_size, "bytes"), 0, 0, 0
+    progress, read, written, checked = Progress(f"unpack {path.name}", path.stat().st_size, "bytes"), 0, 0, 0
     with open(path, "rb") as packed, open(target, "wb") as plain:
         for chunk in _chunks(path, packed, codec):
             written += plain.write(chunk)
-            if written >= looked + LOOK_AT_DISK_EVERY_BYTES:
-                looked = written
-                check_space(f"{path} ({format_bytes(written)} so far)", target.parent, (SPACE_FACTOR - 1) * written)
+            if written >= checked + SPACE_CHECK_BYTES:
+                checked = written
+                check_free_space(f"{path} ({format_bytes(written)} so far)", target.parent,
+                                 (SPACE_FACTOR - 1) * written)
             progress.advance(packed.tell() - read)
             read = packed.tell()
-        check_space(path, target.parent, (SPACE_FACTOR - 1) * written)
+        check_free_space(path, target.parent, (SPACE_FACTOR - 1) * written)
     progress.finish()
 
 

@@ -1,5 +1,6 @@
-"""What a user gives as a dump, to a list of sources: names and places only. To add a kind: one function, one line in
-KINDS; what reads it goes by `Source.kind`.
+"""Find the sources in what a user gives as a dump: only names and paths, nothing is read.
+
+A new kind of source needs a function and a line in KINDS; its reader is chosen by `Source.kind`.
 """
 
 import os
@@ -7,20 +8,21 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from operator import attrgetter
 from pathlib import Path
 
-from stages.stackexchange.dump.archives import Table, tables_in
+from stages.stackexchange.dump.archives import Table, list_tables
 
-NEEDED = ("Posts", "Votes")
-TABLES = (*NEEDED, "Badges", "Comments", "PostHistory", "PostLinks", "Tags", "Users")
+USED_TABLES = ("Posts", "Votes")
+TABLES = (*USED_TABLES, "Badges", "Comments", "PostHistory", "PostLinks", "Tags", "Users")
 DUMP_FILE = re.compile(rf"(?:(?:(?P<site>.+)-)?(?P<table>{'|'.join(TABLES)})|(?P<whole>.+))"
                        r"(?P<suffix>\.7z|\.xml|\.xml\.gz|\.xml\.zst)", re.IGNORECASE | re.DOTALL)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-FOREIGN = ((re.compile(r".*\.7z\.\d+", re.IGNORECASE),
-            "one volume of several: join them (cat NAME.7z.* > NAME.7z) and give the .7z"),
-           (re.compile(r".*\.(zip|rar|tar|tgz|gz|bz2|xz|zst|lz4)", re.IGNORECASE),
-            "packed in a way that dumps are not: unpack it and give the folder"))
-FILE_SUFFIX = re.compile(r".*\.(7z|xml|parquet)", re.IGNORECASE)  # a file that is missing, never a hub id
+NOT_A_DUMP = ((re.compile(r".*\.7z\.\d+", re.IGNORECASE),
+               "one volume of several: join them (cat NAME.7z.* > NAME.7z) and give the .7z"),
+              (re.compile(r".*\.(zip|rar|tar|tgz|gz|bz2|xz|zst|lz4)", re.IGNORECASE),
+               "packed in a way that dumps are not: unpack it and give the folder"))
+FILE_SUFFIX = re.compile(r".*\.(7z|xml|parquet)", re.IGNORECASE)  # a missing file, never a hub id
 EXPECTED = ("a folder with a Posts.xml, a Posts.xml (.gz, .zst), a .7z archive of a site (or its -Posts.7z with its "
             "-Votes.7z), a folder of several of these, a folder of parquet files of stack-exchange-paired or "
             "-preferences, or the hub id of one of them")
@@ -30,173 +32,190 @@ EXPECTED = ("a folder with a Posts.xml, a Posts.xml (.gz, .zst), a .7z archive o
 class Source:
     """One site of a dump, or one published table."""
 
-    place: str  # for messages: what the user named, or what was found in the folder that the user named
-    site: str | None  # None where the rows themselves say it (published sets)
+    name: str  # path or hub id: as the user gave it, or of the file in the folder that the user gave
+    site: str | None  # None for published tables, whose rows name their site
     kind: str  # "dump", "parquet" or "hub"
     posts: Table | None = None  # of a dump
     votes: Table | None = None  # of a dump that has its votes
 
 
-def sources_of(given: list[str]) -> list[Source]:
-    """Every source named or found in a named folder, by site and place, whatever the order of the user's list.
+def find_sources(dump: list[str]) -> list[Source]:
+    """Find every source in these files, folders and hub ids, sorted by site and name.
 
-    Only folders and the headers of archives are read. ValueError for anything that is no source or is there twice.
+    Only folders and the headers of archives are read. Raises ValueError for what is not a source or is there twice.
     """
-    parts = [part for place in given for part in _parts_at(place)]
-    parts.sort(key=lambda part: (part.site or "", part.place))
-    found = [part for part in parts if part.kind != "dump"]
-    for one, other in pairwise(found):
-        if one.place == other.place:
-            raise ValueError(f"{one.place} is given twice: give it once")
-    dumps = (part for part in parts if part.kind == "dump")
-    return found + [_joined(site, list(of_site)) for site, of_site in groupby(dumps, key=lambda part: part.site)]
+    sources = [source for name in dump for source in _sources_in(name)]
+    sources.sort(key=lambda source: (source.site or "", source.name))
+    published = [source for source in sources if source.kind != "dump"]
+    for first, second in pairwise(published):
+        if first.name == second.name:
+            raise ValueError(f"{first.name} is given twice: give it once")
+    dumps = (source for source in sources if source.kind == "dump")
+    return published + [_merge(site, list(group)) for site, group in groupby(dumps, key=attrgetter("site"))]
 
 
-def _joined(site: str, parts: list[Source]) -> Source:
-    """The one source of a site, whose posts and votes may lie in different files."""
-    posts = [part for part in parts if part.posts]
-    votes = list({os.path.realpath(part.votes.path): part.votes for part in parts if part.votes}.values())
-    for one, other in pairwise([part.posts for part in posts]):
-        raise ValueError(f"{one.path} and {other.path} are both {site}: give one of them")
-    for one, other in pairwise(votes):
-        raise ValueError(f"{one.path} and {other.path} are both the votes of {site}: keep one of them")
+def select_sources(sources: list[Source], sites: tuple[str, ...], needs_votes: bool) -> list[Source]:
+    """Select the dumps of these sites (empty: all), and all published tables, which hold many sites.
+
+    Raises ValueError if there are none, or if one lacks the votes it needs.
+    """
+    selected = [source for source in sources if not sites or source.site is None or source.site in sites]
+    if not selected:
+        raise ValueError(f"none of the sites {', '.join(sites)} is here, but "
+                         f"{', '.join(source.site for source in sources)}")
+    for source in selected:
+        if needs_votes and source.votes is None:
+            raise ValueError(f"{source.name}: votes=up needs the site's Votes.xml, which is not here")
+    return selected
+
+
+def _merge(site: str, sources: list[Source]) -> Source:
+    """Merge the sources of a site, whose posts and votes may be in different files."""
+    posts = [source for source in sources if source.posts]
+    votes = list({os.path.realpath(source.votes.path): source.votes for source in sources if source.votes}.values())
+    for first, second in pairwise([source.posts for source in posts]):
+        raise ValueError(f"{first.path} and {second.path} are both {site}: give one of them")
+    for first, second in pairwise(votes):
+        raise ValueError(f"{first.path} and {second.path} are both the votes of {site}: keep one of them")
     if not posts:
         raise ValueError(f"{votes[0].path}: the votes of {site} without its posts: give its Posts.xml (or "
                          f"{site}-Posts.7z) too")
     return replace(posts[0], votes=votes[0] if votes else None)
 
 
-def _parts_at(place: str) -> list[Source]:
-    """Sources, of which those of dumps may still lack their posts or votes."""
+def _sources_in(name: str) -> list[Source]:
+    """Find the sources in one file, folder or hub id; those of dumps may lack their posts or votes."""
     try:
-        for _, matches, parts_of in KINDS:
-            if matches(place):
-                return parts_of(place)
-        return _refuse(place)
+        for _, matches, read in KINDS:
+            if matches(name):
+                return read(name)
+        raise _not_a_source(name)
     except OSError as error:
-        raise ValueError(f"{error.filename or place}: cannot be read: {error.strerror or error}") from None
+        raise ValueError(f"{error.filename or name}: cannot be read: {error.strerror or error}") from None
 
 
-def _refuse(place: str) -> list[Source]:
-    path = Path(place)
+def _not_a_source(name: str) -> ValueError:
+    path = Path(name)
     if path.is_dir():
-        names = ", ".join(child.name for child in sorted(path.iterdir())[:8]) or "nothing"
-        raise ValueError(f"{place}: nothing to read in this folder (it holds {names}); expected {EXPECTED}")
+        content = ", ".join(child.name for child in sorted(path.iterdir())[:8]) or "nothing"
+        return ValueError(f"{name}: nothing to read in this folder (it holds {content}); expected {EXPECTED}")
     if not path.exists():
-        raise ValueError(f"{place}: no such file or folder; expected {EXPECTED}")
-    what = next((f" but {what}" for pattern, what in FOREIGN if pattern.fullmatch(path.name)), "")
-    raise ValueError(f"{place}: not a dump{what}; expected {EXPECTED}")
+        return ValueError(f"{name}: no such file or folder; expected {EXPECTED}")
+    hint = next((f" but {hint}" for pattern, hint in NOT_A_DUMP if pattern.fullmatch(path.name)), "")
+    return ValueError(f"{name}: not a dump{hint}; expected {EXPECTED}")
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file of a dump, as its name says."""
+    """What the name of a dump's file says."""
 
     path: Path
     site: str
-    table: str | None  # None: SITE.7z or SITE.xml, which says none
-    packed: bool  # a .7z
+    table: str | None  # None: SITE.7z or SITE.xml, which name no table
+    is_archive: bool  # a .7z
 
     @property
-    def bare(self) -> bool:
-        """Called Posts.xml or the like, without its site."""
+    def has_plain_name(self) -> bool:
+        """Whether the file is called Posts.xml or the like, without its site."""
         return self.table is not None and not re.fullmatch(r".+-\w+\..*", self.path.name)
 
 
-def _file(path: Path) -> _File | None:
-    """None for a file that is none of a dump's, by its name. ValueError for a link that leads nowhere."""
-    said = DUMP_FILE.fullmatch(path.name)
-    if not said or path.name.startswith("."):  # as the ._Posts.xml that a Mac leaves
+def _parse_file(path: Path) -> _File | None:
+    """Parse a file's name; None if it is not that of a dump. Raises ValueError for a broken link."""
+    match = DUMP_FILE.fullmatch(path.name)
+    if not match or path.name.startswith("."):  # as the ._Posts.xml that macOS writes
         return None
     if not path.is_file():
         if path.is_symlink() and not path.exists():
             raise ValueError(f"{path}: a link to {os.readlink(path)}, which is not there")
         return None
-    table = next((table for table in TABLES if table.lower() == (said["table"] or "").lower()), None)
-    return _File(path, said["site"] or said["whole"] or site_of(path.parent), table, said["suffix"].lower() == ".7z")
+    table = next((table for table in TABLES if table.lower() == (match["table"] or "").lower()), None)
+    site = match["site"] or match["whole"] or site_name(path.parent)
+    return _File(path, site, table, match["suffix"].lower() == ".7z")
 
 
-def site_of(folder: Path) -> str:
-    """beer.stackexchange.com of `.../beer.stackexchange.com/`; 7-Zip unpacks a table's archive to SITE-Posts/."""
+def site_name(folder: Path) -> str:
+    """Return the folder's name without the suffix of SITE-Posts/, to which 7-Zip unpacks a table's archive."""
     return re.sub(r"(-(Posts|Votes))?(\.7z)?$", "", folder.absolute().name, flags=re.IGNORECASE) or "unknown"
 
 
-def _is_dump_file(place: str) -> bool:
-    return _file(Path(place)) is not None
+def _is_dump_file(name: str) -> bool:
+    return _parse_file(Path(name)) is not None
 
 
-def _of_file(place: str) -> list[Source]:
-    """A file that the user names, and the votes that lie beside it."""
-    file = _file(Path(place))
-    if file.table not in (None, *NEEDED):
-        raise ValueError(f"{place}: the {file.table} of a dump, which are not used; give its Posts.xml (or -Posts.7z), "
+def _read_file(name: str) -> list[Source]:
+    """Return the file's source, and that of the votes beside it."""
+    file = _parse_file(Path(name))
+    if file.table not in (None, *USED_TABLES):
+        raise ValueError(f"{name}: the {file.table} of a dump, which are not used; give its Posts.xml (or -Posts.7z), "
                          f"and its Votes where it has them")
-    part = _part(file, place)
-    if part.votes:
-        return [part]
-    beside = [other for other in _files_in(file.path.parent) if (other.site, other.table) == (file.site, "Votes")]
-    return [part, *(_part(other, str(other.path)) for other in beside)]
+    source = _source(file, name)
+    if source.votes:
+        return [source]
+    votes = [other for other in _files_in(file.path.parent) if (other.site, other.table) == (file.site, "Votes")]
+    return [source, *(_source(other, str(other.path)) for other in votes)]
 
 
-def _part(file: _File, place: str) -> Source:
-    """What one file gives to its site: posts, votes, or (a site's .7z) both."""
-    held = [file.table or "Posts"]
-    if file.packed:
-        held = tables_in(file.path, held if file.table else NEEDED)
-    tables = {name.lower(): Table(str(file.path), name) for name in held}
-    return Source(place, file.site, "dump", **tables)
+def _source(file: _File, name: str) -> Source:
+    """Build the source of one file: posts, votes, or (a site's .7z) both."""
+    names = [file.table or "Posts"]
+    if file.is_archive:
+        names = list_tables(file.path, names if file.table else USED_TABLES)
+    tables = {table.lower(): Table(str(file.path), table) for table in names}
+    return Source(name, file.site, "dump", **tables)
 
 
 def _files_in(folder: Path) -> list[_File]:
-    files = (_file(child) for child in sorted(folder.iterdir()))
-    return [file for file in files if file and file.table in (None, *NEEDED)]
+    files = (_parse_file(child) for child in sorted(folder.iterdir()))
+    return [file for file in files if file and file.table in (None, *USED_TABLES)]
 
 
-def _dumps_in(folder: Path) -> list[_File]:
-    """A site's own files in its folder; else whatever is one, there and in the folders of sites below."""
+def _dump_files(folder: Path) -> list[_File]:
+    """List the folder's own site; if it has none, all dumps in it and in the folders of sites below."""
     files = _files_in(folder)
-    if any(file.bare and file.table == "Posts" for file in files):
-        return [file for file in files if file.site == site_of(folder)]
-    below = (_dumps_of_site(child) for child in sorted(folder.iterdir()) if child.is_dir())
+    if any(file.has_plain_name and file.table == "Posts" for file in files):
+        return [file for file in files if file.site == site_name(folder)]
+    below = (_site_files(child) for child in sorted(folder.iterdir()) if child.is_dir())
     return files + [file for site in below for file in site]
 
 
-def _dumps_of_site(folder: Path) -> list[_File]:
+def _site_files(folder: Path) -> list[_File]:
     files = [file for file in _files_in(folder) if file.table]
-    own = any(file.bare for file in files)
-    return [file for file in files if not own or file.site == site_of(folder)]
+    has_own_site = any(file.has_plain_name for file in files)
+    return [file for file in files if not has_own_site or file.site == site_name(folder)]
 
 
-def _has_dumps(place: str) -> bool:
-    return Path(place).is_dir() and bool(_dumps_in(Path(place)))
+def _has_dumps(name: str) -> bool:
+    return Path(name).is_dir() and bool(_dump_files(Path(name)))
 
 
-def _of_folder(place: str) -> list[Source]:
-    return [_part(file, str(file.path.parent) if file.bare else str(file.path)) for file in _dumps_in(Path(place))]
+def _read_folder(name: str) -> list[Source]:
+    return [_source(file, str(file.path.parent if file.has_plain_name else file.path))
+            for file in _dump_files(Path(name))]
 
 
-def _is_parquet(place: str) -> bool:
-    return place.lower().endswith(".parquet") and Path(place).is_file()
+def _is_parquet(name: str) -> bool:
+    return name.lower().endswith(".parquet") and Path(name).is_file()
 
 
-def _has_parquet(place: str) -> bool:
-    return Path(place).is_dir() and any(file.is_file() for file in Path(place).rglob("*.parquet"))
+def _has_parquet(name: str) -> bool:
+    return Path(name).is_dir() and any(file.is_file() for file in Path(name).rglob("*.parquet"))
 
 
-def _is_hub_id(place: str) -> bool:
-    file = FILE_SUFFIX.fullmatch(place) or any(pattern.fullmatch(place) for pattern, _ in FOREIGN)
-    return not file and HUB_ID.fullmatch(place) is not None and not Path(place).exists()
+def _is_hub_id(name: str) -> bool:
+    is_file = FILE_SUFFIX.fullmatch(name) or any(pattern.fullmatch(name) for pattern, _ in NOT_A_DUMP)
+    return not is_file and HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
-def _published(kind: str) -> Callable[[str], list[Source]]:
-    return lambda place: [Source(place, None, kind)]
+def _read_published(kind: str) -> Callable[[str], list[Source]]:
+    return lambda name: [Source(name, None, kind)]
 
 
-# Name, how a place is known to be one, and what is there.
+# Name, test, and reader of each kind; the first that matches is used.
 KINDS = (
-    ("a file of a dump", _is_dump_file, _of_file),
-    ("a folder of dumps", _has_dumps, _of_folder),
-    ("a parquet file", _is_parquet, _published("parquet")),
-    ("a folder of parquet files", _has_parquet, _published("parquet")),
-    ("a data set on the hub", _is_hub_id, _published("hub")),
+    ("a file of a dump", _is_dump_file, _read_file),
+    ("a folder of dumps", _has_dumps, _read_folder),
+    ("a parquet file", _is_parquet, _read_published("parquet")),
+    ("a folder of parquet files", _has_parquet, _read_published("parquet")),
+    ("a data set on the hub", _is_hub_id, _read_published("hub")),
 )

@@ -1,4 +1,4 @@
-"""Head and tail of a dump's XML table: whether it is one, where its rows lie, and how to cut them into spans."""
+"""Check the head and tail of a dump's XML table, and split its rows into spans of bytes."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ HEAD_BYTES = 1 << 16
 TAIL_BYTES = 1 << 10
 CHUNK_BYTES = 1 << 20
 DOCTYPE = "declares a DOCTYPE, which a dump never has"
-PROLOG = re.compile(rb"\s*+(?:(?><\?.*?\?>|<!--.*?-->)\s*+)*+", re.DOTALL)  # never tried in another way: linear
+PROLOG = re.compile(rb"\s*+(?:(?><\?.*?\?>|<!--.*?-->)\s*+)*+", re.DOTALL)  # possessive quantifiers: linear time
 LOOKS = ((rb"7z\xbc\xaf\x27\x1c", "a 7z archive (name it .7z)"), (rb"PK\x03\x04", "a zip archive"),
          (rb"\x1f\x8b", "gzip (name it .xml.gz)"), (rb"\x28\xb5\x2f\xfd", "zstd (name it .xml.zst)"),
          (rb"PAR1", "a parquet file"), (rb"\xff\xfe|\xfe\xff", "UTF-16 text"),
@@ -18,63 +18,67 @@ LOOKS = ((rb"7z\xbc\xaf\x27\x1c", "a 7z archive (name it .7z)"), (rb"PK\x03\x04"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Rows that start at a byte in [start, stop), of a table whose rows end at `end`."""
+class XmlSpan:
+    """The rows whose first byte is in [start, stop), in a table whose rows end at byte `end`."""
 
     start: int
     stop: int
     end: int
-    first: bool
+    is_first: bool
 
     @property
     def bytes(self) -> int:
         return self.stop - self.start
 
 
-def places(path: Path, root: str, name: str, span_bytes: int) -> Iterator[Place]:
-    """The table's rows in spans of `span_bytes`. ValueError when it is no such table, or is cut short."""
+def split_spans(path: Path, root: str, name: str, span_bytes: int) -> Iterator[XmlSpan]:
+    """Split the rows of the table <root> into spans of `span_bytes`.
+
+    Raises ValueError, with `name` for the file, if it is not such a table or is cut short.
+    """
     with open(path, "rb") as stream:
-        start = _start_of_rows(stream.read(HEAD_BYTES), root, name)
-        end = _end_of_rows(stream, root, name)
-    for first in range(start, max(end, start + 1), span_bytes):
-        yield Place(first, min(first + span_bytes, end), end, first == start)
+        rows_start = _find_rows_start(stream.read(HEAD_BYTES), root, name)
+        rows_end = _find_rows_end(stream, root, name)
+    for start in range(rows_start, max(rows_end, rows_start + 1), span_bytes):
+        yield XmlSpan(start, min(start + span_bytes, rows_end), rows_end, start == rows_start)
 
 
-class Lines:
-    """The 1-based line of bytes of a file; these must be asked for in rising order, and the file is read once."""
+class LineNumbers:
+    """Convert byte offsets of a file, given in rising order, to line numbers; the file is read once."""
 
     def __init__(self, path: Path):
-        self.path, self.line, self.place = path, 1, 0
+        self.path, self.line, self.position = path, 1, 0
 
     def at(self, offset: int) -> int:
+        """Return the 1-based line of a byte."""
         with open(self.path, "rb") as stream:
-            stream.seek(self.place)
-            while self.place < offset and (chunk := stream.read(min(CHUNK_BYTES, offset - self.place))):
-                self.line, self.place = self.line + chunk.count(b"\n"), self.place + len(chunk)
+            stream.seek(self.position)
+            while self.position < offset and (chunk := stream.read(min(CHUNK_BYTES, offset - self.position))):
+                self.line, self.position = self.line + chunk.count(b"\n"), self.position + len(chunk)
         return self.line
 
 
-def _start_of_rows(head: bytes, root: str, name: str) -> int:
-    """Offset behind `<posts>`."""
-    bom = 3 if head.startswith(b"\xef\xbb\xbf") else 0
-    opening = PROLOG.match(head, bom).end()
-    rest = head[opening:]
-    declared = re.search(rb"""encoding\s*=\s*["']([^"']*)""", head[:opening])
+def _find_rows_start(head: bytes, root: str, name: str) -> int:
+    """Return the offset behind `<posts>`."""
+    bom_bytes = 3 if head.startswith(b"\xef\xbb\xbf") else 0
+    prolog_end = PROLOG.match(head, bom_bytes).end()
+    rest = head[prolog_end:]
+    declared = re.search(rb"""encoding\s*=\s*["']([^"']*)""", head[:prolog_end])
     if declared and declared[1].lower() not in (b"utf-8", b"utf8", b"ascii", b"us-ascii"):
         encoding = declared[1].decode("ascii", "replace")[:40]
         raise ValueError(f"{name}: declares the encoding {encoding!r}; a dump is UTF-8")
-    if opened := re.match(rb"<%s\s*>" % root.encode(), rest):
-        return opening + opened.end()
-    what = _looks_like(rest, root, head[:opening].count(b"\n") + 1)
-    raise ValueError(f"{name}: not the {root.capitalize()}.xml of a dump: {what}")
+    if opening_tag := re.match(rb"<%s\s*>" % root.encode(), rest):
+        return prolog_end + opening_tag.end()
+    description = _describe(rest, root, head[:prolog_end].count(b"\n") + 1)
+    raise ValueError(f"{name}: not the {root.capitalize()}.xml of a dump: {description}")
 
 
-def _looks_like(rest: bytes, root: str, line: int) -> str:
+def _describe(rest: bytes, root: str, line: int) -> str:
     if not rest:
         return "it is empty"
-    for pattern, what in LOOKS:
+    for pattern, kind in LOOKS:
         if re.match(pattern, rest):
-            return f"it looks like {what}"
+            return f"it looks like {kind}"
     if rest.startswith(b"<!DOCTYPE"):
         return f"line {line} {DOCTYPE}"
     if re.match(rb"<%s\s*/>" % root.encode(), rest):
@@ -85,11 +89,11 @@ def _looks_like(rest: bytes, root: str, line: int) -> str:
     return "it is not XML"
 
 
-def _end_of_rows(stream: BinaryIO, root: str, name: str) -> int:
-    """Offset of `</posts>`; looked at before hours are spent on the rows."""
-    begin = max(0, stream.seek(0, 2) - TAIL_BYTES)
-    stream.seek(begin)
+def _find_rows_end(stream: BinaryIO, root: str, name: str) -> int:
+    """Return the offset of `</posts>`. It is checked before hours are spent on the rows."""
+    tail_start = max(0, stream.seek(0, 2) - TAIL_BYTES)
+    stream.seek(tail_start)
     end = re.search(rb"</%s\s*>\s*\Z" % root.encode(), stream.read())
     if not end:
         raise ValueError(f"{name}: cut short: the file does not end with </{root}>; get or unpack it again")
-    return begin + end.start()
+    return tail_start + end.start()

@@ -1,10 +1,13 @@
-"""A post's HTML to Markdown, in bounded time and memory: "published", to repeat what was done, or "clean", to read.
+"""Convert a post's HTML to Markdown, in bounded time and memory, in the style "published" or "clean".
 
-"published" is byte for byte what the notebook of lvwerra/stack-exchange-paired calls, with the markdownify installed
-here: defaults, a callback for the language of code, blank lines collapsed (in code too), both ends stripped, what UTF-8
-cannot hold as "?". The notebook is known from the scripts that copied its function, all alike; its callback takes the
-first class of the <pre> and of that the part after the last hyphen, so `lang-objective-c` gives `c`. Chosen here: no
-language for `class=""`, where the notebook may have stopped, and markdownify's version, which nobody noted in 2023.
+"published" does exactly what the notebook of lvwerra/stack-exchange-paired does, with the installed markdownify: its
+defaults, a callback for the language of code, blank lines collapsed (in code too), both ends stripped, and "?" for what
+UTF-8 cannot encode. The notebook is known from scripts that copied its function, all identical. Its callback takes the
+part after the last hyphen of the <pre>'s first class, so `lang-objective-c` gives `c`. Two choices are ours: no
+language for `class=""`, where the notebook may have failed, and the version of markdownify, which was not recorded in
+2023.
+
+"clean" is for reading: stages/stackexchange/markdown/clean.py.
 """
 
 import re
@@ -21,6 +24,8 @@ BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class PublishedConverter(BoundedConverter):
+    """Converts to the published style."""
+
     def __init__(self, limits: Limits):
         super().__init__(limits, code_language_callback=published_language)
 
@@ -29,18 +34,20 @@ class PublishedConverter(BoundedConverter):
 
 
 def published_language(pre: Tag) -> str:
+    """Return the language of a block of code as the notebook does; "" without a class."""
     classes = pre.get("class")
     return classes[0].rpartition("-")[2] if classes else ""
 
 
-def converter(style: str, limits: Limits = Limits()) -> Converter:
-    """A function from a post's text and its markup, "html" or "markdown", to Markdown in `style`.
+def make_converter(style: str, limits: Limits = Limits()) -> Converter:
+    """Make a function (text, markup) -> Markdown in `style`, for one thread at a time.
 
-    Markdown passes as it is. The function raises NotConvertedError, and nothing else; it is for one thread at a time.
+    Its markup is "html", or "markdown" for text that is returned unchanged. It raises NotConvertedError and nothing
+    else.
     """
     if style not in STYLES:
         raise ValueError(f"markdown style {style!r} is none of {', '.join(STYLES)}")
-    stock = (PublishedConverter if style == "published" else CleanConverter)(limits)
+    converter = (PublishedConverter if style == "published" else CleanConverter)(limits)
 
     def convert(text: str, markup: str) -> str:
         if len(text) > limits.max_characters:
@@ -50,10 +57,10 @@ def converter(style: str, limits: Limits = Limits()) -> Converter:
         if text.count("<") > limits.max_tags:
             raise NotConvertedError(TOO_MANY_TAGS)
         try:
-            markdown = stock.convert(text).encode("utf-8", "replace").decode()
+            markdown = converter.convert(text).encode("utf-8", "replace").decode()
         except NotConvertedError:
             raise
-        except Exception as error:  # a post can reach any corner of parser and converter: drop it, never the run
+        except Exception as error:  # hostile HTML can fail anywhere in parser and converter: drop the post, not the run
             raise NotConvertedError(f"markdownify fails ({type(error).__name__})") from None
         if len(markdown) > limits.max_characters:
             raise NotConvertedError(TOO_LONG)

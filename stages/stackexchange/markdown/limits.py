@@ -1,8 +1,8 @@
-"""Stock markdownify in bounded time and memory: what both styles of stages.stackexchange.markdown.convert stand on.
+"""markdownify in bounded time and memory, the base of both styles.
 
-Posts are untrusted: deep nesting overflows the stack, and long lists, tables, runs of blanks and nested quotes are
-quadratic in the parser or the converter. Each has a cap, far above what the sites' own 30,000-character limit lets a
-post be, and a cap that a post cannot reach is not looked at.
+Posts are untrusted: deep nesting overflows the stack, and long lists, tables, runs of blanks and nested quotes take
+quadratic time in the parser or the converter. Each has a limit, far above what the sites' own limit of 30,000
+characters allows. A limit that a post is too short to exceed is not checked.
 """
 
 import re
@@ -18,27 +18,31 @@ TOO_LONG, TOO_DEEP, TOO_MANY_TAGS = "too long", "nested too deeply", "too many t
 TOO_BLANK, TOO_NESTED, TOO_BROKEN = "too much white space", "too much nested text", "too many broken tags"
 ODD_NUMBER = "list starts at an absurd number"
 
-LEVELS = 10  # a character may be converted this many times on average: once for each element around it
-START_DIGITS = 9  # of a list's first number, as in CommonMark; every line of the list is indented by them
-BROKEN_READ = 5_000_000  # characters; the end of a tag that has none is looked for up to the end of the post
-KNOWN_NAMES = 1000  # of tags; a post may invent any
+LEVELS = 10  # how often a character may be converted on average: once for each element around it
+START_DIGITS = 9  # of a list's first number, as in CommonMark; they indent every line of the list
+BROKEN_TAG_CHARACTERS = 5_000_000  # an unclosed tag is searched for its end up to the end of the post
+CACHED_TAG_NAMES = 1000  # posts may invent tag names without limit
 
 
 class NotConvertedError(ValueError):
-    """This post has no Markdown; the text says why, in words that are the same for every post of the kind."""
+    """A post cannot be converted; the message is the same for all posts with the same fault, so it can be counted."""
 
 
 @dataclass(frozen=True)
 class Limits:
+    """Limits of one post."""
+
     max_characters: int = 200_000  # of a post's HTML, and of its Markdown
     max_tags: int = 5_000  # "<" in the HTML
     max_depth: int = 100  # nested elements; four Python frames each, whoever calls
     max_blanks: int = 1_000  # consecutive white space in the text
 
 
-class QuickTag(Tag):
-    """A tag that is searched by name alone without a matcher object: a sixth of markdownify's time, and the difference
-    between seconds and a minute for a hostile table."""
+class FastTag(Tag):
+    """A tag that searches by name without a matcher object.
+
+    Saves a sixth of markdownify's time; a hostile table takes seconds instead of a minute.
+    """
 
     def find_parent(self, name=None, *rules, **more):
         if type(name) is not str or rules or more:
@@ -60,47 +64,47 @@ class QuickTag(Tag):
         return [element for element in self.descendants if element.name in names]
 
 
-class QuickSoup(QuickTag, BeautifulSoup):
-    """The element around them all."""
+class FastSoup(FastTag, BeautifulSoup):
+    """The root element."""
 
 
-class WatchedSoup(QuickSoup):
-    """Raises NotConvertedError where tags without an end would take the parser minutes."""
+class BoundedSoup(FastSoup):
+    """Raises NotConvertedError when unclosed tags would take the parser minutes."""
 
     def __init__(self, html: str, *features, **more):
-        self.broken, self.most_broken = 0, BROKEN_READ // len(html)
+        self.broken_tags, self.max_broken_tags = 0, BROKEN_TAG_CHARACTERS // len(html)
         super().__init__(html, *features, **more)
 
     def handle_data(self, data):
-        if data.startswith("<") and len(data) > 1:  # the parser gives up a tag as text
-            self.broken += 1
-            if self.broken > self.most_broken:
+        if data.startswith("<") and len(data) > 1:  # the parser passes an unclosed tag on as text
+            self.broken_tags += 1
+            if self.broken_tags > self.max_broken_tags:
                 raise NotConvertedError(TOO_BROKEN)
         super().handle_data(data)
 
 
 class BoundedConverter(MarkdownConverter):
-    """markdownify whose `convert` raises NotConvertedError when a post is over a limit."""
+    """A markdownify converter that raises NotConvertedError if a post exceeds a limit."""
 
     def __init__(self, limits: Limits, **options):
         super().__init__(**options)
         self.limits = limits
-        self.converted = 0  # characters, of all elements of the post so far
+        self.converted = 0  # characters of all elements so far
 
     def convert(self, html: str) -> str:
         self.converted = 0
-        if len(self.convert_fn_cache) > KNOWN_NAMES:
+        if len(self.convert_fn_cache) > CACHED_TAG_NAMES:
             self.convert_fn_cache.clear()
-        return self.convert_soup(self.tree(html))
+        return self.convert_soup(self.parse(html))
 
-    def tree(self, html: str) -> BeautifulSoup:
+    def parse(self, html: str) -> BeautifulSoup:
         tags = html.count("<")
-        kind = WatchedSoup if tags * len(html) > BROKEN_READ else QuickSoup
+        soup_class = BoundedSoup if tags * len(html) > BROKEN_TAG_CHARACTERS else FastSoup
         with warnings.catch_warnings(action="ignore"):  # a post that is one URL, or XML
-            soup = kind(html, builder=PostBuilder(store_line_numbers=False), element_classes={Tag: QuickTag})
+            soup = soup_class(html, builder=PostBuilder(store_line_numbers=False), element_classes={Tag: FastTag})
         if tags >= self.limits.max_depth and tags - html.count("</") >= self.limits.max_depth:
             check_depth(soup, self.limits.max_depth)
-        if len(html) > self.limits.max_blanks and most_blanks(html) > self.limits.max_blanks:
+        if len(html) > self.limits.max_blanks and blank_bound(html) > self.limits.max_blanks:
             check_blanks(soup, self.limits.max_blanks)
         return soup
 
@@ -125,22 +129,23 @@ class BoundedConverter(MarkdownConverter):
         return super().convert_li(el, text, parent_tags)
 
 
-def check_depth(soup: BeautifulSoup, most: int) -> None:
+def check_depth(soup: BeautifulSoup, max_depth: int) -> None:
+    """Raise NotConvertedError if elements are nested too deeply."""
     depths = {id(soup): 0}
     for element in soup.descendants:
         if isinstance(element, Tag):
             depths[id(element)] = depth = depths[id(element.parent)] + 1
-            if depth > most:
+            if depth > max_depth:
                 raise NotConvertedError(TOO_DEEP)
 
 
-def most_blanks(html: str) -> int:
-    """White space that the text of `html` may have at most: it stands there, or an entity gives two characters."""
+def blank_bound(html: str) -> int:
+    """Bound the white space in the text of `html`: it is in the source, or an entity expands to two characters."""
     return len(html) - sum(map(len, html.split())) + 2 * html.count("&")
 
 
-def check_blanks(soup: BeautifulSoup, most: int) -> None:
-    """Of all strings: those of scripts, and what is between tags, go through the same expressions as text."""
+def check_blanks(soup: BeautifulSoup, max_blanks: int) -> None:
+    """Raise NotConvertedError if a string, also of a script or between tags, has too much white space in a row."""
     text = "".join(part for part in soup.descendants if isinstance(part, NavigableString))
-    if any(len(run.group()) > most for run in re.finditer(r"\s+", text)):
+    if any(len(run.group()) > max_blanks for run in re.finditer(r"\s+", text)):
         raise NotConvertedError(TOO_BLANK)

@@ -1,8 +1,12 @@
-"""BeautifulSoup's tree of a post, read in a quarter less of the converter's time where the post is plain.
+"""A faster builder of BeautifulSoup's tree for plain posts.
 
-Nearly all posts are what the sites' own sanitiser lets through: a few dozen tags in lower case, attributes in double
-quotes, a handful of entities. One expression takes such a post apart, and the tree is built by BeautifulSoup's own
-handlers, with the calls that html.parser would make; one that is not plain to its last character goes to html.parser.
+Nearly all posts contain only what the sites' sanitiser lets through: a few dozen tags in lower case, attributes in
+double quotes, a handful of entities. One regular expression splits such a post into tokens, and BeautifulSoup's own
+handlers build the tree, with the calls that html.parser would make. Any other post goes to html.parser.
+
+It saves 9 % of the CPU seconds of the pairs stage in the published style and 16 % in the clean style (seven small
+sites, 3,156 questions, one process, medians of 3 and 2 runs in turns on a busy machine: 6.2 instead of 6.9 s, and 5.8
+instead of 6.9 s), with the same bytes.
 """
 
 import re
@@ -21,23 +25,23 @@ ATTRIBUTE = re.compile(r' ([a-z-]+)="([^"<>]*)"')
 ATTRIBUTES = r'((?: [a-z-]+="[^"<>]*")*)'
 TOKEN = re.compile(rf"([^<&]+)|&({'|'.join(ENTITIES)});|</({'|'.join(PAIRED)})>|"
                    rf"<({'|'.join(PAIRED)}){ATTRIBUTES}>|<({'|'.join(VOID)}){ATTRIBUTES} ?/?>")
-TEXT, ENTITY, END, START, EMPTY = 1, 2, 3, 5, 7  # number of the last group of each kind of token
+TEXT, ENTITY, END, START, EMPTY = 1, 2, 3, 5, 7  # last group of each kind of token
 
 
-class NoPlaces(BeautifulSoupHTMLParser):
-    """html.parser that does not count lines, which nobody asks for."""
+class LinelessParser(BeautifulSoupHTMLParser):
+    """html.parser without line numbers, which are not used."""
 
     def updatepos(self, i, j):
         return j
 
 
 class PostBuilder(HTMLParserTreeBuilder):
-    """Builds the tree of html.parser."""
+    """Builds the same tree as html.parser."""
 
     def feed(self, markup: str) -> None:
-        tokens = _tokens(markup)
+        tokens = _tokenize(markup)
         if tokens is None:
-            super().feed(markup, NoPlaces)
+            super().feed(markup, LinelessParser)
             return
         soup = self.soup
         for token in tokens:
@@ -54,17 +58,17 @@ class PostBuilder(HTMLParserTreeBuilder):
                     soup.handle_endtag(token[kind - 1])
 
     def _attributes(self, text: str) -> dict[str, str]:
-        """The last one counts where a name comes twice, as by default in BeautifulSoup."""
-        found = self.attribute_dict_class()
+        """Parse attributes; the last of equal names counts, as by default in BeautifulSoup."""
+        attributes = self.attribute_dict_class()
         if text:
-            found.update((name, unescape(value)) for name, value in ATTRIBUTE.findall(text))
-        return found
+            attributes.update((name, unescape(value)) for name, value in ATTRIBUTE.findall(text))
+        return attributes
 
 
-def _tokens(markup: str) -> list[re.Match] | None:
-    """The tokens of a plain post; None for any other."""
-    tokens, following, at = [], TOKEN.scanner(markup).match, 0
-    while token := following():
+def _tokenize(markup: str) -> list[re.Match] | None:
+    """Split a plain post into tokens; None for any other post."""
+    tokens, match_next, end = [], TOKEN.scanner(markup).match, 0
+    while token := match_next():
         tokens.append(token)
-        at = token.end()
-    return tokens if at == len(markup) else None
+        end = token.end()
+    return tokens if end == len(markup) else None

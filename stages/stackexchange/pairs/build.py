@@ -1,4 +1,4 @@
-"""Question records to rows of pairs: draw, convert each needed post once, drop what cannot be used, count all of it."""
+"""Build pairs from question records: draw, convert each post needed once, drop what cannot be used, count it all."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,26 +7,26 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.render.markdown_tables import bin_of
-from stages.stackexchange.markdown.convert import Converter, Limits, NotConvertedError, converter
-from stages.stackexchange.pairs.counts import PairsTally
-from stages.stackexchange.pairs.draw import pairs_of, split_of
+from stages.render.markdown_tables import bin_start
+from stages.stackexchange.markdown.convert import Converter, Limits, NotConvertedError, make_converter
+from stages.stackexchange.pairs.counts import PairCounts
+from stages.stackexchange.pairs.draw import assign_split, draw_pairs
 from stages.stackexchange.pairs.table import SCHEMA, SPLITS
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """What lengths may be; None: any. `unit` is "characters", or "tokens" of `tokenizer` (a folder or hub id)."""
+class LengthLimits:
+    """Allowed (minimum, maximum) lengths in characters, or in tokens of `tokenizer` (a folder or hub id)."""
 
-    unit: str
+    unit: str  # "characters" or "tokens"
     tokenizer: str | None
     question: tuple[int, int | None]
     answer: tuple[int, int | None]
 
 
 @dataclass(frozen=True)
-class Rules:
-    """How pairs are made."""
+class PairRules:
+    """Settings of the pairs."""
 
     max_pairs: int
     min_gap: int
@@ -34,120 +34,120 @@ class Rules:
     shares: tuple[tuple[str, float], ...]  # of the splits
     markdown: str
     limits: Limits
-    lengths: Lengths
+    lengths: LengthLimits
 
 
 @dataclass(frozen=True)
-class Group:
-    """One piece of work: a row group of a part of the posts artifact."""
+class RowGroupTask:
+    """A row group of a part of the posts artifact."""
 
     part: Path
     number: int
-    rules: Rules
+    rules: PairRules
 
 
-def paired(group: Group) -> tuple[dict[str, pa.Table], dict]:
-    """(pairs by split, what was counted) of one row group."""
-    tally, rules = PairsTally(), group.rules
+def build_pairs(task: RowGroupTask) -> tuple[dict[str, pa.Table], dict]:
+    """Build the pairs of one row group and return them by split, with their counts."""
+    counts, rules = PairCounts(), task.rules
     shares, rows = dict(rules.shares), {name: [] for name in SPLITS}
-    for question in pq.ParquetFile(group.part).read_row_group(group.number).to_pylist():
-        split = split_of(question["site"], question["question_id"], shares, rules.seed)
-        found = _pairs(question, rules, tally)
-        rows[split] += found
-        if found:
-            tally.counts["questions_by_split"][split] += 1
-            tally.counts["pairs_by_split"][split] += len(found)
-    return {name: pa.Table.from_pylist(held, schema=SCHEMA) for name, held in rows.items()}, tally.as_dict()
+    for question in pq.ParquetFile(task.part).read_row_group(task.number).to_pylist():
+        split = assign_split(question["site"], question["question_id"], shares, rules.seed)
+        pairs = _question_pairs(question, rules, counts)
+        rows[split] += pairs
+        if pairs:
+            counts.counts["questions_by_split"][split] += 1
+            counts.counts["pairs_by_split"][split] += len(pairs)
+    return {name: pa.Table.from_pylist(pairs, schema=SCHEMA) for name, pairs in rows.items()}, counts.as_dict()
 
 
-def _pairs(question: dict, rules: Rules, tally: PairsTally) -> list[dict]:
-    """Rows of SCHEMA of one question: pairs are drawn first, then each post that they need is converted once."""
+def _question_pairs(question: dict, rules: PairRules, counts: PairCounts) -> list[dict]:
+    """Build one question's rows of SCHEMA: draw the pairs, then convert each post that they need once."""
     answers, site, qid = question["answers"], question["site"], question["question_id"]
-    tally.counts["posts_in"].update(questions=1, answers=len(answers))
-    drawn = pairs_of([a["score"] for a in answers], rules.max_pairs, rules.seed, site, qid, rules.min_gap)
+    counts.counts["posts_in"].update(questions=1, answers=len(answers))
+    drawn = draw_pairs([a["score"] for a in answers], rules.max_pairs, rules.seed, site, qid, rules.min_gap)
     if not drawn:
-        tally.drop("no two scores differ enough", 1 + len(answers))
+        counts.drop("no two scores differ enough", 1 + len(answers))
         return []
-    tally.counts["done"]["pairs_drawn"] += len(drawn)
-    texts = Texts(question, rules, tally)
-    if texts.question_fault:
-        tally.drop(f"question {texts.question_fault}", 1 + len(answers))
-        tally.counts["dropped_pairs"][f"question {texts.question_fault}"] += len(drawn)
+    counts.counts["done"]["pairs_drawn"] += len(drawn)
+    posts = ConvertedPosts(question, rules, counts)
+    if posts.question_fault:
+        counts.drop(f"question {posts.question_fault}", 1 + len(answers))
+        counts.counts["dropped_pairs"][f"question {posts.question_fault}"] += len(drawn)
         return []
-    kept = [pair for pair in drawn if not _dropped(pair, texts, tally)]
-    _count(question, drawn, kept, texts, tally)
-    return [_row(question, answers[j], answers[k], texts.question, texts.answers[j], texts.answers[k])
-            for j, k in kept]
+    usable = [pair for pair in drawn if _is_usable(pair, posts, counts)]
+    _count(question, drawn, usable, posts, counts)
+    return [_row(question, answers[j], answers[k], posts.question, posts.answers[j], posts.answers[k])
+            for j, k in usable]
 
 
-class Texts:
-    """A question's Markdown and, by their place, that of the answers asked for; what is at fault has a reason."""
+class ConvertedPosts:
+    """A question's Markdown, that of its answers (converted when first needed, by index), and their faults."""
 
-    def __init__(self, question: dict, rules: Rules, tally: PairsTally):
-        self.of, self.rules, self.tally = question, rules, tally
+    def __init__(self, question: dict, rules: PairRules, counts: PairCounts):
+        self.record, self.rules, self.counts = question, rules, counts
         self.answers: dict[int, str] = {}
         self.faults: dict[int, str | None] = {}
-        self.question, self.question_fault = self._usable(question["question"], question["question_id"],
-                                                          rules.lengths.question)
+        self.question, self.question_fault = self._convert_and_check(question["question"], question["question_id"],
+                                                                     rules.lengths.question)
 
-    def fault(self, number: int) -> str | None:
-        """Why this answer cannot be used; None when it can."""
-        if number not in self.faults:
-            answer = self.of["answers"][number]
-            self.answers[number], self.faults[number] = self._usable(answer["text"], answer["id"],
-                                                                     self.rules.lengths.answer)
-        return self.faults[number]
+    def answer_fault(self, index: int) -> str | None:
+        """Convert an answer and return why it cannot be used; None if it can."""
+        if index not in self.faults:
+            answer = self.record["answers"][index]
+            self.answers[index], self.faults[index] = self._convert_and_check(answer["text"], answer["id"],
+                                                                              self.rules.lengths.answer)
+        return self.faults[index]
 
-    def _usable(self, text: str, post: int, allowed: tuple[int, int | None]) -> tuple[str, str | None]:
-        self.tally.counts["done"]["conversions"] += 1
+    def _convert_and_check(self, text: str, post_id: int, allowed: tuple[int, int | None]) -> tuple[str, str | None]:
+        self.counts.counts["done"]["conversions"] += 1
         try:
-            markdown = _converter(self.rules.markdown, self.rules.limits)(text, self.of["markup"])
+            markdown = _converter(self.rules.markdown, self.rules.limits)(text, self.record["markup"])
         except NotConvertedError as reason:
-            self.tally.failed(str(reason), f"{self.of['site']} {post}")
+            self.counts.add_not_converted(str(reason), f"{self.record['site']} {post_id}")
             return "", "not converted"
-        return markdown, "empty" if not markdown.strip() else _misfit(markdown, allowed, self.rules.lengths)
+        return markdown, "empty" if not markdown.strip() else _length_fault(markdown, allowed, self.rules.lengths)
 
 
-def _misfit(text: str, allowed: tuple[int, int | None], lengths: Lengths) -> str | None:
-    least, most = allowed
-    if not least and most is None:
+def _length_fault(text: str, allowed: tuple[int, int | None], lengths: LengthLimits) -> str | None:
+    minimum, maximum = allowed
+    if not minimum and maximum is None:
         return None
     length = len(text) if lengths.unit == "characters" else len(_tokenizer(lengths.tokenizer).encode(text).ids)
-    if length < least:
+    if length < minimum:
         return "too short"
-    return "too long" if most is not None and length > most else None
+    return "too long" if maximum is not None and length > maximum else None
 
 
-def _dropped(pair: tuple[int, int], texts: Texts, tally: PairsTally) -> bool:
-    faults = [fault for fault in map(texts.fault, pair) if fault]
+def _is_usable(pair: tuple[int, int], posts: ConvertedPosts, counts: PairCounts) -> bool:
+    faults = [fault for fault in map(posts.answer_fault, pair) if fault]
     reason = f"answer {faults[0]}" if faults else None
-    if not reason and texts.answers[pair[0]].strip() == texts.answers[pair[1]].strip():
+    if not reason and posts.answers[pair[0]].strip() == posts.answers[pair[1]].strip():
         reason = "answers equal"
     if reason:
-        tally.counts["dropped_pairs"][reason] += 1
-    return reason is not None
+        counts.counts["dropped_pairs"][reason] += 1
+    return reason is None
 
 
-def _count(question: dict, drawn: list, kept: list, texts: Texts, tally: PairsTally) -> None:
-    """One reason for each post of a question that is in no pair; and what is in pairs, by its kinds."""
-    answers, counts = question["answers"], tally.counts
-    used, needed = ({number for pair in pairs for number in pair} for pairs in (kept, drawn))
-    for number in range(len(answers)):
-        if number not in used:
-            fault = texts.faults.get(number)
-            counts["dropped_posts"][f"answer {fault}" if fault else "answer in dropped pairs only" if number in needed
+def _count(question: dict, drawn: list, usable: list, posts: ConvertedPosts, pair_counts: PairCounts) -> None:
+    """Count one reason for each post that is in no pair, and the properties of what is in pairs."""
+    answers, counts = question["answers"], pair_counts.counts
+    used, needed = ({index for pair in pairs for index in pair} for pairs in (usable, drawn))
+    for index in range(len(answers)):
+        if index not in used:
+            fault = posts.faults.get(index)
+            counts["dropped_posts"][f"answer {fault}" if fault else "answer in dropped pairs only" if index in needed
                                     else "answer in no drawn pair"] += 1
-    if not kept:
-        tally.drop("question without a usable pair", 1)
+    if not usable:
+        pair_counts.drop("question without a usable pair", 1)
         return
     counts["done"]["posts_out"] += 1 + len(used)
     counts["site_questions"][question["site"]] += 1
-    counts["site_pairs"][question["site"]] += len(kept)
-    counts["licenses"].update([question["license"], *(answers[number]["license"] for number in used)])
-    counts["scores"].update(answers[number]["score"] for number in used)
-    counts["score_gaps"].update(answers[j]["score"] - answers[k]["score"] for j, k in kept)
-    counts["question_characters"][bin_of(len(texts.question))] += 1
-    counts["answer_characters"].update(bin_of(len(texts.answers[number])) for number in used)
+    counts["site_pairs"][question["site"]] += len(usable)
+    counts["licenses"].update([question["license"], *(answers[index]["license"] for index in used)])
+    counts["scores"].update(answers[index]["score"] for index in used)
+    counts["score_gaps"].update(answers[j]["score"] - answers[k]["score"] for j, k in usable)
+    counts["question_characters"][bin_start(len(posts.question))] += 1
+    counts["answer_characters"].update(bin_start(len(posts.answers[index])) for index in used)
 
 
 def _row(question: dict, better: dict, worse: dict, prompt: str, response_j: str, response_k: str) -> dict:
@@ -161,15 +161,15 @@ def _row(question: dict, better: dict, worse: dict, prompt: str, response_j: str
 
 @lru_cache(maxsize=1)
 def _converter(style: str, limits: Limits) -> Converter:
-    return converter(style, limits)
+    return make_converter(style, limits)
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(place: str):
-    from tokenizers import Tokenizer  # needed for lengths in tokens only
-    file = Path(place) / "tokenizer.json"
+def _tokenizer(name: str):
+    from tokenizers import Tokenizer  # only needed for lengths in tokens
+    file = Path(name) / "tokenizer.json"
     try:
-        return Tokenizer.from_file(str(file)) if file.exists() else Tokenizer.from_pretrained(place)
+        return Tokenizer.from_file(str(file)) if file.exists() else Tokenizer.from_pretrained(name)
     except Exception as error:  # the library raises bare Exception, for a bad file and for an unreachable hub alike
-        raise ValueError(f"tokenizer {place}: no such folder with a tokenizer.json, nor to be had from the hub: "
-                         f"{' '.join(str(error).split())[:200]}") from None
+        raise ValueError(f"tokenizer {name}: no such folder with a tokenizer.json, and it cannot be loaded from the "
+                         f"hub: {' '.join(str(error).split())[:200]}") from None

@@ -1,13 +1,14 @@
-"""The pairs artifact: a folder a split, with part-00000.parquet, ... in it; a row is a pair, better answer first.
+"""Read and write the pairs artifact: a folder per split with part-*.parquet; a row is a pair, better answer first.
 
-Columns as in lvwerra/stack-exchange-paired (metadata: url of the question, of the site, of the asker), the two scores,
-and what CC BY-SA asks for: ids of the answers (their url is SITE/a/ID), authors, their pages and the licenses, each for
+The columns are those of lvwerra/stack-exchange-paired (metadata: urls of question, site and asker), the two scores, and
+what CC BY-SA requires: ids of the answers (their url is SITE/a/ID), authors, their profiles and the licences, each for
 [question, response_j, response_k].
 """
 
 import random
 from collections.abc import Hashable, Iterable, Iterator
 from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -26,31 +27,32 @@ SCHEMA = pa.schema([
 ])
 
 
-class Shard:
-    """Writes one file of SCHEMA, with one row group in memory; written even when it stays empty."""
+class PairsWriter:
+    """Writes one file of SCHEMA, possibly empty, with one row group in memory."""
 
     def __init__(self, path: Path):
         self.writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
-        self.held: list[pa.Table] = []
+        self.tables: list[pa.Table] = []
 
     def add(self, pairs: pa.Table) -> None:
-        """Take in rows of SCHEMA."""
-        self.held.append(pairs)
-        if sum(map(len, self.held)) >= GROUP_PAIRS or sum(table.nbytes for table in self.held) >= GROUP_BYTES:
+        """Add rows of SCHEMA."""
+        self.tables.append(pairs)
+        if sum(map(len, self.tables)) >= GROUP_PAIRS or sum(table.nbytes for table in self.tables) >= GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        if table := pa.concat_tables([SCHEMA.empty_table(), *self.held]):
+        if table := pa.concat_tables([SCHEMA.empty_table(), *self.tables]):
             self.writer.write_table(table.combine_chunks())
-        self.held = []
+        self.tables = []
 
     def close(self) -> None:
+        """Write the last row group and close the file."""
         self._flush()
         self.writer.close()
 
 
-def rows_of(pairs: Path, split: str, columns: list[str] | None = None) -> Iterator[dict]:
-    """The rows of one split as dictionaries, read group by group; ValueError when the table is missing."""
+def read_pairs(pairs: Path, split: str, columns: list[str] | None = None) -> Iterator[dict]:
+    """Yield the rows of one split, read batch by batch. Raises ValueError if the split is missing."""
     files = sorted((Path(pairs) / split).glob("part-*.parquet"))
     if not files:
         raise ValueError(f"{pairs} has no {split}/part-*.parquet: is it a pairs artifact?")
@@ -60,21 +62,21 @@ def rows_of(pairs: Path, split: str, columns: list[str] | None = None) -> Iterat
                 yield from batch.to_pylist()
 
 
-def drawn_rows(rows: Iterable[dict], count: int, seed: int) -> list[dict]:
-    """`count` rows, each set equally likely, in their order; no more are in memory (a reservoir, Vitter 1985)."""
-    generator, held = random.Random(seed), []
+def sample_rows(rows: Iterable[dict], count: int, seed: int) -> list[dict]:
+    """Draw `count` rows, uniformly and in their order; no more are in memory (reservoir sampling, Vitter 1985)."""
+    generator, reservoir = random.Random(seed), []
     for number, row in enumerate(rows):
         if number < count:
-            held.append((number, row))
-        elif (place := generator.randrange(number + 1)) < count:
-            held[place] = (number, row)
-    return [row for _, row in sorted(held, key=lambda item: item[0])]
+            reservoir.append((number, row))
+        elif (index := generator.randrange(number + 1)) < count:
+            reservoir[index] = (number, row)
+    return [row for _, row in sorted(reservoir, key=itemgetter(0))]
 
 
-def answers_of(pairs: Path, split: str) -> Iterator[tuple[str, str]]:
-    """Each (question, answer) of a split once, better and worse ones alike."""
+def read_answers(pairs: Path, split: str) -> Iterator[tuple[str, str]]:
+    """Yield each (question, answer) of a split once, better and worse answers alike."""
     seen = set()
-    for row in rows_of(pairs, split, ["site", "qid", "question", "response_j", "response_k"]):
+    for row in read_pairs(pairs, split, ["site", "qid", "question", "response_j", "response_k"]):
         for answer in (row["response_j"], row["response_k"]):
             key = hash((row["site"], row["qid"], answer))
             if key not in seen:
@@ -82,43 +84,43 @@ def answers_of(pairs: Path, split: str) -> Iterator[tuple[str, str]]:
                 yield row["question"], answer
 
 
-def key_of(row: dict) -> tuple:
-    """What names a row's question."""
+def question_key(row: dict) -> tuple:
+    """Return (site, qid), which identify a row's question."""
     return row["site"], row["qid"]
 
 
-def first_questions(pairs: Path, split: str, share: float, most: int) -> set[tuple]:
-    """(site, qid) of the first questions of a split, as many as `share` of them, `most` at most.
+def first_question_keys(pairs: Path, split: str, share: float, max_questions: int) -> set[tuple]:
+    """Return the (site, qid) of the first `share` of a split's questions, at most `max_questions`.
 
-    The posts stage has brought the questions into a random order: the first ones are a random choice.
+    The posts stage shuffles the questions, so the first ones are a random sample.
     """
-    found: dict[tuple, None] = {}
-    for row in rows_of(pairs, split, ["site", "qid"]):
-        found.setdefault(key_of(row))
-    return set(list(found)[: min(most, int(share * len(found)))])
+    keys: dict[tuple, None] = {}
+    for row in read_pairs(pairs, split, ["site", "qid"]):
+        keys.setdefault(question_key(row))
+    return set(list(keys)[: min(max_questions, int(share * len(keys)))])
 
 
-def first_rows(pairs: Path, split: str, questions: set[tuple]) -> Iterator[dict]:
-    """The rows of what `first_questions` gave: those of a question stand together, so that no more need be read."""
-    return takewhile(lambda row: key_of(row) in questions, rows_of(pairs, split))
+def read_first_rows(pairs: Path, split: str, questions: set[tuple]) -> Iterator[dict]:
+    """Yield the rows of the questions from `first_question_keys`, and read no further."""
+    return takewhile(lambda row: question_key(row) in questions, read_pairs(pairs, split))
 
 
-def questions_of(pairs: Path, split: str) -> list[dict]:
-    """Each question of a split once (the pairs repeat them), with its best answer: the row of its highest score_j."""
-    return best_rows(rows_of(pairs, split))
+def read_best_rows(pairs: Path, split: str) -> list[dict]:
+    """Return one row per question of a split, the one with the highest score_j."""
+    return best_rows(read_pairs(pairs, split))
 
 
 def best_rows(rows: Iterable[dict]) -> list[dict]:
-    """The row of the highest score_j of each question."""
+    """Return the row with the highest score_j of each question, sorted by site and qid."""
     best: dict[tuple, dict] = {}
     for row in rows:
-        key = key_of(row)
+        key = question_key(row)
         if key not in best or row["score_j"] > best[key]["score_j"]:
             best[key] = row
     return [best[key] for key in sorted(best)]
 
 
 def group_numbers(keys: Iterable[Hashable]) -> np.ndarray:
-    """Equal keys to equal whole numbers [N], in order of first appearance."""
-    known: dict[Hashable, int] = {}
-    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+    """Number the distinct keys in order of first appearance, and return each key's number, [N]."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)

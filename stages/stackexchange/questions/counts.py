@@ -1,22 +1,24 @@
-"""What is counted while posts become questions: names, and under each, values; all of it adds up over parts."""
+"""Count questions and posts by name and value; counts add up over parts."""
 
 from collections import Counter
 
-from stages.render.markdown_tables import bin_of
+from stages.render.markdown_tables import bin_start
+
+DROPPED = "dropped: "
 
 
-def in_order(counts: dict[str, int]) -> dict[str, int]:
-    """By number where the names are numbers, which come first."""
-    return dict(sorted(counts.items(), key=lambda item: _place(item[0])))
+def sort_counts(counts: dict[str, int]) -> dict[str, int]:
+    """Sort by name: numbers first, by value."""
+    return dict(sorted(counts.items(), key=lambda item: _sort_key(item[0])))
 
 
-def _place(name: str) -> tuple[bool, int, str]:
-    number = name.removeprefix("-").isdecimal()
-    return not number, int(name) if number else 0, name
+def _sort_key(name: str) -> tuple[bool, int, str]:
+    is_number = name.removeprefix("-").isdecimal()
+    return not is_number, int(name) if is_number else 0, name
 
 
-class Tally:
-    """Every post of a part is in a kept question, or in `dropped` under one reason."""
+class QuestionCounts:
+    """Counts of a part. Every post is in a question that was kept, or in `dropped` under one reason."""
 
     NAMES = ("dropped", "dropped_questions", "questions", "answers", "accepted_not_in_the_file", "licenses", "scores",
              "years", "question_characters", "answer_characters")
@@ -25,11 +27,13 @@ class Tally:
         self.counts: dict[str, Counter] = {name: Counter() for name in self.NAMES}
 
     def drop(self, reason: str, posts: int, questions: int = 1) -> None:
+        """Count dropped posts and questions."""
         self.counts["dropped"][reason] += posts
         if questions:
             self.counts["dropped_questions"][reason] += questions
 
-    def keep(self, question: dict) -> None:
+    def add(self, question: dict) -> None:
+        """Count a question that is kept, with its answers."""
         counts, answers = self.counts, question["answers"]
         counts["questions"][question["site"]] += 1
         counts["answers"][question["site"]] += len(answers)
@@ -37,8 +41,24 @@ class Tally:
         counts["licenses"].update(answer["license"] for answer in answers)
         counts["scores"].update(answer["score"] for answer in answers)
         counts["years"][question["date"][:4]] += 1
-        counts["question_characters"][bin_of(len(question["question"]))] += 1
-        counts["answer_characters"].update(bin_of(len(answer["text"])) for answer in answers)
+        counts["question_characters"][bin_start(len(question["question"]))] += 1
+        counts["answer_characters"].update(bin_start(len(answer["text"])) for answer in answers)
 
     def as_dict(self) -> dict[str, dict]:
+        """Return the counts with sorted names, all text, for JSON."""
         return {name: {str(key): counter[key] for key in sorted(counter)} for name, counter in self.counts.items()}
+
+
+def posts_metrics(posts: Counter, votes: Counter, questions: dict[str, Counter]) -> dict:
+    """Build the stage's metrics from the scans' counts of rows and the parts' counts of questions."""
+    dropped = Counter({name[len(DROPPED):]: count for name, count in posts.items() if name.startswith(DROPPED)})
+    sites = {site: {"questions": questions["questions"][site], "answers": questions["answers"][site]}
+             for site in sorted(questions["questions"])}
+    names = ("dropped_questions", "licenses", "scores", "years", "question_characters", "answer_characters")
+    return {"questions": questions["questions"].total(), "answers": questions["answers"].total(),
+            "rows_read": posts["rows_read"], "rows_set_aside": posts["rows_set_aside"],
+            "votes_read": votes["rows_read"], "votes_set_aside": votes["rows_set_aside"],
+            "bytes_read": posts["bytes_read"] + votes["bytes_read"],
+            "accepted_answers_not_in_the_file": questions["accepted_not_in_the_file"].total(),
+            "dropped": dict(sorted((dropped + questions["dropped"]).items())), "sites": sites,
+            **{name: sort_counts(questions[name]) for name in names}}

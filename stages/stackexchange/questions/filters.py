@@ -1,4 +1,4 @@
-"""Which questions stay. Every other one goes for the first reason that holds, and is counted under it."""
+"""Filter questions. A question is dropped for the first reason that applies, and counted under it."""
 
 import re
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ CODE_LANGUAGE = re.compile(r"""<(?:pre|code)\b[^<>]*?class\s*=\s*["'][^"'<>]*?\b
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Empty or None: any. Languages in lower case."""
+class QuestionFilter:
+    """Which questions are kept; an empty tuple or None is no restriction. Languages are in lower case."""
 
     sites: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
@@ -17,9 +17,9 @@ class Selection:
     code_languages: tuple[str, ...] = ()
     min_answers: int = 0
 
-    def reason(self, question: dict) -> str | None:
-        """Why this record (schema: stages/stackexchange/questions/table.py) does not stay; None when it does."""
-        date = question["date"].replace("/", "-")  # the published sets write 2015/09/02
+    def drop_reason(self, question: dict) -> str | None:
+        """Return why a record (schema: stages/stackexchange/questions/table.py) is dropped; None if it is kept."""
+        date = question["date"].replace("/", "-")  # the published tables write 2015/09/02
         if self.sites and question["site"] not in self.sites:
             return "of another site"
         if self.tags and not set(self.tags) & set(question["tags"]):
@@ -34,6 +34,6 @@ class Selection:
 
 
 def _code_languages(question: dict) -> set[str]:
-    """Languages that code blocks of the question or an answer are marked with, in lower case."""
+    """Return the languages of code blocks in the question and its answers, in lower case."""
     texts = (question["question"], *(answer["text"] for answer in question["answers"]))
     return {name.lower() for text in texts for name in CODE_LANGUAGE.findall(text)}

@@ -1,4 +1,4 @@
-"""Posts to questions with scored answers, from the parts of the runs that hold them."""
+"""Join one part's posts to questions with scored answers."""
 
 import re
 from collections.abc import Iterator
@@ -10,129 +10,115 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from stages.stackexchange.dump.xml_table import Lines
-from stages.stackexchange.questions.counts import Tally
+from stages.stackexchange.questions.counts import QuestionCounts
+from stages.stackexchange.questions.duplicate_ids import SourceInfo, duplicate_id_error
+from stages.stackexchange.questions.post_columns import QUESTION
 from stages.stackexchange.questions.scoring import answer_score
-from stages.stackexchange.questions.sorted_runs import POST_ORDER, in_order, part_of
-from stages.stackexchange.questions.spans import QUESTION
+from stages.stackexchange.questions.sorted_runs import POST_ORDER, read_part, sort_table
 
-CUT_BYTES = 96 << 20  # of text, which sorting holds twice; a part is rarely larger
+RANGE_BYTES = 96 << 20  # of text; sorting holds it twice, and a part is rarely larger
 BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True)
-class Origin:
-    """A source of the run, for messages and links."""
+class KeyRange:
+    """Keys that are joined at once: `first` to `last`, both included, without those in `excluded`."""
 
-    name: str
-    site: str
-    path: Path
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Keys that are joined at once: from `low` to `high`, both included, without those in `over`."""
-
-    low: int
-    high: int
-    over: tuple[int, ...]
+    first: int
+    last: int
+    excluded: tuple[int, ...]
 
     def __call__(self, keys: np.ndarray) -> np.ndarray:
-        wanted = (keys >= np.uint64(self.low)) & (keys <= np.uint64(self.high))
-        return wanted & ~np.isin(keys, np.array(self.over, dtype=np.uint64)) if self.over else wanted
+        mask = (keys >= np.uint64(self.first)) & (keys <= np.uint64(self.last))
+        return mask & ~np.isin(keys, np.array(self.excluded, dtype=np.uint64)) if self.excluded else mask
 
 
-def cuts(sizes: list[Path], part: int, max_question_bytes: int, tally: Tally) -> list[Cut]:
-    """A part in one, unless it holds more than CUT_BYTES; questions over their limit are in no cut, but counted."""
+def key_ranges(sizes: list[Path], part: int, max_question_bytes: int, counts: QuestionCounts) -> list[KeyRange]:
+    """Split a part into ranges of about RANGE_BYTES; questions over their limit are excluded and counted as dropped."""
     if not sizes:
         return []
-    index = part_of(sizes, part)
-    keys, which = np.unique(index["key"].to_numpy(), return_inverse=True)
-    size_of, posts = (np.bincount(which, weights=index[name].to_numpy(), minlength=len(keys))
-                      for name in ("size", "posts"))
-    big = size_of > max_question_bytes
-    for number in posts[big]:
-        tally.drop("over max_question_bytes", int(number))
-    over, keys = tuple(keys[big].tolist()), keys[~big]
+    table = read_part(sizes, part)
+    keys, key_index = np.unique(table["key"].to_numpy(), return_inverse=True)
+    size, posts = (np.bincount(key_index, weights=table[name].to_numpy(), minlength=len(keys))
+                   for name in ("size", "posts"))
+    too_big = size > max_question_bytes
+    for number in posts[too_big]:
+        counts.drop("over max_question_bytes", int(number))
+    excluded, keys = tuple(keys[too_big].tolist()), keys[~too_big]
     if not len(keys):
         return []
-    group = (np.cumsum(size_of[~big]) // CUT_BYTES).astype(int)
-    firsts = np.flatnonzero(np.diff(group, prepend=-1))
-    lasts = [*(firsts[1:] - 1), len(keys) - 1]
-    return [Cut(int(keys[first]), int(keys[last]), over) for first, last in zip(firsts, lasts, strict=True)]
+    group = (np.cumsum(size[~too_big]) // RANGE_BYTES).astype(int)
+    first_rows = np.flatnonzero(np.diff(group, prepend=-1))
+    last_rows = [*(first_rows[1:] - 1), len(keys) - 1]
+    return [KeyRange(int(keys[first]), int(keys[last]), excluded)
+            for first, last in zip(first_rows, last_rows, strict=True)]
 
 
-def joined(posts: list[Path], ups: list[Path], part: int, cut: Cut, origins: list[Origin], tally: Tally
-           ) -> Iterator[tuple[int, dict]]:
-    """(key, question record) of the keys in `cut`; without `ups`, votes are the posts' own."""
-    votes = _ups(ups, part, cut) if ups else None
-    rows = as_dicts(part_of(posts, part, cut), POST_ORDER)
-    for (key, source, _), group in groupby(rows, key=itemgetter("key", "source", "home")):
-        origin = origins[source]
-        question, *answers = _without_copies(group, origin, tally)
+def join_posts(runs: dict[str, list[Path]], part: int, key_range: KeyRange, sources: list[SourceInfo],
+               counts: QuestionCounts) -> Iterator[tuple[int, dict]]:
+    """Yield (key, question record) in the order of the keys; without runs of upvotes, votes are the posts' own."""
+    upvotes = _read_upvotes(runs["upvotes"], part, key_range) if runs["upvotes"] else None
+    posts = sorted_rows(read_part(runs["posts"], part, key_range), POST_ORDER)
+    for (key, source_number, _), group in groupby(posts, key=itemgetter("key", "source", "question_id")):
+        source = sources[source_number]
+        question, *answers = _drop_copies(group, source, counts)
         if question["kind"] != QUESTION:
-            tally.drop("answers without their question", 1 + len(answers), questions=0)
+            counts.drop("answers without their question", 1 + len(answers), questions=0)
             continue
-        if votes is not None:
-            answers = [answer | {"ups": votes.get((source, answer["id"]), 0)} for answer in answers]
-        yield key, _question(question, answers, origin, tally)
+        if upvotes is not None:
+            answers = [answer | {"upvotes": upvotes.get((source_number, answer["id"]), 0)} for answer in answers]
+        yield key, _question_record(question, answers, source.site, counts)
 
 
-def _ups(runs: list[Path], part: int, cut: Cut) -> dict[tuple[int, int], int]:
-    """Up votes by (source, post)."""
-    table = part_of(runs, part, cut)
-    return dict(zip(zip(table["source"].to_pylist(), table["id"].to_pylist(), strict=True),
-                    table["ups"].to_pylist(), strict=True))
-
-
-def as_dicts(table: pa.Table, columns: list[str]) -> Iterator[dict]:
-    """Rows in the order of the columns."""
-    table = in_order(table, columns)  # and the other order goes
+def sorted_rows(table: pa.Table, order: list[str]) -> Iterator[dict]:
+    """Yield the rows, sorted by these columns."""
+    table = sort_table(table, order)  # rebinds the name: the unsorted table is freed
     for batch in table.to_batches(max_chunksize=BATCH_ROWS):
         yield from batch.to_pylist()
 
 
-def _without_copies(group: Iterator[dict], origin: Origin, tally: Tally) -> list[dict]:
-    """Rows of one question, the question first; an identical row counts once."""
-    kept: dict[int, dict] = {}
-    for row in group:
-        first = kept.setdefault(row["id"], row)
-        if first is not row:
-            if first | {"offset": 0} != row | {"offset": 0}:
-                raise double_id(origin, row["id"], (first["offset"], row["offset"]))
-            tally.drop("identical copies of a row", 1, questions=0)
-    return list(kept.values())
+def _read_upvotes(runs: list[Path], part: int, key_range: KeyRange) -> dict[tuple[int, int], int]:
+    """Return upvotes by (source, post id)."""
+    table = read_part(runs, part, key_range)
+    columns = (table[name].to_pylist() for name in ("source", "id", "upvotes"))
+    return {(source, post_id): upvotes for source, post_id, upvotes in zip(*columns, strict=True)}
 
 
-def double_id(origin: Origin, post: int, offsets: tuple[int, int]) -> ValueError:
-    lines = Lines(origin.path)
-    first, second = (lines.at(offset) for offset in sorted(offsets))
-    return ValueError(f"{origin.name}: two different rows have Id {post}: lines {first} and {second}; remove one")
+def _drop_copies(posts: Iterator[dict], source: SourceInfo, counts: QuestionCounts) -> list[dict]:
+    """Return a question's posts, the question first; identical copies of a row are counted as dropped."""
+    by_id: dict[int, dict] = {}
+    for post in posts:
+        first = by_id.setdefault(post["id"], post)
+        if first is not post:
+            if first | {"offset": 0} != post | {"offset": 0}:
+                raise duplicate_id_error(source, post["id"], (first["offset"], post["offset"]))
+            counts.drop("identical copies of a row", 1, questions=0)
+    return list(by_id.values())
 
 
-def _question(question: dict, answers: list[dict], origin: Origin, tally: Tally) -> dict:
-    accepted = question["accepted"]
-    if accepted is not None and all(accepted != answer["id"] for answer in answers):
-        tally.counts["accepted_not_in_the_file"][origin.site] += 1
+def _question_record(question: dict, answers: list[dict], site: str, counts: QuestionCounts) -> dict:
+    accepted_id = question["accepted"]
+    if accepted_id is not None and all(accepted_id != answer["id"] for answer in answers):
+        counts.counts["accepted_not_in_the_file"][site] += 1
     return {
-        "question_id": question["id"], "site": origin.site, "title": question["title"], "question": question["body"],
+        "question_id": question["id"], "site": site, "title": question["title"], "question": question["body"],
         "markup": "html", "tags": re.findall(r"[^<>|]+", question["tags"]), "date": question["date"],
-        "url": f"https://{origin.site}/questions/{question['id']}", **_by(question, origin.site),
+        "url": f"https://{site}/questions/{question['id']}", **_attribution(question, site),
         "license": question["license"],
-        "answers": [_answer(answer, answer["id"] == accepted, origin.site) for answer in answers],
+        "answers": [_answer_record(answer, answer["id"] == accepted_id, site) for answer in answers],
     }
 
 
-def _answer(answer: dict, accepted: bool, site: str) -> dict:
-    """Up votes give the score where they are asked for, but for a post that was voted below zero."""
-    votes = answer.get("ups", answer["votes"])
+def _answer_record(answer: dict, accepted: bool, site: str) -> dict:
+    """Build an answer. Upvotes, if used, give the score, except for a post whose net votes are negative."""
+    votes = answer.get("upvotes", answer["votes"])
     score = answer_score(votes if answer["votes"] >= 0 else answer["votes"], accepted)
-    return {"id": answer["id"], "text": answer["body"], **_by(answer, site), "license": answer["license"],
+    return {"id": answer["id"], "text": answer["body"], **_attribution(answer, site), "license": answer["license"],
             "votes": votes, "accepted": accepted, "score": score}
 
 
-def _by(post: dict, site: str) -> dict:
-    """Author's name and page, as CC BY-SA asks to show them."""
+def _attribution(post: dict, site: str) -> dict:
+    """Return the author's name and profile, which CC BY-SA requires to be shown."""
     user = post["user"]
     return {"author": post["author"] or ("unknown" if user is None else f"user {user}"),
             "author_url": "" if user is None else f"https://{site}/users/{user}"}

@@ -1,6 +1,7 @@
-"""Runs: tables on disk, sorted by a uint64 column `key`, and cut into parts: equal ranges of keys, a batch each.
+"""Sorted runs: Arrow files sorted by a uint64 column `key`, with one record batch per part (a range of keys).
 
-What many spans left is read back part by part, from each run one batch: memory holds a part, whatever the total.
+Each scan task writes its own runs. A part is read back as one batch of every run, so memory holds one part, whatever
+the total.
 """
 
 from collections.abc import Callable
@@ -15,51 +16,59 @@ from stages.runtime.files import atomic_path
 from stages.stackexchange.questions.hash_order import first_key
 
 KEY = pa.field("key", pa.uint64())
-POST_ORDER = ["key", "source", "home", "kind", "id", "offset"]
-CLAIM_ORDER = ["key", "source", "id", "offset"]
+POST_ORDER = ["key", "source", "question_id", "kind", "id", "offset"]
+ID_ORDER = ["key", "source", "id", "offset"]
+VOTE_ORDER = ["key", "source", "id"]
 RECORD_ORDER = ["key", "source", "number"]
+KINDS = ("posts", "sizes", "ids", "votes", "records", "record_sizes")
 
 
-def with_keys(table: pa.Table, keys: np.ndarray) -> pa.Table:
-    """`table` with its `key` in front."""
+def list_runs(folder: Path) -> dict[str, list[Path]]:
+    """List the runs of each kind in a folder."""
+    return {kind: sorted(folder.glob(f"{kind}-*.arrow")) for kind in KINDS}
+
+
+def add_key_column(table: pa.Table, keys: np.ndarray) -> pa.Table:
+    """Return `table` with `key` as its first column."""
     return table.add_column(0, KEY, pa.array(keys))
 
 
 def write_run(path: Path, table: pa.Table, order: list[str], parts: int) -> None:
-    """Write `table` sorted by the columns `order` (the first is `key`), whole or not at all."""
-    table = in_order(table, order)
-    firsts = np.array([first_key(part, parts) for part in range(parts)], dtype=np.uint64)
-    cuts = [*np.searchsorted(table["key"].to_numpy(), firsts).tolist(), len(table)]
+    """Sort `table` by the columns `order` (`key` first) and write it atomically, split into `parts` batches."""
+    table = sort_table(table, order)
+    first_keys = np.array([first_key(part, parts) for part in range(parts)], dtype=np.uint64)
+    bounds = [*np.searchsorted(table["key"].to_numpy(), first_keys).tolist(), len(table)]
     with atomic_path(path) as draft, pa.ipc.new_file(str(draft), table.schema) as writer:
-        for first, last in pairwise(cuts):
-            writer.write_batch(_batch(table.slice(first, last - first)))
+        for start, stop in pairwise(bounds):
+            writer.write_batch(_combine(table.slice(start, stop - start)))
 
 
-def write_sized(path: Path, sizes: Path, table: pa.Table, order: list[str], parts: int) -> None:
-    """`write_run`, and beside it how much stands under each key: `size` in bytes, `posts`."""
-    write_run(sizes, table.select(["key", "size", "posts"]), ["key"], parts)
+def write_run_with_sizes(path: Path, sizes_path: Path, table: pa.Table, order: list[str], parts: int) -> None:
+    """Write a run, and beside it `size` in bytes and number of `posts` of each row's key."""
+    write_run(sizes_path, table.select(["key", "size", "posts"]), ["key"], parts)
     write_run(path, table.drop_columns("posts"), order, parts)
 
 
-def in_order(table: pa.Table, order: list[str]) -> pa.Table:
+def sort_table(table: pa.Table, order: list[str]) -> pa.Table:
+    """Sort by these columns, ascending."""
     return table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in order]))
 
 
-def _batch(table: pa.Table) -> pa.RecordBatch:
+def _combine(table: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column.combine_chunks() for column in table.columns], schema=table.schema)
 
 
-def part_of(runs: list[Path], part: int, keep: Callable[[np.ndarray], np.ndarray] | None = None) -> pa.Table:
-    """The rows of one part, not yet in order; `keep` says of each key whether it is wanted. At least one run."""
-    return pa.concat_tables(_piece(run, part, keep) for run in runs)
+def read_part(runs: list[Path], part: int, select: Callable[[np.ndarray], np.ndarray] | None = None) -> pa.Table:
+    """Concatenate one part of all runs (at least one), unsorted; `select` maps keys to a mask of the rows to keep."""
+    return pa.concat_tables(_read_batch(run, part, select) for run in runs)
 
 
-def _piece(run: Path, part: int, keep: Callable[[np.ndarray], np.ndarray] | None) -> pa.Table:
-    # Read, not mapped: of a mapped file whole stretches around what is used count as memory. Opened anew each time: a
-    # big dump has more runs than a process may hold open files.
+def _read_batch(run: Path, part: int, select: Callable[[np.ndarray], np.ndarray] | None) -> pa.Table:
+    # Read, not memory-mapped: a mapping counts as memory far beyond the bytes that are used. Opened each time: a big
+    # dump has more runs than a process may have open files.
     with pa.OSFile(str(run)) as stream:
         batch = pa.ipc.open_file(stream).get_batch(part)
-    if keep is not None:
-        wanted = keep(batch["key"].to_numpy())
-        batch = batch if wanted.all() else batch.filter(pa.array(wanted))
+    if select is not None:
+        mask = select(batch["key"].to_numpy())
+        batch = batch if mask.all() else batch.filter(pa.array(mask))
     return pa.Table.from_batches([batch])

@@ -1,6 +1,6 @@
-"""The posts artifact: question records with their scored answers, in part-00000.parquet, part-00001.parquet, ...
+"""Read and write the posts artifact: question records with scored answers, in part-*.parquet.
 
-votes: net (up minus down), or up votes where these were asked for; null where the source does not say. score: see
+votes: net (up minus down), or upvotes where the recipe says so; null where the source has none. score: see
 stages/stackexchange/questions/scoring.py.
 """
 
@@ -23,42 +23,42 @@ SCHEMA = pa.schema([
 ])
 
 
-def parts_of(posts: Path) -> list[Path]:
-    """The files, in order. ValueError when the folder holds none."""
+def list_parts(posts: Path) -> list[Path]:
+    """List the files of a posts artifact, in order. Raises ValueError if there are none."""
     files = sorted(posts.glob("part-*.parquet"))
     if not files:
         raise ValueError(f"{posts}: no part-*.parquet here; give the folder that stages.posts made")
     return files
 
 
-def questions_in(part: Path) -> Iterator[dict]:
-    """Records of one file, in flat memory."""
+def read_questions(part: Path) -> Iterator[dict]:
+    """Yield the records of one file, in constant memory."""
     for batch in pq.ParquetFile(part).iter_batches(BATCH_QUESTIONS):
         yield from batch.to_pylist()
 
 
-def tags_of(posts: Path, among: set[tuple]) -> dict[tuple, list[str]]:
-    """The tags of each (site, question_id) wanted that is there."""
+def read_tags(posts: Path, questions: set[tuple]) -> dict[tuple, list[str]]:
+    """Read the tags of these (site, question_id); questions that the artifact lacks are left out."""
     columns = ["site", "question_id", "tags"]
-    rows = (row for part in parts_of(posts) for batch in pq.ParquetFile(part).iter_batches(columns=columns)
+    rows = (row for part in list_parts(posts) for batch in pq.ParquetFile(part).iter_batches(columns=columns)
             for row in batch.to_pylist())
-    return {key: row["tags"] for row in rows if (key := (row["site"], row["question_id"])) in among}
+    return {key: row["tags"] for row in rows if (key := (row["site"], row["question_id"])) in questions}
 
 
-def size_of(question: dict) -> int:
-    """Characters of a record's texts."""
+def text_length(question: dict) -> int:
+    """Count the characters of a record's texts."""
     return len(question["question"]) + sum(len(answer["text"]) for answer in question["answers"])
 
 
-def write_part(path: Path, questions: Iterable[dict]) -> None:
+def write_questions(path: Path, questions: Iterable[dict]) -> None:
     """Write records of SCHEMA to one file; memory holds one row group of GROUP_QUESTIONS or GROUP_CHARACTERS."""
-    held, characters = [], 0
+    group, characters = [], 0
     with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
         for question in questions:
-            held.append(question)
-            characters += size_of(question)
-            if len(held) == GROUP_QUESTIONS or characters >= GROUP_CHARACTERS:
-                writer.write_table(pa.Table.from_pylist(held, schema=SCHEMA))
-                held, characters = [], 0
-        if held:
-            writer.write_table(pa.Table.from_pylist(held, schema=SCHEMA))
+            group.append(question)
+            characters += text_length(question)
+            if len(group) == GROUP_QUESTIONS or characters >= GROUP_CHARACTERS:
+                writer.write_table(pa.Table.from_pylist(group, schema=SCHEMA))
+                group, characters = [], 0
+        if group:
+            writer.write_table(pa.Table.from_pylist(group, schema=SCHEMA))

@@ -1,0 +1,151 @@
+"""Build the parts of the posts artifact: the questions of a range of keys each, in any process."""
+
+import heapq
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stages.runtime.files import atomic_path, link_or_copy, write_json
+from stages.runtime.process_pool import ProcessPool
+from stages.runtime.progress import Progress
+from stages.stackexchange.questions.counts import QuestionCounts
+from stages.stackexchange.questions.duplicate_ids import SourceInfo
+from stages.stackexchange.questions.filters import QuestionFilter
+from stages.stackexchange.questions.join import join_posts, key_ranges, sorted_rows
+from stages.stackexchange.questions.sorted_runs import RECORD_ORDER, read_part
+from stages.stackexchange.questions.table import SCHEMA, read_questions, write_questions
+
+
+@dataclass(frozen=True)
+class PartTask:
+    """A part to build: `out` from the runs, and last, beside it, its counts."""
+
+    number: int
+    runs: dict[str, list[Path]]  # posts, sizes, upvotes (empty: votes are the posts' own), records, record_sizes
+    sources: list[SourceInfo]
+    question_filter: QuestionFilter
+    max_question_bytes: int
+    out: Path
+
+    @property
+    def counts_path(self) -> Path:
+        """Path of the part's counts: the part is done if it exists."""
+        return self.out.with_suffix(".json")
+
+
+def build_parts(parts: list[PartTask], max_questions: int | None, workers: ProcessPool) -> dict[str, Counter]:
+    """Build the parts, with at most `max_questions` questions in all, and return the sum of their counts."""
+    total: dict[str, Counter] = {}
+    progress = Progress("join", len(parts), "parts")
+    for part_counts in _build_each(parts, max_questions, workers):
+        for name, counts in part_counts.items():
+            total.setdefault(name, Counter()).update(counts)
+        progress.advance(1, f"{total['questions'].total():,} questions")
+    progress.finish()
+    return total
+
+
+def _build_each(parts: list[PartTask], max_questions: int | None, workers: ProcessPool) -> Iterator[dict[str, dict]]:
+    results = workers.imap(build_part, parts)
+    if max_questions is None:
+        yield from results
+        return
+    remaining = max_questions
+    for part in parts:
+        if remaining:
+            counts = next(results)
+            if sum(counts["questions"].values()) > remaining:
+                counts = build_part(part, remaining)
+            remaining -= sum(counts["questions"].values())
+        else:
+            results.close()  # also drops the parts that workers build in advance
+            counts = skip_part(part)
+        yield counts
+
+
+def build_part(part: PartTask, max_questions: int | None = None) -> dict[str, dict]:
+    """Write the part, or its first `max_questions` questions, and return its counts (see `QuestionCounts`)."""
+    if max_questions is None and part.counts_path.exists():
+        return json.loads(part.counts_path.read_text())
+    counts = QuestionCounts()
+    with atomic_path(part.out) as draft:
+        write_questions(draft, _limit(max_questions, _filter_questions(part, counts), counts))
+    pa.default_memory_pool().release_unused()  # else memory grows from part to part
+    write_json(part.counts_path, counts.as_dict())
+    return counts.as_dict()
+
+
+def skip_part(part: PartTask) -> dict[str, dict]:
+    """Delete a part behind the last question wanted, if it was built, and return its posts as dropped."""
+    part.out.unlink(missing_ok=True)
+    part.counts_path.unlink(missing_ok=True)
+    counts = QuestionCounts()
+    posts = sum(pc.sum(read_part(part.runs[kind], part.number)["posts"]).as_py() or 0
+                for kind in ("sizes", "record_sizes") if part.runs[kind])
+    counts.drop("over max_questions", posts, questions=0)
+    return counts.as_dict()
+
+
+def _limit(max_questions: int | None, questions: Iterator[dict], counts: QuestionCounts) -> Iterator[dict]:
+    """Yield and count the first questions; the others are counted as dropped."""
+    for question in islice(questions, max_questions):
+        counts.add(question)
+        yield question
+    for question in questions:
+        counts.drop("over max_questions", 1 + len(question["answers"]))
+
+
+def _filter_questions(part: PartTask, counts: QuestionCounts) -> Iterator[dict]:
+    for _, question in heapq.merge(_join(part, counts), _read_records(part, counts), key=itemgetter(0)):
+        if reason := part.question_filter.drop_reason(question):
+            counts.drop(reason, 1 + len(question["answers"]))
+        else:
+            yield question
+
+
+def _join(part: PartTask, counts: QuestionCounts) -> Iterator[tuple[int, dict]]:
+    for key_range in key_ranges(part.runs["sizes"], part.number, part.max_question_bytes, counts):
+        yield from join_posts(part.runs, part.number, key_range, part.sources, counts)
+
+
+def _read_records(part: PartTask, counts: QuestionCounts) -> Iterator[tuple[int, dict]]:
+    """Yield (key, question record) of the published tables, which hold whole questions."""
+    for key_range in key_ranges(part.runs["record_sizes"], part.number, part.max_question_bytes, counts):
+        for row in sorted_rows(read_part(part.runs["records"], part.number, key_range), RECORD_ORDER):
+            yield row["key"], {name: row[name] for name in SCHEMA.names}
+
+
+def publish_parts(parts: list[PartTask], part_bytes: int, out: Path) -> None:
+    """Link the parts that were built into `out`; small neighbours, left by a narrow filter, become one file."""
+    for stale in out.glob("part-*.parquet"):  # of a run that was interrupted here
+        stale.unlink()
+    for number, files in enumerate(_group_small_parts(parts, part_bytes // 8)):
+        target = out / f"part-{number:05d}.parquet"
+        if len(files) == 1:
+            link_or_copy(files[0], target)
+        else:
+            write_questions(target, (question for file in files for question in read_questions(file)))
+
+
+def _group_small_parts(parts: list[PartTask], min_bytes: int) -> Iterator[list[Path]]:
+    files, size = [], 0
+    for part in parts:
+        if part.out.exists() and (part_size := _text_bytes(part.out)):
+            files.append(part.out)
+            size += part_size
+        if files and (size >= min_bytes or part is parts[-1]):
+            yield files
+            files, size = [], 0
+
+
+def _text_bytes(file: Path) -> int:
+    metadata = pq.read_metadata(file)
+    return sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
