@@ -57,16 +57,9 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path, context: RunContext 
     with open_logger(config.log_to, out, "sft", context, asdict(config)) as logger:
         validation = Validation(model, tokenizer, pairs, held_out, config, logger)
         history = train(
-            model,
-            blocks,
-            collate_blocks,
-            lambda rows: summed_lm_loss(model, rows, config.precision),
-            TrainerSettings.from_section(config, **sizes, schedule="cosine"),
-            out,
-            "sft",
-            validation.evaluation() if validation.rows else None,
-            logger,
-        )
+            model, blocks, collate_blocks, lambda rows: summed_lm_loss(model, rows, config.precision),
+            TrainerSettings.from_section(config, **sizes, schedule="cosine"), out, "sft",
+            validation.evaluation() if validation.rows else None, logger)
     (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
     remove_checkpoints(out)
     (out / DOCUMENTS).unlink()
@@ -86,9 +79,7 @@ def load_trainable_model(config: Sft, base: Path, tokenizer):
     return lora.add_lora(model, precision=config.precision, new_tokens=new_tokens, **vars(config.lora))
 
 
-def tokenize_documents(
-    config: Sft, out: Path, tokenizer, pairs: Path, held_out: set[tuple]
-) -> TokenizedDocuments:
+def tokenize_documents(config: Sft, out: Path, tokenizer, pairs: Path, held_out: set[tuple]) -> TokenizedDocuments:
     """Tokenize the finetune split without the held-out questions, and no more rows than `max_steps` will read."""
     rows = read_pairs(pairs, "finetune", ["site", "qid", "question", "response_j"])
     texts = ((row["question"], row["response_j"]) for row in rows if question_key(row) not in held_out)
@@ -103,9 +94,7 @@ def tokenize_documents(
 class Validation:
     """Measure the perplexity of the best human answers to held-out questions, and sample answers to these."""
 
-    def __init__(
-        self, model, tokenizer, pairs: Path, held_out: set[tuple], config: Sft, logger: TrainingLogger
-    ):
+    def __init__(self, model, tokenizer, pairs: Path, held_out: set[tuple], config: Sft, logger: TrainingLogger):
         self.model, self.tokenizer, self.config, self.logger = model, tokenizer, config, logger
         rows = best_rows(read_first_rows(pairs, "finetune", held_out))
         ids = list(encode_examples(tokenizer, ((row["question"], row["response_j"]) for row in rows)))
@@ -132,14 +121,9 @@ class Validation:
 
     def _sample(self) -> Rollout:
         return sample(
-            self.model,
-            self.prompts,
+            self.model, self.prompts, temperature=1.0, stop_ids=[self.tokenizer.eos_token_id],
             max_new_tokens=min(SAMPLE_TOKENS, self.config.sequence_length_tokens - max(map(len, self.prompts))),
-            temperature=1.0,
-            stop_ids=[self.tokenizer.eos_token_id],
-            generator=torch.Generator().manual_seed(self.config.seed),
-            precision=self.config.precision,
-        )
+            generator=torch.Generator().manual_seed(self.config.seed), precision=self.config.precision)
 
 
 def validation_metrics(history: list[dict], config: Sft) -> dict[str, float]:

@@ -39,8 +39,7 @@ class TokenizedDocuments:
 
 
 def write_documents(
-    path: Path, documents: Iterable[tuple[list[int], list[int]]], max_tokens: int | None
-) -> TokenizedDocuments:
+    path: Path, documents: Iterable[tuple[list[int], list[int]]], max_tokens: int | None) -> TokenizedDocuments:
     """Write (prompt, answer) token ids to `path` atomically, until `max_tokens` are reached, and open the file.
 
     An existing file was written by an earlier attempt at the same artifact, and is opened as it is.

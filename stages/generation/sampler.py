@@ -46,12 +46,8 @@ def sample(model, prompts: list[list[int]], *, precision: str = "fp32", **option
 
 
 def sample_in_batches(
-    model,
-    prompts: list[list[int]],
-    batch_prompts: int,
-    seed: int,
-    on_batch: Callable[[int], None] = lambda count: None,
-    **options,
+    model, prompts: list[list[int]], batch_prompts: int, seed: int,
+    on_batch: Callable[[int], None] = lambda count: None, **options,
 ) -> Rollout:
     """Sample in batches of prompts of similar length; results are in the order of `prompts`.
 
@@ -71,16 +67,9 @@ def sample_in_batches(
 
 @torch.no_grad()
 def generate_stepwise(
-    model,
-    prompts: list[list[int]],
-    *,
-    max_new_tokens: int | Sequence[int],
-    temperature: float,
-    stop_ids: Sequence[int],
-    generator: torch.Generator,
-    value_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    model, prompts: list[list[int]], *, max_new_tokens: int | Sequence[int], temperature: float,
+    stop_ids: Sequence[int], generator: torch.Generator,
+    value_fn: Callable[[torch.Tensor], torch.Tensor] | None = None, top_k: int = 0, top_p: float = 1.0,
 ) -> Iterator["GenerationState"]:
     """Sample a response per prompt, one token of every row per step; yield the same state after each step.
 

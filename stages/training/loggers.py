@@ -92,13 +92,8 @@ class TrainingLogger:
 
 
 def open_logger(
-    log_to: Sequence[str],
-    out: Path,
-    stage: str,
-    context: RunContext | None,
-    settings: dict,
-    step_name: str = "step",
-    part: str = "",
+    log_to: Sequence[str], out: Path, stage: str, context: RunContext | None, settings: dict,
+    step_name: str = "step", part: str = "",
 ) -> TrainingLogger:
     """Open the logger with the trackers that `log_to` names.
 

@@ -18,13 +18,8 @@ class PlanRow(NamedTuple):
 
 
 def estimate_memory(
-    policy: torch.nn.Module,
-    others: Mapping[str, torch.nn.Module],
-    *,
-    optimizer: str,
-    optimizer_bytes: int,
-    largest: Mapping[str, int],
-    costs: Mapping[str, PhaseCost],
+    policy: torch.nn.Module, others: Mapping[str, torch.nn.Module], *, optimizer: str, optimizer_bytes: int,
+    largest: Mapping[str, int], costs: Mapping[str, PhaseCost],
 ) -> list[PlanRow]:
     """List the memory of a run, in bytes.
 

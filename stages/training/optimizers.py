@@ -18,18 +18,9 @@ MIN_8BIT_ELEMENTS = 4096  # bitsandbytes keeps the state of smaller tensors in 3
 
 
 def build_optimizer(
-    name: str,
-    parameters: Iterable[torch.nn.Parameter],
-    *,
-    learning_rate: float,
-    epsilon: float,
-    weight_decay: float,
+    name: str, parameters: Iterable[torch.nn.Parameter], *, learning_rate: float, epsilon: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Build the optimizer called `name`.
-
-    Args:
-        epsilon: of Adam's denominator; Adafactor has its own, 1e-30.
-    """
+    """Build the optimizer called `name`; epsilon: of Adam's denominator (Adafactor has its own, 1e-30)."""
     parameters = list(parameters)
     shared = {"lr": learning_rate, "weight_decay": weight_decay}
     if name == "adafactor":

@@ -54,15 +54,8 @@ class TrainerSettings:
 
 
 def train(
-    model,
-    dataset,
-    collate: Callable,
-    loss_fn: Callable,
-    settings: TrainerSettings,
-    out: Path,
-    label: str,
-    evaluation: Evaluation | None = None,
-    logger: TrainingLogger | None = None,
+    model, dataset, collate: Callable, loss_fn: Callable, settings: TrainerSettings, out: Path, label: str,
+    evaluation: Evaluation | None = None, logger: TrainingLogger | None = None,
 ) -> list[dict]:
     """Train in place, resuming from the last complete checkpoint under `out`; return the history.
 

@@ -277,7 +277,7 @@ def test_nothing_reaches_for_the_network_or_an_account(made, tmp_path):
     assert "wandb" not in said.lower()  # nor does it ask for a key, or tell of itself
     assert wandb(made / "logs", "alone") == points(made / "alone", "sft")
     left = [file for file in tmp_path.rglob("*") if file.is_file() and "logs" not in file.parts]
-    assert all(file.parent == tmp_path / ".cache/stackllama" for file in left)  # the kernels, see native/build.py
+    assert all(file.parent == tmp_path / ".cache/stackllama" for file in left)  # the compiled CPU kernels
 
 
 # --- strangers' text ------------------------------------------------------------------------------------------------
