@@ -1,9 +1,9 @@
-"""The usual way from a Posts.xml to preference pairs, which `benchmarks/data/run.py` measures the stages against.
+"""The usual way from a Posts.xml to preference pairs: the baseline of `benchmarks/data/run.py`.
 
     python -m benchmarks.data.baseline Posts.xml pairs.parquet
 
-As StackLLaMA's notebook and its copies do it: the whole tree in memory, every pair of a question built before ten are
-drawn, and three texts converted for each pair. The scores and the choice of pairs follow the same rule as ours.
+As in StackLLaMA's notebook and its copies, the whole tree is in memory, every pair of a question is built before ten
+are drawn, and three texts are converted for each pair. Scores and pairs follow the same rule as the stages.
 """
 
 import json
@@ -21,8 +21,8 @@ from markdownify import markdownify
 MAX_PAIRS = 10
 
 
-def questions_of(path: str) -> list[dict]:
-    """Questions with at least two answers."""
+def read_questions(path: str) -> list[dict]:
+    """Read the questions with at least two answers."""
     questions, answers = {}, defaultdict(list)
     for row in ElementTree.parse(path).getroot():
         post = dict(row.attrib)
@@ -35,35 +35,39 @@ def questions_of(path: str) -> list[dict]:
 
 
 def score(answer: dict, accepted: str | None) -> int:
-    """log2(1 + votes), rounded, plus 1 if accepted; -1 for negative votes."""
+    """Compute log2(1 + votes), rounded, plus 1 if accepted; -1 for negative votes."""
     votes = int(answer["Score"])
     return -1 if votes < 0 else round(math.log2(1 + votes)) + (answer["Id"] == accepted)
 
 
-def pairs_of(question: dict) -> list[tuple[dict, dict]]:
-    """At most ten (better, worse) answers."""
+def draw_pairs(question: dict) -> list[tuple[dict, dict]]:
+    """Draw at most ten pairs (better, worse) of answers."""
     scored = [(score(answer, question.get("AcceptedAnswerId")), answer) for answer in question["answers"]]
-    pairs = [(one, other) if first > second else (other, one)
-             for (first, one), (second, other) in combinations(scored, 2) if first != second]
+    pairs = [(first, second) if first_score > second_score else (second, first)
+             for (first_score, first), (second_score, second) in combinations(scored, 2)
+             if first_score != second_score]
     return random.sample(pairs, MAX_PAIRS) if len(pairs) > MAX_PAIRS else pairs
 
 
-def markdown(html: str) -> str:
+def to_markdown(html: str) -> str:
+    """Convert HTML to Markdown and collapse blank lines."""
     text = markdownify(html, code_language_callback=lambda code: code["class"][0] if code.has_attr("class") else None)
     return re.sub(r"\n\s*\n", "\n\n", text)
 
 
-def rows_of(question: dict) -> list[dict]:
+def build_rows(question: dict) -> list[dict]:
+    """Build a row per pair, converting three texts for each."""
     return [{
-        "qid": int(question["Id"]), "question": markdown(question["Body"]), "date": question["CreationDate"],
+        "qid": int(question["Id"]), "question": to_markdown(question["Body"]), "date": question["CreationDate"],
         "metadata": [post.get("OwnerUserId", "") for post in (question, better, worse)],
-        "response_j": markdown(better["Body"]), "response_k": markdown(worse["Body"]),
-    } for better, worse in pairs_of(question)]
+        "response_j": to_markdown(better["Body"]), "response_k": to_markdown(worse["Body"]),
+    } for better, worse in draw_pairs(question)]
 
 
 def main(posts: str, out: str) -> None:
+    """Write the pairs and print their number."""
     random.seed(0)
-    rows = [row for question in questions_of(posts) for row in rows_of(question)]
+    rows = [row for question in read_questions(posts) for row in build_rows(question)]
     Dataset.from_list(rows).to_parquet(out)
     print(json.dumps({"pairs": len(rows), "conversions": 3 * len(rows)}))
 

@@ -1,10 +1,10 @@
-"""Coverage-guided fuzzing of what reads other people's bytes: posts' HTML, and dumps.
+"""Fuzz the code that reads untrusted bytes, the HTML of posts and the dumps, guided by coverage.
 
     python -m benchmarks.data.fuzz markdown --seconds 900
     python -m benchmarks.data.fuzz dump --seconds 900 --corpus /tmp/dumps
 
-A crash is any exception but the one that the code promises, an input over 5 s, or more than 2 GB; libFuzzer writes the
-input beside the corpus and the exit status is not 0. Needs atheris (`pip install atheris`), which nothing else does.
+A crash is any exception that the code does not document, an input that takes over 5 s, or more than 2 GB of memory.
+libFuzzer writes the input beside the corpus, and the exit status is not 0. Needs `pip install atheris`.
 """
 
 import argparse
@@ -24,6 +24,7 @@ ROWS = '<row Id="1" PostTypeId="1" AcceptedAnswerId="2" Score="3" Title="t" Body
 
 
 def markdown_target() -> Callable[[bytes], None]:
+    """Make the target that converts HTML in both styles."""
     from stages.stackexchange.markdown.convert import NotConvertedError, make_converter
     converters = {style: make_converter(style) for style in ("published", "clean")}
 
@@ -33,14 +34,15 @@ def markdown_target() -> Callable[[bytes], None]:
             try:
                 markdown = convert(text, "html")
                 markdown.encode()
-                assert style == "published" or "\0" not in markdown, "a mark of code is left"
+                assert style == "published" or "\0" not in markdown, "a mark of code was not replaced"
             except NotConvertedError as error:
-                if re.search("RecursionError|MemoryError", str(error)):  # the caps are there to not come to these
+                if re.search("RecursionError|MemoryError", str(error)):  # the limits must prevent these
                     raise
     return target
 
 
 def dump_target() -> Callable[[bytes], None]:
+    """Make the target that runs the posts stage on a Posts.xml."""
     from stages import posts
     from stages.recipe.data import Posts
     config = Posts(max_bad_rows_share=1.0)
@@ -51,21 +53,23 @@ def dump_target() -> Callable[[bytes], None]:
             dump.write_bytes(data)
             out.mkdir()
             try:
-                with redirect_stderr(StringIO()):  # bars of progress
+                with redirect_stderr(StringIO()):  # progress bars
                     posts.run(config, out, dump=[str(dump)])
             except ValueError as error:
-                if not str(error) or "\n" in str(error):  # it is for people
+                if not str(error) or "\n" in str(error):  # the message must be one line
                     raise
     return target
 
 
 def markdown_seeds() -> list[bytes]:
+    """Return the HTML of the Markdown tests."""
     from tests.stackexchange.test_markdown import GOLDEN, HOSTILE, ODD
     shapes = [shape[1] for shape in GOLDEN] + [*HOSTILE.values(), *ODD.values()]
     return [markup.encode("utf-8", "replace")[:2000] for markup in shapes]
 
 
 def dump_seeds() -> list[bytes]:
+    """Return valid and broken dumps."""
     head, whole = '<?xml version="1.0" encoding="utf-8"?>\n', f"<posts>\n{ROWS}</posts>\n"
     texts = [head + whole, "\ufeff" + head + whole, whole.replace('"', "'"), whole.replace("\n", "\r\n"), head, "",
              head + whole[:-40], head + "<!DOCTYPE posts [<!ENTITY a 'b'>]>" + whole, "<html><body>no</body></html>",
@@ -84,10 +88,11 @@ WORDS = {
 
 
 def main() -> None:
+    """Parse the command line and fuzz."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=900)
-    parser.add_argument("--corpus", type=Path, help="folder to keep what was found in (default: a new one in /tmp)")
+    parser.add_argument("--corpus", type=Path, help="folder for interesting inputs (default: a new one in /tmp)")
     args = parser.parse_args()
     try:
         import atheris

@@ -1,9 +1,9 @@
-"""A Posts.xml of any size, in the dump's own format and of real posts' shape; the words are invented.
+"""Write a synthetic Posts.xml of any size, in the dumps' format and with the shape of real posts.
 
     python -m benchmarks.data.synthetic_posts OUT --megabytes 200 --seed 0
 
-Rows stand in the order of their Ids, which is that of time; most answers follow their question within some rows, a few
-half a million rows later. The seed decides all. Text is joined from pieces that are escaped once: 30 MB a second.
+Rows are sorted by Id and by time. Most answers follow their question within some rows, a few half a million rows later.
+The file depends only on size and seed. Text is joined from pieces that are escaped once, which gives 30 MB/s.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from benchmarks.data.synthetic_prose import Pieces, attribute, pieces
 MEGABYTE = 1_000_000
 ROW_BYTES = 2090  # on average
 BODY_MEDIAN, BODY_SPREAD, BODY_LONGEST = 1070, 0.85, 30_000  # HTML characters before the last block; log-normal
-# Questions in a hundred by their answers: 1.5 a question on average, with a long tail.
+# Answers of each of a hundred questions: 1.5 on average, with a long tail.
 FEW_ANSWERS = [0] * 25 + [1] * 46 + [2] * 13 + [3] * 7 + [4] * 4 + [5] * 2 + [6] * 1
 MANY_ANSWERS = 8
 NEAR_MEDIAN, NEAR_SPREAD, FAR, FARTHEST = 15, 2.0, 0.05, 500_000  # rows between a question and an answer
@@ -28,12 +28,12 @@ LICENSES = (("2011-04-08", "CC BY-SA 2.5"), ("2018-05-02", "CC BY-SA 3.0"), ("9"
 
 
 def write_posts_xml(path: Path, megabytes: float, seed: int = 0) -> int:
-    """Write the file, of `megabytes` and at most one row more; returns the number of rows."""
-    wanted, rows = int(megabytes * MEGABYTE), 0
+    """Write at least `megabytes`, by less than a row more, and return the number of rows."""
+    size, rows = int(megabytes * MEGABYTE), 0
     with open(path, "wb") as stream:
         written = stream.write(b'<?xml version="1.0" encoding="utf-8"?>\n<posts>\n')
-        for row in _rows(random.Random(seed), max(1, wanted // ROW_BYTES)):
-            if written >= wanted:
+        for row in _rows(random.Random(seed), max(1, size // ROW_BYTES)):
+            if written >= size:
                 break
             written += stream.write(row.encode())
             rows += 1
@@ -42,56 +42,56 @@ def write_posts_xml(path: Path, megabytes: float, seed: int = 0) -> int:
 
 
 def _rows(rng: random.Random, expected: int) -> Iterator[str]:
-    """Rows without end. Each takes a slot; a question reserves later slots for its answers, so that it knows their Ids.
+    """Yield rows without end. Each takes a slot; a question reserves later slots for its answers, to know their Ids.
 
-    What is held is the reserved slots: some ten thousand, whatever the size of the file.
+    Memory holds the reserved slots: about ten thousand, whatever the size of the file.
     """
     text, reserved = pieces(), {}
     for slot in count():
         if slot in reserved:
             yield _answer(rng, text, slot, *reserved.pop(slot))
         else:
-            slots = [_reserve(rng, reserved, slot, expected - slot) for _ in range(_answers(rng))]
+            slots = [_reserve(rng, reserved, slot, expected - slot) for _ in range(_answer_count(rng))]
             votes = _votes(rng, len(slots))
             for answer, score in zip(slots, votes, strict=True):
                 reserved[answer] = (slot, score)
             yield _question(rng, text, slot, _accepted(rng, slots, votes), len(slots))
 
 
-def _answers(rng: random.Random) -> int:
+def _answer_count(rng: random.Random) -> int:
     number = int(rng.random() * 100)
     return FEW_ANSWERS[number] if number < len(FEW_ANSWERS) else int(MANY_ANSWERS * rng.paretovariate(2.2))
 
 
-def _reserve(rng: random.Random, reserved: dict, slot: int, left: int) -> int:
-    """A free slot behind a question's, mostly near, and before the file's end as far as that can be known."""
+def _reserve(rng: random.Random, reserved: dict, slot: int, remaining: int) -> int:
+    """Reserve a free slot behind a question's, mostly near it and before the expected end of the file."""
     if rng.random() < FAR:
         distance = int(rng.random() * FARTHEST)
     else:
         distance = int(rng.lognormvariate(math.log(NEAR_MEDIAN), NEAR_SPREAD))
-    found = slot + 1 + distance % max(left, NEAR_MEDIAN)
-    while found in reserved:
-        found += 1
-    reserved[found] = None
-    return found
+    answer = slot + 1 + distance % max(remaining, NEAR_MEDIAN)
+    while answer in reserved:
+        answer += 1
+    reserved[answer] = None
+    return answer
 
 
 def _votes(rng: random.Random, answers: int) -> list[int]:
-    """Net votes of one question's answers: what many see gets many."""
-    seen = rng.gauss(0.2, 1.0)
-    return [-int(rng.paretovariate(2)) if rng.random() < 0.03 else int(math.exp(seen + rng.gauss(0, 0.75)))
+    """Draw the net votes of a question's answers; they share the question's popularity."""
+    popularity = rng.gauss(0.2, 1.0)
+    return [-int(rng.paretovariate(2)) if rng.random() < 0.03 else int(math.exp(popularity + rng.gauss(0, 0.75)))
             for _ in range(answers)]
 
 
 def _accepted(rng: random.Random, slots: list[int], votes: list[int]) -> int | None:
-    """The slot of the accepted answer, more often than not the one with most votes."""
+    """Draw the slot of the accepted answer, mostly that with the most votes."""
     if not slots or rng.random() > 0.6:
         return None
     return slots[votes.index(max(votes))] if rng.random() < 0.7 else rng.choice(slots)
 
 
 def _id(slot: int) -> int:
-    """Every fifth Id is missing: a deleted post."""
+    """Return a slot's Id; every fifth Id is missing, as of a deleted post."""
     return 4 + slot * 5 // 4
 
 
@@ -113,7 +113,7 @@ def _row(rng: random.Random, text: Pieces, slot: int, kind: str, score: int, vie
     date = created.isoformat(timespec="milliseconds")
     terms = next(name for until, name in LICENSES if date < until)
     owner = f'OwnerUserId="{int(1000 * rng.paretovariate(0.5)) % 20_000_000}"'
-    if rng.random() < 0.01:  # the account is gone
+    if rng.random() < 0.01:  # a deleted account
         owner = f'OwnerDisplayName="user{slot}"'
     return (f'  <row Id="{_id(slot)}"{kind} CreationDate="{date}" Score="{score}"{views} '
             f'Body="{_body(rng, text, slot)}" {owner} LastActivityDate="{active.isoformat(timespec="milliseconds")}"'
@@ -121,11 +121,11 @@ def _row(rng: random.Random, text: Pieces, slot: int, kind: str, score: int, vie
 
 
 def _body(rng: random.Random, text: Pieces, slot: int) -> str:
-    """Blocks until the drawn size is reached; the slot's number makes every body another one."""
-    wanted = min(rng.lognormvariate(math.log(BODY_MEDIAN), BODY_SPREAD), BODY_LONGEST)
+    """Join blocks until the drawn size is reached; the slot's number makes every body unique."""
+    length = min(rng.lognormvariate(math.log(BODY_MEDIAN), BODY_SPREAD), BODY_LONGEST)
     body = [attribute(f"<p>In case {slot}, "), rng.choice(text.sentences), attribute("</p>\n\n")]
     size = sum(map(len, body))
-    while size < wanted:
+    while size < length:
         block = rng.choice(text.blocks)
         body.append(block.opening + block.between.join(rng.choices(block.pool, k=rng.choice(block.numbers)))
                     + block.closing)
@@ -134,10 +134,11 @@ def _body(rng: random.Random, text: Pieces, slot: int) -> str:
 
 
 def main() -> None:
+    """Write the file that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="the file to write")
     parser.add_argument("--megabytes", type=float, default=200, metavar="N", help="its size (default: 200)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another site (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     arguments = parser.parse_args()
     rows = write_posts_xml(arguments.out, arguments.megabytes, arguments.seed)
     print(f"{arguments.out}: {rows:,} rows, {arguments.out.stat().st_size / MEGABYTE:.1f} MB")

@@ -1,6 +1,6 @@
-"""Pieces of invented posts: sentences, code and the blocks they stand in, as HTML escaped for an XML attribute.
+"""Generate the pieces of synthetic posts: sentences, code and blocks, as HTML escaped for an XML attribute.
 
-There are more pieces than a page of parquet holds, so that files of them compress about as text does.
+There are more pieces than a page of Parquet holds, so that files of them compress about as well as text.
 """
 
 import random
@@ -36,7 +36,7 @@ CODE = [Template(text) for text in (
 
 @dataclass(frozen=True)
 class Block:
-    """A block element: `opening`, some of `pool` with `between` in between, `closing`."""
+    """A block element: `opening`, some pieces of `pool` joined by `between`, `closing`."""
 
     opening: str
     between: str
@@ -47,7 +47,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Pieces:
-    """What posts are joined from; `blocks` holds each block as often as it is to be drawn."""
+    """The pieces of posts; `blocks` repeats each block by its frequency."""
 
     sentences: list[str]
     phrases: list[str]
@@ -56,13 +56,13 @@ class Pieces:
 
 
 def attribute(html: str) -> str:
-    """Escaped as the dumps escape attributes."""
+    """Escape as the dumps escape attributes."""
     return escape(html).replace("&#x27;", "'").replace("\n", "&#xA;").replace("\t", "&#x9;")
 
 
 @cache
 def pieces() -> Pieces:
-    """The same pieces at every call and for every seed: building them takes a second."""
+    """Generate the pieces, the same for every seed, once; it takes a second."""
     rng = random.Random("pieces")
     syllables = SYLLABLES.split()
     rare = sorted({"".join(rng.choices(syllables, k=rng.choice((2, 2, 3, 3, 4)))) for _ in range(RARE_WORDS)})
@@ -70,31 +70,31 @@ def pieces() -> Pieces:
     words = COMMON.split() + rare
     odds = list(accumulate(1 / (rank + 3) for rank in range(len(words))))  # Zipf's law
 
-    def drawn(number: int) -> list[str]:
+    def draw(number: int) -> list[str]:
         return rng.choices(words, cum_weights=odds, k=number)
 
-    sentences = [attribute(_sentence(rng, drawn(rng.randint(5, 24)))) for _ in range(SENTENCES)]
-    phrases = [" ".join(drawn(rng.randint(2, 6))).capitalize() for _ in range(PHRASES)]
+    sentences = [attribute(_sentence(rng, draw(rng.randint(5, 24)))) for _ in range(SENTENCES)]
+    phrases = [" ".join(draw(rng.randint(2, 6))).capitalize() for _ in range(PHRASES)]
     chunks = [attribute(escape(_chunk(rng, rare), quote=False)) for _ in range(CHUNKS)]
     return Pieces(sentences, phrases, rare[:TAGS], _blocks(rng, sentences, phrases, chunks))
 
 
 def _sentence(rng: random.Random, words: list[str]) -> str:
-    """Words as one sentence; every third holds something other than letters."""
-    place, kind = rng.randrange(1, len(words)), rng.random()
-    word, first = words[place], words[0]
+    """Join words to a sentence; every third has markup or special characters."""
+    index, kind = rng.randrange(1, len(words)), rng.random()
+    word, first = words[index], words[0]
     if kind < 0.11:
-        words[place] = f"<code>{word}_{first}({rng.choice(('', 'x &lt; 1', '&amp;y'))})</code>"
+        words[index] = f"<code>{word}_{first}({rng.choice(('', 'x &lt; 1', '&amp;y'))})</code>"
     elif kind < 0.16:
-        words[place] = f"<em>{word}</em>"
+        words[index] = f"<em>{word}</em>"
     elif kind < 0.20:
-        words[place] = f"<strong>{word}</strong>"
+        words[index] = f"<strong>{word}</strong>"
     elif kind < 0.26:
-        words[place] = f'<a href="https://{word}.example/{first}?a={place}&amp;b=1" rel="nofollow">{word}</a>'
+        words[index] = f'<a href="https://{word}.example/{first}?a={index}&amp;b=1" rel="nofollow">{word}</a>'
     elif kind < 0.29:
-        words[place] = f"{word}{rng.choice((' &amp;', ' &lt;-', ' —', ' → é', ' 日本', '&nbsp;&gt;'))}"
+        words[index] = f"{word}{rng.choice((' &amp;', ' &lt;-', ' —', ' → é', ' 日本', '&nbsp;&gt;'))}"
     elif kind < 0.30:
-        words[place] = f"{word}<br>\n"
+        words[index] = f"{word}<br>\n"
     words[0] = first.capitalize()
     return " ".join(words) + rng.choice("....?:!")
 
@@ -105,10 +105,10 @@ def _chunk(rng: random.Random, names: list[str]) -> str:
 
 
 def _blocks(rng: random.Random, sentences: list[str], phrases: list[str], chunks: list[str]) -> list[Block]:
-    """Every kind of block, a hundred in all: the shares of real posts, with stackoverflow.com's share of code."""
+    """Return a hundred blocks, with the shares of real posts and stackoverflow.com's share of code."""
     images = [attribute(f'https://i.stack.imgur.com/{rng.randbytes(4).hex()}.png" alt="{phrase}')
               for phrase in phrases[:1000]]
-    cells = [f"{one}{attribute('</td><td>')}{other}" for one, other in zip(phrases[::2], phrases[1::2], strict=True)]
+    cells = [f"{left}{attribute('</td><td>')}{right}" for left, right in zip(phrases[::2], phrases[1::2], strict=True)]
     shares = [
         (58, "<p>", " ", "</p>\n\n", sentences, range(1, 6)),
         (18, "<pre><code>", "\n", "</code></pre>\n\n", chunks, range(1, 6)),

@@ -1,4 +1,4 @@
-"""The data benchmark: the dump it makes, the usual way beside ours, what it measures and how it shows it."""
+"""Test the data benchmarks: the synthetic dump, the usual way, costs, goals and tables."""
 
 import json
 from argparse import Namespace
@@ -9,34 +9,34 @@ from lxml import etree
 from benchmarks.common.process_cost import measured
 from benchmarks.common.tables import Goal, Result, table
 from benchmarks.data.run import extrapolate
-from benchmarks.data.stage_runs import dump, metrics_of, needed_posts, run_stage
+from benchmarks.data.stage_runs import count_posts, dump, read_metrics, run_stage
 from benchmarks.data.synthetic_posts import write_posts_xml
 
 MEGABYTES = 2
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A made dump, not to be changed."""
-    return dump(tmp_path_factory.mktemp("made"), MEGABYTES, 0)
+def synthetic_dump(tmp_path_factory):
+    """A synthetic dump; tests must not change it."""
+    return dump(tmp_path_factory.mktemp("synthetic_dump"), MEGABYTES, 0)
 
 
 @pytest.fixture(scope="module")
-def rows(made):
-    return [dict(row.attrib) for row in etree.parse(made).getroot()]
+def rows(synthetic_dump):
+    return [dict(row.attrib) for row in etree.parse(synthetic_dump).getroot()]
 
 
-def test_seed_decides(made, tmp_path):
+def test_seed_decides(synthetic_dump, tmp_path):
     for seed in (0, 1):
         write_posts_xml(tmp_path / str(seed), MEGABYTES, seed)
-    assert (tmp_path / "0").read_bytes() == made.read_bytes()
-    assert (tmp_path / "1").read_bytes() != made.read_bytes()
+    assert (tmp_path / "0").read_bytes() == synthetic_dump.read_bytes()
+    assert (tmp_path / "1").read_bytes() != synthetic_dump.read_bytes()
 
 
-def test_size(made, rows):
-    assert made.stat().st_size == pytest.approx(MEGABYTES * 1e6, rel=0.02)
-    assert made.read_bytes().count(b"\n") == len(rows) + 3
-    assert made.stat().st_size / len(rows) == pytest.approx(2090, rel=0.15)
+def test_size(synthetic_dump, rows):
+    assert synthetic_dump.stat().st_size == pytest.approx(MEGABYTES * 1e6, rel=0.02)
+    assert synthetic_dump.read_bytes().count(b"\n") == len(rows) + 3
+    assert synthetic_dump.stat().st_size / len(rows) == pytest.approx(2090, rel=0.15)
 
 
 def test_rows_as_in_a_dump(rows):
@@ -64,15 +64,16 @@ def test_bodies_are_html(rows):
         assert len(body.findall(".//p")) >= 1
 
 
-def test_ours_and_the_usual_way_make_as_many_pairs(made):
+def test_ours_and_the_usual_way_make_as_many_pairs(synthetic_dump):
     for stage in ("posts", "pairs"):
-        run_stage(stage, made, 1)
-    usual = json.loads(measured("-m", "benchmarks.data.baseline", made, made.with_name("usual.parquet")).stdout)
-    pairs = metrics_of(made, "pairs")
-    assert metrics_of(made, "posts")["rows_set_aside"] == 0
+        run_stage(stage, synthetic_dump, 1)
+    out = synthetic_dump.with_name("usual.parquet")
+    usual = json.loads(measured("-m", "benchmarks.data.baseline", synthetic_dump, out).stdout)
+    pairs = read_metrics(synthetic_dump, "pairs")
+    assert read_metrics(synthetic_dump, "posts")["rows_set_aside"] == 0
     assert pairs["pairs"] == usual["pairs"] > 100
     assert not sum(pairs["dropped_pairs"].values())
-    assert pairs["conversions"] == needed_posts(made.parent / "pairs") < usual["conversions"]
+    assert pairs["conversions"] == count_posts(synthetic_dump.parent / "pairs") < usual["conversions"]
 
 
 def test_every_process_counts(tmp_path):
