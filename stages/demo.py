@@ -14,9 +14,9 @@ from pathlib import Path
 
 from stages.chat.checks import check_port, check_run
 from stages.recipe.evaluate import Evaluate
-from stages.recipe.recipe import load_recipe
-from stages.recipe.schema import SettingsError
+from stages.recipe.schema import SettingsError, override
 from stages.runtime.environment import let_idle_threads_sleep
+from stages.runtime.lineage import read_recipe
 
 RUN, PORT = Path("results/demo"), 7860
 PRECISIONS = ("fp32", "bf16", "int8", "nf4")
@@ -43,9 +43,13 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def evaluate_settings(run: Path) -> Evaluate:
-    """Return the settings that the run was evaluated with, or the published ones if it has no recipe."""
+    """Return the settings that the run was evaluated with, or the published ones if it has no recipe.
+
+    Other sections are not read: an older run may have keys that no longer exist.
+    """
     recipe = run / "recipe.yaml"
-    return load_recipe(recipe).evaluate if recipe.is_file() else Evaluate()
+    section = read_recipe(recipe).get("evaluate", {}) if recipe.is_file() else {}
+    return override(Evaluate(), section, f"{recipe}: evaluate")
 
 
 def parse_model(text: str) -> tuple[str, Path]:

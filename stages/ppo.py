@@ -21,7 +21,7 @@ import torch
 
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
-from stages.modeling.tokenizer import load_tokenizer, shared_tokenizer
+from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import select_settings
 from stages.reward_modeling.consistency import check_consistency, compare_with_training
@@ -41,7 +41,7 @@ from stages.rl.rewards.sources import MODEL, RewardFunction, load_reward_functio
 from stages.rl.training_loop import LoopSettings, TrainingLoop
 from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
-from stages.stackexchange.pairs.table import questions_of
+from stages.stackexchange.pairs.table import read_best_rows
 from stages.stackexchange.prompt import prompt_ids
 from stages.training import checkpoint, optimizers
 from stages.training.loggers import open_logger
@@ -57,14 +57,14 @@ def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, cont
     reward: the merged reward model, or its adapter, which then shares the policy's base.
     """
     torch_setup.prepare()
-    with open_logger(config.log_to, out, "ppo", context, asdict(config), step_name="iteration") as logs:
+    with open_logger(config.log_to, out, "ppo", context, asdict(config), step_name="iteration") as logger:
         tokenizer = load_tokenizer(policy)
         prompts, validation_prompts, too_long = load_prompts(config, tokenizer, pairs)
         trainer, reward_functions = build_trainer(config, tokenizer, policy, reward, pairs)
         loop = TrainingLoop(
             trainer, LoopSettings(**select_settings(LoopSettings, config)),
             StopRules(**select_settings(StopRules, config)), prompts=prompts, validation_prompts=validation_prompts,
-            tokenizer=tokenizer, logs=logs, out=out, say=_say)
+            tokenizer=tokenizer, logger=logger, out=out, say=_say)
         if not loop.resume():
             report = check_startup(config, loop, tokenizer, reward_functions)
             write_json(out / STARTUP, asdict(report))
@@ -84,7 +84,7 @@ def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, cont
 
 def load_prompts(config: Ppo, tokenizer, pairs: Path) -> tuple[list[list[int]], list[list[int]], int]:
     """Load the questions of the rl split, each once, as training and validation prompts; count the too long ones."""
-    prompts = [prompt_ids(tokenizer, row["question"]) for row in questions_of(pairs, "rl")]
+    prompts = [prompt_ids(tokenizer, row["question"]) for row in read_best_rows(pairs, "rl")]
     fitting = [prompt for prompt in prompts if len(prompt) <= config.max_prompt_tokens]
     too_long = len(prompts) - len(fitting)
     validation = min(config.validation_prompts, len(fitting) // 4)  # a small site trains on most of its prompts
@@ -133,7 +133,7 @@ def build_trainer(
 def load_checked_models(config: Ppo, reward: Path, policy: Policy, policy_folder: Path, source: str) -> list[Scorer]:
     """Load the reward models of a source: 'model' names `reward`. Check that they score as they did in training."""
     artifact = reward if source == MODEL else Path(source)
-    shared_tokenizer(policy_folder, artifact)
+    load_shared_tokenizer(policy_folder, artifact)
     scorers = load_scorers(artifact, policy, policy_folder, config.forward_prompts, config.cpu_kernels)
     for scorer, folder in zip(scorers, member_folders(artifact), strict=True):
         families.check_length(scorer.model.config, config.max_prompt_tokens + config.max_response_tokens)

@@ -41,7 +41,7 @@ from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, save_scoring
 from stages.runtime.artifact import RunContext
 from stages.runtime.series import append_row, read_history, truncate_after
-from stages.stackexchange.pairs.table import first_questions, first_rows, key_of, rows_of
+from stages.stackexchange.pairs.table import first_question_keys, question_key, read_first_rows, read_pairs
 from stages.training.callbacks import Evaluation
 from stages.training.loggers import TrainingLogger, open_logger
 from stages.training.trainer import TrainerSettings, last_checkpoint_step, remove_checkpoints, train
@@ -90,9 +90,9 @@ class RewardData:
 
 def load_data(config: Reward, tokenizer, pairs: Path) -> RewardData:
     """Tokenise the reward split; ValueError if fewer than two questions are left to train on."""
-    held_out = first_questions(pairs, SPLIT, config.validation_share, VALIDATION_QUESTIONS)
+    held_out = first_question_keys(pairs, SPLIT, config.validation_share, VALIDATION_QUESTIONS)
     training, dropped = build_examples(
-        (row for row in rows_of(pairs, SPLIT) if key_of(row) not in held_out),
+        (row for row in read_pairs(pairs, SPLIT) if question_key(row) not in held_out),
         tokenizer,
         max_length_tokens=config.max_length_tokens,
         by_question=config.batching == "question",
@@ -101,7 +101,7 @@ def load_data(config: Reward, tokenizer, pairs: Path) -> RewardData:
     if len({example.question for example in training}) < 2:
         raise ValueError(f"{pairs} has hardly a usable pair in its {SPLIT} split ({dropped} are over "
                          f"{config.max_length_tokens} tokens): there is nothing to learn from")
-    validation = draw_held_out_pairs(first_rows(pairs, SPLIT, held_out), tokenizer, max_pairs=config.train_pairs,
+    validation = draw_held_out_pairs(read_first_rows(pairs, SPLIT, held_out), tokenizer, max_pairs=config.train_pairs,
                                 max_tokens=config.max_length_tokens, seed=config.seed)
     return RewardData(training, validation, dropped)
 

@@ -55,20 +55,20 @@ class TrainingLoop:
         prompts: list[list[int]],
         validation_prompts: list[list[int]],
         tokenizer,
-        logs: TrainingLogger,
+        logger: TrainingLogger,
         out: Path,
         say: Callable[[str], None],
     ):
         self.trainer, self.settings, self.stopping = trainer, settings, EarlyStopping(stop_rules)
         self.prompts, self.validation_prompts, self.tokenizer = prompts, validation_prompts, tokenizer
-        self.logs, self.out, self.say, self.iteration = logs, out, say, 0
+        self.logger, self.out, self.say, self.iteration = logger, out, say, 0
         self.best: dict[str, float] = {}
         self.best_weights: dict[str, torch.Tensor] = {}
 
     def resume(self) -> bool:
         """Continue from the last checkpoint in `out`; return whether there is one."""
         saved = checkpoint.load_checkpoint(self.out)
-        self.logs.resume(-1 if saved is None else saved[1]["iteration"])
+        self.logger.resume(-1 if saved is None else saved[1]["iteration"])
         if saved is None:
             return False
         tensors, facts = saved
@@ -86,7 +86,7 @@ class TrainingLoop:
         s = self.settings
         if self.iteration == 0:
             self._evaluate()
-        progress = self.logs.progress("ppo", s.iterations, done=self.iteration)
+        progress = self.logger.progress("ppo", s.iterations, done=self.iteration)
         while self.iteration < s.iterations and not self.stopping.reason:
             row = self._step()
             progress.advance(note=f"reward {row['reward']:.2f}, KL {row['kl']:.2f}, beta {row['beta']:.3f}")
@@ -116,8 +116,8 @@ class TrainingLoop:
             critic_only=self.iteration < s.critic_warmup_iterations)
         self.iteration += 1
         self.stopping.check_update(row, row.pop("skips"))
-        self.logs.log_metrics(self.iteration, row)
-        self.logs.log_metrics(self.iteration, timing, TIMING)
+        self.logger.log_metrics(self.iteration, row)
+        self.logger.log_metrics(self.iteration, timing, TIMING)
         return row
 
     def _evaluate(self) -> None:
@@ -133,7 +133,7 @@ class TrainingLoop:
         reward = float(shaped.rewards.mean())
         row = {"reward": reward, "kl": kl, "selection_score": reward * shaped.scale - self.settings.kl_coefficient * kl,
                **shaped.numbers(), **rollout.metrics()}
-        self.logs.log_metrics(self.iteration, {f"validation_{name}": value for name, value in row.items()})
+        self.logger.log_metrics(self.iteration, {f"validation_{name}": value for name, value in row.items()})
         self._log_samples(rollout, shaped.rewards)
         if self.stopping.check_evaluation(row):
             self.best = {**row, "iteration": self.iteration}
@@ -149,7 +149,7 @@ class TrainingLoop:
 
     def _log_samples(self, rollout: Rollout, rewards: torch.Tensor) -> None:
         samples = zip(rollout.prompts, rollout.decode(self.tokenizer), rollout.ended, rewards.tolist(), strict=True)
-        self.logs.log_samples(self.iteration, [
+        self.logger.log_samples(self.iteration, [
             {"question": self._decode_question(prompt), "answer": answer, "ended": ended, "reward": reward}
             for prompt, answer, ended, reward in islice(samples, LOGGED_SAMPLES)])
 

@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 
 from stages.modeling import lora
 from stages.modeling.load import load_causal
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.reward_model import initialise_head
 
 VOCABULARY, POSITIONS, EOS = 120, 64, 0
@@ -57,7 +57,7 @@ def save(config, folder: Path) -> Path:
 
 def adapted(folder, scorer=False, moved=True):
     """The base with an adapter where the family's own targets are, after some learning if `moved`."""
-    model = load_scorer(folder, new_head=True) if scorer else load_causal(folder)
+    model = load_classifier(folder, new_head=True) if scorer else load_causal(folder)
     if scorer:
         initialise_head(model, torch.Generator().manual_seed(0))
     torch.manual_seed(1)

@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import torch
 
 from stages.modeling import tokenizer
-from stages.reward_modeling.load import load_scorer
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.reward_model import initialise_head
-from stages.runtime.artifact import write_json
+from stages.runtime.files import write_json
 from tests.helpers import tiny_models
 
 
@@ -31,7 +31,7 @@ def save_run(run: Path, question: str = "", answer: str = "") -> Path:
 
 
 def _save_reward(base: Path, out: Path) -> None:
-    model = load_scorer(base, new_head=True)
+    model = load_classifier(base, new_head=True)
     initialise_head(model, torch.Generator().manual_seed(0))
     model.config.reward_mean, model.config.reward_log_probability_weight = 0.25, 1.0
     model.save_pretrained(out)

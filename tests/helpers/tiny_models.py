@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from stages.modeling import merge as modeling_merge
-from stages.modeling.tiny_llama import small_llama, train_tokenizer
+from stages.modeling.tiny_llama import build_small_llama, train_tokenizer
 from stages.recipe.models import Merge
 from stages.reward_modeling.dataset import Example
 from stages.reward_modeling.merge_target import select_target
@@ -32,7 +32,7 @@ def tokenizer():
 
 def llama(tok, seed: int = 0, width: int = 32):
     torch.manual_seed(seed)
-    return small_llama(
+    return build_small_llama(
         tok, hidden_size=width, intermediate_size=2 * width, layers=2, heads=2, max_position_tokens=256,
         initializer_range=0.2,
     ).eval()
