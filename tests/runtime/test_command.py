@@ -17,6 +17,7 @@ from stages.recipe import schema
 from stages.recipe.models import Merge
 from stages.recipe.recipe import Recipe
 from stages.runtime import command, lineage
+from stages.runtime.manifest import read_record
 from stages.runtime.signature import read_signature
 
 ROOT = Path(__file__).parents[2]
@@ -172,3 +173,30 @@ def test_wrong_values_do_not_wait_for_the_stages_imports(tmp_path, flags, says):
 def test_every_section_belongs_to_a_stage():
     sections = {field.name for field in dataclasses.fields(Recipe)} - {"name", "dump"}
     assert sections <= set(STAGES), f"no stage reads {sections - set(STAGES)}"
+
+
+def test_inputs_by_name_are_parsed_identified_and_listed(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(f'{{"stage": "{name}"}}')
+    folders = command.parse_named_folders([f"ppo={tmp_path / 'a' / 'manifest.json'}", f"my-dpo_2={tmp_path / 'b'}"])
+    assert folders == {"ppo": tmp_path / "a", "my-dpo_2": tmp_path / "b"}
+    made = []
+
+    def run(config, out, *, policy):
+        made.append(policy)
+        return {}
+
+    command.make(run, Merge(), tmp_path / "out", {"policy": folders})
+    inputs = json.loads((tmp_path / "out" / "manifest.json").read_text())["inputs"]
+    assert made == [folders] and inputs["policy"]["ppo"].keys() == {"path", "sha256"}
+    links = lineage.check_inputs(read_record(tmp_path / "out"))
+    assert [(link.name, link.verdict) for link in links] == [("policy.ppo", "same"), ("policy.my-dpo_2", "same")]
+
+
+@pytest.mark.parametrize(("items", "says"), [
+    (["ppo"], "'ppo' is not NAME=FOLDER"), (["=x"], "'=x' is not NAME=FOLDER"), (["ppo="], "'ppo=' is not NAME=FOLDER"),
+    (["a b=x"], "'a b=x' is not NAME=FOLDER"), (["ppo=x", "ppo=y"], "the name 'ppo' is already taken by x")])
+def test_a_wrong_named_input_is_one_line(items, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        command.parse_named_folders(items)
