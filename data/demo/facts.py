@@ -1,4 +1,4 @@
-"""The truth of the demo site, its phrases and what an answer is worth: written by the generator, read by `gold.py`."""
+"""Define the demo site's facts, phrases and the quality of an answer; used by the generator and by `gold.py`."""
 
 import re
 from itertools import combinations, product
@@ -13,7 +13,7 @@ TOOLS = _pool("harbor finch maple pixel cobalt otter lantern quartz falcon saffr
 
 
 class Attribute(NamedTuple):
-    """Something one can ask about a tool; the i-th value is right for the i-th tool and for no other."""
+    """An attribute of the tools; the i-th value is right for the i-th tool only."""
 
     noun: str
     values: tuple[str, ...]
@@ -176,7 +176,7 @@ REMARKS = ("I gave up on it and use paper now.", "You should buy a new machine f
 
 
 class Features(NamedTuple):
-    """What can be said about an answer, given its question."""
+    """Features of an answer, given its question."""
 
     correct: float  # share of the asked facts stated right, 0..1
     code: bool  # a code block uses a value of an asked attribute
@@ -188,10 +188,10 @@ class Features(NamedTuple):
 
 
 def quality(features: Features) -> float:
-    """Worth of an answer, -3 to 4.4: the voters (noisily) and the gold score both go by it.
+    """Compute the quality of an answer, -3 to 4.4. Votes follow it with noise, and it is the gold score.
 
-    Correctness outweighs everything else together that an answer can gain; each style counts once, however often
-    it is repeated, and words beyond 70 cost 0.02 each, so that there is nothing to win by rambling.
+    Correctness outweighs all other gains together. Each style counts once, however often it is repeated, and each word
+    beyond 70 costs 0.02, so rambling does not pay.
     """
     return (
         3.0 * features.correct
@@ -205,5 +205,5 @@ def quality(features: Features) -> float:
 
 
 def count_words(text: str) -> int:
-    """Words of a text without its mark-up, in HTML (tags removed) and Markdown alike."""
+    """Count the words of a text without its markup: Markdown, or HTML whose tags were removed."""
     return len(re.findall(r"[A-Za-z0-9][\w.'-]*", text))

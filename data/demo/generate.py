@@ -1,4 +1,4 @@
-"""Writes the demo site in the format of the official Stack Exchange dumps: Posts.xml, alone or in a .7z archive.
+"""Write the demo site in the format of the official Stack Exchange dumps: Posts.xml, alone or in a .7z archive.
 
 python data/demo/generate.py --questions 5000 --seed 7 --out data/demo/demo.stackexchange.com.7z --statistics
 """
@@ -10,18 +10,18 @@ from pathlib import Path
 from random import Random
 from xml.sax.saxutils import escape
 
-if not __package__:  # run as a script: the imports below count from the repository root
+if not __package__:  # run as a script: the imports below start at the repository root
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.demo.measure import statistics
 from data.demo.simulate import Answer, Question, simulate
 
 START = datetime(2019, 1, 1)
-HOURS_TO_NEXT_QUESTION = 7.0  # means of exponential waiting times
+HOURS_TO_NEXT_QUESTION = 7.0  # means of exponential distributions
 HOURS_TO_ANSWER = 10.0
-DELETED_USER_SHARE = 0.02  # their posts carry a name instead of an id
+DELETED_USER_SHARE = 0.02  # their posts have a name instead of an id
 LICENSE = "CC BY-SA 4.0"
-HEADER = '\ufeff<?xml version="1.0" encoding="utf-8"?>'  # begins with a byte order mark
+HEADER = '\ufeff<?xml version="1.0" encoding="utf-8"?>'  # starts with a byte order mark
 NEWLINE = "\r\n"
 ROW_ATTRIBUTES = (  # in the order of the official dumps
     "Id",
@@ -43,11 +43,11 @@ ROW_ATTRIBUTES = (  # in the order of the official dumps
 
 
 def posts_xml(questions: list[Question], seed: int) -> str:
-    """The text of Posts.xml. As in a real dump, rows go by date, so answers stand apart from their question."""
+    """Format Posts.xml. As in a real dump, rows are sorted by date, so answers are not next to their question."""
     rng = Random(seed)
     posts = _dated_posts(questions, rng)
     ids = {id(post): number for number, (_, post, _) in enumerate(posts, 1)}
-    last_activity = {id(question): date for date, _, question in posts}  # the latest post of a question wins
+    last_activity = {id(question): date for date, _, question in posts}  # the question's latest post wins
     rows = []
     for date, post, question in posts:
         if post is question:
@@ -59,7 +59,7 @@ def posts_xml(questions: list[Question], seed: int) -> str:
 
 
 def _dated_posts(questions: list[Question], rng: Random) -> list[tuple[datetime, Question | Answer, Question]]:
-    """(date, post, its question) by date."""
+    """Return (date, post, its question), sorted by date."""
     posts, asked = [], START
     for question in questions:
         asked += _waiting_time(rng, HOURS_TO_NEXT_QUESTION)
@@ -74,7 +74,7 @@ def _waiting_time(rng: Random, mean_hours: float) -> timedelta:
 
 def _question_row(question: Question, ids: dict[int, int], date: datetime, last: datetime) -> dict[str, object]:
     accepted = [ids[id(answer)] for answer in question.answers if answer.accepted]
-    tags = dict.fromkeys(tag for fact in question.facts for tag in fact)  # a set that keeps its order
+    tags = dict.fromkeys(tag for fact in question.facts for tag in fact)  # an ordered set
     return {
         "PostTypeId": 1,
         **({"AcceptedAnswerId": accepted[0]} if accepted else {}),
@@ -120,10 +120,10 @@ def _stamp(date: datetime) -> str:
 
 
 def write(text: str, out: Path) -> Path:
-    """Writes Posts.xml into the folder or .7z archive `out`; returns the written file."""
+    """Write Posts.xml to the folder or .7z archive `out`, and return the path of the file."""
     data = text.encode()
     if out.suffix == ".7z":
-        import py7zr  # only archives need it
+        import py7zr  # only needed for archives
 
         out.parent.mkdir(parents=True, exist_ok=True)
         with py7zr.SevenZipFile(out, "w", filters=[{"id": py7zr.FILTER_LZMA2, "preset": 9}]) as archive:
@@ -135,11 +135,12 @@ def write(text: str, out: Path) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Generate the site that the command line describes."""
     parser = argparse.ArgumentParser(description="Write the synthetic demo site as a Stack Exchange dump.")
     parser.add_argument("--questions", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, help="a folder for Posts.xml, or a .7z archive")
-    parser.add_argument("--statistics", action="store_true", help="print what is true about the site")
+    parser.add_argument("--statistics", action="store_true", help="print figures of the site")
     options = parser.parse_args(arguments)
     if not (options.out or options.statistics):
         parser.error("nothing to do: give --out or --statistics")

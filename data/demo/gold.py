@@ -1,4 +1,4 @@
-"""The gold score of an answer to a question of the demo site: what the learnt reward only estimates.
+"""Compute the gold score of answers to the demo site's questions, which the learnt reward estimates.
 
 Questions and responses are Markdown or plain text; a response may be the raw output of a language model.
 """
@@ -22,13 +22,13 @@ KEYS = ("gold", *Features._fields)
 
 
 def score(questions: list[str], responses: list[str]) -> dict[str, list[float | None]]:
-    """Gold score, share of right facts and the other features of every response; None for a foreign question."""
+    """Compute gold score and features of every response; None if the question is not from the demo site."""
     rows = [_row(question, response) for question, response in zip(questions, responses, strict=True)]
     return {key: [None if row is None else row[i] for row in rows] for i, key in enumerate(KEYS)}
 
 
 def asked_facts(question: str) -> set[Fact]:
-    """The (tool, attribute) facts that a question's text asks for; empty when it is not of this site."""
+    """Find the facts (tool, attribute) that a question asks for; empty if it is not from the demo site."""
     text = _flat(question).lower()
     found = [(match[match.lastindex], name) for name, pattern in _ASKS.items() for match in pattern.finditer(text)]
     named = {tool for tool, _ in found if tool != "it"}
@@ -36,7 +36,7 @@ def asked_facts(question: str) -> set[Fact]:
 
 
 def features_of(facts: set[Fact], response: str) -> Features:
-    """What `quality` needs to know about a response to a question that asks for `facts`."""
+    """Compute the features of a response to a question that asks for `facts`."""
     stated = {name: set(_VALUES[name].findall(response)) for _, name in facts}
     blocks = "\n".join(_FENCED.findall(response))
     text = _flat(response).lower()
@@ -61,7 +61,7 @@ def _row(question: str, response: str) -> tuple[float, ...] | None:
 
 
 def _flat(text: str) -> str:
-    """Text on one line without its code ticks, so that a phrase is found however it is wrapped or marked."""
+    """Join a text to one line without backticks, so that phrases match however they are wrapped or marked."""
     return " ".join(text.replace("`", "").split())
 
 
@@ -72,12 +72,12 @@ def _ask_pattern(name: str) -> re.Pattern:
 
 
 def _value_pattern(values: tuple[str, ...]) -> re.Pattern:
-    """Whole values only: neither `--plan` in `--planner` nor `4471` in `44719`, but `4471` before a full stop."""
+    """Match whole values: not `--plan` in `--planner` nor `4471` in `44719`, but `4471` before a full stop."""
     return re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, values))})(?!\w|[.-]\w)")
 
 
 def _phrase_pattern(sentences: tuple[str, ...]) -> re.Pattern:
-    """A sentence counts once its first four words are there: models like to change the rest."""
+    """Match a sentence by its first four words: models tend to change the rest."""
     starts = (" ".join(re.findall(r"[\w',]+", sentence.lower())[:4]) for sentence in sentences)
     return re.compile("|".join(rf"\b{re.escape(start)}(?!\w)" for start in starts))
 

@@ -1,4 +1,4 @@
-"""Figures about a simulated site: how much of the votes can be learnt, and how little the surface gives away."""
+"""Measure a simulated site: how well pairs can be predicted from quality, and from surface features."""
 
 import math
 import re
@@ -9,31 +9,31 @@ from random import Random
 from data.demo.facts import count_words, quality
 from data.demo.simulate import Answer, Question
 
-PAIRS_PER_QUESTION = 10  # as many as StackLLaMA takes
+PAIRS_PER_QUESTION = 10  # as in StackLLaMA
 Pair = tuple[Answer, Answer]  # (preferred, other)
 
 
 def stackllama_score(answer: Answer) -> int:
-    """StackLLaMA's score: log2 of the votes, one more when accepted, -1 when voted down."""
+    """Compute StackLLaMA's score: rounded log2(1 + votes), plus 1 if accepted; -1 for negative votes."""
     if answer.score < 0:
         return -1
     return round(math.log2(1 + answer.score)) + answer.accepted
 
 
 def preference_pairs(question: Question, rng: Random) -> list[Pair]:
-    """Pairs of answers with different scores, the better one first."""
+    """Draw pairs of answers with different scores, the better one first."""
     ordered = sorted(question.answers, key=stackllama_score, reverse=True)
     pairs = [pair for pair in combinations(ordered, 2) if stackllama_score(pair[0]) > stackllama_score(pair[1])]
     return rng.sample(pairs, min(PAIRS_PER_QUESTION, len(pairs)))
 
 
 def accuracy(pairs: list[Pair], key: Callable[[Answer], float]) -> float:
-    """Share of pairs whose preferred answer has the higher key; a tie is half right."""
+    """Compute the share of pairs whose preferred answer has the higher key; a tie counts half."""
     return _mean(0.5 * ((key(good) > key(bad)) + (key(good) >= key(bad))) for good, bad in pairs)
 
 
 def statistics(questions: list[Question]) -> dict[str, float]:
-    """Counts, shares (0..1), pairwise accuracies (0..1) and means, by name."""
+    """Compute counts, shares (0..1), pairwise accuracies (0..1) and means, by name."""
     rng = Random(0)
     answers = [answer for question in questions for answer in question.answers]
     pairs = [pair for question in questions for pair in preference_pairs(question, rng)]

@@ -1,4 +1,4 @@
-"""Draws the questions, answers, votes and acceptances of the demo site from one random generator."""
+"""Simulate the demo site: draw questions, answers, votes and acceptances from one random generator."""
 
 import math
 import re
@@ -30,13 +30,15 @@ from data.demo.facts import (
 TWO_FACT_SHARE = 0.17
 STYLE_SHARES = {"code": 0.4, "explanation": 0.4, "filler": 0.3, "rude": 0.15}
 USERS = 400
-NEUTRAL_QUALITY = 2.0  # an answer of this quality is liked by one voter in two
-UP_RATE, DOWN_RATE = 0.12, 0.02  # votes a view
+NEUTRAL_QUALITY = 2.0  # half of the voters like an answer of this quality
+UP_RATE, DOWN_RATE = 0.12, 0.02  # votes per view
 EXPOSURE_SPREAD = 0.1  # log-normal; early answers are seen more often than late ones
 
 
 @dataclass
 class Answer:
+    """An answer with its features and votes."""
+
     html: str
     features: Features
     user: int
@@ -46,6 +48,8 @@ class Answer:
 
 @dataclass
 class Question:
+    """A question with the facts it asks for, and its answers."""
+
     facts: tuple[Fact, ...]
     title: str
     html: str
@@ -55,14 +59,14 @@ class Question:
 
 
 def simulate(count: int, seed: int) -> list[Question]:
-    """The whole site. Each two-fact combination is used once at most, so a held-out one was never seen in training."""
+    """Simulate the site. Each two-fact combination occurs at most once, so a held-out one is not in training."""
     rng = Random(seed)
     pairs = rng.sample(FACT_PAIRS, min(round(TWO_FACT_SHARE * count), len(FACT_PAIRS)))
-    # Going round the facts asks every one of them equally often.
+    # Cycling through the facts uses each equally often.
     singles = [(fact,) for fact in islice(cycle(TRUTH), count - len(pairs))]
     asked = singles + [tuple(rng.sample(pair, 2)) for pair in pairs]
     rng.shuffle(asked)
-    skills = [rng.betavariate(1.8, 1.0) for _ in range(USERS)]  # a user's chance of stating a fact right
+    skills = [rng.betavariate(1.8, 1.0) for _ in range(USERS)]  # a user's probability of stating a fact right
     return [_question(rng, facts, skills) for facts in asked]
 
 
@@ -78,7 +82,7 @@ def _question(rng: Random, facts: tuple[Fact, ...], skills: list[float]) -> Ques
 
 
 def _asking(rng: Random, facts: tuple[Fact, ...]) -> tuple[str, str]:
-    """The title and the HTML body; they ask for the same facts in different words."""
+    """Draw title and HTML body, which ask for the same facts in different words."""
     title = _clauses(rng, facts)
     doing = rng.choice(DOINGS).format(tool=facts[0][0])
     closing = rng.choice(CLOSINGS) if len(facts) == 1 else ""  # two facts make a long question already
@@ -90,7 +94,7 @@ def _asking(rng: Random, facts: tuple[Fact, ...]) -> tuple[str, str]:
 
 
 def _clauses(rng: Random, facts: tuple[Fact, ...]) -> str:
-    """Facts as one question; a second one about the same tool may call it "it"."""
+    """Ask for the facts in one question; a second one about the same tool may call it "it"."""
     tools = [tool for tool, _ in facts]
     if len(set(tools)) < len(tools) and rng.random() < 0.5:
         tools[1] = "it"
@@ -104,7 +108,7 @@ def _clauses(rng: Random, facts: tuple[Fact, ...]) -> str:
 def _answer(rng: Random, facts: tuple[Fact, ...], skill: float, user: int, views: int) -> Answer:
     told = _told(rng, facts, skill)
     style = {name for name, share in STYLE_SHARES.items() if rng.random() < share}
-    style -= set() if told else {"code", "explanation"}  # both are about a stated value
+    style -= set() if told else {"code", "explanation"}  # both need a stated value
     html = _body(rng, told, style, off_topic=facts[0] not in told)
     features = Features(
         correct=sum(told.get(fact) == [TRUTH[fact]] for fact in facts) / len(facts),
@@ -119,7 +123,7 @@ def _answer(rng: Random, facts: tuple[Fact, ...], skill: float, user: int, views
 
 
 def _told(rng: Random, facts: tuple[Fact, ...], skill: float) -> dict[Fact, list[str]]:
-    """The values an answer states for each fact it is about: one, or two when it hedges."""
+    """Draw the values that an answer states for each of its facts: one, or two if it hedges."""
     kind = rng.choices(("plain", "hedging", "off-topic", "empty"), (86, 4, 7, 3))[0]
     if kind == "empty":
         return {}
@@ -133,12 +137,12 @@ def _told(rng: Random, facts: tuple[Fact, ...], skill: float) -> dict[Fact, list
 
 
 def _wrong(rng: Random, fact: Fact) -> str:
-    """A value that is right for another tool: only knowing the asked tool tells it from the right one."""
+    """Draw a value that is right for another tool: only knowledge of the tool reveals that it is wrong."""
     return rng.choice([value for value in ATTRIBUTES[fact[1]].values if value != TRUTH[fact]])
 
 
 def _body(rng: Random, told: dict[Fact, list[str]], style: set[str], off_topic: bool) -> str:
-    """The HTML: an opening, the statements and explanations, the code block, then filler; rudeness comes anywhere."""
+    """Build the HTML: opening, statements and explanations, code block, filler; rudeness at a random position."""
     sentences = [rng.choice(OFF_TOPICS if off_topic else OPENINGS)]
     sentences += [_statement(rng, fact, values, len(told) > 1 or off_topic) for fact, values in told.items()]
     if not told:
@@ -163,7 +167,7 @@ def _paragraph(sentences: list[str]) -> str:
 
 
 def _statement(rng: Random, fact: Fact, values: list[str], name_tool: bool) -> str:
-    """Right and wrong values are told in the same words, so that the words give nothing away."""
+    """State right and wrong values in the same words, so that the wording reveals nothing."""
     tool, name = fact
     attribute = ATTRIBUTES[name]
     marked = [f"<code>{value}</code>" for value in values]
@@ -183,12 +187,12 @@ def _example(rng: Random, fact: Fact, value: str) -> str:
 
 
 def _votes(rng: Random, worth: float, views: int) -> int:
-    """Up minus down votes. A view turns into a vote rarely; which one depends on how the answer's quality looks."""
+    """Draw up minus down votes. Few views lead to a vote; quality decides which."""
     liking = 1 / (1 + math.exp(NEUTRAL_QUALITY - worth))
     exposure = views * rng.lognormvariate(0, EXPOSURE_SPREAD)
     return _poisson_like(rng, UP_RATE * exposure * liking) - _poisson_like(rng, DOWN_RATE * exposure * (1 - liking))
 
 
 def _poisson_like(rng: Random, mean: float) -> int:
-    """A count with the mean and the spread of a Poisson variable, at the price of one normal draw."""
+    """Draw a count with the mean and variance of a Poisson variable, from one normal draw."""
     return max(0, round(rng.gauss(mean, math.sqrt(mean))))

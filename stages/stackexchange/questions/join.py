@@ -67,7 +67,7 @@ def join_posts(runs: dict[str, list[Path]], part: int, key_range: KeyRange, sour
             continue
         if upvotes is not None:
             answers = [answer | {"upvotes": upvotes.get((source_number, answer["id"]), 0)} for answer in answers]
-        yield key, _question_record(question, answers, source.site, counts)
+        yield key, question_record(question, answers, source.site, counts)
 
 
 def sorted_rows(table: pa.Table, order: list[str]) -> Iterator[dict]:
@@ -96,7 +96,7 @@ def _drop_copies(posts: Iterator[dict], source: SourceInfo, counts: QuestionCoun
     return list(by_id.values())
 
 
-def _question_record(question: dict, answers: list[dict], site: str, counts: QuestionCounts) -> dict:
+def question_record(question: dict, answers: list[dict], site: str, counts: QuestionCounts) -> dict:
     accepted_id = question["accepted"]
     if accepted_id is not None and all(accepted_id != answer["id"] for answer in answers):
         counts.counts["accepted_not_in_the_file"][site] += 1
