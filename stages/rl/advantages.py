@@ -15,14 +15,8 @@ AdvantageEstimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[
 
 
 def gae_advantages(
-    token_rewards: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    *,
-    gamma: float,
-    gae_lambda: float,
-    variance: Literal["biased", "unbiased"] = "biased",
-    whiten_rewards: bool = False,
+    token_rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, gamma: float, gae_lambda: float,
+    variance: Literal["biased", "unbiased"] = "biased", whiten_rewards: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Estimate whitened advantages by GAE, and returns: the advantages before whitening plus the values.
 
@@ -52,11 +46,7 @@ def gae(
 
 
 def whiten(
-    x: torch.Tensor,
-    mask: torch.Tensor,
-    *,
-    variance: Literal["biased", "unbiased"] = "biased",
-    keep_mean: bool = False,
+    x: torch.Tensor, mask: torch.Tensor, *, variance: Literal["biased", "unbiased"] = "biased", keep_mean: bool = False
 ) -> torch.Tensor:
     """Scale x [B, R] to mean 0 and standard deviation 1 over the response tokens; 0 elsewhere (eps 1e-8).
 

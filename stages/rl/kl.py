@@ -34,11 +34,7 @@ ESTIMATORS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3, "absolute": kl_absolute}
 
 
 def kl_penalised_rewards(
-    rewards: torch.Tensor,
-    logprobs: torch.Tensor,
-    ref_logprobs: torch.Tensor,
-    mask: torch.Tensor,
-    beta: float,
+    rewards: torch.Tensor, logprobs: torch.Tensor, ref_logprobs: torch.Tensor, mask: torch.Tensor, beta: float,
     kl_estimator: str = "k1",
 ) -> torch.Tensor:
     """Compute token rewards [B, R] without gradient: -beta KL_t, plus the response's reward [B] at its last token.

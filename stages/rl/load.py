@@ -12,17 +12,8 @@ from stages.rl.policy import Policy
 
 
 def load_policy(
-    folder: Path,
-    reward: Path,
-    *,
-    tune: str,
-    value_model: str,
-    lora: dict,
-    precision: str,
-    temperature: float,
-    gradient_checkpointing: bool = False,
-    compiled: bool = False,
-    cpu_kernels: str = "off",
+    folder: Path, reward: Path, *, tune: str, value_model: str, lora: dict, precision: str, temperature: float,
+    gradient_checkpointing: bool = False, compiled: bool = False, cpu_kernels: str = "off",
 ) -> Policy:
     """Load the model in `folder` as an untrained policy; arguments are named as in the recipe's section `ppo`.
 
@@ -36,9 +27,7 @@ def load_policy(
     model = load_causal(folder, precision, cpu_kernels)
     if tune == "lora":
         model = add_lora(model, precision=precision, **lora)
-    policy = Policy(
-        model, temperature, precision, gradient_checkpointing=gradient_checkpointing, compiled=compiled
-    )
+    policy = Policy(model, temperature, precision, gradient_checkpointing=gradient_checkpointing, compiled=compiled)
     if value_model == "adapter":
         policy.init_value_from_reward(reward)
     return policy

@@ -67,10 +67,7 @@ class PPOTrainer:
     reuse_rollout_logprobs: bool = False
 
     def step(
-        self,
-        prompts: list[list[int]],
-        generators: Callable[[str], torch.Generator],
-        learning_rate: float,
+        self, prompts: list[list[int]], generators: Callable[[str], torch.Generator], learning_rate: float,
         critic_only: bool = False,
     ) -> tuple[dict, dict]:
         """Run one iteration on a batch of prompts; return the rows of the history and of the timing.
@@ -82,8 +79,7 @@ class PPOTrainer:
 
         # 1. Collect: sample a response to each prompt.
         with timer.phase("rollout"):
-            rollout = collect_rollout(
-                self.policy, prompts, self.sampling, generators("sampling"), self.forward_prompts)
+            rollout = collect_rollout(self.policy, prompts, self.sampling, generators("sampling"), self.forward_prompts)
 
         # 2. Score: a reward for each response [B]; log-probabilities and a value for each of its tokens [B, R].
         with timer.phase("score"):
@@ -133,7 +129,7 @@ class PPOTrainer:
         return {
             "reward": reward,
             "reward_std": float(shaped.rewards.std()),
-            **shaped.numbers(),
+            **shaped.metrics(),
             "kl": kl,
             "kl_per_token": float(masked_mean(trajectory.logprobs - trajectory.ref_logprobs, trajectory.mask)),
             "beta": self.kl_controller.beta,

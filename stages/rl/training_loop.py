@@ -47,17 +47,8 @@ class TrainingLoop:
     """
 
     def __init__(
-        self,
-        trainer: PPOTrainer,
-        settings: LoopSettings,
-        stop_rules: StopRules,
-        *,
-        prompts: list[list[int]],
-        validation_prompts: list[list[int]],
-        tokenizer,
-        logger: TrainingLogger,
-        out: Path,
-        say: Callable[[str], None],
+        self, trainer: PPOTrainer, settings: LoopSettings, stop_rules: StopRules, *, prompts: list[list[int]],
+        validation_prompts: list[list[int]], tokenizer, logger: TrainingLogger, out: Path, say: Callable[[str], None],
     ):
         self.trainer, self.settings, self.stopping = trainer, settings, EarlyStopping(stop_rules)
         self.prompts, self.validation_prompts, self.tokenizer = prompts, validation_prompts, tokenizer
@@ -132,7 +123,7 @@ class TrainingLoop:
         kl = score_rollout(trainer.policy, rollout, trainer.forward_prompts).sequence_kl()
         reward = float(shaped.rewards.mean())
         row = {"reward": reward, "kl": kl, "selection_score": reward * shaped.scale - self.settings.kl_coefficient * kl,
-               **shaped.numbers(), **rollout.metrics()}
+               **shaped.metrics(), **rollout.metrics()}
         self.logger.log_metrics(self.iteration, {f"validation_{name}": value for name, value in row.items()})
         self._log_samples(rollout, shaped.rewards)
         if self.stopping.check_evaluation(row):

@@ -244,7 +244,7 @@ def test_ppo_combines_the_members(trained, served_as, tmp_path, capsys):
         assert [source.name for source in sources] == ["model 0", "model 1"]
         rollout = SimpleNamespace(prompts=texts[0], responses=texts[1], ended=[True, True])
         shaped = trainer.reward_shaper(rollout, update_statistics=False)
-        assert shaped.numbers().keys() == {"reward_model", "reward_scale"}
+        assert shaped.metrics().keys() == {"reward_model", "reward_scale"}
         found[combine] = shaped.rewards
     scoring = [json.loads((member / SCORING).read_text()) for member in member_folders(folder / "out")]
     scores = [loaded(member, inputs["base"])(*texts) - known["mean"]

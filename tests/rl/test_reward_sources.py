@@ -111,7 +111,7 @@ def test_a_weighted_sum_of_three_sources_by_hand(tok, functions):
     assert found.rewards.dtype == torch.float32 and found.rewards.tolist() == pytest.approx(want, rel=1e-6)
     assert {name: part.tolist() for name, part in found.parts.items()} == {
         "has_code": [0, 1, 0], "repetition": pytest.approx(repeated), "my_rewards:gives": [0.5, -1, 2]}
-    assert found.numbers() == pytest.approx({"reward_has_code": 1 / 3, "reward_repetition": sum(repeated) / 3,
+    assert found.metrics() == pytest.approx({"reward_has_code": 1 / 3, "reward_repetition": sum(repeated) / 3,
                                              "reward_my_rewards:gives": 0.5, "reward_scale": 1})
 
 

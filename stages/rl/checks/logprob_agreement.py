@@ -81,7 +81,7 @@ def measure_noise(policy: Policy, rollout: Rollout, microbatch_prompts: int, cli
 
 def check_ratio(
     policy: Policy, rollout: Rollout, logprobs: torch.Tensor, microbatch_prompts: int, mean_noise: float,
-    clip_range: float
+    clip_range: float,
 ) -> float:
     """Return the largest |ratio - 1| of a token before any update; raise ValueError if it is a fault and not noise.
 
@@ -102,18 +102,14 @@ def check_ratio(
     return float(deviation.max())
 
 
-def compare_with_rollout(
-    rollout: Rollout, logprobs: torch.Tensor, values: torch.Tensor
-) -> tuple[float | None, float | None]:
+def compare_with_rollout(rollout: Rollout, logprobs: torch.Tensor, values: torch.Tensor) -> tuple[float | None, ...]:
     """Return the largest differences of the sampler's log-probabilities and values from the forward pass's [N]."""
     pairs = (rollout.logprobs, logprobs), (rollout.values, values)
     return tuple(None if sampled is None else float((flatten_tokens(rollout, sampled) - forwarded).abs().max())
                  for sampled, forwarded in pairs)
 
 
-def can_reuse_rollout(
-    differences: tuple[float | None, float | None], values: torch.Tensor, clip_range: float
-) -> bool:
+def can_reuse_rollout(differences: tuple[float | None, ...], values: torch.Tensor, clip_range: float) -> bool:
     """Return whether both differences are within REUSE_SHARE of the clip range.
 
     Then the update may use the sampler's numbers as old ones. Values: relative to the largest one if that is above 1. A

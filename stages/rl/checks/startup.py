@@ -46,14 +46,8 @@ class StartupReport:
 
 
 def run_checks(
-    policy: Policy,
-    rollout: Rollout,
-    tokenizer,
-    classifiers: dict[str, tuple],
-    *,
-    clip_range: float,
-    microbatch_prompts: int,
-    say: Callable[[str], None],
+    policy: Policy, rollout: Rollout, tokenizer, classifiers: dict[str, tuple], *, clip_range: float,
+    microbatch_prompts: int, say: Callable[[str], None],
 ) -> StartupReport:
     """Check an untrained policy on its first rollout, one line per check to `say`; raise ValueError at the first fault.
 

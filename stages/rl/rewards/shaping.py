@@ -36,7 +36,7 @@ class ShapedRewards:
     parts: dict[str, torch.Tensor]
     scale: float
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return metrics for the history: each part's mean as reward_<name>, and reward_scale."""
         means = {f"reward_{name}": float(part.mean()) for name, part in self.parts.items()}
         return {**means, "reward_scale": self.scale}
