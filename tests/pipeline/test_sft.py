@@ -162,7 +162,8 @@ def with_new_tokens(inputs, folder):
 
 def test_new_tokens_are_refused_with_the_reason_and_learnt_when_asked_for(inputs, tmp_path):
     given = with_new_tokens(inputs, tmp_path / "grown")
-    with pytest.raises(ValueError, match=r"2 tokens without an embedding in the base, the first is 'flag', .* sft.train_new_tokens"):
+    refusal = r"2 tokens without an embedding in the base, the first is 'flag', .* sft.train_new_tokens"
+    with pytest.raises(ValueError, match=refusal):
         run(given, tmp_path / "refused")
     out, _ = run(given, tmp_path / "out", train_new_tokens=True)
     saved = load_file(out / "adapter_model.safetensors")

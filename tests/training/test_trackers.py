@@ -357,7 +357,8 @@ def test_a_missing_package_is_refused_in_one_line_before_anything(made, monkeypa
     said = capsys.readouterr().err
     assert ended.value.code == 1 and said.startswith("ppo: error: ppo: log_to asks for wandb") and said.count("\n") == 1
     assert not list(made.glob("refused*"))
-    assert resolve_recipe({"recipe": str(made / "recipe.yaml"), "dump": [str(made)], "log_to": ["jsonl", "tensorboard"]})
+    config = {"recipe": str(made / "recipe.yaml"), "dump": [str(made)], "log_to": ["jsonl", "tensorboard"]}
+    assert resolve_recipe(config)
 
 
 def test_another_place_to_log_to_makes_nothing_stale(made, tmp_path, capsys):
