@@ -16,6 +16,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from stages.runtime.process_pool import ProcessPool
 from stages.runtime.progress import Progress
 from stages.stackexchange.dataset_card import render_pairs_card
 from stages.stackexchange.markdown.convert import Limits
-from stages.stackexchange.pairs.build import LengthLimits, PairRules, RowGroupTask, build_pairs
+from stages.stackexchange.pairs.build import LengthLimits, PairRules, build_pairs
 from stages.stackexchange.pairs.counts import PairCounts
 from stages.stackexchange.pairs.table import SPLITS, PairsWriter
 from stages.stackexchange.questions.table import list_parts
@@ -78,10 +79,10 @@ def _build_parts(parts: list[Path], rules: PairRules, out: Path, scratch: Path, 
     """Yield the counts of each part, built now or before a kill."""
     metadata = {part: pq.read_metadata(part) for part in parts}
     unfinished = [part for part in parts if not _counts_path(part, scratch).exists()]
-    tasks = [RowGroupTask(part, group, rules) for part in unfinished for group in range(metadata[part].num_row_groups)]
+    row_groups = [(part, number) for part in unfinished for number in range(metadata[part].num_row_groups)]
     progress = Progress("pair", sum(part.num_rows for part in metadata.values()), "questions")
     with ProcessPool(processes) as workers:
-        results = workers.imap(build_pairs, tasks)
+        results = workers.imap(partial(build_pairs, rules=rules), row_groups)
         for part in parts:
             if part in unfinished:
                 _write_part(part, islice(results, metadata[part].num_row_groups), out, scratch, progress)

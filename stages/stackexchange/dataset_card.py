@@ -97,7 +97,7 @@ def render_posts_card(config: dict, metrics: dict) -> str:
         f"# {POSTS_TITLE}",
         f"Questions{at_least} from Stack Exchange sites, each with its answers, their votes and a score that ranks "
         f"them.{_sizes(metrics, 'questions', 'answers')} Texts are as in the source.",
-        _loading("train"),
+        _loading_example("train"),
         format_section("A row is a question", format_table(["column", "type, unit", "meaning"], POSTS_COLUMNS)),
         format_section("How it was made", SCORE_RULE, settings_table(config)),
         format_section("Counts", sites_table(metrics, "questions", "answers"),
@@ -122,9 +122,9 @@ def render_pairs_card(config: dict, metrics: dict) -> str:
         "Pairs of answers to one question from Stack Exchange sites, first the one with the higher score."
         f"{_sizes(metrics, 'pairs', 'questions')} Texts are Markdown; the columns are those of "
         "`lvwerra/stack-exchange-paired` and more.",
-        _loading(filled[0]),
+        _loading_example(filled[0]),
         format_section("A row is a pair of answers", format_table(["column", "type, unit", "meaning"], PAIRS_COLUMNS)),
-        format_section("How it was made", SCORE_RULE, _drawing(config), settings_table(config)),
+        format_section("How it was made", SCORE_RULE, _drawing_rule(config), settings_table(config)),
         format_section("Counts", _splits(metrics), sites_table(metrics, "questions", "pairs"),
                        _more_counts(metrics, conversions="posts converted to Markdown")),
         format_section("From posts to pairs",
@@ -163,11 +163,11 @@ def _sizes(metrics: dict, *names: str) -> str:
     return f" In numbers: {', '.join(f'{name} {count:,}' for name, count in counts.items())}." if counts else ""
 
 
-def _loading(split: str) -> str:
+def _loading_example(split: str) -> str:
     return f'```python\nfrom datasets import load_dataset\n\nrows = load_dataset("THIS_FOLDER", split="{split}")\n```'
 
 
-def _drawing(config: dict) -> str:
+def _drawing_rule(config: dict) -> str:
     most = escape_cell(config["max_pairs_per_question"]) if "max_pairs_per_question" in config else "a set number"
     return (f"Of the pairs of a question's answers whose scores differ enough, at most {most} are drawn without "
             "replacement, by seed, site and question. The split is drawn by question: no question is in two. A pair is "

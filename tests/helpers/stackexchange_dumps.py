@@ -1,4 +1,4 @@
-"""Small dumps for tests, written the way the sites write them, and where the real ones lie."""
+"""Write small dumps in the format of the sites, and locate the real ones."""
 
 import io
 from pathlib import Path
@@ -16,7 +16,7 @@ LENIENT = Posts(max_bad_rows_share=0.9)
 
 
 def real_dump(name: str = "") -> Path:
-    """A real dump, or the test is skipped."""
+    """Return the path of a real dump, or skip the test."""
     if not (REAL / name).exists():
         pytest.skip(f"no real dump at {REAL / name}")
     return REAL / name
@@ -41,7 +41,7 @@ def answer(number: int, parent: int, score: int = 0, **more) -> str:
 
 
 def qa_rows(number: int = 1) -> str:
-    """A question with two answers whose scores differ."""
+    """Return the rows of a question with two answers whose scores differ."""
     return question(number) + answer(number + 1, number, 5) + answer(number + 2, number, 0)
 
 
@@ -63,7 +63,7 @@ def write_archive(folder: Path, content: bytes, name: str = "site.test.7z", memb
 
 
 def make_posts(out: Path, *dump: str, config: Posts = LENIENT, processes: int = 1) -> tuple[dict, list[dict]]:
-    """Run the stage: (metrics, records by site and id); every row read must be accounted for, no scratch be left."""
+    """Run the stage, check the sum of rows and that no scratch is left, and return metrics and records, sorted."""
     out.mkdir(parents=True, exist_ok=True)
     metrics = posts.run(config, out, dump=list(dump), processes=processes)
     used = metrics["questions"] + metrics["answers"] + metrics["rows_set_aside"] + sum(metrics["dropped"].values())
@@ -73,10 +73,10 @@ def make_posts(out: Path, *dump: str, config: Posts = LENIENT, processes: int = 
 
 
 def read_records(posts: Path) -> list[dict]:
-    """Question records in the order of the artifact."""
+    """Read the question records in the order of the artifact."""
     return [r for file in sorted(posts.glob("part-*.parquet")) for r in pq.read_table(file).to_pylist()]
 
 
 def posts_from_rows(folder: Path, *rows: str, config: Posts = LENIENT) -> tuple[dict, list[dict]]:
-    """Write a dump of these rows under `folder` and make posts of it."""
+    """Write a dump of these rows to `folder` and run the stage on it."""
     return make_posts(folder / "posts", write_dump(folder, document(*rows)), config=config)

@@ -1,4 +1,4 @@
-"""Data cards: the Hub can read them, their folder loads as it is, every sum is exact, and no name breaks out."""
+"""Test the data cards: the Hub reads them, their folder loads, every sum is exact, and names are escaped."""
 
 import json
 import re
@@ -48,7 +48,7 @@ MARKED = "**b** _u_ ~~s~~ $x$ &lt; &#60;i> <b \\ \u202e\x00"
 
 def sums(text: str) -> dict[str, list[int]]:
     """For each table with a sum, by its heads: what each column adds up to beyond the last line (all 0 when exact)."""
-    found = {}
+    sums_by_table = {}
     for block in text.split("\n\n"):
         if "| **sum** |" not in block:
             continue
@@ -56,8 +56,8 @@ def sums(text: str) -> dict[str, list[int]]:
         assert rows[-1][0] == "**sum**"
         columns = [c for c in range(1, len(rows[-1])) if re.fullmatch(r"-?[\d,]+", rows[-1][c])]
         numbers = [[int(row[c].replace(",", "")) for c in columns] for row in rows]
-        found[" | ".join(heads)] = [sum(column[:-1]) - column[-1] for column in zip(*numbers, strict=True)]
-    return found
+        sums_by_table[" | ".join(heads)] = [sum(column[:-1]) - column[-1] for column in zip(*numbers, strict=True)]
+    return sums_by_table
 
 
 @pytest.mark.parametrize(("card", "config", "metrics"), CARDS)
@@ -120,10 +120,10 @@ def test_a_posts_folder_loads_as_it_is(tmp_path, load):
     for number, rows in enumerate((3, 2)):
         write(folder / f"part-{number:05d}.parquet", POSTS, rows)
     write_beside(folder, render_posts_card(POSTS_CONFIG, POSTS_METRICS))
-    found = load(folder)
-    assert {name: len(rows) for name, rows in found.items()} == {"train": 5}
-    assert set(found["train"].column_names) == set(POSTS.names)
-    assert found["train"][0]["answers"][0]["id"] == 1
+    splits = load(folder)
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 5}
+    assert set(splits["train"].column_names) == set(POSTS.names)
+    assert splits["train"][0]["answers"][0]["id"] == 1
 
 
 @pytest.mark.parametrize("empty", [None, "without a file", "with an empty file"])
@@ -134,10 +134,10 @@ def test_a_pairs_folder_loads_as_it_is(tmp_path, load, empty):
             write(folder / split / "part-00000.parquet", PAIRS, rows)
     write(folder / "finetune/part-00001.parquet", PAIRS, 2)
     write_beside(folder, render_pairs_card(PAIRS_CONFIG, PAIRS_METRICS | {"pairs_by_split": counts}))
-    found = load(folder)
+    splits = load(folder)
     expected = {"finetune": 6, "reward": 3, "rl": 2} | ({} if empty else {"evaluation": 1})
-    assert {name: len(rows) for name, rows in found.items()} == expected
-    assert set(found["rl"].column_names) == set(PAIRS.names)
+    assert {name: len(rows) for name, rows in splits.items()} == expected
+    assert set(splits["rl"].column_names) == set(PAIRS.names)
 
 
 def test_every_column_is_explained():
@@ -150,8 +150,8 @@ def test_every_column_is_explained():
 @pytest.mark.parametrize(("card", "config", "metrics"), CARDS)
 def test_every_sum_is_exact(card, config, metrics):
     text = card(config, metrics)
-    found = sums(text)
-    assert len(found) >= 8 and not any(map(any, found.values())), found
+    table_sums = sums(text)
+    assert len(table_sums) >= 8 and not any(map(any, table_sums.values())), table_sums
     assert "not accounted for" not in text and "orphans" not in text
 
 

@@ -1,4 +1,4 @@
-"""The bundled demo site: in the dump's format, reproducible, worth learning, and read rightly by its gold score."""
+"""Test the bundled demo site: its format, its reproducibility, its statistics and its gold score."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Scores, pairs, splits: the parts, against plain loops."""
+"""Test scores, pairs and splits against plain loops."""
 
 import math
 import time
@@ -32,14 +32,14 @@ def test_all_pairs_when_they_are_few():
 def test_drawn_pairs_are_evenly_spread_and_never_repeat():
     scores = [0, 1, 1, 2, 5, 5, -1]
     possible = [(j, k) for j in range(7) for k in range(7) if scores[j] > scores[k]]
-    seen = Counter()
+    counts = Counter()
     for question in range(4000):
         drawn = draw_pairs(scores, 5, 42, "site", question)
         assert len(set(drawn)) == 5
-        seen.update(drawn)
-    assert set(seen) == set(possible)
+        counts.update(drawn)
+    assert set(counts) == set(possible)
     share = 4000 * 5 / len(possible)
-    assert all(abs(count - share) < 5 * math.sqrt(share) for count in seen.values())
+    assert all(abs(count - share) < 5 * math.sqrt(share) for count in counts.values())
 
 
 def test_the_draw_depends_on_seed_site_and_question_and_on_nothing_else():
@@ -58,9 +58,9 @@ def test_ten_thousand_answers():
 
 
 def test_splits_have_their_shares_and_need_no_order():
-    found = Counter(assign_split("site", number, SHARES, 42) for number in range(20_000))
+    counts = Counter(assign_split("site", number, SHARES, 42) for number in range(20_000))
     for name, share in SHARES.items():
-        assert abs(found[name] / 20_000 - share / 10.8) < 0.02
+        assert abs(counts[name] / 20_000 - share / 10.8) < 0.02
     assert "rl" not in {assign_split("site", number, SHARES | {"rl": 0.0}, 42) for number in range(1000)}
     moved = [sum(assign_split(*a) != assign_split(*b) for a, b in zip(one, other, strict=True)) for one, other in (
         ([("site", n, SHARES, 42) for n in range(999)], [("site", n, SHARES, 43) for n in range(999)]),

@@ -1,4 +1,4 @@
-"""HTML to Markdown: golden shapes, both styles; code that comes back as it was; posts made to do harm."""
+"""Test HTML to Markdown: golden shapes, both styles, code, and hostile posts."""
 
 import html as entities
 import random
@@ -179,7 +179,7 @@ AROUND = [  # HTML before and after, and what every line of code then stands beh
 def fenced(markdown: str, indent: str) -> str:
     """The code of the first block, read as a reader of Markdown does."""
     lines = iter(markdown.split("\n"))
-    fence = next(found[1] for line in lines if (found := re.match(r"[ >:0-9.-]*(`{3,})$", line)))
+    fence = next(match[1] for line in lines if (match := re.match(r"[ >:0-9.-]*(`{3,})$", line)))
     code = []
     while (line := next(lines)) != indent + fence:
         assert line.startswith(indent.rstrip() if line == indent.rstrip() else indent)

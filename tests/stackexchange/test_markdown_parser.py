@@ -1,4 +1,4 @@
-"""The tree of a post against html.parser's: the same elements, strings, attributes and links between them."""
+"""Compare the parser's tree of a post with html.parser's: elements, strings, attributes and links between them."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Questions to preference pairs."""
+"""Test questions to preference pairs."""
 
 from collections import Counter
 from math import log2
@@ -64,7 +64,7 @@ def test_real_dumps(tmp_path, name, count):
     for qid, rows in table.groupby("qid"):
         drawn = Counter(zip(rows.score_j, rows.score_k, strict=True))
         assert drawn <= possible[qid] and len(rows) == min(10, possible[qid].total())
-    assert set(table.qid) == {qid for qid, found in possible.items() if found}
+    assert set(table.qid) == {qid for qid, pairs in possible.items() if pairs}
     homes = [set(t.qid) for t in tables.values()]
     assert sum(map(len, homes)) == len(set().union(*homes)) == metrics["questions"]
 
@@ -137,9 +137,9 @@ def shards(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_same_bytes_on_a_rerun_and_for_any_number_of_processes(tmp_path, monkeypatch):
-    given = write_dump(tmp_path, document(*(qa_rows(n) for n in range(1, 3000, 3))))
+    dump = write_dump(tmp_path, document(*(qa_rows(n) for n in range(1, 3000, 3))))
     monkeypatch.setattr("stages.stackexchange.questions.table.GROUP_QUESTIONS", 50)
-    make_posts(tmp_path / "posts", given, config=Posts(part_bytes=200_000))
+    make_posts(tmp_path / "posts", dump, config=Posts(part_bytes=200_000))
     for name, processes in (("a", 1), ("b", 1), ("c", 2), ("d", 4)):
         make_pairs(tmp_path / name, tmp_path / "posts", processes=processes)
     expected = shards(tmp_path / "a")
@@ -148,12 +148,12 @@ def test_the_same_bytes_on_a_rerun_and_for_any_number_of_processes(tmp_path, mon
 
 
 def test_the_order_of_pairs_does_not_know_of_parts(tmp_path):
-    given, found = write_dump(tmp_path, document(*(qa_rows(n) for n in range(1, 3000, 3)))), {}
+    dump, rows = write_dump(tmp_path, document(*(qa_rows(n) for n in range(1, 3000, 3)))), {}
     for name, part_bytes in (("a", 1 << 27), ("b", 100_000)):
-        make_posts(tmp_path / name / "posts", given, config=Posts(part_bytes=part_bytes))
+        make_posts(tmp_path / name / "posts", dump, config=Posts(part_bytes=part_bytes))
         make_pairs(tmp_path / name / "pairs", tmp_path / name / "posts")
-        found[name] = [list(read_pairs(tmp_path / name / "pairs", split)) for split in SPLITS]
-    assert found["a"] == found["b"] and sum(map(len, found["a"])) == 1000
+        rows[name] = [list(read_pairs(tmp_path / name / "pairs", split)) for split in SPLITS]
+    assert rows["a"] == rows["b"] and sum(map(len, rows["a"])) == 1000
 
 
 def test_shares_gathered_are_the_whole(tmp_path):
@@ -163,18 +163,18 @@ def test_shares_gathered_are_the_whole(tmp_path):
     make(pairs.run, PUBLISHED, tmp_path / "whole", artifacts, {"processes": 1, "share": "1/1"})
     for number in (1, 2, 3):
         make(pairs.run, PUBLISHED, tmp_path / f"{number}-of-3", artifacts, {"processes": 1, "share": f"{number}/3"})
-    given = [str(tmp_path / f"{number}-of-3" / "manifest.json") for number in (3, 1, 2)]
-    make(gather.run, PUBLISHED, tmp_path / "gathered", {"shares": given})
+    shares = [str(tmp_path / f"{number}-of-3" / "manifest.json") for number in (3, 1, 2)]
+    make(gather.run, PUBLISHED, tmp_path / "gathered", {"shares": shares})
     whole, gathered = shards(tmp_path / "whole"), shards(tmp_path / "gathered")
     assert whole.keys() == gathered.keys() and len(whole) > 20
     assert all(whole[name] == gathered[name] for name in whole if name.endswith((".parquet", ".md")))
-    for bad, message in [(given[:2], r"these are the shares 3/3, 1/3; needed are 1/2, 2/2"),
-                         ([given[0], given[0], given[1]], "these are the shares")]:
+    for bad, message in [(shares[:2], r"these are the shares 3/3, 1/3; needed are 1/2, 2/2"),
+                         ([shares[0], shares[0], shares[1]], "these are the shares")]:
         with pytest.raises(ValueError, match=message):
             make(gather.run, PUBLISHED, tmp_path / "no", {"shares": bad})
     make(pairs.run, Pairs(seed=1), tmp_path / "other", artifacts, {"share": "2/3"})
     with pytest.raises(ValueError, match="another config than"):
-        make(gather.run, PUBLISHED, tmp_path / "no", {"shares": [given[0], given[1], str(tmp_path / "other")]})
+        make(gather.run, PUBLISHED, tmp_path / "no", {"shares": [shares[0], shares[1], str(tmp_path / "other")]})
 
 
 @pytest.mark.parametrize("share", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", ""])

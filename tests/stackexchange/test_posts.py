@@ -1,4 +1,4 @@
-"""Dumps to questions with scored answers: real ones, odd ones, broken ones."""
+"""Test posts: real, odd and broken dumps to questions with scored answers."""
 
 import json
 import time
@@ -49,9 +49,9 @@ def test_a_folder_of_sites(tmp_path):
 
 
 def test_record(tmp_path):
-    asked = question(10, AcceptedAnswerId=12, Tags="<a><b-c>", ContentLicense="CC BY-SA 9")
-    answered = answer(12, 10, 7, OwnerDisplayName="Ann & Bob") + answer(11, 10, -3)
-    _, [record] = posts_from_rows(tmp_path, answered, row(Id=1, PostTypeId=4, Score=0), asked)
+    asked_question = question(10, AcceptedAnswerId=12, Tags="<a><b-c>", ContentLicense="CC BY-SA 9")
+    answers = answer(12, 10, 7, OwnerDisplayName="Ann & Bob") + answer(11, 10, -3)
+    _, [record] = posts_from_rows(tmp_path, answers, row(Id=1, PostTypeId=4, Score=0), asked_question)
     user, later = "https://site.test/users/", {"license": "CC BY-SA 4.0", "accepted": False}
     assert record == {
         "question_id": 10, "site": "site.test", "title": "title 10", "question": "<p>question 10</p>", "markup": "html",
@@ -287,7 +287,7 @@ PREFERRED = {"qid": 5, "question": "<p>Q</p>", "date": "2015/09/02", "metadata":
 
 @pytest.mark.parametrize("published", ["local", "hub"])
 def test_published_sets(tmp_path, monkeypatch, published):
-    def given(rows):
+    def publish(rows):
         if published == "hub":
             monkeypatch.setattr("datasets.load_dataset", lambda place, split, streaming: iter(rows))
             return "owner/name"
@@ -295,16 +295,16 @@ def test_published_sets(tmp_path, monkeypatch, published):
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "set/data/x.parquet")
         return str(tmp_path / "set")
 
-    metrics, [first, second, *_] = make_posts(tmp_path / "a", given([PAIRED, PAIRED | {"response_k": "none"},
+    metrics, [first, second, *_] = make_posts(tmp_path / "a", publish([PAIRED, PAIRED | {"response_k": "none"},
                                                                      PAIRED | {"response_j": None}]))
     assert [(a["text"], a["score"], a["votes"]) for a in second["answers"]] == [("ten", 1, None), ("none", 0, None)]
     assert (first["site"], first["question_id"], first["markup"]) == ("a.b.com", 5, "markdown")
     assert metrics["rows_set_aside"] == 1
-    _, [record] = make_posts(tmp_path / "b", given([PREFERRED]))
+    _, [record] = make_posts(tmp_path / "b", publish([PREFERRED]))
     assert [(a["id"], a["score"], a["accepted"]) for a in record["answers"]] == [(6, 4, True), (7, 0, False)]
     assert record["markup"] == "html" and record["answers"][0]["author"] == "Ann"
     with pytest.raises(ValueError, match="columns qid, text; expected"):
-        make_posts(tmp_path / "c", given([{"qid": 1, "text": "x"}]))
+        make_posts(tmp_path / "c", publish([{"qid": 1, "text": "x"}]))
 
 
 def test_a_hub_id_that_cannot_be_had(tmp_path, monkeypatch):

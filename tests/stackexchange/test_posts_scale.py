@@ -1,4 +1,4 @@
-"""Posts at scale, on small files: spans, parts and processes that must not show, selection, votes, kills, memory."""
+"""Test posts at scale, on small files: spans, parts, processes, filters, votes, kills and memory."""
 
 import hashlib
 import json
@@ -57,13 +57,13 @@ def test_a_table_can_be_cut_anywhere(tmp_path, monkeypatch, span_bytes):
 
 
 def row_offsets(path: Path, folder: Path, span_bytes: int) -> tuple[list, list]:
-    found, quarantine = [], folder / "quarantine"
+    offsets, quarantine = [], folder / "quarantine"
     with open(quarantine, "w") as stream:
         reading = ScanLog("x", stream, 2000, 1.0)
-        for place in xml_table.split_spans(path, "posts", "x", span_bytes):
-            found += [(offset, row.get("Id")) for offset, row in read_rows(path, place, reading)]
+        for span in xml_table.split_spans(path, "posts", "x", span_bytes):
+            offsets += [(offset, row.get("Id")) for offset, row in read_rows(path, span, reading)]
     aside = [json.loads(line) for line in quarantine.read_text().splitlines()]
-    return found, sorted((record["offset"], record["reason"], record["id"]) for record in aside)
+    return offsets, sorted((record["offset"], record["reason"], record["id"]) for record in aside)
 
 
 def test_a_row_that_is_no_row_of_a_dump_lies_where_it_says(tmp_path):
@@ -96,13 +96,13 @@ def test_the_same_bytes_for_any_processes_spans_and_order_of_sources(tmp_path, m
 
 
 def test_the_order_is_a_shuffle_by_seed_and_a_part_more_or_less_does_not_show(tmp_path):
-    given = write_dump(tmp_path, questions_document(range(1, 900, 3)))
-    found = {}
+    dump = write_dump(tmp_path, questions_document(range(1, 900, 3)))
+    ids = {}
     for name, config in (("a", SMALL), ("b", Posts()), ("c", Posts(part_bytes=40_000)), ("d", Posts(seed=1))):
-        make_posts(tmp_path / name, given, config=config)
-        found[name] = [r["question_id"] for r in read_records(tmp_path / name)]
-    assert found["a"] == found["b"] == found["c"] != sorted(found["a"])
-    assert found["d"] != found["a"] and sorted(found["d"]) == sorted(found["a"])
+        make_posts(tmp_path / name, dump, config=config)
+        ids[name] = [r["question_id"] for r in read_records(tmp_path / name)]
+    assert ids["a"] == ids["b"] == ids["c"] != sorted(ids["a"])
+    assert ids["d"] != ids["a"] and sorted(ids["d"]) == sorted(ids["a"])
 
 
 def test_keys_are_splitmix64_and_spread():
@@ -125,10 +125,10 @@ def test_parts_of_runs_are_all_rows_once_in_ranges_of_keys(tmp_path, parts):
     for number, run_keys in enumerate((keys[:600 // 7], keys[600 // 7:], keys[:0])):
         table = pa.table({"key": run_keys, "n": np.arange(len(run_keys))})
         sorted_runs.write_run(tmp_path / f"{number}", table, ["key"], parts)
-    found = [sorted_runs.read_part([tmp_path / "0", tmp_path / "1", tmp_path / "2"], part)["key"].to_numpy()
+    key_arrays = [sorted_runs.read_part([tmp_path / "0", tmp_path / "1", tmp_path / "2"], part)["key"].to_numpy()
              for part in range(parts)]
-    assert sorted(np.concatenate(found).tolist()) == sorted(keys.tolist())
-    assert [part for part, held in enumerate(found) for key in held.tolist() if key * parts >> 64 != part] == []
+    assert sorted(np.concatenate(key_arrays).tolist()) == sorted(keys.tolist())
+    assert all(key * parts >> 64 == part for part, part_keys in enumerate(key_arrays) for key in part_keys.tolist())
     half = sorted_runs.read_part([tmp_path / "1"], parts // 2, lambda keys: keys % 2 == 0)["key"].to_numpy()
     assert half.tolist() == sorted(k for k in keys[600 // 7:].tolist() if k % 2 == 0 and k * parts >> 64 == parts // 2)
 
@@ -142,20 +142,20 @@ SELECTED = {
 }
 
 
-@pytest.mark.parametrize("config, kept, reason", SELECTED.values(), ids=SELECTED)
-def test_selection(tmp_path, config, kept, reason):
+@pytest.mark.parametrize("config, kept_ids, reason", SELECTED.values(), ids=SELECTED)
+def test_selection(tmp_path, config, kept_ids, reason):
     code = '<pre class="{}"><code>x</code></pre>'
     rows = [question(1, Tags="<a><b>", Body=code.format("lang-Py s-code-block")), answer(2, 1), answer(3, 1, 1),
             question(10, Tags="|a|c|", CreationDate="2020-06-01T00:00:00"),
             answer(11, 10, Body='<pre><code class="x language-py">'), answer(12, 10),
             question(20, CreationDate="2021-01-01T00:00:00", Body=code.format("lang-pyx") + "class='lang-py'"),
             *(answer(n, 20) for n in (21, 22, 23))]
-    metrics, found = posts_from_rows(tmp_path, *rows, config=config)
-    assert {r["question_id"] for r in found} == kept
+    metrics, records = posts_from_rows(tmp_path, *rows, config=config)
+    assert {r["question_id"] for r in records} == kept_ids
     sizes = {1: 3, 10: 3, 20: 4}
-    gone = set(sizes) - kept
-    assert metrics["dropped"] == {reason: sum(sizes[n] for n in gone)}
-    assert metrics["dropped_questions"] == {reason: len(gone)}
+    dropped_ids = set(sizes) - kept_ids
+    assert metrics["dropped"] == {reason: sum(sizes[n] for n in dropped_ids)}
+    assert metrics["dropped_questions"] == {reason: len(dropped_ids)}
 
 
 def test_sites(tmp_path):
@@ -168,13 +168,13 @@ def test_sites(tmp_path):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_max_questions_keeps_a_sample_and_counts_the_rest(tmp_path, processes):
-    given = write_dump(tmp_path, questions_document(range(1, 900, 3)))
-    make_posts(tmp_path / "all", given, config=SMALL)
+    dump = write_dump(tmp_path, questions_document(range(1, 900, 3)))
+    make_posts(tmp_path / "all", dump, config=SMALL)
     everyone = [r["question_id"] for r in read_records(tmp_path / "all")]
     for limit in (1, 57, 299, 1000):
         out = tmp_path / str(limit)
         config = Posts(part_bytes=20_000, max_questions=limit)
-        metrics, _ = make_posts(out, given, config=config, processes=processes)
+        metrics, _ = make_posts(out, dump, config=config, processes=processes)
         assert [r["question_id"] for r in read_records(out)] == everyone[:limit]
         assert metrics["dropped"].get("over max_questions", 0) == 3 * max(0, 300 - limit)
 
@@ -182,10 +182,10 @@ def test_max_questions_keeps_a_sample_and_counts_the_rest(tmp_path, processes):
 def test_a_narrow_selection_makes_few_parts(tmp_path):
     rows = [question(n, Tags="<rare>" if n % 180 == 1 else "<a>", Body=f"{n} " * 500) + answer(n + 1, n)
             + answer(n + 2, n) for n in range(1, 900, 3)]
-    given = write_dump(tmp_path, document(*rows))
+    dump = write_dump(tmp_path, document(*rows))
     files = {}
     for name, tags in (("all", ()), ("rare", ("rare",))):
-        make_posts(tmp_path / name, given, config=Posts(part_bytes=100_000, tags=tags))
+        make_posts(tmp_path / name, dump, config=Posts(part_bytes=100_000, tags=tags))
         files[name] = [p.name for p in sorted((tmp_path / name).glob("part-*"))]
         assert files[name] == [f"part-{n:05d}.parquet" for n in range(len(files[name]))]
     assert len(read_records(tmp_path / "rare")) == 5 and len(files["all"]) > 3 * len(files["rare"])
@@ -207,9 +207,9 @@ def test_up_votes(tmp_path, monkeypatch, processes, span_bytes):
           "site.test/Votes.xml")
     rows = [question(1), answer(2, 1, 5), answer(3, 1, -2), question(10, AcceptedAnswerId=11), answer(11, 10),
             answer(12, 10, 31)]
-    config, given = Posts(votes="up", part_bytes=600), write_dump(tmp_path, document(*rows))
-    metrics, found = make_posts(tmp_path / "posts", given, config=config, processes=processes)
-    answers = {a["id"]: (a["votes"], a["score"]) for r in found for a in r["answers"]}
+    config, dump = Posts(votes="up", part_bytes=600), write_dump(tmp_path, document(*rows))
+    metrics, records = make_posts(tmp_path / "posts", dump, config=config, processes=processes)
+    answers = {a["id"]: (a["votes"], a["score"]) for r in records for a in r["answers"]}
     assert answers == {2: (9, answer_score(9, False)), 3: (1, -1), 11: (0, 1), 12: (31, 5)}
     assert metrics["rows_read"] == 6
 
@@ -239,8 +239,8 @@ def test_up_votes_of_a_real_site_are_net_votes_plus_down_votes(tmp_path):
 def test_a_question_over_the_limit_goes_alone(tmp_path):
     huge = [question(10), *(answer(n, 10, Body="x" * 4000) for n in range(11, 31))]
     config = Posts(max_question_bytes=50_000, part_bytes=20_000)
-    metrics, found = posts_from_rows(tmp_path, qa_rows(1), *huge, qa_rows(40), config=config)
-    assert {r["question_id"] for r in found} == {1, 40} and metrics["dropped"] == {"over max_question_bytes": 21}
+    metrics, records = posts_from_rows(tmp_path, qa_rows(1), *huge, qa_rows(40), config=config)
+    assert {r["question_id"] for r in records} == {1, 40} and metrics["dropped"] == {"over max_question_bytes": 21}
 
 
 def test_many_answers_to_one_question(tmp_path):
@@ -250,23 +250,23 @@ def test_many_answers_to_one_question(tmp_path):
 
 
 def test_killed_at_the_very_end_it_is_told_again(tmp_path):
-    given, out = write_dump(tmp_path, questions_document(range(1, 90, 3))), tmp_path / "posts"
-    metrics, _ = make_posts(out, given)
+    dump, out = write_dump(tmp_path, questions_document(range(1, 90, 3))), tmp_path / "posts"
+    metrics, _ = make_posts(out, dump)
     before = file_bytes(out)
     (out / "scratch").mkdir()
     (out / "scratch/done-00000.json").write_text("half of it is gone")
-    assert make_posts(out, given)[0] == metrics and file_bytes(out) == before
+    assert make_posts(out, dump)[0] == metrics and file_bytes(out) == before
 
 
 def test_lines_of_bad_rows_in_many_spans_and_sites(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "SPAN_BYTES", 100)
     bad = {f"{name}.test": document(qa_rows(1), question("x"), qa_rows(10), question(f"y{name}"), qa_rows(20))
            for name in "ab"}
-    given = [write_dump(tmp_path, content, f"{site}/Posts.xml") for site, content in bad.items()]
-    make_posts(tmp_path / "posts", *given)
-    told = [json.loads(line) for line in (tmp_path / "posts/quarantine.jsonl").read_text().splitlines()]
-    assert [(r["id"], r["line"]) for r in told] == [("x", 6), ("ya", 10), ("x", 6), ("yb", 10)]
-    for record, content in zip(told, [bad["a.test"]] * 2 + [bad["b.test"]] * 2, strict=True):
+    dump = [write_dump(tmp_path, content, f"{site}/Posts.xml") for site, content in bad.items()]
+    make_posts(tmp_path / "posts", *dump)
+    quarantined = [json.loads(line) for line in (tmp_path / "posts/quarantine.jsonl").read_text().splitlines()]
+    assert [(r["id"], r["line"]) for r in quarantined] == [("x", 6), ("ya", 10), ("x", 6), ("yb", 10)]
+    for record, content in zip(quarantined, [bad["a.test"]] * 2 + [bad["b.test"]] * 2, strict=True):
         assert content[record["offset"]:].startswith(f'<row Id="{record["id"]}"'.encode())
 
 
@@ -288,8 +288,8 @@ def run_with_kills(command: list[str], folder: Path) -> tuple[dict, dict]:
 
 
 def test_posts_killed_again_and_again_come_out_the_same(tmp_path):
-    given = write_dump(tmp_path, questions_document(range(1, 60_000, 3)))
-    command = [sys.executable, "-c", SMALL_SPANS, "--recipe", str(ROOT / "configs/stackllama.yaml"), "--dump", given,
+    dump = write_dump(tmp_path, questions_document(range(1, 60_000, 3)))
+    command = [sys.executable, "-c", SMALL_SPANS, "--recipe", str(ROOT / "configs/stackllama.yaml"), "--dump", dump,
                "--part-bytes", "400000", "--processes", "2"]
     one, other = run_with_kills(command, tmp_path)
     assert one.keys() == other.keys() and len([name for name in one if name.startswith("part-")]) > 10
@@ -297,8 +297,8 @@ def test_posts_killed_again_and_again_come_out_the_same(tmp_path):
 
 
 def test_pairs_killed_again_and_again_come_out_the_same(tmp_path):
-    given = write_dump(tmp_path, questions_document(range(1, 12_000, 3)))
-    make_posts(tmp_path / "posts", given, config=Posts(part_bytes=100_000))
+    dump = write_dump(tmp_path, questions_document(range(1, 12_000, 3)))
+    make_posts(tmp_path / "posts", dump, config=Posts(part_bytes=100_000))
     command = [sys.executable, "-m", "stages.pairs", "--recipe", str(ROOT / "configs/stackllama.yaml"), "--posts",
                str(tmp_path / "posts"), "--processes", "2"]
     one, other = run_with_kills(command, tmp_path)
@@ -342,6 +342,6 @@ def test_memory_does_not_grow_with_the_dump(tmp_path):
         stream.write(b"</posts>\n")
     assert path.stat().st_size > 60e6
     (tmp_path / "out").mkdir()
-    told = subprocess.run([sys.executable, "-c", MEASURE, str(path), str(tmp_path / "out")], capture_output=True,
+    result = subprocess.run([sys.executable, "-c", MEASURE, str(path), str(tmp_path / "out")], capture_output=True,
                           text=True, check=True, cwd=ROOT)
-    assert float(told.stdout) < 60, f"{told.stdout} MiB"
+    assert float(result.stdout) < 60, f"{result.stdout} MiB"

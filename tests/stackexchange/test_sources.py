@@ -1,4 +1,4 @@
-"""What is a dump and what is none, by name; tables out of archives, whole or not at all."""
+"""Test which names are dumps, and unpacking tables from archives."""
 
 import gzip
 import io
@@ -56,9 +56,9 @@ def one_line(refused) -> str:
     return message
 
 
-def refusal(*given: str) -> str:
+def refusal(*dump: str) -> str:
     with pytest.raises(ValueError) as refused:
-        find_sources(list(given))
+        find_sources(list(dump))
     return one_line(refused)
 
 
@@ -76,11 +76,11 @@ def unpack_refusal(path: str, folder: Path, table: str = "Posts") -> str:
 # Places
 
 def test_real_dumps():
-    found = {source.site: source for source in find_sources([str(stackexchange_dumps.real_dump())])}
-    assert list(found) == sorted(found) and len(found) == 7
-    assert {site for site, source in found.items() if not source.votes} == {"matheducators.stackexchange.com"}
-    assert found["economics-2012"].votes.path.endswith("economics-2012/votes.xml")
-    beer = found["beer.stackexchange.com"]
+    sources = {source.site: source for source in find_sources([str(stackexchange_dumps.real_dump())])}
+    assert list(sources) == sorted(sources) and len(sources) == 7
+    assert {site for site, source in sources.items() if not source.votes} == {"matheducators.stackexchange.com"}
+    assert sources["economics-2012"].votes.path.endswith("economics-2012/votes.xml")
+    beer = sources["beer.stackexchange.com"]
     assert beer.posts == Table(beer.name, "Posts") and beer.votes == Table(beer.name, "Votes")
 
 
@@ -101,16 +101,16 @@ def test_a_sites_folder_and_the_posts_in_it(tmp_path, name, votes):
     posts = write_dump(tmp_path, PACK[name](POSTS), f"a.site/{name}")
     for other in ("Users.xml", "notes.txt", "._Posts.xml", "extra.xml", "other.7z"):
         write_dump(tmp_path, b"no dump", f"a.site/{other}")
-    found = str(tmp_path / "a.site" / votes) if votes else None
+    votes_path = str(tmp_path / "a.site" / votes) if votes else None
     if votes:
         seven(tmp_path, f"a.site/{votes}") if votes.endswith("7z") else write_dump(tmp_path, VOTES, f"a.site/{votes}")
-    tables = Table(posts, "Posts"), found and Table(found, "Votes")
+    tables = Table(posts, "Posts"), votes_path and Table(votes_path, "Votes")
     folder = str(tmp_path / "a.site")
     assert find_sources([folder]) == [Source(folder, "a.site", "dump", *tables)]
     [of_file] = find_sources([posts])
     assert of_file == Source(posts, "a.site", "dump", *tables)
     if votes:
-        assert find_sources([found, posts]) == [of_file]
+        assert find_sources([votes_path, posts]) == [of_file]
     assert read(of_file.posts, tmp_path / "scratch") == POSTS
 
 
@@ -120,19 +120,19 @@ def test_a_sites_folder_and_the_posts_in_it(tmp_path, name, votes):
     ("b.site-Posts/Posts.xml", "b.site"), ("b.site.7z/posts.xml", "b.site")])
 def test_the_site_is_in_the_name(tmp_path, name, site):
     if name.endswith("7z"):
-        given = seven(tmp_path, f"folder/{name}", {"some/folder/posts.XML": POSTS})
+        dump = seven(tmp_path, f"folder/{name}", {"some/folder/posts.XML": POSTS})
     else:
-        given = write_dump(tmp_path, POSTS, f"folder/{name}")
-    [source] = find_sources([given])
+        dump = write_dump(tmp_path, POSTS, f"folder/{name}")
+    [source] = find_sources([dump])
     assert (source.site, source.kind, source.votes) == (site, "dump", None)
 
 
 @pytest.mark.parametrize("members, votes", [
     (("Posts.xml",), False), (("Posts.xml", "Votes.xml"), True), (("Badges.xml", "d/posts.xml", "d/VOTES.xml"), True)])
 def test_an_archive_of_a_site(tmp_path, members, votes):
-    given = seven(tmp_path, "c.site.7z", {name: VOTES if "votes" in name.lower() else POSTS for name in members})
-    [source] = find_sources([given])
-    assert source == Source(given, "c.site", "dump", Table(given, "Posts"), Table(given, "Votes") if votes else None)
+    dump = seven(tmp_path, "c.site.7z", {name: VOTES if "votes" in name.lower() else POSTS for name in members})
+    [source] = find_sources([dump])
+    assert source == Source(dump, "c.site", "dump", Table(dump, "Posts"), Table(dump, "Votes") if votes else None)
     assert read(source.posts, tmp_path / "scratch") == POSTS
     if votes:
         assert read(source.votes, tmp_path / "scratch") == VOTES
@@ -143,8 +143,8 @@ def test_an_archive_a_table(tmp_path):
     for table in ("Users", "Comments", "PostHistory", "Badges", "Tags", "PostLinks"):
         write_dump(tmp_path, b"never looked at", f"folder/stackoverflow.com-{table}.7z")
     expected = [Source(posts, "stackoverflow.com", "dump", Table(posts, "Posts"), Table(votes, "Votes"))]
-    for given in ([posts], [posts, votes], [votes, posts], [str(tmp_path / "folder")]):
-        assert find_sources(given) == expected
+    for dump in ([posts], [posts, votes], [votes, posts], [str(tmp_path / "folder")]):
+        assert find_sources(dump) == expected
     assert "Posts.xml (or stackoverflow.com-Posts.7z)" in refusal(votes)
     assert "the Users of a dump, which are not used" in refusal(str(tmp_path / "folder/stackoverflow.com-Users.7z"))
     Path(posts).rename(tmp_path / "stackoverflow.com-Posts.7z")
@@ -166,27 +166,27 @@ def test_an_archive_a_table_unpacked_by_7_zip(tmp_path):
     """7-Zip makes a folder an archive: stackoverflow.com-Posts/Posts.xml."""
     posts, votes = (write_dump(tmp_path, content, f"all/x.com-{table}/{table}.xml")
                     for table, content in (("Posts", POSTS), ("Votes", VOTES)))
-    for given in ([str(tmp_path / "all")], [posts, votes], [str(Path(votes).parent), str(Path(posts).parent)]):
-        [source] = find_sources(given)
+    for dump in ([str(tmp_path / "all")], [posts, votes], [str(Path(votes).parent), str(Path(posts).parent)]):
+        [source] = find_sources(dump)
         assert (source.site, *_tables(source)) == ("x.com", Table(posts, "Posts"), Table(votes, "Votes"))
 
 
 def test_a_folder_of_everything_and_several_places_in_any_order(tmp_path):
-    given = [seven(tmp_path, "all/m.7z"), write_dump(tmp_path, POSTS, "all/z/posts.xml"),
+    dump = [seven(tmp_path, "all/m.7z"), write_dump(tmp_path, POSTS, "all/z/posts.xml"),
              write_dump(tmp_path, POSTS, "all/k.xml"), seven(tmp_path, "all/so/so.com-Posts.7z"),
              write_dump(tmp_path, gzip.compress(POSTS), "all/a.xml.gz")]
     write_dump(tmp_path, VOTES, "all/z/Votes.xml")
     for other in ("README.md", "all/Users.xml", "all/x.zip", "all/configs/gold.xml", "all/._m.7z", "all/table.parquet"):
         write_dump(tmp_path, b"?", other)
-    found = find_sources([str(tmp_path / "all")])
-    assert [source.site for source in found] == ["a", "k", "m", "so.com", "z"]
-    assert found[-1].name == str(tmp_path / "all/z") and found[-1].votes
+    sources = find_sources([str(tmp_path / "all")])
+    assert [source.site for source in sources] == ["a", "k", "m", "so.com", "z"]
+    assert sources[-1].name == str(tmp_path / "all/z") and sources[-1].votes
     published = [write_dump(tmp_path, b"", "p/x/t.parquet"), str(tmp_path / "p"), "owner/name"]
-    separately = find_sources([*given, *published])
-    assert separately == find_sources([*reversed(published), *reversed(given)])
+    separately = find_sources([*dump, *published])
+    assert separately == find_sources([*reversed(published), *reversed(dump)])
     assert [(source.site, source.kind) for source in separately[:3]] == [
         (None, "parquet"), (None, "parquet"), (None, "hub")]
-    assert [_tables(source) for source in separately[3:]] == [_tables(source) for source in found]
+    assert [_tables(source) for source in separately[3:]] == [_tables(source) for source in sources]
 
 
 def test_links_are_followed_and_one_that_leads_nowhere_is_said(tmp_path):
@@ -201,9 +201,9 @@ def test_links_are_followed_and_one_that_leads_nowhere_is_said(tmp_path):
 
 def test_a_site_twice(tmp_path):
     packed, unpacked_ = seven(tmp_path, "all/d.site.7z"), write_dump(tmp_path, POSTS, "all/d.site/Posts.xml")
-    for given in ([str(tmp_path / "all")], [packed, unpacked_], [packed, str(Path(unpacked_).parent)]):
-        said = refusal(*given)
-        assert packed in said and unpacked_ in said and "are both d.site: give one of them" in said
+    for dump in ([str(tmp_path / "all")], [packed, unpacked_], [packed, str(Path(unpacked_).parent)]):
+        message = refusal(*dump)
+        assert packed in message and unpacked_ in message and "are both d.site: give one of them" in message
     assert "both d.site" in refusal(packed, packed)
     write_dump(tmp_path, gzip.compress(POSTS), "e/Posts.xml.gz")
     write_dump(tmp_path, POSTS, "e/Posts.xml")
@@ -224,8 +224,8 @@ def test_a_site_twice(tmp_path):
     ("zip.7z", "it looks like a zip archive"), ("rar.7z", "it looks like a rar archive")])
 def test_files_that_are_no_source(tmp_path, name, says):
     content = {"page.7z": b"\n<!DOCTYPE html><html>", "empty.7z": b"", "zip.7z": b"PK\3\4..", "rar.7z": b"Rar!\x1a"}
-    given = write_dump(tmp_path, content.get(name, b"hello"), f"folder/{name}")
-    assert says in refusal(given) and given in refusal(given)
+    dump = write_dump(tmp_path, content.get(name, b"hello"), f"folder/{name}")
+    assert says in refusal(dump) and dump in refusal(dump)
 
 
 def test_places_that_are_no_source(tmp_path):
@@ -270,14 +270,14 @@ def test_what_may_not_be_read_is_said(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("pack, name", [(gzip.compress, "x.xml.gz"), (zst, "x.xml.zst")])
 def test_several_members_of_a_stream(tmp_path, pack, name):
-    given = write_dump(tmp_path, pack(MANY[:1000]) + pack(MANY[1000:]), name)
-    assert read(Table(given, "Posts"), tmp_path / "scratch") == MANY
+    dump = write_dump(tmp_path, pack(MANY[:1000]) + pack(MANY[1000:]), name)
+    assert read(Table(dump, "Posts"), tmp_path / "scratch") == MANY
     assert unpack_table(Table(write_dump(tmp_path, MANY, "y.xml"), "Posts"), tmp_path) == tmp_path / "y.xml"
 
 
 def test_a_stream_that_begins_with_a_frame_to_skip(tmp_path):
-    given = write_dump(tmp_path, b"\x52\x2a\x4d\x18\x03\0\0\0abc" + zst(MANY), "x.xml.zst")
-    assert read(Table(given, "Posts"), tmp_path / "scratch") == MANY
+    dump = write_dump(tmp_path, b"\x52\x2a\x4d\x18\x03\0\0\0abc" + zst(MANY), "x.xml.zst")
+    assert read(Table(dump, "Posts"), tmp_path / "scratch") == MANY
 
 
 @pytest.mark.parametrize("name", ["x.xml.gz", "x.xml.zst", "x.7z"])
@@ -291,8 +291,8 @@ def test_damage_is_found_and_nothing_is_left(tmp_path, name):
     for end in (10, len(good) // 2, len(good) - 1):
         assert says in unpack_refusal(write_dump(tmp_path, good[:end], name), tmp_path / "scratch")
     if name != "x.xml.zst":  # zstd need not carry a checksum
-        for place in (len(good) // 3, len(good) // 2):
-            flipped = good[:place] + bytes([good[place] ^ 0xFF]) + good[place + 1:]
+        for index in (len(good) // 3, len(good) // 2):
+            flipped = good[:index] + bytes([good[index] ^ 0xFF]) + good[index + 1:]
             assert "damaged" in unpack_refusal(write_dump(tmp_path, flipped, name), tmp_path / "scratch")
 
 
@@ -307,16 +307,16 @@ def test_a_disk_that_fails_is_not_taken_for_damage(tmp_path, monkeypatch):
     def full(self, data):
         raise OSError(28, "No space left on device")
     monkeypatch.setattr(archives._BoundedFile, "write", full)
-    said = unpack_refusal(seven(tmp_path, "x.7z"), tmp_path / "scratch")
-    assert f"cannot be unpacked into {tmp_path / 'scratch'}: No space left on device" in said
+    message = unpack_refusal(seven(tmp_path, "x.7z"), tmp_path / "scratch")
+    assert f"cannot be unpacked into {tmp_path / 'scratch'}: No space left on device" in message
 
 
 def test_a_method_that_is_not_known(tmp_path, monkeypatch):
     def unknown(*_, **__):
         raise UnsupportedCompressionMethodError(None, "BCJ2")
-    given = seven(tmp_path, "x.7z")
+    dump = seven(tmp_path, "x.7z")
     monkeypatch.setattr(py7zr.SevenZipFile, "extract", unknown)
-    assert "packed in a way that is not known here" in unpack_refusal(given, tmp_path / "scratch")
+    assert "packed in a way that is not known here" in unpack_refusal(dump, tmp_path / "scratch")
 
 
 @pytest.mark.parametrize("name, content, says", [
@@ -328,29 +328,29 @@ def test_streams_of_another_name(tmp_path, name, content, says):
 
 
 def test_what_is_there_is_taken_and_what_a_killed_run_left_is_not(tmp_path, monkeypatch):
-    given = seven(tmp_path, "x.7z", {"Posts.xml": POSTS, "Votes.xml": VOTES})
+    dump = seven(tmp_path, "x.7z", {"Posts.xml": POSTS, "Votes.xml": VOTES})
     scratch = tmp_path / "scratch"
-    assert read(Table(given, "Posts"), scratch) == POSTS and read(Table(given, "Votes"), scratch) == VOTES
-    posts = unpack_table(Table(given, "Posts"), scratch)
+    assert read(Table(dump, "Posts"), scratch) == POSTS and read(Table(dump, "Votes"), scratch) == VOTES
+    posts = unpack_table(Table(dump, "Posts"), scratch)
     dead = subprocess.Popen(["true"])
     dead.wait()
     posts.write_bytes(b"as it is")
-    assert read(Table(given, "Posts"), scratch) == b"as it is"
+    assert read(Table(dump, "Posts"), scratch) == b"as it is"
     posts.rename(scratch / f"{posts.name}.{dead.pid}.draft")
     (scratch / f"{posts.name}.1.draft").write_bytes(b"of a process that lives")
-    assert read(Table(given, "Posts"), scratch) == POSTS
+    assert read(Table(dump, "Posts"), scratch) == POSTS
     assert sorted(file.suffix for file in scratch.iterdir()) == [".draft", ".xml", ".xml"]
-    os.utime(given, (1, 1))  # as an archive that was got again
+    os.utime(dump, (1, 1))  # as an archive that was got again
     posts.write_bytes(b"of the archive before")
-    assert read(Table(given, "Posts"), scratch) == POSTS
+    assert read(Table(dump, "Posts"), scratch) == POSTS
 
 
 def test_names_in_an_archive_are_no_paths(tmp_path, monkeypatch):
     monkeypatch.setattr("py7zr.py7zr.check_archive_path", lambda name: True)  # or none could be written
-    given = seven(tmp_path, "x.7z", {"../../Posts.xml": POSTS})
+    dump = seven(tmp_path, "x.7z", {"../../Posts.xml": POSTS})
     (tmp_path / "deep/er").mkdir(parents=True)
     try:
-        assert read(Table(given, "Posts"), tmp_path / "deep/er/scratch") == POSTS
+        assert read(Table(dump, "Posts"), tmp_path / "deep/er/scratch") == POSTS
     except ValueError as error:
         assert "damaged" in str(error)
     assert not list(tmp_path.rglob("Posts.xml"))
@@ -358,15 +358,15 @@ def test_names_in_an_archive_are_no_paths(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("stated, says", [(1000, "damaged (ArchiveError)"), (10**6, "to the size that the archive")])
 def test_an_archive_that_unpacks_to_another_size_than_it_states(tmp_path, monkeypatch, stated, says):
-    given = seven(tmp_path, "x.7z", {"Posts.xml": MANY})
+    dump = seven(tmp_path, "x.7z", {"Posts.xml": MANY})
     member = archives._find_table
 
     def misstated(*args):
-        found = member(*args)
-        found.uncompressed = stated
-        return found
+        entry = member(*args)
+        entry.uncompressed = stated
+        return entry
     monkeypatch.setattr(archives, "_find_table", misstated)
-    assert says in unpack_refusal(given, tmp_path / "scratch")
+    assert says in unpack_refusal(dump, tmp_path / "scratch")
 
 
 @pytest.fixture
@@ -382,25 +382,25 @@ def free(monkeypatch):
 @pytest.mark.parametrize("name, needed", [("x.7z", 3), ("x.xml.gz", 3), ("x.xml.zst", 3)])
 def test_a_full_disk_is_said(tmp_path, free, name, needed):
     content = {".7z": None, ".gz": gzip.compress, ".zst": zst}[Path(name).suffix]
-    given = write_dump(tmp_path, content(MANY), name) if content else seven(tmp_path, name, {"Posts.xml": MANY})
+    dump = write_dump(tmp_path, content(MANY), name) if content else seven(tmp_path, name, {"Posts.xml": MANY})
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     free(needed * len(MANY) - 1, scratch)
-    said = unpack_refusal(given, scratch)
-    assert f"scratch space under {scratch}" in said and "iB are free" in said
+    message = unpack_refusal(dump, scratch)
+    assert f"scratch space under {scratch}" in message and "iB are free" in message
     free(needed * len(MANY), scratch)
-    assert read(Table(given, "Posts"), scratch) == MANY
+    assert read(Table(dump, "Posts"), scratch) == MANY
 
 
 def test_a_bomb_is_stopped_long_before_the_disk_is_full(tmp_path, free, monkeypatch):
     monkeypatch.setattr(archives, "SPACE_CHECK_BYTES", 2 << 20)
-    given, scratch = write_dump(tmp_path, gzip.compress(bytes(100 << 20)), "x.xml.gz"), tmp_path / "scratch"
+    dump, scratch = write_dump(tmp_path, gzip.compress(bytes(100 << 20)), "x.xml.gz"), tmp_path / "scratch"
     scratch.mkdir()
     free(30 << 20, scratch)
     written, look = [], archives.check_free_space
     monkeypatch.setattr(archives, "check_free_space", lambda name, folder, needed: written.append(needed) or look(
         name, folder, needed))
-    assert "so far" in unpack_refusal(given, scratch)
+    assert "so far" in unpack_refusal(dump, scratch)
     assert len(written) == 6 and max(written) == 24 << 20  # at 12 MB written, 18 MB are free and 24 needed
 
 
@@ -411,13 +411,14 @@ def test_check_space(tmp_path):
 
 
 def test_progress_is_shown(tmp_path, monkeypatch):
-    shown = []
-    monkeypatch.setattr(archives.Progress, "finish", lambda self: shown.append((self.label, self.done, self.total)))
+    finished = []
+    monkeypatch.setattr(archives.Progress, "finish", lambda self: finished.append((self.label, self.done, self.total)))
     packed = gzip.compress(MANY)
     for name in ("x.xml.gz", "x.7z"):
-        given = write_dump(tmp_path, packed, name) if name != "x.7z" else seven(tmp_path, name, {"Posts.xml": MANY})
-        read(Table(given, "Posts"), tmp_path / "scratch")
-    assert shown == [("unpack x.xml.gz", len(packed), len(packed)), ("unpack Posts.xml of x.7z", len(MANY), len(MANY))]
+        dump = write_dump(tmp_path, packed, name) if name != "x.7z" else seven(tmp_path, name, {"Posts.xml": MANY})
+        read(Table(dump, "Posts"), tmp_path / "scratch")
+    assert finished == [("unpack x.xml.gz", len(packed), len(packed)),
+                        ("unpack Posts.xml of x.7z", len(MANY), len(MANY))]
 
 
 def test_every_kind_says_what_it_is():

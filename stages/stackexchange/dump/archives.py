@@ -49,7 +49,7 @@ def unpack_table(table: Table, folder: Path) -> Path:
     path = Path(table.path)
     if path.suffix.lower() not in UNPACK:
         return path
-    with _os_errors_as_value_errors(path, f"cannot be unpacked into {folder}"):
+    with _readable_os_errors(path, f"cannot be unpacked into {folder}"):
         target = folder / f"{table.name}-{_fingerprint(path)}.xml"
         if target.exists():
             return target
@@ -68,7 +68,7 @@ def list_tables(archive: Path, tables: Iterable[str]) -> list[str]:
     Raises ValueError if it lacks the first, has one of them twice, or is not a readable 7z archive.
     """
     required, *others = tables
-    with _os_errors_as_value_errors(archive, "cannot be read"), _open(archive) as opened:
+    with _readable_os_errors(archive, "cannot be read"), _open(archive) as opened:
         files = _list_files(opened, archive)
         _find_table(files, archive, required)
         return [required, *(table for table in others if _find_tables(files, archive, table))]
@@ -102,7 +102,7 @@ def _free_draft(target: Path) -> Path:
 
 
 @contextmanager
-def _os_errors_as_value_errors(path: Path, failure: str) -> Iterator[None]:
+def _readable_os_errors(path: Path, failure: str) -> Iterator[None]:
     """Report missing permissions, a full disk and the like in one line."""
     try:
         yield

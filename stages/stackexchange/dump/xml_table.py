@@ -28,6 +28,7 @@ class XmlSpan:
 
     @property
     def bytes(self) -> int:
+        """Size of the span."""
         return self.stop - self.start
 
 

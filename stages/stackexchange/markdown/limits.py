@@ -44,23 +44,23 @@ class FastTag(Tag):
     Saves a sixth of markdownify's time; a hostile table takes seconds instead of a minute.
     """
 
-    def find_parent(self, name=None, *rules, **more):
-        if type(name) is not str or rules or more:
-            return super().find_parent(name, *rules, **more)
+    def find_parent(self, name=None, *args, **kwargs):
+        if type(name) is not str or args or kwargs:
+            return super().find_parent(name, *args, **kwargs)
         parent = self.parent
         while parent is not None and parent.name != name:
             parent = parent.parent
         return parent
 
-    def find_previous_siblings(self, name=None, *rules, **more):
-        if type(name) is not str or rules or more:
-            return super().find_previous_siblings(name, *rules, **more)
+    def find_previous_siblings(self, name=None, *args, **kwargs):
+        if type(name) is not str or args or kwargs:
+            return super().find_previous_siblings(name, *args, **kwargs)
         return [sibling for sibling in self.previous_siblings if sibling.name == name]
 
-    def find_all(self, name=None, *rules, **more):
+    def find_all(self, name=None, *args, **kwargs):
         names = [name] if type(name) is str else name
-        if type(names) is not list or rules or more:
-            return super().find_all(name, *rules, **more)
+        if type(names) is not list or args or kwargs:
+            return super().find_all(name, *args, **kwargs)
         return [element for element in self.descendants if element.name in names]
 
 
@@ -71,9 +71,9 @@ class FastSoup(FastTag, BeautifulSoup):
 class BoundedSoup(FastSoup):
     """Raises NotConvertedError when unclosed tags would take the parser minutes."""
 
-    def __init__(self, html: str, *features, **more):
+    def __init__(self, html: str, *features, **kwargs):
         self.broken_tags, self.max_broken_tags = 0, BROKEN_TAG_CHARACTERS // len(html)
-        super().__init__(html, *features, **more)
+        super().__init__(html, *features, **kwargs)
 
     def handle_data(self, data):
         if data.startswith("<") and len(data) > 1:  # the parser passes an unclosed tag on as text

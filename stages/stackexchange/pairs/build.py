@@ -37,20 +37,11 @@ class PairRules:
     lengths: LengthLimits
 
 
-@dataclass(frozen=True)
-class RowGroupTask:
-    """A row group of a part of the posts artifact."""
-
-    part: Path
-    number: int
-    rules: PairRules
-
-
-def build_pairs(task: RowGroupTask) -> tuple[dict[str, pa.Table], dict]:
-    """Build the pairs of one row group and return them by split, with their counts."""
-    counts, rules = PairCounts(), task.rules
-    shares, rows = dict(rules.shares), {name: [] for name in SPLITS}
-    for question in pq.ParquetFile(task.part).read_row_group(task.number).to_pylist():
+def build_pairs(row_group: tuple[Path, int], rules: PairRules) -> tuple[dict[str, pa.Table], dict]:
+    """Build the pairs of one row group (file, number) of the posts and return them by split, with their counts."""
+    file, number = row_group
+    counts, shares, rows = PairCounts(), dict(rules.shares), {name: [] for name in SPLITS}
+    for question in pq.ParquetFile(file).read_row_group(number).to_pylist():
         split = assign_split(question["site"], question["question_id"], shares, rules.seed)
         pairs = _question_pairs(question, rules, counts)
         rows[split] += pairs

@@ -75,12 +75,12 @@ def sample_rows(rows: Iterable[dict], count: int, seed: int) -> list[dict]:
 
 def read_answers(pairs: Path, split: str) -> Iterator[tuple[str, str]]:
     """Yield each (question, answer) of a split once, better and worse answers alike."""
-    seen = set()
+    keys = set()
     for row in read_pairs(pairs, split, ["site", "qid", "question", "response_j", "response_k"]):
         for answer in (row["response_j"], row["response_k"]):
             key = hash((row["site"], row["qid"], answer))
-            if key not in seen:
-                seen.add(key)
+            if key not in keys:
+                keys.add(key)
                 yield row["question"], answer
 
 

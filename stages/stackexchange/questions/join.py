@@ -97,6 +97,7 @@ def _drop_copies(posts: Iterator[dict], source: SourceInfo, counts: QuestionCoun
 
 
 def question_record(question: dict, answers: list[dict], site: str, counts: QuestionCounts) -> dict:
+    """Build a question record with scored answers from its posts."""
     accepted_id = question["accepted"]
     if accepted_id is not None and all(accepted_id != answer["id"] for answer in answers):
         counts.counts["accepted_not_in_the_file"][site] += 1

@@ -36,8 +36,8 @@ def plan_scans(sources: list[Source], scratch: Path, *, with_votes: bool, part_b
     """
     infos, tasks = [], []
     for number, source in enumerate(sources):
-        wanted = (source.posts, source.votes if with_votes else None)
-        tables = {table.name.lower(): _unpack(table, scratch) for table in wanted if table}
+        packed = (source.posts, source.votes if with_votes else None)
+        tables = {table.name.lower(): _unpack(table, scratch) for table in packed if table}
         infos.append(SourceInfo(source.name, source.site or source.name, tables.get("posts", Path(source.name))))
         tasks += _split(source, tables, {"source": number, "folder": scratch, **options})
     text_bytes = sum(task.size_bytes for task in tasks if task.table != "votes")

@@ -79,6 +79,7 @@ class XmlScan(ScanTask):
 
     @property
     def size_bytes(self) -> int:
+        """Size of the span."""
         return self.span.bytes
 
     read_bytes = size_bytes
@@ -95,7 +96,8 @@ class RecordScan(ScanTask):
 
     @property
     def read_bytes(self) -> int:
-        return self.size_bytes if self.row_groups else 0  # a Hub data set has an assumed size
+        """Size of the row groups; 0 for a Hub data set, whose `size_bytes` is a guess."""
+        return self.size_bytes if self.row_groups else 0
 
 
 def run_scans(tasks: list[ScanTask], source_names: list[str], workers: ProcessPool) -> tuple[Counter, Counter]:
@@ -185,11 +187,12 @@ def _record_table(batch: list[tuple[int, dict, int]], task: RecordScan) -> pa.Ta
     numbers, records, sizes = zip(*batch, strict=True)
     table = pa.Table.from_pylist(list(records), schema=SCHEMA)
     sites, ids = table["site"].to_pylist(), table["question_id"].to_numpy()
-    more = {"number": np.array(numbers, dtype=np.int64) + (task.number << 40), "size": np.array(sizes, dtype=np.int64),
-            "source": constant_column(task.source, len(batch)),
-            "posts": pc.add(pc.list_value_length(table["answers"]), 1)}
+    columns = {"number": np.array(numbers, dtype=np.int64) + (task.number << 40),
+               "size": np.array(sizes, dtype=np.int64),
+               "source": constant_column(task.source, len(batch)),
+               "posts": pc.add(pc.list_value_length(table["answers"]), 1)}
     table = add_key_column(table, question_keys_by_site(sites, task.seed, ids))
-    return pa.table({name: table[name] for name in table.column_names} | more)
+    return pa.table({name: table[name] for name in table.column_names} | columns)
 
 
 SCANS = {"posts": _scan_posts, "votes": _scan_votes, "records": _scan_records}
