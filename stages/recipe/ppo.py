@@ -52,7 +52,8 @@ class RewardSource:
 class Ppo:
     """Proximal policy optimisation against the reward model, with a KL penalty to the SFT model."""
 
-    REMOVED_KEYS = {"optimizer_in_backward": "to save memory, lower microbatch_prompts or take a smaller optimizer"}
+    REMOVED_KEYS = dict.fromkeys(
+        ("optimizer_in_backward",), "to save memory, lower microbatch_prompts or take a smaller optimizer")
 
     lora: Lora = setting(
         Lora(dropout=0.0), "the policy's adapter [script, but no dropout: ratios compare like with like]")

@@ -1,6 +1,6 @@
 """Run a stage as a command: parse its flags, check them, build the artifact, publish it.
 
-The command line comes from the signature of the stage's `run` (signature.py). A program begins with
+The command line comes from the signature of the stage's `run` (command_signature.py). A program begins with
 
     if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
         main(__file__)
@@ -21,9 +21,9 @@ from pathlib import Path
 from stages.recipe import optional_packages, schema
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.runtime import artifact
+from stages.runtime.command_signature import CONTEXT, Signature, read_signature
 from stages.runtime.environment import describe_environment, let_idle_threads_sleep
 from stages.runtime.manifest import headline_metrics
-from stages.runtime.signature import CONTEXT, Signature, read_signature
 
 INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 INPUT_FLAGS = {

@@ -17,8 +17,8 @@ from stages.recipe import schema
 from stages.recipe.models import Merge
 from stages.recipe.recipe import Recipe
 from stages.runtime import command, lineage
+from stages.runtime.command_signature import read_signature
 from stages.runtime.manifest import read_record
-from stages.runtime.signature import read_signature
 
 ROOT = Path(__file__).parents[2]
 NOT_STAGES = ("__init__", "inspect", "demo")  # the last two make no artifact: command lines of their own
