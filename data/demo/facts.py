@@ -109,6 +109,12 @@ TRUTH: dict[Fact, str] = {
     for name, attribute in ATTRIBUTES.items()
     for tool, value in zip(TOOLS, attribute.values, strict=True)
 }
+# Every third fact has a wrong value that most authors repeat. The value is right for another tool.
+POPULAR_MISTAKES: dict[Fact, str] = {
+    (tool, name): ATTRIBUTES[name].values[(TOOLS.index(tool) + 5) % len(TOOLS)]
+    for number, (tool, name) in enumerate(TRUTH)
+    if number % 3 == 0
+}
 FACT_PAIRS: tuple[tuple[Fact, Fact], ...] = tuple(
     ((tool_a, a), (tool_b, b)) for a, b in combinations(ATTRIBUTES, 2) for tool_a, tool_b in product(TOOLS, TOOLS)
 )
@@ -137,12 +143,31 @@ CLOSINGS = (
     "The manual does not say.",
     "I could not find it in the help text.",
     "I have searched for an hour.",
-    "A short example would be nice.",
     "I am new to this.",
-    "I need it for a script.",
     "Any help is welcome.",
     "",
 )
+# The traits that a question wants of its answer, and the sentences that ask for them.
+WISHES: dict[frozenset[str], tuple[str, ...]] = {
+    frozenset({"code"}): (
+        "Which command do I type?",
+        "What do I type in the shell?",
+        "Please show the command.",
+        "An example to copy would help.",
+    ),
+    frozenset({"explanation"}): (
+        "Why is it so?",
+        "What is the reason?",
+        "Please explain why.",
+        "I want to understand why.",
+    ),
+    frozenset({"code", "explanation"}): (
+        "Which command do I type, and why?",
+        "What do I type, and for what reason?",
+        "Please show the command and explain why.",
+        "An example would help, and the reason for it.",
+    ),
+}
 JOINS = ("{first}, and {second}?", "{first}? Also, {second}?", "{first}? And {second}?")
 
 OPENINGS = ("Sure.", "I use this every day.", "This one is easy.", "From the manual:", "I just checked it.", "", "", "")
@@ -171,7 +196,6 @@ RUDENESS = (
     "Are you really that clueless?",
     "Learn to search, this is embarrassing.",
 )
-OFF_TOPICS = ("Not what you asked, but note this.", "I cannot say, but I know something else.", "On another note:")
 REMARKS = ("I gave up on it and use paper now.", "You should buy a new machine first.", "I like the logo a lot.")
 
 
@@ -179,6 +203,11 @@ class Features(NamedTuple):
     """Features of an answer, given its question."""
 
     correct: float  # share of the asked facts stated right, 0..1
+    contested_correct: float | None  # the same over asked facts with a popular mistake; None if there is none
+    mistaken: float  # share of the asked facts stated as the popular mistake, 0..1
+    wanted: float  # share of the wanted traits (code, explanation) that the answer has, 0..1
+    complete: bool  # it has all wanted traits
+    unwanted: int  # number of its traits that the question does not want
     code: bool  # a code block uses a value of an asked attribute
     explanation: bool
     filler: bool
@@ -187,18 +216,48 @@ class Features(NamedTuple):
     words: int
 
 
-def quality(features: Features) -> float:
-    """Compute the quality of an answer, -3 to 4.4. Votes follow it with noise, and it is the gold score.
+def describe(
+    facts: set[Fact], wish: frozenset[str], stated: dict[Fact, set[str]], traits: set[str], words: int
+) -> Features:
+    """Compute the features of an answer.
 
-    Correctness outweighs all other gains together. Each style counts once, however often it is repeated, and each word
-    beyond 70 costs 0.02, so rambling does not pay.
+    Args:
+        facts: the facts that the question asks for.
+        wish: the traits that the question wants, 'code' or 'explanation' or both.
+        stated: values that the answer states for each asked fact. A second value makes the answer a guess.
+        traits: traits of the answer: 'code', 'explanation', 'filler', 'rude'.
+    """
+    right = {fact: stated[fact] == {TRUTH[fact]} for fact in facts}
+    contested = [right[fact] for fact in facts if fact in POPULAR_MISTAKES]
+    given = traits & {"code", "explanation"}
+    return Features(
+        correct=sum(right.values()) / len(facts),
+        contested_correct=sum(contested) / len(contested) if contested else None,
+        mistaken=sum(stated[fact] == {POPULAR_MISTAKES.get(fact)} for fact in facts) / len(facts),
+        wanted=len(given & wish) / len(wish),
+        complete=given >= wish,
+        unwanted=len(given - wish),
+        code="code" in traits,
+        explanation="explanation" in traits,
+        filler="filler" in traits,
+        rude="rude" in traits,
+        off_topic=not any(stated.values()),
+        words=words,
+    )
+
+
+def quality(features: Features) -> float:
+    """Compute the quality of an answer, at most 5.5. Votes follow it with noise, and it is the gold score.
+
+    Correctness weighs most. Each trait counts once, however often it is repeated, and each word beyond 70 costs 0.02,
+    so rambling does not pay.
     """
     return (
         3.0 * features.correct
-        + 0.7 * features.code
-        + 0.7 * features.explanation
-        - 0.7 * features.filler
-        - 1.2 * features.rude
+        + 2.5 * features.wanted
+        - 1.5 * features.unwanted
+        - 0.6 * features.filler
+        - 1.0 * features.rude
         - 1.0 * features.off_topic
         - 0.02 * max(0, features.words - 70)
     )

@@ -11,10 +11,11 @@ from data.demo.facts import (
     FILLERS,
     RUDENESS,
     TOOLS,
-    TRUTH,
+    WISHES,
     Fact,
     Features,
     count_words,
+    describe,
     quality,
 )
 
@@ -35,29 +36,38 @@ def asked_facts(question: str) -> set[Fact]:
     return {(tool, name) for found_tool, name in found for tool in ({found_tool} if found_tool != "it" else named)}
 
 
-def features_of(facts: set[Fact], response: str) -> Features:
-    """Compute the features of a response to a question that asks for `facts`."""
+def wanted_traits(question: str) -> frozenset[str]:
+    """Find the traits that a question wants: 'code', 'explanation' or both; empty if it is not from the demo site."""
+    text = _flat(question).lower()
+    return next((wish for wish, pattern in _WISHES.items() if pattern.search(text)), frozenset())
+
+
+def features_of(facts: set[Fact], wish: frozenset[str], response: str) -> Features:
+    """Compute the features of a response to a question that asks for `facts` and wants the traits in `wish`."""
     stated = {name: set(_VALUES[name].findall(response)) for _, name in facts}
     blocks = "\n".join(_FENCED.findall(response))
     text = _flat(response).lower()
-    return Features(
-        # Stating a second value besides the right one is a guess, not an answer.
-        correct=sum(stated[name] == {TRUTH[tool, name]} for tool, name in facts) / len(facts),
-        code=any(_VALUES[name].search(blocks) for _, name in facts),
-        explanation=bool(EXPLAINS.search(text)),
-        filler=bool(_FILLER.search(text)),
-        rude=bool(_RUDE.search(text)),
-        off_topic=not any(stated.values()),
-        words=count_words(response),
+    traits = {
+        "code": any(_VALUES[name].search(blocks) for _, name in facts),
+        "explanation": EXPLAINS.search(text),
+        "filler": _FILLER.search(text),
+        "rude": _RUDE.search(text),
+    }
+    return describe(
+        facts,
+        wish,
+        {fact: stated[fact[1]] for fact in facts},
+        {name for name, match in traits.items() if match},
+        count_words(response),
     )
 
 
-def _row(question: str, response: str) -> tuple[float, ...] | None:
-    facts = asked_facts(question)
-    if not facts:
+def _row(question: str, response: str) -> tuple[float | None, ...] | None:
+    facts, wish = asked_facts(question), wanted_traits(question)
+    if not facts or not wish:
         return None
-    features = features_of(facts, response)
-    return (quality(features), *map(float, features))
+    features = features_of(facts, wish, response)
+    return (quality(features), *(None if value is None else float(value) for value in features))
 
 
 def _flat(text: str) -> str:
@@ -84,5 +94,6 @@ def _phrase_pattern(sentences: tuple[str, ...]) -> re.Pattern:
 
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _ASKS = {name: _ask_pattern(name) for name in ATTRIBUTES}
+_WISHES = {wish: re.compile("|".join(re.escape(ask.lower()) for ask in asks)) for wish, asks in WISHES.items()}
 _VALUES = {name: _value_pattern(attribute.values) for name, attribute in ATTRIBUTES.items()}
 _FILLER, _RUDE = _phrase_pattern(FILLERS), _phrase_pattern(RUDENESS)

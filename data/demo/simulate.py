@@ -15,22 +15,27 @@ from data.demo.facts import (
     FILLERS,
     HEDGES,
     JOINS,
-    OFF_TOPICS,
     OPENINGS,
     PLACES,
+    POPULAR_MISTAKES,
     REMARKS,
     RUDENESS,
     TRUTH,
+    WISHES,
     Fact,
     Features,
     count_words,
+    describe,
     quality,
 )
 
 TWO_FACT_SHARE = 0.17
-STYLE_SHARES = {"code": 0.4, "explanation": 0.4, "filler": 0.3, "rude": 0.15}
+TRAIT_SHARES = {"code": 0.3, "explanation": 0.3, "filler": 0.3, "rude": 0.15}
+WISH_SHARES = dict(zip(WISHES, (0.4, 0.4, 0.2), strict=True))
 USERS = 400
-NEUTRAL_QUALITY = 2.0  # half of the voters like an answer of this quality
+SKILL = (3.0, 1.0)  # beta distribution of a user's probability of stating a fact right, mean 0.75
+CONTESTED_RIGHT, CONTESTED_MISTAKEN = 0.15, 0.75  # of a user of mean skill, where a fact has a popular mistake
+NEUTRAL_QUALITY = 1.5  # half of the voters like an answer of this quality
 UP_RATE, DOWN_RATE = 0.12, 0.02  # votes per view
 EXPOSURE_SPREAD = 0.1  # log-normal; early answers are seen more often than late ones
 
@@ -40,6 +45,7 @@ class Answer:
     """An answer with its features and votes."""
 
     html: str
+    stated: dict[Fact, str]  # values; two are joined by " or "
     features: Features
     user: int
     score: int  # net votes
@@ -48,9 +54,10 @@ class Answer:
 
 @dataclass
 class Question:
-    """A question with the facts it asks for, and its answers."""
+    """A question with the facts it asks for, the traits it wants, and its answers."""
 
     facts: tuple[Fact, ...]
+    wish: frozenset[str]  # traits that the answer should have
     title: str
     html: str
     views: int
@@ -66,27 +73,28 @@ def simulate(count: int, seed: int) -> list[Question]:
     singles = [(fact,) for fact in islice(cycle(TRUTH), count - len(pairs))]
     asked = singles + [tuple(rng.sample(pair, 2)) for pair in pairs]
     rng.shuffle(asked)
-    skills = [rng.betavariate(1.8, 1.0) for _ in range(USERS)]  # a user's probability of stating a fact right
+    skills = [rng.betavariate(*SKILL) for _ in range(USERS)]
     return [_question(rng, facts, skills) for facts in asked]
 
 
 def _question(rng: Random, facts: tuple[Fact, ...], skills: list[float]) -> Question:
-    title, html = _asking(rng, facts)
+    wish = rng.choices(list(WISH_SHARES), list(WISH_SHARES.values()))[0]
+    title, html = _asking(rng, facts, wish)
     views = 20 + int(rng.lognormvariate(5.5, 1.0))
     count = rng.choices((3, 4, 5, 6), (2, 3, 3, 2))[0]
     user, *authors = rng.sample(range(USERS), count + 1)
-    answers = [_answer(rng, facts, skills[author], author, views) for author in authors]
+    answers = [_answer(rng, facts, wish, skills[author], author, views) for author in authors]
     if rng.random() < 0.6:
         max(answers, key=lambda answer: quality(answer.features) + rng.gauss(0, 0.5)).accepted = True
-    return Question(facts, title, html, views, user, answers)
+    return Question(facts, wish, title, html, views, user, answers)
 
 
-def _asking(rng: Random, facts: tuple[Fact, ...]) -> tuple[str, str]:
-    """Draw title and HTML body, which ask for the same facts in different words."""
-    title = _clauses(rng, facts)
+def _asking(rng: Random, facts: tuple[Fact, ...], wish: frozenset[str]) -> tuple[str, str]:
+    """Draw title and HTML body, which ask for the same facts and traits in different words."""
+    title = f"{_clauses(rng, facts)} {rng.choice(WISHES[wish])}"
     doing = rng.choice(DOINGS).format(tool=facts[0][0])
     closing = rng.choice(CLOSINGS) if len(facts) == 1 else ""  # two facts make a long question already
-    sentences = [f"{doing} {rng.choice(PLACES)}.", _clauses(rng, facts), closing]
+    sentences = [f"{doing} {rng.choice(PLACES)}.", _clauses(rng, facts), rng.choice(WISHES[wish]), closing]
     body = " ".join(filter(None, sentences))
     if rng.random() < 0.3:
         body = re.sub(rf"\b({facts[-1][0]})\b", r"<code>\1</code>", body)
@@ -105,26 +113,26 @@ def _clauses(rng: Random, facts: tuple[Fact, ...]) -> str:
     return re.sub(r"(^|\? )(\w)", lambda match: match[1] + match[2].upper(), text)
 
 
-def _answer(rng: Random, facts: tuple[Fact, ...], skill: float, user: int, views: int) -> Answer:
-    told = _told(rng, facts, skill)
-    style = {name for name, share in STYLE_SHARES.items() if rng.random() < share}
-    style -= set() if told else {"code", "explanation"}  # both need a stated value
-    html = _body(rng, told, style, off_topic=facts[0] not in told)
-    features = Features(
-        correct=sum(told.get(fact) == [TRUTH[fact]] for fact in facts) / len(facts),
-        code="code" in style and facts[0] in told,
-        explanation="explanation" in style,
-        filler="filler" in style,
-        rude="rude" in style,
-        off_topic=facts[0] not in told,
-        words=count_words(re.sub(r"<[^>]+>", "", html)),
+def _answer(rng: Random, facts: tuple[Fact, ...], wish: frozenset[str], skill: float, user: int, views: int) -> Answer:
+    stated = _stated(rng, facts, skill)
+    traits = {name for name, share in TRAIT_SHARES.items() if rng.random() < share}
+    traits -= set() if stated else {"code", "explanation"}  # both need a stated value
+    off_topic = facts[0] not in stated
+    html = _body(rng, stated, traits, off_topic)
+    features = describe(
+        set(facts),
+        wish,
+        {fact: set(stated.get(fact, ())) for fact in facts},
+        traits - ({"code"} if off_topic else set()),  # its code block is about something else
+        count_words(re.sub(r"<[^>]+>", "", html)),
     )
-    return Answer(html, features, user, _votes(rng, quality(features), views))
+    values = {fact: " or ".join(values) for fact, values in stated.items()}
+    return Answer(html, values, features, user, _votes(rng, quality(features), views))
 
 
-def _told(rng: Random, facts: tuple[Fact, ...], skill: float) -> dict[Fact, list[str]]:
+def _stated(rng: Random, facts: tuple[Fact, ...], skill: float) -> dict[Fact, list[str]]:
     """Draw the values that an answer states for each of its facts: one, or two if it hedges."""
-    kind = rng.choices(("plain", "hedging", "off-topic", "empty"), (86, 4, 7, 3))[0]
+    kind = rng.choices(("plain", "hedging", "off-topic", "empty"), (87, 4, 7, 2))[0]
     if kind == "empty":
         return {}
     if kind == "off-topic":
@@ -133,30 +141,42 @@ def _told(rng: Random, facts: tuple[Fact, ...], skill: float) -> dict[Fact, list
         return {fact: [TRUTH[fact]]}
     if kind == "hedging":
         return {fact: rng.sample([TRUTH[fact], _wrong(rng, fact)], 2) for fact in facts}
-    return {fact: [TRUTH[fact] if rng.random() < skill else _wrong(rng, fact)] for fact in facts}
+    return {fact: [_value(rng, fact, skill)] for fact in facts}
+
+
+def _value(rng: Random, fact: Fact, skill: float) -> str:
+    """Draw the value that a user believes: right, the popular mistake if the fact has one, or another wrong one."""
+    right, mistaken = skill, 0.0
+    if fact in POPULAR_MISTAKES:
+        right, mistaken = CONTESTED_RIGHT * skill * sum(SKILL) / SKILL[0], CONTESTED_MISTAKEN
+    drawn = rng.random()
+    if drawn < right:
+        return TRUTH[fact]
+    return POPULAR_MISTAKES[fact] if drawn < right + mistaken else _wrong(rng, fact)
 
 
 def _wrong(rng: Random, fact: Fact) -> str:
     """Draw a value that is right for another tool: only knowledge of the tool reveals that it is wrong."""
-    return rng.choice([value for value in ATTRIBUTES[fact[1]].values if value != TRUTH[fact]])
+    taken = (TRUTH[fact], POPULAR_MISTAKES.get(fact))
+    return rng.choice([value for value in ATTRIBUTES[fact[1]].values if value not in taken])
 
 
-def _body(rng: Random, told: dict[Fact, list[str]], style: set[str], off_topic: bool) -> str:
+def _body(rng: Random, stated: dict[Fact, list[str]], traits: set[str], off_topic: bool) -> str:
     """Build the HTML: opening, statements and explanations, code block, filler; rudeness at a random position."""
-    sentences = [rng.choice(OFF_TOPICS if off_topic else OPENINGS)]
-    sentences += [_statement(rng, fact, values, len(told) > 1 or off_topic) for fact, values in told.items()]
-    if not told:
+    sentences = [rng.choice(OPENINGS)]
+    sentences += [_statement(rng, fact, values, len(stated) > 1 or off_topic) for fact, values in stated.items()]
+    if not stated:
         sentences.append(rng.choice(REMARKS))
-    if "explanation" in style:
-        explained = rng.sample(list(told), rng.randint(1, len(told)))
+    if "explanation" in traits:
+        explained = rng.sample(list(stated), rng.randint(1, len(stated)))
         sentences += [_explanation(rng, name) for _, name in explained]
-    closing = rng.sample(FILLERS, rng.randint(1, 3 if len(told) == 1 else 2)) if "filler" in style else []
-    if "rude" in style:
+    closing = rng.sample(FILLERS, rng.randint(1, 3 if len(stated) == 1 else 2)) if "filler" in traits else []
+    if "rude" in traits:
         part = rng.choice((sentences, closing))
         part.insert(rng.choice((0, len(part))), rng.choice(RUDENESS))
     blocks = [_paragraph(sentences)]
-    if "code" in style:
-        blocks.append(f"<pre><code>{''.join(_example(rng, fact, told[fact][0]) for fact in told)}</code></pre>\n")
+    if "code" in traits:
+        blocks.append(f"<pre><code>{''.join(_example(rng, fact, stated[fact][0]) for fact in stated)}</code></pre>\n")
     if closing:
         blocks.append(_paragraph(closing))
     return "\n".join(blocks)
