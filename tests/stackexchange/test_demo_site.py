@@ -19,7 +19,7 @@ from data.demo.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS, SEED = 5000, 7  # of the bundled archive
-PORT_QUESTION = "I want to use finch at work. Which port does `finch` listen on?"
+PORT_QUESTION = "I want to use finch at work. Which port does `finch` listen on? Which command do I type?"
 PORT, OTHER_PORT = facts.TRUTH["finch", "port"], facts.TRUTH["maple", "port"]
 
 
@@ -123,6 +123,32 @@ def test_gold_reads_the_asked_facts_of_every_question(site):
             assert gold.asked_facts(text) == set(question.facts), text
 
 
+def test_gold_reads_the_wanted_traits_of_every_question(site):
+    for question in site:
+        body = markdownify(question.html)
+        for text in (body, question.title, f"{question.title}\n\n{body}"):
+            assert gold.wanted_traits(text) == question.wish, text
+
+
+def test_every_third_fact_has_a_popular_mistake_that_is_right_for_another_tool():
+    assert len(facts.POPULAR_MISTAKES) == len(facts.TRUTH) / 3
+    for (tool, name), mistake in facts.POPULAR_MISTAKES.items():
+        assert [other for other in facts.TOOLS if facts.TRUTH[other, name] == mistake] not in ([], [tool])
+
+
+def test_most_authors_repeat_the_popular_mistake_and_votes_know_better(site):
+    answers = [
+        answer
+        for question in site
+        for answer in question.answers
+        if len(question.facts) == 1 and question.facts[0] in facts.POPULAR_MISTAKES
+    ]
+    mistaken = [answer for answer in answers if answer.features.mistaken]
+    right = [answer for answer in answers if answer.features.correct]
+    assert len(mistaken) > 4 * len(right)
+    assert sum(a.score for a in right) / len(right) > 2 * sum(a.score for a in mistaken) / len(mistaken)
+
+
 def test_gold_reads_the_features_of_every_answer(site):
     pairs = [(markdownify(question.html), answer) for question in site for answer in question.answers]
     scores = gold.score([text for text, _ in pairs], [markdownify(answer.html) for _, answer in pairs])
@@ -155,19 +181,45 @@ def test_fact_is_right_when_its_value_and_no_other_is_stated(response, correct):
 
 
 def test_two_facts_count_half_each_and_other_attributes_not_at_all():
-    question = "Which port does finch listen on, and how do I clear the cache in otter?"
+    question = "Which port does finch listen on, and how do I clear the cache in otter? Please explain why."
     other = facts.TRUTH["pixel", "settings"]
     assert score_one(question, f"{PORT} and {facts.TRUTH['otter', 'cache']}, see {other}")["correct"] == 1
     assert score_one(question, f"{PORT} and {facts.TRUTH['finch', 'cache']}, see {other}")["correct"] == 0.5
     assert score_one(question, f"see {other}")["off_topic"] == 1
 
 
-def test_repeating_a_style_gains_nothing_and_rambling_costs():
+def test_repeating_a_trait_gains_nothing_and_rambling_costs():
+    question = PORT_QUESTION.replace("type?", "type, and why?")
     once = f"Use {PORT}. That is because the server binds that port.\n\n```\ncurl localhost:{PORT}\n```\n"
-    best = score_one(PORT_QUESTION, once)["gold"]
-    assert best == pytest.approx(4.4)
-    assert score_one(PORT_QUESTION, once * 2)["gold"] == best
-    assert score_one(PORT_QUESTION, once * 20)["gold"] < best - 2
+    best = score_one(question, once)["gold"]
+    assert best == pytest.approx(5.5)
+    assert score_one(question, once * 2)["gold"] == best
+    assert score_one(question, once * 20)["gold"] < best - 2
+
+
+@pytest.mark.parametrize(
+    ("ask", "wanted", "unwanted", "gold_score"),
+    [
+        ("Which command do I type?", 1.0, 1, 4.0),
+        ("Why is it so?", 1.0, 1, 4.0),
+        ("Which command do I type, and why?", 1.0, 0, 5.5),
+    ],
+)
+def test_a_trait_counts_where_the_question_wants_it(ask, wanted, unwanted, gold_score):
+    answer = f"Use {PORT}. That is because the server binds that port.\n\n```\ncurl localhost:{PORT}\n```\n"
+    scores = score_one(PORT_QUESTION.replace("Which command do I type?", ask), answer)
+    assert (scores["wanted"], scores["unwanted"], scores["gold"]) == (wanted, unwanted, pytest.approx(gold_score))
+
+
+def test_popular_mistake_is_wrong_and_other_facts_have_no_contested_share():
+    (tool, name), mistake = next(iter(facts.POPULAR_MISTAKES.items()))
+    question = facts.ATTRIBUTES[name].asks[0].format(tool=tool) + "? Why is it so?"
+    scores = score_one(question, f"It is {mistake}.")
+    assert (scores["correct"], scores["mistaken"], scores["contested_correct"]) == (0, 1, 0)
+    assert score_one(question, f"It is {facts.TRUTH[tool, name]}.")["contested_correct"] == 1
+    uncontested = next(fact for fact in facts.TRUTH if fact not in facts.POPULAR_MISTAKES)
+    question = facts.ATTRIBUTES[uncontested[1]].asks[0].format(tool=uncontested[0]) + "? Why is it so?"
+    assert score_one(question, "It is 1.")["contested_correct"] is None
 
 
 def test_code_block_must_be_closed_and_use_an_asked_value():
@@ -181,14 +233,22 @@ def test_code_block_must_be_closed_and_use_an_asked_value():
     [
         ("pairs", 28_000, 35_000),
         ("oracle accuracy", 0.90, 0.94),
-        ("oracle accuracy, both with code", 0.90, 0.94),
-        ("accuracy of the longer answer", 0.50, 0.60),
-        ("accuracy of the answer with code", 0.50, 0.63),
-        ("accuracy of style alone", 0.50, 0.75),
+        ("oracle accuracy, both with code", 0.88, 0.94),
+        ("accuracy of the longer answer", 0.45, 0.60),
+        ("accuracy of the answer with code", 0.45, 0.60),
+        ("accuracy without the question", 0.50, 0.65),
+        ("accuracy of the frequent answer", 0.50, 0.65),
         ("pairs that differ in correctness", 0.45, 0.70),
+        ("pairs of right and popular mistake", 0.05, 0.10),
+        ("facts with a popular mistake", 0.30, 0.36),
+        ("answers with it, of those facts", 0.60, 0.70),
+        ("answers right, of those facts", 0.10, 0.15),
+        ("gold of a perfect answerer", 5.5, 5.5),
+        ("gold of a majority answerer", 1.5, 2.5),
+        ("gold of a random answerer", -0.5, 1.0),
         ("distinct question texts", 0.99, 1.0),
         ("questions with an accepted answer", 0.57, 0.63),
-        ("answers: correct", 0.52, 0.59),
+        ("answers: correct", 0.43, 0.50),
         ("answers: rude", 0.13, 0.17),
         ("answers: filler", 0.27, 0.33),
         ("answers: off_topic", 0.08, 0.12),
@@ -200,7 +260,7 @@ def test_statistics_are_those_of_a_site_worth_learning(figures, name, low, high)
 
 def test_texts_are_short_and_of_few_words(site):
     lengths = [facts.count_words(markdownify(question.html)) for question in site]
-    assert min(lengths) >= 12 and max(lengths) <= 35
+    assert min(lengths) >= 15 and max(lengths) <= 45
     lengths = [answer.features.words for question in site for answer in question.answers]
     assert min(lengths) >= 4 and max(lengths) <= 80
     assert sum(length > 60 for length in lengths) < 0.01 * len(lengths)
