@@ -30,7 +30,7 @@ MERGED = {stage: f"{RUN}/{stage}-merged/manifest.json" for stage in ("sft", "rew
 START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE, "ppo": MERGED["sft"]}
 START["judge"] = START["reward"]
 
-# The judge, trained and merged, if the recipe wants one: evaluate.judge.
+# The judge, trained and merged, if the recipe wants one: evaluate.train_judge.
 JUDGE = [f"{RUN}/judge/manifest.json"] if RECIPE.evaluate.needs_judge else []
 JUDGE_MERGED = [f"{RUN}/judge-merged/manifest.json"] if JUDGE else []
 

@@ -24,7 +24,7 @@ class Evaluate:
     bootstrap_samples: int = setting(2000, "bootstrap resamples of the questions for 95 % intervals [ours]")
     gold: str | None = setting(
         None, "'package.module:function' of (questions, responses) that computes the gold score; null: none [ours]")
-    judge: Literal["auto", "always", "none"] = setting(
+    train_judge: Literal["auto", "always", "none"] = setting(
         "auto", "when to train a judge, a held-out reward model of another seed and other questions: 'auto', if `gold` "
         "is null; 'always'; 'none', never [ours]")
     scorers: tuple[str, ...] = setting(
@@ -43,7 +43,7 @@ class Evaluate:
     @property
     def needs_judge(self) -> bool:
         """Check whether a run trains a judge."""
-        return self.judge == "always" or (self.judge == "auto" and self.gold is None)
+        return self.train_judge == "always" or (self.train_judge == "auto" and self.gold is None)
 
 
 @dataclass(frozen=True)
