@@ -40,11 +40,6 @@ class Evaluate:
             raise ValueError("scorers must not name the reward model, nor anything twice, not "
                              + ", ".join(self.scorers))
 
-    @property
-    def needs_judge(self) -> bool:
-        """Check whether a run trains a judge."""
-        return self.train_judge == "always" or (self.train_judge == "auto" and self.gold is None)
-
 
 @dataclass(frozen=True)
 class Report:
