@@ -112,7 +112,8 @@ def test_a_run_without_a_judge_for_lack_of_pairs_says_so(artifacts, tmp_path):
     assert "Judge: training loss" in page and "No model was trained" not in page
     (judge / "history.jsonl").unlink()
     write_no_model(judge, f"too few pairs of {EVIL}")
-    page = page_of(artifacts | {"judge": judge}, tmp_path)
+    (second := tmp_path / "second").mkdir()
+    page = page_of(artifacts | {"judge": judge}, second)
     assert "No model was trained: too few pairs of &lt;script" in page and Reader(page).scripts == [SCRIPT]
 
 
