@@ -28,6 +28,12 @@ RECIPE_FILE = f"{RUN}/recipe.yaml"
 BASE = f"{RUN}/base/manifest.json"
 MERGED = {stage: f"{RUN}/{stage}-merged/manifest.json" for stage in ("sft", "reward", "ppo")}
 START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE, "ppo": MERGED["sft"]}
+START["judge"] = START["reward"]
+
+# The judge, trained and merged, if the recipe wants one.
+NEEDS_JUDGE = {"always": True, "auto": RECIPE.evaluate.gold is None, "none": False}[RECIPE.evaluate.train_judge]
+JUDGE = [f"{RUN}/judge/manifest.json"] if NEEDS_JUDGE else []
+JUDGE_MERGED = [f"{RUN}/judge-merged/manifest.json"] if NEEDS_JUDGE else []
 
 # Stages run with the Python that runs Snakemake.
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))

@@ -38,6 +38,7 @@ from stages.modeling.tokenizer import load_shared_tokenizer, same_tokenizer
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.ppo import RewardSource
 from stages.reward_modeling.lexical_scorer import fit_lexical_scorer
+from stages.reward_modeling.no_model import read_no_model
 from stages.rl.rewards.sources import RewardFunction, load_reward_functions
 from stages.runtime.files import write_json
 from stages.stackexchange.pairs.table import question_key, read_pairs, sample_rows
@@ -47,12 +48,14 @@ SPLIT, BASELINE_SPLIT = "evaluation", "reward"
 
 
 def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, policy: dict[str, Path],
-        reward: Path) -> dict[str, float]:
+        reward: Path, judge: Path | None = None) -> dict[str, float]:
     """Fill `out` with metrics.json, samples.parquet and per_pair.parquet; return the headline metrics.
 
-    base, sft, policy, reward: plain model folders, merged. Raises ValueError when no held-out question is short enough.
+    base, sft, policy, reward, judge: plain model folders, merged. Raises ValueError when no held-out question is short
+    enough.
     """
     torch_setup.prepare()
+    judge = _select_judge(judge)
     summary.check_policy_names(policy)
     if config.temperature <= 0:
         raise ValueError("evaluate.temperature must be above 0: a KL is measured on samples")
@@ -90,6 +93,14 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     write_pairs(out / "per_pair.parquet", held_out.rows, held_out.better, held_out.worse,
                 {"reward": pair_rewards, "log_probability": logprobs, "gold": pair_gold})
     return summary.headline_metrics(metrics)
+
+
+def _select_judge(judge: Path | None) -> Path | None:
+    """Return the judge, or None if there is no model in its folder."""
+    if judge is None or (reason := read_no_model(judge)) is None:
+        return judge
+    print(f"evaluate: there is no judge: {reason}", flush=True)
+    return None
 
 
 def _load_scorer(name: str, pairs: Path) -> RewardFunction:

@@ -1,4 +1,4 @@
-"""Merge: merge adapters into their base, those of sft, reward and ppo alike.
+"""Merge: merge adapters into their base, those of sft, reward, judge and ppo alike.
 
     python -m stages.merge --recipe configs/demo.yaml --base results/demo/base \\
         --adapter results/demo/sft --pairs results/demo/pairs --out results/demo/sft-merged
@@ -7,7 +7,8 @@ Several adapters are merged one after the other, in the order of training: `--ad
 results/demo/reward`. The result is a plain model folder for `from_pretrained`, with merge.json: the change of each
 matrix, the difference of the logits, and the perplexity (of a reward model: the pair accuracy) on some pairs before and
 after. The files are reloaded and compared with the base with active adapters; nothing is published above the recipe's
-limits. Nothing is pushed to a hub.
+limits. Nothing is pushed to a hub. Of an artifact without a model (a judge with too few pairs), its no_model.json is
+copied.
 """
 
 from stages.runtime.command import main
@@ -28,6 +29,7 @@ from stages.recipe.models import Merge
 from stages.reporting.model_card import MergedModel, render_model_card
 from stages.reward_modeling.dataset import Example, build_examples
 from stages.reward_modeling.merge_target import select_target
+from stages.reward_modeling.no_model import read_no_model, write_no_model
 from stages.reward_modeling.scoring_file import member_folder, member_folders
 from stages.runtime.artifact import MANIFEST, artifact_folder, read_manifest
 from stages.runtime.files import write_text
@@ -43,8 +45,11 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
     pairs: a language model is evaluated on a better answer to each of the finetune split's first questions, a reward
     model on the reward split's first pairs.
     """
-    torch_setup.prepare()
     adapters = [artifact_folder(folder) for folder in adapter]
+    if reason := read_no_model(adapters[-1]):
+        write_no_model(out, reason)
+        return {}
+    torch_setup.prepare()
     check_order(adapters)
     if is_adapter(adapters[0]):
         check_base(adapters[0], base)

@@ -29,20 +29,21 @@ from stages.reporting.curves import build_curves
 from stages.reporting.figures import FigureFolder, Histogram, Intervals, Reliability
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, page_title
 from stages.reporting.page import render_page
+from stages.reward_modeling.no_model import read_no_model
 from stages.runtime.artifact import artifact_folder, digest, read_manifest
 from stages.runtime.files import write_json
 from stages.runtime.lineage import section_name
 from stages.runtime.series import read_history
 
 TOP_ANSWERS = 3  # answers of the highest reward that are shown of each policy
-HEADINGS = {"base": "Base", "sft": "SFT", "reward": "Reward model"}
+HEADINGS = {"base": "Base", "sft": "SFT", "reward": "Reward model", "judge": "Judge"}
 
 
 def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, reward: Path,
-        policy: dict[str, Path], merged: list[str], evaluate: Path) -> dict[str, float]:
-    """Fill `out` from finished artifacts; sft, reward and policy: the trained adapters, which hold the histories."""
+        policy: dict[str, Path], merged: list[str], evaluate: Path, judge: Path | None = None) -> dict[str, float]:
+    """Fill `out` from finished artifacts; sft, reward, judge and policy: the trained adapters, with their histories."""
     summary.check_policy_names(policy)
-    trained = {"base": base, "sft": sft, "reward": reward, **policy}
+    trained = {"base": base, "sft": sft, "reward": reward, **({"judge": judge} if judge else {}), **policy}
     folders = {"posts": posts, "pairs": pairs, **trained,
                **{folder.name: folder for folder in map(artifact_folder, merged)}, "evaluate": evaluate}
     digests = {name: digest(folder) for name, folder in folders.items()}
@@ -94,8 +95,10 @@ def _learning_curves(figures: FigureFolder, manifests: dict[str, dict], trained:
     parts = []
     for name, folder in trained.items():
         curves = build_curves(name, manifests[name]["stage"], read_history(folder))
+        missing = read_no_model(folder)
+        words = f"No model was trained: {missing}." if missing else "No history was written."
         parts += [element("h3", HEADINGS.get(name) or f"{summary.display_name(name)} dashboard"),
-                  figures.draw(curves) if curves else element("p", "No history was written.")]
+                  figures.draw(curves) if curves else element("p", words)]
     return join_html(parts)
 
 

@@ -57,16 +57,26 @@ ESTIMATE = partial(bootstrap_mean, samples=1000, seed=0)
 def run(config: Reward, out: Path, *, base: Path, pairs: Path, context: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter (which holds the score head), the tokenizer, scoring.json, and the series history,
     samples and validation .jsonl; likewise member-1, ...; return the metrics of the manifest, averaged over members."""
+    return train_members(config, out, base, pairs, context, stage="reward", split=SPLIT)
+
+
+class TooFewPairsError(ValueError):
+    """A split has too few usable pairs to train a reward model on."""
+
+
+def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: RunContext | None, *, stage: str,
+                  split: str) -> dict[str, float]:
+    """Do the work of `run` for a stage that trains reward models on one split of the pairs."""
     torch_setup.prepare()
     tokenizer = load_tokenizer(base)
-    data = load_data(config, tokenizer, pairs)
+    data = load_data(config, tokenizer, pairs, split)
     metrics = []
     for member in range(config.members):
         folder = member_folder(out, member)
         folder.mkdir(exist_ok=True)
         if not (folder / SCORING).exists():  # an interrupted run may have finished some members
             settings, part = replace(config, seed=config.seed + member), folder.name if member else ""
-            with open_logger(config.log_to, folder, "reward", context, asdict(settings), part=part) as logs:
+            with open_logger(config.log_to, folder, stage, context, asdict(settings), part=part) as logs:
                 train_member(settings, folder, base, tokenizer, data, logs)
         remove_checkpoints(folder)
         metrics.append(best_validation(folder))
@@ -88,20 +98,20 @@ class RewardData:
     dropped: int
 
 
-def load_data(config: Reward, tokenizer, pairs: Path) -> RewardData:
-    """Tokenise the reward split; ValueError if fewer than two questions are left to train on."""
-    held_out = first_question_keys(pairs, SPLIT, config.validation_share, VALIDATION_QUESTIONS)
+def load_data(config: Reward, tokenizer, pairs: Path, split: str) -> RewardData:
+    """Tokenise one split; TooFewPairsError if fewer than two questions are left to train on."""
+    held_out = first_question_keys(pairs, split, config.validation_share, VALIDATION_QUESTIONS)
     training, dropped = build_examples(
-        (row for row in read_pairs(pairs, SPLIT) if question_key(row) not in held_out),
+        (row for row in read_pairs(pairs, split) if question_key(row) not in held_out),
         tokenizer,
         max_length_tokens=config.max_length_tokens,
         by_question=config.batching == "question",
         max_pairs=config.train_pairs,
     )
     if len({example.question for example in training}) < 2:
-        raise ValueError(f"{pairs} has hardly a usable pair in its {SPLIT} split ({dropped} are over "
-                         f"{config.max_length_tokens} tokens): there is nothing to learn from")
-    validation = draw_held_out_pairs(read_first_rows(pairs, SPLIT, held_out), tokenizer, max_pairs=config.train_pairs,
+        raise TooFewPairsError(f"{pairs} has hardly a usable pair in its {split} split ({dropped} are over "
+                               f"{config.max_length_tokens} tokens): there is nothing to learn from")
+    validation = draw_held_out_pairs(read_first_rows(pairs, split, held_out), tokenizer, max_pairs=config.train_pairs,
                                 max_tokens=config.max_length_tokens, seed=config.seed)
     return RewardData(training, validation, dropped)
 
@@ -142,7 +152,7 @@ def train_member(config: Reward, out: Path, base: Path, tokenizer, data: RewardD
         TrainerSettings.from_section(
             config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear"),
         out,
-        f"reward, seed {config.seed}",
+        f"{logs.stage}, seed {config.seed}",
         evaluation if data.validation.rows else None,
         logs,
     )

@@ -1,6 +1,7 @@
 """Settings of the evaluation and the report."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from stages.recipe.checks import CpuKernels, cpu_kernels_setting
 from stages.recipe.schema import setting
@@ -23,6 +24,9 @@ class Evaluate:
     bootstrap_samples: int = setting(2000, "bootstrap resamples of the questions for 95 % intervals [ours]")
     gold: str | None = setting(
         None, "'package.module:function' of (questions, responses) that computes the gold score; null: none [ours]")
+    train_judge: Literal["auto", "always", "none"] = setting(
+        "auto", "when to train a judge, a held-out reward model of another seed and other questions: 'auto', if `gold` "
+        "is null; 'always'; 'none', never [ours]")
     scorers: tuple[str, ...] = setting(
         (), "more scores of all policies, as sources in ppo.rewards that read text: 'package.module:function', "
         "has_code, ...; in the verdict, a rise in one counts as a rise in reward [ours]")

@@ -21,17 +21,19 @@ class CurveSpec:
 
 LOSS = CurveSpec("loss", "training loss", "step", {"loss": "loss"})
 TOKEN_LOSS = CurveSpec("loss", "training loss, nats a token", "step", {"loss": "loss"})
+REWARD_MODEL = [
+    LOSS,
+    CurveSpec("accuracy", "accuracy on validation pairs", "step",
+              {"reward model": "validation_accuracy", "longer answer": "validation_longer_answer_accuracy"}),
+    CurveSpec("calibration", "expected calibration error", "step", {"validation": "validation_calibration_error"})]
 CURVES = {
     "base": [TOKEN_LOSS],
     "sft": [
         TOKEN_LOSS,
         CurveSpec("perplexity", "perplexity of held-out answers", "step", {"perplexity": "validation_perplexity"}),
         CurveSpec("eos", "share of sampled answers that end", "step", {"validation": "validation_eos_rate"}, SHARE)],
-    "reward": [
-        LOSS,
-        CurveSpec("accuracy", "accuracy on validation pairs", "step",
-                  {"reward model": "validation_accuracy", "longer answer": "validation_longer_answer_accuracy"}),
-        CurveSpec("calibration", "expected calibration error", "step", {"validation": "validation_calibration_error"})],
+    "reward": REWARD_MODEL,
+    "judge": REWARD_MODEL,
     "ppo": [
         CurveSpec("reward", "mean reward", "iteration", {"rollouts": "reward", "validation": "validation_reward"}),
         CurveSpec("kl", "KL to SFT, nats a response", "iteration", {"rollouts": "kl", "validation": "validation_kl"}),
@@ -63,7 +65,7 @@ def build_curves(name: str, stage: str, history: list[dict]) -> dict[str, Curves
         history: rows of its series.
     """
     figures = {}
-    label = {"base": "Base", "reward": "Reward"}.get(name) or display_name(name)
+    label = {"base": "Base", "reward": "Reward", "judge": "Judge"}.get(name) or display_name(name)
     for spec in CURVES.get(stage, [LOSS]):
         lines = {label: [(row[spec.x], row[key]) for row in history if spec.x in row and key in row]
                  for label, key in spec.lines.items()}

@@ -25,9 +25,12 @@ DESCRIPTIONS = {
     "sft": "A language model, fine-tuned on questions with the answers that people preferred.",
     "reward": "A reward model: one number for an answer to a question, the higher the better. It learnt from pairs of "
               "answers which of the two people preferred.",
+    "judge": "A reward model that judges answers which PPO optimised for another one. It was trained with that one's "
+             "settings, but one member, another seed (1000 was added) and other questions.",
     "ppo": "A language model, fine-tuned on questions with their preferred answers, then by PPO towards what a reward "
            "model scores high, kept near the fine-tuned model by a KL penalty.",
 }
+SCORERS = ("reward", "judge")
 OTHER_POLICY = "A language model, fine-tuned on questions with their preferred answers, then by {}."
 LIMITS = [
     "It learnt from votes: what readers liked is not always true. Like its sources, it can be wrong, out of date or "
@@ -70,7 +73,7 @@ OPTIONS_WORDS = ("This model reads more than the state at the last token (`scori
 class MergedModel:
     """Facts about a merged model.
 
-    stage: sft, reward or a policy's. config, metrics: of that stage's manifest. base: hub id or folder of the
+    stage: sft, reward, judge or a policy's. config, metrics: of that stage's manifest. base: hub id or folder of the
     pretrained model, 'scratch' for the pipeline's own, None when unknown. merge: the merge's report. pairs: metrics of
     the pairs it learnt from.
     """
@@ -85,8 +88,8 @@ class MergedModel:
 
 def render_model_card(made: MergedModel) -> str:
     """Render README.md of the folder."""
-    does = "scores answers" if made.stage == "reward" else "answers questions"
-    stage_limits = {"sft": [], "reward": SCORE_LIMITS}.get(made.stage, POLICY_LIMITS)
+    does = "scores answers" if made.stage in SCORERS else "answers questions"
+    stage_limits = {"sft": [], **dict.fromkeys(SCORERS, SCORE_LIMITS)}.get(made.stage, POLICY_LIMITS)
     return join_blocks(
         _front_matter(made),
         f"# A model that {does}: {made.stage}",
@@ -110,14 +113,14 @@ def _front_matter(made: MergedModel) -> str:
         origin = {} if made.base is None else {"base_model": clean_name(made.base)}
     data = ModelCardData(
         library_name="transformers", tags=["stack-exchange", "human-feedback", "rlhf", made.stage],
-        pipeline_tag="text-classification" if made.stage == "reward" else "text-generation", **origin)
+        pipeline_tag="text-classification" if made.stage in SCORERS else "text-generation", **origin)
     return f"---\n{data.to_yaml()}\n---"
 
 
 def _usage(made: MergedModel) -> tuple[str, str]:
     """Explain the use in words and in code."""
     has_plain_head = (made.config.get("pooling"), made.config.get("log_probability_weight")) == ("last", 0)
-    words, code = ("", CAUSAL_USE) if made.stage != "reward" else (
+    words, code = ("", CAUSAL_USE) if made.stage not in SCORERS else (
         (SCORE_WORDS, SCORE_USE) if has_plain_head else (OPTIONS_WORDS, OPTIONS_USE))
     code = code.replace("{prompt!r}", repr(prompt_text("How do I stop the server?")))
     return words, f"```python\n{code}\n```"

@@ -17,7 +17,7 @@ from stages.runtime.artifact import MANIFEST, ArtifactError, artifact_folder, di
 from stages.runtime.manifest import Record, diff_trees, is_artifact, list_input_sources, read_record
 
 RECIPE = "recipe.yaml"
-SECTIONS = {"gather": "pairs"}  # stage: section of the recipe, where their names differ
+SECTIONS = {"gather": "pairs", "judge": "reward"}  # stage: section of the recipe, where their names differ
 MAX_HASHED_BYTES = 256 << 20  # a larger plain input (a dump) is not hashed to see whether it has changed
 BROKEN = ("changed", "gone", "not finished", "cannot be read")
 

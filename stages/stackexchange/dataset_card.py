@@ -31,8 +31,8 @@ from stages.stackexchange.pairs.table import SPLITS
 TAGS = ["stack-exchange", "human-feedback"]
 POSTS_TITLE = "Stack Exchange questions with scored answers"
 PAIRS_TITLE = "Stack Exchange preference pairs"
-PURPOSES = {"finetune": "supervised fine-tuning", "reward": "the reward model", "rl": "prompts of PPO",
-            "evaluation": "held out; never trained on"}
+PURPOSES = {"finetune": "supervised fine-tuning", "reward": "the reward model",
+            "rl": "prompts of PPO; pairs of the judge", "evaluation": "held out; never trained on"}
 
 POSTS_COLUMNS = [
     ("`question_id`", "integer", "number of the question on its site"),

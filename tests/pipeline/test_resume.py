@@ -1,4 +1,4 @@
-"""kill -9 in the middle of sft, reward, ppo, then the same command: the same artifact (CORRECTNESS M4, M5)."""
+"""kill -9 in the middle of sft, reward, judge, ppo, then the same command: the same artifact (CORRECTNESS M4, M5)."""
 
 import json
 import os
@@ -28,7 +28,7 @@ CHANGING = {"timing.jsonl"}  # seconds: the only file that may differ
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A recipe and the inputs of the three stages."""
+    """A recipe and the inputs of the four stages."""
     folder = tmp_path_factory.mktemp("resume")
     (folder / "recipe.yaml").write_text(RECIPE)
     tiny_models.save_base(folder / "base")
@@ -83,6 +83,7 @@ def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, **i
     [
         ("sft", "checkpoints/*/complete", {"base": "base", "pairs": "pairs"}),
         ("reward", "checkpoints/*/complete", {"base": "base", "pairs": "pairs"}),
+        ("judge", "checkpoints/*/complete", {"base": "base", "pairs": "pairs"}),
         ("ppo", "checkpoint-*/state.json", {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
     ],
 )

@@ -16,10 +16,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow/rules").glob("*.smk")))
+# Of configs/tiny.yaml, which trains no judge.
 RULES_OF_A_RUN = ["posts", "pairs", "base", "sft", "reward", "ppo_train", "merge", "evaluate", "report"]
 MERGES = ["merge sft", "merge reward", "merge ppo"]
 JOBS = ["posts", "pairs", "base", "sft", "reward", "ppo_train", *MERGES, "evaluate", "report"]
 FROM_REWARD = {"reward", "merge reward", "ppo_train", "merge ppo", "evaluate", "report", "ppo"}
+JUDGE = {"judge", "merge judge"}
 FROM_SFT = FROM_REWARD | {"sft", "merge sft"}
 
 
@@ -70,7 +72,7 @@ def manifest(folder: Path, stage: str) -> dict:
 # --- what can be said without running ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", [*RULES_OF_A_RUN, "pairs_share"])
+@pytest.mark.parametrize("rule", [*RULES_OF_A_RUN, "judge", "pairs_share"])
 def test_a_rule_gives_a_stage_just_the_inputs_it_names(rule):
     shells = re.findall(rf"^ *rule {rule}:.*?^ *shell:\n(.*?)(?:\n\n|\Z)", RULES, re.DOTALL | re.MULTILINE)
     assert len(shells) == (2 if rule == "pairs" else 1)
@@ -93,6 +95,26 @@ def test_nothing_made_yet_plans_everything_and_writes_nothing(tmp_path, checkout
     assert plan(tmp_path, "sft_merged") == {"posts", "pairs", "base", "sft", "merge sft", "sft_merged"}
     assert plan(tmp_path, "ppo_merged") - plan(tmp_path, "reward_merged") == {"ppo_train", "merge ppo", "ppo_merged"}
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(("settings", "has_judge"), [
+    ("train_judge: auto", True), ("train_judge: auto, gold: data.demo.gold:score", False),
+    ("train_judge: always, gold: data.demo.gold:score", True), ("train_judge: none", False)])
+def test_a_judge_is_trained_where_the_recipe_wants_one(checkout, settings, has_judge):
+    config = ("name=judged", f"evaluate={{{settings}}}")
+    assert plan(checkout, config=config) == {*JOBS, "ppo"} | (JUDGE if has_judge else set())
+    text = snakemake(checkout, "-n", "-p", "report", config=config)
+    paths = {stage: re.findall(rf"python -m stages\.{stage} .*? --judge (results/\S+)?", text)
+             for stage in ("evaluate", "report")}
+    assert paths == {"evaluate": ["results/judged/judge-merged/manifest.json" * has_judge],
+                     "report": ["results/judged/judge/manifest.json" * has_judge]}
+    assert ("results/judged/judge-merged/manifest.json --evaluate" in text) == has_judge
+
+
+@pytest.mark.parametrize(("recipe", "has_judge"), [("demo", False), ("sites", True), ("stackllama", True)])
+def test_a_recipe_with_a_gold_scorer_trains_no_judge(checkout, recipe, has_judge):
+    config = (f"recipe=configs/{recipe}.yaml", "name=judged")
+    assert plan(checkout, config=config) == {*JOBS, "ppo"} | (JUDGE if has_judge else set())
 
 
 def test_parsing_takes_under_two_seconds_and_no_torch(checkout):
@@ -207,6 +229,22 @@ def test_a_newer_dump_makes_everything_anew(finished):
     finally:
         dump.write_bytes(text)
         os.utime(dump, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_a_judge_is_added_to_a_finished_run(finished, tmp_path):
+    folder = tmp_path / "project"
+    shutil.copytree(finished[0], folder)
+    config = ("evaluate={train_judge: always}",)
+    assert plan(folder, config=config) == JUDGE | {"evaluate", "report", "ppo"}
+    snakemake(folder, "ppo", config=config)
+    inputs = manifest(folder, "evaluate")["inputs"]
+    assert inputs["judge"]["path"] == "results/tiny/judge-merged"
+    assert "judge" not in manifest(finished[0], "evaluate")["inputs"]
+    page = (folder / "results/tiny/report/report.html").read_text()
+    assert "Judge: accuracy on validation pairs" in page and ">judge-merged<" in page
+    listed = subprocess.run([sys.executable, "-m", "stages.inspect", "results"], cwd=folder, capture_output=True,
+                            text=True, check=True).stdout
+    assert re.search(r"^ *judge +finished", listed, re.MULTILINE) and not re.search("partial|stale", listed)
 
 
 def test_an_override_is_in_the_manifest_and_earlier_stages_stay(finished):

@@ -41,6 +41,13 @@ def test_it_says_what_is_known():
     assert not any(limit in card for limit in SCORE_LIMITS)
 
 
+def test_a_judge_is_a_scorer():
+    card = render_model_card(replace(MADE, stage="judge"))
+    assert front_matter(card)["pipeline_tag"] == "text-classification"
+    assert "scores answers: judge" in card and "other questions" in card
+    assert all(limit in card for limit in SCORE_LIMITS) and not any(limit in card for limit in POLICY_LIMITS)
+
+
 def test_another_bases_licence_is_not_made_up():
     values = front_matter(render_model_card(replace(MADE, stage="reward", base="huggyllama/llama-7b")))
     assert values["base_model"] == "huggyllama/llama-7b" and "license" not in values

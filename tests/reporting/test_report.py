@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from stages.reporting.curves import CURVES, build_curves
 from stages.reporting.data_funnel import render_funnel
 from stages.reporting.figures import Curves, draw_png
 from stages.reporting.page import FOLDER, content_security_policy
+from stages.reward_modeling.no_model import write_no_model
 from stages.runtime.series import read_history
 from tests.helpers import finished_run
 from tests.helpers.finished_run import EVIL, around, metrics, page_of, sample, with_summary, write
@@ -101,6 +103,18 @@ def test_the_page_says_all(artifacts, tmp_path):
     assert {"sft-loss", "sft-perplexity", "reward-accuracy", "ppo-reward", "ppo-kl", "evaluate-rewards",
             "evaluate-frontier", "evaluate-calibration"} <= names
     assert "base-loss" not in names  # this base was not trained here
+
+
+def test_a_run_without_a_judge_for_lack_of_pairs_says_so(artifacts, tmp_path):
+    judge = tmp_path / "judge"
+    shutil.copytree(artifacts["reward"], judge)
+    page = page_of(artifacts | {"judge": judge}, tmp_path)
+    assert "Judge: training loss" in page and "No model was trained" not in page
+    (judge / "history.jsonl").unlink()
+    write_no_model(judge, f"too few pairs of {EVIL}")
+    (second := tmp_path / "second").mkdir()
+    page = page_of(artifacts | {"judge": judge}, second)
+    assert "No model was trained: too few pairs of &lt;script" in page and Reader(page).scripts == [SCRIPT]
 
 
 def made(name: str, seconds: float, *sources: str) -> dict:

@@ -128,7 +128,7 @@ def test_help_lists_every_setting_with_its_meaning(name):
         assert f"--{flag.replace('_', '-')}VALUE" in text, flag
         assert "".join(doc.split()) in text, flag
     for flag in stage.inputs:
-        assert f"--{flag}FOLDER" in text or f"--{flag}NAME=FOLDER" in text
+        assert any(f"--{flag}{value}" in text for value in ("FOLDER", "[FOLDER]", "NAME=FOLDER"))
     assert f"python -m stages.{name} --recipe" in stage.description, "the docstring shows the command"
 
 
@@ -136,12 +136,12 @@ def test_help_lists_every_setting_with_its_meaning(name):
 def test_the_signature_in_the_source_is_that_of_the_function(name):
     stage, run = read_signature(ROOT / f"stages/{name}.py"), importlib.import_module(f"stages.{name}").run
     keywords = {name: p for name, p in inspect.signature(run).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    types = {"Path": Path, "list[str]": list[str], "dict[str, Path]": dict[str, Path]}
+    types = {"Path": Path, "list[str]": list[str], "dict[str, Path]": dict[str, Path], "Path | None": Path | None}
     context = keywords.pop("context", None)
     assert context is None or context.default is None
     assert {name: types[hint] for name, hint in stage.inputs.items()} == {
-        name: p.annotation for name, p in keywords.items() if p.default is p.empty}
-    assert stage.options == {name: p.default for name, p in keywords.items() if p.default is not p.empty}
+        name: p.annotation for name, p in keywords.items() if p.default in (p.empty, None)}
+    assert stage.options == {name: p.default for name, p in keywords.items() if p.default not in (p.empty, None)}
     assert typing.get_type_hints(run)["config"] is type(getattr(Recipe(), stage.section))
     assert (stage.stage, stage.module) == (name, f"stages.{name}") and stage.section == lineage.section_name(name)
 
@@ -173,6 +173,22 @@ def test_wrong_values_do_not_wait_for_the_stages_imports(tmp_path, flags, says):
 def test_every_section_belongs_to_a_stage():
     sections = {field.name for field in dataclasses.fields(Recipe)} - {"name", "dump"}
     assert sections <= set(STAGES), f"no stage reads {sections - set(STAGES)}"
+
+
+@pytest.mark.parametrize(("flags", "says"), [([], "False"), (["--more"], "False"), (["--more", "base"], "True")])
+def test_an_optional_input_may_be_left_out_or_its_folder(tmp_path, flags, says):
+    """A rule whose input is an empty list writes the flag alone."""
+    required, optional = "base: Path, dump: list[str]", "base: Path, dump: list[str], more: Path | None = None"
+    text = PROBE.replace(required, optional).replace("{base.name} {dump}", "{more is not None}")
+    (tmp_path / "probe.py").write_text(text)
+    (tmp_path / "base").mkdir()
+    words = ["--recipe", str(ROOT / "configs/stackllama.yaml"), "--base", "base", "--dump", "d", "--out", "out", *flags]
+    done = subprocess.run([sys.executable, "probe.py", *words], cwd=tmp_path, capture_output=True, text=True,
+                          env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/seen.txt").read_text().endswith(says)
+    inputs = json.loads((tmp_path / "out/manifest.json").read_text())["inputs"]
+    assert ("more" in inputs) == (says == "True")
 
 
 def test_inputs_by_name_are_parsed_identified_and_listed(tmp_path):

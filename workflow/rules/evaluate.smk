@@ -6,6 +6,7 @@ rule evaluate:
         sft=MERGED["sft"],
         ppo=MERGED["ppo"],
         reward=MERGED["reward"],
+        judge=JUDGE_MERGED,
         pairs=rules.pairs.output,
     output:
         f"{RUN}/evaluate/manifest.json",
@@ -19,7 +20,8 @@ rule evaluate:
         "../../environment.yml"
     shell:
         "python -m stages.evaluate --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
-        " --base {input.base:q} --sft {input.sft:q} --policy ppo={input.ppo:q} --reward {input.reward:q} --out {output:q}"
+        " --base {input.base:q} --sft {input.sft:q} --policy ppo={input.ppo:q} --reward {input.reward:q} --judge {input.judge:q}"
+        " --out {output:q}"
         " 2>&1 | tee -a {log:q}"
 
 
@@ -31,8 +33,9 @@ rule report:
         base=rules.base.output,
         sft=rules.sft.output,
         reward=rules.reward.output,
+        judge=JUDGE,
         ppo=rules.ppo_train.output,
-        merged=MERGED.values(),
+        merged=[*MERGED.values(), *JUDGE_MERGED],
         evaluate=rules.evaluate.output,
     output:
         manifest=f"{RUN}/report/manifest.json",
@@ -49,6 +52,6 @@ rule report:
         "../../environment.yml"
     shell:
         "python -m stages.report --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
-        " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --policy ppo={input.ppo:q}"
-        " --merged {input.merged:q} --evaluate {input.evaluate:q} --out {output.manifest:q}"
+        " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --judge {input.judge:q}"
+        " --policy ppo={input.ppo:q} --merged {input.merged:q} --evaluate {input.evaluate:q} --out {output.manifest:q}"
         " 2>&1 | tee -a {log:q}"

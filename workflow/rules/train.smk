@@ -57,6 +57,26 @@ rule reward:
         " 2>&1 | tee -a {log:q}"
 
 
+# Another reward model, on the questions that PPO has only the prompts of: it judges where no gold score is known.
+rule judge:
+    input:
+        base=START["judge"],
+        pairs=rules.pairs.output,
+    output:
+        f"{RUN}/judge/manifest.json",
+    log:
+        f"{RUN}/logs/judge.log",
+    params:
+        recipe=RECIPE_FILE,
+        config=recipes.section_settings(RECIPE, "reward"),
+    threads: workflow.cores
+    conda:
+        "../../environment.yml"
+    shell:
+        "python -m stages.judge --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
+        " 2>&1 | tee -a {log:q}"
+
+
 # Policy optimisation by PPO. (The target ppo is everything, up to the report.)
 rule ppo_train:
     input:
@@ -101,7 +121,7 @@ rule merge:
         " 2>&1 | tee -a {log:q}"
 
 
-# Targets: sft_merged, reward_merged, ppo_merged.
+# Targets: sft_merged, reward_merged, ppo_merged, judge_merged.
 for STAGE in START:
 
     rule:
