@@ -3,7 +3,8 @@
 adam: weight decay is added to the gradient (arXiv 1412.6980). adamw: it is taken from the weights (arXiv 1711.05101).
 adamw_8bit: AdamW with 8-bit moments in blocks of 256 (arXiv 2110.02861; tensors under 4096 elements keep 32 bits).
 paged_adamw_8bit: the same, with moments paged out to the host when the GPU is full (arXiv 2305.14314). adafactor:
-factored second moments (arXiv 1804.04235) at a constant learning rate, not scaled by the weights.
+factored second moments (arXiv 1804.04235) at a constant learning rate, not scaled by the weights. muon: see
+`MuonWithAdamW`.
 """
 
 import math
@@ -36,6 +37,50 @@ def build_optimizer(
         # bitsandbytes would only warn, and run unpaged.
         raise ValueError("optimizer paged_adamw_8bit needs a CUDA GPU to page from: use adamw_8bit here")
     return (optim.PagedAdamW8bit if paged else optim.AdamW8bit)(parameters, **shared, eps=epsilon)
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for the weight matrices of the layers, AdamW for embeddings, score head and vectors (Jordan et al. 2024).
+
+    Muon's update is the momentum made orthogonal by Newton-Schulz iterations. It is scaled to the root mean square of
+    AdamW's (Liu et al. 2025, arXiv 2502.16982), so that both take the same learning rate.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, learning_rate: float, weight_decay: float):
+        matrices, others = split_matrices(model)
+        shared = {"lr": learning_rate, "weight_decay": weight_decay}
+        self.muon = torch.optim.Muon(matrices, **shared, adjust_lr_fn="match_rms_adamw")
+        self.adamw = torch.optim.AdamW(others, **shared)
+        super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
+        self._share_state()
+
+    def step(self, closure=None):
+        """Step both optimizers."""
+        loss = closure() if closure else None
+        self.muon.step()
+        self.adamw.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Load a state that `state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self._share_state()
+
+    def _share_state(self) -> None:
+        """Let both optimizers use this one's groups and state: a scheduler or a checkpoint knows only this one."""
+        count = len(self.muon.param_groups)
+        self.muon.param_groups, self.adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
+        self.muon.state = self.adamw.state = self.state
+
+
+def split_matrices(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+    """Split the trained parameters into weight matrices of layers, and embeddings, output layers and vectors."""
+    vocabulary = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    is_matrix = [p.ndim == 2 and min(p.shape) > 1 and id(p) not in vocabulary and "lm_head" not in name
+                 for name, p in trained]
+    return ([p for (_, p), matrix in zip(trained, is_matrix, strict=True) if matrix],
+            [p for (_, p), matrix in zip(trained, is_matrix, strict=True) if not matrix])
 
 
 def clip_gradient_norm(optimizer: torch.optim.Optimizer, limit: float | None) -> float:
