@@ -27,7 +27,7 @@ from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import select_settings
 from stages.reward_modeling.consistency import check_consistency, compare_with_training
 from stages.reward_modeling.scorer import Scorer
-from stages.reward_modeling.scoring_file import HELD_OUT, load_scoring, member_folders
+from stages.reward_modeling.scoring_file import load_held_out, member_folders
 from stages.rl.advantages import gae_advantages
 from stages.rl.checks.memory_plan import classifier_models, plan_memory
 from stages.rl.checks.startup import StartupReport, run_checks
@@ -91,13 +91,12 @@ def check_reward_models(config: Ppo, reward: Path) -> list[str]:
     Reads no weights. Nothing is said of rewards that are no reward model of this pipeline.
     """
     artifacts = [reward_artifact(entry.source, reward) for entry in config.rewards if is_reward_artifact(entry.source)]
-    folders = [folder for artifact in artifacts for folder in member_folders(artifact)]
-    measured = [load_scoring(folder).get(HELD_OUT) for folder in folders]
+    measured = {folder: numbers for artifact in artifacts for folder, numbers in load_held_out(artifact).items()}
     if config.require_reward != "none":
-        for folder, numbers in zip(folders, measured, strict=True):
+        for folder, numbers in measured.items():
             if warning := check_reward_model(numbers, config.require_reward, str(folder)):
                 _say(f"WARNING: {warning}")
-    return [words for words in map(describe_shortfall, measured) if words]
+    return [words for words in map(describe_shortfall, measured.values()) if words]
 
 
 def reward_artifact(source: str, reward: Path) -> Path:

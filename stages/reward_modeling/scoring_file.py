@@ -67,6 +67,11 @@ def load_scoring(folder: Path) -> dict:
     return content
 
 
+def load_held_out(artifact: Path) -> dict[Path, dict | None]:
+    """Read the accuracy on held-out pairs of every model of a reward artifact, by folder; None: not measured."""
+    return {folder: load_scoring(folder).get(HELD_OUT) for folder in member_folders(artifact)}
+
+
 def apply_scoring(adapter: Path, model) -> dict:
     """Copy the settings of scoring.json into the model's config, as reward_<name>; return the file's content."""
     content = load_scoring(adapter)
