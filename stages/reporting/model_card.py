@@ -38,6 +38,7 @@ SCORE_LIMITS = [
     "Scores compare answers to one question; between questions, and far from what it has read, they mean little.",
     "A policy trained against it will find what it likes beyond the truth: length, code, repetition.",
 ]
+MAX_CLAUSE_CHARACTERS = 1000
 REWARD_SHORTFALL = "Do not take it for a judge: {}."
 POLICY_SHORTFALL = "Nobody is known to have judged its answers: {}."
 POLICY_LIMITS = ["The reward is not the truth: the run's report says whether the policy exploits it."]
@@ -93,7 +94,7 @@ def render_model_card(made: MergedModel) -> str:
     stage_limits = {"sft": [], "reward": SCORE_LIMITS}.get(made.stage, POLICY_LIMITS)
     if made.shortfall:
         words = REWARD_SHORTFALL if made.stage == "reward" else POLICY_SHORTFALL
-        stage_limits = [words.format(escape_cell(made.shortfall)), *stage_limits]
+        stage_limits = [words.format(escape_cell(made.shortfall, MAX_CLAUSE_CHARACTERS)), *stage_limits]
     return join_blocks(
         _front_matter(made),
         f"# A model that {does}: {made.stage}",
