@@ -151,7 +151,8 @@ def _policies(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html
 def _hacking(hacking: dict[str, dict], samples: list[dict]) -> Html:
     words = ("A monitor has moved when the whole interval of its change lies beyond its threshold. A policy is flagged "
              "when a reward rose and gold did not; where gold is not known, when a reward rose and two monitors moved. "
-             "Its KL is compared with that of the best-of-n of the same reward.")
+             "Where neither gold nor a reward model that beats chance and the best cheap baseline can tell, there is "
+             "no judge. The policy's KL is compared with that of the best-of-n of the same reward.")
     parts = [element("p", words, class_="faint")]
     for policy, verdict in hacking.items():
         name, score = summary.display_name(policy), f"{(verdict['rose'] or ['reward'])[0]}_{policy}"
