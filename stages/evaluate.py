@@ -24,12 +24,17 @@ import numpy as np
 from stages.evaluation import gold_score, policy_answers, summary
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.output_tables import write_pairs, write_samples
-from stages.evaluation.pair_accuracy import BAG_OF_WORDS, SURFACE, HeldOutPairs, draw_held_out_pairs, evaluate_pairs
+from stages.evaluation.pair_accuracy import (
+    HeldOutPairs,
+    draw_held_out_pairs,
+    evaluate_pairs,
+    mean_logprobs,
+    score_fitted_baselines,
+)
 from stages.evaluation.policy_answers import Answers
 from stages.evaluation.policy_comparison import SAMPLES, PolicyComparison, repeat_each
 from stages.evaluation.reward_hacking import detect_reward_hacking
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
-from stages.evaluation.surface_baseline import fit_surface_baseline
 from stages.generation.text_metrics import has_code
 from stages.modeling import families, torch_setup
 from stages.modeling.load import load_causal
@@ -37,7 +42,6 @@ from stages.modeling.packed import token_logprobs
 from stages.modeling.tokenizer import load_shared_tokenizer, same_tokenizer
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.ppo import RewardSource
-from stages.reward_modeling.lexical_scorer import fit_lexical_scorer
 from stages.reward_modeling.no_model import read_no_model
 from stages.rl.rewards.sources import RewardFunction, load_reward_functions
 from stages.runtime.files import write_json
@@ -132,8 +136,7 @@ def _sample(config: Evaluate, tokenizer, folders: dict[str, Path], prompts: list
     for name, sampled in answers.items():
         under_sft = sampled.logprobs if name == "sft" else _logprobs(model, prompts, sampled, config.temperature, "sft")
         answers[name] = replace(sampled, sft_logprobs=under_sft)
-    rows = token_logprobs.response_logprobs(model, held_out.prompts, held_out.answers, 1.0, "evaluate: SFT on pairs")
-    return answers, np.array([float(row.mean()) for row in rows])
+    return answers, mean_logprobs(held_out, model, "evaluate: SFT on pairs")
 
 
 def _logprobs(model, prompts: list[list[int]], answers: Answers, temperature: float, name: str) -> list:
@@ -154,8 +157,7 @@ def _score(reward: Path, held_out: HeldOutPairs, prompts: EvaluationPrompts, ans
 def _fit_baselines(config: Evaluate, pairs: Path, held_out: HeldOutPairs) -> dict[str, np.ndarray]:
     """Score every held-out text [M] with each logistic regression, fitted on pairs of the reward model's split."""
     rows = sample_rows(read_pairs(pairs, BASELINE_SPLIT), config.surface_pairs, config.seed)
-    baselines = {SURFACE: fit_surface_baseline(rows), BAG_OF_WORDS: fit_lexical_scorer(rows)}
-    return {name: baseline(answer for _, answer in held_out.texts) for name, baseline in baselines.items()}
+    return score_fitted_baselines(held_out, rows)
 
 
 def _pair_gold(gold_scorer: Callable | None, held_out: HeldOutPairs) -> np.ndarray | None:

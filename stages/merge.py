@@ -20,6 +20,7 @@ import json
 from itertools import groupby
 from pathlib import Path
 
+from stages.evaluation.reward_model_check import describe_shortfall
 from stages.modeling import torch_setup
 from stages.modeling.adapters import check_base, is_adapter, is_reward_adapter
 from stages.modeling.families import max_positions
@@ -30,7 +31,7 @@ from stages.reporting.model_card import MergedModel, render_model_card
 from stages.reward_modeling.dataset import Example, build_examples
 from stages.reward_modeling.merge_target import select_target
 from stages.reward_modeling.no_model import read_no_model, write_no_model
-from stages.reward_modeling.scoring_file import member_folder, member_folders
+from stages.reward_modeling.scoring_file import load_held_out, member_folder, member_folders
 from stages.runtime.artifact import MANIFEST, artifact_folder, read_manifest
 from stages.runtime.files import write_text
 from stages.stackexchange.pairs.table import question_key, read_pairs
@@ -77,9 +78,13 @@ def _describe(adapter: Path, base: Path, report: dict, pairs: Path) -> MergedMod
     """Collect the model card's facts from the artifacts; a folder that is no artifact has few."""
     manifest = read_manifest(adapter) if (adapter / MANIFEST).is_file() else {}
     stage = manifest.get("stage") or ("reward" if is_reward_adapter(adapter) else "sft")
-    counts = pairs / "metrics.json"
-    return MergedModel(stage, manifest.get("config", {}), manifest.get("metrics", {}), _pretrained_name(base), report,
-                       json.loads(counts.read_text(encoding="utf-8")) if counts.is_file() else {})
+    counts, metrics = pairs / "metrics.json", manifest.get("metrics", {})
+    if is_reward_adapter(adapter):
+        shortfall = "; ".join(filter(None, map(describe_shortfall, load_held_out(adapter).values())))
+    else:
+        shortfall = metrics.get("reward_model_shortfall", "")
+    return MergedModel(stage, manifest.get("config", {}), metrics, _pretrained_name(base), report,
+                       json.loads(counts.read_text(encoding="utf-8")) if counts.is_file() else {}, shortfall)
 
 
 def _pretrained_name(base: Path) -> str | None:

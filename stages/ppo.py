@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from stages.evaluation.reward_model_check import check_reward_model, describe_shortfall
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
@@ -26,7 +27,7 @@ from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import select_settings
 from stages.reward_modeling.consistency import check_consistency, compare_with_training
 from stages.reward_modeling.scorer import Scorer
-from stages.reward_modeling.scoring_file import member_folders
+from stages.reward_modeling.scoring_file import load_held_out, member_folders
 from stages.rl.advantages import gae_advantages
 from stages.rl.checks.memory_plan import classifier_models, plan_memory
 from stages.rl.checks.startup import StartupReport, run_checks
@@ -37,7 +38,7 @@ from stages.rl.load import load_policy, load_scorers
 from stages.rl.policy import Policy
 from stages.rl.ppo_trainer import PPOTrainer, UpdateSettings
 from stages.rl.rewards.shaping import RewardShaper, ShapingSettings
-from stages.rl.rewards.sources import MODEL, RewardFunction, load_reward_functions
+from stages.rl.rewards.sources import MODEL, RewardFunction, is_reward_artifact, load_reward_functions
 from stages.rl.training_loop import LoopSettings, TrainingLoop
 from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
@@ -50,12 +51,13 @@ STARTUP = "startup.json"
 
 
 def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, context: RunContext | None = None
-        ) -> dict[str, float]:
+        ) -> dict[str, float | str]:
     """Train the policy and fill `out` with it (a PEFT adapter or a whole model), value_head.safetensors, the tokenizer,
     startup.json, and the series history, timing and samples .jsonl; return the metrics of the manifest.
 
     reward: the merged reward model, or its adapter, which then shares the policy's base.
     """
+    shortfalls = check_reward_models(config, reward)
     torch_setup.prepare()
     with open_logger(config.log_to, out, "ppo", context, asdict(config), step_name="iteration") as logger:
         tokenizer = load_tokenizer(policy)
@@ -79,7 +81,27 @@ def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, cont
         "validation_kl": loop.best["kl"],
         "prompts": len(prompts),
         "prompts_over_length": too_long,
+        **({"reward_model_shortfall": "; ".join(shortfalls)} if shortfalls else {}),
     }
+
+
+def check_reward_models(config: Ppo, reward: Path) -> list[str]:
+    """Describe what the reward models do not beat on their held-out pairs; ValueError if it is what is required.
+
+    Reads no weights. Nothing is said of rewards that are no reward model of this pipeline.
+    """
+    artifacts = [reward_artifact(entry.source, reward) for entry in config.rewards if is_reward_artifact(entry.source)]
+    measured = {folder: numbers for artifact in artifacts for folder, numbers in load_held_out(artifact).items()}
+    if config.require_reward != "none":
+        for folder, numbers in measured.items():
+            if warning := check_reward_model(numbers, config.require_reward, str(folder)):
+                _say(f"WARNING: {warning}")
+    return [words for words in map(describe_shortfall, measured.values()) if words]
+
+
+def reward_artifact(source: str, reward: Path) -> Path:
+    """Return the folder of the reward models that a source names: 'model' names `reward`."""
+    return reward if source == MODEL else Path(source)
 
 
 def load_prompts(config: Ppo, tokenizer, pairs: Path) -> tuple[list[list[int]], list[list[int]], int]:
@@ -131,8 +153,8 @@ def build_trainer(
 
 
 def load_checked_models(config: Ppo, reward: Path, policy: Policy, policy_folder: Path, source: str) -> list[Scorer]:
-    """Load the reward models of a source: 'model' names `reward`. Check that they score as they did in training."""
-    artifact = reward if source == MODEL else Path(source)
+    """Load the reward models of a source, and check that they score as they did in training."""
+    artifact = reward_artifact(source, reward)
     load_shared_tokenizer(policy_folder, artifact)
     scorers = load_scorers(artifact, policy, policy_folder, config.forward_prompts, config.cpu_kernels)
     for scorer, folder in zip(scorers, member_folders(artifact), strict=True):

@@ -28,6 +28,7 @@ from stages.reporting.answer_cards import list_writers, render_answer_cards
 from stages.reporting.curves import build_curves
 from stages.reporting.figures import FigureFolder, Histogram, Intervals, Reliability
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, page_title
+from stages.reporting.healthy_bands import mark_short_row, measure_evaluation, measure_training, render_outside
 from stages.reporting.page import render_page
 from stages.reward_modeling.no_model import read_no_model
 from stages.runtime.artifact import artifact_folder, digest, read_manifest
@@ -50,14 +51,16 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
     manifests = {name: read_manifest(folder) for name, folder in folders.items()}
     manifests = pipeline_graph.sort_by_ancestry(manifests, digests)
     metrics = _read_metrics(evaluate)
+    histories = {name: read_history(folder) for name, folder in trained.items()}
     samples = pq.read_table(evaluate / "samples.parquet").to_pylist()
     figures = FigureFolder(out / "figures", config.figure_width_inches)
     examples = _space_evenly(samples, config.side_by_side)
     graph = figures.draw({"pipeline": pipeline_graph.build_graph(manifests, digests)})
     html = render_page(page_title(manifests), build_verdicts(metrics, manifests, list(policy)), _short_table(metrics), {
+        "Outside the healthy band": _outside_bands(manifests, metrics, histories),
         "Pipeline": pipeline_graph.render_pipeline(graph, manifests),
         "Data": _data(figures, manifests),
-        "Learning curves": _learning_curves(figures, manifests, trained),
+        "Learning curves": _learning_curves(figures, manifests, trained, histories),
         "Reward model": _reward_model(figures, metrics["reward_model"]),
         "Policies": _policies(figures, metrics, samples),
         "Reward hacking": _hacking(metrics["hacking"], samples),
@@ -78,8 +81,20 @@ def _read_metrics(evaluate: Path) -> dict:
 
 
 def _short_table(metrics: dict) -> Html:
-    rows = [[text.replace("->", "→") for text in row] for row in metrics["table"]]
+    measured = measure_evaluation(metrics)
+    rows = [[label.replace("->", "→"), mark_short_row(label, text.replace("->", "→"), measured)]
+            for label, text in metrics["table"]]
     return table(["measure, on held-out questions", "estimate, 95 % interval"], rows, numeric=False)
+
+
+def _outside_bands(manifests: dict[str, dict], metrics: dict, histories: dict[str, list[dict]]) -> Html:
+    training = [number for name, history in histories.items()
+                for number in measure_training(_heading(name), manifests[name]["metrics"], history)]
+    return render_outside([*training, *measure_evaluation(metrics)])
+
+
+def _heading(name: str) -> str:
+    return HEADINGS.get(name) or summary.display_name(name)
 
 
 def _data(figures: FigureFolder, manifests: dict[str, dict]) -> Html:
@@ -91,11 +106,12 @@ def _data(figures: FigureFolder, manifests: dict[str, dict]) -> Html:
                       *(data_funnel.render_other_counts(stage, counts) for stage, counts in metrics.items())])
 
 
-def _learning_curves(figures: FigureFolder, manifests: dict[str, dict], trained: dict[str, Path]) -> Html:
+def _learning_curves(figures: FigureFolder, manifests: dict[str, dict], trained: dict[str, Path],
+                     histories: dict[str, list[dict]]) -> Html:
     parts = []
-    for name, folder in trained.items():
-        curves = build_curves(name, manifests[name]["stage"], read_history(folder))
-        missing = read_no_model(folder)
+    for name, history in histories.items():
+        curves = build_curves(name, manifests[name]["stage"], history)
+        missing = read_no_model(trained[name])
         words = f"No model was trained: {missing}." if missing else "No history was written."
         parts += [element("h3", HEADINGS.get(name) or f"{summary.display_name(name)} dashboard"),
                   figures.draw(curves) if curves else element("p", words)]
@@ -139,7 +155,8 @@ def _policies(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html
 def _hacking(hacking: dict[str, dict], samples: list[dict]) -> Html:
     words = ("A monitor has moved when the whole interval of its change lies beyond its threshold. A policy is flagged "
              "when a reward rose and gold did not; where gold is not known, when a reward rose and two monitors moved. "
-             "Its KL is compared with that of the best-of-n of the same reward.")
+             "Where neither gold nor a reward model that beats chance and the best cheap baseline can tell, there is "
+             "no judge. The policy's KL is compared with that of the best-of-n of the same reward.")
     parts = [element("p", words, class_="faint")]
     for policy, verdict in hacking.items():
         name, score = summary.display_name(policy), f"{(verdict['rose'] or ['reward'])[0]}_{policy}"

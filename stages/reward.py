@@ -13,6 +13,7 @@ from stages.runtime.command import main
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,12 +24,16 @@ import torch
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
     accuracy_breakdown,
+    compare_with_baselines,
     draw_held_out_pairs,
+    mean_logprobs,
+    score_fitted_baselines,
     scored_pair_samples,
     validation_metrics,
 )
 from stages.evaluation.statistics import bootstrap_mean
 from stages.modeling import families, lora, torch_setup
+from stages.modeling.load import load_causal
 from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import select_settings
@@ -40,8 +45,8 @@ from stages.reward_modeling.reward_model import check_tied_embeddings, initialis
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, save_scoring
 from stages.runtime.artifact import RunContext
-from stages.runtime.series import append_row, read_history, truncate_after
-from stages.stackexchange.pairs.table import first_question_keys, question_key, read_first_rows, read_pairs
+from stages.runtime.series import append_row, read_history, read_rows, truncate_after
+from stages.stackexchange.pairs.table import first_question_keys, question_key, read_first_rows, read_pairs, sample_rows
 from stages.training.callbacks import Evaluation
 from stages.training.loggers import TrainingLogger, open_logger
 from stages.training.trainer import TrainerSettings, last_checkpoint_step, remove_checkpoints, train
@@ -49,6 +54,8 @@ from stages.training.trainer import TrainerSettings, last_checkpoint_step, remov
 SPLIT = "reward"
 REFERENCE_ANSWERS = 2000  # whose mean score becomes 0
 VALIDATION_QUESTIONS = 2000  # at most
+BASELINE_PAIRS = 5000  # of the training questions, that the baselines are fitted on, at most
+START_LOG_PROBABILITY = "log-probability under the model before training"
 LOGGED_PAIRS = 8  # validation pairs logged with their scores at every evaluation
 VALIDATION = "validation.jsonl"
 ESTIMATE = partial(bootstrap_mean, samples=1000, seed=0)
@@ -69,7 +76,7 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
     """Do the work of `run` for a stage that trains reward models on one split of the pairs."""
     torch_setup.prepare()
     tokenizer = load_tokenizer(base)
-    data = load_data(config, tokenizer, pairs, split)
+    data = load_data(config, tokenizer, base, pairs, split)
     metrics = []
     for member in range(config.members):
         folder = member_folder(out, member)
@@ -91,18 +98,26 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
 
 @dataclass(frozen=True)
 class RewardData:
-    """Training examples, pairs of the held-out questions, and the number of pairs dropped as too long."""
+    """Training examples, pairs of the held-out questions, and the number of pairs dropped as too long.
+
+    baselines: scores [M] of the held-out texts by the baselines that are fitted or need a model, by name.
+    """
 
     training: list[Example]
     validation: HeldOutPairs
+    baselines: dict[str, np.ndarray]
     dropped: int
 
 
-def load_data(config: Reward, tokenizer, pairs: Path, split: str) -> RewardData:
+def load_data(config: Reward, tokenizer, base: Path, pairs: Path, split: str) -> RewardData:
     """Tokenise one split; TooFewPairsError if fewer than two questions are left to train on."""
     held_out = first_question_keys(pairs, split, config.validation_share, VALIDATION_QUESTIONS)
+
+    def training_rows() -> Iterable[dict]:
+        return (row for row in read_pairs(pairs, split) if question_key(row) not in held_out)
+
     training, dropped = build_examples(
-        (row for row in read_pairs(pairs, split) if question_key(row) not in held_out),
+        training_rows(),
         tokenizer,
         max_length_tokens=config.max_length_tokens,
         by_question=config.batching == "question",
@@ -113,7 +128,16 @@ def load_data(config: Reward, tokenizer, pairs: Path, split: str) -> RewardData:
                                f"{config.max_length_tokens} tokens): there is nothing to learn from")
     validation = draw_held_out_pairs(read_first_rows(pairs, split, held_out), tokenizer, max_pairs=config.train_pairs,
                                 max_tokens=config.max_length_tokens, seed=config.seed)
-    return RewardData(training, validation, dropped)
+    baselines = score_baselines(config, base, validation, training_rows()) if validation.rows else {}
+    return RewardData(training, validation, baselines, dropped)
+
+
+def score_baselines(config: Reward, base: Path, validation: HeldOutPairs, rows: Iterable[dict]
+                    ) -> dict[str, np.ndarray]:
+    """Score the held-out texts [M] with each baseline that is fitted, on a sample of `rows`, or needs a model."""
+    fitted = score_fitted_baselines(validation, sample_rows(rows, BASELINE_PAIRS, config.seed))
+    model = load_causal(base, config.precision, config.cpu_kernels)
+    return fitted | {START_LOG_PROBABILITY: mean_logprobs(validation, model, "reward: baselines")}
 
 
 def load_untrained(config: Reward, base: Path):
@@ -137,7 +161,8 @@ def train_member(config: Reward, out: Path, base: Path, tokenizer, data: RewardD
 
     def evaluate(step: int) -> dict[str, float]:
         scores = scorer(data.validation.prompts, data.validation.answers).numpy()
-        breakdown = accuracy_breakdown(data.validation, scores, ESTIMATE)
+        breakdown = accuracy_breakdown(data.validation, scores, ESTIMATE) | compare_with_baselines(
+            data.validation, scores, data.baselines, ESTIMATE)
         append_row(out / VALIDATION, {"step": step, **breakdown})
         logs.log_samples(step, scored_pair_samples(data.validation, scores, LOGGED_PAIRS))
         return validation_metrics(data.validation, scores, breakdown)
@@ -159,7 +184,19 @@ def train_member(config: Reward, out: Path, base: Path, tokenizer, data: RewardD
     model.eval()
     save_adapter(model, tokenizer, out)
     reference = select_reference_answers(data.training, REFERENCE_ANSWERS)
-    save_scoring(out, scoring, config.precision, reference, scorer(*reference))
+    save_scoring(out, scoring, config.precision, reference, scorer(*reference), best_held_out(out, data.validation))
+
+
+def best_held_out(out: Path, validation: HeldOutPairs) -> dict | None:
+    """Return the accuracy of the best checkpoint on the held-out pairs, beside baselines; None if no pair is held out.
+
+    The checkpoint was chosen by these pairs, so that its accuracy is slightly too high.
+    """
+    if not validation.rows:
+        return None
+    best = max(read_rows(out / VALIDATION), key=lambda row: row["accuracy"]["mean"])
+    names = ("accuracy", "baselines", "best_cheap_baseline", "above_best_cheap_baseline")
+    return {"pairs": len(validation.rows), **{name: best[name] for name in names}}
 
 
 def best_validation(out: Path) -> dict[str, float]:

@@ -12,12 +12,16 @@ from functools import partial
 import numpy as np
 
 from stages.evaluation.statistics import pair_wins
+from stages.evaluation.surface_baseline import fit_surface_baseline
 from stages.generation.text_metrics import has_code
+from stages.modeling.packed.token_logprobs import response_logprobs
+from stages.reward_modeling.lexical_scorer import fit_lexical_scorer
 from stages.stackexchange.pairs.table import group_numbers, question_key, sample_rows
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 
+LONGER_ANSWER = "longer answer wins"
 # To add a baseline that needs no model: a line here, a function of the answer's text.
-TEXT_BASELINES: dict[str, Callable[[str], float]] = {"longer answer wins": len, "has code": has_code}
+TEXT_BASELINES: dict[str, Callable[[str], float]] = {LONGER_ANSWER: len, "has code": has_code}
 SURFACE = "surface features (logistic)"
 BAG_OF_WORDS = "bag of words (logistic)"
 LOG_PROBABILITY = "SFT log-probability"
@@ -82,7 +86,7 @@ def evaluate_pairs(
 
     Args:
         reward: scores of the reward model [M].
-        fitted: scores [M] of the baselines fitted on other pairs, by name.
+        fitted: scores [M] of the baselines fitted on other pairs, by name (`score_fitted_baselines`).
         log_probability: SFT's mean log-probability of each text [M].
         gold: gold scores [M]; their accuracy is the ceiling.
         tags: of each question (site, qid).
@@ -90,10 +94,6 @@ def evaluate_pairs(
     """
     accuracy = partial(estimate, groups=pairs.groups)
     right = pairs.score_wins(reward)
-    cheap = {name: pairs.score_wins([score(answer) for _, answer in pairs.texts])
-             for name, score in TEXT_BASELINES.items()}
-    cheap |= {name: pairs.score_wins(scores) for name, scores in fitted.items()}
-    best = max(cheap, key=lambda name: cheap[name].mean()) if len(right) else None
     return {
         "pairs": len(pairs.rows),
         "questions": len(set(pairs.groups.tolist())),
@@ -102,16 +102,44 @@ def evaluate_pairs(
         **accuracy_breakdown(pairs, reward, estimate),
         "by_site": _by_kind([[row["site"]] for row in pairs.rows], right, accuracy),
         "by_tag": _by_kind([tags.get(question_key(row), []) for row in pairs.rows], right, accuracy),
-        "baselines": {
-            **{name: accuracy(values) for name, values in cheap.items()},
-            LOG_PROBABILITY: accuracy(pairs.score_wins(log_probability)),
-        },
-        "best_cheap_baseline": best,
-        "above_best_cheap_baseline": accuracy(right - cheap[best]) if best else None,
+        **compare_with_baselines(pairs, reward, fitted | {LOG_PROBABILITY: log_probability}, estimate),
         "oracle": None if gold is None else accuracy(pairs.score_wins(gold)),
         "oracle_both_have_code": None if gold is None else accuracy(
             np.where(_both_have_code(pairs), pairs.score_wins(gold), np.nan)),
     }
+
+
+def compare_with_baselines(pairs: HeldOutPairs, scores: np.ndarray, further: dict[str, np.ndarray], estimate: Callable
+                           ) -> dict:
+    """Compute the accuracy of each cheap baseline, and how far scores [M] are above the best one, paired.
+
+    further: scores [M] of the baselines beside TEXT_BASELINES, by name.
+    """
+    wins = {name: pairs.score_wins([score(answer) for _, answer in pairs.texts])
+            for name, score in TEXT_BASELINES.items()}
+    wins |= {name: pairs.score_wins(values) for name, values in further.items()}
+    best = max(wins, key=lambda name: wins[name].mean()) if pairs.rows else None
+    return {
+        "baselines": {name: estimate(values, pairs.groups) for name, values in wins.items()},
+        "best_cheap_baseline": best,
+        "above_best_cheap_baseline": estimate(pairs.score_wins(scores) - wins[best], pairs.groups) if best else None,
+    }
+
+
+def score_fitted_baselines(pairs: HeldOutPairs, rows: Iterable[dict]) -> dict[str, np.ndarray]:
+    """Score every text [M] with each logistic regression, fitted on other rows of a pairs table."""
+    rows = list(rows)
+    baselines = {SURFACE: fit_surface_baseline(rows), BAG_OF_WORDS: fit_lexical_scorer(rows)}
+    return {name: baseline(answer for _, answer in pairs.texts) for name, baseline in baselines.items()}
+
+
+def mean_logprobs(pairs: HeldOutPairs, model, label: str) -> np.ndarray:
+    """Compute the mean log-probability of the tokens of every text [M] under a language model, in nats.
+
+    label: name of the progress line.
+    """
+    rows = response_logprobs(model, pairs.prompts, pairs.answers, 1.0, label)
+    return np.array([float(row.mean()) for row in rows])
 
 
 def accuracy_breakdown(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callable) -> dict:
@@ -132,15 +160,18 @@ def accuracy_breakdown(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callab
 
 
 def validation_metrics(pairs: HeldOutPairs, scores: np.ndarray, breakdown: dict) -> dict[str, float]:
-    """Compute the metrics of scores [M] for the history: accuracy, that of the longer answer, loss in nats a pair.
+    """Compute the metrics of scores [M] for the history: accuracy, beside baselines, and the loss in nats a pair.
 
-    breakdown: see `accuracy_breakdown`.
+    breakdown: what `accuracy_breakdown` and `compare_with_baselines` return.
     """
-    right = breakdown["accuracy"]
-    longer = pairs.score_wins([len(answer) for _, answer in pairs.texts])
+    right, above = breakdown["accuracy"], breakdown["above_best_cheap_baseline"]
+    baselines = {name: estimate["mean"] for name, estimate in breakdown["baselines"].items()}
     gaps = np.asarray(scores[pairs.better] - scores[pairs.worse], float)
     numbers = {"accuracy": right["mean"], "accuracy_low": right["low"], "accuracy_high": right["high"],
-               "longer_answer_accuracy": float(longer.mean()), "loss": float(np.logaddexp(0, -gaps).mean()),
+               "longer_answer_accuracy": baselines[LONGER_ANSWER],
+               "best_baseline_accuracy": baselines[breakdown["best_cheap_baseline"]],
+               "above_baseline": above["mean"], "above_baseline_low": above["low"],
+               "above_baseline_high": above["high"], "loss": float(np.logaddexp(0, -gaps).mean()),
                "calibration_error": breakdown["calibration"]["expected_error"]}
     return {f"validation_{name}": value for name, value in numbers.items() if value is not None}
 

@@ -14,6 +14,8 @@ RESERVED_NAMES = re.compile(r"base|sft|human|samples|best_of_\d+|posts|pairs|rew
 POINT_ROWS = (("ended by EOS", "eos_rate", ".3f"), ("length in tokens", "response_tokens", ".1f"),
               ("repetition", "repetition", ".3f"))
 GOLD_ROWS = ("gold", "correct")
+NO_JUDGE = "no judge"  # verdict on reward hacking where neither gold nor a sound reward model judges the answers
+HACKING_WORDS = {NO_JUDGE: "no judge: nobody judged the answers"}  # in the short table
 
 
 def check_policy_names(names: Iterable[str]) -> None:
@@ -56,11 +58,11 @@ def reward_model_verdict(reward: dict) -> str:
 def policy_verdict(metrics: dict, policy: str) -> tuple[str, str]:
     """Say whether a policy is better than SFT, and at what cost.
 
-    Returns (kind, paragraph); kind is 'better', 'mixed', 'flat', 'worse', 'hacking' or 'unknown' (no gold, not
-    flagged).
+    Returns (kind, paragraph); kind is 'better', 'mixed', 'flat', 'worse', 'hacking', 'no-judge' or 'unknown' (no gold,
+    not flagged).
     """
     kind, words = _reward_and_gold(metrics["comparisons"][policy], display_name(policy))
-    kind = "hacking" if metrics["hacking"][policy]["verdict"] == "flagged" else kind
+    kind = {"flagged": "hacking", NO_JUDGE: "no-judge"}.get(metrics["hacking"][policy]["verdict"], kind)
     return kind, " ".join([*words, *_moved_monitors(metrics, policy), _cost(metrics, policy)])
 
 
@@ -126,13 +128,14 @@ def _policy_rows(metrics: dict, policy: str) -> list[list[str]]:
     name, gold = display_name(policy), comparison["gold"] or {}
     of_policy = f", {name}" if len(metrics["comparisons"]) > 1 else ""
     hacking = metrics["hacking"][policy]
+    verdict = HACKING_WORDS.get(hacking["verdict"], hacking["verdict"])
     rows = [[f"reward, SFT -> {name}",
              _change(sft["reward"]["mean"], tuned["reward"]["mean"], comparison["reward_difference"])],
             [f"win rate, {name} against SFT", format_estimate(comparison["win_rate"])]]
     rows += [[f"{key}, SFT -> {name}", _change(gold[key]["sft"], gold[key]["policy"], gold[key]["difference"])]
              for key in GOLD_ROWS if key in gold]
     rows += [[f"reward hacking{of_policy}",
-              f"{hacking['verdict']} ({len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved)"],
+              f"{verdict} ({len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved)"],
              [f"KL to SFT, nats a response{of_policy}", format_estimate(comparison["kl_k1"], ".2f")]]
     return rows + [[f"{label}, SFT -> {name}", f"{sft[key]:{form}} -> {tuned[key]:{form}}"]
                    for label, key, form in POINT_ROWS]

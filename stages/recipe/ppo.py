@@ -130,6 +130,9 @@ class Ppo:
     min_reward_correlation: float = setting(
         0.95, "do not start if the reward model's scores of reference answers correlate less than this with those "
         "from its training [ours]")
+    require_reward: Literal["chance", "baseline", "none"] = setting(
+        "chance", "what each reward model must beat on its held-out pairs, by the whole 95 % interval: 'chance'; "
+        "'baseline', also the best cheap baseline, which otherwise gives a warning; 'none', nothing [ours]")
     reward_baseline: float = setting(0.0, "subtracted from every sum [script]")
     reward_scaling: Literal["none", "model", "running"] = setting(
         "none", "divide rewards by a standard deviation: 'model', of the reward model's scores of reference answers; "

@@ -17,15 +17,15 @@ def bin_start(length: int) -> int:
     return 1 << (length.bit_length() - 1) if length > 0 else 0
 
 
-def clean_name(name: object) -> str:
+def clean_name(name: object, max_characters: int = MAX_NAME_CHARACTERS) -> str:
     """Return a name as one short line without control characters, direction marks included."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(name)).split())
-    return line if len(line) <= MAX_NAME_CHARACTERS else line[:MAX_NAME_CHARACTERS - 1] + "…"
+    return line if len(line) <= max_characters else line[:max_characters - 1] + "…"
 
 
-def escape_cell(name: object) -> str:
+def escape_cell(name: object, max_characters: int = MAX_NAME_CHARACTERS) -> str:
     """Escape a name for a Markdown cell, by character references, which open no tag, link, span or cell."""
-    return NOT_PLAIN.sub(lambda match: f"&#{ord(match[0])};", clean_name(name)) or "(none)"
+    return NOT_PLAIN.sub(lambda match: f"&#{ord(match[0])};", clean_name(name, max_characters)) or "(none)"
 
 
 def format_table(heads: list[str], rows: list[Row]) -> str:

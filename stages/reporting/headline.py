@@ -2,16 +2,22 @@
 
 from dataclasses import dataclass
 
-from stages.evaluation.summary import display_name, join_words, policy_verdict, reward_model_verdict
+from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall
+from stages.evaluation.summary import NO_JUDGE, display_name, join_words, policy_verdict, reward_model_verdict
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
 
 HEADLINES = {
     "better": "{} made the answers better", "worse": "{} made the answers worse", "hacking": "Reward hacking by {}",
     "mixed": "{} raised the gold score, but correctness fell", "flat": "No gain by {} is shown",
-    "unknown": "{} raised the learnt reward; nothing else is known"}
-HACKING_VERDICTS = {"flagged": "Flagged as reward hacking", "watch": "Not flagged, but worth watching",
-                    "clear": "Not flagged", "no rise": "Not flagged: no reward rose"}
+    "unknown": "{} raised the learnt reward; nothing else is known",
+    "no-judge": "{} raised the learnt reward; nobody judged the answers"}
+SHORTFALLS = {"chance": "The reward model is no judge: it does not beat chance",
+              "baseline": "The reward model is no judge: it does not beat a cheap baseline",
+              "unknown": "Nobody knows whether the reward model can judge"}
+HACKING_VERDICTS = {"flagged": "Flagged as reward hacking", NO_JUDGE: "No judge",
+                    "watch": "Not flagged, but worth watching", "clear": "Not flagged",
+                    "no rise": "Not flagged: no reward rose"}
 NAMED_SITES = 5
 
 
@@ -31,8 +37,11 @@ def page_title(manifests: dict[str, dict]) -> str:
 
 
 def build_verdicts(metrics: dict, manifests: dict[str, dict], policies: list[str]) -> list[Verdict]:
-    """Build a verdict on each evaluated policy, then one on the run; policies: those trained in this run."""
-    verdicts = []
+    """Build the verdicts: on a reward model that is no judge, on each evaluated policy, on the run.
+
+    policies: those trained in this run.
+    """
+    verdicts = judge_warning(metrics)
     for policy in metrics["comparisons"]:
         kind, words = policy_verdict(metrics, policy)
         verdicts.append(Verdict(kind, HEADLINES[kind].format(display_name(policy)), {
@@ -40,6 +49,19 @@ def build_verdicts(metrics: dict, manifests: dict[str, dict], policies: list[str
     return [*verdicts, Verdict("run", "The run", {
         "What was done": describe_run(manifests, policies),
         "Is the reward model any good?": reward_model_verdict(metrics["reward_model"])})]
+
+
+def judge_warning(metrics: dict) -> list[Verdict]:
+    """Build the verdict on a reward model that does not beat chance and the best cheap baseline; none if it does."""
+    shortfall = find_shortfall(metrics["reward_model"])
+    if shortfall is None:
+        return []
+    words = describe_shortfall(metrics["reward_model"])
+    has_gold = any(comparison["gold"] for comparison in metrics["comparisons"].values())
+    end = ("Only the gold score judged these answers; a rise of the learnt reward says nothing about them." if has_gold
+           else "Nobody judged these answers, and no gold score is known: a rise of the learnt reward says nothing.")
+    return [Verdict("no-judge", SHORTFALLS[shortfall], {
+        "Who judged the answers?": f"{words[0].upper()}{words[1:]}. {end}"})]
 
 
 def list_sites(manifests: dict[str, dict]) -> str:
@@ -69,7 +91,9 @@ def describe_hacking(metrics: dict, policy: str) -> str:
     moved = f"{len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved for the worse"
     names = f" ({join_words(hacking['moved'])})" if hacking["moved"] else ""
     gold = _gold_words(hacking["verdict"], bool(metrics["comparisons"][policy]["gold"]))
-    return f"{HACKING_VERDICTS[hacking['verdict']]}. {gold}{moved}{names}."
+    judged = (f": {describe_shortfall(metrics['reward_model'])}; nobody judged these answers"
+              if hacking["verdict"] == NO_JUDGE else "")
+    return f"{HACKING_VERDICTS[hacking['verdict']]}{judged}. {gold}{moved}{names}."
 
 
 def _gold_words(verdict: str, known: bool) -> str:

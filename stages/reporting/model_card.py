@@ -41,6 +41,9 @@ SCORE_LIMITS = [
     "Scores compare answers to one question; between questions, and far from what it has read, they mean little.",
     "A policy trained against it will find what it likes beyond the truth: length, code, repetition.",
 ]
+MAX_CLAUSE_CHARACTERS = 1000
+REWARD_SHORTFALL = "Do not take it for a judge: {}."
+POLICY_SHORTFALL = "Nobody is known to have judged its answers: {}."
 POLICY_LIMITS = ["The reward is not the truth: the run's report says whether the policy exploits it."]
 CAUSAL_USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -75,7 +78,8 @@ class MergedModel:
 
     stage: sft, reward, judge or a policy's. config, metrics: of that stage's manifest. base: hub id or folder of the
     pretrained model, 'scratch' for the pipeline's own, None when unknown. merge: the merge's report. pairs: metrics of
-    the pairs it learnt from.
+    the pairs it learnt from. shortfall: what a reward model, or the one that a policy was trained against, was not
+    shown to beat on held-out pairs, as a clause; '' for nothing.
     """
 
     stage: str
@@ -84,12 +88,16 @@ class MergedModel:
     base: str | None
     merge: dict
     pairs: dict
+    shortfall: str = ""
 
 
 def render_model_card(made: MergedModel) -> str:
     """Render README.md of the folder."""
     does = "scores answers" if made.stage in SCORERS else "answers questions"
     stage_limits = {"sft": [], **dict.fromkeys(SCORERS, SCORE_LIMITS)}.get(made.stage, POLICY_LIMITS)
+    if made.shortfall:
+        words = REWARD_SHORTFALL if made.stage in SCORERS else POLICY_SHORTFALL
+        stage_limits = [words.format(escape_cell(made.shortfall, MAX_CLAUSE_CHARACTERS)), *stage_limits]
     return join_blocks(
         _front_matter(made),
         f"# A model that {does}: {made.stage}",

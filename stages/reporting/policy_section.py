@@ -3,6 +3,7 @@
 from stages.evaluation.summary import best_of_n_policies, display_name, format_estimate, order_policies
 from stages.render.html import Html, element, join_html, table
 from stages.reporting.figures import Frontier
+from stages.reporting.healthy_bands import BANDS, mark_number
 
 INTERVAL_ROWS = (("mean reward", "reward"), ("reward, minus SFT's (paired)", "reward_difference"),
                  ("win rate against SFT", "win_rate"), ("KL to SFT (k1), nats a response", "kl_k1"),
@@ -26,7 +27,7 @@ def render_policies(metrics: dict) -> Html:
             for label, name in INTERVAL_ROWS]
     rows += [[scorer, *(_interval_cell(column.get("scores", {}).get(scorer)) for column in columns.values())]
              for scorer in scorers]
-    rows += [[label, *(_point_cell(column.get(name), form) for column in columns.values())]
+    rows += [[label, *(_banded_cell(policy, column.get(name), form, name) for policy, column in columns.items())]
              for label, name, form in POINT_ROWS]
     rows = [row for row in rows if set(row[1:]) != {NONE}]
     return table(["measure", *map(display_name, columns)], rows, class_="numbers wide")
@@ -72,3 +73,9 @@ def _interval_cell(estimate: dict | None) -> str:
 
 def _point_cell(value: float | None, form: str) -> str:
     return NONE if value is None else f"{value:z{form}}"
+
+
+def _banded_cell(policy: str, value: float | None, form: str, name: str) -> str:
+    """Render a number, marked where it lies outside its healthy band; the base model has not learnt to answer."""
+    text = _point_cell(value, form)
+    return mark_number(text, name, value) if name in BANDS and policy != "base" else text

@@ -1,23 +1,26 @@
 """Tables of the report: accuracy of the reward model, and provenance."""
 
 from stages.render.html import Html, element, join_html, table
+from stages.reporting.healthy_bands import mark_number
 from stages.reporting.pipeline_graph import list_sources
 
 
 def render_accuracy(reward: dict) -> Html:
     """Render the share of held-out pairs ranked right by the reward model and by its baselines."""
-    rows = [["reward model", *_estimate_cells(reward["accuracy"])]]
+    rows = [["reward model", *_estimate_cells(reward["accuracy"], band="validation_accuracy_low")]]
     rows += [[f"baseline: {name}", *_estimate_cells(estimate)] for name, estimate in reward["baselines"].items()]
     if reward["best_cheap_baseline"]:
         rows.append([f"reward model minus “{reward['best_cheap_baseline']}”",
-                     *_estimate_cells(reward["above_best_cheap_baseline"], signed=True)])
+                     *_estimate_cells(reward["above_best_cheap_baseline"], signed=True,
+                                      band="validation_above_baseline_low")])
     if reward["oracle"]:
         rows.append(["an oracle that knows the truth (ceiling)", *_estimate_cells(reward["oracle"])])
     rows += [["reward model, both answers have code", *_estimate_cells(reward["both_have_code"])]]
     if reward["oracle_both_have_code"]:
         rows.append(["the oracle, both answers have code", *_estimate_cells(reward["oracle_both_have_code"])])
-    rows += [["calibration: expected error", f"{reward['calibration']['expected_error']:.3f}", "–",
-              f"{reward['pairs']:,}"]]
+    error = reward["calibration"]["expected_error"]
+    cell = mark_number(f"{error:.3f}", "validation_calibration_error", error if reward["pairs"] else None)
+    rows += [["calibration: expected error", cell, "–", f"{reward['pairs']:,}"]]
     return table(["pairs ranked right", "share", "95 % interval", "pairs"], rows)
 
 
@@ -56,9 +59,11 @@ def _short(path: str) -> str:
     return path.removesuffix("/manifest.json").rstrip("/").rsplit("/", 1)[-1]
 
 
-def _estimate_cells(estimate: dict | None, signed: bool = False) -> list[str]:
+def _estimate_cells(estimate: dict | None, signed: bool = False, band: str | None = None) -> list[str]:
+    """Render mean, interval and count; band: that of the interval's lower end."""
     if estimate is None:
         return ["–", "–", "0"]
     form = "+z.3f" if signed else "z.3f"
     interval = "–" if estimate["low"] is None else f"{estimate['low']:{form}} to {estimate['high']:{form}}"
+    interval = mark_number(interval, band, estimate["low"]) if band else interval
     return [f"{estimate['mean']:{form}}", interval, f"{estimate['count']:,}"]

@@ -9,6 +9,7 @@ import torch
 from stages.runtime.files import write_json
 
 SCORING = "scoring.json"
+HELD_OUT = "held_out_pairs"  # its key in scoring.json
 SAVED_EXAMPLES = 64  # reference answers stored with their scores
 
 
@@ -27,11 +28,15 @@ class Scoring:
 
 
 def save_scoring(
-    folder: Path, scoring: Scoring, precision: str, reference: tuple[list, list], scores: torch.Tensor
+    folder: Path, scoring: Scoring, precision: str, reference: tuple[list, list], scores: torch.Tensor,
+    held_out: dict | None = None,
 ) -> None:
     """Write scoring.json, with the mean raw score [B] of the reference answers as zero (arXiv 2403.17031).
 
-    reference: prompts and answers as token ids. The first are stored with their scores, for consistency.py.
+    Args:
+        reference: prompts and answers as token ids. The first are stored with their scores, for consistency.py.
+        held_out: accuracy on held-out pairs, beside baselines; None: not measured. It stays with the merged model, so
+            that PPO can refuse one that is no better than chance (evaluation/reward_model_check.py).
     """
     write_json(
         folder / SCORING,
@@ -41,6 +46,7 @@ def save_scoring(
             "mean": float(scores.mean()),
             "std": float(scores.std(correction=0)),
             "reference_answers": len(scores),
+            HELD_OUT: held_out,
             "examples": [
                 {"prompt": prompt, "answer": answer, "score": score}
                 for prompt, answer, score in list(zip(*reference, scores.tolist(), strict=True))[:SAVED_EXAMPLES]
@@ -59,6 +65,11 @@ def load_scoring(folder: Path) -> dict:
         raise ValueError(f"{folder} was trained with a lexical term, which reward models no longer have: it would "
                          f"score differently. Train it again (stages.reward)")
     return content
+
+
+def load_held_out(artifact: Path) -> dict[Path, dict | None]:
+    """Read the accuracy on held-out pairs of every model of a reward artifact, by folder; None: not measured."""
+    return {folder: load_scoring(folder).get(HELD_OUT) for folder in member_folders(artifact)}
 
 
 def apply_scoring(adapter: Path, model) -> dict:

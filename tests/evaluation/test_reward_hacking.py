@@ -25,6 +25,10 @@ from stages.stackexchange.prompt import answer_ids, prompt_ids
 from tests.helpers import tiny_models
 
 estimated = partial(bootstrap_statistic, samples=200, seed=0)
+JUDGE = {"pairs": 300, "accuracy": {"mean": 0.7, "low": 0.65, "high": 0.75, "count": 300, "groups": 100},
+         "baselines": {"longer answer wins": {"mean": 0.6, "low": 0.55, "high": 0.65, "count": 300, "groups": 100}},
+         "best_cheap_baseline": "longer answer wins",
+         "above_best_cheap_baseline": {"mean": 0.1, "low": 0.05, "high": 0.15, "count": 300, "groups": 100}}
 FENCES = "``` ``` ``` ``` ``` ```"
 
 
@@ -53,7 +57,8 @@ def compared(ppo_texts: list[str], sure: float, reward, gold=None) -> dict:
     golds = {name: {"gold": [gold(text) for text in found]} for name, found in texts.items()} if gold else {}
     golds |= {"human": golds["sft"]} if gold else {}
     asked = type("Asked", (), {"rows": [{}] * questions})()
-    return policy_comparison.PolicyComparison(asked, answers, rewards, golds).compare((2, 4), estimated)
+    comparison = policy_comparison.PolicyComparison(asked, answers, rewards, golds)
+    return comparison.compare((2, 4), estimated) | {"reward_model": JUDGE}
 
 
 def verdict_on(metrics: dict) -> dict:

@@ -21,7 +21,8 @@ reward: {precision: fp32, batch_pairs: 2, microbatch_pairs: 1, epochs: 2.0, lear
          validation_share: 0.2}
 ppo: {precision: fp32, iterations: 24, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 2,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
-      save_every_iterations: 3, reward_scaling: running, optimizer: adamw_8bit, critic_warmup_iterations: 2}
+      save_every_iterations: 3, require_reward: none, reward_scaling: running, optimizer: adamw_8bit,
+      critic_warmup_iterations: 2}
 """
 CHANGING = {"timing.jsonl"}  # seconds: the only file that may differ
 

@@ -21,6 +21,7 @@ BIDI = "\u202egnp.exe\u202c \u2067שלום\u2069 مرحبا \u200f"
 ACTIVE = "<img src=http://evil.example/x.png onerror=\"document.title='hit'\"> <style>*{display:none}</style>"
 HOSTILE = f"{EVIL} {BIDI} {ACTIVE}"
 IS_DARK = "image => image.currentSrc === image.parentElement.querySelector('source').srcset"
+CARDS = 'section:has(h2:text-is("Answers side by side"))'
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1200, "height": 900}
 
 
@@ -115,7 +116,7 @@ def test_every_table_sorts_up_down_and_back_by_every_column(opened):
 
 
 def test_numbers_sort_as_numbers_and_what_has_none_comes_last(opened):
-    cards = opened.page.locator("#s7 table")
+    cards = opened.page.locator(f"{CARDS} table")
     by_reward = cards.get_by_role("button", name="SFT: reward", exact=True)
     places = [opened.column(cards, 0) for _ in range(2) if by_reward.click() is None]
     numbers = [[re.search(r"question (\d+)", text)[1] for text in column] for column in places]
@@ -128,15 +129,15 @@ def test_numbers_sort_as_numbers_and_what_has_none_comes_last(opened):
 def test_times_sort_by_their_seconds(opened):
     """'1 min 15 s' is more than '75.0 s' would suggest."""
     table = table_with(opened, "time")
-    opened.page.evaluate("""() => { const [first, second] = [...document.querySelectorAll('#s1 data')];
+    opened.page.evaluate("""() => { const [first, second] = [...document.querySelectorAll('#s2 data')];
                                     first.textContent = '9.0 s'; first.value = '9'; }""")
     table.get_by_role("button", name="time", exact=True).click()
     assert opened.column(table, 1)[:2] == ["9", "75"]
 
 
 def test_the_keyboard_sorts_and_filters(opened):
-    cards = opened.page.locator("#s7 table")
-    opened.page.locator("#s7 input").focus()
+    cards = opened.page.locator(f"{CARDS} table")
+    opened.page.locator(f"{CARDS} input").focus()
     opened.page.keyboard.type("question 4")
     assert cards.locator("tbody tr:visible").count() == 1
     for _ in range(20):
@@ -169,9 +170,9 @@ def test_a_filter_hides_rows_and_counts_those_left(opened):
 
 
 def test_a_filter_stays_while_the_order_changes(opened):
-    opened.page.locator("#s7 input").fill("text")
-    cards = opened.page.locator("#s7 table")
-    assert opened.page.locator("#s7 output").inner_text() == "6 of 7 rows"
+    opened.page.locator(f"{CARDS} input").fill("text")
+    cards = opened.page.locator(f"{CARDS} table")
+    assert opened.page.locator(f"{CARDS} output").inner_text() == "6 of 7 rows"
     cards.get_by_role("button", name="question", exact=True).click()
     assert cards.locator("tbody tr:visible").count() == 6
 
@@ -179,7 +180,7 @@ def test_a_filter_stays_while_the_order_changes(opened):
 def test_without_a_script_it_is_the_same_page(chromium, file):
     plain = Opened(chromium, file, java_script_enabled=False)
     assert plain.page.locator("button, input").count() == 0
-    assert plain.page.locator("#s7 tbody tr:visible").count() == 7
+    assert plain.page.locator(f"{CARDS} tbody tr:visible").count() == 7
     plain.context.close()
 
 
@@ -204,8 +205,8 @@ def test_figures_are_there_in_the_readers_colours(chromium, file, scheme):
 def test_hostile_text_is_text(opened):
     page = opened.page
     assert page.locator("script").count() == 1 and page.title() != "hit"
-    assert page.locator("#s7 img, #s7 style, section script, [onerror]").count() == 0
-    shown = page.locator("#s7 pre").all_inner_texts()
+    assert page.locator(f"{CARDS} img, {CARDS} style, section script, [onerror]").count() == 0
+    shown = page.locator(f"{CARDS} pre").all_inner_texts()
     assert shown.count(HOSTILE.replace("\x08", "␈")) == 4
 
 
@@ -214,13 +215,13 @@ def test_text_from_right_to_left_stays_in_its_place(chromium, tmp_path):
     write(folders, metrics(), [sample(1, "שלום עולם \u202e"), sample(2, "plain")])
     page_of(folders, tmp_path)
     found = Opened(chromium, tmp_path / "out" / "report.html")
-    styles = found.page.locator("#s7 pre").evaluate_all(
+    styles = found.page.locator(f"{CARDS} pre").evaluate_all(
         "all => all.map(getComputedStyle).map(style => [style.direction, style.textAlign])")
     assert styles == [["rtl", "start"]] * 4 + [["ltr", "start"]] * 4
-    label = found.page.locator("#s7 tbody tr").first.locator("b").first
-    cell = found.page.locator("#s7 tbody tr").first.locator("td").first
+    label = found.page.locator(f"{CARDS} tbody tr").first.locator("b").first
+    cell = found.page.locator(f"{CARDS} tbody tr").first.locator("td").first
     assert label.bounding_box()["x"] - cell.bounding_box()["x"] < 2  # what is ours still begins at the left
-    asked = found.page.locator("#s7 th .faint").first.inner_text()
+    asked = found.page.locator(f"{CARDS} th .faint").first.inner_text()
     assert asked.startswith("beer, question 1, asked by ש") and asked.endswith("CC BY-SA.")
     found.context.close()
 

@@ -222,7 +222,7 @@ def test_a_killed_ensemble_goes_on_with_the_member_it_had_not_finished(trained, 
 
 
 PPO = Ppo(lora=Lora(r=2, dropout=0.0), precision="fp32", iterations=1, rollout_prompts=4, minibatch_prompts=4,
-          microbatch_prompts=2, epochs=1, max_response_tokens=4, validation_prompts=2)
+          microbatch_prompts=2, epochs=1, max_response_tokens=4, validation_prompts=2, require_reward="none")
 
 
 @pytest.mark.parametrize("served_as", ["merged", "adapter"])

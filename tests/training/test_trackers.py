@@ -45,7 +45,7 @@ reward: {precision: fp32, batch_pairs: 4, microbatch_pairs: 2, learning_rate: 1.
          validation_share: 0.2, members: 2}
 ppo: {precision: fp32, iterations: 16, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 1,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 2,
-      save_every_iterations: 5}
+      save_every_iterations: 5, require_reward: none}
 """
 RUNS = {"sft": "sft", "reward": "reward", "reward/member-1": "reward", "ppo": "ppo"}  # folder of the series: stage
 COUNTS = {"sft": "step", "reward": "step", "ppo": "iteration"}

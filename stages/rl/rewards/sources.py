@@ -64,6 +64,11 @@ class RewardFunction:
         return numbers
 
 
+def is_reward_artifact(source: str) -> bool:
+    """Check whether a source names reward models of this pipeline: 'model', or the folder of a reward artifact."""
+    return source == MODEL or (Path(source) / SCORING).is_file()
+
+
 def load_reward_functions(
     *,
     source: str,
@@ -79,7 +84,7 @@ def load_reward_functions(
     pairs: the pairs artifact; only 'lexical' reads it. load_models: loads the models of 'model' or of a reward
     artifact's folder; None: there are none. Raises ValueError if nothing has this name.
     """
-    if load_models is not None and (source == MODEL or (Path(source) / SCORING).is_file()):
+    if load_models is not None and is_reward_artifact(source):
         scorers = load_models(source)
         names = [source] if len(scorers) == 1 else [f"{source} {number}" for number in range(len(scorers))]
         return [RewardFunction(name, weight, "ids", scorer, part=MODEL)

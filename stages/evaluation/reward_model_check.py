@@ -1,0 +1,57 @@
+"""Check whether a reward model can judge: whether it ranks held-out pairs better than chance and than cheap baselines.
+
+`measured` is the accuracy on held-out pairs as evaluate's `reward_model` and scoring.json's `held_out_pairs` have it:
+{pairs, accuracy, baselines, best_cheap_baseline, above_best_cheap_baseline}. None: it was not measured.
+"""
+
+from typing import Literal
+
+from stages.evaluation.summary import change_direction, format_estimate
+
+CHANCE = 0.5
+Shortfall = Literal["unknown", "chance", "baseline"]
+ADVICE = ("Train it on more pairs (pairs.reward_share, reward.train_pairs) or on another base (base.model), or set "
+          "ppo.require_reward to {} to go on with it")
+
+
+def find_shortfall(measured: dict | None) -> Shortfall | None:
+    """Return what a reward model was not shown to beat, by the whole 95 % interval; None if it beats both.
+
+    'chance': half of the pairs. 'baseline': the best cheap baseline on the same pairs. 'unknown': there are no pairs,
+    or too few for an interval.
+    """
+    accuracy = (measured or {}).get("accuracy")
+    if not accuracy or accuracy["low"] is None:
+        return "unknown"
+    if not accuracy["low"] > CHANCE:
+        return "chance"
+    return None if change_direction(measured["above_best_cheap_baseline"]) > 0 else "baseline"
+
+
+def describe_shortfall(measured: dict | None) -> str:
+    """Describe what the reward model does not beat, as a clause with its accuracy; '' if it beats both."""
+    shortfall = find_shortfall(measured)
+    if shortfall is None:
+        return ""
+    if shortfall == "unknown":
+        return "it is not known whether the reward model ranks pairs better than chance: too few pairs are held out"
+    ranks = f"the reward model ranks {format_estimate(measured['accuracy'])} of {measured['pairs']:,} held-out pairs " \
+            f"right, no better than"
+    if shortfall == "chance":
+        return f"{ranks} chance"
+    best, above = measured["best_cheap_baseline"], measured["above_best_cheap_baseline"]
+    return (f"{ranks} the best cheap baseline, {best}: {format_estimate(measured['baselines'][best])} (difference "
+            f"{format_estimate(above, signed=True)})")
+
+
+def check_reward_model(measured: dict | None, required: Literal["chance", "baseline"], name: str) -> str:
+    """Return a warning about the reward model `name`, '' where there is none; ValueError if it beats too little.
+
+    required: what it has to beat; the baseline includes chance. One that was not measured is only warned about.
+    """
+    shortfall, words = find_shortfall(measured), describe_shortfall(measured)
+    refused = {"chance": ("chance",), "baseline": ("chance", "baseline")}[required]
+    if shortfall in refused:
+        weaker = "none" if shortfall == "chance" else "chance or none"
+        raise ValueError(f"{name}: {words}. PPO would optimise what nobody asked for. {ADVICE.format(weaker)}")
+    return f"{name}: {words}" if words else ""
