@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stages.evaluation.reward_model_check import describe_shortfall
 from stages.modeling import torch_setup
-from stages.modeling.adapters import check_base, is_adapter, is_reward_adapter
+from stages.modeling.adapters import check_base, is_adapter, is_reward_model
 from stages.modeling.families import max_positions
 from stages.modeling.merge import check_order, merge
 from stages.modeling.tokenizer import load_tokenizer
@@ -77,9 +77,9 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
 def _describe(adapter: Path, base: Path, report: dict, pairs: Path) -> MergedModel:
     """Collect the model card's facts from the artifacts; a folder that is no artifact has few."""
     manifest = read_manifest(adapter) if (adapter / MANIFEST).is_file() else {}
-    stage = manifest.get("stage") or ("reward" if is_reward_adapter(adapter) else "sft")
+    stage = manifest.get("stage") or ("reward" if is_reward_model(adapter) else "sft")
     counts, metrics = pairs / "metrics.json", manifest.get("metrics", {})
-    if is_reward_adapter(adapter):
+    if is_reward_model(adapter):
         shortfall = "; ".join(filter(None, map(describe_shortfall, load_held_out(adapter).values())))
     else:
         shortfall = metrics.get("reward_model_shortfall", "")
@@ -98,7 +98,7 @@ def _pretrained_name(base: Path) -> str | None:
 
 
 def _load_examples(base: Path, adapter: Path, pairs: Path) -> list[Example]:
-    is_reward, limit = is_reward_adapter(adapter), min(max_positions(base), MAX_TOKENS)
+    is_reward, limit = is_reward_model(adapter), min(max_positions(base), MAX_TOKENS)
     split = "reward" if is_reward else "finetune"
     rows = read_pairs(pairs, split)
     if not is_reward:

@@ -34,7 +34,7 @@ from stages.evaluation.pair_accuracy import (
 from stages.evaluation.statistics import bootstrap_mean
 from stages.modeling import families, lora, torch_setup
 from stages.modeling.load import load_causal
-from stages.modeling.pretrained import save_adapter
+from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import select_settings
 from stages.recipe.reward import Reward
@@ -43,7 +43,14 @@ from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.reward_model import check_tied_embeddings, initialise_head
 from stages.reward_modeling.scorer import Scorer
-from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, save_scoring
+from stages.reward_modeling.scoring_file import (
+    SCORING,
+    Scoring,
+    describe_scoring,
+    member_folder,
+    save_scoring,
+    set_scoring,
+)
 from stages.runtime.artifact import RunContext
 from stages.runtime.series import append_row, read_history, read_rows, truncate_after
 from stages.stackexchange.pairs.table import first_question_keys, question_key, read_first_rows, read_pairs, sample_rows
@@ -62,8 +69,11 @@ ESTIMATE = partial(bootstrap_mean, samples=1000, seed=0)
 
 
 def run(config: Reward, out: Path, *, base: Path, pairs: Path, context: RunContext | None = None) -> dict[str, float]:
-    """Fill `out` with a PEFT adapter (which holds the score head), the tokenizer, scoring.json, and the series history,
-    samples and validation .jsonl; likewise member-1, ...; return the metrics of the manifest, averaged over members."""
+    """Fill `out` with a PEFT adapter (which holds the score head) or a whole model, the tokenizer, scoring.json, and
+    the series history, samples and validation .jsonl; likewise member-1, ...
+
+    Returns the metrics of the manifest, averaged over members.
+    """
     return train_members(config, out, base, pairs, context, stage="reward", split=SPLIT)
 
 
@@ -156,7 +166,8 @@ def train_member(config: Reward, out: Path, base: Path, tokenizer, data: RewardD
     torch.manual_seed(config.seed)
     model = load_untrained(config, base)
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
-    model = lora.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
+    if config.tune == "lora":
+        model = lora.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
     scorer = Scorer(model, config.precision, scoring)
 
     def evaluate(step: int) -> dict[str, float]:
@@ -182,9 +193,15 @@ def train_member(config: Reward, out: Path, base: Path, tokenizer, data: RewardD
         logs,
     )
     model.eval()
-    save_adapter(model, tokenizer, out)
     reference = select_reference_answers(data.training, REFERENCE_ANSWERS)
-    save_scoring(out, scoring, config.precision, reference, scorer(*reference), best_held_out(out, data.validation))
+    content = describe_scoring(
+        scoring, config.precision, reference, scorer(*reference), best_held_out(out, data.validation))
+    if config.tune == "lora":
+        save_adapter(model, tokenizer, out)
+    else:
+        set_scoring(model, content)
+        save_model(model, tokenizer, out)
+    save_scoring(out, content)
 
 
 def best_held_out(out: Path, validation: HeldOutPairs) -> dict | None:

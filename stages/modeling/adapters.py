@@ -58,6 +58,14 @@ def is_reward_adapter(folder: Path) -> bool:
     return is_adapter(folder) and PeftConfig.from_pretrained(folder).task_type == TaskType.SEQ_CLS
 
 
+def is_reward_model(folder: Path) -> bool:
+    """Check whether the artifact is a reward model: an adapter with a score head, or a whole sequence classifier."""
+    if is_adapter(folder):
+        return is_reward_adapter(folder)
+    architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    return architectures[0].endswith("ForSequenceClassification")
+
+
 def check_base(adapter: Path, base: Path) -> None:
     """Raise ValueError unless `adapter` was trained on the weights in `base`.
 

@@ -60,10 +60,10 @@ class Ppo:
     tune: Literal["lora", "full"] = setting(
         "lora", "what is trained: an adapter, or all weights (the reference is then a frozen copy) [script]")
     precision: Precision = setting("int8", "precision of the frozen base model [script]")
-    value_model: Literal["head", "adapter"] = setting(
+    value_model: Literal["head", "adapter", "model"] = setting(
         "head", "'head': a linear head on the policy's last hidden state, initially 0, whose gradient reaches the "
         "policy [script]; 'adapter': a separate adapter, initialised from the reward model, which --reward then "
-        "gives unmerged [N+]")
+        "gives unmerged; 'model': a separate model, initialised from the reward model, all of it trained [N+]")
     gradient_checkpointing: bool = setting(False, "recompute activations in the update's backward pass [script: off]")
     compile: bool = setting(False, "torch.compile the layers except in sampling; not for int8 and nf4 [ours: off]")
     iterations: int = setting(2500, "number of rollouts [script: 20,000 'steps' over batches of 8]")
@@ -88,6 +88,8 @@ class Ppo:
     top_p: float = setting(
         1.0, "of those, keep the most likely tokens up to this total probability; 1: all; needs top_k [script]")
     learning_rate: float = setting(1.4e-5, "learning rate [run]")
+    critic_learning_rate: float | None = setting(
+        None, "learning rate of the value function; null: learning_rate [script: one for both]")
     learning_rate_decay: bool = setting(
         False, "decay the learning rate linearly to 0 over the run [N implementation details; script: off]")
     optimizer: Literal["adam", "adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor"] = setting(

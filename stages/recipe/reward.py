@@ -8,6 +8,7 @@ from stages.recipe.checks import (
     LogTo,
     Precision,
     check_divides,
+    check_full_precision,
     check_log_to,
     check_patience,
     cpu_kernels_setting,
@@ -27,13 +28,17 @@ class Reward:
     start_from: Literal["sft", "base"] = setting(
         "sft", "the model that the adapter and the head are trained on [paper]")
     lora: Lora = setting(Lora(r=8, alpha=32, dropout=0.1), "the adapter [script]")
+    tune: Literal["lora", "full"] = setting("lora", "what is trained: an adapter, or all weights [script]")
+    optimizer: Literal["adamw", "muon"] = setting(
+        "adamw", "'muon': Muon for the weight matrices of the layers, AdamW for the rest; it learns associations in "
+        "fewer steps [script: AdamW]")
     precision: Precision = setting("bf16", "precision of the frozen base model in training [script]")
     batching: Literal["pair", "question"] = setting(
         "pair", "a step takes 'pair's of answers [script] or 'question's: each answer is forwarded once and all its "
         "pairs are in one step [InstructGPT 3.5]")
     pooling: Literal["last", "mean", "sum"] = setting(
         "last", "which outputs of the head give the score: 'last', that of the last token [script]; 'mean', the mean "
-        "over the answer's tokens; 'sum', their sum in units of 100 tokens, with a lower weight for repeated tokens "
+        "over the answer's tokens; 'sum', their sum in units of 10 tokens, with a lower weight for repeated tokens "
         "[ours]")
     log_probability_weight: float = setting(
         0.0, "coefficient of an answer's mean log-probability per token, which is added to the head's score; 0: the "
@@ -68,6 +73,7 @@ class Reward:
 
     def __post_init__(self):
         check_log_to(self.log_to)
+        check_full_precision(self.tune, self.precision)
         check_divides(self.microbatch_pairs, self.batch_pairs, "microbatch_pairs", "batch_pairs")
         check_patience(self.patience_evaluations)
         if not 0 <= self.label_smoothing < 0.5:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
-from stages.modeling.adapters import is_reward_adapter, load_score_head
+from stages.modeling.adapters import is_reward_model, load_score_head
 from stages.modeling.families import backbone
 from stages.modeling.merge import CausalTarget
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
@@ -16,8 +16,8 @@ from stages.reward_modeling.scoring_file import apply_scoring, copy_scoring
 
 
 def select_target(adapter: Path, examples: list[Example], cpu_kernels: str) -> CausalTarget:
-    """Return the target for the last adapter of a merge, a reward model's or a language model's."""
-    return (RewardTarget if is_reward_adapter(adapter) else CausalTarget)(examples, cpu_kernels)
+    """Return the target for the last artifact of a merge, a reward model or a language model."""
+    return (RewardTarget if is_reward_model(adapter) else CausalTarget)(examples, cpu_kernels)
 
 
 class RewardTarget(CausalTarget):

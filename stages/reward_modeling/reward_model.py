@@ -18,7 +18,7 @@ from stages.modeling.packed.sequences import PackedResponses, scatter_to_rows
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.reward_modeling.scoring_file import Scoring
 
-SUM_UNIT_TOKENS = 100  # 'sum' counts in hundreds of tokens, so that its size is about that of a mean
+SUM_UNIT_TOKENS = 10  # at 100, a head at the usual learning rates is too small for what one token decides
 
 
 def initialise_head(model, generator: torch.Generator, pooling: str = "last") -> None:

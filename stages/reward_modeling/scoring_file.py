@@ -18,7 +18,7 @@ class Scoring:
     """How a score is computed.
 
     pooling: 'last', the head's output at the last token; 'mean', its mean over the answer's tokens; 'sum', its sum over
-    them divided by 100, so that a longer answer can score higher. In the sum a token's n-th occurrence counts
+    them divided by 10, so that a longer answer can score higher. In the sum a token's n-th occurrence counts
     log2(1 + 1 / n), hence n occurrences log2(1 + n): repetition gains little.
     log_probability_weight: coefficient of the answer's mean log-probability per token, in nats, in the score.
     """
@@ -27,32 +27,33 @@ class Scoring:
     log_probability_weight: float = 0.0
 
 
-def save_scoring(
-    folder: Path, scoring: Scoring, precision: str, reference: tuple[list, list], scores: torch.Tensor,
-    held_out: dict | None = None,
-) -> None:
-    """Write scoring.json, with the mean raw score [B] of the reference answers as zero (arXiv 2403.17031).
+def describe_scoring(
+    scoring: Scoring, precision: str, reference: tuple[list, list], scores: torch.Tensor, held_out: dict | None = None,
+) -> dict:
+    """Return the content of scoring.json: the mean raw score [B] of the reference answers is zero (arXiv 2403.17031).
 
     Args:
         reference: prompts and answers as token ids. The first are stored with their scores, for consistency.py.
         held_out: accuracy on held-out pairs, beside baselines; None: not measured. It stays with the merged model, so
             that PPO can refuse one that is no better than chance (evaluation/reward_model_check.py).
     """
-    write_json(
-        folder / SCORING,
-        {
-            **asdict(scoring),
-            "precision": precision,
-            "mean": float(scores.mean()),
-            "std": float(scores.std(correction=0)),
-            "reference_answers": len(scores),
-            HELD_OUT: held_out,
-            "examples": [
-                {"prompt": prompt, "answer": answer, "score": score}
-                for prompt, answer, score in list(zip(*reference, scores.tolist(), strict=True))[:SAVED_EXAMPLES]
-            ],
-        },
-    )
+    return {
+        **asdict(scoring),
+        "precision": precision,
+        "mean": float(scores.mean()),
+        "std": float(scores.std(correction=0)),
+        "reference_answers": len(scores),
+        HELD_OUT: held_out,
+        "examples": [
+            {"prompt": prompt, "answer": answer, "score": score}
+            for prompt, answer, score in list(zip(*reference, scores.tolist(), strict=True))[:SAVED_EXAMPLES]
+        ],
+    }
+
+
+def save_scoring(folder: Path, content: dict) -> None:
+    """Write the content that `describe_scoring` returned."""
+    write_json(folder / SCORING, content)
 
 
 def load_scoring(folder: Path) -> dict:
@@ -75,14 +76,19 @@ def load_held_out(artifact: Path) -> dict[Path, dict | None]:
 def apply_scoring(adapter: Path, model) -> dict:
     """Copy the settings of scoring.json into the model's config, as reward_<name>; return the file's content."""
     content = load_scoring(adapter)
+    set_scoring(model, content)
+    return content
+
+
+def set_scoring(model, content: dict) -> None:
+    """Write the settings among the content of scoring.json into the model's config, as reward_<name>."""
     for name in (*(f.name for f in fields(Scoring)), "mean", "std"):
         setattr(model.config, f"reward_{name}", content[name])
-    return content
 
 
 def copy_scoring(adapter: Path, out: Path, model) -> None:
     """Carry scoring.json from an adapter into a merged model: as a file, and in its config."""
-    write_json(out / SCORING, apply_scoring(adapter, model))
+    save_scoring(out, apply_scoring(adapter, model))
 
 
 def member_folder(artifact: Path, member: int) -> Path:

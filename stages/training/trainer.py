@@ -19,6 +19,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 from stages.training.callbacks import COMPLETE, Evaluation, HistoryCallback, load_trainable
 from stages.training.checkpoint import checkpoint_number, list_checkpoints
 from stages.training.loggers import TrainingLogger
+from stages.training.optimizers import MuonWithAdamW
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
@@ -40,6 +41,7 @@ class TrainerSettings:
     weight_decay: float
     seed: int
     save_every_steps: int
+    optimizer: str = "adamw"
     max_steps: int | None = None
     epochs: float = 1.0
     warmup_steps: int = 0
@@ -71,7 +73,8 @@ def train(
     callback = HistoryCallback(
         out / BEST, label, evaluation, settings.patience_evaluations, logger or TrainingLogger(out, label))
     trainer = _Trainer(
-        model=model, args=_arguments(settings, out), train_dataset=dataset, data_collator=collate, callbacks=[callback]
+        model=model, args=_arguments(settings, out), train_dataset=dataset, data_collator=collate, callbacks=[callback],
+        optimizers=(_build_optimizer(model, settings), None),
     )
     trainer.loss_fn = loss_fn
     trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the step's items itself
@@ -106,6 +109,13 @@ def remove_checkpoints(out: Path) -> None:
     """Delete checkpoints and best state, once the result is saved; before that, a killed process resumes from them."""
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
     (out / BEST).unlink(missing_ok=True)
+
+
+def _build_optimizer(model, settings: TrainerSettings) -> torch.optim.Optimizer | None:
+    """Build the optimizer that the Trainer does not know by name; None: its own AdamW."""
+    if settings.optimizer == "adamw":
+        return None
+    return MuonWithAdamW(model, learning_rate=settings.learning_rate, weight_decay=settings.weight_decay)
 
 
 def _arguments(settings: TrainerSettings, out: Path) -> TrainingArguments:

@@ -19,7 +19,7 @@ from stages.modeling.load import load_causal
 from stages.recipe.ppo import Ppo
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
-from stages.reward_modeling.scoring_file import Scoring, save_scoring
+from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from stages.rl.load import load_policy, load_scorers
 from stages.rl.policy import Policy
 from stages.rl.ppo_trainer import UpdateSettings, update_policy
@@ -40,7 +40,7 @@ def save_reward(base, out, weight=0.0):
     """A reward adapter that has learnt something, on every layer that policies adapt and more."""
     architectures.adapted(base, scorer=True).save_pretrained(out)
     tokenizer.load_tokenizer(base).save_pretrained(out)
-    save_scoring(out, Scoring("last", weight), "fp32", (PROMPTS[:3], ANSWERS[:3]), torch.tensor([0.5, 2.0, 0.1]))
+    save_scoring(out, describe_scoring(Scoring("last", weight), "fp32", (PROMPTS[:3], ANSWERS[:3]), torch.tensor([0.5, 2.0, 0.1])))
     return out
 
 

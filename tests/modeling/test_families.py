@@ -17,7 +17,7 @@ from stages.modeling.packed import forward
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
-from stages.reward_modeling.scoring_file import Scoring, save_scoring
+from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from stages.rl.policy import Policy
 from stages.rl.ppo_trainer import UpdateSettings, update_policy
 from tests.helpers import tiny_models
@@ -178,7 +178,7 @@ def test_a_merged_adapter_computes_the_same_when_reloaded(bases, family, scorer,
     tokenizer.save_pretrained(adapter)
     if scorer:
         scores = Scorer(model, "fp32", Scoring())(PROMPTS, ANSWERS)
-        save_scoring(adapter, Scoring(), "fp32", (PROMPTS, ANSWERS), scores)
+        save_scoring(adapter, describe_scoring(Scoring(), "fp32", (PROMPTS, ANSWERS), scores))
     found = tiny_models.merge(bases(family), [adapter], merged)
     assert found["merge_difference"] < 1e-4 and found["reload_difference"] < 1e-5
     assert len(found["layers"]) == sum(".lora_B." in name for name, _ in model.named_parameters())

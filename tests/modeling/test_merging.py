@@ -19,7 +19,7 @@ from stages.modeling.lora import add_lora
 from stages.modeling.merge_checks import check_report, probe_ids, probe_outputs
 from stages.recipe.models import Merge
 from stages.reward_modeling.load import load_classifier
-from stages.reward_modeling.scoring_file import Scoring, save_scoring
+from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from stages.runtime import command
 from tests.helpers import tiny_models
 from tests.helpers.architectures import adapted, noisy
@@ -35,7 +35,7 @@ def save_adapter(base, folder, scorer=False, **lora):
     model.save_pretrained(folder)
     tokenizer.load_tokenizer(base).save_pretrained(folder)
     if scorer:
-        save_scoring(folder, Scoring("last", 10.0), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0]))
+        save_scoring(folder, describe_scoring(Scoring("last", 10.0), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0])))
     return folder
 
 

@@ -11,7 +11,7 @@ from stages.modeling.load import load_causal
 from stages.modeling.merge_checks import probe_outputs
 from stages.modeling.tokenizer import PAD, load_tokenizer, resize_token_embeddings
 from stages.reward_modeling.load import load_classifier
-from stages.reward_modeling.scoring_file import Scoring, save_scoring
+from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from tests.helpers import architectures, tiny_models
 
 OLD = architectures.VOCABULARY
@@ -106,7 +106,7 @@ def test_a_reward_adapter_follows_one_that_grew_the_vocabulary(tmp_path):
     tiny_models.merge(base, [tmp_path / "sft"], tmp_path / "sft-merged")
     architectures.adapted(tmp_path / "sft-merged", scorer=True).save_pretrained(tmp_path / "reward")
     tokenizer_of(base).save_pretrained(tmp_path / "reward")
-    save_scoring(tmp_path / "reward", Scoring(), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0]))
+    save_scoring(tmp_path / "reward", describe_scoring(Scoring(), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0])))
     tiny_models.merge(tmp_path / "sft-merged", [tmp_path / "reward"], tmp_path / "step")
     tiny_models.merge(base, [tmp_path / "sft", tmp_path / "reward"], tmp_path / "merged")
     together, step = (load_classifier(tmp_path / name) for name in ("merged", "step"))

@@ -22,7 +22,7 @@ from stages.reward_modeling.reward_model import (
     score_packed,
 )
 from stages.reward_modeling.scorer import Scorer
-from stages.reward_modeling.scoring_file import Scoring, save_scoring
+from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from tests.helpers import tiny_models
 
 TEXTS = [[1, 40, 50, 60, 2], [1, 45, 2], [1, 90, 2, 91, 92, 93, 2]]  # the last has an EOS inside
@@ -48,7 +48,7 @@ def adapter(base, tmp_path_factory):
     tokenizer.load_tokenizer(base).save_pretrained(folder)
     scores = score(model, TEXTS)
     reference = [row[:1] for row in TEXTS], [row[1:] for row in TEXTS]
-    save_scoring(folder, Scoring(), "fp32", reference, scores)
+    save_scoring(folder, describe_scoring(Scoring(), "fp32", reference, scores))
     return folder, scores
 
 
