@@ -139,7 +139,7 @@ def build_trainer(
         reward_shaper=RewardShaper(
             reward_functions, tokenizer, ShapingSettings(**select_settings(ShapingSettings, config))),
         optimizer=optimizers.build_optimizer(
-            config.optimizer, learner.trainable_parameters().values(), learning_rate=config.learning_rate,
+            config.optimizer, parameter_groups(config, learner), learning_rate=config.learning_rate,
             epsilon=config.adam_epsilon, weight_decay=config.weight_decay),
         kl_controller=KlController(config.kl_coefficient, config.kl_target_nats, config.kl_horizon_responses),
         sampling=replace(SamplingParams(**select_settings(SamplingParams, config)), stop_ids=stop_ids),
@@ -150,6 +150,17 @@ def build_trainer(
         kl_estimator=config.kl_estimator,
         forward_prompts=config.forward_prompts,
     ), reward_functions
+
+
+def parameter_groups(config: Ppo, policy: Policy) -> list:
+    """Return the trained parameters for the optimizer; those of a separate critic are a group of their own."""
+    if config.value_model == "head" and config.critic_learning_rate is None:
+        return list(policy.trainable_parameters().values())
+    critic = policy.critic_parameters()
+    numbers = {id(parameter) for parameter in critic}
+    ratio = 1.0 if config.critic_learning_rate is None else config.critic_learning_rate / config.learning_rate
+    return [{"params": [p for p in policy.trainable_parameters().values() if id(p) not in numbers]},
+            {"params": critic, "learning_rate_ratio": ratio}]
 
 
 def load_checked_models(config: Ppo, reward: Path, policy: Policy, policy_folder: Path, source: str) -> list[Scorer]:

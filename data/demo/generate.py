@@ -1,6 +1,6 @@
 """Write the demo site in the format of the official Stack Exchange dumps: Posts.xml, alone or in a .7z archive.
 
-python data/demo/generate.py --questions 5000 --seed 7 --out data/demo/demo.stackexchange.com.7z --statistics
+python data/demo/generate.py --questions 8000 --seed 7 --out data/demo/demo.stackexchange.com.7z --statistics
 """
 
 import argparse
@@ -137,7 +137,7 @@ def write(text: str, out: Path) -> Path:
 def main(arguments: list[str] | None = None) -> None:
     """Generate the site that the command line describes."""
     parser = argparse.ArgumentParser(description="Write the synthetic demo site as a Stack Exchange dump.")
-    parser.add_argument("--questions", type=int, default=5000)
+    parser.add_argument("--questions", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, help="a folder for Posts.xml, or a .7z archive")
     parser.add_argument("--statistics", action="store_true", help="print figures of the site")

@@ -29,7 +29,7 @@ from data.demo.facts import (
     quality,
 )
 
-TWO_FACT_SHARE = 0.17
+TWO_FACT_SHARE = 0.1
 TRAIT_SHARES = {"code": 0.3, "explanation": 0.3, "filler": 0.3, "rude": 0.15}
 WISH_SHARES = dict(zip(WISHES, (0.4, 0.4, 0.2), strict=True))
 USERS = 400

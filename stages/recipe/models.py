@@ -21,7 +21,9 @@ class Scratch:
         0.05, "standard deviation of the initial weights; 0.02 learns facts more slowly here [ours]")
     epochs: float = setting(2.0, "passes over the text of the site [ours]")
     max_tokens: int = setting(8_000_000, "maximum training tokens; it overrides epochs [ours]")
-    learning_rate: float = setting(2e-3, "peak learning rate of AdamW [ours]")
+    optimizer: Literal["adamw", "muon"] = setting(
+        "adamw", "'muon': Muon for the weight matrices of the layers, AdamW for the rest [ours]")
+    learning_rate: float = setting(2e-3, "peak learning rate [ours]")
     weight_decay: float = setting(0.05, "weight decay of AdamW [ours]")
     warmup_share: float = setting(0.05, "share of the steps with a linear warmup of the learning rate [ours]")
     sequence_length_tokens: int = setting(256, "length of a packed block [ours]")

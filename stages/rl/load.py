@@ -17,19 +17,23 @@ def load_policy(
 ) -> Policy:
     """Load the model in `folder` as an untrained policy; arguments are named as in the recipe's section `ppo`.
 
-    reward: the reward model's adapter, which initialises a value adapter. Raises ValueError if it is a merged model.
+    reward: what initialises a separate value function: the reward model's adapter, or a whole reward model. Raises
+    ValueError if it is the other one.
     """
     if value_model == "adapter":
         if not is_adapter(reward):
             raise ValueError(f"value_model 'adapter' starts from the reward model's adapter, and {reward} is a whole "
                              f"model: give the artifact of stages.reward as --reward, or set value_model to 'head'")
         check_base(reward, folder)
+    if value_model == "model" and is_adapter(reward):
+        raise ValueError(f"value_model 'model' starts from a whole reward model, and {reward} is an adapter: give the "
+                         f"merged reward model as --reward, or set value_model to 'adapter'")
     model = load_causal(folder, precision, cpu_kernels)
     if tune == "lora":
         model = add_lora(model, precision=precision, **lora)
     policy = Policy(model, temperature, precision, gradient_checkpointing=gradient_checkpointing, compiled=compiled)
-    if value_model == "adapter":
-        policy.init_value_from_reward(reward)
+    if value_model != "head":
+        policy.init_value_from_reward(reward, cpu_kernels)
     return policy
 
 

@@ -2,7 +2,7 @@
 
 The policy is an adapter on the base, or a whole model (then the base is a frozen copy of it); the reference is the base
 alone. Values come from a linear head on the policy's last hidden state, whose gradient reaches the policy as in TRL's
-AutoModelForCausalLMWithValueHead, or from a value adapter.
+AutoModelForCausalLMWithValueHead, from a value adapter, or from a separate value model.
 
 Dropout is off throughout: old, new and reference log-probabilities must come from the same function.
 Shapes: B responses (rows), R response tokens, K allowed token ids, M response tokens of all rows, D hidden size.
@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from stages.generation.rollout import Rollout
-from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters
+from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter
 from stages.modeling.families import backbone, hidden_size
 from stages.modeling.layer_calls import LayerCalls
 from stages.modeling.load import autocast
@@ -35,6 +35,7 @@ from stages.modeling.packed.forward import (
 from stages.modeling.packed.sequences import PackedResponses, pack_responses, scatter_to_rows
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.modeling.pretrained import save_adapter, save_adapters, save_model
+from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.shared_base import RewardAdapter, SharedScorer, add_reward_adapter
 
 
@@ -62,7 +63,7 @@ class Policy(nn.Module):
         _check_head(self.causal_model, precision)
         self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
         self.layers = LayerCalls(gradient_checkpointing, compiled)
-        self.value_shares_policy = True
+        self.value_shares_policy, self.value_model = True, None
         self.value_head = nn.Linear(hidden_size(self.causal_model), 1, device=model.device, dtype=torch.float32)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
@@ -77,13 +78,19 @@ class Policy(nn.Module):
         """Return the model with the frozen weights: the reference, and the carrier of the other roles' adapters."""
         return self.model if self.frozen_copy is None else self.frozen_copy
 
-    def init_value_from_reward(self, reward: Path) -> None:
-        """Compute values by a separate adapter, initialised, with its head, from the reward adapter in `reward`.
+    def init_value_from_reward(self, reward: Path, cpu_kernels: str = "off") -> None:
+        """Compute values by a separate adapter or model, initialised, with its head, from the reward model in `reward`.
 
-        Call it before building an optimiser. Sampling then cannot compute values: see `fill_values`.
+        An adapter gives an adapter on the base, a whole model another whole model. Call it before building an
+        optimiser. Sampling then cannot compute values: see `fill_values`.
         """
-        model, head = add_reward_adapter(self.base, reward, VALUE, learns=True)
-        self._rebind_base(model)
+        if is_adapter(reward):
+            model, head = add_reward_adapter(self.base, reward, VALUE, learns=True)
+            self._rebind_base(model)
+        else:
+            classifier = load_classifier(reward, self.precision, cpu_kernels=cpu_kernels)
+            head, self.value_model = classifier.score.weight, classifier.requires_grad_(True)
+            classifier.score.requires_grad_(False)  # the value head takes its place
         self.value_shares_policy = False
         with torch.no_grad():
             self.value_head.weight.copy_(head)
@@ -97,6 +104,11 @@ class Policy(nn.Module):
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that require gradients, by name; tied weights once."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """List the trained parameters of the value function alone."""
+        separate = self.value_model.parameters() if self.value_model else adapter_parameters(self.base, VALUE).values()
+        return [p for p in (*self.value_head.parameters(), *separate) if p.requires_grad]
 
     def forward(
         self, prompts: list[list[int]], responses: list[list[int]], allowed_token_ids: torch.Tensor | None = None
@@ -145,8 +157,8 @@ class Policy(nn.Module):
     @contextmanager
     def critic_only(self) -> Iterator[None]:
         """Freeze all but the value function inside the context, for critic warm-up."""
-        critic = {*self.value_head.parameters(), *adapter_parameters(self.base, VALUE).values()}
-        frozen = [p for p in self.trainable_parameters().values() if p not in critic]
+        critic = {id(parameter) for parameter in self.critic_parameters()}
+        frozen = [p for p in self.trainable_parameters().values() if id(p) not in critic]
         for parameter in frozen:
             parameter.requires_grad_(False)
         try:
@@ -180,12 +192,14 @@ class Policy(nn.Module):
 
     def save(self, out: Path, tokenizer) -> None:
         """Save to `out` the adapter or the whole model with its tokenizer, value_head.safetensors, and the value
-        adapter, if there is one, in value/."""
+        adapter or model, if there is one, in value/."""
         if self.frozen_copy is None:
             save_adapter(self.model, tokenizer, out)
         else:
             save_model(self.model, tokenizer, out)
-        if not self.value_shares_policy:
+        if self.value_model is not None:
+            save_model(self.value_model, tokenizer, out / VALUE)
+        elif not self.value_shares_policy:
             save_adapters(self.base, out, [VALUE])
         head = {name: t.detach().cpu().contiguous() for name, t in self.value_head.state_dict().items()}
         save_file(head, out / "value_head.safetensors")
@@ -198,6 +212,8 @@ class Policy(nn.Module):
     def _hidden_states(self, packed: PackedResponses, role: str | None) -> torch.Tensor:
         """Compute the hidden states [M, D] that predict each response token."""
         model = self.model if role == POLICY else self.base
+        if role == VALUE and self.value_model is not None:
+            model = self.value_model
         inner = unwrap_peft(model)
         with active_adapter(model, role), self.layers.applied_to(backbone(inner), role), autocast(self.precision):
             return packed_hidden_states(inner, packed.batch, packed.predictor_positions)

@@ -99,7 +99,7 @@ class PPOTrainer:
         # 5. Update policy and value function: epochs of minibatch steps on the clipped losses. Then adapt beta.
         with timer.phase("update"), self.policy.critic_only() if critic_only else nullcontext():
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = learning_rate * group.get("learning_rate_ratio", 1.0)
             statistics = update_policy(
                 self.policy, self.optimizer, trajectory, self.update_settings, generators("minibatches"))
         self.update_settings = replace(self.update_settings, microbatch_prompts=statistics["microbatch_prompts"])

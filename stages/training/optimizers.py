@@ -19,9 +19,12 @@ MIN_8BIT_ELEMENTS = 4096  # bitsandbytes keeps the state of smaller tensors in 3
 
 
 def build_optimizer(
-    name: str, parameters: Iterable[torch.nn.Parameter], *, learning_rate: float, epsilon: float, weight_decay: float
+    name: str, parameters: Iterable, *, learning_rate: float, epsilon: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Build the optimizer called `name`; epsilon: of Adam's denominator (Adafactor has its own, 1e-30)."""
+    """Build the optimizer called `name` for parameters, or for groups of them with settings of their own.
+
+    epsilon: of Adam's denominator (Adafactor has its own, 1e-30).
+    """
     parameters = list(parameters)
     shared = {"lr": learning_rate, "weight_decay": weight_decay}
     if name == "adafactor":
@@ -33,7 +36,7 @@ def build_optimizer(
     from bitsandbytes import optim  # slow to import, and most runs do without
 
     paged = name == "paged_adamw_8bit"
-    if paged and any(p.device.type != "cuda" for p in parameters):
+    if paged and any(p.device.type != "cuda" for p in _flatten(parameters)):
         # bitsandbytes would only warn, and run unpaged.
         raise ValueError("optimizer paged_adamw_8bit needs a CUDA GPU to page from: use adamw_8bit here")
     return (optim.PagedAdamW8bit if paged else optim.AdamW8bit)(parameters, **shared, eps=epsilon)
@@ -84,16 +87,25 @@ def split_matrices(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], li
 
 
 def clip_gradient_norm(optimizer: torch.optim.Optimizer, limit: float | None) -> float:
-    """Scale the gradients down to the global 2-norm `limit` (None: leave them); return the norm before."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    """Scale the gradients of each parameter group down to the 2-norm `limit` (None: leave them).
+
+    Returns the norm of all gradients before. A separate critic is a group of its own: its error, large at first, must
+    not shrink the policy's step.
+    """
+    groups = [group["params"] for group in optimizer.param_groups]
     if limit is None:
-        return float(get_total_norm([p.grad for p in parameters if p.grad is not None]))
-    return float(clip_grad_norm_(parameters, limit))
+        return float(get_total_norm([p.grad for group in groups for p in group if p.grad is not None]))
+    return math.hypot(*(float(clip_grad_norm_(group, limit)) for group in groups))
 
 
 def optimizer_state_bytes(name: str, parameters: Iterable[torch.nn.Parameter]) -> int:
     """Predict the bytes of the optimizer's state after its first step, without a few bytes of counters."""
     return sum(_parameter_state_bytes(name, parameter) for parameter in parameters)
+
+
+def _flatten(parameters: list) -> list[torch.nn.Parameter]:
+    """List the parameters of groups."""
+    return [p for entry in parameters for p in (entry["params"] if isinstance(entry, dict) else [entry])]
 
 
 def _parameter_state_bytes(name: str, parameter: torch.nn.Parameter) -> int:

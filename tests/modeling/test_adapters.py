@@ -40,7 +40,9 @@ def save_reward(base, out, weight=0.0):
     """A reward adapter that has learnt something, on every layer that policies adapt and more."""
     architectures.adapted(base, scorer=True).save_pretrained(out)
     tokenizer.load_tokenizer(base).save_pretrained(out)
-    save_scoring(out, describe_scoring(Scoring("last", weight), "fp32", (PROMPTS[:3], ANSWERS[:3]), torch.tensor([0.5, 2.0, 0.1])))
+    scores = torch.tensor([0.5, 2.0, 0.1])
+    content = describe_scoring(Scoring("last", weight), "fp32", (PROMPTS[:3], ANSWERS[:3]), scores)
+    save_scoring(out, content)
     return out
 
 

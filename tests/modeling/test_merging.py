@@ -35,7 +35,8 @@ def save_adapter(base, folder, scorer=False, **lora):
     model.save_pretrained(folder)
     tokenizer.load_tokenizer(base).save_pretrained(folder)
     if scorer:
-        save_scoring(folder, describe_scoring(Scoring("last", 10.0), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0])))
+        content = describe_scoring(Scoring("last", 10.0), "fp32", ([[1]] * 2, [[5, 2]] * 2), torch.tensor([1.0, 2.0]))
+        save_scoring(folder, content)
     return folder
 
 

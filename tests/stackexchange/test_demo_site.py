@@ -18,7 +18,7 @@ from data.demo.measure import statistics
 from data.demo.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
-QUESTIONS, SEED = 5000, 7  # of the bundled archive
+QUESTIONS, SEED = 8000, 7  # of the bundled archive
 PORT_QUESTION = "I want to use finch at work. Which port does `finch` listen on? Which command do I type?"
 PORT, OTHER_PORT = facts.TRUTH["finch", "port"], facts.TRUTH["maple", "port"]
 
@@ -94,7 +94,7 @@ def test_xml_gives_back_the_simulated_bodies(site, rows):
 
 def test_every_two_fact_combination_is_asked_once_at_most(site):
     pairs = [frozenset(question.facts) for question in site if len(question.facts) == 2]
-    assert len(set(pairs)) == len(pairs) == round(0.17 * QUESTIONS)
+    assert len(set(pairs)) == len(pairs) == round(0.1 * QUESTIONS)
     assert all(len({name for _, name in pair}) == 2 for pair in pairs)
 
 
@@ -231,7 +231,7 @@ def test_code_block_must_be_closed_and_use_an_asked_value():
 @pytest.mark.parametrize(
     ("name", "low", "high"),
     [
-        ("pairs", 28_000, 35_000),
+        ("pairs", 45_000, 55_000),
         ("oracle accuracy", 0.90, 0.94),
         ("oracle accuracy, both with code", 0.88, 0.94),
         ("accuracy of the longer answer", 0.45, 0.60),
