@@ -30,7 +30,7 @@ ROOMS = {
            *PROMPTS),
     "evaluation": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation",
                    "reward_modeling", "rl.kl", "rl.rewards", "stackexchange"),
-    "reporting": ("evaluation.summary", "runtime", "render", "stackexchange.prompt"),
+    "reporting": ("evaluation.summary", "evaluation.verdict", "runtime", "render", "stackexchange.prompt"),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "stackexchange", "inspection", "reporting")

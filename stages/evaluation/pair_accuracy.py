@@ -92,7 +92,7 @@ def evaluate_pairs(
     right = pairs.score_wins(reward)
     cheap = {name: pairs.score_wins([score(answer) for _, answer in pairs.texts])
              for name, score in TEXT_BASELINES.items()}
-    cheap |= {name: pairs.score_wins(scores) for name, scores in fitted.items()}
+    cheap |= {name: pairs.score_wins(scores) for name, scores in (fitted | {LOG_PROBABILITY: log_probability}).items()}
     best = max(cheap, key=lambda name: cheap[name].mean()) if len(right) else None
     return {
         "pairs": len(pairs.rows),
@@ -102,10 +102,7 @@ def evaluate_pairs(
         **accuracy_breakdown(pairs, reward, estimate),
         "by_site": _by_kind([[row["site"]] for row in pairs.rows], right, accuracy),
         "by_tag": _by_kind([tags.get(question_key(row), []) for row in pairs.rows], right, accuracy),
-        "baselines": {
-            **{name: accuracy(values) for name, values in cheap.items()},
-            LOG_PROBABILITY: accuracy(pairs.score_wins(log_probability)),
-        },
+        "baselines": {name: accuracy(values) for name, values in cheap.items()},
         "best_cheap_baseline": best,
         "above_best_cheap_baseline": accuracy(right - cheap[best]) if best else None,
         "oracle": None if gold is None else accuracy(pairs.score_wins(gold)),

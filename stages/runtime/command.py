@@ -21,7 +21,7 @@ from pathlib import Path
 from stages.recipe import optional_packages, schema
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.runtime import artifact
-from stages.runtime.command_signature import CONTEXT, Signature, read_signature
+from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.environment import describe_environment, let_idle_threads_sleep
 from stages.runtime.manifest import headline_metrics
 
@@ -31,6 +31,7 @@ INPUT_FLAGS = {
     "list[str]": {"metavar": "FOLDER", "nargs": "+", "help": "sources"},
     "dict[str, Path]": {"metavar": "NAME=FOLDER", "action": "append",
                         "help": "input artifact and its name; can be repeated"},
+    OPTIONAL_INPUT: {"metavar": "FOLDER", "help": "input artifact; can be left out"},
 }
 SETTING = "set "  # prefix of the settings among the parsed arguments
 
@@ -60,7 +61,7 @@ def build_parser(signature: Signature) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
     for name, hint in signature.inputs.items():
-        parser.add_argument(f"--{name}", required=True, **INPUT_FLAGS[hint])
+        parser.add_argument(f"--{name}", required=hint != OPTIONAL_INPUT, **INPUT_FLAGS[hint])
     for name, default in signature.options.items():
         parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
@@ -113,8 +114,10 @@ def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Pat
     config = getattr(load_recipe(arguments["recipe"]), signature.section)
     config = schema.override(config, schema.nest(settings), "command line", from_text=True)
     optional_packages.check_logging(config, signature.section)
-    parse = {"Path": artifact.artifact_folder, "list[str]": list, "dict[str, Path]": parse_named_folders}
-    inputs = {name: parse[hint](arguments[name]) for name, hint in signature.inputs.items()}
+    parse = {"Path": artifact.artifact_folder, "list[str]": list, "dict[str, Path]": parse_named_folders,
+             OPTIONAL_INPUT: artifact.artifact_folder}
+    inputs = {name: parse[hint](arguments[name]) for name, hint in signature.inputs.items()
+              if arguments[name] is not None}
     options = {name: arguments[name] for name in signature.options}
     return config, artifact.artifact_folder(arguments["out"]), inputs, options, arguments["force"]
 
