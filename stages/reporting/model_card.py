@@ -38,7 +38,11 @@ SCORE_LIMITS = [
     "Scores compare answers to one question; between questions, and far from what it has read, they mean little.",
     "A policy trained against it will find what it likes beyond the truth: length, code, repetition.",
 ]
-POLICY_LIMITS = ["The reward is not the truth: the run's report says whether the policy exploits it."]
+POLICY_LIMITS = [
+    "The reward is not the truth: the run's report says whether the policy exploits it.",
+    "It may be no better than the fine-tuned model at a lower sampling temperature: the run's report compares both, "
+    "each at its best, and best-of-n.",
+]
 CAUSAL_USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model, tokenizer = (kind.from_pretrained("THIS_FOLDER") for kind in (AutoModelForCausalLM, AutoTokenizer))
