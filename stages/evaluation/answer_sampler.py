@@ -52,7 +52,7 @@ class AnswerSampler:
             if name != "base" and self.prompts.selection_prompts:
                 swept[name] = self._sweep(model, name)
         if self.best_of:
-            answers[SAMPLES] = self._answer_often(model, self.temperature)
+            answers[SAMPLES] = self._answer_often(model, self.temperature, share_prefixes=False)
         for name, sampled in answers.items():
             under_sft = sampled.logprobs if name == "sft" else self._logprobs(model, sampled, "sft")
             answers[name] = replace(sampled, sft_logprobs=under_sft)
@@ -76,7 +76,7 @@ class AnswerSampler:
             model = None if all(again.values()) else self._load(folder)
             for each, before in again.items():
                 at_best[f"{each}{BEST}"] = before or (
-                    self._answer_often(model, temperatures[each]) if each == SAMPLES
+                    self._answer_often(model, temperatures[each], share_prefixes=True) if each == SAMPLES
                     else self._answer(model, f"{name} at best", temperatures[each]))
         return at_best
 
@@ -91,11 +91,15 @@ class AnswerSampler:
         return self._sample(model, prompts=self.prompts.prompts, temperature=temperature, seed=self.seed,
                             label=f"evaluate: {name} answers")
 
-    def _answer_often(self, model, temperature: float) -> Answers:
-        """Sample several answers of SFT: with other random numbers than its own answers, which they are compared to."""
+    def _answer_often(self, model, temperature: float, share_prefixes: bool) -> Answers:
+        """Sample several answers of SFT: with other random numbers than its own answers, which they are compared to.
+
+        share_prefixes: pays where the temperature is low, and many samples of a prompt begin alike.
+        """
         prompts = repeat_each(self.prompts.prompts, self.best_of * len(self.prompts.prompts))
         return self._sample(model, prompts=prompts, temperature=temperature, seed=self.seed + 1,
-                            label=f"evaluate: {self.best_of} of SFT")
+                            label=f"evaluate: {self.best_of} of SFT at temperature {temperature:g}",
+                            share_prefixes=share_prefixes)
 
     def _sweep(self, model, name: str) -> dict[float, Answers]:
         return {temperature: self._sample(

@@ -21,10 +21,10 @@ def render_at_best(figures: FigureFolder, metrics: dict) -> Html:
     selection = metrics["temperature_selection"]
     words = (f"Each policy has the temperature with the highest mean learnt reward on {selection['prompts']:,} "
              f"held-out questions, none of which is among the evaluation's {metrics['prompts']:,}. All policies "
-             f"answered those of the evaluation, and differences are paired by question. Best-of-n costs n samples an answer, "
-             f"and the learnt reward chooses among them. KL is not given: it compares policies at one temperature. The "
-             f"lines of the figures are on the questions that temperatures were chosen on, best-of-n on the "
-             f"evaluation's.")
+             f"answered those of the evaluation, and differences are paired by question. Best-of-n costs n samples an "
+             f"answer, and the learnt reward chooses among them. KL is not given: it compares policies at one "
+             f"temperature. The lines of the figures are on the questions that temperatures were chosen on, best-of-n "
+             f"on the evaluation's.")
     return join_html([
         element("h3", "Each at its best temperature"), element("p", words, class_="faint"), _judge_words(metrics),
         _render_scores(metrics), *(_render_differences(metrics, policy) for policy in metrics["at_best"]),
