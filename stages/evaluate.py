@@ -58,6 +58,8 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     summary.check_policy_names(policy)
     if config.temperature <= 0:
         raise ValueError("evaluate.temperature must be above 0: a KL is measured on samples")
+    if judge and judge.resolve() == reward.resolve():
+        raise ValueError(f"--judge {judge} is the reward model itself: a judge must be another one")
     gold_scorer = gold_score.load_gold_scorer(config.gold) if config.gold else None
     scorers = [_load_scorer(name, pairs) for name in config.scorers]
     models = (sft, *policy.values(), reward, *([judge] if judge else []))
@@ -138,7 +140,7 @@ def _measure_temperatures(swept: dict[str, dict[float, Answers]], prompts: Evalu
             for key, answers in rows.items()} if gold_scorer else {}
     return {name: at_best.measure_temperatures(
         policy, *({at: values[name, at] for at in policy if (name, at) in values} for values in (rewards, gold)))
-        for name, policy in swept.items()}
+        for name, policy in sorted(swept.items(), key=lambda item: item[0] != "sft")}
 
 
 def _choose_temperatures(config: Evaluate, policies: Iterable[str], selection: Selection) -> dict[str, float]:

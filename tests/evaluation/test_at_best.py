@@ -23,7 +23,8 @@ GOLD = '''
 def score(questions, responses):
     """Knows all questions; `even` applies to some of them."""
     return {"gold": [float(len(r)) for r in responses],
-            "even": [float(r.count("a")) if any(c in q for c in "02468") else None for q, r in zip(questions, responses)]}
+            "even": [float(r.count("a")) if any(c in q for c in "02468") else None
+                     for q, r in zip(questions, responses)]}
 '''
 
 
@@ -100,7 +101,7 @@ def test_bad_settings_are_refused(mistake):
 def test_the_temperatures_are_those_of_the_curves(made):
     _, metrics, _ = made
     curves, policies = metrics["temperature_selection"]["curves"], metrics["policies"]
-    assert metrics["temperature_selection"]["prompts"] == 2 and list(curves) == ["ppo", "sft"]
+    assert metrics["temperature_selection"]["prompts"] == 2 and list(curves) == ["sft", "ppo"]
     for name, curve in curves.items():
         assert [row["temperature"] for row in curve] == [1.0, 0.4, 0.0]
         assert policies[f"{name}_best"]["temperature"] == max(curve, key=lambda row: row["reward"])["temperature"]
@@ -155,6 +156,11 @@ def test_the_judge_is_told_of_and_chooses_nothing(made, folders, tmp_path):
     assert without["judge"] is None and without["policies"]["sft"]["judge"] is None
     assert [without["policies"][name]["reward"] for name in ("sft_best", "ppo_best", "best_of_3_best")] == [
         metrics["policies"][name]["reward"] for name in ("sft_best", "ppo_best", "best_of_3_best")]
+
+
+def test_the_reward_model_is_no_judge_of_itself(folders, tmp_path):
+    with pytest.raises(ValueError, match="is the reward model itself"):
+        evaluate.run(CONFIG, tmp_path, **folders | {"judge": folders["reward"]})
 
 
 def test_answers_at_a_temperature_sampled_already_are_used_again(folders, tmp_path):

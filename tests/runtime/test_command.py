@@ -33,7 +33,8 @@ if __name__ == "__main__":
 from pathlib import Path
 from stages.recipe.models import Merge
 
-def run(config: Merge, out: Path, *, base: Path, dump: list[str]) -> dict[str, float]:
+def run(config: Merge, out: Path, *, base: Path, dump: list[str], judge: Path | None = None
+        ) -> dict[str, float]:
     if config.max_logit_difference > 1:
         raise ValueError("that is too much")
     begun = out / "begun"
@@ -41,7 +42,8 @@ def run(config: Merge, out: Path, *, base: Path, dump: list[str]) -> dict[str, f
     begun.write_text("")
     if config.max_logit_difference == 0.5:
         raise OSError("the disk is full")
-    (out / "seen.txt").write_text(f"{config.dtype} {config.max_logit_difference} {base.name} {dump}")
+    (out / "seen.txt").write_text(f"{config.dtype} {config.max_logit_difference} {base.name} {dump}"
+                                    + (f" {judge.name}" if judge else ""))
     return {"resumed": int(resumed)}
 '''
 
@@ -132,16 +134,25 @@ def test_help_lists_every_setting_with_its_meaning(name):
     assert f"python -m stages.{name} --recipe" in stage.description, "the docstring shows the command"
 
 
+def test_an_optional_input_is_part_of_the_request_only_where_it_is_given(probe):
+    assert probe().returncode == 0
+    assert "judge" not in json.loads((probe.out / "manifest.json").read_text())["inputs"]
+    judge = str(probe.out.parent / "base")
+    assert probe("--judge", judge, "--force").returncode == 0
+    assert (probe.out / "seen.txt").read_text().endswith(" base")
+    assert json.loads((probe.out / "manifest.json").read_text())["inputs"]["judge"]["path"] == judge
+
+
 @pytest.mark.parametrize("name", STAGES)
 def test_the_signature_in_the_source_is_that_of_the_function(name):
     stage, run = read_signature(ROOT / f"stages/{name}.py"), importlib.import_module(f"stages.{name}").run
     keywords = {name: p for name, p in inspect.signature(run).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    types = {"Path": Path, "list[str]": list[str], "dict[str, Path]": dict[str, Path]}
+    types = {"Path": Path, "list[str]": list[str], "dict[str, Path]": dict[str, Path], "Path | None": Path | None}
     context = keywords.pop("context", None)
     assert context is None or context.default is None
     assert {name: types[hint] for name, hint in stage.inputs.items()} == {
-        name: p.annotation for name, p in keywords.items() if p.default is p.empty}
-    assert stage.options == {name: p.default for name, p in keywords.items() if p.default is not p.empty}
+        name: p.annotation for name, p in keywords.items() if p.default is p.empty or p.default is None}
+    assert stage.options == {name: p.default for name, p in keywords.items() if p.default not in (p.empty, None)}
     assert typing.get_type_hints(run)["config"] is type(getattr(Recipe(), stage.section))
     assert (stage.stage, stage.module) == (name, f"stages.{name}") and stage.section == lineage.section_name(name)
 
