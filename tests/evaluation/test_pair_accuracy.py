@@ -76,6 +76,9 @@ def test_baselines_on_literal_pairs():
     assert found["best_cheap_baseline"] == "longer answer wins"
     as_good = evaluate_pairs(pairs, reward, {SURFACE: reward * 0, BAG_OF_WORDS: reward}, -reward, reward, {}, means)
     assert as_good["best_cheap_baseline"] == BAG_OF_WORDS and as_good["above_best_cheap_baseline"]["mean"] == 0
+    likely = evaluate_pairs(pairs, reward, {}, reward, reward, {}, means)
+    assert likely["best_cheap_baseline"] == "SFT log-probability" and likely["baselines"].keys() == {
+        "longer answer wins", "has code", "SFT log-probability"}
     right = [1, 0, 1, 1, 1]
     assert found["accuracy"]["mean"] == found["oracle"]["mean"] == pytest.approx(0.8)
     assert found["oracle_both_have_code"] == found["both_have_code"]
