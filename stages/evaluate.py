@@ -4,7 +4,8 @@
         --base results/demo/base --sft results/demo/sft-merged --policy ppo=results/demo/ppo-merged \\
         --reward results/demo/reward-merged --out results/demo/evaluate
 
-Give --policy NAME=FOLDER once for each policy. Writes metrics.json (every number, and the short table), samples.parquet
+Give --policy NAME=FOLDER once for each policy, and --judge FOLDER for another merged reward model that scores all
+answers and is used to choose nothing. Writes metrics.json (every number, and the short table), samples.parquet
 (each question with its answers) and per_pair.parquet. Rewards are the reward model's own: an answer that did not end
 pays no penalty here. All models run in fp32, one at a time. Every interval is at 95 %, from a bootstrap over questions.
 """
@@ -14,31 +15,29 @@ from stages.runtime.command import main
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from stages.evaluation import gold_score, policy_answers, summary
+from stages.evaluation import at_best, gold_score, policy_answers, summary
+from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.output_tables import write_pairs, write_samples
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
     draw_held_out_pairs,
     evaluate_pairs,
-    mean_logprobs,
     score_fitted_baselines,
 )
 from stages.evaluation.policy_answers import Answers
 from stages.evaluation.policy_comparison import SAMPLES, PolicyComparison, repeat_each
 from stages.evaluation.reward_hacking import detect_reward_hacking
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
+from stages.evaluation.summary import BEST, GREEDY
 from stages.generation.text_metrics import has_code
 from stages.modeling import families, torch_setup
-from stages.modeling.load import load_causal
-from stages.modeling.packed import token_logprobs
 from stages.modeling.tokenizer import load_shared_tokenizer, same_tokenizer
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.ppo import RewardSource
@@ -49,6 +48,7 @@ from stages.stackexchange.pairs.table import question_key, read_pairs, sample_ro
 from stages.stackexchange.questions.table import read_tags
 
 SPLIT, BASELINE_SPLIT = "evaluation", "reward"
+Selection = dict[str, list[dict]]  # policy -> its mean reward by temperature
 
 
 def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, policy: dict[str, Path],
@@ -63,19 +63,30 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     summary.check_policy_names(policy)
     if config.temperature <= 0:
         raise ValueError("evaluate.temperature must be above 0: a KL is measured on samples")
+    if judge and judge.resolve() == reward.resolve():
+        raise ValueError(f"--judge {judge} is the reward model itself: a judge must be another one")
     gold_scorer = gold_score.load_gold_scorer(config.gold) if config.gold else None
     scorers = [_load_scorer(name, pairs) for name in config.scorers]
-    models = (sft, *policy.values(), reward)
+    models = (sft, *policy.values(), reward, *([judge] if judge else []))
     tokenizer, longest = load_shared_tokenizer(*models), families.max_positions(*models)
     held_out = draw_held_out_pairs(read_pairs(pairs, SPLIT), tokenizer, max_pairs=config.max_pairs, max_tokens=longest,
                                    seed=config.seed)
     prompts = EvaluationPrompts(
-        pairs, SPLIT, tokenizer, prompts=config.prompts, max_prompt_tokens=config.max_prompt_tokens,
-        max_response_tokens=config.max_response_tokens, longest=longest, seed=config.seed)
-    answers, logprobs = _sample(config, tokenizer, policy | {"base": base, "sft": sft}, prompts.prompts, held_out)
+        pairs, SPLIT, tokenizer, prompts=config.prompts, selection_prompts=config.temperature_prompts,
+        max_prompt_tokens=config.max_prompt_tokens, max_response_tokens=config.max_response_tokens, longest=longest,
+        seed=config.seed)
+    sampler = _make_sampler(config, tokenizer, prompts)
+    folders = policy | _base_if_comparable(base, tokenizer) | {"sft": sft}
+    answers, swept, logprobs = sampler.sample_policies(folders, held_out)
+    selection = _measure_temperatures(swept, prompts, reward, gold_scorer, config.cpu_kernels)
+    temperatures = _choose_temperatures(config, ("sft", *policy), selection)
+    answers |= sampler.sample_at_best({"sft": sft} | policy, answers, temperatures)
     pair_rewards, rewards = _score(reward, held_out, prompts, answers, config.cpu_kernels)
-    comparison = PolicyComparison(prompts, answers, rewards, _gold_scores(gold_scorer, prompts, answers),
-                                  _other_scores(scorers, prompts, answers))
+    pair_judge, judged = _score(judge, held_out, prompts, answers, config.cpu_kernels) if judge else (None, {})
+    comparison = PolicyComparison(
+        prompts, answers, rewards, _gold_scores(gold_scorer, prompts, answers),
+        _other_scores(scorers, prompts, answers), judged, dict.fromkeys(answers, config.temperature) | {GREEDY: 0.0} | {
+            f"{name}{BEST}": temperature for name, temperature in temperatures.items()})
     pair_gold = _pair_gold(gold_scorer, held_out)
     estimate_mean, estimate = (partial(kind, samples=config.bootstrap_samples, seed=config.seed)
                                for kind in (bootstrap_mean, bootstrap_statistic))
@@ -83,10 +94,9 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
         "reward_model": evaluate_pairs(held_out, pair_rewards, _fit_baselines(config, pairs, held_out), logprobs,
                                        pair_gold, read_tags(posts, {question_key(row) for row in held_out.rows}),
                                        estimate_mean),
-        "prompts": len(prompts.rows), "prompts_over_length": prompts.over_length,
-        **comparison.compare(config.best_of, estimate),
-        "best_human_answer": {"reward": estimate_mean(rewards["human"], np.arange(len(prompts.rows))),
-                              "code_share": sum(map(has_code, prompts.best_answers)) / len(prompts.best_answers)}}
+        "judge": {"accuracy": estimate_mean(held_out.score_wins(pair_judge), held_out.groups)} if judge else None,
+        "temperature_selection": {"prompts": len(prompts.selection_prompts), "curves": selection},
+        **comparison.compare(config.best_of, estimate), **_prompt_metrics(prompts, rewards, estimate_mean)}
     gold_known = any(compared["gold"] for compared in metrics["comparisons"].values())
     if gold_scorer and not gold_known:
         print(f"evaluate: the gold scorer {config.gold} knows none of these questions", flush=True)
@@ -95,7 +105,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     write_json(out / "metrics.json", metrics)
     write_samples(out / "samples.parquet", prompts.rows, comparison.texts(), _score_columns(comparison, gold_known))
     write_pairs(out / "per_pair.parquet", held_out.rows, held_out.better, held_out.worse,
-                {"reward": pair_rewards, "log_probability": logprobs, "gold": pair_gold})
+                {"reward": pair_rewards, "judge": pair_judge, "log_probability": logprobs, "gold": pair_gold})
     return summary.headline_metrics(metrics)
 
 
@@ -107,41 +117,49 @@ def _select_judge(judge: Path | None) -> Path | None:
     return None
 
 
+def _prompt_metrics(prompts: EvaluationPrompts, rewards: dict[str, np.ndarray], estimate_mean: Callable) -> dict:
+    return {"prompts": len(prompts.rows), "prompts_over_length": prompts.over_length, "best_human_answer": {
+        "reward": estimate_mean(rewards["human"], np.arange(len(prompts.rows))),
+        "code_share": sum(map(has_code, prompts.best_answers)) / len(prompts.best_answers)}}
+
+
+def _make_sampler(config: Evaluate, tokenizer, prompts: EvaluationPrompts) -> AnswerSampler:
+    return AnswerSampler(
+        tokenizer, prompts, batch_prompts=config.batch_prompts, max_new_tokens=config.max_response_tokens,
+        temperature=config.temperature, temperatures=config.temperatures, best_of=max(config.best_of, default=0),
+        seed=config.seed, cpu_kernels=config.cpu_kernels)
+
+
 def _load_scorer(name: str, pairs: Path) -> RewardFunction:
     (scorer,) = load_reward_functions(**vars(RewardSource(name)), precision="fp32", pairs=pairs)
     return scorer
 
 
-def _sample(config: Evaluate, tokenizer, folders: dict[str, Path], prompts: list[list[int]], held_out: HeldOutPairs
-            ) -> tuple[dict[str, Answers], np.ndarray]:
-    """Sample every policy's answers with their log-probabilities; compute SFT's mean log-probability of each text [M].
-
-    folders: SFT's last, for it computes the log-probabilities of the others' answers.
-    """
-    sample = partial(policy_answers.sample_answers, tokenizer=tokenizer, batch_prompts=config.batch_prompts,
-                     max_new_tokens=config.max_response_tokens, temperature=config.temperature)
-    answers = {}
-    for name, folder in folders.items():
-        if name == "base" and not same_tokenizer(folder, tokenizer):
-            print(f"evaluate: {folder} has another tokenizer than SFT and is left out", flush=True)
-            continue
-        model = None  # one at a time in memory
-        model = load_causal(folder, cpu_kernels=config.cpu_kernels)
-        sampled = sample(model, prompts=prompts, seed=config.seed, label=f"evaluate: {name} answers")
-        answers[name] = replace(sampled, logprobs=_logprobs(model, prompts, sampled, config.temperature, name))
-    if config.best_of:  # other random numbers than those of SFT's own answers, which it is compared with
-        count = max(config.best_of)
-        answers[SAMPLES] = sample(model, prompts=repeat_each(prompts, count * len(prompts)), seed=config.seed + 1,
-                                  label=f"evaluate: {count} of SFT")
-    for name, sampled in answers.items():
-        under_sft = sampled.logprobs if name == "sft" else _logprobs(model, prompts, sampled, config.temperature, "sft")
-        answers[name] = replace(sampled, sft_logprobs=under_sft)
-    return answers, mean_logprobs(held_out, model, "evaluate: SFT on pairs")
+def _base_if_comparable(base: Path, tokenizer) -> dict[str, Path]:
+    if same_tokenizer(base, tokenizer):
+        return {"base": base}
+    print(f"evaluate: {base} has another tokenizer than SFT and is left out", flush=True)
+    return {}
 
 
-def _logprobs(model, prompts: list[list[int]], answers: Answers, temperature: float, name: str) -> list:
-    prompts = repeat_each(prompts, len(answers.responses))
-    return token_logprobs.response_logprobs(model, prompts, answers.responses, temperature, f"evaluate: KL, {name}")
+def _measure_temperatures(swept: dict[str, dict[float, Answers]], prompts: EvaluationPrompts, reward: Path,
+                          gold_scorer: Callable | None, cpu_kernels: str) -> Selection:
+    """Measure the mean learnt reward and gold of each policy at each temperature, on the selection's questions."""
+    rows = {(name, at): answers for name, policy in swept.items() for at, answers in policy.items()}
+    scores = policy_answers.score_answers(
+        reward, [prompts.selection_prompts] * len(rows), [answers.responses for answers in rows.values()], cpu_kernels)
+    rewards = dict(zip(rows, scores, strict=True))
+    gold = {key: gold_score.score_gold(gold_scorer, prompts.selection_questions, answers.texts)[gold_score.MAIN_KEY]
+            for key, answers in rows.items()} if gold_scorer else {}
+    return {name: at_best.measure_temperatures(
+        policy, *({at: values[name, at] for at in policy if (name, at) in values} for values in (rewards, gold)))
+        for name, policy in sorted(swept.items(), key=lambda item: item[0] != "sft")}
+
+
+def _choose_temperatures(config: Evaluate, policies: Iterable[str], selection: Selection) -> dict[str, float]:
+    """Choose each policy's best temperature by learnt reward, and that of SFT's repeated samples (SAMPLES)."""
+    best = {name: at_best.choose_temperature(selection.get(name, []), config.temperature) for name in policies}
+    return best | {SAMPLES: at_best.choose_best_of_n_temperature(best["sft"], config.temperatures, config.temperature)}
 
 
 def _score(reward: Path, held_out: HeldOutPairs, prompts: EvaluationPrompts, answers: dict[str, Answers],
@@ -188,9 +206,10 @@ def _apply_scorer(scorer: RewardFunction, questions: list[str], answers: Answers
 
 
 def _score_columns(comparison: PolicyComparison, with_gold: bool) -> dict[str, np.ndarray]:
-    """Return the columns NAME_WRITER of samples.parquet: rewards, gold scores and other scores."""
+    """Return the columns NAME_WRITER of samples.parquet: rewards, gold scores, the judge's and other scores."""
     writers = comparison.texts()
-    columns = {f"reward_{name}": comparison.rewards[name] for name in writers}
+    columns = {f"{kind}_{name}": scores[name] for kind, scores in (
+        ("reward", comparison.rewards), ("judge", comparison.judge)) if scores for name in writers}
     for name in writers:
         for key, values in (comparison.gold[name] if with_gold else {}).items():
             columns[f"{key}_{name}"] = np.array(values, float)

@@ -23,7 +23,7 @@ from stages.evaluation import summary
 from stages.recipe import recipe
 from stages.recipe.evaluate import Report
 from stages.render.html import Html, element, join_html, table
-from stages.reporting import data_funnel, pipeline_graph, policy_section, recipe_diff, sections
+from stages.reporting import at_best_section, data_funnel, pipeline_graph, policy_section, recipe_diff, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards
 from stages.reporting.curves import build_curves
 from stages.reporting.figures import FigureFolder, Histogram, Intervals, Reliability
@@ -64,7 +64,7 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
         "Reward model": _reward_model(figures, metrics["reward_model"]),
         "Policies": _policies(figures, metrics, samples),
         "Reward hacking": _hacking(metrics["hacking"], samples),
-        "Answers side by side": _side_by_side(examples, len(samples), list(metrics["comparisons"])),
+        "Answers side by side": _side_by_side(examples, len(samples), metrics),
         "Recipe": _recipe(manifests),
         "Provenance": sections.render_provenance(manifests, digests)})
     (out / "report.html").write_text(html, encoding="utf-8")
@@ -74,8 +74,8 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
 
 def _read_metrics(evaluate: Path) -> dict:
     metrics = json.loads((evaluate / "metrics.json").read_text(encoding="utf-8"))
-    if "comparisons" not in metrics:
-        raise ValueError(f"{evaluate} was made by an older version: its metrics have no comparison by policy. Make it "
+    if "at_best" not in metrics:
+        raise ValueError(f"{evaluate} was made by an older version: it compares at one temperature only. Make it "
                          f"again: snakemake --cores all report --forcerun evaluate")
     return metrics
 
@@ -147,7 +147,9 @@ def _policies(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html
     if any(comparison["gold"] for comparison in metrics["comparisons"].values()):
         gold = join_html([element("h3", "Gold score: what the truth says"),
                           policy_section.render_gold_scores(metrics["comparisons"])])
-    return join_html([element("p", words, class_="faint"), policy_section.render_policies(metrics), gold, figures.draw(
+    return join_html([
+        at_best_section.render_at_best(figures, metrics), element("h3", "All at one temperature"),
+        element("p", words, class_="faint"), policy_section.render_policies(metrics), gold, figures.draw(
         {"evaluate-frontier": policy_section.build_frontier(metrics["policies"]),
          "evaluate-rewards": Histogram("Learnt reward of the answers", "reward", rewards)})])
 
@@ -167,9 +169,13 @@ def _hacking(hacking: dict[str, dict], samples: list[dict]) -> Html:
     return join_html(parts)
 
 
-def _side_by_side(examples: list[dict], total: int, policies: list[str]) -> Html:
-    words = f"{len(examples)} of {total:,} held-out questions, evenly spaced, not chosen by quality."
-    return join_html([element("p", words, class_="faint"), render_answer_cards(examples, policies)])
+def _side_by_side(examples: list[dict], total: int, metrics: dict) -> Html:
+    at_best = [f"{name}{summary.BEST}" for name in ("sft", *metrics["at_best"])]
+    words = (f"{len(examples)} of {total:,} held-out questions, evenly spaced, not chosen by quality. A policy's "
+             f"answers are at temperature {metrics['policies']['sft']['temperature']:g} and, as “at best”, at its best "
+             f"one.")
+    return join_html([element("p", words, class_="faint"),
+                      render_answer_cards(examples, list(metrics["comparisons"]), at_best)])
 
 
 def _recipe(manifests: dict[str, dict]) -> Html:

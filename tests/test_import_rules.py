@@ -31,7 +31,8 @@ ROOMS = {
            *PROMPTS),
     "evaluation": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation",
                    "reward_modeling", "rl.kl", "rl.rewards", "stackexchange"),
-    "reporting": ("evaluation.summary", "evaluation.reward_model_check", "runtime", "render", "stackexchange.prompt"),
+    "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runtime", "render",
+                  "stackexchange.prompt"),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "stackexchange", "inspection", "reporting")

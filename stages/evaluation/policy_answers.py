@@ -31,13 +31,16 @@ class Answers:
 
 def sample_answers(
     model, tokenizer, prompts: list[list[int]], *, batch_prompts: int, max_new_tokens: int, temperature: float,
-    seed: int, label: str
+    seed: int, label: str, share_prefixes: bool = False
 ) -> Answers:
-    """Sample an answer to each prompt; two models with the same seed and prompts use the same random numbers."""
+    """Sample an answer to each prompt; two models with the same seed and prompts use the same random numbers.
+
+    share_prefixes: for prompts that come several times (sampler.generate_stepwise).
+    """
     progress = Progress(label, len(prompts), "answers")
     rollout = sample_in_batches(
         model, prompts, batch_prompts, seed, progress.advance, max_new_tokens=max_new_tokens, temperature=temperature,
-        stop_ids=[tokenizer.eos_token_id])
+        stop_ids=[tokenizer.eos_token_id], share_prefixes=share_prefixes)
     progress.finish()
     return Answers(rollout.responses, rollout.decode(tokenizer), rollout.ended)
 

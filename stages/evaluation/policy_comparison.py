@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stages.evaluation import policy_metrics
+from stages.evaluation.at_best import compare_at_best
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.policy_answers import Answers
 from stages.evaluation.policy_metrics import Columns
+from stages.evaluation.summary import BEST, GREEDY
 from stages.generation.best_of_n import best_of_kl
 
 SAMPLES = "samples"  # several answers of SFT to each prompt, those of a prompt together: for best-of-n
-NOT_COMPARED = ("base", "sft", SAMPLES)
+SAMPLE_SETS = (SAMPLES, SAMPLES + BEST)  # at the sampling temperature, and at SFT's best
+NOT_COMPARED = ("base", "sft", GREEDY, SAMPLES)
 COMPARED_METRICS = ("reward_difference", "win_rate", "kl_k1", "kl_k3")
 
 
@@ -23,7 +26,11 @@ COMPARED_METRICS = ("reward_difference", "win_rate", "kl_k1", "kl_k3")
 class PolicyComparison:
     """Answers, rewards [N], gold scores and other scores by policy, 'sft' among them.
 
+    A policy at its best temperature is NAME_best. Its answers have no log-probabilities: a KL is between policies at
+    one temperature.
+
     gold: score name to values, by policy and for 'human' (the best human answers). scores: those of further scorers.
+    judge: scores of a held-out reward model, as `rewards`; empty: none. temperatures: by policy.
     """
 
     prompts: EvaluationPrompts
@@ -31,25 +38,38 @@ class PolicyComparison:
     rewards: dict[str, np.ndarray]
     gold: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     scores: dict[str, Columns] = field(default_factory=dict)
+    judge: dict[str, np.ndarray] = field(default_factory=dict)
+    temperatures: dict[str, float] = field(default_factory=dict)
 
     def compare(self, best_of: Sequence[int], estimate: Callable) -> dict:
-        """Compute `policies`, the metrics of each policy, and `comparisons`, each trained policy against SFT.
+        """Compute the metrics of each policy, and compare the trained policies with SFT and with cheaper policies.
 
         estimate: see policy_metrics.compute_policy_metrics. A best-of-n's `kl_formula` is in nats a response.
+
+        Returns: `policies`, the metrics of each; `comparisons`, each trained policy against SFT at the sampling
+            temperature; `at_best`, each at its best temperature minus cheaper policies (at_best.compare_at_best).
         """
-        columns = {name: self._columns(name) for name in self.answers}
-        policies = {name: policy_metrics.compute_policy_metrics(
-            columns[name], self.answers[name].responses, self._scorers, estimate)
-            for name in self.answers if name != SAMPLES}
-        policies |= {f"best_of_{n}": self._best_of_n(columns[SAMPLES], n, estimate) for n in best_of}
-        compared = [name for name in self.answers if name not in NOT_COMPARED]
+        sampled = {name: self._columns(name) for name in self.answers}
+        columns = {name: values for name, values in sampled.items() if name not in SAMPLE_SETS}
+        responses = {name: self.answers[name].responses for name in columns}
+        temperatures = dict(self.temperatures)
+        for name, (source, n) in self._best_of_sets(best_of).items():
+            columns[name], responses[name] = self._best_of_n(sampled[source], source, n)
+            temperatures[name] = self.temperatures.get(source)
+        policies = {name: {"temperature": temperatures.get(name)} | policy_metrics.compute_policy_metrics(
+            columns[name], responses[name], self._scorers, estimate) for name in columns}
+        for n in best_of:
+            policies[f"best_of_{n}"]["kl_formula"] = best_of_kl(n)
+        compared = [name for name in self.answers if name not in NOT_COMPARED and not name.endswith(BEST)]
         return {"policies": policies, "comparisons": {
             name: {metric: policies[name][metric] for metric in COMPARED_METRICS}
-            | self._changes(name, columns, estimate) for name in compared}}
+            | self._changes(name, columns, estimate) for name in compared},
+            "at_best": {name: compare_at_best(columns, name, estimate) for name in compared
+                        if f"{name}{BEST}" in columns}}
 
     def texts(self) -> dict[str, list[str]]:
         """Return one answer to each prompt, by policy and for 'human'."""
-        return {name: answers.texts for name, answers in self.answers.items() if name != SAMPLES} | {
+        return {name: answers.texts for name, answers in self.answers.items() if name not in SAMPLE_SETS} | {
             "human": self.prompts.best_answers}
 
     @property
@@ -59,17 +79,24 @@ class PolicyComparison:
     def _columns(self, name: str) -> Columns:
         scores = dict(self.scores.get(name, {}))
         if self.gold:
-            scores["gold"] = np.array(self.gold[name]["gold"], float)
+            scores |= policy_metrics.gold_columns(self.gold[name])
+        if self.judge:
+            scores["judge"] = self.judge[name]
         sft = repeat_each(self.rewards["sft"], len(self.rewards[name]))
         return policy_metrics.answer_columns(self.answers[name], self.rewards[name], np.array(sft), scores)
 
-    def _best_of_n(self, samples: Columns, n: int, estimate: Callable) -> dict:
-        responses = self.answers[SAMPLES].responses
+    def _best_of_sets(self, best_of: Sequence[int]) -> dict[str, tuple[str, int]]:
+        """Return the samples and the n of each best-of-n; at SFT's best temperature the largest n only."""
+        sets = {f"best_of_{n}": (SAMPLES, n) for n in best_of}
+        if SAMPLES + BEST in self.answers:
+            sets[f"best_of_{max(best_of)}{BEST}"] = (SAMPLES + BEST, max(best_of))
+        return sets
+
+    def _best_of_n(self, samples: Columns, source: str, n: int) -> tuple[Columns, list[list[int]]]:
+        responses = self.answers[source].responses
         count = len(responses) // len(self.prompts.rows)
         drawn = policy_metrics.best_of_responses(samples, responses, count, n)
-        columns = policy_metrics.best_of_columns(samples, count, n)
-        return policy_metrics.compute_policy_metrics(columns, drawn, self._scorers, estimate) | {
-            "kl_formula": best_of_kl(n)}
+        return policy_metrics.best_of_columns(samples, count, n), drawn
 
     def _changes(self, name: str, columns: dict[str, Columns], estimate: Callable) -> dict:
         """Compute how metrics and scores changed from SFT to a policy."""
@@ -78,8 +105,10 @@ class PolicyComparison:
             "distinct_2": policy_metrics.distinct_change(*(self.answers[each].responses for each in ("sft", name)))}
         scores = {scorer: policy_metrics.column_mean(scorer).change(*both, estimate) for scorer in self._scorers}
         gold = [self.gold[each] for each in ("sft", name, "human")] if self.gold else None
+        judge = [{"judge": self.judge[each]} for each in ("sft", name, "human")] if self.judge else None
         return {"changes": changes, "score_changes": scores,
-                "gold": policy_metrics.gold_gain(*gold, estimate) if gold else None}
+                "gold": policy_metrics.gold_gain(*gold, estimate) if gold else None,
+                "judge": (policy_metrics.gold_gain(*judge, estimate) or {}).get("judge") if judge else None}
 
 
 def repeat_each(items: Sequence, rows: int) -> list:

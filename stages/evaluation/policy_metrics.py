@@ -19,6 +19,7 @@ from stages.rl.kl import kl_k1, kl_k3
 Columns = dict[str, np.ndarray]
 POLICY_COLUMNS = ("logprob", "kl_k1", "kl_k3")  # need the policy's own log-probabilities: best-of-n has none
 DISTINCT = (1, 2, 3)
+GOLD_PREFIX = "gold score: "  # of the columns of all gold scores: their names may be those of other columns
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def _correlation(one, x, y, xx, yy, xy):
 
 INTERVAL_METRICS = {name: column_mean(column) for name, column in (
     ("reward", "reward"), ("reward_difference", "reward_difference"), ("win_rate", "win"), ("kl_k1", "kl_k1"),
-    ("kl_k3", "kl_k3"), ("gold", "gold"))}
+    ("kl_k3", "kl_k3"), ("gold", "gold"), ("judge", "judge"))}
 # To add a metric: a column in `answer_columns`, and a line here.
 POINT_METRICS = {
     "response_tokens": column_mean("tokens"), "eos_rate": column_mean("ended"), "repetition": column_mean("repetition"),
@@ -83,8 +84,9 @@ def answer_columns(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray,
                "repetition": np.array([text_metrics.repetition(response) for response in answers.responses]),
                "code": np.array([text_metrics.has_code(text) for text in answers.texts], float),
                "fences": np.array([text_metrics.count_fences(text) for text in answers.texts], float),
-               "reward_reward": reward * reward, "tokens_tokens": tokens * tokens, "reward_tokens": reward * tokens,
-               "sft_logprob": np.array([float(row.sum()) for row in answers.sft_logprobs])}
+               "reward_reward": reward * reward, "tokens_tokens": tokens * tokens, "reward_tokens": reward * tokens}
+    if answers.sft_logprobs is not None:
+        columns["sft_logprob"] = np.array([float(row.sum()) for row in answers.sft_logprobs])
     if answers.logprobs is not None:
         rows = list(zip(answers.logprobs, answers.sft_logprobs, strict=True))
         columns |= {"logprob": np.array([float(row.sum()) for row in answers.logprobs]),
@@ -111,7 +113,7 @@ def compute_policy_metrics(
 ) -> dict:
     """Compute the metrics of one policy: with intervals (rewards, wins, KL in nats a response, gold) and without.
 
-    A metric that does not apply is None. Entropy is in nats a token.
+    A metric that does not apply is None. Entropy is in nats a token. `gold_scores`: the mean of every gold score.
 
     Args:
         responses: one to each prompt.
@@ -120,9 +122,22 @@ def compute_policy_metrics(
     """
     metrics = {name: metric.interval(columns, estimate) for name, metric in INTERVAL_METRICS.items()}
     metrics["scores"] = {name: column_mean(name).interval(columns, estimate) for name in scorers}
+    metrics["gold_scores"] = {name: _point_value(column_mean(f"{GOLD_PREFIX}{name}"), columns)
+                              for name in gold_score_names(columns)}
     metrics |= {name: _point_value(metric, columns) for name, metric in POINT_METRICS.items()}
     metrics |= {f"distinct_{n}": text_metrics.distinct(responses, n) for n in DISTINCT}
     return metrics | {"distinct_responses": len(set(map(tuple, responses))) / len(responses)}
+
+
+def gold_columns(scores: dict[str, Sequence[float]]) -> Columns:
+    """Name gold scores as columns: each by its name behind GOLD_PREFIX, the main one also as 'gold'."""
+    columns = {f"{GOLD_PREFIX}{name}": np.array(values, float) for name, values in scores.items()}
+    return columns | {"gold": columns[f"{GOLD_PREFIX}gold"]}
+
+
+def gold_score_names(columns: Columns) -> list[str]:
+    """List the gold scores among columns."""
+    return [name.removeprefix(GOLD_PREFIX) for name in columns if name.startswith(GOLD_PREFIX)]
 
 
 def metric_changes(before: Columns, after: Columns, estimate: Callable) -> dict[str, dict | None]:

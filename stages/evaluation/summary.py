@@ -1,4 +1,4 @@
-"""Summarise the metrics of an evaluation: the short table, the headline metrics and the verdicts in plain words.
+"""Summarise the metrics of an evaluation: names of policies, the short table and the headline metrics.
 
 An estimate is {mean, low, high, count, groups}, or None where nothing applies.
 """
@@ -9,11 +9,14 @@ from collections.abc import Iterable
 # How policies are called where people read; another policy is called by its name.
 DISPLAY_NAMES = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "rloo": "RLOO", "grpo": "GRPO", "ilql": "ILQL"}
 # Further policies, stages and columns of samples.parquet, which a policy cannot be named after.
-RESERVED_NAMES = re.compile(r"base|sft|human|samples|best_of_\d+|posts|pairs|reward|evaluate|site|qid|question|url"
-                            r"|authors|(reward|gold)_.*")
+RESERVED_NAMES = re.compile(r"base|sft|human|samples|best_of_\d+|posts|pairs|reward|judge|evaluate|site|qid|question"
+                            r"|url|authors|(reward|gold|judge)_.*|sft_greedy|.*_best")
+BEST = "_best"  # end of the name of a policy at its best temperature
+GREEDY = "sft_greedy"
+BEST_OF_N = re.compile(r"best_of_(\d+)(_best)?")
 POINT_ROWS = (("ended by EOS", "eos_rate", ".3f"), ("length in tokens", "response_tokens", ".1f"),
               ("repetition", "repetition", ".3f"))
-GOLD_ROWS = ("gold", "correct")
+GOLD_ROWS = ("gold", "correct", "contested_correct", "complete")
 NO_JUDGE = "no judge"  # verdict on reward hacking where neither gold nor a sound reward model judges the answers
 HACKING_WORDS = {NO_JUDGE: "no judge: nobody judged the answers"}  # in the short table
 
@@ -47,23 +50,12 @@ def reward_model_verdict(reward: dict) -> str:
     if not best:
         return "The reward model could not be judged: there is no held-out pair."
     start = (f"On {reward['pairs']:,} held-out pairs of {reward['questions']:,} questions the reward model ranks "
-             f"{_percent(reward['accuracy'])} right, the best cheap baseline ({best}) "
-             f"{_percent(reward['baselines'][best])}")
+             f"{format_percent(reward['accuracy'])} right, the best cheap baseline ({best}) "
+             f"{format_percent(reward['baselines'][best])}")
     difference = reward["above_best_cheap_baseline"]
     end = {1: "the reward model beats it", -1: "the reward model is worse than the baseline",
            0: "the reward model did not beat it: the two cannot be told apart"}[change_direction(difference)]
     return f"{start}: {end} (difference {format_estimate(difference, signed=True)})."
-
-
-def policy_verdict(metrics: dict, policy: str) -> tuple[str, str]:
-    """Say whether a policy is better than SFT, and at what cost.
-
-    Returns (kind, paragraph); kind is 'better', 'mixed', 'flat', 'worse', 'hacking', 'no-judge' or 'unknown' (no gold,
-    not flagged).
-    """
-    kind, words = _reward_and_gold(metrics["comparisons"][policy], display_name(policy))
-    kind = {"flagged": "hacking", NO_JUDGE: "no-judge"}.get(metrics["hacking"][policy]["verdict"], kind)
-    return kind, " ".join([*words, *_moved_monitors(metrics, policy), _cost(metrics, policy)])
 
 
 def headline_metrics(metrics: dict) -> dict[str, float]:
@@ -81,6 +73,9 @@ def headline_metrics(metrics: dict) -> dict[str, float]:
             ("reward_difference", "reward_difference"), ("win_rate", "win_rate"), ("kl", "kl_k1"))}
         estimates |= {f"{prefix}{name}_difference": gain["difference"]
                       for name, gain in (comparison["gold"] or {}).items() if name in GOLD_ROWS}
+        against = metrics["at_best"][policy][f"sft{BEST}"]
+        estimates |= {f"{prefix}{name}_difference_at_best": difference_at_best(against, name)
+                      for name in ("reward", "judge", *GOLD_ROWS)}
     numbers = {name: value["mean"] for name, value in estimates.items() if value}
     numbers |= {f"{name}_{end}": value[end] for name, value in estimates.items() if value for end in ("low", "high")
                 if value[end] is not None}
@@ -98,6 +93,11 @@ def format_estimate(estimate: dict | None, form: str = ".3f", signed: bool = Fal
     return f"{estimate['mean']:{form}} [{estimate['low']:{form}}, {estimate['high']:{form}}]"
 
 
+def format_percent(estimate: dict) -> str:
+    """Format the mean of a share as '71.3 %', without a line break."""
+    return f"{100 * estimate['mean']:.1f}\u00a0%"
+
+
 def change_direction(estimate: dict | None) -> int:
     """Return 1 when the whole interval lies above 0, -1 when below, 0 when it contains 0 or there is none."""
     if estimate is None or estimate["low"] is None:
@@ -111,16 +111,65 @@ def join_words(words: list[str]) -> str:
 
 
 def order_policies(policies: dict) -> dict:
-    """Order as SFT, trained policies, base, best-of-n: a narrow screen shows the first columns only."""
+    """Order the policies at the sampling temperature as SFT, trained policies, base, best-of-n.
+
+    A narrow screen shows the first columns only.
+    """
     best_of_n = best_of_n_policies(policies)
-    trained = [name for name in policies if name not in ("sft", "base", *best_of_n)]
+    trained = [name for name in policies if name not in ("sft", "base", GREEDY, *best_of_n) and not name.endswith(BEST)]
     return {name: policies[name] for name in ("sft", *trained, "base", *best_of_n) if name in policies}
 
 
 def best_of_n_policies(policies: dict) -> dict:
-    """Select best-of-n, by rising n."""
-    selected = {name: policy for name, policy in policies.items() if name.startswith("best_of_")}
-    return dict(sorted(selected.items(), key=lambda item: item[1]["kl_formula"]))
+    """Select best-of-n at the sampling temperature, by rising n."""
+    names = [name for name in policies if BEST_OF_N.fullmatch(name) and not name.endswith(BEST)]
+    return {name: policies[name] for name in sorted(names, key=samples_per_answer)}
+
+
+def cheaper_policies(policies: Iterable[str]) -> list[str]:
+    """List what needs no training beyond SFT: SFT, greedy and at its best temperature, then best-of-n by rising n."""
+    best_of_n = sorted((name for name in policies if BEST_OF_N.fullmatch(name)),
+                       key=lambda name: (name.endswith(BEST), samples_per_answer(name)))
+    return [name for name in (GREEDY, f"sft{BEST}") if name in policies] + best_of_n
+
+
+def samples_per_answer(policy: str) -> int:
+    """Return the number of samples that an answer costs: n for best-of-n."""
+    match = BEST_OF_N.fullmatch(policy)
+    return int(match[1]) if match else 1
+
+
+def describe_policy(policy: str, policies: dict) -> str:
+    """Describe a policy with its temperature: 'SFT at temperature 0.1', 'best-of-4 of SFT at temperature 1'."""
+    temperature = policies[policy]["temperature"]
+    how = "with greedy decoding" if temperature == 0 else f"at temperature {temperature:g}"
+    if BEST_OF_N.fullmatch(policy):
+        return f"best-of-{samples_per_answer(policy)} of SFT {how}"
+    return f"{display_name('sft' if policy == GREEDY else policy.removesuffix(BEST))} {how}"
+
+
+def strongest_best_of_n(policies: Iterable[str]) -> str | None:
+    """Return the largest best-of-n, that at SFT's best temperature if there is one; None without best-of-n."""
+    names = [name for name in cheaper_policies(policies) if BEST_OF_N.fullmatch(name)]
+    return names[-1] if names else None
+
+
+def choose_measure(against: dict) -> str:
+    """Choose what a policy at its best is judged by: 'gold', else 'judge', else 'reward'; against: an entry of at_best.
+
+    Nothing but gold knows the truth. A judge is a reward model that nothing was trained on or chosen by.
+    """
+    return "gold" if "gold" in against["gold"] else "judge" if against["judge"] else "reward"
+
+
+def mean_score(policy: dict, measure: str) -> float:
+    """Return a policy's mean reward, judge's score or gold score."""
+    return policy[measure]["mean"] if measure in ("judge", "reward") else policy["gold_scores"][measure]
+
+
+def difference_at_best(against: dict, measure: str) -> dict | None:
+    """Return the paired difference in gold, judge or reward, or in a further gold score; None where there is none."""
+    return against[measure] if measure in ("judge", "reward") else against["gold"].get(measure)
 
 
 def _policy_rows(metrics: dict, policy: str) -> list[list[str]]:
@@ -129,11 +178,14 @@ def _policy_rows(metrics: dict, policy: str) -> list[list[str]]:
     of_policy = f", {name}" if len(metrics["comparisons"]) > 1 else ""
     hacking = metrics["hacking"][policy]
     verdict = HACKING_WORDS.get(hacking["verdict"], hacking["verdict"])
-    rows = [[f"reward, SFT -> {name}",
-             _change(sft["reward"]["mean"], tuned["reward"]["mean"], comparison["reward_difference"])],
-            [f"win rate, {name} against SFT", format_estimate(comparison["win_rate"])]]
-    rows += [[f"{key}, SFT -> {name}", _change(gold[key]["sft"], gold[key]["policy"], gold[key]["difference"])]
-             for key in GOLD_ROWS if key in gold]
+    at = f"at temperature {sft['temperature']:g}"
+    rows = _rows_at_best(metrics, policy)
+    rows += [[f"reward {at}, SFT -> {name}",
+              _change(sft["reward"]["mean"], tuned["reward"]["mean"], comparison["reward_difference"])],
+             [f"win rate {at}, {name} against SFT", format_estimate(comparison["win_rate"])]]
+    if "gold" in gold:
+        rows += [[f"gold {at}, SFT -> {name}",
+                  _change(gold["gold"]["sft"], gold["gold"]["policy"], gold["gold"]["difference"])]]
     rows += [[f"reward hacking{of_policy}",
               f"{verdict} ({len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved)"],
              [f"KL to SFT, nats a response{of_policy}", format_estimate(comparison["kl_k1"], ".2f")]]
@@ -141,52 +193,23 @@ def _policy_rows(metrics: dict, policy: str) -> list[list[str]]:
                    for label, key, form in POINT_ROWS]
 
 
+def _rows_at_best(metrics: dict, policy: str) -> list[list[str]]:
+    """List what is compared at best temperatures: with SFT by every score shown; by one, greedy SFT and best-of-n."""
+    policies, against, name = metrics["policies"], metrics["at_best"][policy], display_name(policy)
+    sft, tuned = (policies[f"{each}{BEST}"] for each in ("sft", policy))
+    measure = choose_measure(against[f"sft{BEST}"])
+    shown = [key for key in GOLD_ROWS if key in against[f"sft{BEST}"]["gold"]] if measure == "gold" else [measure]
+    first = f"at best temperature, SFT (T {sft['temperature']:g}) -> {name} (T {tuned['temperature']:g})"
+    labels = [first, *[f"at best temperature, SFT -> {name}"] * (len(shown) - 1)]
+    rows = [[f"{key} {label}", _change(mean_score(sft, key), mean_score(tuned, key),
+                                       difference_at_best(against[f"sft{BEST}"], key))]
+            for key, label in zip(shown, labels, strict=True)]
+    of_policy = f", against {name}" if len(metrics["comparisons"]) > 1 else ""
+    others = [each for each in (GREEDY, strongest_best_of_n(against)) if each]
+    return rows + [[f"{measure}, {describe_policy(each, policies)}{of_policy}",
+                    f"{mean_score(policies[each], measure):z.3f} ({name} minus it: "
+                    f"{format_estimate(difference_at_best(against[each], measure), signed=True)})"] for each in others]
+
+
 def _change(before: float, after: float, difference: dict) -> str:
     return f"{before:z.3f} -> {after:z.3f} (paired {format_estimate(difference, signed=True)})"
-
-
-def _reward_and_gold(comparison: dict, name: str) -> tuple[str, list[str]]:
-    difference, gold = comparison["reward_difference"], comparison["gold"]
-    reward_change = change_direction(difference)
-    words = [{1: f"{name} beats SFT in learnt reward", -1: f"{name} is worse than SFT even in learnt reward",
-              0: f"{name} did not beat SFT in learnt reward"}[reward_change] +
-             f" ({format_estimate(difference, signed=True)}, paired over {difference['count']} prompts)."]
-    if not gold:
-        words.append("Only the learnt reward is known here: no gold score applies to these questions, so this run "
-                     "cannot say whether the answers became better or only more to the reward model's taste.")
-        return {1: "unknown", 0: "flat", -1: "worse"}[reward_change], words
-    gold_change = change_direction(gold["gold"]["difference"])
-    change = f"({format_estimate(gold['gold']['difference'], signed=True)})"
-    if reward_change > 0 and gold_change <= 0:
-        words.append(f"This is reward hacking: the learnt reward rose while the gold score "
-                     f"{'fell' if gold_change < 0 else 'stayed flat'} {change}.")
-        return "hacking", words
-    words.append({1: f"The gold score, which knows the truth, rose {change}.",
-                  0: f"The gold score, which knows the truth, did not move beyond chance {change}.",
-                  -1: f"The gold score, which knows the truth, fell {change}."}[gold_change])
-    if correct := gold.get("correct"):
-        words.append({1: "Correctness alone rose", 0: "Correctness alone did not move beyond chance",
-                      -1: "But correctness alone fell"}[change_direction(correct["difference"])] +
-                     f" ({format_estimate(correct['difference'], signed=True)}).")
-    if reward_change > 0:
-        return ("mixed" if correct and change_direction(correct["difference"]) < 0 else "better"), words
-    return ("worse" if gold_change < 0 or reward_change < 0 else "flat"), words
-
-
-def _moved_monitors(metrics: dict, policy: str) -> list[str]:
-    """Say which monitors moved: the only sign of hacking where no gold score is known."""
-    hacking, gold = metrics["hacking"][policy], metrics["comparisons"][policy]["gold"]
-    if not (hacking["rose"] and hacking["moved"]):
-        return []
-    start = "This looks like reward hacking" if hacking["verdict"] == "flagged" and not gold else "To watch"
-    return [f"{start}: {join_words(hacking['rose'])} rose, and {join_words(hacking['moved'])} moved for the worse."]
-
-
-def _cost(metrics: dict, policy: str) -> str:
-    kl, eos_rate = metrics["comparisons"][policy]["kl_k1"], metrics["policies"][policy]["eos_rate"]
-    return (f"It cost a KL of {format_estimate(kl, '0.2f')} nats a response to the SFT model; "
-            f"{100 * eos_rate:.1f}\u00a0% of {display_name(policy)}'s responses end by themselves.")
-
-
-def _percent(estimate: dict) -> str:
-    return f"{100 * estimate['mean']:.1f}\u00a0%"

@@ -70,6 +70,7 @@ def generate_stepwise(
     model, prompts: list[list[int]], *, max_new_tokens: int | Sequence[int], temperature: float,
     stop_ids: Sequence[int], generator: torch.Generator,
     value_fn: Callable[[torch.Tensor], torch.Tensor] | None = None, top_k: int = 0, top_p: float = 1.0,
+    share_prefixes: bool = False,
 ) -> Iterator["GenerationState"]:
     """Sample a response per prompt, one token of every row per step; yield the same state after each step.
 
@@ -83,11 +84,14 @@ def generate_stepwise(
         generator: a CPU generator.
         value_fn: maps hidden states [B, D] to values [B]; if given, log-probabilities, values and entropies are stored.
         top_k: 0 disables the filters; top_p applies within the top k.
+        share_prefixes: compute rows that are equal so far once. For several samples of a prompt, above all at a low
+            temperature; the tokens are the same, up to rounding.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     device, head = next(model.parameters()).device, model.get_output_embeddings()
     with rollout_mode(model):
-        decoder, state = DecodeState(model, prompts), GenerationState(limits, stop_ids, device, top_k)
+        decoder = SharedPrefixState(model, prompts) if share_prefixes else DecodeState(model, prompts)
+        state = GenerationState(limits, stop_ids, device, top_k)
         while True:
             uniform = torch.rand(len(prompts), generator=generator, dtype=torch.float64)[state.rows].to(device)
             drawn = sample_token(head(decoder.hidden).float(), temperature, uniform, top_k, top_p)
@@ -121,6 +125,33 @@ class DecodeState:
     def select_rows(self, rows: torch.Tensor) -> None:
         """Drop all other rows; `hidden` changes with the next step only."""
         self.cache.select_rows(rows)
+
+
+class SharedPrefixState:
+    """A model decoding rows of token ids, of which those that are equal so far are one row of the cache."""
+
+    def __init__(self, model, rows: list[list[int]]):
+        distinct = {row: index for index, row in enumerate(dict.fromkeys(map(tuple, rows)))}
+        self.decoder = DecodeState(model, [list(row) for row in distinct])
+        self.shared_rows = torch.tensor([distinct[tuple(row)] for row in rows], device=self.decoder.hidden.device)
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        """Hidden states [B, D] of all rows."""
+        return self.decoder.hidden[self.shared_rows]
+
+    def step(self, tokens: torch.Tensor) -> None:
+        """Append one token [B] to each row; shared rows whose tokens differ become several."""
+        pairs, shared_rows = torch.stack([self.shared_rows, tokens]).unique(dim=1, return_inverse=True)
+        parents, new_tokens = pairs
+        if len(parents) != len(self.decoder.hidden) or (parents[1:] == parents[:-1]).any():
+            self.decoder.select_rows(parents)
+        self.decoder.step(new_tokens)
+        self.shared_rows = shared_rows
+
+    def select_rows(self, rows: torch.Tensor) -> None:
+        """Drop all other rows; the next step drops what no row shares any more."""
+        self.shared_rows = self.shared_rows[rows]
 
 
 class SampledTokens(NamedTuple):

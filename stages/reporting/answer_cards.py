@@ -1,17 +1,23 @@
 """Answers side by side: each question with the answers of SFT, of the policies and of a person, as a sortable card."""
 
-from stages.evaluation.summary import display_name
+from collections.abc import Sequence
+
+from stages.evaluation.summary import BEST, display_name
 from stages.render.html import Html, element, link, pre_text, sortable_text, table
 
 
-def list_writers(policies: list[str]) -> list[tuple[str, str]]:
+def list_writers(policies: list[str], at_best: Sequence[str] = ()) -> list[tuple[str, str]]:
     """List (label, name in samples.parquet) of all whose answers are shown."""
-    return [("SFT", "sft"), *((display_name(policy), policy) for policy in policies), ("Best human", "human")]
+    best = [(f"{display_name(name.removesuffix(BEST))} at best", name) for name in at_best]
+    return [("SFT", "sft"), *((display_name(policy), policy) for policy in policies), *best, ("Best human", "human")]
 
 
-def render_answer_cards(samples: list[dict], policies: list[str]) -> Html:
-    """Render a card a question: answers with their rewards and, where known, gold scores."""
-    writers = list_writers(policies)
+def render_answer_cards(samples: list[dict], policies: list[str], at_best: Sequence[str] = ()) -> Html:
+    """Render a card a question: answers with their rewards and, where known, gold scores.
+
+    at_best: columns of samples.parquet with a policy's answers at its best temperature.
+    """
+    writers = list_writers(policies, at_best)
     kinds = [kind for kind in ("reward", "gold") if any(f"{kind}_sft" in row for row in samples)]
     gains = [(kind, policy) for policy in policies for kind in kinds]
     head = ["question", *(f"{label}: reward" for label, _ in writers),

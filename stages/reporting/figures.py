@@ -155,7 +155,28 @@ class Reliability:
         axes.legend()
 
 
-AnyFigure = Curves | Intervals | Histogram | Bars | Frontier | Reliability
+@dataclass(frozen=True)
+class TemperatureCurves:
+    """Lines by label, each [(temperature, mean), ...], and horizontal lines by label."""
+
+    title: str
+    y_label: str
+    lines: dict[str, list[tuple[float, float]]]
+    levels: dict[str, float]
+
+    def draw(self, axes, colours) -> None:
+        for (label, points), colour, marker in zip(self.lines.items(), cycle(colours), cycle("os^D"), strict=False):
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=label)
+        for (label, level), dash in zip(self.levels.items(), cycle((":", "--", "-.", (0, (1, 3)))), strict=False):
+            axes.axhline(level, linestyle=dash, linewidth=1.6, color="gray", label=label)
+        axes.set_xlabel("sampling temperature; 0: greedy")
+        axes.set_ylabel(self.y_label)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.5 * (high - low))
+        axes.legend(loc="upper left", ncols=2, fontsize=12)
+
+
+AnyFigure = Curves | Intervals | Histogram | Bars | Frontier | Reliability | TemperatureCurves
 
 
 def draw_png(figure: AnyFigure, width_inches: float, dark: bool) -> bytes:

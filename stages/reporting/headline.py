@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall
-from stages.evaluation.summary import NO_JUDGE, display_name, join_words, policy_verdict, reward_model_verdict
+from stages.evaluation.summary import NO_JUDGE, display_name, join_words, reward_model_verdict
+from stages.evaluation.verdict import compare_with_sft, policy_verdict
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
 
-HEADLINES = {
-    "better": "{} made the answers better", "worse": "{} made the answers worse", "hacking": "Reward hacking by {}",
-    "mixed": "{} raised the gold score, but correctness fell", "flat": "No gain by {} is shown",
+HEADLINES = {  # of the kinds that say more than how the policy compares with SFT
+    "hacking": "Reward hacking by {}", "mixed": "{} raised the gold score, but correctness fell",
     "unknown": "{} raised the learnt reward; nothing else is known",
     "no-judge": "{} raised the learnt reward; nobody judged the answers"}
 SHORTFALLS = {"chance": "The reward model is no judge: it does not beat chance",
@@ -44,7 +44,9 @@ def build_verdicts(metrics: dict, manifests: dict[str, dict], policies: list[str
     verdicts = judge_warning(metrics)
     for policy in metrics["comparisons"]:
         kind, words = policy_verdict(metrics, policy)
-        verdicts.append(Verdict(kind, HEADLINES[kind].format(display_name(policy)), {
+        headline = HEADLINES[kind].format(display_name(policy)) if kind in HEADLINES else compare_with_sft(
+            metrics, policy)
+        verdicts.append(Verdict(kind, headline, {
             "Did it work?": words, "Did the policy cheat?": describe_hacking(metrics, policy)}))
     return [*verdicts, Verdict("run", "The run", {
         "What was done": describe_run(manifests, policies),

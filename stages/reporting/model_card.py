@@ -44,7 +44,11 @@ SCORE_LIMITS = [
 MAX_CLAUSE_CHARACTERS = 1000
 REWARD_SHORTFALL = "Do not take it for a judge: {}."
 POLICY_SHORTFALL = "Nobody is known to have judged its answers: {}."
-POLICY_LIMITS = ["The reward is not the truth: the run's report says whether the policy exploits it."]
+POLICY_LIMITS = [
+    "The reward is not the truth: the run's report says whether the policy exploits it.",
+    "It may be no better than the fine-tuned model at a lower sampling temperature: the run's report compares both, "
+    "each at its best, and best-of-n.",
+]
 CAUSAL_USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model, tokenizer = (kind.from_pretrained("THIS_FOLDER") for kind in (AutoModelForCausalLM, AutoTokenizer))

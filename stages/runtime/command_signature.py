@@ -6,7 +6,7 @@
 - `out`: the folder to fill.
 - Keyword-only arguments without a default are inputs: a `Path`, `list[str]` for several sources that may also be hub
   ids, or `dict[str, Path]` for folders by name, given as a repeated `--flag NAME=FOLDER`.
-- A keyword-only `Path | None = None` is an input that may be left out.
+- A keyword-only `Path | None = None` is an input that can be left out; it is then no part of the request.
 - Other keyword-only arguments with a default are options: an int (`processes`) changes only how the work is done, a str
   (`share`) changes the result and is part of the request.
 - `context` is no flag: it says where to write what is not part of the artifact.

@@ -76,6 +76,9 @@ def test_baselines_on_literal_pairs():
     assert found["best_cheap_baseline"] == "longer answer wins"
     as_good = evaluate_pairs(pairs, reward, {SURFACE: reward * 0, BAG_OF_WORDS: reward}, -reward, reward, {}, means)
     assert as_good["best_cheap_baseline"] == BAG_OF_WORDS and as_good["above_best_cheap_baseline"]["mean"] == 0
+    likely = evaluate_pairs(pairs, reward, {}, reward, reward, {}, means)
+    assert likely["best_cheap_baseline"] == "SFT log-probability" and likely["baselines"].keys() == {
+        "longer answer wins", "has code", "SFT log-probability"}
     right = [1, 0, 1, 1, 1]
     assert found["accuracy"]["mean"] == found["oracle"]["mean"] == pytest.approx(0.8)
     assert found["oracle_both_have_code"] == found["both_have_code"]
@@ -151,10 +154,11 @@ def test_the_stage_end_to_end(folders, tmp_path):
     against = metrics["comparisons"]["ppo"]
     assert against["gold"] is None and metrics["prompts"] == 6 and metrics["reward_model"]["pairs"] == 13
     assert against["kl_k3"]["mean"] > 0
-    assert set(metrics["policies"]) == {"base", "sft", "ppo", "best_of_2", "best_of_3"}
+    assert set(metrics["policies"]) == {"base", "sft", "ppo", "best_of_2", "best_of_3", "sft_greedy", "sft_best",
+                                        "ppo_best", "best_of_3_best"}
     assert metrics["policies"]["best_of_3"]["reward"]["mean"] > metrics["policies"]["best_of_2"]["reward"]["mean"]
     assert {tag: found["groups"] for tag, found in metrics["reward_model"]["by_tag"].items()} == {"all": 9, "even": 4}
-    assert 8 <= len(metrics["table"]) <= 14 and all(len(line) == 2 for line in metrics["table"])
+    assert 8 <= len(metrics["table"]) <= 17 and all(len(line) == 2 for line in metrics["table"])
     samples = pq.read_table(tmp_path / "out/samples.parquet").to_pylist()
     assert len(samples) == 6 and len({line["qid"] for line in samples}) == 6
     assert samples[0]["authors"] == ["ann", "bob"] and samples[0]["url"].startswith("https://s/")
@@ -197,13 +201,15 @@ def test_every_policy_is_compared_with_sft(folders, tmp_path):
     assert dpo == base and both[1]["comparisons"]["dpo"]["win_rate"] == base["win_rate"]
     assert both[0]["ppo_win_rate"] == alone[0]["win_rate"] and both[0]["dpo_win_rate"] == base["win_rate"]["mean"]
     labels = [label for label, _ in both[1]["table"]]
-    assert len(labels) == len(set(labels)) and {"win rate, PPO against SFT", "win rate, DPO against SFT"} <= set(labels)
+    assert len(labels) == len(set(labels)) and {
+        f"win rate at temperature 1, {name} against SFT" for name in ("PPO", "DPO")} <= set(labels)
     samples = pq.read_table(tmp_path / "both/samples.parquet").to_pylist()
     assert [line["dpo"] for line in samples] == [line["base"] for line in samples]
     assert [line["reward_dpo"] for line in samples] == [line["reward_base"] for line in samples]
 
 
-@pytest.mark.parametrize("name", ["sft", "base", "human", "best_of_4", "samples", "question", "reward_sft"])
+@pytest.mark.parametrize("name", ["sft", "base", "human", "best_of_4", "samples", "question", "reward_sft",
+                                  "sft_greedy", "sft_best", "dpo_best", "judge", "judge_x"])
 def test_a_policy_cannot_have_a_name_that_is_taken(folders, tmp_path, name):
     with pytest.raises(ValueError, match=f"the name '{name}' is reserved") as error:
         run(folders, tmp_path / "out", policy={name: folders["sft"]})
@@ -214,13 +220,14 @@ def test_gold_is_told_where_it_applies(folders, tmp_path, monkeypatch, capsys):
     (tmp_path / "truth_of_this_test.py").write_text(GOLD)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    config = replace(CONFIG, prompts=50, gold="truth_of_this_test:score")
+    config = replace(CONFIG, prompts=50, temperature_prompts=0, gold="truth_of_this_test:score")
     returned, metrics = run(folders, tmp_path / "out", config)
     gold = metrics["comparisons"]["ppo"]["gold"]
     assert gold["gold"]["difference"]["count"] == 5 < metrics["prompts"]  # 2, 4, 6, 8 and 10
     assert gold["correct"]["difference"]["mean"] == 0 and gold["gold"]["human"] > 0
     assert 0 < metrics["reward_model"]["oracle"]["count"] < metrics["reward_model"]["pairs"]
-    assert returned["correct_difference"] == 0 and "gold, SFT -> PPO" in [label for label, _ in metrics["table"]]
+    assert returned["correct_difference"] == 0 and "gold at temperature 1, SFT -> PPO" in [
+        label for label, _ in metrics["table"]]
     samples = pq.read_table(tmp_path / "out/samples.parquet").to_pylist()
     assert {line["qid"] for line in samples if line["gold_ppo"] is None} == {1, 3, 5, 7, 9, 11}
     metrics = run(folders, tmp_path / "none", replace(config, gold="truth_of_this_test:nothing"))[1]
@@ -250,7 +257,7 @@ def test_what_cannot_be_evaluated_is_said(folders, tmp_path, tokenizer, capsys):
     with pytest.raises(ValueError, match="temperature must be above 0"):
         run(folders, tmp_path / "b", replace(CONFIG, temperature=0.0))
     assert run(folders, tmp_path / "no best-of-n", replace(CONFIG, best_of=()))[1]["policies"].keys() == {
-        "base", "sft", "ppo"}
+        "base", "sft", "ppo", "sft_greedy", "sft_best", "ppo_best"}
     other = train_tokenizer(["something else entirely, entirely else"], 290)
     make_model(other).save_pretrained(tmp_path / "other")
     other.save_pretrained(tmp_path / "other")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.evaluation import summary
+from stages.evaluation import verdict
 from stages.evaluation.reward_model_check import check_reward_model, describe_shortfall, find_shortfall
 from stages.reporting.headline import build_verdicts, describe_hacking
 from stages.reporting.model_card import MergedModel, render_model_card
@@ -71,7 +71,7 @@ def test_without_gold_nobody_judged(shortfall):
     numbers = evaluated(None, **WEAK[shortfall])
     hacking = numbers["hacking"]["ppo"]
     assert hacking["verdict"] == "no judge"
-    assert summary.policy_verdict(numbers, "ppo")[0] == "no-judge"
+    assert verdict.policy_verdict(numbers, "ppo")[0] == "no-judge"
     assert ["reward hacking", f"no judge: nobody judged the answers (0 of {len(hacking['monitors'])} monitors moved)"] \
         in numbers["table"]
     words = describe_hacking(numbers, "ppo")
@@ -114,7 +114,7 @@ def test_the_page_says_it_first(shortfall, headline, gold):
 def test_the_page_says_nothing_of_a_judge(tmp_path):
     assert [verdict.kind for verdict in build_verdicts(evaluated(None), manifests(), ["ppo"])] == ["unknown", "run"]
     folders = artifacts(tmp_path)
-    assert "no judge" not in page_of(folders, tmp_path)
+    assert "nobody judged" not in page_of(folders, tmp_path)
     write(folders, evaluated(None, **WEAK["chance"]), [sample(1)])
     page = page_of(folders, tmp_path)
     assert page.index("The reward model is no judge") < page.index("nobody judged the answers") < page.index("The run")

@@ -1,5 +1,6 @@
 """Small finished artifacts for the report, with every kind of number that it shows."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -19,8 +20,11 @@ def around(mean: float, half: float = 0.02, count: int = 128) -> dict:
     return {"mean": mean, "low": mean - half, "high": mean + half, "count": count, "groups": count}
 
 
-def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1, above: float = 0.1) -> dict:
-    sft = {"reward": around(0.1), "reward_difference": around(0.0, 0.0), "win_rate": around(0.5, 0.0),
+def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1, above: float = 0.1,
+            at_best: dict | None = None) -> dict:
+    """at_best: the differences that `differences` takes; None: those at the sampling temperature, everywhere."""
+    sft = {"temperature": 1.0, "judge": None, "gold_scores": {},
+              "reward": around(0.1), "reward_difference": around(0.0, 0.0), "win_rate": around(0.5, 0.0),
               "kl_k1": around(0.0, 0.0), "kl_k3": around(0.0, 0.0), "gold": None, "scores": {}, "response_tokens": 30.5,
               "eos_rate": 0.98, "repetition": 0.01, "code_share": 0.5, "code_fences": 1.0, "entropy": 0.8,
               "perplexity_under_sft": 2.2, "reward_length_correlation": 0.1, "distinct_1": 0.2, "distinct_2": 0.4,
@@ -32,8 +36,8 @@ def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1,
         "reward_model": {
             "pairs": 1500, "questions": 400, "texts": 900, "dropped_over_length": 3, "accuracy": around(0.72),
             "baselines": {"longer answer wins": around(0.61), "has code": around(0.6),
-                          "SFT log-probability": around(0.7)},
-            "best_cheap_baseline": "longer answer wins", "above_best_cheap_baseline": around(above), "oracle": None,
+                          "SFT log-probability": around(0.62)},
+            "best_cheap_baseline": "SFT log-probability", "above_best_cheap_baseline": around(above), "oracle": None,
             "oracle_both_have_code": None, "by_length": {"much longer": around(0.8)},
             "both_have_code": around(0.7), "about_equal_length": None, "by_score_gap": {"1": around(0.6), "2": None},
             "calibration": {"expected_error": 0.123, "bins": [{"confidence": 0.6, "accuracy": 0.7, "pairs": 9},
@@ -52,9 +56,35 @@ def metrics(learnt: float = 0.5, gold: float | None = 0.3, correct: float = 0.1,
             "gold": None if gold is None else {
                 "gold": {"sft": 1.0, "policy": 1.0 + gold, "human": 3.0, "difference": around(gold)},
                 "correct": {"sft": 0.5, "policy": 0.5 + correct, "human": None, "difference": around(correct)}}}}}
+    against = differences(learnt, gold, correct) if at_best is None else at_best
+    numbers |= {"judge": {"accuracy": around(0.7)} if against["sft_best"]["judge"] else None,
+                "at_best": {"ppo": against}, "temperature_selection": {"prompts": 64, "curves": {
+                    name: [{"temperature": t, "reward": 0.5 - abs(t - best), "gold": gold, "eos_rate": 1.0}
+                           for t in (1.0, 0.3, 0.1, 0.0)] for name, best in (("sft", 0.1), ("ppo", 0.3))}}}
+    _add_best_policies(numbers, gold is not None)
     if gold is not None:
         numbers["policies"]["sft"]["gold"], numbers["policies"]["ppo"]["gold"] = around(1.0), around(1.0 + gold)
     return with_summary(numbers)
+
+
+def differences(reward: float = 0.5, gold: float | None = 0.3, correct: float = 0.1, judge: float | None = None
+                ) -> dict:
+    """An entry of at_best, with the same differences to everything that is cheaper than the policy."""
+    one = {"reward": around(reward), "judge": None if judge is None else around(judge),
+           "gold": {} if gold is None else {"gold": around(gold), "correct": around(correct)}}
+    return {name: copy.deepcopy(one) | {"samples_per_answer": n} for name, n in (
+        ("sft_greedy", 1), ("sft_best", 1), ("best_of_2", 2), ("best_of_4", 4), ("best_of_4_best", 4))}
+
+
+def _add_best_policies(numbers: dict, with_gold: bool) -> None:
+    """Add the policies at their best temperatures, and the gold scores of all."""
+    policies = numbers["policies"]
+    for name, source, temperature in (("sft_greedy", "sft", 0.0), ("sft_best", "sft", 0.1), ("ppo_best", "ppo", 0.3),
+                                      ("best_of_4_best", "best_of_4", 0.1)):
+        policies[name] = policies[source] | {"temperature": temperature, "kl_k1": None, "kl_k3": None}
+    for policy in policies.values():
+        policy["gold_scores"] = {"gold": 1.25, "correct": 0.5} if with_gold else {}
+        policy["judge"] = around(1.5) if numbers["judge"] else None
 
 
 def with_summary(numbers: dict) -> dict:
@@ -66,7 +96,9 @@ def with_summary(numbers: dict) -> dict:
 def sample(number: int, text: str = "fine", url: str = "https://beer.example/q/1") -> dict:
     return {"site": "beer", "qid": number, "question": text, "url": url, "authors": [text, text], "sft": text,
             "ppo": text, "human": text, "reward_sft": 0.1, "reward_ppo": 0.7, "reward_human": None, "gold_sft": 1.0,
-            "gold_ppo": 2.0, "gold_human": 3.0}
+            "gold_ppo": 2.0, "gold_human": 3.0} | {
+                f"{kind}{name}_best": value for name in ("sft", "ppo")
+                for kind, value in (("", text), ("reward_", 0.9), ("gold_", 2.5))}
 
 
 def artifacts(place: Path) -> dict[str, Path | list[str]]:

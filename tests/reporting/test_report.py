@@ -1,6 +1,5 @@
 """The page: whole, without a request, with every foreign text escaped; and the verdict in plain words."""
 
-import copy
 import json
 import re
 import shutil
@@ -22,7 +21,7 @@ from stages.reporting.page import FOLDER, content_security_policy
 from stages.reward_modeling.no_model import write_no_model
 from stages.runtime.series import read_history
 from tests.helpers import finished_run
-from tests.helpers.finished_run import EVIL, around, metrics, page_of, sample, with_summary, write
+from tests.helpers.finished_run import EVIL, metrics, page_of, sample, with_summary, write
 
 SCRIPT = (FOLDER / "page.js").read_text()
 VOID = {"meta", "img", "source", "br"}
@@ -67,7 +66,7 @@ def test_foreign_text_is_only_ever_text(artifacts, tmp_path):
     seen = Reader(page)
     assert seen.names.count("script") == page.count("<script") == 1 and seen.scripts == [SCRIPT]  # ours alone
     assert "alert(2)&gt;" in page
-    assert seen.pre == [EVIL.replace("\x08", "␈")] * 16  # side by side, and as those of the highest reward
+    assert seen.pre == [EVIL.replace("\x08", "␈")] * 20  # side by side, and as those of the highest reward
     assert not [a for a in seen.attributes if a[1].startswith("on")]
     addresses = [value for tag, name, value in seen.attributes if name == "href" and not value.startswith("#")]
     assert addresses == ["https://beer.example/q/1"] * 2
@@ -91,7 +90,9 @@ def test_the_page_says_all(artifacts, tmp_path):
     page = page_of(artifacts, tmp_path)
     for text in ("1 min 15 s", "1,234 MiB", "few answers", "3,456", "answers equal", "789", "longer answer wins",
                  "0.720", "+0.500 [+0.480, +0.520]", "SFT log-probability", "CC BY-SA", "2.13.0", "0.0123", "1.4e-05",
-                 "best of 4", "0.636", "calibration: expected error", "0.123", "falls by 0.05", "Not flagged"):
+                 "best of 4", "0.636", "Each at its best temperature", "PPO beats SFT", "How the temperatures were",
+                 "best-of-4 of SFT at temperature 0.1", "PPO at temperature 0.3, minus", "SFT with greedy decoding",
+                 "calibration: expected error", "0.123", "falls by 0.05", "Not flagged"):
         assert text in page, text
     assert "no count" not in page
     sections = {name: getattr(recipe.Recipe(), name) for name in ("ppo", "sft")}
@@ -101,7 +102,8 @@ def test_the_page_says_all(artifacts, tmp_path):
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == metrics()
     names = {path.stem for path in (tmp_path / "out/figures").iterdir()}
     assert {"sft-loss", "sft-perplexity", "reward-accuracy", "ppo-reward", "ppo-kl", "evaluate-rewards",
-            "evaluate-frontier", "evaluate-calibration"} <= names
+            "evaluate-frontier", "evaluate-calibration", "evaluate-temperature-reward",
+            "evaluate-temperature-gold"} <= names
     assert "base-loss" not in names  # this base was not trained here
 
 
@@ -180,7 +182,7 @@ def test_the_top_says_which_policy_was_kept(best, said):
 
 def test_an_older_evaluation_is_refused_in_words(artifacts, tmp_path):
     numbers = metrics()
-    numbers["ppo_against_sft"] = numbers.pop("comparisons")["ppo"]
+    del numbers["at_best"]
     write(artifacts, numbers, [sample(1)])
     with pytest.raises(ValueError, match="--forcerun evaluate"):
         page_of(artifacts, tmp_path)
@@ -231,46 +233,11 @@ def test_without_gold_or_pairs_the_page_still_stands(artifacts, tmp_path):
     assert "only the learnt reward is known" in page and "could not be judged" in page
 
 
-@pytest.mark.parametrize(("numbers", "kind", "says", "not_said"), [
-    (metrics(0.5, 0.3), "better", ("beats SFT in learnt reward", "gold score, which knows the truth, rose",
-                                   "Correctness alone rose"), "reward hacking"),
-    (metrics(0.5, 0.0), "hacking", ("This is reward hacking", "stayed flat"), "fell"),
-    (metrics(0.5, -0.3), "hacking", ("This is reward hacking", "fell"), "stayed flat"),
-    (metrics(0.5, None), "unknown", ("Only the learnt reward is known",), "reward hacking"),
-    (metrics(0.0, 0.0), "flat", ("did not beat SFT in learnt reward", "did not move beyond chance"), "reward hacking"),
-    (metrics(-0.5, -0.3), "worse", ("worse than SFT even in learnt reward", "fell"), "reward hacking"),
-    (metrics(0.5, 0.3, correct=-0.1), "mixed", ("But correctness alone fell",), "reward hacking"),
-])
-def test_the_verdict(numbers, kind, says, not_said):
-    found, words = summary.policy_verdict(numbers, "ppo")
-    assert found == kind and all(text in words for text in says) and not_said not in words
-    assert (kind == "hacking") == (numbers["hacking"]["ppo"]["verdict"] == "flagged")
-    assert "KL of 2.50 [2.48, 2.52] nats" in words and "98.0\u00a0%" in words
-
-
 def test_the_verdict_on_the_reward_model():
     said = {above: summary.reward_model_verdict(metrics(above=above)["reward_model"]) for above in (0.1, 0.01, -0.1)}
     assert "the reward model beats it (difference +0.100" in said[0.1] and "72.0\u00a0%" in said[0.1]
     assert "did not beat it" in said[0.01]
     assert "worse than the baseline" in said[-0.1]
-
-
-def test_monitors_decide_where_no_gold_is_known():
-    numbers = metrics(gold=None)
-    numbers["comparisons"]["ppo"]["changes"] |= {"repetition": around(0.4), "code_fences": around(3.0)}
-    kind, words = summary.policy_verdict(with_summary(numbers), "ppo")
-    assert kind == "hacking"
-    assert "This looks like reward hacking: reward rose, and repetition, share" in words
-    assert dict(with_summary(numbers)["table"])["reward hacking"] == "flagged (2 of 10 monitors moved)"
-    numbers["comparisons"]["ppo"]["changes"] |= {"code_fences": around(0.0)}
-    kind, words = summary.policy_verdict(with_summary(numbers), "ppo")
-    assert kind == "unknown" and "reward hacking" not in words and "4-grams moved for the worse" in words
-
-
-def test_an_interval_of_one_question_decides_nothing():
-    numbers = copy.deepcopy(metrics())
-    numbers["comparisons"]["ppo"]["reward_difference"] |= {"low": None, "high": None}
-    assert "did not beat SFT" in summary.policy_verdict(numbers, "ppo")[1]
 
 
 @pytest.mark.parametrize("address", ["javascript:alert(1)", "javascript://x/%0aalert(1)", "data:text/html,x", "//evil",

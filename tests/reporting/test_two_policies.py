@@ -36,8 +36,10 @@ def test_each_policy_has_its_verdict_curves_monitors_and_answers(page):
     assert len(re.findall(r"Did the policy cheat\?", page)) == 2
     text = html.unescape(re.sub(r"<[^>]+>", "|", page))
     for words in ("|PPO dashboard|", "|DPO dashboard|", "|PPO's answers of the highest reward|",
-                  "|DPO's answers of the highest reward|", "|win rate, PPO against SFT|", "|win rate, DPO against SFT|",
-                  "|reward, PPO − SFT|", "|reward, DPO − SFT|", "|PPO: ", "|DPO: ", "DPO trained a policy from the SFT",
+                  "|DPO's answers of the highest reward|", "|win rate at temperature 1, PPO against SFT|",
+                  "|win rate at temperature 1, DPO against SFT|", "|reward, PPO − SFT|",
+                  "|reward, DPO − SFT|", "|PPO: ",
+                  "|DPO: ", "DPO trained a policy from the SFT",
                   "ppo: 1 of", "dpo: "):
         assert words in text, words
     assert 'alt="DPO: training loss"' in page and 'alt="PPO: KL to SFT, nats a response"' in page
@@ -46,4 +48,4 @@ def test_each_policy_has_its_verdict_curves_monitors_and_answers(page):
 def test_a_card_has_every_writer(page):
     cards = page.split("Answers side by side</h2>")[1].split("</section>")[0]
     labels = re.findall(r'<div class="answer"><b>([^<]+)</b>', cards)
-    assert labels == ["SFT", "PPO", "DPO", "Best human"] * 2
+    assert labels == ["SFT", "PPO", "DPO", "SFT at best", "PPO at best", "DPO at best", "Best human"] * 2

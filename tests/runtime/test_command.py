@@ -33,7 +33,8 @@ if __name__ == "__main__":
 from pathlib import Path
 from stages.recipe.models import Merge
 
-def run(config: Merge, out: Path, *, base: Path, dump: list[str]) -> dict[str, float]:
+def run(config: Merge, out: Path, *, base: Path, dump: list[str], judge: Path | None = None
+        ) -> dict[str, float]:
     if config.max_logit_difference > 1:
         raise ValueError("that is too much")
     begun = out / "begun"
@@ -41,7 +42,8 @@ def run(config: Merge, out: Path, *, base: Path, dump: list[str]) -> dict[str, f
     begun.write_text("")
     if config.max_logit_difference == 0.5:
         raise OSError("the disk is full")
-    (out / "seen.txt").write_text(f"{config.dtype} {config.max_logit_difference} {base.name} {dump}")
+    (out / "seen.txt").write_text(f"{config.dtype} {config.max_logit_difference} {base.name} {dump}"
+                                    + (f" {judge.name}" if judge else ""))
     return {"resumed": int(resumed)}
 '''
 
@@ -130,6 +132,15 @@ def test_help_lists_every_setting_with_its_meaning(name):
     for flag in stage.inputs:
         assert any(f"--{flag}{value}" in text for value in ("FOLDER", "[FOLDER]", "NAME=FOLDER"))
     assert f"python -m stages.{name} --recipe" in stage.description, "the docstring shows the command"
+
+
+def test_an_optional_input_is_part_of_the_request_only_where_it_is_given(probe):
+    assert probe().returncode == 0
+    assert "judge" not in json.loads((probe.out / "manifest.json").read_text())["inputs"]
+    judge = str(probe.out.parent / "base")
+    assert probe("--judge", judge, "--force").returncode == 0
+    assert (probe.out / "seen.txt").read_text().endswith(" base")
+    assert json.loads((probe.out / "manifest.json").read_text())["inputs"]["judge"]["path"] == judge
 
 
 @pytest.mark.parametrize("name", STAGES)

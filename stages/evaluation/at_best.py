@@ -1,0 +1,63 @@
+"""Compare a trained policy with what costs less to make: SFT and best-of-n of SFT, each at its best temperature.
+
+A temperature is chosen by the mean learnt reward on questions apart from those of the evaluation.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from stages.evaluation.policy_answers import Answers
+from stages.evaluation.policy_metrics import GOLD_PREFIX, Columns, column_mean, gold_score_names
+from stages.evaluation.summary import BEST, cheaper_policies, samples_per_answer
+
+
+def measure_temperatures(
+    swept: dict[float, Answers], rewards: dict[float, np.ndarray], gold: dict[float, Sequence[float]]
+) -> list[dict]:
+    """List the mean reward at each temperature and, where it is known, the mean gold score; by falling temperature.
+
+    swept: a policy's answers to the same questions. gold: gold scores, NaN where unknown; empty without a gold scorer.
+    """
+    return [{"temperature": temperature, "reward": float(np.mean(rewards[temperature])),
+             "gold": _mean_where_known(gold.get(temperature, ())),
+             "eos_rate": sum(swept[temperature].ended) / len(swept[temperature].ended)}
+            for temperature in sorted(swept, reverse=True)]
+
+
+def choose_temperature(curve: list[dict], default: float) -> float:
+    """Choose the temperature of the highest mean reward, the higher one of equals; the default for an empty curve."""
+    return max(curve, key=lambda row: (row["reward"], row["temperature"]))["temperature"] if curve else default
+
+
+def choose_best_of_n_temperature(best: float, candidates: Sequence[float], default: float) -> float:
+    """Return SFT's best temperature or, as greedy samples are all the same, the lowest candidate above 0."""
+    return best or min((temperature for temperature in candidates if temperature), default=default)
+
+
+def compare_at_best(columns: dict[str, Columns], policy: str, estimate: Callable) -> dict[str, dict]:
+    """Compute the paired differences of a policy at its best temperature minus each cheaper policy.
+
+    Args:
+        columns: of each policy, a row a question (policy_metrics.answer_columns, best_of_columns).
+        estimate: (statistic, columns [K, N], groups [N]) to a value with its interval.
+
+    Returns: by cheaper policy {samples_per_answer, reward, judge, gold}; gold is by score, over the questions that it
+        applies to, and empty where it applies to none; judge is None without a judge.
+    """
+    after = columns[f"{policy}{BEST}"]
+    return {name: {"samples_per_answer": samples_per_answer(name),
+                   **{key: column_mean(key).change(columns[name], after, estimate) for key in ("reward", "judge")},
+                   "gold": _gold_differences(columns[name], after, estimate)}
+            for name in cheaper_policies(columns)}
+
+
+def _gold_differences(before: Columns, after: Columns, estimate: Callable) -> dict[str, dict]:
+    changes = {name: column_mean(f"{GOLD_PREFIX}{name}").change(before, after, estimate)
+               for name in gold_score_names(after)}
+    return {name: change for name, change in changes.items() if change}
+
+
+def _mean_where_known(values: Sequence[float]) -> float | None:
+    known = [value for value in values if not np.isnan(value)]
+    return sum(known) / len(known) if known else None

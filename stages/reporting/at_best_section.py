@@ -1,0 +1,106 @@
+"""Policies each at its best temperature: tables of scores and of paired differences, and score against temperature."""
+
+from stages.evaluation.summary import (
+    BEST,
+    GOLD_ROWS,
+    cheaper_policies,
+    describe_policy,
+    display_name,
+    format_estimate,
+    mean_score,
+    samples_per_answer,
+)
+from stages.render.html import Html, element, join_html, table
+from stages.reporting.figures import FigureFolder, TemperatureCurves
+
+NONE = "–"
+
+
+def render_at_best(figures: FigureFolder, metrics: dict) -> Html:
+    """Render what each policy reaches at its best temperature, how that was chosen, and the differences."""
+    selection = metrics["temperature_selection"]
+    words = (f"Each policy has the temperature with the highest mean learnt reward on {selection['prompts']:,} "
+             f"held-out questions, none of which is among the evaluation's {metrics['prompts']:,}. All policies "
+             f"answered those of the evaluation, and differences are paired by question. Best-of-n costs n samples an "
+             f"answer, and the learnt reward chooses among them. KL is not given: it compares policies at one "
+             f"temperature. The lines of the figures are on the questions that temperatures were chosen on, best-of-n "
+             f"on the evaluation's.")
+    return join_html([
+        element("h3", "Each at its best temperature"), element("p", words, class_="faint"), _judge_words(metrics),
+        _render_scores(metrics), *(_render_differences(metrics, policy) for policy in metrics["at_best"]),
+        figures.draw(_build_curves(metrics)), _render_selection(selection["curves"])])
+
+
+def _judge_words(metrics: dict) -> Html:
+    if not metrics["judge"]:
+        return join_html([])
+    return element("p", f"The judge is a reward model of another seed and other questions. It ranks "
+                        f"{format_estimate(metrics['judge']['accuracy'])} of the held-out pairs right, and nothing was "
+                        f"trained on it or chosen by it.", class_="faint")
+
+
+def _render_scores(metrics: dict) -> Html:
+    policies = metrics["policies"]
+    names = [*cheaper_policies(policies), *(f"{policy}{BEST}" for policy in metrics["at_best"])]
+    gold = _gold_scores(metrics)
+    intervals = [name for name in ("reward", "judge") if policies[names[0]][name]]
+    rows = [[describe_policy(name, policies), samples_per_answer(name),
+             *(format_estimate(policies[name][key]) for key in intervals),
+             *(_number(mean_score(policies[name], key)) for key in gold),
+             _number(policies[name]["eos_rate"]), _number(policies[name]["response_tokens"], ".1f")] for name in names]
+    return table(["policy", "samples an answer", *intervals, *gold, "ended by EOS", "tokens"], rows, class_="numbers")
+
+
+def _render_differences(metrics: dict, policy: str) -> Html:
+    against, gold = metrics["at_best"][policy], _gold_scores(metrics)
+    scores = ["reward", *(["judge"] if metrics["judge"] else [])]
+    rows = [[describe_policy(name, metrics["policies"]), difference["samples_per_answer"],
+             *(format_estimate(difference[key], signed=True) for key in scores),
+             *(format_estimate(difference["gold"].get(key), signed=True) for key in gold)]
+            for name, difference in against.items()]
+    who = describe_policy(f"{policy}{BEST}", metrics["policies"])
+    return table([f"{who}, minus", "samples an answer", *scores, *gold], rows)
+
+
+def _render_selection(curves: dict[str, list[dict]]) -> Html:
+    """Render the mean reward of each policy at each temperature, on the questions that temperatures are chosen on."""
+    best = {name: max(curve, key=lambda row: (row["reward"], row["temperature"])) for name, curve in curves.items()}
+    rows = [[display_name(name), f"{row['temperature']:g}", _number(row["reward"]), _number(row["gold"]),
+             _number(row["eos_rate"]), "chosen" if row is best[name] else ""]
+            for name, curve in curves.items() for row in curve]
+    if not rows:
+        return element("p", "No question was left to choose a temperature on.")
+    return join_html([element("h3", "How the temperatures were chosen"), table(
+        ["policy", "temperature", "mean reward", "mean gold", "ended by EOS", "highest reward"], rows)])
+
+
+def _build_curves(metrics: dict) -> dict[str, TemperatureCurves]:
+    """Build the figures of reward and, where it is known, gold against temperature, with best-of-n as levels."""
+    figures = {}
+    for measure in ("reward", "gold"):
+        lines = {display_name(name): [(row["temperature"], row[measure]) for row in curve]
+                 for name, curve in metrics["temperature_selection"]["curves"].items()
+                 if len(curve) > 1 and all(row[measure] is not None for row in curve)}
+        levels = {f"best-of-{samples_per_answer(name)}, T {policy['temperature']:g}": policy[measure]["mean"]
+                  for name in _largest_best_of_n(metrics["policies"])
+                  if (policy := metrics["policies"][name])[measure]}
+        if lines:
+            title = "Learnt reward against temperature" if measure == "reward" else "Gold against temperature"
+            figures[f"evaluate-temperature-{measure}"] = TemperatureCurves(title, f"mean {measure}", lines, levels)
+    return figures
+
+
+def _largest_best_of_n(policies: dict) -> list[str]:
+    """List the largest best-of-n at the sampling temperature, and that at SFT's best; none without best-of-n."""
+    names = [name for name in cheaper_policies(policies) if samples_per_answer(name) > 1]
+    largest = max(map(samples_per_answer, names), default=0)
+    return [name for name in names if samples_per_answer(name) == largest]
+
+
+def _gold_scores(metrics: dict) -> list[str]:
+    known = {name for policy in metrics["at_best"].values() for name in policy[f"sft{BEST}"]["gold"]}
+    return [name for name in GOLD_ROWS if name in known]
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return NONE if value is None else f"{value:z{form}}"
