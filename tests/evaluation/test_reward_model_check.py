@@ -116,7 +116,9 @@ def test_the_page_says_nothing_of_a_judge(tmp_path):
     folders = artifacts(tmp_path)
     assert "nobody judged" not in page_of(folders, tmp_path)
     write(folders, evaluated(None, **WEAK["chance"]), [sample(1)])
-    page = page_of(folders, tmp_path)
+    second = tmp_path / "second"
+    second.mkdir()
+    page = page_of(folders, second)
     assert page.index("The reward model is no judge") < page.index("nobody judged the answers") < page.index("The run")
 
 
