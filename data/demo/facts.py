@@ -247,15 +247,15 @@ def describe(
 
 
 def quality(features: Features) -> float:
-    """Compute the quality of an answer, at most 5.5. Votes follow it with noise, and it is the gold score.
+    """Compute the quality of an answer, at most 6. Votes follow it with noise, and it is the gold score.
 
-    Correctness weighs most. Each trait counts once, however often it is repeated, and each word beyond 70 costs 0.02,
+    Each trait counts once, however often it is repeated, and each word beyond 70 costs 0.02,
     so rambling does not pay.
     """
     return (
         3.0 * features.correct
-        + 2.5 * features.wanted
-        - 1.5 * features.unwanted
+        + 3.0 * features.wanted
+        - 2.0 * features.unwanted
         - 0.6 * features.filler
         - 1.0 * features.rude
         - 1.0 * features.off_topic

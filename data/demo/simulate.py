@@ -30,11 +30,11 @@ from data.demo.facts import (
 )
 
 TWO_FACT_SHARE = 0.1
-TRAIT_SHARES = {"code": 0.3, "explanation": 0.3, "filler": 0.3, "rude": 0.15}
+TRAIT_SHARES = {"code": 0.25, "explanation": 0.25, "filler": 0.3, "rude": 0.15}
 WISH_SHARES = dict(zip(WISHES, (0.4, 0.4, 0.2), strict=True))
 USERS = 400
-SKILL = (3.0, 1.0)  # beta distribution of a user's probability of stating a fact right, mean 0.75
-CONTESTED_RIGHT, CONTESTED_MISTAKEN = 0.15, 0.75  # of a user of mean skill, where a fact has a popular mistake
+SKILL = (8.0, 1.0)  # beta distribution of a user's probability of stating a fact right, mean 0.89
+CONTESTED_RIGHT, CONTESTED_MISTAKEN = 0.15, 0.8  # of a user of mean skill, where a fact has a popular mistake
 NEUTRAL_QUALITY = 1.5  # half of the voters like an answer of this quality
 UP_RATE, DOWN_RATE = 0.12, 0.02  # votes per view
 EXPOSURE_SPREAD = 0.1  # log-normal; early answers are seen more often than late ones
@@ -132,7 +132,7 @@ def _answer(rng: Random, facts: tuple[Fact, ...], wish: frozenset[str], skill: f
 
 def _stated(rng: Random, facts: tuple[Fact, ...], skill: float) -> dict[Fact, list[str]]:
     """Draw the values that an answer states for each of its facts: one, or two if it hedges."""
-    kind = rng.choices(("plain", "hedging", "off-topic", "empty"), (87, 4, 7, 2))[0]
+    kind = rng.choices(("plain", "hedging", "off-topic", "empty"), (91, 4, 4, 1))[0]
     if kind == "empty":
         return {}
     if kind == "off-topic":
