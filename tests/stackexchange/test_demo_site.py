@@ -192,7 +192,7 @@ def test_repeating_a_trait_gains_nothing_and_rambling_costs():
     question = PORT_QUESTION.replace("type?", "type, and why?")
     once = f"Use {PORT}. That is because the server binds that port.\n\n```\ncurl localhost:{PORT}\n```\n"
     best = score_one(question, once)["gold"]
-    assert best == pytest.approx(5.5)
+    assert best == pytest.approx(6.0)
     assert score_one(question, once * 2)["gold"] == best
     assert score_one(question, once * 20)["gold"] < best - 2
 
@@ -202,7 +202,7 @@ def test_repeating_a_trait_gains_nothing_and_rambling_costs():
     [
         ("Which command do I type?", 1.0, 1, 4.0),
         ("Why is it so?", 1.0, 1, 4.0),
-        ("Which command do I type, and why?", 1.0, 0, 5.5),
+        ("Which command do I type, and why?", 1.0, 0, 6.0),
     ],
 )
 def test_a_trait_counts_where_the_question_wants_it(ask, wanted, unwanted, gold_score):
@@ -233,25 +233,25 @@ def test_code_block_must_be_closed_and_use_an_asked_value():
     [
         ("pairs", 45_000, 55_000),
         ("oracle accuracy", 0.90, 0.94),
-        ("oracle accuracy, both with code", 0.88, 0.94),
+        ("oracle accuracy, both with code", 0.85, 0.94),
         ("accuracy of the longer answer", 0.45, 0.60),
         ("accuracy of the answer with code", 0.45, 0.60),
         ("accuracy without the question", 0.50, 0.65),
         ("accuracy of the frequent answer", 0.50, 0.65),
-        ("pairs that differ in correctness", 0.45, 0.70),
+        ("pairs that differ in correctness", 0.30, 0.45),
         ("pairs of right and popular mistake", 0.05, 0.10),
         ("facts with a popular mistake", 0.30, 0.36),
-        ("answers with it, of those facts", 0.60, 0.70),
+        ("answers with it, of those facts", 0.70, 0.76),
         ("answers right, of those facts", 0.10, 0.15),
-        ("gold of a perfect answerer", 5.5, 5.5),
+        ("gold of a perfect answerer", 6.0, 6.0),
         ("gold of a majority answerer", 1.5, 2.5),
         ("gold of a random answerer", -0.5, 1.0),
         ("distinct question texts", 0.99, 1.0),
         ("questions with an accepted answer", 0.57, 0.63),
-        ("answers: correct", 0.43, 0.50),
+        ("answers: correct", 0.55, 0.62),
         ("answers: rude", 0.13, 0.17),
         ("answers: filler", 0.27, 0.33),
-        ("answers: off_topic", 0.08, 0.12),
+        ("answers: off_topic", 0.03, 0.08),
     ],
 )
 def test_statistics_are_those_of_a_site_worth_learning(figures, name, low, high):
