@@ -188,3 +188,102 @@ def test_a_recipe_that_keeps_no_checkpoint_is_refused():
 def test_a_recipe_with_the_removed_optimizer_in_backward_is_refused():
     with pytest.raises(SettingsError, match=r"optimizer_in_backward.* removed; .* lower microbatch_prompts"):
         override(Ppo(), {"optimizer_in_backward": True}, "ppo")
+
+
+class Layers(torch.nn.Module):
+    """An embedding, a layer with a matrix and a bias, and a head of one output."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.layer = torch.nn.Embedding(7, 4), torch.nn.Linear(4, 6)
+        self.score = torch.nn.Linear(6, 1, bias=False)
+
+
+def muon_by_hand(start, rows):
+    """Muon in float64: Nesterov momentum, five Newton-Schulz iterations, update scaled to AdamW's root mean square."""
+    x, momentum = start.double(), torch.zeros_like(start).double()
+    for g in rows:
+        momentum = momentum + (1 - 0.95) * (g.double() - momentum)
+        update = g.double() + 0.95 * (momentum - g.double())
+        transposed = update.shape[0] > update.shape[1]
+        update = update.T if transposed else update
+        update = update / update.norm()
+        for _ in range(5):
+            gram = update @ update.T
+            update = 3.4445 * update + (-4.775 * gram + 2.0315 * gram @ gram) @ update
+        update = update.T if transposed else update
+        x = x * (1 - 0.01 * 0.1) - 0.01 * 0.2 * math.sqrt(max(update.shape)) * update
+    return x
+
+
+def model_gradients(model, step):
+    generator = torch.Generator().manual_seed(100 + step)
+    return {name: torch.randn(p.shape, generator=generator) for name, p in model.named_parameters()}
+
+
+def muon_steps(model, optimizer, steps):
+    for step in steps:
+        for name, gradient in model_gradients(model, step).items():
+            model.get_parameter(name).grad = gradient
+        optimizer.step()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def test_muon_takes_the_matrices_of_layers_and_adamw_the_rest():
+    model = Layers()
+    matrices, others = optimizers.split_matrices(model)
+    assert [id(p) for p in matrices] == [id(model.layer.weight)]
+    assert {id(p) for p in others} == {id(p) for p in (model.embedding.weight, model.layer.bias, model.score.weight)}
+    starts = {name: p.detach().clone() for name, p in model.named_parameters()}
+    ends = muon_steps(model, optimizers.MuonWithAdamW(model, learning_rate=0.01, weight_decay=0.1), range(4))
+    expected = muon_by_hand(starts["layer.weight"], [model_gradients(model, step)["layer.weight"] for step in range(4)])
+    # torch computes the Newton-Schulz iterations in bf16.
+    moved = expected - starts["layer.weight"].double()
+    assert float((ends["layer.weight"].double() - expected).norm()) < 0.02 * float(moved.norm())
+    bias = [model_gradients(model, step)["layer.bias"][0].item() for step in range(4)]
+    adamw = adamw_with_torch_epsilon(starts["layer.bias"][0].item(), bias)
+    assert ends["layer.bias"][0].item() == pytest.approx(adamw, abs=1e-6)
+
+
+def adamw_with_torch_epsilon(start, rows):
+    """AdamW with torch's default epsilon, 1e-8, on plain floats."""
+    x, first, second = start, 0.0, 0.0
+    for t, g in enumerate(rows, start=1):
+        x *= 1 - 0.01 * 0.1
+        first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g * g
+        x -= 0.01 * (first / (1 - 0.9**t)) / (math.sqrt(second / (1 - 0.999**t)) + 1e-8)
+    return x
+
+
+def test_muon_resumes_bit_for_bit():
+    model = Layers()
+    whole = muon_steps(model, optimizers.MuonWithAdamW(model, learning_rate=0.01, weight_decay=0.1), range(4))
+    model = Layers()
+    optimizer = optimizers.MuonWithAdamW(model, learning_rate=0.01, weight_decay=0.1)
+    muon_steps(model, optimizer, range(2))
+    state = optimizer.state_dict()
+    resumed = optimizers.MuonWithAdamW(model, learning_rate=0.5, weight_decay=0.1)
+    resumed.load_state_dict(state)
+    assert resumed.param_groups[0]["lr"] == resumed.muon.param_groups[0]["lr"] == 0.01
+    ends = muon_steps(model, resumed, range(2, 4))
+    assert all(torch.equal(ends[name], whole[name]) for name in whole)
+
+
+def test_a_schedule_reaches_both_optimizers():
+    model = Layers()
+    optimizer = optimizers.MuonWithAdamW(model, learning_rate=0.01, weight_decay=0.0)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
+    starts = {name: p.detach().clone() for name, p in model.named_parameters()}
+    ends = muon_steps(model, optimizer, range(1))
+    assert all(torch.equal(ends[name], starts[name]) for name in starts)
+
+
+def test_each_group_is_clipped_by_itself():
+    policy, critic = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    policy.grad, critic.grad = torch.full((3,), 0.1), torch.full((3,), 100.0)
+    optimizer = torch.optim.SGD([{"params": [policy]}, {"params": [critic]}], lr=1.0)
+    norm = optimizers.clip_gradient_norm(optimizer, 1.0)
+    assert norm == pytest.approx(math.sqrt(3 * 0.1**2 + 3 * 100.0**2))
+    assert policy.grad.tolist() == pytest.approx([0.1] * 3)  # below the limit: the critic's error does not shrink it
+    assert float(critic.grad.norm()) == pytest.approx(1.0, abs=1e-4)
