@@ -166,6 +166,9 @@ class Ppo:
     def __post_init__(self):
         check_log_to(self.log_to)
         check_full_precision(self.tune, self.precision)
+        if self.value_model == "model" and self.precision in ("int8", "nf4"):
+            raise ValueError(f"value_model 'model' trains all weights of the critic: it needs precision fp32, mixed or "
+                             f"bf16, not {self.precision}; or set value_model to 'adapter'")
         if self.compile and self.precision in ("int8", "nf4"):
             raise ValueError(f"compile needs precision fp32, mixed or bf16: torch cannot trace the matrix products "
                              f"of {self.precision}")

@@ -16,6 +16,7 @@ from stages.generation.sampler import sample
 from stages.modeling import lora, tokenizer
 from stages.modeling.adapters import adapter_parameters
 from stages.modeling.load import load_causal
+from stages.ppo import parameter_groups
 from stages.recipe.ppo import Ppo
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
@@ -208,6 +209,50 @@ def test_values_that_sampling_cannot_know_are_forwarded_once(base, reward):
     assert torch.allclose(kept.logprobs, forwarded.logprobs, atol=1e-4)
     head = load(base, reward)
     assert head.value_shares_policy and head.fill_values(rollout, 2) is rollout
+
+
+# A separate value model
+
+def test_a_value_model_starts_as_the_reward_model_and_learns_apart(base, merged):
+    policy = load(base, merged, value_model="model")
+    scorer = Scorer(load_classifier(merged), "fp32")
+    values = policy(PROMPTS, [[*answer, 7] for answer in ANSWERS]).values  # read before the 7, at the last token
+    raw = scorer(PROMPTS, ANSWERS) + scorer.mean
+    assert torch.allclose(torch.stack([row[len(a)] for row, a in zip(values, ANSWERS, strict=True)]), raw, atol=1e-4)
+    policy(PROMPTS, ANSWERS).values.sum().backward()
+    touched = {id(p) for p in policy.parameters() if p.grad is not None and p.grad.any()}
+    assert touched and touched <= {id(p) for p in policy.critic_parameters()}
+    before = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    with policy.critic_only():
+        learn(policy)
+    changed = {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
+    assert {name.split(".")[0] for name in changed} == {"value_model", "value_head"}
+    assert not any(name.endswith("score.weight") for name in changed)
+    learn(policy)
+    assert any(".default." in name and not torch.equal(p, before[name]) for name, p in policy.named_parameters())
+
+
+def test_a_value_model_is_saved_beside_the_policy(base, merged, tmp_path):
+    policy = moved(load(base, merged, value_model="model"))
+    policy.save(tmp_path, tokenizer.load_tokenizer(base))
+    saved = load_classifier(tmp_path / "value")
+    assert all(torch.equal(p, saved.get_parameter(name)) for name, p in policy.value_model.named_parameters())
+
+
+def test_a_value_model_needs_a_whole_reward_model(base, reward):
+    with pytest.raises(ValueError, match="is an adapter: give the merged reward model"):
+        load(base, reward, value_model="model")
+
+
+def test_the_critic_has_a_learning_rate_of_its_own(base, merged):
+    policy = load(base, merged, value_model="model")
+    config = Ppo(precision="fp32", tune="lora", value_model="model", learning_rate=1e-3, critic_learning_rate=5e-4)
+    own, critic = parameter_groups(config, policy)
+    assert {id(p) for p in critic["params"]} == {id(p) for p in policy.critic_parameters()}
+    assert len(own["params"]) + len(critic["params"]) == len(policy.trainable_parameters())
+    assert critic["learning_rate_ratio"] == 0.5
+    policy = load(base, merged)
+    assert len(parameter_groups(Ppo(precision="fp32"), policy)) == len(policy.trainable_parameters())
 
 
 # All roles together
