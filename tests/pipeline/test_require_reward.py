@@ -88,7 +88,7 @@ def test_the_baselines_are_those_of_single_pairs_and_fitted_on_training_question
 def test_the_baselines_are_not_fitted_on_the_held_out_questions(made, monkeypatch):
     seen = []
     monkeypatch.setattr(reward, "score_fitted_baselines", lambda pairs, rows: seen.extend(rows) or {})
-    reward.load_data(REWARD, load_tokenizer(made / "base"), made / "base", made / "pairs")
+    reward.load_data(REWARD, load_tokenizer(made / "base"), made / "base", made / "pairs", "reward")
     training, _ = split_rows(made / "pairs")
     assert {question_key(row) for row in seen} == {question_key(row) for row in training}
 

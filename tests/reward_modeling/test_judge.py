@@ -63,7 +63,7 @@ def test_its_questions_are_neither_the_reward_models_nor_the_evaluations(inputs)
     tokenizer = load_tokenizer(inputs["base"])
     trained = {}
     for name, split in (("reward", reward.SPLIT), ("judge", judge.SPLIT)):
-        data = reward.load_data(CONFIG, tokenizer, inputs["pairs"], split)
+        data = reward.load_data(CONFIG, tokenizer, inputs["base"], inputs["pairs"], split)
         trained[name] = {example.question for example in data.training} | set(map(question_key, data.validation.rows))
     evaluated = set(map(question_key, read_pairs(inputs["pairs"], evaluate.SPLIT)))
     baselines = set(map(question_key, read_pairs(inputs["pairs"], evaluate.BASELINE_SPLIT)))
