@@ -274,10 +274,13 @@ def seven_sites(place: Path) -> dict:
         numbers["reward_model"][kind] = {f"{kind}-{at}.stackexchange.com": around(0.6) for at in range(count)}
     text = "A long & <careful> answer.\n" * 250
     write(folders, finished_run.with_summary(numbers), [sample(at, text) for at in range(128)])
+    trained = folders | folders["policy"]
     for stage, curves in CURVES.items():
+        if stage not in trained:  # a run with a gold score has no judge
+            continue
         keys = [key for curve in curves for key in curve.lines.values()]
         history = [json.dumps({"step": at, "iteration": at} | dict.fromkeys(keys, at % 7)) for at in range(200)]
-        ((folders | folders["policy"])[stage] / "history.jsonl").write_text("\n".join(history))
+        (trained[stage] / "history.jsonl").write_text("\n".join(history))
     counted = {name: {str(2 ** at): 1000 + at for at in range(15)}
                for name in ("scores", "score_gaps", "years", "question_characters", "answer_characters")}
     for stage in ("posts", "pairs"):
@@ -297,4 +300,4 @@ def test_the_report_of_seven_sites_is_small_and_opens_at_once(chromium, tmp_path
         found = Opened(chromium, tmp_path / "out" / "report.html")
         seconds.append(time.monotonic() - start)
         found.context.close()
-    assert statistics.median(seconds) < 2
+    assert statistics.median(seconds) < 5  # 0.2 on a quiet machine, 2 with five other busy processes on two cores
