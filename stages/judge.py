@@ -5,8 +5,8 @@
 
 PPO raises the score of the reward model that it optimises, right or wrong. The judge is another one: trained as
 stages/reward.py does, with the recipe's `reward` settings, but one member, `seed` + SEED_OFFSET, and the pairs of the
-rl split. The reward model is trained on the reward split and compared on the evaluation split. PPO reads only prompts
-from the rl split, never which answer was preferred. On a site with too few pairs the artifact says so (no_model.json).
+rl split. The reward model is trained on the reward split and compared on the evaluation split. Of the rl split, PPO
+reads only prompts, never which answer was preferred. On a site with too few pairs the artifact says so (no_model.json).
 """
 
 from stages.runtime.command import main
