@@ -148,10 +148,14 @@ def describe_policy(policy: str, policies: dict) -> str:
     return f"{display_name('sft' if policy == GREEDY else policy.removesuffix(BEST))} {how}"
 
 
-def strongest_best_of_n(policies: Iterable[str]) -> str | None:
-    """Return the largest best-of-n, that at SFT's best temperature if there is one; None without best-of-n."""
-    names = [name for name in cheaper_policies(policies) if BEST_OF_N.fullmatch(name)]
-    return names[-1] if names else None
+def strongest_best_of_n(against: dict) -> str | None:
+    """Return the best-of-n, of any n and temperature, that a policy compares worst with; None without best-of-n.
+
+    Of equal ones the largest n counts. against: an entry of at_best.
+    """
+    names = [name for name in cheaper_policies(against) if BEST_OF_N.fullmatch(name)]
+    measure = choose_measure(against[f"sft{BEST}"])
+    return min(reversed(names), key=lambda name: difference_at_best(against[name], measure)["mean"], default=None)
 
 
 def choose_measure(against: dict) -> str:

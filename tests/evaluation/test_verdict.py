@@ -128,3 +128,12 @@ def test_policies_are_ordered_and_named():
     assert [summary.samples_per_answer(name) for name in ("sft_best", "best_of_2", "best_of_16_best")] == [1, 2, 16]
     with pytest.raises(ValueError, match="reserved"):
         summary.check_policy_names(["mine_best"])
+
+
+def test_the_strongest_best_of_n_is_named_whatever_its_n_and_temperature():
+    rows = against(best_of_4=around(-1.0), best_of_4_best=around(-0.2))
+    assert summary.strongest_best_of_n(rows) == "best_of_4"
+    rows = against(best_of_4=around(-0.1), best_of_4_best=around(-0.2))
+    assert summary.strongest_best_of_n(rows) == "best_of_4_best"
+    numbers = with_summary(metrics(at_best=against(best_of_4=around(-1.0), best_of_4_best=around(-0.2))))
+    assert "does better (PPO minus it: -1.000" in verdict.policy_verdict(numbers, "ppo")[1]
