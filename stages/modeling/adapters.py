@@ -62,8 +62,9 @@ def is_reward_model(folder: Path) -> bool:
     """Check whether the artifact is a reward model: an adapter with a score head, or a whole sequence classifier."""
     if is_adapter(folder):
         return is_reward_adapter(folder)
-    architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
-    return architectures[0].endswith("ForSequenceClassification")
+    config = folder / "config.json"
+    architectures = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.is_file() else None
+    return bool(architectures) and architectures[0].endswith("ForSequenceClassification")
 
 
 def check_base(adapter: Path, base: Path) -> None:
