@@ -15,6 +15,7 @@ from stages.recipe.ppo import Ppo
 from stages.recipe.reward import Reward
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scoring_file import load_scoring
+from stages.rl.policy import Policy
 from stages.rl.training_loop import TrainingLoop
 from tests.helpers import tiny_models
 
@@ -85,6 +86,27 @@ def test_ppo_trains_a_critic_of_its_own_from_it(made, tmp_path, monkeypatch):
     assert start.keys() == critic.keys()
     assert torch.equal(start["score.weight"], critic["score.weight"])  # value_head.safetensors has the trained one
     assert any(not torch.equal(start[name], critic[name]) for name in start if "layers" in name)
+
+
+def test_a_killed_ppo_with_a_critic_of_its_own_resumes_bit_for_bit(made, tmp_path, monkeypatch):
+    config = replace(POLICY, iterations=3, save_every_iterations=1, evaluate_every_iterations=3)
+    folders = {"policy": made / "base", "reward": made / "merged", "pairs": made / "pairs"}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    ppo.run(config, whole, **folders)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Policy, "save", stop)  # after the last checkpoint, before anything is saved
+        ppo.run(config, killed, **folders)
+    shutil.rmtree(killed / "checkpoint-000003")
+    ppo.run(config, killed, **folders)
+    assert (killed / "history.jsonl").read_text() == (whole / "history.jsonl").read_text()
+    ends = [load_file(folder / "value/model.safetensors") for folder in (whole, killed)]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
 def test_quantised_weights_are_refused():
