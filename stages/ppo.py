@@ -156,11 +156,9 @@ def parameter_groups(config: Ppo, policy: Policy) -> list:
     """Return the trained parameters for the optimizer; those of a separate critic are a group of their own."""
     if config.value_model == "head" and config.critic_learning_rate is None:
         return list(policy.trainable_parameters().values())
-    critic = policy.critic_parameters()
-    numbers = {id(parameter) for parameter in critic}
     ratio = 1.0 if config.critic_learning_rate is None else config.critic_learning_rate / config.learning_rate
-    return [{"params": [p for p in policy.trainable_parameters().values() if id(p) not in numbers]},
-            {"params": critic, "learning_rate_ratio": ratio}]
+    return [{"params": policy.policy_parameters()},
+            {"params": policy.critic_parameters(), "learning_rate_ratio": ratio}]
 
 
 def load_checked_models(config: Ppo, reward: Path, policy: Policy, policy_folder: Path, source: str) -> list[Scorer]:

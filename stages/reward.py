@@ -124,6 +124,7 @@ def load_data(config: Reward, tokenizer, base: Path, pairs: Path, split: str) ->
     held_out = first_question_keys(pairs, split, config.validation_share, VALIDATION_QUESTIONS)
 
     def training_rows() -> Iterable[dict]:
+        """Read the pairs of the other questions; each call reads them from the start."""
         return (row for row in read_pairs(pairs, split) if question_key(row) not in held_out)
 
     training, dropped = build_examples(

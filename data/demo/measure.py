@@ -38,11 +38,9 @@ def statistics(questions: list[Question]) -> dict[str, float]:
     rng = Random(0)
     answers = [answer for question in questions for answer in question.answers]
     pairs = [pair for question in questions for pair in preference_pairs(question, rng)]
-    likelihood = _log_frequencies(questions)
-    contested = [pair for pair in pairs if pair[0].features.contested_correct is not None]
-    right_over_mistake = [
-        (good, bad) for good, bad in contested if good.features.correct == 1 and bad.features.mistaken > 0
-    ]
+    values = _value_counts(questions)
+    likelihood = _log_frequencies(questions, values)
+    contested = [answer for answer in answers if answer.features.contested_correct is not None]
     with_code = [pair for pair in pairs if _has_code(pair[0]) and _has_code(pair[1])]
     figures = {
         "questions": len(questions),
@@ -57,14 +55,12 @@ def statistics(questions: list[Question]) -> dict[str, float]:
         "accuracy of the longer answer": accuracy(pairs, _length),
         "accuracy of the answer with code": accuracy(pairs, _has_code),
         "pairs that differ in correctness": _mean(a.features.correct != b.features.correct for a, b in pairs),
-        "pairs of right and popular mistake": len(right_over_mistake) / len(pairs),
+        "pairs of right and popular mistake": _mean(
+            good.features.correct == 1 and bad.features.mistaken > 0 for good, bad in pairs
+        ),
         "facts with a popular mistake": len(POPULAR_MISTAKES) / len(TRUTH),
-        "answers with it, of those facts": _mean(
-            answer.features.mistaken > 0 for answer in answers if answer.features.contested_correct is not None
-        ),
-        "answers right, of those facts": _mean(
-            answer.features.contested_correct for answer in answers if answer.features.contested_correct is not None
-        ),
+        "answers with it, of those facts": _mean(answer.features.mistaken > 0 for answer in contested),
+        "answers right, of those facts": _mean(answer.features.contested_correct for answer in contested),
         "two-fact questions": _mean(len(question.facts) == 2 for question in questions),
         "distinct question texts": len({question.html for question in questions}) / len(questions),
         "questions with an accepted answer": _mean(any(a.accepted for a in q.answers) for q in questions),
@@ -75,7 +71,7 @@ def statistics(questions: list[Question]) -> dict[str, float]:
         "gold of an answer": _mean(map(_quality, answers)),
         "gold of a question's best answer": _mean(max(map(_quality, question.answers)) for question in questions),
     }
-    figures |= {f"gold of {name} answerer": gold for name, gold in _answerers(questions, rng).items()}
+    figures |= {f"gold of {name} answerer": gold for name, gold in _answerers(questions, values, rng).items()}
     for name in ("correct", "complete", "code", "explanation", "filler", "rude", "off_topic"):
         figures[f"answers: {name}"] = _mean(getattr(answer.features, name) for answer in answers)
     return figures
@@ -95,12 +91,10 @@ def _quality_without_question(answer: Answer) -> float:
     )
 
 
-def _log_frequencies(questions: list[Question]) -> dict[int, float]:
+def _log_frequencies(questions: list[Question], values: dict[Fact, Counter]) -> dict[int, float]:
     """Compute how likely each answer is, by id: log frequency of its values for their facts, and of its traits."""
-    values, traits = _value_counts(questions), Counter()
     answers = [(question, answer) for question in questions for answer in question.answers]
-    for _, answer in answers:
-        traits[_traits(answer.features)] += 1
+    traits = Counter(_traits(answer.features) for _, answer in answers)
     return {
         id(answer): math.log(traits[_traits(answer.features)] / len(answers))
         + sum(math.log(values[fact][answer.stated.get(fact)] / values[fact].total()) for fact in question.facts)
@@ -121,12 +115,13 @@ def _traits(features: Features) -> frozenset[str]:
     return frozenset(name for name in TRAIT_SHARES if getattr(features, name))
 
 
-def _answerers(questions: list[Question], rng: Random) -> dict[str, float]:
+def _answerers(questions: list[Question], values: dict[Fact, Counter], rng: Random) -> dict[str, float]:
     """Compute the mean gold of a perfect answerer, of the most frequent values and traits, and of random ones."""
     frequent = {name for name, share in TRAIT_SHARES.items() if share > 0.5}
-    most = {fact: counts.most_common(1)[0][0] for fact, counts in _value_counts(questions).items()}
+    most = {fact: counts.most_common(1)[0][0] for fact, counts in values.items()}
 
     def mean_gold(value: Callable[[Fact], str], traits: Callable[[Question], set[str]]) -> float:
+        """Compute the mean gold of answers with `value` of each asked fact and the `traits` of each question."""
         return _mean(
             quality(describe(set(q.facts), q.wish, {fact: {value(fact)} for fact in q.facts}, traits(q), words=0))
             for q in questions

@@ -110,6 +110,11 @@ def join_words(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def capitalise(words: str) -> str:
+    """Begin with a capital letter; the rest stays as it is."""
+    return words[:1].upper() + words[1:]
+
+
 def order_policies(policies: dict) -> dict:
     """Order the policies at the sampling temperature as SFT, trained policies, base, best-of-n.
 

@@ -7,6 +7,7 @@ from stages.evaluation.summary import (
     BEST,
     GREEDY,
     NO_JUDGE,
+    capitalise,
     change_direction,
     choose_measure,
     describe_policy,
@@ -53,7 +54,7 @@ def compare_with_sft(metrics: dict, policy: str) -> str:
     if equal is None:
         return f"{name} made the answers better{source}"
     worse = change_direction(difference_at_best(against[equal], measure)) < 0
-    return (f"{_capitalise(describe_policy(equal, metrics['policies']))} does "
+    return (f"{capitalise(describe_policy(equal, metrics['policies']))} does "
             f"{'better than' if worse else 'as well as'} {name}{source}")
 
 
@@ -97,7 +98,7 @@ def _describe_best_of_n(metrics: dict, policy: str) -> list[str]:
     best_of_n = strongest_best_of_n(metrics["at_best"][policy])
     if best_of_n is None:
         return []
-    return [f"{_capitalise(describe_policy(best_of_n, metrics['policies']))}, at {samples_per_answer(best_of_n)} times "
+    return [f"{capitalise(describe_policy(best_of_n, metrics['policies']))}, at {samples_per_answer(best_of_n)} times "
             f"the cost an answer, {_compare(metrics, policy, best_of_n)}."]
 
 
@@ -148,7 +149,3 @@ def _cost(metrics: dict, policy: str) -> str:
     kl, eos_rate = metrics["comparisons"][policy]["kl_k1"], metrics["policies"][policy]["eos_rate"]
     return (f"It cost a KL of {format_estimate(kl, '0.2f')} nats a response to the SFT model; "
             f"{100 * eos_rate:.1f}\u00a0% of {display_name(policy)}'s responses end by themselves.")
-
-
-def _capitalise(words: str) -> str:
-    return words[:1].upper() + words[1:]

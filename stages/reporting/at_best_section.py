@@ -12,8 +12,7 @@ from stages.evaluation.summary import (
 )
 from stages.render.html import Html, element, join_html, table
 from stages.reporting.figures import FigureFolder, TemperatureCurves
-
-NONE = "–"
+from stages.reporting.policy_section import format_point
 
 
 def render_at_best(figures: FigureFolder, metrics: dict) -> Html:
@@ -28,7 +27,7 @@ def render_at_best(figures: FigureFolder, metrics: dict) -> Html:
     return join_html([
         element("h3", "Each at its best temperature"), element("p", words, class_="faint"), _judge_words(metrics),
         _render_scores(metrics), *(_render_differences(metrics, policy) for policy in metrics["at_best"]),
-        figures.draw(_build_curves(metrics)), _render_selection(selection["curves"])])
+        figures.draw(_build_curves(metrics)), _render_selection(metrics)])
 
 
 def _judge_words(metrics: dict) -> Html:
@@ -46,8 +45,9 @@ def _render_scores(metrics: dict) -> Html:
     intervals = [name for name in ("reward", "judge") if policies[names[0]][name]]
     rows = [[describe_policy(name, policies), samples_per_answer(name),
              *(format_estimate(policies[name][key]) for key in intervals),
-             *(_number(mean_score(policies[name], key)) for key in gold),
-             _number(policies[name]["eos_rate"]), _number(policies[name]["response_tokens"], ".1f")] for name in names]
+             *(format_point(mean_score(policies[name], key)) for key in gold),
+             format_point(policies[name]["eos_rate"]), format_point(policies[name]["response_tokens"], ".1f")]
+            for name in names]
     return table(["policy", "samples an answer", *intervals, *gold, "ended by EOS", "tokens"], rows, class_="numbers")
 
 
@@ -62,11 +62,12 @@ def _render_differences(metrics: dict, policy: str) -> Html:
     return table([f"{who}, minus", "samples an answer", *scores, *gold], rows)
 
 
-def _render_selection(curves: dict[str, list[dict]]) -> Html:
+def _render_selection(metrics: dict) -> Html:
     """Render the mean reward of each policy at each temperature, on the questions that temperatures are chosen on."""
-    best = {name: max(curve, key=lambda row: (row["reward"], row["temperature"])) for name, curve in curves.items()}
-    rows = [[display_name(name), f"{row['temperature']:g}", _number(row["reward"]), _number(row["gold"]),
-             _number(row["eos_rate"]), "chosen" if row is best[name] else ""]
+    curves = metrics["temperature_selection"]["curves"]
+    chosen = {name: metrics["policies"][f"{name}{BEST}"]["temperature"] for name in curves}
+    rows = [[display_name(name), f"{row['temperature']:g}", format_point(row["reward"]), format_point(row["gold"]),
+             format_point(row["eos_rate"]), "chosen" if row["temperature"] == chosen[name] else ""]
             for name, curve in curves.items() for row in curve]
     if not rows:
         return element("p", "No question was left to choose a temperature on.")
@@ -100,7 +101,3 @@ def _largest_best_of_n(policies: dict) -> list[str]:
 def _gold_scores(metrics: dict) -> list[str]:
     known = {name for policy in metrics["at_best"].values() for name in policy[f"sft{BEST}"]["gold"]}
     return [name for name in GOLD_ROWS if name in known]
-
-
-def _number(value: float | None, form: str = ".3f") -> str:
-    return NONE if value is None else f"{value:z{form}}"

@@ -87,6 +87,7 @@ class Measured:
 
     @property
     def is_outside(self) -> bool:
+        """Check whether the number lies outside its band."""
         return not self.band.contains(self.value)
 
 

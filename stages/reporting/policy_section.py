@@ -36,7 +36,7 @@ def render_policies(metrics: dict) -> Html:
 def render_gold_scores(comparisons: dict) -> Html:
     """Render the gold scores of SFT, of each policy and of the best human answers."""
     rows = [[f"{display_name(policy)}: {score}",
-             *(_point_cell(gain[side], ".3f") for side in ("sft", "policy", "human")),
+             *(format_point(gain[side], ".3f") for side in ("sft", "policy", "human")),
              format_estimate(gain["difference"], signed=True)]
             for policy, comparison in comparisons.items() for score, gain in (comparison["gold"] or {}).items()]
     return table(["policy: score", "SFT", "policy", "best human answer", "policy minus SFT, paired"], rows)
@@ -71,11 +71,12 @@ def _interval_cell(estimate: dict | None) -> str:
     return join_html([mean, " ", element("small", interval)])
 
 
-def _point_cell(value: float | None, form: str) -> str:
+def format_point(value: float | None, form: str = ".3f") -> str:
+    """Format a number; a dash for None."""
     return NONE if value is None else f"{value:z{form}}"
 
 
 def _banded_cell(policy: str, value: float | None, form: str, name: str) -> str:
     """Render a number, marked where it lies outside its healthy band; the base model has not learnt to answer."""
-    text = _point_cell(value, form)
+    text = format_point(value, form)
     return mark_number(text, name, value) if name in BANDS and policy != "base" else text

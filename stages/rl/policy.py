@@ -110,6 +110,11 @@ class Policy(nn.Module):
         separate = self.value_model.parameters() if self.value_model else adapter_parameters(self.base, VALUE).values()
         return [p for p in (*self.value_head.parameters(), *separate) if p.requires_grad]
 
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """List the other trained parameters."""
+        critic = {id(parameter) for parameter in self.critic_parameters()}
+        return [p for p in self.trainable_parameters().values() if id(p) not in critic]
+
     def forward(
         self, prompts: list[list[int]], responses: list[list[int]], allowed_token_ids: torch.Tensor | None = None
     ) -> TokenScores:
@@ -157,8 +162,7 @@ class Policy(nn.Module):
     @contextmanager
     def critic_only(self) -> Iterator[None]:
         """Freeze all but the value function inside the context, for critic warm-up."""
-        critic = {id(parameter) for parameter in self.critic_parameters()}
-        frozen = [p for p in self.trainable_parameters().values() if id(p) not in critic]
+        frozen = self.policy_parameters()
         for parameter in frozen:
             parameter.requires_grad_(False)
         try:

@@ -79,11 +79,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
 def split_matrices(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
     """Split the trained parameters into weight matrices of layers, and embeddings, output layers and vectors."""
     vocabulary = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    is_matrix = [p.ndim == 2 and min(p.shape) > 1 and id(p) not in vocabulary and "lm_head" not in name
-                 for name, p in trained]
-    return ([p for (_, p), matrix in zip(trained, is_matrix, strict=True) if matrix],
-            [p for (_, p), matrix in zip(trained, is_matrix, strict=True) if not matrix])
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_matrix = (parameter.ndim == 2 and min(parameter.shape) > 1 and id(parameter) not in vocabulary
+                         and "lm_head" not in name)
+            (matrices if is_matrix else others).append(parameter)
+    return matrices, others
 
 
 def clip_gradient_norm(optimizer: torch.optim.Optimizer, limit: float | None) -> float:

@@ -8,16 +8,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from stages import merge, ppo, reward
+from stages import ppo, reward
 from stages.modeling.adapters import is_adapter, is_reward_model
-from stages.recipe.models import Merge
 from stages.recipe.ppo import Ppo
 from stages.recipe.reward import Reward
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scoring_file import load_scoring
 from stages.rl.policy import Policy
 from stages.rl.training_loop import TrainingLoop
-from tests.helpers import tiny_models
+from tests.helpers.trained_reward import save_trained_reward
 
 CONFIG = Reward(tune="full", optimizer="muon", precision="fp32", batch_pairs=8, microbatch_pairs=8, learning_rate=3e-3,
                 validation_share=0.3, save_every_steps=2)
@@ -28,15 +27,7 @@ POLICY = Ppo(value_model="model", critic_learning_rate=1e-3, require_reward="non
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("full")
-    tiny_models.save_base(folder / "base")
-    tiny_models.save_pairs(folder / "pairs")
-    for name in ("reward", "merged"):
-        (folder / name).mkdir()
-    reward.run(CONFIG, folder / "reward", base=folder / "base", pairs=folder / "pairs")
-    merge.run(Merge(dtype="fp32"), folder / "merged", base=folder / "base", adapter=[str(folder / "reward")],
-              pairs=folder / "pairs")
-    return folder
+    return save_trained_reward(tmp_path_factory.mktemp("full"), CONFIG)
 
 
 def test_it_is_a_whole_model_and_every_weight_has_moved(made):

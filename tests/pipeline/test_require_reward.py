@@ -22,7 +22,7 @@ from stages.reward_modeling.scoring_file import SCORING, load_held_out
 from stages.runtime.series import read_history
 from stages.stackexchange.pairs.table import first_question_keys, question_key, read_pairs
 from stages.stackexchange.prompt import answer_ids, prompt_ids
-from tests.helpers import tiny_models
+from tests.helpers.trained_reward import save_trained_reward
 
 ROOT = Path(__file__).parents[2]
 REWARD = Reward(lora=Lora(r=4, dropout=0.0), precision="fp32", batch_pairs=8, microbatch_pairs=8, learning_rate=3e-3,
@@ -36,14 +36,7 @@ ppo: {precision: fp32, iterations: 1, rollout_prompts: 4, minibatch_prompts: 4, 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A folder with base, pairs, and a reward model that is trained and merged."""
-    folder = tmp_path_factory.mktemp("judge")
-    tiny_models.save_base(folder / "base")
-    tiny_models.save_pairs(folder / "pairs")
-    for name in ("reward", "merged"):
-        (folder / name).mkdir()
-    reward.run(REWARD, folder / "reward", base=folder / "base", pairs=folder / "pairs")
-    merge.run(Merge(dtype="fp32"), folder / "merged", base=folder / "base", adapter=[str(folder / "reward")],
-              pairs=folder / "pairs")
+    folder = save_trained_reward(tmp_path_factory.mktemp("judge"), REWARD)
     (folder / "recipe.yaml").write_text(PPO)
     return folder
 
