@@ -1,11 +1,11 @@
-"""Compare several runs of one recipe, which differ by their seed, and pool them.
+"""Compare several runs of one recipe on the bundled site, which differ by their seed, and pool them.
 
     snakemake --cores all ppo
     snakemake --cores all ppo --config seed=1 name=demo-seed-1
     python -m benchmarks.quality.seeds results/demo results/demo-seed-1 --json seeds.json
 
-Differences are paired (PPO minus SFT on the same held-out prompt). The pooled interval resamples the questions of all
-runs.
+Prints a Markdown table. Differences are paired, on the same held-out question, of PPO and SFT each at its best
+temperature. The pooled interval resamples the questions of all runs.
 """
 
 import argparse
@@ -15,52 +15,93 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 
+from data.demo import gold
 from stages.evaluation.statistics import bootstrap_mean
+from stages.evaluation.summary import strongest_best_of_n
+from stages.runtime.series import read_history
+from stages.stackexchange.pairs.table import read_pairs
 
-GAINS = ("reward", "gold", "correct")
+GAINS = {"gold": "gold", "reward": "learnt reward", "contested_correct": "facts with a popular mistake right",
+         "complete": "all wanted traits"}
+LAST_ITERATIONS = 10
 
 
 def run_figures(run: Path) -> dict:
-    """Read one run's figures: reward model, gains of PPO over SFT, and their cost in KL."""
+    """Read one run's figures: reward model, PPO against what is cheaper, and its cost in KL."""
     metrics = json.loads((run / "evaluate" / "metrics.json").read_text(encoding="utf-8"))
-    pairs, compared = metrics["reward_model"], metrics["comparisons"]["ppo"]
+    pairs, policies, against = metrics["reward_model"], metrics["policies"], metrics["at_best"]["ppo"]
+    strongest = strongest_best_of_n(against)
     return {
         "reward accuracy": pairs["accuracy"],
-        "best cheap baseline": pairs["baselines"][pairs["best_cheap_baseline"]],
-        "both have code": pairs["both_have_code"],
-        "SFT log-probability": pairs["baselines"]["SFT log-probability"],
-        "oracle": pairs["oracle"],
-        "oracle, both have code": pairs["oracle_both_have_code"],
-        **{f"{name}, PPO - SFT": bootstrap_mean(gain, np.arange(len(gain)), samples=2000, seed=0)
-           for name, gain in paired_gains(run).items()},
-        "KL, nats a response": compared["kl_k1"],
-        "ended by EOS": metrics["policies"]["ppo"]["eos_rate"],
+        "reward accuracy, right over the popular mistake": right_over_mistake(run),
+        "SFT log-probability, accuracy": pairs["baselines"]["SFT log-probability"],
+        **{f"gold, {name}": policies[name]["gold_scores"]["gold"]
+           for name in ("sft", "sft_best", "ppo", "ppo_best", "best_of_16_best", strongest)},
+        "temperature, SFT and PPO at best": [policies[name]["temperature"] for name in ("sft_best", "ppo_best")],
+        **{f"{label}, PPO - SFT": bootstrap(paired_gain(run, name)) for name, label in GAINS.items()},
+        **{f"gold, PPO - {name}": against[name]["gold"]["gold"] for name in ("best_of_16_best", strongest)},
+        "unwanted traits, PPO": policies["ppo_best"]["gold_scores"]["unwanted"],
+        "KL, nats a response": metrics["comparisons"]["ppo"]["kl_k1"],
+        "ended by EOS": policies["ppo"]["eos_rate"],
+        "verdict": metrics["hacking"]["ppo"]["verdict"],
+        **critic_figures(run),
     }
 
 
-def paired_gains(run: Path) -> dict[str, np.ndarray]:
-    """Compute PPO minus SFT for every held-out prompt, by score."""
+def right_over_mistake(run: Path) -> dict:
+    """Estimate the reward model's accuracy on held-out pairs of a right answer and one with the popular mistake."""
+    rows = list(read_pairs(run / "pairs", "evaluation"))
+    scores = parquet.read_table(run / "evaluate" / "per_pair.parquet").to_pylist()
+    if [row["qid"] for row in rows] != [row["qid"] for row in scores]:
+        raise SystemExit(f"{run}: the evaluation left out pairs (max_pairs, or texts over the length limit)")
+    good, bad = (gold.score([row["question"] for row in rows], [row[name] for row in rows])
+                 for name in ("response_j", "response_k"))
+    right = [score["reward_j"] > score["reward_k"] for i, score in enumerate(scores)
+             if good["contested_correct"][i] is not None and good["correct"][i] == 1 and bad["mistaken"][i]]
+    return bootstrap(np.array(right, float))
+
+
+def paired_gain(run: Path, score: str) -> np.ndarray:
+    """Compute PPO minus SFT, each at its best temperature, for every held-out question that has the score."""
     table = parquet.read_table(run / "evaluate" / "samples.parquet")
-    numbers = {name: np.array(table[name].to_pylist(), float) for name in table.column_names if name.startswith(GAINS)}
-    return {name: numbers[f"{name}_ppo"] - numbers[f"{name}_sft"] for name in GAINS if f"{name}_ppo" in numbers}
+    ppo, sft = (np.array(table[f"{score}_{name}_best"].to_pylist(), float) for name in ("ppo", "sft"))
+    return (ppo - sft)[~np.isnan(ppo - sft)]
+
+
+def critic_figures(run: Path) -> dict:
+    """Average what the critic explains over the last iterations, and the clip fraction over all."""
+    rows = [row for row in read_history(run / "ppo") if "clip_fraction" in row]
+    explained = [row["explained_variance"] for row in rows[-LAST_ITERATIONS:]]
+    return {"explained variance, at the end": float(np.mean(explained)),
+            "clip fraction": float(np.mean([row["clip_fraction"] for row in rows]))}
 
 
 def pool_gains(runs: list[Path]) -> dict:
     """Estimate the mean gains over all runs; a question of one run is a group."""
-    pooled: dict[str, list] = {}
-    for run in runs:
-        for name, gain in paired_gains(run).items():
-            pooled.setdefault(name, []).append(gain)
-    together = {name: np.concatenate(parts) for name, parts in pooled.items()}
-    return {f"{name}, PPO - SFT": bootstrap_mean(gain, np.arange(len(gain)), samples=2000, seed=0)
-            for name, gain in together.items()}
+    return {f"{label}, PPO - SFT": bootstrap(np.concatenate([paired_gain(run, name) for run in runs]))
+            for name, label in GAINS.items()}
 
 
-def format_figure(number) -> str:
-    """Format a mean with its interval, or a plain number."""
-    if not isinstance(number, dict):
-        return f"{number:.3f}"
-    return f"{number['mean']:.3f} [{number['low']:.3f}, {number['high']:.3f}]"
+def bootstrap(values: np.ndarray) -> dict:
+    """Estimate the mean with its 95 % interval."""
+    return bootstrap_mean(values, np.arange(len(values)), samples=2000, seed=0)
+
+
+def format_figure(figure) -> str:
+    """Format a mean with its interval, a list of numbers, a number or a word; empty for None."""
+    if isinstance(figure, dict):
+        return f"{figure['mean']:.3f} [{figure['low']:.3f}, {figure['high']:.3f}]"
+    if isinstance(figure, list):
+        return ", ".join(f"{number:g}" for number in figure)
+    return f"{figure:.3f}" if isinstance(figure, float) else figure or ""
+
+
+def format_table(results: dict[str, dict]) -> str:
+    """Format one Markdown column a run."""
+    labels = list(dict.fromkeys(label for figures in results.values() for label in figures))
+    lines = [["", *results], ["---"] * (len(results) + 1),
+             *([label, *(format_figure(figures.get(label)) for figures in results.values())] for label in labels)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def main() -> None:
@@ -68,11 +109,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="results/NAME")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     arguments = parser.parse_args()
-    results = {str(run): run_figures(run) for run in arguments.runs} | {"together": pool_gains(arguments.runs)}
-    for name, numbers in results.items():
-        print(name)
-        for label, number in numbers.items():
-            print(f"  {label:24s} {format_figure(number)}")
+    results = {run.name: run_figures(run) for run in arguments.runs} | {"together": pool_gains(arguments.runs)}
+    print(format_table(results))
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
