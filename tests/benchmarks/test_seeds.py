@@ -10,7 +10,8 @@ from benchmarks.quality import seeds
 from data.demo.facts import POPULAR_MISTAKES, TRUTH
 
 TOOL, _ = FACT = next(fact for fact in POPULAR_MISTAKES if fact[1] == "cache")
-RIGHT, MISTAKE, OTHER = f"Run the {TRUTH[FACT]} command.", f"Run the {POPULAR_MISTAKES[FACT]} command.", "I do not know."
+RIGHT, MISTAKE = f"Run the {TRUTH[FACT]} command.", f"Run the {POPULAR_MISTAKES[FACT]} command."
+OTHER = "I do not know."
 CONTESTED = f"Which command clears the cache of {TOOL}? Please show the command."
 PLAIN = next(f"Which command clears the cache of {tool}? Please show the command."
              for tool, name in TRUTH if name == "cache" and (tool, name) not in POPULAR_MISTAKES)
