@@ -103,9 +103,9 @@ class Validation:
         self.prompts, self.answers = [ids[i][0] for i in fitting], [ids[i][1] for i in fitting]
 
     def evaluation(self) -> Evaluation:
-        """Schedule `measure`; the lowest perplexity is best if the recipe has patience, else the last state is kept."""
+        """Schedule `measure`, also of the base; with patience the lowest perplexity is best, else the last state."""
         score = None if self.config.patience_evaluations is None else lambda row: -row["validation_perplexity"]
-        return Evaluation(self.measure, self.config.evaluate_every_steps, score)
+        return Evaluation(self.measure, self.config.evaluate_every_steps, score, at_start=True)
 
     def measure(self, step: int) -> dict[str, float]:
         """Compute the metrics, and log a sampled answer to each question."""

@@ -6,6 +6,7 @@ from itertools import cycle
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -20,12 +21,15 @@ PALETTE = 64
 # A figure is shown at about half its width: letters are drawn that much larger.
 BASE = {"font.family": "DejaVu Sans", "font.size": 15, "axes.titlesize": 16, "axes.titlelocation": "left",
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-        "lines.linewidth": 2.4, "legend.frameon": False, "figure.constrained_layout.use": True}
+        "lines.linewidth": 2.4, "legend.frameon": False, "figure.constrained_layout.use": True,
+        "axes.formatter.useoffset": False}
 LIGHT = ("#ffffff", "#24292f", ("#0072B2", "#D55E00", "#009E73", "#CC79A7"))
 DARK = ("#1c1f24", "#d7dbe0", ("#56B4E9", "#E69F00", "#2FC79A", "#E5A3C7"))
 DASHES = ("-", "--", "-.", ":")
 MAX_TICKS = 9
 FEW_LINES = 2  # more need room for their legend above them
+HISTOGRAM_BINS = 24
+HISTOGRAM_TAIL = 0.01  # share of the values on each side that the outermost bins take in
 
 
 @dataclass(frozen=True)
@@ -75,21 +79,31 @@ class Intervals:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histograms of the values of each label."""
+    """Histograms of the values of each label.
+
+    The outermost bins have all values beyond them: a few outliers must not leave two bars for all the rest.
+    """
 
     title: str
     x_label: str
     values: dict[str, list[float]]
 
     def draw(self, axes, colours) -> None:
-        pooled = [value for values in self.values.values() for value in values]
-        low, high = min(pooled), max(pooled)
-        edges = [low + (high - low or 1) * i / 24 for i in range(25)]
+        edges = self.bin_edges()
         for (label, values), colour, dash in zip(self.values.items(), cycle(colours), cycle(DASHES), strict=False):
-            axes.hist(values, edges, histtype="step", color=colour, linestyle=dash, linewidth=2.4, label=label)
+            axes.hist(np.clip(values, edges[0], edges[-1]), edges, histtype="step", color=colour, linestyle=dash,
+                      linewidth=2.4, label=label)
         axes.set_xlabel(self.x_label)
         axes.set_ylabel("answers")
         axes.legend()
+
+    def bin_edges(self) -> np.ndarray:
+        """Compute the edges [HISTOGRAM_BINS + 1] of bins over the pooled values without both tails."""
+        pooled = np.concatenate([np.asarray(values, float) for values in self.values.values()])
+        low, high = np.quantile(pooled, (HISTOGRAM_TAIL, 1 - HISTOGRAM_TAIL))
+        if low == high:
+            low, high = pooled.min(), pooled.max()
+        return np.linspace(low, high if high > low else low + 1, HISTOGRAM_BINS + 1)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,8 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         _print(f"{stage}: {out} is already made")
         return
     with artifact.build(out, request) as partial:
-        run, start = load_run(), time.monotonic()
+        start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
+        run = load_run()
         takes_context = CONTEXT in inspect.signature(run).parameters
         context = {CONTEXT: artifact.RunContext.for_artifact(out, request)} if takes_context else {}
         metrics = run(config, partial, **inputs, **options, **context)

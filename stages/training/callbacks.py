@@ -19,7 +19,7 @@ UNREPEATABLE = ("runtime", "per_second", "total_flos", "train_loss")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluate a model while it trains, every `every_steps` and at the last step.
+    """Evaluate a model while it trains, every `every_steps` and at the last step; with `at_start`, before it, too.
 
     measure: computes metrics at a step; the model is in eval mode and gradients are off.
     score: rates these metrics, higher is better; the best state becomes the result. None: the last state does.
@@ -28,6 +28,7 @@ class Evaluation:
     measure: Callable[[int], dict]
     every_steps: int
     score: Callable[[dict], float] | None = None
+    at_start: bool = False
 
 
 class HistoryCallback(TrainerCallback):
@@ -41,10 +42,12 @@ class HistoryCallback(TrainerCallback):
         self.rows: list[dict] = []
         self.progress = None
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
         self.rows = select_history(state)
-        self.logger.resume(state.global_step, self.rows)
+        self.logger.resume(state.global_step or -1, self.rows)  # at step 0 there is no checkpoint
         self.progress = self.logger.progress(self.label, state.max_steps, done=state.global_step)
+        if self.evaluation and self.evaluation.at_start and state.global_step == 0:
+            self._evaluate(state, control, model)
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         note = f"loss {self.rows[-1]['loss']:.3f}" if self.rows and "loss" in self.rows[-1] else ""

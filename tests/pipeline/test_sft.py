@@ -221,8 +221,18 @@ def test_what_is_watched_sees_the_model_without_dropout_and_its_step(tmp_path):
         return {"quality": -step}
 
     settings = TrainerSettings.from_section(CONFIG, batch=1, microbatch=1, schedule="constant", max_steps=5)
-    watch = Evaluation(measure, 2, lambda row: row["quality"])
+    watch = Evaluation(measure, 2, lambda row: row["quality"], at_start=True)
     rows = train(model, [1.0] * 9, lambda items: {"content": items, "items": 1},
                  lambda items: model(torch.tensor([items])).sum(), settings, tmp_path, "t", watch)
-    assert seen == [(2, False, False), (4, False, False), (5, False, False)] and model.training
-    assert [row["quality"] for row in rows if "quality" in row] == [-2, -4, -5]
+    assert seen == [(step, False, False) for step in (0, 2, 4, 5)] and model.training
+    assert [row["quality"] for row in rows if "quality" in row] == [0, -2, -4, -5]
+
+
+def test_the_curve_begins_with_the_base(trained, inputs, tmp_path):
+    base, tokenizer = load_causal(inputs["base"]), load_tokenizer(inputs["base"])
+    held_out = first_question_keys(inputs["pairs"], "finetune", 0.1, 4)
+    measured = sft.Validation(
+        base.eval(), tokenizer, inputs["pairs"], held_out, CONFIG, TrainingLogger(tmp_path, "sft")).measure(0)
+    first = next(row for row in history(trained[0]) if "validation_perplexity" in row)
+    assert first["step"] == 0
+    assert first["validation_perplexity"] == pytest.approx(measured["validation_perplexity"], rel=1e-5)
