@@ -3,9 +3,11 @@
     python -m stages.inspect results/demo/sft                    # or a results/demo/sft.partial
     python -m stages.inspect --diff results/demo/ppo results/demo-nf4/ppo
     python -m stages.inspect results/
+    python -m stages.inspect --verify results/demo               # hash every file of every artifact
 
-Reads only: no weights, and of a table only its metadata and first rows. Not a stage: it makes no artifact. An artifact
-is stale if an input is not the one its manifest names, or its settings are not those of the run's recipe.
+Reads only: without --verify no weights, and of a table only its metadata and first rows. Not a stage: it makes no
+artifact. An artifact is stale if an input is not the one its manifest names, or its settings are not those of the run's
+recipe.
 """
 
 import argparse
@@ -20,9 +22,10 @@ from stages.inspection.artifact_diff import diff_artifacts
 from stages.inspection.artifact_facts import describe_artifact
 from stages.inspection.text_pages import format_artifact, format_difference, format_runs
 from stages.render.terminal import escape_controls
-from stages.runtime.artifact import PARTIAL, ArtifactError, artifact_folder
+from stages.runtime.artifact import MANIFEST, PARTIAL, ArtifactError, artifact_folder
 from stages.runtime.manifest import is_artifact
-from stages.runtime.runs import list_runs
+from stages.runtime.runs import list_artifacts, list_runs
+from stages.runtime.verification import list_damage
 
 
 def inspect_path(path: Path) -> tuple[list[str], Any]:
@@ -41,6 +44,16 @@ def inspect_path(path: Path) -> tuple[list[str], Any]:
     if not runs:
         raise ArtifactError(f"{folder} is no artifact, and there is none in it")
     return format_runs(runs), runs
+
+
+def verify_path(path: Path) -> dict[str, list[str]]:
+    """Return what is damaged in each finished artifact, by folder: in this one, or in all below it."""
+    folder = artifact_folder(path)
+    folders = [folder] if is_artifact(folder) else list_artifacts(folder)
+    finished = [artifact for artifact in folders if (artifact / MANIFEST).is_file()]
+    if not finished:
+        raise ArtifactError(f"{folder} is no finished artifact, and there is none in it")
+    return {str(artifact): list_damage(artifact) for artifact in finished}
 
 
 def format_json(facts: Any) -> str:
@@ -64,17 +77,22 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("path", nargs="?", type=Path, metavar="PATH", help="an artifact, or a folder of runs")
     group.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="two artifacts to compare")
+    group.add_argument("--verify", type=Path, metavar="PATH",
+                       help="an artifact, or a folder of runs: compare all files with the digests in the manifests")
     parser.add_argument("--json", action="store_true", help="print the same facts as JSON")
     return parser
 
 
 def main(words: list[str] | None = None) -> int:
-    """Print the page; return 1, after one line, for a user's mistake."""
+    """Print the page; return 1 for damaged artifacts and, after one line, for a user's mistake."""
     arguments = build_parser().parse_args(words)
     try:
         if arguments.diff:
             facts = diff_artifacts(*map(artifact_folder, arguments.diff))
             lines = format_difference(facts)
+        elif arguments.verify:
+            facts = verify_path(arguments.verify)
+            lines = [f"{folder}: {'; '.join(problems) or 'as published'}" for folder, problems in facts.items()]
         else:
             lines, facts = inspect_path(arguments.path)
     except (ArtifactError, OSError) as error:
@@ -85,7 +103,7 @@ def main(words: list[str] | None = None) -> int:
         print(text, flush=True)
     except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return int(bool(arguments.verify) and any(facts.values()))
 
 
 if __name__ == "__main__":

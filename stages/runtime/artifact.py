@@ -63,7 +63,7 @@ def digest(source: str | Path) -> str:
         raise ArtifactError(f"there is no {path}: make it first")
     if request_file(path).exists():
         raise ArtifactError(f"{path} is not finished (it has no {MANIFEST}): run its stage again")
-    lines = [f"{file.relative_to(path)} {sha256}" for file, sha256 in _hash_files(_list_files(path))]
+    lines = [f"{file.relative_to(path)} {sha256}" for file, sha256 in hash_files(_list_files(path))]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -124,7 +124,7 @@ def publish(partial: Path, out: Path, manifest: dict) -> None:
     """Add the size and SHA-256 of every file to the manifest, write it last, and rename the folder to `out`."""
     files = [file for file in _list_files(partial) if file.name not in (MANIFEST, REQUEST)]
     listed = {str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": sha256}
-              for file, sha256 in _hash_files(files)}
+              for file, sha256 in hash_files(files)}
     write_json(partial / MANIFEST, manifest | {"files": listed})
     old = None
     if out.exists():
@@ -135,14 +135,14 @@ def publish(partial: Path, out: Path, manifest: dict) -> None:
         shutil.rmtree(old)
 
 
-def _list_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())
-
-
-def _hash_files(files: list[Path]) -> list[tuple[Path, str]]:
+def hash_files(files: list[Path]) -> list[tuple[Path, str]]:
     """Hash files in several threads: one core is the limit for many gigabytes."""
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
         return list(zip(files, threads.map(hash_file, files), strict=True))
+
+
+def _list_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def _read_request(partial: Path) -> dict | None:

@@ -23,7 +23,8 @@ from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.runtime import artifact
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.environment import describe_environment, let_idle_threads_sleep
-from stages.runtime.manifest import headline_metrics
+from stages.runtime.manifest import headline_metrics, list_input_sources
+from stages.runtime.verification import verify_artifacts
 
 INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 INPUT_FLAGS = {
@@ -66,6 +67,8 @@ def build_parser(signature: Signature) -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
     parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
+    parser.add_argument("--verify", action="store_true",
+                        help="hash every file of the inputs; without it, those that changed since they were verified")
     group = parser.add_argument_group(f"settings, overriding section {signature.section!r} of the recipe")
     for name, default, doc in schema.flatten(getattr(Recipe(), signature.section)):
         group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", metavar="VALUE",
@@ -73,8 +76,8 @@ def build_parser(signature: Signature) -> argparse.ArgumentParser:
     return parser
 
 
-def make(run: Callable, config: object, out: Path, inputs: dict, options: dict | None = None, force: bool = False
-         ) -> None:
+def make(run: Callable, config: object, out: Path, inputs: dict, options: dict | None = None, force: bool = False,
+         verify: bool = False) -> None:
     """Build the artifact of a stage; do nothing if `out` is already complete.
 
     Args:
@@ -82,12 +85,13 @@ def make(run: Callable, config: object, out: Path, inputs: dict, options: dict |
         config: its section of the recipe.
         inputs, options: keyword arguments of `run`.
         force: replace a finished artifact.
+        verify: hash every file of the inputs, changed or not.
     """
-    _make(Path(inspect.getfile(run)).stem, lambda: run, config, out, inputs, options or {}, force)
+    _make(Path(inspect.getfile(run)).stem, lambda: run, config, out, inputs, options or {}, force, verify)
 
 
 def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Path, inputs: dict, options: dict,
-          force: bool) -> None:
+          force: bool, verify: bool) -> None:
     request = {"stage": stage, "config": schema.result_settings(config),
                "inputs": {name: _identify(source) for name, source in inputs.items() if source is not None},
                **{name: value for name, value in options.items() if isinstance(value, str)}}
@@ -96,6 +100,8 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     if artifact.is_complete(out, request):
         _print(f"{stage}: {out} is already made")
         return
+    paths = [Path(source["path"]) for source in list_input_sources(request["inputs"]).values()]
+    verify_artifacts(paths, out.parent / "logs", always=verify)
     with artifact.build(out, request) as partial:
         start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
         run = load_run()
@@ -108,8 +114,8 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     _print(f"{stage}: {out} made in {seconds:.0f} s{numbers}")
 
 
-def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Path, dict, dict, bool]:
-    """Return the stage's settings, output folder, inputs, options, and whether to replace a finished artifact."""
+def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Path, dict, dict, bool, bool]:
+    """Return settings, output folder, inputs, options, whether to replace an artifact, and whether to hash all."""
     settings = {name.removeprefix(SETTING): value for name, value in arguments.items()
                 if name.startswith(SETTING) and value is not None}
     config = getattr(load_recipe(arguments["recipe"]), signature.section)
@@ -120,7 +126,7 @@ def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Pat
     inputs = {name: parse[hint](arguments[name]) for name, hint in signature.inputs.items()
               if arguments[name] is not None}
     options = {name: arguments[name] for name in signature.options}
-    return config, artifact.artifact_folder(arguments["out"]), inputs, options, arguments["force"]
+    return config, artifact.artifact_folder(arguments["out"]), inputs, options, arguments["force"], arguments["verify"]
 
 
 def parse_named_folders(items: list[str]) -> dict[str, Path]:

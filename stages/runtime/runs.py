@@ -18,10 +18,15 @@ def list_runs(root: Path) -> list[dict]:
     A run is the folder of a recipe.yaml or, for artifacts made by hand, the folder around them.
     """
     runs: dict[Path, list[Path]] = {}
-    for folder in _find_artifacts(root, DEPTH):
+    for folder in list_artifacts(root):
         runs.setdefault(find_run_folder(folder) or folder.parent, []).append(folder)
     return [{"run": str(run), "stages": [_describe_stage(run, folder) for folder in sorted(folders, key=_time_made)]}
             for run, folders in sorted(runs.items())]
+
+
+def list_artifacts(root: Path) -> list[Path]:
+    """List the artifacts under `root`, finished or not."""
+    return list(_find_artifacts(root, DEPTH))
 
 
 def last_write_time(folder: Path) -> str:

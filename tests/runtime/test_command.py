@@ -75,6 +75,15 @@ def test_makes_an_artifact_that_tells_where_it_comes_from(probe):
     assert {"seconds", "peak_memory_mib", "device", "versions", "commit", "files"} <= set(manifest)
 
 
+def test_a_damaged_input_is_refused_in_one_line_before_anything_runs(probe, tmp_path):
+    manifest = {"stage": "base", "files": {"weights": {"bytes": 1, "sha256": "0" * 64}}}
+    (tmp_path / "base" / "manifest.json").write_text(json.dumps(manifest))
+    done = probe()
+    assert done.returncode == 1 and not probe.out.exists()
+    assert done.stderr.startswith("probe: error: ") and done.stderr.count("\n") == 1
+    assert "base is damaged: weights is not what was published" in done.stderr
+
+
 def test_a_second_call_does_nothing_and_other_settings_ask_for_force(probe):
     probe()
     before = (probe.out / "manifest.json").stat().st_mtime_ns
@@ -205,7 +214,7 @@ def test_an_optional_input_may_be_left_out_or_its_folder(tmp_path, flags, says):
 def test_inputs_by_name_are_parsed_identified_and_listed(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").write_text(f'{{"stage": "{name}"}}')
+        (tmp_path / name / "manifest.json").write_text(f'{{"stage": "{name}", "files": {{}}}}')
     folders = command.parse_named_folders([f"ppo={tmp_path / 'a' / 'manifest.json'}", f"my-dpo_2={tmp_path / 'b'}"])
     assert folders == {"ppo": tmp_path / "a", "my-dpo_2": tmp_path / "b"}
     made = []
