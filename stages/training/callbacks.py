@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from stages.runtime.files import atomic_path
+from stages.training.checkpoint import seal_checkpoint
 from stages.training.loggers import TrainingLogger
 
-COMPLETE = "complete"  # this file marks a checkpoint of the Trainer that was written to its end
 RENAMED_METRICS = {"grad_norm": "gradient_norm"}  # as in PPO's history
 # These differ from run to run, or restart when a run resumes: they are not part of the result.
 UNREPEATABLE = ("runtime", "per_second", "total_flos", "train_loss")
@@ -32,7 +32,7 @@ class Evaluation:
 
 
 class HistoryCallback(TrainerCallback):
-    """Write the history, show progress, evaluate, save the best state, and mark complete checkpoints."""
+    """Write the history, show progress, evaluate, save the best state, and seal checkpoints."""
 
     def __init__(
         self, best: Path, label: str, evaluation: Evaluation | None, patience: int | None, logger: TrainingLogger
@@ -76,7 +76,7 @@ class HistoryCallback(TrainerCallback):
             self.logger.log_metrics(row["step"], {name: value for name, value in row.items() if name != "step"})
 
     def on_save(self, args, state, control, **kwargs):
-        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+        seal_checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_train_end(self, args, state, control, **kwargs):
         self.progress.finish()

@@ -3,6 +3,8 @@
 A checkpoint is a folder `checkpoint-000020`, numbered by its caller, that appears by one rename: a kill at any instant
 leaves the previous one usable. What belongs together (the state and the best weights so far) goes into one checkpoint,
 so that neither is ever newer than the other.
+
+A seal, the digests of its files, marks a checkpoint as whole; those of Transformers' Trainer get one, too (trainer.py).
 """
 
 import json
@@ -12,13 +14,14 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from stages.runtime.artifact import hash_files
 from stages.runtime.files import sync_to_disk
 
 PREFIX, DRAFT = "checkpoint-", "checkpoint.tmp"
 TENSORS, FACTS = "state.safetensors", "state.json"
+SEAL = "complete.json"
 NON_TENSORS = "optimizer.plain"  # entries of the optimizer's state that are no tensors, as the bytes of a JSON text
 
 
@@ -29,8 +32,7 @@ def save_checkpoint(root: Path, tensors: dict[str, torch.Tensor], facts: dict, *
     draft.mkdir(parents=True)
     save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, draft / TENSORS)
     (draft / FACTS).write_text(json.dumps({"torch": torch.__version__, "facts": facts}), encoding="utf-8")
-    for path in (draft / TENSORS, draft / FACTS, draft):
-        sync_to_disk(path)
+    seal_checkpoint(draft)
     os.rename(draft, root / f"{PREFIX}{number:06d}")
     sync_to_disk(root)
     for old in list_checkpoints(root)[:-keep]:
@@ -39,18 +41,44 @@ def save_checkpoint(root: Path, tensors: dict[str, torch.Tensor], facts: dict, *
 
 def load_checkpoint(root: Path) -> tuple[dict[str, torch.Tensor], dict] | None:
     """Load tensors and facts of the newest intact checkpoint in `root`, if any; delete newer damaged ones."""
+    folder = find_newest_intact(root)
+    if folder is None:
+        return None
+    saved = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    if saved["torch"] != torch.__version__:
+        _warn(f"{folder} is of torch {saved['torch']}, this is {torch.__version__}: from here on, bits may differ")
+    return load_file(folder / TENSORS), saved["facts"]
+
+
+def find_newest_intact(root: Path) -> Path | None:
+    """Return the newest intact checkpoint in `root`, if any; delete newer damaged ones, and say so."""
     for folder in reversed(list_checkpoints(root)):
-        try:
-            saved = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-            tensors = load_file(folder / TENSORS)
-        except (FileNotFoundError, json.JSONDecodeError, SafetensorError) as error:
-            _warn(f"{folder} is damaged ({error}): going back to the one before it")
-            shutil.rmtree(folder)
-            continue
-        if saved["torch"] != torch.__version__:
-            _warn(f"{folder} is of torch {saved['torch']}, this is {torch.__version__}: from here on, bits may differ")
-        return tensors, saved["facts"]
+        if (problem := find_damage(folder)) is None:
+            return folder
+        _warn(f"{folder} is damaged ({problem}): going back to the one before it")
+        shutil.rmtree(folder)
     return None
+
+
+def seal_checkpoint(folder: Path) -> None:
+    """Mark a checkpoint as whole: write the SHA-256 of its files, and flush all of them to the disk."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL)
+    digests = {str(path.relative_to(folder)): sha256 for path, sha256 in hash_files(files)}
+    (folder / SEAL).write_text(json.dumps(digests), encoding="utf-8")
+    for path in (*files, folder / SEAL, folder):
+        sync_to_disk(path)
+
+
+def find_damage(folder: Path) -> str | None:
+    """Describe what is wrong with a checkpoint, compared with its seal; None: nothing."""
+    try:
+        digests = json.loads((folder / SEAL).read_text(encoding="utf-8"))
+        actual = {path.relative_to(folder): sha256 for path, sha256 in hash_files([folder / name for name in digests])}
+    except FileNotFoundError as error:
+        return f"there is no {error.filename}"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return next((f"{name} has changed" for name, sha256 in digests.items() if actual[Path(name)] != sha256), None)
 
 
 def delete_checkpoints(root: Path) -> None:

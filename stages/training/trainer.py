@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
-from stages.training.callbacks import COMPLETE, Evaluation, HistoryCallback, load_trainable
-from stages.training.checkpoint import checkpoint_number, list_checkpoints
+from stages.training.callbacks import Evaluation, HistoryCallback, load_trainable
+from stages.training.checkpoint import checkpoint_number, find_newest_intact
 from stages.training.loggers import TrainingLogger
 from stages.training.optimizers import MuonWithAdamW
 
@@ -59,7 +59,7 @@ def train(
     model, dataset, collate: Callable, loss_fn: Callable, settings: TrainerSettings, out: Path, label: str,
     evaluation: Evaluation | None = None, logger: TrainingLogger | None = None,
 ) -> list[dict]:
-    """Train in place, resuming from the last complete checkpoint under `out`; return the history.
+    """Train in place, resuming from the newest intact checkpoint under `out`; return the history.
 
     Args:
         dataset: a map-style data set.
@@ -79,7 +79,7 @@ def train(
     trainer.loss_fn = loss_fn
     trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the step's items itself
     trainer.remove_callback(PrinterCallback)
-    checkpoint = find_last_checkpoint(out)
+    checkpoint = find_newest_intact(out / CHECKPOINTS)
     if checkpoint:
         print(f"{label}: resumed at {checkpoint.name}", file=sys.stderr, flush=True)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -88,20 +88,9 @@ def train(
     return callback.rows
 
 
-def find_last_checkpoint(out: Path) -> Path | None:
-    """Return the newest complete checkpoint; delete incomplete ones."""
-    complete = None
-    for folder in list_checkpoints(out / CHECKPOINTS):
-        if (folder / COMPLETE).exists():
-            complete = folder
-        else:
-            shutil.rmtree(folder)
-    return complete
-
-
 def last_checkpoint_step(out: Path) -> int:
-    """Return the step of the newest complete checkpoint; -1 if there is none."""
-    checkpoint = find_last_checkpoint(out)
+    """Return the step of the newest intact checkpoint; -1 if there is none."""
+    checkpoint = find_newest_intact(out / CHECKPOINTS)
     return -1 if checkpoint is None else checkpoint_number(checkpoint)
 
 

@@ -82,10 +82,10 @@ def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, **i
 @pytest.mark.parametrize(
     "stage, mark, inputs",
     [
-        ("sft", "checkpoints/*/complete", {"base": "base", "pairs": "pairs"}),
-        ("reward", "checkpoints/*/complete", {"base": "base", "pairs": "pairs"}),
-        ("judge", "checkpoints/*/complete", {"base": "base", "pairs": "pairs"}),
-        ("ppo", "checkpoint-*/state.json", {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
+        ("sft", "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
+        ("reward", "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
+        ("judge", "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
+        ("ppo", "checkpoint-*/complete.json", {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(made, stage, mark, inputs):
@@ -99,6 +99,19 @@ def test_killed_and_resumed_equals_uninterrupted(made, stage, mark, inputs):
     assert "adapter_model.safetensors" in whole["files"] and "history.jsonl" in whole["files"]
     assert whole["metrics"] == cut["metrics"] and "resumed at" in said
     assert not (made / f"{stage}-cut.partial").exists()
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_noticed_and_what_is_before_it_goes_on(made):
+    killed_after_a_checkpoint(made, "sft", "sft-flipped", "checkpoints/checkpoint-*/complete.json",
+                              base="base", pairs="pairs")
+    newest = max((made / "sft-flipped.partial/checkpoints").glob("*/optimizer.pt"), key=lambda file: file.stat().st_mtime)
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    said = run(made, "sft", "sft-flipped", base="base", pairs="pairs")
+    assert f"{newest.parent.name} is damaged (optimizer.pt has changed)" in said
+    whole, flipped = (read_manifest(made / name)["files"] for name in ("sft-whole", "sft-flipped"))
+    assert whole["adapter_model.safetensors"] == flipped["adapter_model.safetensors"]
 
 
 def test_history_holds_every_iteration_once(made):

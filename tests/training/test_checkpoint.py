@@ -106,7 +106,7 @@ def test_killed_at_any_step_of_a_save_a_whole_checkpoint_is_loaded_and_the_rest_
         assert held(root) == (30 if published else 20)
         save(root, 40, keep)
         assert held(root) == 40 and len(names(root)) == keep and "checkpoint.tmp" not in names(root)
-    assert died == 9 and held(root) == 30  # draft, tensors, facts, three flushes, rename, flush, an old one
+    assert died == 11 and held(root) == 30  # draft, tensors, facts, seal, four flushes, rename, flush, an old one
 
 
 def test_a_disk_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
@@ -121,14 +121,16 @@ def test_a_disk_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch
     assert held(tmp_path) == 20 and names(tmp_path) == ["checkpoint-000010", "checkpoint-000020"]
 
 
-@pytest.mark.parametrize("file", ["state.safetensors", "state.json"])
-@pytest.mark.parametrize("harm", ["cut", "gone"])
+@pytest.mark.parametrize("file", ["state.safetensors", "state.json", "complete.json"])
+@pytest.mark.parametrize("harm", ["cut", "gone", "flipped"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_with_a_word(tmp_path, capsys, file, harm):
     for number in (10, 20):
         save(tmp_path, number)
     damaged = tmp_path / "checkpoint-000020" / file
     if harm == "cut":
         damaged.write_bytes(damaged.read_bytes()[:-2])
+    elif harm == "flipped":
+        damaged.write_bytes(damaged.read_bytes()[:-9] + bytes([damaged.read_bytes()[-9] ^ 1]) + damaged.read_bytes()[-8:])
     else:
         damaged.unlink()
     assert held(tmp_path) == 10
@@ -143,9 +145,10 @@ def test_another_torch_is_said(tmp_path, capsys):
     assert held(tmp_path) == 10 and not capsys.readouterr().err
     facts = tmp_path / "checkpoint-000010" / "state.json"
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"torch": "1.0"}))
+    checkpoint.seal_checkpoint(facts.parent)
     assert held(tmp_path) == 10 and "is of torch 1.0, this is" in capsys.readouterr().err
 
 
 def test_nothing_is_pickled(tmp_path):
     save(tmp_path, 10)
-    assert names(tmp_path / "checkpoint-000010") == ["state.json", "state.safetensors"]
+    assert names(tmp_path / "checkpoint-000010") == ["complete.json", "state.json", "state.safetensors"]
