@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 from stages.modeling.cpu_kernels.build import load_library
 from stages.modeling.cpu_kernels.layers import replace_layers
 from stages.modeling.families import check_positions
+from stages.modeling.finite_weights import check_finite
 from stages.modeling.packed import attention
 
 QUANTISED = ("int8", "nf4")
@@ -70,6 +71,8 @@ def load_pretrained(
     missing = set(info["missing_keys"]) - set(optional_weights)
     if missing:
         raise ValueError(f"{folder} lacks the weights {', '.join(sorted(missing)[:3])}: they would be random")
+    check_finite(((name, weight) for name, weight in model.named_parameters() if name not in missing),
+                 f"{folder} is damaged, or its training diverged")
     for module in model.modules():
         # bitsandbytes repacks nf4 weights at the first forward without gradients on such a CPU, and from then on no
         # gradient flows through them: an adapter would stop learning in silence after the first sample is drawn.

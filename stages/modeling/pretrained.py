@@ -8,10 +8,12 @@ from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedModel
 
+from stages.modeling.finite_weights import check_finite
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.files import link_or_copy, write_json
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+DIVERGED = "training diverged, and nothing is published: lower the learning rate"
 FILE_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
@@ -40,13 +42,18 @@ def save_adapter(model, tokenizer, out: Path) -> None:
 
 
 def save_model(model, tokenizer, out: Path) -> None:
-    """Save a whole model with its tokenizer."""
+    """Save a whole model with its tokenizer; ValueError if a weight is not finite."""
+    check_finite(model.named_parameters(), DIVERGED)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
 def save_adapters(model, out: Path, names: list[str]) -> None:
-    """Save some adapters of a PEFT model: 'default' into `out`, others into out/<name>."""
+    """Save some adapters of a PEFT model: 'default' into `out`, others into out/<name>.
+
+    Raises ValueError if a weight is not finite.
+    """
+    check_finite(model.named_parameters(), DIVERGED)
     # The rows of new tokens are in the adapter; PEFT would add the whole embedding, of gigabytes.
     model.save_pretrained(out, selected_adapters=names, save_embedding_layers=False)
     for name in names:
@@ -62,6 +69,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     Raises ValueError if a tensor is missing, unexpected or of another shape; PEFT would only warn.
     """
     saved, config = load_file(folder / ADAPTER_WEIGHTS), PeftConfig.from_pretrained(folder)
+    check_finite(saved.items(), f"{folder} is damaged, or its training diverged")
     config.base_model_name_or_path = None  # the folder may have been renamed, or be an intermediate merge
     try:
         model = get_peft_model(model, config)

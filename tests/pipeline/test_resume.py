@@ -104,7 +104,8 @@ def test_killed_and_resumed_equals_uninterrupted(made, stage, mark, inputs):
 def test_a_flipped_byte_in_a_checkpoint_is_noticed_and_what_is_before_it_goes_on(made):
     killed_after_a_checkpoint(made, "sft", "sft-flipped", "checkpoints/checkpoint-*/complete.json",
                               base="base", pairs="pairs")
-    newest = max((made / "sft-flipped.partial/checkpoints").glob("*/optimizer.pt"), key=lambda file: file.stat().st_mtime)
+    checkpoints = (made / "sft-flipped.partial/checkpoints").glob("*/optimizer.pt")
+    newest = max(checkpoints, key=lambda file: file.stat().st_mtime)
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)

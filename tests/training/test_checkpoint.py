@@ -130,7 +130,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_with_a_word(tmp_pat
     if harm == "cut":
         damaged.write_bytes(damaged.read_bytes()[:-2])
     elif harm == "flipped":
-        damaged.write_bytes(damaged.read_bytes()[:-9] + bytes([damaged.read_bytes()[-9] ^ 1]) + damaged.read_bytes()[-8:])
+        content = damaged.read_bytes()
+        damaged.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     else:
         damaged.unlink()
     assert held(tmp_path) == 10
