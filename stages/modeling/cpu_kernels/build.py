@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from stages.runtime.files import atomic_path
+from stages.runtime.files import atomic_path, hash_file, write_text
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
@@ -72,15 +73,41 @@ def _compile(compiler: str, version: bytes) -> Path:
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stackllama"
     library = folder / f"kernels-{digest}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _lock(folder):
-            if not library.exists():  # processes that start together: the first one compiles
-                start = time.monotonic()
-                with atomic_path(library) as draft:
-                    _run([compiler, *FLAGS, "-o", str(draft), *map(str, SOURCES)])
-                _log(f"compiled by {compiler} in {time.monotonic() - start:.1f} s: {library}")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not _is_private(folder):
+        raise OSError(f"{folder} is a link, belongs to another user, or others can write to it: what is loaded from it "
+                      f"runs as you. Make it yours (chmod 700), or set XDG_CACHE_HOME")
+    with _lock(folder):  # processes that start together: the first one compiles
+        if not _is_intact(library):
+            start = time.monotonic()
+            with atomic_path(library) as draft:
+                _run([compiler, *FLAGS, "-o", str(draft), *map(str, SOURCES)])
+                draft.chmod(0o700)
+            write_text(_digest_file(library), hash_file(library))
+            _log(f"compiled by {compiler} in {time.monotonic() - start:.1f} s: {library}")
     return library
+
+
+def _is_intact(library: Path) -> bool:
+    """Check that a compiled file is ours, and has the digest that was written when it was compiled.
+
+    Loading a shared object that is cut short kills the process (SIGBUS).
+    """
+    try:
+        return _is_private(library) and _digest_file(library).read_text(encoding="utf-8") == hash_file(library)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_private(path: Path) -> bool:
+    """Check that a path is no link, belongs to this user, and nobody else can write to it."""
+    status = path.lstat()
+    writable_by_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return not stat.S_ISLNK(status.st_mode) and status.st_uid == os.geteuid() and not writable_by_others
+
+
+def _digest_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
 
 
 def _run(command: list[str]) -> bytes:
