@@ -8,6 +8,7 @@ from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedModel
 
+from stages.modeling.adapter_card import write_adapter_card
 from stages.modeling.finite_weights import check_finite
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.files import link_or_copy, write_json
@@ -61,6 +62,7 @@ def save_adapters(model, out: Path, names: list[str]) -> None:
         config = json.loads(file.read_text(encoding="utf-8"))
         # PEFT stores these as sets, whose order differs between processes.
         write_json(file, {key: sorted(value) if isinstance(value, list) else value for key, value in config.items()})
+        write_adapter_card(file.parent, model.peft_config[name])
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
