@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedModel
 
 from stages.modeling.adapter_card import write_adapter_card
+from stages.modeling.compatible_files import add_rope_of_transformers_4, save_tokenizer
 from stages.modeling.finite_weights import check_finite
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.files import link_or_copy, write_json
@@ -39,14 +40,15 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
 def save_adapter(model, tokenizer, out: Path) -> None:
     """Save the adapter 'default' with its tokenizer; every process writes the same bytes."""
     save_adapters(model, out, ["default"])
-    tokenizer.save_pretrained(out)
+    save_tokenizer(tokenizer, out)
 
 
 def save_model(model, tokenizer, out: Path) -> None:
     """Save a whole model with its tokenizer; ValueError if a weight is not finite."""
     check_finite(model.named_parameters(), DIVERGED)
     model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    add_rope_of_transformers_4(out)
+    save_tokenizer(tokenizer, out)
 
 
 def save_adapters(model, out: Path, names: list[str]) -> None:
