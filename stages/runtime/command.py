@@ -67,9 +67,12 @@ def build_parser(signature: Signature) -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
     parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
     group = parser.add_argument_group(f"settings, overriding section {signature.section!r} of the recipe")
-    for name, default, doc in schema.flatten(getattr(Recipe(), signature.section)):
+    section = getattr(Recipe(), signature.section)
+    ranges = schema.list_ranges(section)
+    for name, default, doc in schema.flatten(section):
+        within = f"{ranges[name]}; " if name in ranges else ""
         group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", metavar="VALUE",
-                           help=f"{doc} (published: {default})".replace("%", "%%"))
+                           help=f"{doc} ({within}published: {default})".replace("%", "%%"))
     return parser
 
 
