@@ -18,7 +18,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from stages.recipe import optional_packages, schema
+from stages.recipe import schema
+from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.runtime import artifact
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
@@ -116,7 +117,7 @@ def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Pat
                 if name.startswith(SETTING) and value is not None}
     config = getattr(load_recipe(arguments["recipe"]), signature.section)
     config = schema.override(config, schema.nest(settings), "command line", from_text=True)
-    optional_packages.check_logging(config, signature.section)
+    check_names(config, signature.section, runs_here=True)
     parse = {"Path": artifact.artifact_folder, OPTIONAL_INPUT: artifact.artifact_folder, "list[str]": list,
              "dict[str, Path]": parse_named_folders}
     inputs = {name: parse[hint](arguments[name]) for name, hint in signature.inputs.items()

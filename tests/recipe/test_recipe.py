@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stages.recipe import lookups
 from stages.recipe import recipe as recipes
 from stages.recipe.models import Lora
 from stages.recipe.ppo import RewardSource
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.schema import SettingsError, flatten, to_dict
-from stages.rl.rewards.sources import MEASURES, load_reward_functions
+from stages.rl.rewards.sources import LEXICAL, MEASURES, MODEL, load_reward_functions
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -198,6 +199,7 @@ def test_every_value_of_a_reward_source_says_its_meaning_and_is_read():
     assert {field.name for field in fields} <= set(inspect.signature(load_reward_functions).parameters)  # (**entry)
     assert all(len(field.metadata["doc"]) > 3 for field in fields)
     measures = next(field.metadata["doc"] for field in fields if field.name == "source")
+    assert set(lookups.REWARD_NAMES) == {MODEL, LEXICAL, *MEASURES}
     assert all(name in measures for name in MEASURES)
 
 
