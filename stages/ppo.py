@@ -22,6 +22,8 @@ import torch
 from stages.evaluation.reward_model_check import check_reward_model, describe_shortfall
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
+from stages.modeling.load import check_whole_model
+from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import select_settings
@@ -57,6 +59,7 @@ def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, cont
 
     reward: the merged reward model, or its adapter, which then shares the policy's base.
     """
+    check_whole_model(policy)
     shortfalls = check_reward_models(config, reward)
     torch_setup.prepare()
     with open_logger(config.log_to, out, "ppo", context, asdict(config), step_name="iteration") as logger:
@@ -122,12 +125,14 @@ def build_trainer(
     config: Ppo, tokenizer, policy: Path, reward: Path, pairs: Path
 ) -> tuple[PPOTrainer, list[RewardFunction]]:
     """Load the models and build the trainer; raise ValueError if a model has too few positions for the texts."""
+    plain = plain_outputs(policy, config.precision)
     torch.manual_seed(config.seed)
     learner = load_policy(
         policy, reward, tune=config.tune, value_model=config.value_model, lora=asdict(config.lora),
         precision=config.precision, temperature=config.temperature,
         gradient_checkpointing=config.gradient_checkpointing, compiled=config.compile,
         cpu_kernels=config.cpu_kernels)
+    _say(f"check  {check_trained_model(learner.model, plain)}")
     families.check_length(learner.causal_model.config, config.max_prompt_tokens + config.max_response_tokens)
     reward_functions = [
         function for entry in config.rewards for function in load_reward_functions(
