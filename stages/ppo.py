@@ -31,7 +31,7 @@ from stages.reward_modeling.consistency import check_consistency, compare_with_t
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import load_held_out, member_folders
 from stages.rl.advantages import gae_advantages
-from stages.rl.checks.memory_plan import classifier_models, plan_memory
+from stages.rl.checks.memory_plan import classifier_models, longest_rollout, plan_memory
 from stages.rl.checks.startup import StartupReport, run_checks
 from stages.rl.collect_rollouts import collect_rollout
 from stages.rl.early_stopping import StopRules
@@ -187,7 +187,7 @@ def check_startup(config: Ppo, loop: TrainingLoop, tokenizer, reward_functions: 
         f" x {minibatches} minibatches of {c.minibatch_prompts} = {c.iterations * c.epochs * minibatches} optimiser"
         f" steps; {c.minibatch_prompts // c.microbatch_prompts} microbatches of {c.microbatch_prompts} each"
     )
-    longest = sorted(prompts, key=len)[-c.rollout_prompts :]
+    longest = longest_rollout(prompts, c.rollout_prompts)
     for line in plan_memory(trainer, c.optimizer, longest, reward_functions):
         _say(line)
     rollout = collect_rollout(trainer.policy, loop.next_prompts()[: c.microbatch_prompts], trainer.sampling,
