@@ -34,6 +34,10 @@ class Posts:
         "all [card]")
     max_questions: int | None = setting(
         None, "maximum number of questions, drawn at random by `seed`; null: all [card]", within=COUNT)
+    drop_watermarks: bool = setting(
+        True, "drop the two made-up posts by which the dumps of June 2025 are marked, ids 1000000001 and 1000000010 "
+        "[ours]")
+    drop_answer_bot: bool = setting(True, "drop the posts of Stack Exchange's Answer Bot, user -2 [ours]")
     max_bad_rows_share: float = setting(
         0.01, "stop if more than this share of the rows cannot be read [ours]", within=SHARE)
     max_row_bytes: int = setting(16_777_216, "quarantine larger rows [ours]", within=BYTES)
