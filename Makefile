@@ -6,6 +6,15 @@ BIN := .venv/bin
 READY := .venv/ready
 EXTRAS := .venv/extras
 
+# As requires-python in pyproject.toml.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+# pip also fails where .venv was moved: its scripts name the old place.
+VENV_WORKS := $(BIN)/python -c "$(NEW_ENOUGH)" && $(BIN)/pip --version
+# A .venv whose Python is gone, too old or moved is made again, though it is marked as ready.
+ifneq ($(wildcard $(READY)),)
+$(shell { $(VENV_WORKS); } >/dev/null 2>&1 || rm -f $(READY) $(EXTRAS))
+endif
+
 .PHONY: ppo install demo extras test lint docs
 
 ppo: install
@@ -15,7 +24,10 @@ install: $(READY)
 
 # torch first, by its exact version: any other order or range may bring gigabytes of CUDA to a machine without a GPU.
 $(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@{ $(VENV_WORKS); } >/dev/null 2>&1 || $(PYTHON) -c "$(NEW_ENOUGH)" 2>/dev/null || { \
+	  echo "make: error: Python 3.11 or newer is needed, and $(PYTHON) is" \
+	    "$$($(PYTHON) --version 2>&1 | tail -n 1): name another, as in make ppo PYTHON=python3.12" >&2; exit 1; }
+	{ $(VENV_WORKS); } >/dev/null 2>&1 || { rm -rf .venv && $(PYTHON) -m venv .venv; }
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' constraints.txt)
 	$(BIN)/python -m pip install --quiet --requirement constraints.txt
 	touch $@

@@ -6,7 +6,7 @@
 import json
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -37,8 +37,10 @@ its settings as flags (`--learning-rate`, `--lora.r`). `--config seed=1`, `--con
 | ours | a choice of this project |
 
 A source inside a meaning belongs to the words before it. The unit is empty if the meaning names it or if there is none.
+Every number has a range, which no value of a recipe or of a command line may leave; of a list, each number has it. A
+large upper end of a limit means "all" or "never".
 """
-COLUMNS = ("setting", "type", "default", "unit", "meaning", "source")
+COLUMNS = ("setting", "type", "default", "range", "unit", "meaning", "source")
 UNITS = ("bytes", "characters", "epochs", "evaluations", "inches", "iterations", "nats", "pairs", "prompts",
          "questions", "responses", "samples", "sequences", "share", "steps", "tokens")
 KINDS = {int: "integer", float: "number", str: "text", bool: "true or false"}
@@ -47,7 +49,7 @@ SOURCE = re.compile(r"\s*\[([^\]]+)\]")
 
 def render_page() -> str:
     """Render the whole page; the same recipe gives the same bytes."""
-    top = [(f.name, f.default, f.metadata["doc"], typing.get_type_hints(Recipe)[f.name])
+    top = [(f.name, f.default, f.metadata, typing.get_type_hints(Recipe)[f.name])
            for f in fields(Recipe) if not is_dataclass(f.default)]
     parts = [INTRO, "## Beside the sections\n", render_table(top)]
     for section in fields(Recipe):
@@ -64,15 +66,15 @@ def section_names() -> list[str]:
     return [section.name for section in fields(Recipe) if is_dataclass(section.default)]
 
 
-def setting_rows(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield (dotted name, default, doc, type) of every setting, with nested sections unfolded."""
+def setting_rows(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, Mapping, Any]]:
+    """Yield (dotted name, default, metadata, type) of every setting, with nested sections unfolded."""
     hints = typing.get_type_hints(type(settings))
     for field in fields(settings):
         value, name = getattr(settings, field.name), prefix + field.name
         if is_dataclass(value):
             yield from setting_rows(value, f"{name}.")
         else:
-            yield name, value, field.metadata["doc"], hints[field.name]
+            yield name, value, field.metadata, hints[field.name]
 
 
 def entry_types(kind: type) -> list[tuple[str, type]]:
@@ -84,9 +86,10 @@ def entry_types(kind: type) -> list[tuple[str, type]]:
 
 def render_table(rows) -> str:
     lines = [COLUMNS, ("---",) * len(COLUMNS)]
-    for name, default, doc, hint in rows:
-        meaning, source = split_source(doc)
-        lines.append((f"`{name}`", type_name(hint), f"`{default_text(default)}`", unit_of(name), meaning, source))
+    for name, default, metadata, hint in rows:
+        meaning, source = split_source(metadata["doc"])
+        lines.append((f"`{name}`", type_name(hint), f"`{default_text(default)}`", str(metadata["within"] or ""),
+                      unit_of(name), meaning, source))
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 

@@ -27,6 +27,7 @@ from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.pretrained import copy_pretrained, save_model
 from stages.modeling.tiny_llama import build_small_llama, train_tokenizer
 from stages.recipe.models import Base
+from stages.stackexchange.pairs.split_sizes import check_split_sizes
 from stages.stackexchange.pairs.table import read_answers
 from stages.stackexchange.prompt import encode_examples, prompt_text
 from stages.training.trainer import TrainerSettings, remove_checkpoints, train
@@ -36,7 +37,11 @@ TRAINED_ON = ("finetune", "reward", "rl")
 
 
 def run(config: Base, out: Path, *, pairs: Path) -> dict[str, float]:
-    """Fill `out` with a plain Hugging Face model folder and its tokenizer."""
+    """Fill `out` with a plain Hugging Face model folder and its tokenizer.
+
+    Raises ValueError if a later stage would have too few questions: this is the last moment before hours of training.
+    """
+    check_split_sizes(pairs)
     torch_setup.prepare()
     if config.model != "scratch":
         return copy_pretrained(config.model, config.revision, out)

@@ -61,8 +61,6 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     torch_setup.prepare()
     judge = _select_judge(judge)
     summary.check_policy_names(policy)
-    if config.temperature <= 0:
-        raise ValueError("evaluate.temperature must be above 0: a KL is measured on samples")
     if judge and judge.resolve() == reward.resolve():
         raise ValueError(f"--judge {judge} is the reward model itself: a judge must be another one")
     gold_scorer = gold_score.load_gold_scorer(config.gold) if config.gold else None

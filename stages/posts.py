@@ -17,15 +17,16 @@ import shutil
 from pathlib import Path
 
 from stages.recipe.data import Posts
-from stages.runtime.files import write_json, write_text
+from stages.runtime.files import hash_file, write_json, write_text
 from stages.runtime.process_pool import ProcessPool
 from stages.stackexchange.dataset_card import render_posts_card
-from stages.stackexchange.dump.sources import find_sources, select_sources
+from stages.stackexchange.dump.sources import Source, find_sources, select_sources
 from stages.stackexchange.questions.counts import posts_metrics
 from stages.stackexchange.questions.duplicate_ids import check_ids
 from stages.stackexchange.questions.filters import QuestionFilter
 from stages.stackexchange.questions.parts import PartTask, build_parts, publish_parts
 from stages.stackexchange.questions.plan import plan_scans
+from stages.stackexchange.questions.post_columns import ANSWER_BOT, WATERMARKS
 from stages.stackexchange.questions.scan import run_scans, write_quarantine
 from stages.stackexchange.questions.sorted_runs import list_runs
 
@@ -57,7 +58,8 @@ def convert(config: Posts, out: Path, scratch: Path, dump: list[str], workers: P
     with_votes = config.votes == "up"
     sources = select_sources(find_sources(dump), config.sites, with_votes)
     plan = plan_scans(sources, scratch, with_votes=with_votes, part_bytes=config.part_bytes, seed=config.seed,
-                      max_bad_rows_share=config.max_bad_rows_share, max_row_bytes=config.max_row_bytes)
+                      max_bad_rows_share=config.max_bad_rows_share, max_row_bytes=config.max_row_bytes,
+                      exclude=_excluded_posts(config))
 
     # 2. Scan: read each span into sorted runs.
     try:
@@ -77,6 +79,23 @@ def convert(config: Posts, out: Path, scratch: Path, dump: list[str], workers: P
         raise ValueError(f"{', '.join(dump)}: no question is left of {metrics['rows_read']} rows; "
                          f"dropped: {metrics['dropped']}")
 
+    metrics["source_files"] = _hash_source_files(sources, with_votes)
+
     # 4. Publish the parts.
     publish_parts(parts, config.part_bytes, out)
     return metrics
+
+
+def _excluded_posts(config: Posts) -> tuple[str, ...]:
+    return tuple(name for name, is_dropped in ((WATERMARKS, config.drop_watermarks),
+                                               (ANSWER_BOT, config.drop_answer_bot)) if is_dropped)
+
+
+def _hash_source_files(sources: list[Source], with_votes: bool) -> dict[str, dict[str, str]]:
+    """Compute the SHA-256 of each file that was read, by site and file name, to compare with published lists."""
+    tables = [(source.site, table) for source in sources
+              for table in (source.posts, source.votes if with_votes else None) if table]
+    hashes: dict[str, dict[str, str]] = {}
+    for site, path in dict.fromkeys((site, Path(table.path)) for site, table in tables):
+        hashes.setdefault(site, {})[path.name] = hash_file(path)
+    return hashes

@@ -22,6 +22,8 @@ import torch
 from stages.evaluation.reward_model_check import check_reward_model, describe_shortfall
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
+from stages.modeling.load import check_whole_model
+from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import select_settings
@@ -29,7 +31,7 @@ from stages.reward_modeling.consistency import check_consistency, compare_with_t
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import load_held_out, member_folders
 from stages.rl.advantages import gae_advantages
-from stages.rl.checks.memory_plan import classifier_models, plan_memory
+from stages.rl.checks.memory_plan import classifier_models, longest_rollout, plan_memory
 from stages.rl.checks.startup import StartupReport, run_checks
 from stages.rl.collect_rollouts import collect_rollout
 from stages.rl.early_stopping import StopRules
@@ -57,6 +59,7 @@ def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, cont
 
     reward: the merged reward model, or its adapter, which then shares the policy's base.
     """
+    check_whole_model(policy)
     shortfalls = check_reward_models(config, reward)
     torch_setup.prepare()
     with open_logger(config.log_to, out, "ppo", context, asdict(config), step_name="iteration") as logger:
@@ -122,12 +125,14 @@ def build_trainer(
     config: Ppo, tokenizer, policy: Path, reward: Path, pairs: Path
 ) -> tuple[PPOTrainer, list[RewardFunction]]:
     """Load the models and build the trainer; raise ValueError if a model has too few positions for the texts."""
+    plain = plain_outputs(policy, config.precision)
     torch.manual_seed(config.seed)
     learner = load_policy(
         policy, reward, tune=config.tune, value_model=config.value_model, lora=asdict(config.lora),
         precision=config.precision, temperature=config.temperature,
         gradient_checkpointing=config.gradient_checkpointing, compiled=config.compile,
         cpu_kernels=config.cpu_kernels)
+    _say(f"check  {check_trained_model(learner.model, plain)}")
     families.check_length(learner.causal_model.config, config.max_prompt_tokens + config.max_response_tokens)
     reward_functions = [
         function for entry in config.rewards for function in load_reward_functions(
@@ -182,7 +187,7 @@ def check_startup(config: Ppo, loop: TrainingLoop, tokenizer, reward_functions: 
         f" x {minibatches} minibatches of {c.minibatch_prompts} = {c.iterations * c.epochs * minibatches} optimiser"
         f" steps; {c.minibatch_prompts // c.microbatch_prompts} microbatches of {c.microbatch_prompts} each"
     )
-    longest = sorted(prompts, key=len)[-c.rollout_prompts :]
+    longest = longest_rollout(prompts, c.rollout_prompts)
     for line in plan_memory(trainer, c.optimizer, longest, reward_functions):
         _say(line)
     rollout = collect_rollout(trainer.policy, loop.next_prompts()[: c.microbatch_prompts], trainer.sampling,

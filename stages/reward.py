@@ -13,6 +13,7 @@ from stages.runtime.command import main
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)
 
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -33,7 +34,8 @@ from stages.evaluation.pair_accuracy import (
 )
 from stages.evaluation.statistics import bootstrap_mean
 from stages.modeling import families, lora, torch_setup
-from stages.modeling.load import load_causal
+from stages.modeling.load import check_whole_model, load_causal
+from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import select_settings
@@ -84,6 +86,7 @@ class TooFewPairsError(ValueError):
 def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: RunContext | None, *, stage: str,
                   split: str) -> dict[str, float]:
     """Do the work of `run` for a stage that trains reward models on one split of the pairs."""
+    check_whole_model(base)
     torch_setup.prepare()
     tokenizer = load_tokenizer(base)
     data = load_data(config, tokenizer, base, pairs, split)
@@ -164,11 +167,13 @@ def train_member(config: Reward, out: Path, base: Path, tokenizer, data: RewardD
     """Train one model into `out`; scoring.json is written last."""
     scoring = Scoring(**select_settings(Scoring, config))
     objective = PairwiseLoss(**select_settings(PairwiseLoss, config))
+    plain = plain_outputs(base, config.precision)
     torch.manual_seed(config.seed)
     model = load_untrained(config, base)
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
     if config.tune == "lora":
         model = lora.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
+    print(f"{logs.stage}: check  {check_trained_model(model, plain)}", file=sys.stderr, flush=True)
     scorer = Scorer(model, config.precision, scoring)
 
     def evaluate(step: int) -> dict[str, float]:

@@ -14,6 +14,7 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
     main(__file__)
 
 import math
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,8 +27,9 @@ from stages.finetuning.token_store import TokenizedDocuments, write_documents
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
 from stages.modeling import families, lora, torch_setup
-from stages.modeling.load import autocast, load_causal
+from stages.modeling.load import autocast, check_whole_model, load_causal
 from stages.modeling.packed import token_logprobs
+from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import check_special_tokens, check_vocabulary, load_tokenizer, resize_token_embeddings
 from stages.recipe.sft import Sft
@@ -45,13 +47,13 @@ DOCUMENTS = "documents.arrow"
 
 def run(config: Sft, out: Path, *, base: Path, pairs: Path, context: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter (or the whole model), the tokenizer, history.jsonl and samples.jsonl."""
+    check_whole_model(base)
     torch_setup.prepare()
     tokenizer = load_tokenizer(base)
     held_out = first_question_keys(pairs, "finetune", VALIDATION_SHARE, config.validation_questions)
     documents = tokenize_documents(config, out, tokenizer, pairs, held_out)
     order = np.random.default_rng(config.seed).permutation(len(documents))
     blocks = PackedBlocks(documents, order, config.sequence_length_tokens, config.packing, config.loss_on == "answer")
-    torch.manual_seed(config.seed)
     model = load_trainable_model(config, base, tokenizer)
     sizes = {"batch": config.batch_sequences, "microbatch": config.microbatch_sequences}
     with open_logger(config.log_to, out, "sft", context, asdict(config)) as logger:
@@ -68,15 +70,21 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path, context: RunContext 
 
 
 def load_trainable_model(config: Sft, base: Path, tokenizer):
-    """Load the base with an adapter, or with all weights requiring gradients; check that the tokenizer fits it."""
+    """Load the base with an adapter, or with all weights requiring gradients; check that the tokenizer fits it
+    and that it computes what the base holds."""
+    plain = plain_outputs(base, config.precision)
+    torch.manual_seed(config.seed)
     model = load_causal(base, config.precision, config.cpu_kernels)
     check_special_tokens(tokenizer, model.config)
     families.check_length(model.config, config.sequence_length_tokens)
     new_tokens = resize_token_embeddings(model, tokenizer) if config.train_new_tokens else []
     check_vocabulary(tokenizer, model)
     if config.tune == "full":
-        return model.requires_grad_(True)
-    return lora.add_lora(model, precision=config.precision, new_tokens=new_tokens, **vars(config.lora))
+        model.requires_grad_(True)
+    else:
+        model = lora.add_lora(model, precision=config.precision, new_tokens=new_tokens, **vars(config.lora))
+    print(f"sft: check  {check_trained_model(model, plain)}", file=sys.stderr, flush=True)
+    return model
 
 
 def tokenize_documents(config: Sft, out: Path, tokenizer, pairs: Path, held_out: set[tuple]) -> TokenizedDocuments:

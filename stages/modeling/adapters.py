@@ -14,12 +14,12 @@ from peft import PeftConfig, TaskType
 from safetensors import safe_open
 from torch import nn
 
+from stages.modeling.load import ADAPTER_CONFIG
 from stages.modeling.lora import adapted_layers
 from stages.modeling.pretrained import ADAPTER_WEIGHTS
 from stages.runtime import artifact
 
 POLICY, VALUE = "default", "value"  # adapter names; "default" is PEFT's
-CONFIG = "adapter_config.json"
 HEAD = "score.weight"
 
 
@@ -50,7 +50,7 @@ def adapter_parameters(model: nn.Module, adapter: str) -> dict[str, nn.Parameter
 
 def is_adapter(folder: Path) -> bool:
     """Check whether the artifact is an adapter, not a whole model."""
-    return (folder / CONFIG).is_file()
+    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def is_reward_adapter(folder: Path) -> bool:
@@ -77,7 +77,7 @@ def check_base(adapter: Path, base: Path) -> None:
         source = inputs.get("base") or inputs.get("policy") or {"path": "something else", "sha256": None}
         path, trained_on = source["path"], source["sha256"]
     else:
-        path = json.loads((adapter / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        path = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
         trained_on = artifact.digest(path) if Path(path).exists() else None
     if trained_on != artifact.digest(base):
         raise ValueError(f"the adapter {adapter} was trained on {path}, and not on {base}: give the base that it was "

@@ -17,6 +17,7 @@ from stages.modeling.finite_weights import check_finite
 from stages.modeling.packed import attention
 
 QUANTISED = ("int8", "nf4")
+ADAPTER_CONFIG = "adapter_config.json"  # PEFT's
 
 
 def device() -> torch.device:
@@ -36,6 +37,35 @@ def resolve_cpu_kernels(setting: str) -> bool:
     return setting == "auto" and device().type == "cpu" and load_library() is not None
 
 
+def precision_arguments(precision: str) -> dict:
+    """Return the arguments of `from_pretrained` for a precision: the dtype and, if it is quantised, how."""
+    if precision == "int8":
+        quantised = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
+    elif precision == "nf4":
+        quantised = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_compute_dtype=torch.bfloat16,
+            llm_int8_skip_modules=["lm_head", "score"],
+        )
+    else:
+        return {"dtype": torch.bfloat16 if precision == "bf16" else torch.float32}
+    return {"dtype": torch.bfloat16, "quantization_config": quantised}
+
+
+def check_whole_model(folder: Path | str) -> None:
+    """Raise ValueError if the folder holds an adapter.
+
+    Transformers would load its base with it, and a new adapter would then take its place: training, with all checks
+    content, would start from the base.
+    """
+    folder = Path(folder)
+    if (folder / ADAPTER_CONFIG).is_file():
+        merged = folder.with_name(f"{folder.name}-merged")
+        advice = f"give {merged}" if merged.is_dir() else f"merge it first: python -m stages.merge --adapter {folder}"
+        raise ValueError(f"{folder} is an adapter, and a whole model is needed here: {advice}")
+
+
 def load_causal(folder: Path | str, precision: str = "fp32", cpu_kernels: str = "off") -> PreTrainedModel:
     """Load a causal language model on this process's device, in eval mode."""
     return load_pretrained(AutoModelForCausalLM, folder, precision, cpu_kernels)
@@ -52,21 +82,13 @@ def load_pretrained(
         optional_weights: names of weights that may be missing, and are then random.
         more: arguments of `from_pretrained`.
     """
-    if precision == "int8":
-        more["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
-    elif precision == "nf4":
-        more["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_compute_dtype=torch.bfloat16,
-            llm_int8_skip_modules=["lm_head", "score"],
-        )
-    dtype = torch.float32 if precision in ("fp32", "mixed") else torch.bfloat16
+    check_whole_model(folder)
     use_kernels = resolve_cpu_kernels(cpu_kernels)
     attention.register()
     model, info = auto_class.from_pretrained(
-        folder, dtype=dtype, device_map={"": device()}, use_safetensors=True, output_loading_info=True,
-        attn_implementation=attention.PACKED_CPU_KERNELS if use_kernels else attention.PACKED, **more
+        folder, device_map={"": device()}, use_safetensors=True, output_loading_info=True,
+        attn_implementation=attention.PACKED_CPU_KERNELS if use_kernels else attention.PACKED,
+        **precision_arguments(precision), **more
     )
     missing = set(info["missing_keys"]) - set(optional_weights)
     if missing:

@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedModel
 from stages.modeling.adapter_card import write_adapter_card
 from stages.modeling.compatible_files import add_rope_of_transformers_4, save_tokenizer
 from stages.modeling.finite_weights import check_finite
+from stages.modeling.load import ADAPTER_CONFIG, check_whole_model
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.files import link_or_copy, write_json
 
@@ -22,9 +23,11 @@ FILE_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, float]:
     """Copy a local folder or hub model into `out` unchanged, as hard links if possible; return its size in bytes.
 
-    Raises ValueError if it is neither, has no safetensors weights, or its tokenizer and configuration disagree.
+    Raises ValueError if it is neither, has no safetensors weights, is an adapter, or its tokenizer and
+    configuration disagree.
     """
     source = Path(model) if Path(model).is_dir() else _download(model, revision)
+    check_whole_model(source)
     files = [f for pattern in FILE_PATTERNS for f in sorted(source.glob(pattern))]
     if not any(f.suffix == ".safetensors" for f in files):
         raise ValueError(
@@ -60,7 +63,7 @@ def save_adapters(model, out: Path, names: list[str]) -> None:
     # The rows of new tokens are in the adapter; PEFT would add the whole embedding, of gigabytes.
     model.save_pretrained(out, selected_adapters=names, save_embedding_layers=False)
     for name in names:
-        file = (out if name == "default" else out / name) / "adapter_config.json"
+        file = (out if name == "default" else out / name) / ADAPTER_CONFIG
         config = json.loads(file.read_text(encoding="utf-8"))
         # PEFT stores these as sets, whose order differs between processes.
         write_json(file, {key: sorted(value) if isinstance(value, list) else value for key, value in config.items()})

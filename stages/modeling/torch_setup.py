@@ -6,6 +6,7 @@ A program calls `prepare` once, before it loads a model. Importing this module c
 import ctypes
 import logging
 import os
+import sys
 import warnings
 
 import torch
@@ -16,10 +17,16 @@ _KEPT_BYTES = 1 << 30
 
 
 def prepare() -> None:
-    """Set matmul precision, allocator thresholds, log levels and warning filters of this process. Idempotent."""
+    """Set matmul precision, allocator thresholds, log levels and warning filters of this process. Idempotent.
+
+    Says which GPU is used where there are several.
+    """
     _set_matmul_precision()
     _keep_freed_memory()
     _silence_libraries()
+    if (count := torch.cuda.device_count()) > 1:
+        print(f"{count} GPUs are visible, and a stage computes on one, the first: CUDA_VISIBLE_DEVICES chooses another",
+              file=sys.stderr, flush=True)
 
 
 def _silence_libraries() -> None:

@@ -22,12 +22,6 @@ def check_full_precision(tune: str, precision: str) -> None:
                          f"precision to fp32, mixed or bf16")
 
 
-def check_patience(evaluations: int | None) -> None:
-    """Raise ValueError for a patience below 1."""
-    if evaluations is not None and evaluations < 1:
-        raise ValueError(f"patience_evaluations must be 1 or more, or null, not {evaluations}")
-
-
 def cpu_kernels_setting():
     """Declare the setting cpu_kernels, the same in every section of a stage that computes with a model."""
     return setting(

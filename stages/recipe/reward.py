@@ -10,11 +10,23 @@ from stages.recipe.checks import (
     check_divides,
     check_full_precision,
     check_log_to,
-    check_patience,
     cpu_kernels_setting,
     log_to_setting,
 )
 from stages.recipe.models import Lora
+from stages.recipe.ranges import (
+    BATCH,
+    COEFFICIENT,
+    COUNT,
+    DECAY,
+    EPOCHS,
+    LEARNING_RATE,
+    SEED,
+    SHARE_BELOW_ALL,
+    SIGNED,
+    TOKENS,
+    Range,
+)
 from stages.recipe.schema import setting
 
 LEXICAL_ADVICE = "word counts are a baseline of evaluate and a reward source, ppo.rewards: [{source: lexical}]"
@@ -42,43 +54,41 @@ class Reward:
         "[ours]")
     log_probability_weight: float = setting(
         0.0, "coefficient of an answer's mean log-probability per token, which is added to the head's score; 0: the "
-        "head alone [script]")
+        "head alone [script]", within=SIGNED)
     margin_per_score: float = setting(
-        0.0, "margin in the loss for each point of difference between the scores [Llama 2; script: 0]")
-    label_smoothing: float = setting(0.0, "assumed share of pairs with the wrong order, below 0.5 [cDPO; script: 0]")
+        0.0, "margin in the loss for each point of difference between the scores [Llama 2; script: 0]",
+        within=COEFFICIENT)
+    label_smoothing: float = setting(
+        0.0, "assumed share of pairs with the wrong order, below 0.5 [cDPO; script: 0]",
+        within=Range(0, 0.5, below=True))
     centring_weight: float = setting(
-        0.0, "coefficient of (r_j + r_k)^2 in the loss [Eisenstein et al. 2023; script: 0]")
+        0.0, "coefficient of (r_j + r_k)^2 in the loss [Eisenstein et al. 2023; script: 0]", within=COEFFICIENT)
     language_model_weight: float = setting(
         0.0, "coefficient of the better answer's language-modelling loss, mean nats per token [Askell et al. 2021; "
-        "script: 0]")
+        "script: 0]", within=COEFFICIENT)
     members: int = setting(
         1, "models trained separately, with seed, seed + 1 and so on; ppo.reward_combine combines their scores "
-        "[script]")
-    max_length_tokens: int = setting(512, "drop and count longer texts [script]")
-    train_pairs: int = setting(100_000, "maximum pairs from the reward split [script]")
-    batch_pairs: int = setting(32, "pairs (or questions) per optimizer step [script: 4 on each of 8 processes]")
-    microbatch_pairs: int = setting(4, "pairs (or questions) per forward pass [script]")
-    epochs: float = setting(1.0, "passes over the pairs [script]")
-    learning_rate: float = setting(2e-5, "peak learning rate, linear decay to 0 [script]")
-    weight_decay: float = setting(0.001, "weight decay of AdamW [script]")
+        "[script]", within=Range(1, 1000))
+    max_length_tokens: int = setting(512, "drop and count longer texts [script]", within=TOKENS)
+    train_pairs: int = setting(100_000, "maximum pairs from the reward split [script]", within=COUNT)
+    batch_pairs: int = setting(
+        32, "pairs (or questions) per optimizer step [script: 4 on each of 8 processes]", within=BATCH)
+    microbatch_pairs: int = setting(4, "pairs (or questions) per forward pass [script]", within=BATCH)
+    epochs: float = setting(1.0, "passes over the pairs [script]", within=EPOCHS)
+    learning_rate: float = setting(2e-5, "peak learning rate, linear decay to 0 [script]", within=LEARNING_RATE)
+    weight_decay: float = setting(0.001, "weight decay of AdamW [script]", within=DECAY)
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass [script: off by default]")
     validation_share: float = setting(
-        0.05, "share of the reward split's questions held out to select the best checkpoint [ours]")
-    save_every_steps: int = setting(500, "steps between checkpoints and evaluations [script]")
+        0.05, "share of the reward split's questions held out to select the best checkpoint [ours]",
+        within=SHARE_BELOW_ALL)
+    save_every_steps: int = setting(500, "steps between checkpoints and evaluations [script]", within=COUNT)
     patience_evaluations: int | None = setting(
-        None, "stop after this many evaluations without a better one; null: never [script]")
+        None, "stop after this many evaluations without a better one; null: never [script]", within=COUNT)
     cpu_kernels: CpuKernels = cpu_kernels_setting()
     log_to: LogTo = log_to_setting()
-    seed: int = setting(0, "seed of the head, the data order and dropout [script]")
+    seed: int = setting(0, "seed of the head, the data order and dropout [script]", within=SEED)
 
     def __post_init__(self):
         check_log_to(self.log_to)
         check_full_precision(self.tune, self.precision)
         check_divides(self.microbatch_pairs, self.batch_pairs, "microbatch_pairs", "batch_pairs")
-        check_patience(self.patience_evaluations)
-        if not 0 <= self.label_smoothing < 0.5:
-            raise ValueError(f"label_smoothing must be from 0 to below 0.5, not {self.label_smoothing}")
-        if self.members < 1:
-            raise ValueError(f"members must be 1 or more, not {self.members}")
-        if not 0 <= self.validation_share < 1:
-            raise ValueError(f"validation_share must be from 0 to below 1, not {self.validation_share}")

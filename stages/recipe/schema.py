@@ -5,6 +5,8 @@ An unknown key or a wrong type raises SettingsError: one line that names the set
 
 import dataclasses
 import difflib
+import math
+import reprlib
 import types
 import typing
 from collections.abc import Iterable
@@ -13,6 +15,8 @@ from typing import Any, Literal, Union
 
 import yaml
 
+from stages.recipe.ranges import Range
+
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -20,14 +24,16 @@ class SettingsError(ValueError):
     """A setting is wrong; the message is one line that says where and what to do."""
 
 
-def setting(default: Any, doc: str, *, affects_result: bool = True) -> Any:
+def setting(default: Any, doc: str, *, within: Range | None = None, affects_result: bool = True) -> Any:
     """Declare a field of a section.
 
     Args:
         doc: one line with the meaning, the unit (where the name does not say it) and the [source] of the default.
+        within: the range of a number, or of each number of a list; values that are given are checked against it.
         affects_result: False for settings that change only logging; changing them does not make an artifact stale.
     """
-    return dataclasses.field(default=default, metadata={"doc": doc, "affects_result": affects_result})
+    metadata = {"doc": doc, "within": within, "affects_result": affects_result}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def to_dict(settings: Any) -> dict:
@@ -54,6 +60,7 @@ def override(settings: Any, values: dict, where: str, *, from_text: bool = False
         from_text: convert text to the field's type (command line, Snakemake); otherwise text for a number is an error.
     """
     hints = typing.get_type_hints(type(settings))
+    ranges = {field.name: field.metadata["within"] for field in dataclasses.fields(settings)}
     changes = {}
     for key, value in values.items():
         if key not in hints:
@@ -67,6 +74,7 @@ def override(settings: Any, values: dict, where: str, *, from_text: bool = False
             changes[key] = override(current, value, path, from_text=from_text)
         else:
             changes[key] = _convert(hints[key], value, path, from_text)
+            _check_range(ranges[key], changes[key], path)
     try:
         return dataclasses.replace(settings, **changes)
     except SettingsError:
@@ -90,6 +98,17 @@ def flatten(settings: Any, prefix: str = "") -> list[tuple[str, Any, str]]:
     return rows
 
 
+def list_ranges(settings: Any, prefix: str = "") -> dict[str, Range]:
+    """Map the dotted name of every setting that has a range to it, nested sections included."""
+    ranges = {}
+    for field in dataclasses.fields(settings):
+        if dataclasses.is_dataclass(getattr(settings, field.name)):
+            ranges |= list_ranges(getattr(settings, field.name), f"{prefix}{field.name}.")
+        elif field.metadata["within"]:
+            ranges[prefix + field.name] = field.metadata["within"]
+    return ranges
+
+
 def nest(flat: dict[str, Any]) -> dict:
     """Turn dotted names into nested mappings: {'lora.r': 4} to {'lora': {'r': 4}}."""
     tree: dict = {}
@@ -107,6 +126,13 @@ def suggest(key: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
+
+
+def _check_range(within: Range | None, value: Any, path: str) -> None:
+    """Raise SettingsError if the number, or a number of the list, is outside of its range; None is inside."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if within and number is not None and number not in within:
+            raise SettingsError(f"{path} must be {within}, not {reprlib.repr(number)}")
 
 
 def _convert(hint: Any, value: Any, path: str, from_text: bool) -> Any:
@@ -162,10 +188,17 @@ def _convert_scalar(hint: type, value: Any, path: str, from_text: bool) -> Any:
     if hint is str and isinstance(value, date):  # YAML reads 2015-01-31 as one
         return value.isoformat()
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _to_float(value)
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     raise SettingsError(f"{path} must be {TYPE_NAMES[hint]}, not {value!r}{_yaml_hint(hint, value)}")
+
+
+def _to_float(number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def _parse(hint: type, text: str) -> Any:

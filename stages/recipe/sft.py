@@ -10,11 +10,11 @@ from stages.recipe.checks import (
     check_divides,
     check_full_precision,
     check_log_to,
-    check_patience,
     cpu_kernels_setting,
     log_to_setting,
 )
 from stages.recipe.models import Lora
+from stages.recipe.ranges import BATCH, COUNT, COUNT_OR_NONE, DECAY, EPOCHS, LEARNING_RATE, SEED, TOKENS
 from stages.recipe.schema import setting
 
 
@@ -32,28 +32,29 @@ class Sft:
         "documents")
     loss_on: Literal["all", "answer"] = setting(
         "all", "tokens with a loss: 'all', or only those of the 'answer' [script: all]")
-    sequence_length_tokens: int = setting(1024, "length of a packed block [script]")
-    batch_sequences: int = setting(32, "blocks per optimizer step [run: 4 on each of 8 processes]")
-    microbatch_sequences: int = setting(4, "blocks per forward pass [script]")
-    max_steps: int | None = setting(5000, "optimizer steps; null: as many as epochs needs [run]")
-    epochs: float = setting(1.0, "passes over the packed blocks, if max_steps is null [ours]")
-    learning_rate: float = setting(1e-5, "peak learning rate, cosine decay to 0 [run; the script's default is 1e-4]")
-    warmup_steps: int = setting(100, "steps with a linear warmup of the learning rate [script]")
-    weight_decay: float = setting(0.05, "weight decay of AdamW [script]")
+    sequence_length_tokens: int = setting(1024, "length of a packed block [script]", within=TOKENS)
+    batch_sequences: int = setting(32, "blocks per optimizer step [run: 4 on each of 8 processes]", within=BATCH)
+    microbatch_sequences: int = setting(4, "blocks per forward pass [script]", within=BATCH)
+    max_steps: int | None = setting(5000, "optimizer steps; null: as many as epochs needs [run]", within=COUNT)
+    epochs: float = setting(1.0, "passes over the packed blocks, if max_steps is null [ours]", within=EPOCHS)
+    learning_rate: float = setting(
+        1e-5, "peak learning rate, cosine decay to 0 [run; the script's default is 1e-4]", within=LEARNING_RATE)
+    warmup_steps: int = setting(100, "steps with a linear warmup of the learning rate [script]", within=COUNT_OR_NONE)
+    weight_decay: float = setting(0.05, "weight decay of AdamW [script]", within=DECAY)
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass [script: off by default]")
-    save_every_steps: int = setting(1000, "steps between checkpoints [script]")
+    save_every_steps: int = setting(1000, "steps between checkpoints [script]", within=COUNT)
     validation_questions: int = setting(
-        64, "held-out questions of the finetune split, at most a tenth, for perplexity, EOS rate and samples [ours]")
-    evaluate_every_steps: int = setting(1000, "steps between evaluations [script]")
+        64, "held-out questions of the finetune split, at most a tenth, for perplexity, EOS rate and samples [ours]",
+        within=COUNT_OR_NONE)
+    evaluate_every_steps: int = setting(1000, "steps between evaluations [script]", within=COUNT)
     patience_evaluations: int | None = setting(
         None, "stop after this many evaluations without a lower perplexity, and keep the best weights; null: train to "
-        "the end and keep the last [script]")
+        "the end and keep the last [script]", within=COUNT)
     cpu_kernels: CpuKernels = cpu_kernels_setting()
     log_to: LogTo = log_to_setting()
-    seed: int = setting(0, "seed of the initial adapter, the data order and dropout [script]")
+    seed: int = setting(0, "seed of the initial adapter, the data order and dropout [script]", within=SEED)
 
     def __post_init__(self):
         check_log_to(self.log_to)
         check_divides(self.microbatch_sequences, self.batch_sequences, "microbatch_sequences", "batch_sequences")
         check_full_precision(self.tune, self.precision)
-        check_patience(self.patience_evaluations)

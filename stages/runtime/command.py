@@ -18,7 +18,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from stages.recipe import optional_packages, schema
+from stages.recipe import schema
+from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.runtime import artifact
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
@@ -70,9 +71,12 @@ def build_parser(signature: Signature) -> argparse.ArgumentParser:
     parser.add_argument("--verify", action="store_true",
                         help="hash every file of the inputs; without it, those that changed since they were verified")
     group = parser.add_argument_group(f"settings, overriding section {signature.section!r} of the recipe")
-    for name, default, doc in schema.flatten(getattr(Recipe(), signature.section)):
+    section = getattr(Recipe(), signature.section)
+    ranges = schema.list_ranges(section)
+    for name, default, doc in schema.flatten(section):
+        within = f"{ranges[name]}; " if name in ranges else ""
         group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", metavar="VALUE",
-                           help=f"{doc} (published: {default})".replace("%", "%%"))
+                           help=f"{doc} ({within}published: {default})".replace("%", "%%"))
     return parser
 
 
@@ -120,7 +124,7 @@ def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Pat
                 if name.startswith(SETTING) and value is not None}
     config = getattr(load_recipe(arguments["recipe"]), signature.section)
     config = schema.override(config, schema.nest(settings), "command line", from_text=True)
-    optional_packages.check_logging(config, signature.section)
+    check_names(config, signature.section, runs_here=True)
     parse = {"Path": artifact.artifact_folder, OPTIONAL_INPUT: artifact.artifact_folder, "list[str]": list,
              "dict[str, Path]": parse_named_folders}
     inputs = {name: parse[hint](arguments[name]) for name, hint in signature.inputs.items()

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import yaml
 
-from stages.recipe.optional_packages import check_logging
+from stages.recipe.lookups import HUB_ID, check_names, has_scheduler
 from stages.recipe.recipe import DEFAULT_RECIPE, SHARED, Recipe, load_recipe
 from stages.recipe.schema import SettingsError, suggest, to_dict
 from stages.runtime.files import write_text
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 SUFFIX = r"\.(?:7z|xml|xml\.gz|xml\.zst)"  # of a dump's files, as in stages/stackexchange/dump/sources.py
 UNUSED_TABLES = r"(?:.+-)?(?:Badges|Comments|PostHistory|PostLinks|Tags|Users)\."
 DUMP_FILE = re.compile(rf"(?!{UNUSED_TABLES}).+(?:{SUFFIX}|\.parquet)", re.IGNORECASE)
@@ -40,7 +39,7 @@ def resolve_recipe(config: dict) -> Recipe:
     path, dump, name = values.pop("recipe", DEFAULT_RECIPE), values.pop("dump", None), values.pop("name", None)
     recipe = load_recipe(path, values)
     for field in fields(recipe):
-        check_logging(getattr(recipe, field.name), field.name)
+        check_names(getattr(recipe, field.name), field.name, runs_here=not has_scheduler())
     dumps = tuple(sorted(normalize_source(source) for source in (recipe.dump if dump is None else _as_list(dump))))
     if not dumps:
         raise SettingsError(f"{path} names no dump: give one with --config dump=FOLDER-OR-ARCHIVE")

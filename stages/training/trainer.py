@@ -108,7 +108,7 @@ def _build_optimizer(model, settings: TrainerSettings) -> torch.optim.Optimizer 
 
 
 def _arguments(settings: TrainerSettings, out: Path) -> TrainingArguments:
-    return TrainingArguments(
+    return _OneDeviceArguments(
         output_dir=str(out / CHECKPOINTS),
         per_device_train_batch_size=settings.microbatch,
         gradient_accumulation_steps=settings.batch // settings.microbatch,
@@ -133,6 +133,17 @@ def _arguments(settings: TrainerSettings, out: Path) -> TrainingArguments:
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
     )
+
+
+class _OneDeviceArguments(TrainingArguments):
+    """Arguments of a process that computes on one device, however many there are.
+
+    With several, the Trainer would wrap the model in DataParallel and multiply the batch by their number.
+    """
+
+    @property
+    def n_gpu(self) -> int:
+        return min(1, super().n_gpu)
 
 
 class _Trainer(Trainer):

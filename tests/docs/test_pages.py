@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from docs import recipe_page
+from stages.recipe.ranges import Range
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import setting
 from tests.helpers.documentation import GENERATED, PAGES, ROOT, page_name, read_code_spans, without_blocks
@@ -95,10 +96,11 @@ def test_recipe_page_shows_a_changed_default():
 
 
 def test_a_setting_becomes_a_row():
-    field = setting(None, "stop above; null: never [paper] or [ours]")
+    field = setting(None, "stop above; null: never [paper] or [ours]", within=Range(0, 1, below=True))
     kind = make_dataclass("Kind", [("max_kl_nats", float | None, field)])
     row = recipe_page.render_table(recipe_page.setting_rows(kind())).splitlines()[-1]
-    assert row == "| `max_kl_nats` | number or null | `null` | nats | stop above; null: never (*paper*) or | ours |"
+    assert row == ("| `max_kl_nats` | number or null | `null` | from 0 to below 1 | nats | "
+                   "stop above; null: never (*paper*) or | ours |")
 
 
 def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):

@@ -254,8 +254,6 @@ def test_a_gold_scorer_must_give_gold_for_every_response():
 def test_what_cannot_be_evaluated_is_said(folders, tmp_path, tokenizer, capsys):
     with pytest.raises(ValueError, match="no held-out question of at most 2 tokens"):
         run(folders, tmp_path / "a", replace(CONFIG, max_prompt_tokens=2))
-    with pytest.raises(ValueError, match="temperature must be above 0"):
-        run(folders, tmp_path / "b", replace(CONFIG, temperature=0.0))
     assert run(folders, tmp_path / "no best-of-n", replace(CONFIG, best_of=()))[1]["policies"].keys() == {
         "base", "sft", "ppo", "sft_greedy", "sft_best", "ppo_best"}
     other = train_tokenizer(["something else entirely, entirely else"], 290)

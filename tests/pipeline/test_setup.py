@@ -58,3 +58,11 @@ def test_every_import_is_a_stated_dependency():
                "scikit-learn": "sklearn"}
     stated = {renamed.get(wanted.name, wanted.name) for wanted in RANGES} | {"stages"}
     assert imported <= stated, f"not in pyproject.toml: {imported - stated}"
+
+
+def test_the_licence_and_the_citation_agree_with_the_project():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys() and citation["authors"]
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
+    assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()

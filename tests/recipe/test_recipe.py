@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stages.recipe import lookups
 from stages.recipe import recipe as recipes
 from stages.recipe.models import Lora
 from stages.recipe.ppo import RewardSource
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.schema import SettingsError, flatten, to_dict
-from stages.rl.rewards.sources import MEASURES, load_reward_functions
+from stages.rl.rewards.sources import LEXICAL, MEASURES, MODEL, load_reward_functions
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -117,12 +118,17 @@ def test_days_with_and_without_quotes(written, day):
     ("reward: {lexical_buckets: 512}", "unknown key 'lexical_buckets': it was removed; word counts are a baseline"),
     ("ppo: {spread_penalty: 0.5}", "spread_penalty is the coefficient of reward_combine 'mean_minus_std'"),
     ("ppo: {rewards: [{sauce: model}]}", "rewards, entry 1: unknown key 'sauce'; did you mean 'source'"),
-    ("pairs: {min_score_gap: 0}", "min_score_gap must be 1 or more"),
+    ("pairs: {min_score_gap: 0}", "min_score_gap must be from 1 to"),
+    ("pairs: {finetune_share: 0, reward_share: 0, rl_share: 0, evaluation_share: 0}", "are all 0"),
+    ("ppo: {response_length: sampled, max_response_tokens: 8}", r"min_response_tokens \(32\) must be at most max"),
+    ("base: {scratch: {heads: 3}}", r"hidden_size \(128\) must be a multiple of heads \(3\)"),
+    ("base: {scratch: {heads: 128}}", "hidden_size / heads must be even"),
+    ("base: {scratch: {sequence_length_tokens: 2048}}", "must be at most max_position_tokens"),
     ("pairs: {length_unit: tokens}", "length_unit tokens needs a tokenizer"),
-    ("evaluate: {best_of: [1, 2]}", r"best_of must be numbers of 2 or more, none twice, not \(1, 2\)"),
-    ("evaluate: {best_of: [4, 4]}", "none twice"),
+    ("evaluate: {best_of: [1, 2]}", "best_of must be from 2 to 100,000, not 1"),
+    ("evaluate: {best_of: [4, 4]}", "best_of must have no number twice"),
     ("evaluate: {scorers: [model]}", "scorers must not name the reward model"),
-    ("posts: {max_questions: 0}", "max_questions must be 1 or more")])
+    ("posts: {max_questions: 0}", "max_questions must be from 1 to")])
 def test_settings_that_cannot_be(written, section, message):
     with pytest.raises(SettingsError, match=message):
         load_recipe(written(section))
@@ -193,6 +199,7 @@ def test_every_value_of_a_reward_source_says_its_meaning_and_is_read():
     assert {field.name for field in fields} <= set(inspect.signature(load_reward_functions).parameters)  # (**entry)
     assert all(len(field.metadata["doc"]) > 3 for field in fields)
     measures = next(field.metadata["doc"] for field in fields if field.name == "source")
+    assert set(lookups.REWARD_NAMES) == {MODEL, LEXICAL, *MEASURES}
     assert all(name in measures for name in MEASURES)
 
 

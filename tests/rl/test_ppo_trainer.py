@@ -14,7 +14,7 @@ from stages.recipe.models import Lora
 from stages.recipe.ppo import Ppo, RewardSource
 from stages.rl import ppo_trainer
 from stages.rl.advantages import gae_advantages
-from stages.rl.checks.memory_plan import plan_memory
+from stages.rl.checks.memory_plan import longest_rollout, plan_memory
 from stages.rl.collect_rollouts import collect_rollout
 from stages.rl.kl import KlController
 from stages.rl.ppo_trainer import PPOTrainer, ppo_loss, update_policy
@@ -113,6 +113,17 @@ def test_the_dry_run_moves_nothing_and_makes_microbatches_that_fit(monkeypatch):
     parameters = policy.trainable_parameters()
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in parameters.items())
     assert [line.split("  ")[0] for line in lines[-3:]] == ["peak of rollout", "peak of forward", "peak of update"]
+
+
+def test_the_longest_rollout_of_a_small_site_has_its_prompts_several_times():
+    """7 prompts and rollouts of 16: an IndexError once."""
+    prompts = [[1] * length for length in (3, 9, 5, 2, 7, 4, 6)]
+    assert [len(prompt) for prompt in longest_rollout(prompts, 3)] == [9, 7, 6]
+    rollout = longest_rollout(prompts, 16)
+    assert [len(prompt) for prompt in rollout] == 2 * [9, 7, 6, 5, 4, 3, 2] + [9, 7]
+    trainer = make_trainer(make_policy())
+    size = trainer.update_settings.minibatch_prompts
+    assert plan_memory(trainer, "adam", longest_rollout(PROMPTS[:1], size), [])
 
 
 def out_of_memory_above(max_rows):

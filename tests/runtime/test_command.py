@@ -138,6 +138,8 @@ def test_help_lists_every_setting_with_its_meaning(name):
     for flag, _, doc in schema.flatten(getattr(Recipe(), stage.section)):
         assert f"--{flag.replace('_', '-')}VALUE" in text, flag
         assert "".join(doc.split()) in text, flag
+    for flag, within in schema.list_ranges(getattr(Recipe(), stage.section)).items():
+        assert "".join(f"({within};".split()) in text, flag
     for flag in stage.inputs:
         assert any(f"--{flag}{value}" in text for value in ("FOLDER", "[FOLDER]", "NAME=FOLDER"))
     assert f"python -m stages.{name} --recipe" in stage.description, "the docstring shows the command"

@@ -180,11 +180,6 @@ def test_gradient_norm_is_the_norm_before_clipping(limit):
     assert left == pytest.approx(min(by_hand, limit or by_hand), rel=1e-5)
 
 
-def test_a_recipe_that_keeps_no_checkpoint_is_refused():
-    with pytest.raises(ValueError, match="keep_checkpoints must be 1 or more, not 0"):
-        Ppo(keep_checkpoints=0)
-
-
 def test_a_recipe_with_the_removed_optimizer_in_backward_is_refused():
     with pytest.raises(SettingsError, match=r"optimizer_in_backward.* removed; .* lower microbatch_prompts"):
         override(Ppo(), {"optimizer_in_backward": True}, "ppo")

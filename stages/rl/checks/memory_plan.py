@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 
 import torch
 from torch import nn
@@ -41,6 +42,11 @@ def plan_memory(
         },
     )
     return ["memory plan, at the longest prompts", *memory_estimate.format_plan(rows)]
+
+
+def longest_rollout(prompts: list[list[int]], count: int) -> list[list[int]]:
+    """Return the `count` longest prompts; where there are fewer, some of them again, as in the site's rollouts."""
+    return list(islice(cycle(sorted(prompts, key=len, reverse=True)), count))
 
 
 def classifier_models(reward_functions: Sequence[RewardFunction], tokenizer) -> dict[str, tuple]:

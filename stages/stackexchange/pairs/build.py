@@ -12,6 +12,7 @@ from stages.stackexchange.markdown.convert import Converter, Limits, NotConverte
 from stages.stackexchange.pairs.counts import PairCounts
 from stages.stackexchange.pairs.draw import assign_split, draw_pairs
 from stages.stackexchange.pairs.table import SCHEMA, SPLITS
+from stages.stackexchange.questions.live_hosts import site_url
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def _row(question: dict, better: dict, worse: dict, prompt: str, response_j: str
     posts = (question, better, worse)
     return {"qid": question["question_id"], "site": question["site"], "question": prompt, "response_j": response_j,
             "response_k": response_k, "score_j": better["score"], "score_k": worse["score"], "date": question["date"],
-            "metadata": [question["url"], f"https://{question['site']}", question["author_url"]],
+            "metadata": [question["url"], site_url(question["site"]), question["author_url"]],
             "answer_j": better["id"], "answer_k": worse["id"], "authors": [post["author"] for post in posts],
             "author_urls": [post["author_url"] for post in posts], "licenses": [post["license"] for post in posts]}
 

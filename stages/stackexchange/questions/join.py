@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from stages.stackexchange.questions.counts import QuestionCounts
 from stages.stackexchange.questions.duplicate_ids import SourceInfo, duplicate_id_error
+from stages.stackexchange.questions.live_hosts import site_url
 from stages.stackexchange.questions.post_columns import QUESTION
 from stages.stackexchange.questions.scoring import answer_score
 from stages.stackexchange.questions.sorted_runs import POST_ORDER, read_part, sort_table
@@ -104,7 +105,7 @@ def question_record(question: dict, answers: list[dict], site: str, counts: Ques
     return {
         "question_id": question["id"], "site": site, "title": question["title"], "question": question["body"],
         "markup": "html", "tags": re.findall(r"[^<>|]+", question["tags"]), "date": question["date"],
-        "url": f"https://{site}/questions/{question['id']}", **_attribution(question, site),
+        "url": f"{site_url(site)}/questions/{question['id']}", **_attribution(question, site),
         "license": question["license"],
         "answers": [_answer_record(answer, answer["id"] == accepted_id, site) for answer in answers],
     }
@@ -122,4 +123,4 @@ def _attribution(post: dict, site: str) -> dict:
     """Return the author's name and profile, which CC BY-SA requires to be shown."""
     user = post["user"]
     return {"author": post["author"] or ("unknown" if user is None else f"user {user}"),
-            "author_url": "" if user is None else f"https://{site}/users/{user}"}
+            "author_url": "" if user is None else f"{site_url(site)}/users/{user}"}

@@ -32,7 +32,7 @@ def plan_scans(sources: list[Source], scratch: Path, *, with_votes: bool, part_b
     Results in `scratch` of a run with another plan are deleted.
 
     Args:
-        options: seed, max_bad_rows_share and max_row_bytes of `ScanTask`.
+        options: seed, max_bad_rows_share, max_row_bytes and exclude of `ScanTask`.
     """
     infos, tasks = [], []
     for number, source in enumerate(sources):

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,21 @@ ROW_OVERHEAD_BYTES = 200
 NUMBERS = ("Id", "PostTypeId", "ParentId", "Score", "AcceptedAnswerId", "OwnerUserId")
 TEXTS = {"body": "Body", "title": "Title", "tags": "Tags", "date": "CreationDate", "author": "OwnerDisplayName"}
 
+# Posts that nobody wrote, by name: made-up ones that mark the dumps of June 2025 (the ids are the same on every site;
+# meta.stackexchange.com/q/412018), and those of Stack Exchange's Answer Bot.
+WATERMARKS, ANSWER_BOT = "watermark posts", "Answer Bot posts"
+EXCLUSIONS: dict[str, Callable[[dict[str, pa.Array]], pa.Array]] = {
+    WATERMARKS: lambda number: pc.is_in(number["Id"], pa.array([1_000_000_001, 1_000_000_010])),
+    ANSWER_BOT: lambda number: pc.equal(number["OwnerUserId"], -2),
+}
 
-def post_columns(offsets: Sequence[int], rows: Sequence[dict[str, str]], log: ScanLog) -> pa.Table:
-    """Build a table of the questions and answers; set bad rows aside and count other post types as dropped."""
+
+def post_columns(offsets: Sequence[int], rows: Sequence[dict[str, str]], log: ScanLog, exclude: Iterable[str] = ()
+                 ) -> pa.Table:
+    """Build a table of the questions and answers; set bad rows aside and count other post types as dropped.
+
+    exclude: names in EXCLUSIONS of posts that are dropped, too, and counted under that name.
+    """
     number = {name: _integers([row.get(name) for row in rows]) for name in NUMBERS}
     kind = number["PostTypeId"]
     question_id = pc.if_else(pc.equal(kind, ANSWER), number["ParentId"], number["Id"])
@@ -39,7 +51,13 @@ def post_columns(offsets: Sequence[int], rows: Sequence[dict[str, str]], log: Sc
                       "offset": pa.array(offsets, pa.int64()), "votes": number["Score"],
                       "accepted": number["AcceptedAnswerId"], **text, "user": number["OwnerUserId"],
                       "license": pc.coalesce(license, _licenses(text["date"])), "size": pc.cast(size, pa.int64())})
-    return posts.filter(pc.and_not(is_usable, is_other))
+    is_kept = pc.and_not(is_usable, is_other)
+    for name in exclude:
+        is_excluded = pc.and_(is_kept, pc.fill_null(EXCLUSIONS[name](number), False))
+        if count := pc.sum(is_excluded).as_py():
+            log.counts[f"dropped: {name}"] += count
+        is_kept = pc.and_not(is_kept, is_excluded)
+    return posts.filter(is_kept)
 
 
 def upvote_columns(rows: Iterable[tuple[int, dict[str, str]]], log: ScanLog) -> pa.Table:

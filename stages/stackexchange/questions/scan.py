@@ -52,6 +52,7 @@ class ScanTask:
     seed: int
     max_bad_rows_share: float
     max_row_bytes: int
+    exclude: tuple[str, ...] = ()  # see post_columns.EXCLUSIONS
 
     @property
     def counts_path(self) -> Path:
@@ -141,9 +142,9 @@ def scan(task: ScanTask) -> dict[str, int]:
 
 def _scan_posts(task: XmlScan, log: ScanLog) -> None:
     rows = read_rows(task.path, task.span, log)
-    tables = [post_columns([], [], log)]
+    tables = [post_columns([], [], log, task.exclude)]
     while batch := list(islice(rows, BATCH_ROWS)):  # a table is a fraction of the size of its rows
-        tables.append(post_columns(*zip(*batch, strict=True), log))
+        tables.append(post_columns(*zip(*batch, strict=True), log, task.exclude))
     posts = pa.concat_tables(tables)
     posts = posts.append_column("source", constant_column(task.source, len(posts)))
     ids = posts.select(["source", "id", "question_id", "offset"])
