@@ -14,9 +14,12 @@ from stages.runtime import run_folder
 
 min_version("9.0")
 
+# Values of --config alone: `config` has those of --configfile too, which is another way to name the recipe.
+SETTINGS = dict(workflow.config_settings.config)
+
 try:
-    RECIPE = run_folder.resolve_recipe(config)
-    SHARES = run_folder.parse_shares(config)
+    RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles)
+    SHARES = run_folder.parse_shares(SETTINGS)
     DUMP_FILES = run_folder.list_dump_files(RECIPE.dump)
 except run_folder.SettingsError as error:
     sys.exit(f"snakemake: error: {error}")

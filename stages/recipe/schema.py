@@ -102,11 +102,13 @@ def nest(flat: dict[str, Any]) -> dict:
     return tree
 
 
-def suggest(key: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: the most similar of the known keys, or all of them."""
+def suggest(key: str, known: Iterable[str], *, else_all: bool = True) -> str:
+    """Return the end of an error message: the most similar of the known keys, or all of them (else_all) or nothing."""
     known = list(known)
     close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known keys: {', '.join(known)}" if else_all else ""
 
 
 def _convert(hint: Any, value: Any, path: str, from_text: bool) -> Any:

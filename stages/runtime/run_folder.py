@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import yaml
 
 from stages.recipe.optional_packages import check_logging
 from stages.recipe.recipe import DEFAULT_RECIPE, SHARED, Recipe, load_recipe
+from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, suggest, to_dict
 from stages.runtime.files import write_text
 
@@ -25,19 +27,25 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 SUFFIX = r"\.(?:7z|xml|xml\.gz|xml\.zst)"  # of a dump's files, as in stages/stackexchange/dump/sources.py
 UNUSED_TABLES = r"(?:.+-)?(?:Badges|Comments|PostHistory|PostLinks|Tags|Users)\."
 DUMP_FILE = re.compile(rf"(?!{UNUSED_TABLES}).+(?:{SUFFIX}|\.parquet)", re.IGNORECASE)
+SNAKEMAKE_SYNTAX = set("{}<>")  # of wildcards and path variables
 LABEL_CHARACTERS = 100
 CONFIG_KEYS = ("recipe", "shares", *SHARED, *(field.name for field in fields(Recipe)))
 _open_locks = []  # lock files of this process; the kernel releases the locks when it ends, however it ends
 
 
-def resolve_recipe(config: dict) -> Recipe:
-    """Build one checked recipe from Snakemake's config: recipe, dump, name, seed, log_to, sections of the recipe."""
+def resolve_recipe(config: dict, config_files: Sequence[Path] = ()) -> Recipe:
+    """Build one checked recipe from --config: recipe, dump, name, seed, log_to, sections of the recipe.
+
+    Args:
+        config: the values of --config alone. Snakemake's own `config` also has those of the files, but not which file.
+        config_files: of --configfile, which means the same as recipe=FILE.
+    """
     for key in config:
         if key not in CONFIG_KEYS:
             raise SettingsError(f"--config: unknown key {key!r}{suggest(key, CONFIG_KEYS)}")
     values = dict(config)
     values.pop("shares", None)  # changes how the work is done, not the result
-    path, dump, name = values.pop("recipe", DEFAULT_RECIPE), values.pop("dump", None), values.pop("name", None)
+    path, dump, name = _choose_recipe(values, config_files), values.pop("dump", None), values.pop("name", None)
     recipe = load_recipe(path, values)
     for field in fields(recipe):
         check_logging(getattr(recipe, field.name), field.name)
@@ -64,15 +72,21 @@ def normalize_source(source: str) -> str:
 
     A hub id is returned as it is.
     """
-    path = Path(source).expanduser()
-    if not path.exists():
+    try:
+        path = Path(source).expanduser()
+    except RuntimeError:  # ~nobody
+        raise SettingsError(f"dump: there is no home folder for {source!r}: give the whole path") from None
+    if not os.path.exists(path):  # unlike Path.exists, it accepts names that no file system allows
         if HUB_ID.fullmatch(source) and not DUMP_FILE.fullmatch(source):
             return source
         raise SettingsError(f"dump: there is no {source!r} (a hub id would look like owner/name)")
-    if set("{}") & set(source):
-        raise SettingsError(f"dump: Snakemake reads braces in a path as wildcards: rename {source!r}")
+    if SNAKEMAKE_SYNTAX & set(source):
+        raise SettingsError(f"dump: Snakemake reads braces and < > in a path as variables: rename {source!r}")
     full, here = os.path.abspath(path), os.path.abspath("")
-    return os.path.relpath(full, here) if os.path.commonpath([full, here]) == here else full
+    if os.path.commonpath([full, here]) != here:
+        return full
+    relative = os.path.relpath(full, here)
+    return f"./{relative}" if relative.startswith("-") else relative  # -x.xml would be a flag of `posts`
 
 
 def dump_label(dumps: tuple[str, ...]) -> str:
@@ -99,7 +113,7 @@ def list_dump_files(dumps: tuple[str, ...]) -> list[str]:
             files = {file for file in dump.rglob("*") if DUMP_FILE.fullmatch(file.name)}
         else:
             files = {dump, *_find_votes(dump)}
-        paths += sorted(str(file) for file in files if file.is_file() and not set("{}") & set(str(file)))
+        paths += sorted(str(file) for file in files if file.is_file() and not SNAKEMAKE_SYNTAX & set(str(file)))
     return list(dict.fromkeys(paths))
 
 
@@ -141,16 +155,32 @@ def format_summary(recipe: Recipe) -> str:
     return "\n".join(["", *lines, "", f"Report: {folder / 'report' / 'report.html'}"])
 
 
+def _choose_recipe(values: dict, config_files: Sequence[Path]) -> object:
+    """Take the recipe out of --config's values; a --configfile is one, too."""
+    files = [os.path.relpath(file) for file in config_files]
+    if "recipe" in values:
+        files.append(values.pop("recipe"))
+    if len(files) > 1:
+        raise SettingsError(f"a run has one recipe, and --configfile FILE means --config recipe=FILE: "
+                            f"give one of {', '.join(map(str, files))}")
+    return files[0] if files else DEFAULT_RECIPE
+
+
 def _as_list(dump: str | list) -> list[str]:
     return [str(source) for source in dump] if isinstance(dump, list | tuple) else [str(dump)]
 
 
 def _check_same_dump(recipe: Recipe) -> None:
-    try:
-        previous = yaml.safe_load((RESULTS / recipe.name / "recipe.yaml").read_text(encoding="utf-8"))
-    except (FileNotFoundError, yaml.YAMLError):
+    path = RESULTS / recipe.name / "recipe.yaml"
+    if not os.path.exists(path):
         return
-    dumps = (previous or {}).get("dump")
-    if dumps is not None and tuple(dumps) != recipe.dump:
-        raise SettingsError(f"{RESULTS / recipe.name} holds a run on another dump ({', '.join(dumps)}): "
+    try:
+        dumps = read_mapping(path).get("dump")
+        if not isinstance(dumps, list):
+            raise SettingsError(f"{path} names no dump")
+    except SettingsError as error:
+        raise SettingsError(f"{error}. It only records what {path.parent} was made with: move it away, "
+                            f"and it is written again") from None
+    if tuple(dumps) != recipe.dump:
+        raise SettingsError(f"{path.parent} holds a run on another dump ({', '.join(map(str, dumps))}): "
                             f"give --config name=..., or move that folder away")
