@@ -10,7 +10,7 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from stages.recipe import recipe as recipes
-from stages.runtime import run_folder
+from stages.runtime import run_folder, staleness
 
 min_version("9.0")
 
@@ -20,12 +20,17 @@ SETTINGS = dict(workflow.config_settings.config)
 try:
     RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles)
     SHARES = run_folder.parse_shares(SETTINGS)
-    DUMP_FILES = run_folder.list_dump_files(RECIPE.dump)
+    DUMP_FILES = staleness.dated_inputs(run_folder.list_dump_files(RECIPE.dump), os.path.relpath(workflow.main_snakefile))
 except run_folder.SettingsError as error:
     sys.exit(f"snakemake: error: {error}")
 
 RUN = f"results/{RECIPE.name}"
 RECIPE_FILE = f"{RUN}/recipe.yaml"
+
+# Before Snakemake compares times: give them to the manifests by content.
+if workflow.is_main_process:
+    for reason in staleness.align_times(Path(RUN), RECIPE):
+        print(f"stale: {reason}", file=sys.stderr)
 
 # Merged models, and the model that each stage starts from: its adapter is merged into that one.
 BASE = f"{RUN}/base/manifest.json"
@@ -51,7 +56,8 @@ include: "workflow/rules/evaluate.smk"
 
 
 onstart:
-    run_folder.start_run(RECIPE)
+    forced = [job for job in workflow.dag.jobs if workflow.dag.reason(job).forced]
+    run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output])
 
 
 onsuccess:

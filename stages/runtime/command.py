@@ -17,10 +17,11 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from stages.recipe import optional_packages, schema
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
-from stages.runtime import artifact
+from stages.runtime import artifact, finished
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.environment import describe_environment, let_idle_threads_sleep
 from stages.runtime.manifest import headline_metrics
@@ -92,9 +93,13 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
                "inputs": {name: _identify(source) for name, source in inputs.items() if source is not None},
                **{name: value for name, value in options.items() if isinstance(value, str)}}
     if force:
-        (out / artifact.MANIFEST).unlink(missing_ok=True)
-    if artifact.is_complete(out, request):
+        artifact.check_replaceable(out)
+        finished.copy_manifest(out)
+    elif artifact.is_complete(out, request):
         _print(f"{stage}: {out} is already made")
+        return
+    elif artifact.restore(out, request):
+        _print(f"{stage}: {out} was made with these settings and inputs before: restored from {finished.OLD}/")
         return
     with artifact.build(out, request) as partial:
         run, start = load_run(), time.monotonic()
@@ -102,9 +107,12 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         context = {CONTEXT: artifact.RunContext.for_artifact(out, request)} if takes_context else {}
         metrics = run(config, partial, **inputs, **options, **context)
         seconds = round(time.monotonic() - start, 2)
-        artifact.publish(partial, out, request | {"metrics": metrics, "seconds": seconds} | describe_environment())
+        old = artifact.publish(partial, out, request | {"metrics": metrics, "seconds": seconds}
+                               | describe_environment())
     numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(metrics))
     _print(f"{stage}: {out} made in {seconds:.0f} s{numbers}")
+    if old:
+        _print(f"{stage}: the finished one of other settings or inputs is now {old}; it comes back with its settings")
 
 
 def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Path, dict, dict, bool]:

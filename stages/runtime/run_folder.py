@@ -4,13 +4,15 @@ The folder is named after the recipe; a dump given on the command line adds its 
 so that two dumps never share a folder. `results/<name>/recipe.yaml` is the resolved recipe that every stage reads.
 """
 
+import difflib
 import fcntl
 import hashlib
 import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -18,8 +20,10 @@ import yaml
 from stages.recipe.optional_packages import check_logging
 from stages.recipe.recipe import DEFAULT_RECIPE, SHARED, Recipe, load_recipe
 from stages.recipe.recipe_file import read_mapping
-from stages.recipe.schema import SettingsError, suggest, to_dict
+from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
+from stages.runtime import finished
 from stages.runtime.files import write_text
+from stages.runtime.staleness import list_finished
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
@@ -127,8 +131,12 @@ def _find_votes(posts: Path) -> list[Path]:
     return [file for file in posts.parent.iterdir() if votes.fullmatch(file.name)]
 
 
-def start_run(recipe: Recipe) -> None:
-    """Lock the run's folder until this process ends, and write the resolved recipe into it."""
+def start_run(recipe: Recipe, forced: Sequence[str] = ()) -> None:
+    """Lock the run's folder until this process ends, write the resolved recipe into it, and prepare its artifacts.
+
+    Args:
+        forced: outputs of the jobs of --forcerun, --force and --forceall.
+    """
     folder = RESULTS / recipe.name
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / ".lock", "w")  # noqa: SIM115
@@ -140,6 +148,10 @@ def start_run(recipe: Recipe) -> None:
     path, text = folder / "recipe.yaml", yaml.safe_dump(to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)
+    for artifact in list_finished(folder):
+        finished.copy_manifest(artifact)
+    for manifest in (path for path in map(Path, forced) if path.name == finished.MANIFEST):
+        finished.force(manifest.parent)
 
 
 def format_summary(recipe: Recipe) -> str:

@@ -82,8 +82,18 @@ def test_a_second_call_does_nothing_and_other_settings_ask_for_force(probe):
     refused = probe("--dtype", "fp32")
     assert refused.returncode == 1 and "--force" in refused.stderr
     assert (probe.out / "manifest.json").stat().st_mtime_ns == before
-    assert probe("--dtype", "fp32", "--force").returncode == 0
+    forced = probe("--dtype", "fp32", "--force")
+    assert forced.returncode == 0 and f"is now {probe.out.parent}/.old/out-" in forced.stderr
     assert (probe.out / "seen.txt").read_text().startswith("fp32")
+    (probe.out / "manifest.json").unlink()  # as Snakemake does
+    assert "restored from .old/" in probe().stderr and (probe.out / "seen.txt").read_text().startswith("bf16")
+
+
+def test_a_forced_run_that_fails_leaves_the_finished_artifact(probe):
+    probe()
+    before = (probe.out / "manifest.json").read_bytes()
+    assert probe("--max-logit-difference", "0.5", "--force").returncode == 1
+    assert (probe.out / "manifest.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(("flags", "says"), [
