@@ -71,3 +71,11 @@ rule ppo:
     input:
         MERGED["ppo"],
         rules.report.output,
+
+
+# Of a program that calls Snakemake, sys.argv would be another command line.
+if workflow.is_main_process and Path(sys.argv[0]).name in ("snakemake", "__main__.py"):
+    try:
+        run_folder.check_targets(sys.argv[1:], [rule.name for rule in workflow.rules if not rule.has_wildcards()])
+    except run_folder.SettingsError as error:
+        sys.exit(f"snakemake: error: {error}")

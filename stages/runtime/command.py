@@ -55,9 +55,27 @@ def main(file: str) -> None:
     sys.exit(0)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that takes --learning_rate for --learning-rate, and answers a mistyped flag with the nearest one."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args([_hyphenate(word) for word in words], namespace)
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        super().error(message + (schema.suggest(unknown[1], flags, else_all=False) if unknown else ""))
+
+
+def _hyphenate(word: str) -> str:
+    flag, equals, value = word.partition("=")
+    return f"{flag.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
+
+
 def build_parser(signature: Signature) -> argparse.ArgumentParser:
     """Build the parser: --recipe, one flag per input and option, --out, and one per setting of the stage's section."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"python -m stages.{signature.stage}", description=signature.description,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
@@ -69,7 +87,8 @@ def build_parser(signature: Signature) -> argparse.ArgumentParser:
     parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
     group = parser.add_argument_group(f"settings, overriding section {signature.section!r} of the recipe")
     for name, default, doc in schema.flatten(getattr(Recipe(), signature.section)):
-        group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", metavar="VALUE",
+        form = {"action": argparse.BooleanOptionalAction} if isinstance(default, bool) else {"metavar": "VALUE"}
+        group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", default=None, **form,
                            help=f"{doc} (published: {default})".replace("%", "%%"))
     return parser
 

@@ -34,6 +34,9 @@ DUMP_FILE = re.compile(rf"(?!{UNUSED_TABLES}).+(?:{SUFFIX}|\.parquet)", re.IGNOR
 SNAKEMAKE_SYNTAX = set("{}<>")  # of wildcards and path variables
 LABEL_CHARACTERS = 100
 CONFIG_KEYS = ("recipe", "shares", *SHARED, *(field.name for field in fields(Recipe)))
+SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
+            "--force", "-q", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
+TARGET_OPTIONS = ("-R", "--forcerun", "-U", "--until", "-O", "--omit-from")  # of Snakemake: their values are rules
 _open_locks = []  # lock files of this process; the kernel releases the locks when it ends, however it ends
 
 
@@ -44,9 +47,9 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = ()) -> Recipe:
         config: the values of --config alone. Snakemake's own `config` also has those of the files, but not which file.
         config_files: of --configfile, which means the same as recipe=FILE.
     """
-    for key in config:
+    for key, value in config.items():
         if key not in CONFIG_KEYS:
-            raise SettingsError(f"--config: unknown key {key!r}{suggest(key, CONFIG_KEYS)}")
+            raise SettingsError(f"--config: unknown key {key!r}{suggest_setting(key, value)}")
     values = dict(config)
     values.pop("shares", None)  # changes how the work is done, not the result
     path, dump, name = _choose_recipe(values, config_files), values.pop("dump", None), values.pop("name", None)
@@ -61,6 +64,34 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = ()) -> Recipe:
     recipe = replace(recipe, name=check_name(str(name)), dump=dumps)
     _check_same_dump(recipe)
     return recipe
+
+
+def suggest_setting(key: str, value: object) -> str:
+    """Return the end of an error message: how to give a value of a section, or else the most similar key."""
+    name = key.replace("-", "_")
+    sections = {field.name: {name for name, _, _ in flatten(getattr(Recipe(), field.name))}
+                for field in fields(Recipe) if is_dataclass(getattr(Recipe(), field.name))}
+    forms = [f"'{section}={{{setting}: {value}}}'" for section, settings in sections.items()
+             for setting in sorted(settings) if name in (setting, f"{section}_{setting}")]
+    return f": give it as {' or '.join(forms)}" if forms else suggest(key, CONFIG_KEYS)
+
+
+def check_targets(words: Sequence[str], rules: Sequence[str]) -> None:
+    """Raise SettingsError for a word of Snakemake's command line that nearly names a rule: sft-merged, evalute.
+
+    Snakemake would look for a rule that makes a file of that name. Values of options are left alone.
+
+    Args:
+        words: the command line.
+        rules: the targets.
+    """
+    for previous, word in pairwise(["", *words]):
+        is_value = previous.startswith("-") and previous not in (*SWITCHES, *TARGET_OPTIONS)
+        if is_value or not re.fullmatch(r"[A-Za-z][\w-]*", word) or word in rules or os.path.exists(word):
+            continue
+        close = difflib.get_close_matches(word.replace("-", "_"), rules, n=1, cutoff=0.75)
+        if close:
+            raise SettingsError(f"there is no target {word!r}; did you mean {close[0]!r}?")
 
 
 def parse_shares(config: dict) -> int:

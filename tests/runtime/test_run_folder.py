@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,36 @@ def test_unknown_config_keys():
         resolve_recipe({"rcipe": "x"})
     with pytest.raises(SettingsError, match="--config: ppo: unknown key 'lr'"):
         resolve_recipe({"ppo": {"lr": "1"}})
+
+
+@pytest.mark.parametrize(("config", "says"), [
+    ({"ppo": "learning_rate=1e-5"}, "not 'learning_rate=1e-5'; write 'ppo={learning_rate: 1e-5}'"),
+    ({"ppo_learning_rate": 1e-5}, "'ppo_learning_rate': give it as 'ppo={learning_rate: 1e-05}'"),
+    ({"ppo-learning-rate": "x"}, "give it as 'ppo={learning_rate: x}'"),
+    ({"max_pairs_per_question": 3}, "give it as 'pairs={max_pairs_per_question: 3}'"),
+    ({"learning_rate": 1}, "'sft={learning_rate: 1}' or 'reward={learning_rate: 1}' or 'ppo={learning_rate: 1}'")])
+def test_a_value_without_its_section_is_answered_with_the_right_form(config, says):
+    with pytest.raises(SettingsError, match=re.escape(says)):
+        resolve_recipe(config)
+
+
+RULES = ["posts", "pairs", "sft", "sft_merged", "reward", "reward_merged", "ppo", "ppo_train", "evaluate", "report"]
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    ("--cores all sft-merged", "'sft-merged'; did you mean 'sft_merged'"), ("-n evalute", "did you mean 'evaluate'"),
+    ("--cores 1 ppo --forcerun ppo-train", "'ppo-train'; did you mean 'ppo_train'"),
+    ("reward_mergd --cores 1", "did you mean 'reward_merged'")])
+def test_a_target_that_is_nearly_a_rule(words, says):
+    with pytest.raises(SettingsError, match=f"there is no target .*{says}"):
+        run_folder.check_targets(words.split(), RULES)
+
+
+@pytest.mark.parametrize("words", [
+    "--cores all ppo -n", "--cores 1 results/x/sfd/manifest.json", "--jobname evalute", "--config name=repor ppo",
+    "all", "--report report.html", "--cores all ppo --forcerun sft", "-R sft reward", ""])
+def test_other_words_of_a_command_are_left_alone(words):
+    run_folder.check_targets(words.split(), RULES)
 
 
 def test_overrides_reach_the_recipe_as_their_type():
