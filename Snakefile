@@ -20,7 +20,7 @@ SETTINGS = dict(workflow.config_settings.config)
 try:
     RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles)
     SHARES = run_folder.parse_shares(SETTINGS)
-    DUMP_FILES = staleness.dated_inputs(run_folder.list_dump_files(RECIPE.dump), os.path.relpath(workflow.main_snakefile))
+    DUMP_FILES = run_folder.list_dump_files(RECIPE.dump)
 except run_folder.SettingsError as error:
     sys.exit(f"snakemake: error: {error}")
 
@@ -28,9 +28,10 @@ RUN = f"results/{RECIPE.name}"
 RECIPE_FILE = f"{RUN}/recipe.yaml"
 
 # Before Snakemake compares times: give them to the manifests by content.
-if workflow.is_main_process:
-    for reason in staleness.align_times(Path(RUN), RECIPE):
-        print(f"stale: {reason}", file=sys.stderr)
+STALE = staleness.align_times(Path(RUN), RECIPE) if workflow.is_main_process else []
+DUMP_FILES = staleness.dated_inputs(DUMP_FILES, STALE, os.path.relpath(workflow.main_snakefile))
+for reason in STALE:
+    print(f"stale: {reason}", file=sys.stderr)
 
 # Merged models, and the model that each stage starts from: its adapter is merged into that one.
 BASE = f"{RUN}/base/manifest.json"

@@ -46,14 +46,19 @@ def list_finished(run: Path) -> Iterator[Path]:
                 yield manifest.parent
 
 
-def dated_inputs(files: list[str], instead: str) -> list[str]:
-    """Return the files that are not dated in the future, or else the file `instead`.
+def dated_inputs(files: list[str], reasons: list[str], instead: str) -> list[str]:
+    """Return the files of the dump that are not dated in the future, for the rule `posts`.
 
-    A time in the future says nothing, and Snakemake counts the job that has read such a file as failed. Without any
-    input, the time of a stale artifact would say nothing either.
+    A time in the future says nothing, and Snakemake counts the job that has read such a file as failed. If none is left
+    (nor is there one of a dump on the hub), a stale `posts` gets the file `instead`: what has no input is never older.
+
+    Args:
+        reasons: of `align_times`.
     """
     now_ns = time.time_ns()
-    return [file for file in files if os.stat(file).st_mtime_ns <= now_ns] or [instead]
+    usable = [file for file in files if os.stat(file).st_mtime_ns <= now_ns]
+    is_stale = any(reason.startswith("posts: ") for reason in reasons)
+    return usable or [instead] * is_stale
 
 
 class _Aligner:
@@ -67,14 +72,16 @@ class _Aligner:
     def align(self, folder: Path) -> int:
         """Set the times of one artifact after those of its inputs; return the time of its manifest, in ns."""
         if folder not in self.times_ns:
+            self.times_ns[folder] = 0  # ends a circle that somebody has written into manifests
             record = read_record(folder)
             inputs = [find_input(folder, link.path) for link in check_inputs(record)]
             newest_ns = max((self._time_of_input(path) for path in inputs if os.path.exists(path)), default=0)
             reasons = _find_reasons(record, self.settings)
             self.reasons += [f"{folder.name}: {reason}" for reason in reasons]
+            if not reasons:
+                for file in folder.rglob("*"):  # of the report, Snakemake knows more than the manifest
+                    _set_time(file, newest_ns, self.now_ns)
             earliest_ns, latest_ns = (STALE_NS, STALE_NS) if reasons else (newest_ns, self.now_ns)
-            for name in () if reasons else record.manifest.get("files", {}):  # of the report, Snakemake knows files
-                _set_time(folder / name, earliest_ns, latest_ns)
             self.times_ns[folder] = _set_time(folder / MANIFEST, earliest_ns, latest_ns)
         return self.times_ns[folder]
 
@@ -89,17 +96,21 @@ def _find_reasons(record: Record, settings: dict) -> list[str]:
     if record.state == "damaged":
         return record.problems
     dumps = record.manifest.get("inputs", {}).get("dump")
-    if isinstance(dumps, list) and (paths := [source.get("path") for source in dumps]) != settings["dump"]:
-        return [f"it was made from {', '.join(map(str, paths))}"]
+    if isinstance(dumps, list) and (paths := [_path_of(source) for source in dumps]) != settings["dump"]:
+        return [f"it was made from {', '.join(paths)}"]
     return find_stale_reasons(record, settings)
+
+
+def _path_of(source: object) -> str:
+    return str(source.get("path")) if isinstance(source, dict) else "?"
 
 
 def _set_time(path: Path, earliest_ns: int, latest_ns: int) -> int:
     """Set a file's time to the nearest one between two, and return it."""
     try:
-        own_ns = os.stat(path).st_mtime_ns
+        own_ns = os.lstat(path).st_mtime_ns
         time_ns = min(max(own_ns, earliest_ns), latest_ns)
-        if time_ns != own_ns:
+        if time_ns != own_ns and not os.path.islink(path):
             os.utime(path, ns=(time_ns, time_ns))
     except OSError:  # the file is gone, or not ours
         return latest_ns

@@ -1,6 +1,7 @@
 """Staleness by content: what Snakemake plans for a copied, cloned or touched run is what the digests say."""
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -116,9 +117,21 @@ def test_a_large_dump_is_read_only_where_it_is_newer(project, monkeypatch):
 
 
 def test_inputs_dated_in_the_future_are_no_inputs(project):
-    assert staleness.dated_inputs(["a dump.xml"], "Snakefile") == ["a dump.xml"]
+    posts, sft = ["posts: its input dump[0], a dump.xml, has changed"], ["sft: sft.seed is 0, recipe.yaml says 1"]
+    for reasons in ([], posts, sft):
+        assert staleness.dated_inputs(["a dump.xml"], reasons, "Snakefile") == ["a dump.xml"]
     touch("a dump.xml", DAY_NS)
-    assert staleness.dated_inputs(["a dump.xml"], "Snakefile") == ["Snakefile"]
+    for files in (["a dump.xml"], []):  # none: of the hub
+        assert staleness.dated_inputs(files, [], "Snakefile") == staleness.dated_inputs(files, sft, "Snakefile") == []
+        assert staleness.dated_inputs(files, posts, "Snakefile") == ["Snakefile"]
+
+
+def test_manifests_that_somebody_has_edited_raise_nothing(project):
+    path = RUN / "pairs/manifest.json"
+    manifest = json.loads(path.read_text())
+    for inputs in ({"posts": {"path": str(RUN / "pairs"), "sha256": "0"}}, {"dump": ["x"]}, {"posts": 7}):
+        path.write_text(json.dumps(manifest | {"inputs": inputs, "files": {"../../../a dump.xml": {}, "no": 3}}))
+        assert "base: its input pairs, results/tiny/pairs, has changed" in staleness.align_times(RUN, RECIPE)
 
 
 def test_nothing_is_touched_while_another_process_is_at_work(project):
