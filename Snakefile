@@ -10,19 +10,28 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from stages.recipe import recipe as recipes
-from stages.runtime import run_folder
+from stages.runtime import run_folder, staleness
 
 min_version("9.0")
 
+# Values of --config alone: `config` has those of --configfile too, which is another way to name the recipe.
+SETTINGS = dict(workflow.config_settings.config)
+
 try:
-    RECIPE = run_folder.resolve_recipe(config)
-    SHARES = run_folder.parse_shares(config)
+    RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles)
+    SHARES = run_folder.parse_shares(SETTINGS)
     DUMP_FILES = run_folder.list_dump_files(RECIPE.dump)
 except run_folder.SettingsError as error:
     sys.exit(f"snakemake: error: {error}")
 
 RUN = f"results/{RECIPE.name}"
 RECIPE_FILE = f"{RUN}/recipe.yaml"
+
+# Before Snakemake compares times: give them to the manifests by content.
+STALE = staleness.align_times(Path(RUN), RECIPE) if workflow.is_main_process else []
+DUMP_FILES = staleness.dated_inputs(DUMP_FILES, STALE, os.path.relpath(workflow.main_snakefile))
+for reason in STALE:
+    print(f"stale: {reason}", file=sys.stderr)
 
 # Merged models, and the model that each stage starts from: its adapter is merged into that one.
 BASE = f"{RUN}/base/manifest.json"
@@ -48,7 +57,8 @@ include: "workflow/rules/evaluate.smk"
 
 
 onstart:
-    run_folder.start_run(RECIPE)
+    forced = [job for job in workflow.dag.jobs if workflow.dag.reason(job).forced]
+    run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output])
 
 
 onsuccess:
@@ -62,3 +72,11 @@ rule ppo:
     input:
         MERGED["ppo"],
         rules.report.output,
+
+
+# Of a program that calls Snakemake, sys.argv would be another command line.
+if workflow.is_main_process and Path(sys.argv[0]).name in ("snakemake", "__main__.py"):
+    try:
+        run_folder.check_targets(sys.argv[1:], [rule.name for rule in workflow.rules if not rule.has_wildcards()])
+    except run_folder.SettingsError as error:
+        sys.exit(f"snakemake: error: {error}")

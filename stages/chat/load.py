@@ -6,8 +6,8 @@ from pathlib import Path
 from stages.chat.controller import ChatController
 from stages.chat.streaming import BEST_OF_N, ChatModels
 from stages.chat.votes import Votes
-from stages.runtime.artifact import DIGEST_CHARACTERS, MANIFEST
 from stages.runtime.files import hash_file
+from stages.runtime.finished import DIGEST_CHARACTERS, MANIFEST
 
 
 def load_controller(

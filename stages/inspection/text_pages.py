@@ -9,7 +9,7 @@ from stages.render.terminal import (
     wrap_paragraph,
 )
 from stages.render.units import format_bytes
-from stages.runtime.artifact import DIGEST_CHARACTERS
+from stages.runtime.finished import DIGEST_CHARACTERS
 
 MAX_TENSORS = 40  # rows of a listing
 SIDE_CHARACTERS = 26  # of one of two values side by side

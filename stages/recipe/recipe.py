@@ -8,14 +8,13 @@ The doc of each setting has its meaning, its unit (where the name does not say i
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-import yaml
-
 from stages.recipe.data import Pairs, Posts
 from stages.recipe.evaluate import Evaluate, Report
 from stages.recipe.models import Base, Merge
 from stages.recipe.ppo import Ppo
+from stages.recipe.recipe_file import find_recipe, read_mapping
 from stages.recipe.reward import Reward
-from stages.recipe.schema import SettingsError, flatten, logging_only, override, result_settings, setting
+from stages.recipe.schema import flatten, logging_only, override, result_settings, setting
 from stages.recipe.sft import Sft
 
 DEFAULT_RECIPE = "configs/demo.yaml"
@@ -40,13 +39,16 @@ class Recipe:
 
 
 def load_recipe(path: str | Path, overrides: dict | None = None) -> Recipe:
-    """Load a recipe file and apply overrides. Without a name in the file, the recipe is named after the file.
+    """Load a recipe file, given by its path or its name in configs/, and apply overrides.
+
+    Without a name in the file, the recipe is named after the file.
 
     The keys in SHARED beside the sections apply to every section that has them. Values of `overrides` may be text,
     which is converted to the field's type (Snakemake passes nested --config values as text); values of the file may
     not. Raises SettingsError.
     """
-    recipe = _apply_values(Recipe(name=Path(path).stem), _read_yaml(Path(path)), str(path), from_text=False)
+    file = find_recipe(path)
+    recipe = _apply_values(Recipe(name=file.stem), read_mapping(file), str(file), from_text=False)
     return _apply_values(recipe, overrides or {}, "--config", from_text=True)
 
 
@@ -58,19 +60,6 @@ def _apply_values(recipe: Recipe, values: dict, where: str, from_text: bool) -> 
             recipe = replace(recipe, **{
                 name: override(getattr(recipe, name), {key: value}, where, from_text=from_text) for name in sections})
     return override(recipe, values, where, from_text=from_text)
-
-
-def _read_yaml(path: Path) -> dict:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        known = ", ".join(sorted(str(p) for p in Path("configs").glob("*.yaml")))
-        raise SettingsError(f"no recipe at {path}; there are: {known}") from None
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values or {}, dict):
-        raise SettingsError(f"{path} must map names to values")
-    return values or {}
 
 
 def select_settings(kind: type, settings: object) -> dict:

@@ -6,6 +6,7 @@ An unknown key or a wrong type raises SettingsError: one line that names the set
 import dataclasses
 import difflib
 import math
+import re
 import reprlib
 import types
 import typing
@@ -17,6 +18,7 @@ import yaml
 
 from stages.recipe.ranges import Range
 
+EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", re.ASCII)
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -70,7 +72,8 @@ def override(settings: Any, values: dict, where: str, *, from_text: bool = False
         current, path = getattr(settings, key), f"{where}: {key}"
         if dataclasses.is_dataclass(current):
             if not isinstance(value, dict):
-                raise SettingsError(f"{path} is a section: give it as {{name: value}}, not {value!r}")
+                raise SettingsError(f"{path} is a section: give it as {{name: value}}, not {value!r}"
+                                    f"{_braces_hint(key, value)}")
             changes[key] = override(current, value, path, from_text=from_text)
         else:
             changes[key] = _convert(hints[key], value, path, from_text)
@@ -121,11 +124,13 @@ def nest(flat: dict[str, Any]) -> dict:
     return tree
 
 
-def suggest(key: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: the most similar of the known keys, or all of them."""
+def suggest(key: str, known: Iterable[str], *, else_all: bool = True) -> str:
+    """Return the end of an error message: the most similar of the known keys, or all of them (else_all) or nothing."""
     known = list(known)
     close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known keys: {', '.join(known)}" if else_all else ""
 
 
 def _check_range(within: Range | None, value: Any, path: str) -> None:
@@ -183,15 +188,15 @@ def _plain(value: Any) -> Any:
 
 
 def _convert_scalar(hint: type, value: Any, path: str, from_text: bool) -> Any:
-    if from_text and isinstance(value, str) and hint is not str:
-        value = _parse(hint, value)
+    if isinstance(value, str) and hint is not str:
+        value = _parse(hint, value) if from_text else _parse_exponent(hint, value)
     if hint is str and isinstance(value, date):  # YAML reads 2015-01-31 as one
         return value.isoformat()
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return _to_float(value)
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    raise SettingsError(f"{path} must be {TYPE_NAMES[hint]}, not {value!r}{_yaml_hint(hint, value)}")
+    raise SettingsError(f"{path} must be {TYPE_NAMES[hint]}, not {value!r}{_quotes_hint(hint, value)}")
 
 
 def _to_float(number: int) -> float:
@@ -202,21 +207,36 @@ def _to_float(number: int) -> float:
 
 
 def _parse(hint: type, text: str) -> Any:
+    """Return the text as a value of the type `hint`, or else unchanged."""
     if hint is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     try:
         return hint(text)
     except ValueError:
+        return _parse_exponent(hint, text)
+
+
+def _parse_exponent(hint: type, text: str) -> Any:
+    """Return 1e-5, which YAML reads as text, as a number, and 1e6 also as a whole one; other text unchanged."""
+    if hint not in (int, float) or not EXPONENT.fullmatch(text):
         return text
+    number = float(text)
+    if hint is float:
+        return number
+    return int(number) if number.is_integer() else text
 
 
-def _yaml_hint(hint: type, value: Any) -> str:
+def _braces_hint(key: str, value: Any) -> str:
+    """Show the right form of learning_rate=1e-5, given as the value of a section."""
+    name, equals, text = value.partition("=") if isinstance(value, str) else ("", "", "")
+    return f"; write '{key}={{{name}: {text}}}'" if equals else ""
+
+
+def _quotes_hint(hint: type, value: Any) -> str:
     if hint not in (int, float) or not isinstance(value, str):
         return ""
     try:
-        number = float(value)
+        hint(value)
     except ValueError:
         return ""
-    if "e" in value.lower() and "." not in value:
-        return f" (YAML reads {value} as text: write {number:.1e})".replace("e+0", "e+").replace("e-0", "e-")
     return " (drop the quotes)"

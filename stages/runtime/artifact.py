@@ -1,29 +1,27 @@
 """Build an artifact: a folder with a manifest.json that appears by one rename, complete, or not at all.
 
 A stage writes into `<out>.partial/`. Its request (stage, settings, digests of its inputs) is stored there first; a
-partial folder left by a crash is resumed if its request is unchanged, and set aside otherwise.
+partial folder left by a crash is resumed if its request is unchanged, and set aside otherwise. What becomes of a
+finished artifact is in finished.py.
 """
 
 import fcntl
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from stages.runtime import finished
 from stages.runtime.files import hash_file, write_json
+from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD_REQUEST, REQUEST, digest_request, request_file
 
-MANIFEST = "manifest.json"
-REQUEST = "request.json"
-OLD_REQUEST = "order.json"  # its name in artifacts of older versions
 LOCK = ".lock"
 TRACEBACK = "traceback.txt"
 PARTIAL = ".partial"
 HASHING_THREADS = 4
-DIGEST_CHARACTERS = 12  # of a SHA-256, where it is abbreviated
 
 
 class ArtifactError(ValueError):
@@ -44,8 +42,7 @@ class RunContext:
     @classmethod
     def for_artifact(cls, out: Path, request: dict) -> "RunContext":
         """Build the context of the artifact `out`."""
-        text = json.dumps(request, sort_keys=True, default=str)
-        return cls(out.parent / "logs", out.name, hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS])
+        return cls(out.parent / "logs", out.name, digest_request(request))
 
 
 def digest(source: str | Path) -> str:
@@ -73,12 +70,6 @@ def artifact_folder(path: str | Path) -> Path:
     return path.parent if path.name == MANIFEST else path
 
 
-def request_file(folder: Path) -> Path:
-    """Return the path of an artifact's request, which older versions called order.json."""
-    old = folder / OLD_REQUEST
-    return old if old.exists() else folder / REQUEST
-
-
 def read_manifest(artifact: Path) -> dict:
     """Read the manifest of a finished artifact; ArtifactError if there is none."""
     try:
@@ -88,17 +79,25 @@ def read_manifest(artifact: Path) -> dict:
 
 
 def is_complete(out: Path, request: dict) -> bool:
-    """Check whether `out` is the finished artifact of this request.
+    """Check whether `out` is the finished artifact of this request; a lost manifest is written again from its copy.
 
     Raises ArtifactError if `out` is finished but of another request, or is not an artifact at all.
     """
-    if not (out / MANIFEST).exists():
-        _check_replaceable(out)
-        return False
-    if json.loads(request_file(out).read_text(encoding="utf-8")) == request:
+    if finished.read_request(out) == request and finished.recover_manifest(out):
         return True
+    if not finished.has_manifest(out):
+        check_replaceable(out)
+        return False
     raise ArtifactError(f"{out} holds a finished {read_manifest(out)['stage']} of other settings or inputs: "
                         f"give another --out, or --force to replace it")
+
+
+def restore(out: Path, request: dict) -> bool:
+    """Take the finished artifact of this request back from .old/; return False if there is none."""
+    if not finished.old_place(out, request).exists():
+        return False
+    with _lock(out):
+        return finished.restore(out, request)
 
 
 @contextmanager
@@ -110,29 +109,27 @@ def build(out: Path, request: dict) -> Iterator[Path]:
     partial = out.with_name(out.name + PARTIAL)
     out.parent.mkdir(parents=True, exist_ok=True)
     with _lock(out):
-        if partial.exists() and _read_request(partial) != request:
-            partial.rename(_free_name(out, "set-aside"))
+        if partial.exists() and finished.read_request(partial) != request:
+            partial.rename(finished.free_name(out, "set-aside"))
         partial.mkdir(exist_ok=True)
         write_json(partial / REQUEST, request)
-        for stray in (partial / TRACEBACK, partial / OLD_REQUEST, *partial.rglob("*.tmp")):
+        for stray in (partial / TRACEBACK, partial / OLD_REQUEST, partial / MANIFEST_COPY, *partial.rglob("*.tmp")):
             if stray.is_file():  # drafts of a killed process, among others
                 stray.unlink()
         yield partial
 
 
-def publish(partial: Path, out: Path, manifest: dict) -> None:
-    """Add the size and SHA-256 of every file to the manifest, write it last, and rename the folder to `out`."""
+def publish(partial: Path, out: Path, manifest: dict) -> Path | None:
+    """Add the size and SHA-256 of every file to the manifest, write it last, and rename the folder to `out`.
+
+    A finished artifact of another request that was there moves to .old/; its new place is returned.
+    """
     files = [file for file in _list_files(partial) if file.name not in (MANIFEST, REQUEST)]
     listed = {str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": sha256}
               for file, sha256 in hash_files(files)}
     write_json(partial / MANIFEST, manifest | {"files": listed})
-    old = None
-    if out.exists():
-        old = _free_name(out, "replaced")
-        out.rename(old)
-    partial.rename(out)
-    if old:
-        shutil.rmtree(old)
+    finished.copy_manifest(partial)
+    return finished.replace(out, partial)
 
 
 def hash_files(files: list[Path]) -> list[tuple[Path, str]]:
@@ -145,14 +142,7 @@ def _list_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
-def _read_request(partial: Path) -> dict | None:
-    try:
-        return json.loads(request_file(partial).read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-
-
-def _check_replaceable(out: Path) -> None:
+def check_replaceable(out: Path) -> None:
     """Raise ArtifactError if `out` holds files that no stage made.
 
     Snakemake deletes the manifest before it runs a stage again, so a request marks the folder as ours. It also creates
@@ -162,13 +152,6 @@ def _check_replaceable(out: Path) -> None:
         return
     if not out.is_dir() or any(not path.is_dir() for path in out.rglob("*")):
         raise ArtifactError(f"{out} is in the way and is not an artifact of this project: give another --out")
-
-
-def _free_name(out: Path, suffix: str) -> Path:
-    number = 1
-    while (name := out.with_name(f"{out.name}.{suffix}-{number}")).exists():
-        number += 1
-    return name
 
 
 @contextmanager

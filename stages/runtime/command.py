@@ -17,11 +17,12 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
-from stages.runtime import artifact
+from stages.runtime import artifact, finished
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.environment import describe_environment, let_idle_threads_sleep
 from stages.runtime.manifest import headline_metrics, list_input_sources
@@ -56,9 +57,27 @@ def main(file: str) -> None:
     sys.exit(0)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that takes --learning_rate for --learning-rate, and answers a mistyped flag with the nearest one."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args([_hyphenate(word) for word in words], namespace)
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        super().error(message + (schema.suggest(unknown[1], flags, else_all=False) if unknown else ""))
+
+
+def _hyphenate(word: str) -> str:
+    flag, equals, value = word.partition("=")
+    return f"{flag.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
+
+
 def build_parser(signature: Signature) -> argparse.ArgumentParser:
     """Build the parser: --recipe, one flag per input and option, --out, and one per setting of the stage's section."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"python -m stages.{signature.stage}", description=signature.description,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
@@ -75,7 +94,8 @@ def build_parser(signature: Signature) -> argparse.ArgumentParser:
     ranges = schema.list_ranges(section)
     for name, default, doc in schema.flatten(section):
         within = f"{ranges[name]}; " if name in ranges else ""
-        group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", metavar="VALUE",
+        form = {"action": argparse.BooleanOptionalAction} if isinstance(default, bool) else {"metavar": "VALUE"}
+        group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", default=None, **form,
                            help=f"{doc} ({within}published: {default})".replace("%", "%%"))
     return parser
 
@@ -100,9 +120,13 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
                "inputs": {name: _identify(source) for name, source in inputs.items() if source is not None},
                **{name: value for name, value in options.items() if isinstance(value, str)}}
     if force:
-        (out / artifact.MANIFEST).unlink(missing_ok=True)
-    if artifact.is_complete(out, request):
+        artifact.check_replaceable(out)
+        finished.copy_manifest(out)
+    elif artifact.is_complete(out, request):
         _print(f"{stage}: {out} is already made")
+        return
+    elif artifact.restore(out, request):
+        _print(f"{stage}: {out} was made with these settings and inputs before: restored from {finished.OLD}/")
         return
     paths = [Path(source["path"]) for source in list_input_sources(request["inputs"]).values()]
     verify_artifacts(paths, out.parent / "logs", always=verify)
@@ -113,9 +137,12 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         context = {CONTEXT: artifact.RunContext.for_artifact(out, request)} if takes_context else {}
         metrics = run(config, partial, **inputs, **options, **context)
         seconds = round(time.monotonic() - start, 2)
-        artifact.publish(partial, out, request | {"metrics": metrics, "seconds": seconds} | describe_environment())
+        old = artifact.publish(partial, out, request | {"metrics": metrics, "seconds": seconds}
+                               | describe_environment())
     numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(metrics))
     _print(f"{stage}: {out} made in {seconds:.0f} s{numbers}")
+    if old:
+        _print(f"{stage}: the finished one of other settings or inputs is now {old}; it comes back with its settings")
 
 
 def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Path, dict, dict, bool, bool]:

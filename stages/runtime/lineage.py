@@ -13,12 +13,13 @@ import yaml
 from stages.recipe.recipe import Recipe, section_settings
 from stages.recipe.schema import logging_only
 from stages.render.units import format_bytes
-from stages.runtime.artifact import MANIFEST, ArtifactError, artifact_folder, digest
+from stages.runtime.artifact import ArtifactError, artifact_folder, digest
+from stages.runtime.finished import MANIFEST, request_file
 from stages.runtime.manifest import Record, diff_trees, is_artifact, list_input_sources, read_record
 
 RECIPE = "recipe.yaml"
 SECTIONS = {"gather": "pairs", "judge": "reward"}  # stage: section of the recipe, where their names differ
-MAX_HASHED_BYTES = 256 << 20  # a larger plain input (a dump) is not hashed to see whether it has changed
+MAX_HASHED_BYTES = 256 << 20  # a larger plain input (a dump) is hashed only if it is newer than the artifact
 BROKEN = ("changed", "gone", "not finished", "cannot be read")
 
 
@@ -39,8 +40,13 @@ def check_inputs(record: Record) -> list[InputLink]:
         source = source if isinstance(source, dict) else {}
         path, sha256 = str(source.get("path", "?")), source.get("sha256")
         sha256 = None if sha256 is None else str(sha256)
-        links.append(InputLink(label, path, sha256, _compare(find_input(record.folder, path), sha256)))
+        links.append(InputLink(label, path, sha256, _compare(find_input(record.folder, path), sha256, record.folder)))
     return links
+
+
+def newest_time_ns(path: Path) -> int:
+    """Return the time of a file, or of the newest one in a folder, in ns since the epoch; 0 if there is none."""
+    return max((file.stat().st_mtime_ns for file in _list_files(path)), default=0)
 
 
 def find_input(artifact: Path, path: str) -> Path:
@@ -69,11 +75,17 @@ def trace_ancestry(record: Record, visited: set[Path] | None = None) -> list[dic
     return nodes
 
 
-def find_stale_reasons(record: Record) -> list[str]:
-    """List why the stage would now make another artifact, one line each; empty if it is up to date."""
+def find_stale_reasons(record: Record, recipe: dict | None = None) -> list[str]:
+    """List why the stage would now make another artifact, one line each; empty if it is up to date, or in .old/.
+
+    Args:
+        recipe: the sections' settings; by default those that the run's recipe.yaml has.
+    """
+    if record.state == "replaced":
+        return []
     reasons = [f"its input {link.name}, {link.path}, {_describe(link.verdict)}"
                for link in check_inputs(record) if link.verdict in BROKEN]
-    return reasons + _changed_settings(record)
+    return reasons + _changed_settings(record, recipe)
 
 
 def diff_from_defaults(record: Record) -> list[dict]:
@@ -106,15 +118,18 @@ def section_name(stage: str) -> str:
     return SECTIONS.get(stage, stage)
 
 
-def _compare(path: Path, sha256: str | None) -> str:
+def _compare(path: Path, sha256: str | None, artifact: Path) -> str:
     """Return the verdict on an input."""
     if sha256 is None:
         return "not checked (from a hub)"
     if not os.path.exists(path):  # unlike Path.exists, it accepts names that no file system allows
         return "gone"
     try:
-        if not is_artifact(path) and (size_bytes := _total_bytes(path)) > MAX_HASHED_BYTES:
-            return f"not checked ({format_bytes(size_bytes)})"
+        if not is_artifact(path):
+            size_bytes = sum(file.stat().st_size for file in _list_files(path))
+            made_ns = max(map(newest_time_ns, (artifact / MANIFEST, request_file(artifact))))
+            if size_bytes > MAX_HASHED_BYTES and newest_time_ns(path) <= made_ns:
+                return f"not checked ({format_bytes(size_bytes)}, not newer)"
         return "same" if digest(path) == sha256 else "changed"
     except ArtifactError:
         return "not finished"
@@ -122,21 +137,20 @@ def _compare(path: Path, sha256: str | None) -> str:
         return "cannot be read"
 
 
-def _total_bytes(path: Path) -> int:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files)
+def _list_files(path: Path) -> list[Path]:
+    return [file for file in [path, *path.rglob("*")] if file.is_file()]
 
 
 def _describe(verdict: str) -> str:
     return {"changed": "has changed", "gone": "is gone", "not finished": f"has no {MANIFEST}"}.get(verdict, verdict)
 
 
-def _changed_settings(record: Record) -> list[str]:
+def _changed_settings(record: Record, recipe: dict | None) -> list[str]:
     run, section = find_run_folder(record.folder), section_name(record.manifest.get("stage", ""))
-    if run is None or "config" not in record.manifest:
+    if (run is None and recipe is None) or "config" not in record.manifest:
         return []
     try:
-        settings = read_recipe(run / RECIPE).get(section)
+        settings = (read_recipe(run / RECIPE) if recipe is None else recipe).get(section)
     except ArtifactError as error:
         return [str(error)]
     if not isinstance(settings, dict):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.runtime.artifact import MANIFEST, PARTIAL, REQUEST, TRACEBACK, ArtifactError, request_file
+from stages.runtime.artifact import PARTIAL, TRACEBACK, ArtifactError
+from stages.runtime.finished import MANIFEST, OLD, REQUEST, request_file
 
 SET_ASIDE = re.compile(r".+\.set-aside-\d+")
 TYPES = {"stage": str, "config": dict, "inputs": dict, "metrics": dict, "files": dict, "versions": dict,
@@ -26,7 +27,7 @@ class Record:
     """
 
     folder: Path
-    state: str  # finished, partial, set aside (of another request) or damaged (its manifest cannot be read)
+    state: str  # finished, replaced (in .old/), partial, set aside (of another request), damaged
     manifest: dict
     problems: list[str]
 
@@ -124,6 +125,8 @@ def headline_metrics(metrics: dict) -> list[tuple[str, float]]:
 
 
 def _state(folder: Path, finished: bool, readable: bool) -> str:
+    if finished and readable and folder.parent.name == OLD:
+        return "replaced"
     if finished:
         return "finished" if readable else "damaged"
     return "set aside" if SET_ASIDE.fullmatch(folder.name) else "partial"

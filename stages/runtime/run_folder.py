@@ -4,39 +4,54 @@ The folder is named after the recipe; a dump given on the command line adds its 
 so that two dumps never share a folder. `results/<name>/recipe.yaml` is the resolved recipe that every stage reads.
 """
 
+import difflib
 import fcntl
 import hashlib
 import json
 import os
 import re
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
 
 from stages.recipe.lookups import HUB_ID, check_names, has_scheduler
 from stages.recipe.recipe import DEFAULT_RECIPE, SHARED, Recipe, load_recipe
-from stages.recipe.schema import SettingsError, suggest, to_dict
+from stages.recipe.recipe_file import read_mapping
+from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
+from stages.runtime import finished
 from stages.runtime.files import write_text
+from stages.runtime.staleness import list_finished
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 SUFFIX = r"\.(?:7z|xml|xml\.gz|xml\.zst)"  # of a dump's files, as in stages/stackexchange/dump/sources.py
 UNUSED_TABLES = r"(?:.+-)?(?:Badges|Comments|PostHistory|PostLinks|Tags|Users)\."
 DUMP_FILE = re.compile(rf"(?!{UNUSED_TABLES}).+(?:{SUFFIX}|\.parquet)", re.IGNORECASE)
+SNAKEMAKE_SYNTAX = set("{}<>")  # of wildcards and path variables
 LABEL_CHARACTERS = 100
 CONFIG_KEYS = ("recipe", "shares", *SHARED, *(field.name for field in fields(Recipe)))
+SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
+            "--force", "-q", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
+TARGET_OPTIONS = ("-R", "--forcerun", "-U", "--until", "-O", "--omit-from")  # of Snakemake: their values are rules
 _open_locks = []  # lock files of this process; the kernel releases the locks when it ends, however it ends
 
 
-def resolve_recipe(config: dict) -> Recipe:
-    """Build one checked recipe from Snakemake's config: recipe, dump, name, seed, log_to, sections of the recipe."""
-    for key in config:
+def resolve_recipe(config: dict, config_files: Sequence[Path] = ()) -> Recipe:
+    """Build one checked recipe from --config: recipe, dump, name, seed, log_to, sections of the recipe.
+
+    Args:
+        config: the values of --config alone. Snakemake's own `config` also has those of the files, but not which file.
+        config_files: of --configfile, which means the same as recipe=FILE.
+    """
+    for key, value in config.items():
         if key not in CONFIG_KEYS:
-            raise SettingsError(f"--config: unknown key {key!r}{suggest(key, CONFIG_KEYS)}")
+            raise SettingsError(f"--config: unknown key {key!r}{suggest_setting(key, value)}")
     values = dict(config)
     values.pop("shares", None)  # changes how the work is done, not the result
-    path, dump, name = values.pop("recipe", DEFAULT_RECIPE), values.pop("dump", None), values.pop("name", None)
+    path, dump, name = _choose_recipe(values, config_files), values.pop("dump", None), values.pop("name", None)
     recipe = load_recipe(path, values)
     for field in fields(recipe):
         check_names(getattr(recipe, field.name), field.name, runs_here=not has_scheduler())
@@ -48,6 +63,34 @@ def resolve_recipe(config: dict) -> Recipe:
     recipe = replace(recipe, name=check_name(str(name)), dump=dumps)
     _check_same_dump(recipe)
     return recipe
+
+
+def suggest_setting(key: str, value: object) -> str:
+    """Return the end of an error message: how to give a value of a section, or else the most similar key."""
+    name = key.replace("-", "_")
+    sections = {field.name: {name for name, _, _ in flatten(getattr(Recipe(), field.name))}
+                for field in fields(Recipe) if is_dataclass(getattr(Recipe(), field.name))}
+    forms = [f"'{section}={{{setting}: {value}}}'" for section, settings in sections.items()
+             for setting in sorted(settings) if name in (setting, f"{section}_{setting}")]
+    return f": give it as {' or '.join(forms)}" if forms else suggest(key, CONFIG_KEYS)
+
+
+def check_targets(words: Sequence[str], rules: Sequence[str]) -> None:
+    """Raise SettingsError for a word of Snakemake's command line that nearly names a rule: sft-merged, evalute.
+
+    Snakemake would look for a rule that makes a file of that name. Values of options are left alone.
+
+    Args:
+        words: the command line.
+        rules: the targets.
+    """
+    for previous, word in pairwise(["", *words]):
+        is_value = previous.startswith("-") and previous not in (*SWITCHES, *TARGET_OPTIONS)
+        if is_value or not re.fullmatch(r"[A-Za-z][\w-]*", word) or word in rules or os.path.exists(word):
+            continue
+        close = difflib.get_close_matches(word.replace("-", "_"), rules, n=1, cutoff=0.75)
+        if close:
+            raise SettingsError(f"there is no target {word!r}; did you mean {close[0]!r}?")
 
 
 def parse_shares(config: dict) -> int:
@@ -63,15 +106,21 @@ def normalize_source(source: str) -> str:
 
     A hub id is returned as it is.
     """
-    path = Path(source).expanduser()
-    if not path.exists():
+    try:
+        path = Path(source).expanduser()
+    except RuntimeError:  # ~nobody
+        raise SettingsError(f"dump: there is no home folder for {source!r}: give the whole path") from None
+    if not os.path.exists(path):  # unlike Path.exists, it accepts names that no file system allows
         if HUB_ID.fullmatch(source) and not DUMP_FILE.fullmatch(source):
             return source
         raise SettingsError(f"dump: there is no {source!r} (a hub id would look like owner/name)")
-    if set("{}") & set(source):
-        raise SettingsError(f"dump: Snakemake reads braces in a path as wildcards: rename {source!r}")
+    if SNAKEMAKE_SYNTAX & set(source):
+        raise SettingsError(f"dump: Snakemake reads braces and < > in a path as variables: rename {source!r}")
     full, here = os.path.abspath(path), os.path.abspath("")
-    return os.path.relpath(full, here) if os.path.commonpath([full, here]) == here else full
+    if os.path.commonpath([full, here]) != here:
+        return full
+    relative = os.path.relpath(full, here)
+    return f"./{relative}" if relative.startswith("-") else relative  # -x.xml would be a flag of `posts`
 
 
 def dump_label(dumps: tuple[str, ...]) -> str:
@@ -98,7 +147,7 @@ def list_dump_files(dumps: tuple[str, ...]) -> list[str]:
             files = {file for file in dump.rglob("*") if DUMP_FILE.fullmatch(file.name)}
         else:
             files = {dump, *_find_votes(dump)}
-        paths += sorted(str(file) for file in files if file.is_file() and not set("{}") & set(str(file)))
+        paths += sorted(str(file) for file in files if file.is_file() and not SNAKEMAKE_SYNTAX & set(str(file)))
     return list(dict.fromkeys(paths))
 
 
@@ -112,8 +161,12 @@ def _find_votes(posts: Path) -> list[Path]:
     return [file for file in posts.parent.iterdir() if votes.fullmatch(file.name)]
 
 
-def start_run(recipe: Recipe) -> None:
-    """Lock the run's folder until this process ends, and write the resolved recipe into it."""
+def start_run(recipe: Recipe, forced: Sequence[str] = ()) -> None:
+    """Lock the run's folder until this process ends, write the resolved recipe into it, and prepare its artifacts.
+
+    Args:
+        forced: outputs of the jobs of --forcerun, --force and --forceall.
+    """
     folder = RESULTS / recipe.name
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / ".lock", "w")  # noqa: SIM115
@@ -125,6 +178,10 @@ def start_run(recipe: Recipe) -> None:
     path, text = folder / "recipe.yaml", yaml.safe_dump(to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)
+    for artifact in list_finished(folder):
+        finished.copy_manifest(artifact)
+    for manifest in (path for path in map(Path, forced) if path.name == finished.MANIFEST):
+        finished.force(manifest.parent)
 
 
 def format_summary(recipe: Recipe) -> str:
@@ -140,16 +197,32 @@ def format_summary(recipe: Recipe) -> str:
     return "\n".join(["", *lines, "", f"Report: {folder / 'report' / 'report.html'}"])
 
 
+def _choose_recipe(values: dict, config_files: Sequence[Path]) -> object:
+    """Take the recipe out of --config's values; a --configfile is one, too."""
+    files = [os.path.relpath(file) for file in config_files]
+    if "recipe" in values:
+        files.append(values.pop("recipe"))
+    if len(files) > 1:
+        raise SettingsError(f"a run has one recipe, and --configfile FILE means --config recipe=FILE: "
+                            f"give one of {', '.join(map(str, files))}")
+    return files[0] if files else DEFAULT_RECIPE
+
+
 def _as_list(dump: str | list) -> list[str]:
     return [str(source) for source in dump] if isinstance(dump, list | tuple) else [str(dump)]
 
 
 def _check_same_dump(recipe: Recipe) -> None:
-    try:
-        previous = yaml.safe_load((RESULTS / recipe.name / "recipe.yaml").read_text(encoding="utf-8"))
-    except (FileNotFoundError, yaml.YAMLError):
+    path = RESULTS / recipe.name / "recipe.yaml"
+    if not os.path.exists(path):
         return
-    dumps = (previous or {}).get("dump")
-    if dumps is not None and tuple(dumps) != recipe.dump:
-        raise SettingsError(f"{RESULTS / recipe.name} holds a run on another dump ({', '.join(dumps)}): "
+    try:
+        dumps = read_mapping(path).get("dump")
+        if not isinstance(dumps, list):
+            raise SettingsError(f"{path} names no dump")
+    except SettingsError as error:
+        raise SettingsError(f"{error}. It only records what {path.parent} was made with: move it away, "
+                            f"and it is written again") from None
+    if tuple(dumps) != recipe.dump:
+        raise SettingsError(f"{path.parent} holds a run on another dump ({', '.join(map(str, dumps))}): "
                             f"give --config name=..., or move that folder away")

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from stages.runtime.artifact import MANIFEST, PARTIAL, request_file
+from stages.runtime.artifact import PARTIAL
+from stages.runtime.finished import MANIFEST, OLD, request_file
 from stages.runtime.lineage import find_run_folder, find_stale_reasons
 from stages.runtime.manifest import headline_metrics, is_artifact, read_record
 
@@ -46,7 +47,8 @@ def _find_artifacts(folder: Path, depth: int) -> Iterator[Path]:
 def _list_subfolders(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            return [entry.name for entry in entries
+                    if entry.is_dir() and (entry.name == OLD or not entry.name.startswith("."))]
     except OSError:  # no permission
         return []
 
@@ -62,7 +64,7 @@ def _describe_stage(run: Path, folder: Path) -> dict:
 
 
 def _time_made(folder: Path) -> float:
-    paths = (folder / MANIFEST, request_file(folder), folder)
+    paths = (request_file(folder), folder / MANIFEST, folder)  # staleness.py changes the time of a stale manifest
     return next((time for path in paths if (time := _modification_time(path))), 0.0)
 
 

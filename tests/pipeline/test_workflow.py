@@ -85,6 +85,15 @@ def test_a_rule_gives_a_stage_just_the_inputs_it_names(rule):
         assert inputs <= flags <= {argument.arg for argument in run.args.kwonlyargs}
 
 
+@pytest.mark.parametrize(("command", "status"), [("echo made", 0), ("exit 3", 3)])
+def test_a_log_that_cannot_be_written_decides_nothing(command, status):
+    """/dev/full: no space left on the device. Snakemake runs shells with pipefail."""
+    (end,) = set(re.findall(r'" 2>&1 \| .*"', RULES))
+    line = f"({command}) {end.strip(chr(34))}".replace("{log:q}", "/dev/full")
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", line], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (status, "made\n" if status == 0 else "")
+
+
 def test_nothing_made_yet_plans_everything_and_writes_nothing(tmp_path, checkout):
     for name in ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "a dump's"):
         (tmp_path / name).symlink_to(checkout / name)
@@ -156,6 +165,17 @@ def test_pairs_scattered_over_shares_are_the_same_pairs(checkout):
     assert found["scattered"] == found["whole"] and len(found["whole"]) >= 12
 
 
+def test_a_dump_dated_in_the_future_is_read_once(checkout):
+    (dump,) = (checkout / "a dump's").iterdir()
+    stat, tomorrow = dump.stat(), time.time() + 86_400
+    try:
+        os.utime(dump, (tomorrow, tomorrow))
+        snakemake(checkout, "posts", config=("name=future",))
+        assert "Nothing to be done" in snakemake(checkout, "-n", "posts", config=("name=future",))
+    finally:
+        os.utime(dump, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
 # --- one real run --------------------------------------------------------------------------------------------------
 
 
@@ -218,12 +238,12 @@ def test_a_stage_can_be_forced(finished):
     assert plan(finished[0], "--forcerun", "sft") == FROM_SFT
 
 
-def test_a_newer_dump_makes_everything_anew(finished):
+def test_another_dump_makes_everything_anew_and_a_newer_one_nothing(finished):
     (dump,) = (finished[0] / "a dump's").iterdir()
-    stat = dump.stat()
+    stat, text = dump.stat(), dump.read_bytes()
     try:
         os.utime(dump)
-        text = dump.read_bytes()
+        assert plan(finished[0]) == set()
         dump.write_bytes(text + b"\n")
         assert plan(finished[0]) == {*JOBS, "ppo"}
     finally:
@@ -253,8 +273,19 @@ def test_an_override_is_in_the_manifest_and_earlier_stages_stay(finished):
     snakemake(folder, "reward", config=("reward={learning_rate: 2e-3}",))
     assert manifest(folder, "reward")["config"]["learning_rate"] == 2e-3
     assert manifest(folder, "sft-merged") == before
-    snakemake(folder, "reward")
+    assert "restored from .old/" in snakemake(folder, "reward")
     assert manifest(folder, "reward")["config"]["learning_rate"] == 1e-3
+
+
+def test_what_snakemake_counts_as_failed_is_taken_up_again(finished):
+    """Snakemake deletes the manifest then, as after an error of tee, or where an input is dated in the future."""
+    folder, _ = finished
+    snakemake(folder, "base")
+    before = (folder / "results/tiny/base/manifest.json").read_bytes()
+    (folder / "results/tiny/base/manifest.json").unlink()
+    assert "results/tiny/base is already made" in snakemake(folder, "base")
+    assert (folder / "results/tiny/base/manifest.json").read_bytes() == before
+    assert not plan(folder, "sft")
 
 
 @pytest.mark.parametrize("rule", ["sft", "reward", "ppo_train"])
@@ -263,7 +294,7 @@ def test_killed_in_the_middle_the_same_command_resumes_and_makes_the_same(finish
     stage = rule.replace("_train", "")
     snakemake(folder, rule)  # whatever an earlier test left
     uninterrupted = manifest(folder, stage)
-    (folder / "results/tiny" / stage / "manifest.json").unlink()
+    shutil.rmtree(folder / "results/tiny" / stage)
     begun = folder / "results/tiny" / f"{stage}.partial"
     process = subprocess.Popen(command(rule), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True, env=environment())

@@ -80,8 +80,8 @@ def test_mistakes_in_a_file_name_it(written, monkeypatch):
     path = written("ppo: {lerning_rate: 0.1}")
     with pytest.raises(SettingsError, match=r"mine\.yaml: ppo: unknown key 'lerning_rate'; did you mean 'learning"):
         load_recipe(path)
-    with pytest.raises(SettingsError, match=r"YAML reads 2e-5 as text: write 2\.0e-5"):
-        load_recipe(written("ppo: {learning_rate: 2e-5}"))
+    with pytest.raises(SettingsError, match=r"mine\.yaml: ppo: learning_rate must be a number, not '2e-5x'"):
+        load_recipe(written("ppo: {learning_rate: 2e-5x}"))
     with pytest.raises(SettingsError, match=r"rollout_prompts \(64\) must be a multiple of minibatch_prompts \(48\)"):
         load_recipe(written("ppo: {minibatch_prompts: 48}"))
     with pytest.raises(SettingsError, match="is not YAML"):
@@ -91,6 +91,10 @@ def test_mistakes_in_a_file_name_it(written, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SettingsError, match=r"no recipe at nowhere\.yaml; there are: configs/demo\.yaml"):
         load_recipe("nowhere.yaml")
+
+
+def test_a_number_with_an_exponent_needs_no_point(written):
+    assert load_recipe(written("ppo: {learning_rate: 2e-5}")).ppo.learning_rate == 2e-5
 
 
 def test_overrides_come_last_and_may_be_text(written):

@@ -70,7 +70,8 @@ def test_unknown_keys_name_the_nearest():
 
 
 @pytest.mark.parametrize(("values", "says"), [
-    ({"rate": "1e-5"}, "here: rate must be a number, not '1e-5' (YAML reads 1e-5 as text: write 1.0e-5)"),
+    ({"steps": "1e-5"}, "here: steps must be a whole number, not '1e-5'"),
+    ({"rate": "1e-5x"}, "here: rate must be a number, not '1e-5x'"),
     ({"rate": "0.1"}, "here: rate must be a number, not '0.1' (drop the quotes)"),
     ({"steps": 1.5}, "here: steps must be a whole number, not 1.5"),
     ({"steps": True}, "here: steps must be a whole number, not True"),
@@ -91,6 +92,15 @@ def test_unknown_keys_name_the_nearest():
 ])
 def test_wrong_values_say_what_is_wanted(values, says):
     assert complaint(values) == says
+
+
+@pytest.mark.parametrize("from_text", [True, False])
+@pytest.mark.parametrize("text", ["1e-5", "1E-5", "1.e-05", "10.0e-6"])
+def test_an_exponent_without_a_point_is_a_number(text, from_text):
+    """YAML 1.1 reads it as text."""
+    given = override(Outer(), {"rate": text, "steps": "2e3"}, "here", from_text=from_text)
+    assert given == Outer(rate=1e-5, steps=2000)
+    assert override(Outer(), {"rate": f"-{text}"}, "here", from_text=from_text).rate == -1e-5
 
 
 def test_text_that_is_no_number_is_refused_too():

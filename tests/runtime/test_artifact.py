@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stages.runtime import artifact, files
+from stages.runtime import artifact, files, finished
 from stages.runtime.artifact import ArtifactError, artifact_folder, build, digest, is_complete, publish
+from stages.runtime.manifest import read_record
+from stages.runtime.runs import list_runs
 
 ROOT = Path(__file__).parents[2]
 REQUEST = {"stage": "probe", "config": {"x": 1}, "inputs": {}}
@@ -61,13 +63,70 @@ def test_a_finished_artifact_of_another_request_is_not_overwritten(tmp_path):
         is_complete(tmp_path / "a", REQUEST | {"config": {"x": 2}})
 
 
-def test_made_anew_after_snakemake_deleted_the_manifest(tmp_path):
+OTHER = REQUEST | {"config": {"x": 2}}
+
+
+@pytest.mark.parametrize("damage", [None, "", "{}", '{"stage": "pro'])
+def test_a_finished_artifact_is_taken_up_again_whatever_became_of_its_manifest(tmp_path, damage):
+    """Snakemake deletes the manifest of a job that it counts as failed, even if only its log was not written."""
+    make(tmp_path / "a")
+    before = digest(tmp_path / "a")
+    (tmp_path / "a/manifest.json").unlink() if damage is None else (tmp_path / "a/manifest.json").write_text(damage)
+    assert is_complete(tmp_path / "a", REQUEST)
+    assert digest(tmp_path / "a") == before and not (tmp_path / "a.partial").exists()
+
+
+@pytest.mark.parametrize("damage", ["data.txt is gone", "data.txt is cut", "no copy", "another request", "forced"])
+def test_without_its_manifest_an_artifact_that_is_not_whole_or_not_wanted_is_made_anew(tmp_path, damage):
     make(tmp_path / "a", text="old")
-    (tmp_path / "a" / "manifest.json").unlink()
-    assert not is_complete(tmp_path / "a", REQUEST)
+    (tmp_path / "a/manifest.json").unlink()
+    {"data.txt is gone": lambda: (tmp_path / "a/data.txt").unlink(),
+     "data.txt is cut": lambda: (tmp_path / "a/data.txt").write_text("o"),
+     "no copy": lambda: (tmp_path / "a/.manifest.json").unlink(),  # as of older versions
+     "another request": lambda: None, "forced": lambda: finished.force(tmp_path / "a")}[damage]()
+    request = OTHER if damage == "another request" else REQUEST
+    assert not is_complete(tmp_path / "a", request)
+    make(tmp_path / "a", request, text="new")
+    assert (tmp_path / "a" / "data.txt").read_text() == "new" and is_complete(tmp_path / "a", request)
+    is_old_whole = damage == "another request"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".a.lock", *[".old"] * is_old_whole, "a"]
+
+
+@pytest.mark.parametrize("by_snakemake", [True, False])
+def test_a_finished_artifact_of_other_settings_is_moved_and_comes_back_with_them(tmp_path, by_snakemake):
+    out = tmp_path / "a"
+    digests = []
+    for request in (REQUEST, OTHER):
+        if by_snakemake and out.exists():
+            (out / "manifest.json").unlink()
+        make(out, request, text=str(request["config"]))
+        digests.append(digest(out))
+    for number, request in ((0, REQUEST), (1, OTHER), (0, REQUEST)):
+        if by_snakemake:
+            (out / "manifest.json").unlink()
+        assert artifact.restore(out, request) and is_complete(out, request) and digest(out) == digests[number]
+        assert (out / "data.txt").read_text() == str(request["config"])
+        assert len(list((tmp_path / ".old").iterdir())) == 1
+    assert not artifact.restore(out, REQUEST | {"config": {"x": 3}})
+    (old,) = (tmp_path / ".old").iterdir()
+    record = read_record(old)
+    assert record.state == "replaced" and record.manifest["config"] == OTHER["config"]
+    (tmp_path / "recipe.yaml").write_text("{}")
+    ((_, stages),) = (run.values() for run in list_runs(tmp_path))
+    assert {stage["name"]: stage["state"] for stage in stages} == {"a": "finished", f".old/{old.name}": "replaced"}
+
+
+def test_one_of_the_same_request_is_replaced_without_a_trace(tmp_path):
+    make(tmp_path / "a", text="old")
     make(tmp_path / "a", text="new")
-    assert (tmp_path / "a" / "data.txt").read_text() == "new"
     assert sorted(p.name for p in tmp_path.iterdir()) == [".a.lock", "a"]
+
+
+def test_a_cut_artifact_in_old_is_not_restored(tmp_path):
+    make(tmp_path / "a", text="first")
+    make(tmp_path / "a", OTHER)
+    next((tmp_path / ".old").glob("a-*/data.txt")).write_text("cut")
+    assert not artifact.restore(tmp_path / "a", REQUEST)
 
 
 def test_a_foreign_folder_is_refused_and_an_empty_one_is_not(tmp_path):

@@ -91,8 +91,18 @@ def test_a_second_call_does_nothing_and_other_settings_ask_for_force(probe):
     refused = probe("--dtype", "fp32")
     assert refused.returncode == 1 and "--force" in refused.stderr
     assert (probe.out / "manifest.json").stat().st_mtime_ns == before
-    assert probe("--dtype", "fp32", "--force").returncode == 0
+    forced = probe("--dtype", "fp32", "--force")
+    assert forced.returncode == 0 and f"is now {probe.out.parent}/.old/out-" in forced.stderr
     assert (probe.out / "seen.txt").read_text().startswith("fp32")
+    (probe.out / "manifest.json").unlink()  # as Snakemake does
+    assert "restored from .old/" in probe().stderr and (probe.out / "seen.txt").read_text().startswith("bf16")
+
+
+def test_a_forced_run_that_fails_leaves_the_finished_artifact(probe):
+    probe()
+    before = (probe.out / "manifest.json").read_bytes()
+    assert probe("--max-logit-difference", "0.5", "--force").returncode == 1
+    assert (probe.out / "manifest.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(("flags", "says"), [
@@ -135,14 +145,44 @@ def test_abbreviated_and_unknown_flags_are_refused(probe):
 def test_help_lists_every_setting_with_its_meaning(name):
     stage = read_signature(ROOT / f"stages/{name}.py")
     text = "".join(command.build_parser(stage).format_help().split())  # lines may break at any hyphen
-    for flag, _, doc in schema.flatten(getattr(Recipe(), stage.section)):
-        assert f"--{flag.replace('_', '-')}VALUE" in text, flag
+    for flag, default, doc in schema.flatten(getattr(Recipe(), stage.section)):
+        words = flag.replace("_", "-")
+        assert (f"--{words},--no-{words}" if isinstance(default, bool) else f"--{words}VALUE") in text, flag
         assert "".join(doc.split()) in text, flag
     for flag, within in schema.list_ranges(getattr(Recipe(), stage.section)).items():
         assert "".join(f"({within};".split()) in text, flag
     for flag in stage.inputs:
         assert any(f"--{flag}{value}" in text for value in ("FOLDER", "[FOLDER]", "NAME=FOLDER"))
     assert f"python -m stages.{name} --recipe" in stage.description, "the docstring shows the command"
+
+
+@pytest.mark.parametrize("flag", ["--max-logit-difference", "--max_logit_difference", "--max_logit-difference"])
+def test_a_flag_may_have_underscores(flag):
+    parser = command.build_parser(read_signature(ROOT / "stages/merge.py"))
+    words = ["--base", "a_b", "--adapter", "c_d", "--pairs", "p", "--out", "_1"]
+    for given in ([flag, "0.5"], [f"{flag}=0.5"]):
+        parsed = vars(parser.parse_args([*words, *given]))
+        assert (parsed["set max_logit_difference"], parsed["base"], parsed["out"]) == ("0.5", "a_b", "_1")
+
+
+@pytest.mark.parametrize(("flags", "value"), [([], None), (["--compile"], True), (["--no-compile"], False)])
+def test_a_switch_is_a_switch(flags, value):
+    signature = read_signature(ROOT / "stages/ppo.py")
+    words = ["--policy", "a", "--reward", "b", "--pairs", "c", "--out", "d"]
+    recipe = ["--recipe", str(ROOT / "configs/tiny.yaml")]
+    arguments = vars(command.build_parser(signature).parse_args([*words, *recipe, *flags]))
+    assert arguments["set compile"] is value
+    config = command._parse_arguments(signature, arguments)[0]
+    assert config.compile is (value or False)
+
+
+def test_a_mistyped_flag_is_answered_with_the_nearest(capsys):
+    parser = command.build_parser(read_signature(ROOT / "stages/ppo.py"))
+    words = ["--policy", "a", "--reward", "b", "--pairs", "c", "--out", "d"]
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args([*words, "--lerning_rate", "1e-5"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --lerning-rate 1e-5; did you mean '--learning-rate'?" in capsys.readouterr().err
 
 
 def test_an_optional_input_is_part_of_the_request_only_where_it_is_given(probe):

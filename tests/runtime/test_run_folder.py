@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -99,11 +100,67 @@ def test_a_dump_that_is_not_there_is_said_at_once(dump, says):
         resolve_recipe({"dump": dump})
 
 
-def test_hub_ids_and_braces(site):
+@pytest.mark.parametrize("name", ["{a}", "<a>", "a>b"])
+def test_hub_ids_and_what_snakemake_takes_for_a_variable(site, name):
     assert normalize_source("lvwerra/stack-exchange-paired") == "lvwerra/stack-exchange-paired"
-    (site / "{a}").mkdir()
-    with pytest.raises(SettingsError, match="braces"):
-        normalize_source("{a}")
+    (site / name).mkdir()
+    with pytest.raises(SettingsError, match=f"variables: rename '{name}'"):
+        normalize_source(name)
+
+
+def test_a_dump_that_looks_like_a_flag_keeps_its_folder(site):
+    (site / "-x.xml").write_text("")
+    recipe = resolve_recipe({"dump": "-x.xml"})
+    assert recipe.dump == ("./-x.xml",) and list_dump_files(recipe.dump) == ["-x.xml"]
+
+
+def test_the_home_of_nobody_is_one_line():
+    with pytest.raises(SettingsError, match="there is no home folder for '~nobody-of-that-name'"):
+        resolve_recipe({"dump": "~nobody-of-that-name"})
+
+
+def test_a_configfile_is_the_recipe(site):
+    (site / "configs/other.yaml").write_text("name: other\ndump: [one/beer.7z]\nppo: {learning_rate: 0.5}\n")
+    other = site / "configs/other.yaml"
+    assert resolve_recipe({}, [other]) == resolve_recipe({"recipe": "configs/other.yaml"})
+    assert resolve_recipe({}, [other]).ppo.learning_rate == 0.5
+    assert resolve_recipe({"ppo": {"learning_rate": "0.25"}}, [other]).ppo.learning_rate == 0.25
+    for config, files in (({"recipe": "demo"}, [other]), ({}, [other, other])):
+        with pytest.raises(SettingsError, match="a run has one recipe, and --configfile FILE means"):
+            resolve_recipe(config, files)
+
+
+def test_a_recipe_is_found_by_its_name(site):
+    (site / "configs/other.yaml").write_text("dump: [one/beer.7z]\n")
+    (site / "other").mkdir()  # a folder of that name is no recipe
+    assert resolve_recipe({"recipe": "other"}) == resolve_recipe({"recipe": "configs/other.yaml"})
+    with pytest.raises(SettingsError, match=r"no recipe at othr; there are: configs/demo.yaml, configs/other.yaml; "
+                                            "did you mean 'other'"):
+        resolve_recipe({"recipe": "othr"})
+
+
+@pytest.mark.parametrize(("recipe", "says"), [
+    ("configs", "configs is a folder"), (7, "no recipe at 7; there are: configs/binary.yaml"),
+    (["a"], r"recipe must be a file .* not \['a'\]"), ({"a": 1}, "recipe must be a file"), (True, "must be a file"),
+    (None, "must be a file"), ("x" * 5000, "no recipe at x"), ("binary", "configs/binary.yaml is not YAML"),
+    ("deep", "configs/deep.yaml is nested too deeply"), ("number", "configs/number.yaml must map names to values"),
+    ("zero", "configs/zero.yaml must map names"), ("day", "configs/day.yaml is not YAML: day is out of range")])
+def test_a_recipe_that_is_none_is_one_line(site, recipe, says):
+    for name, content in (("binary", b"\xff\x00\x80"), ("deep", b"a: " + b"[" * 2000), ("number", b"7"),
+                          ("zero", b"0"), ("day", b"posts: 2015-02-31")):
+        (site / f"configs/{name}.yaml").write_bytes(content)
+    with pytest.raises(SettingsError, match=says) as refused:
+        resolve_recipe({"recipe": recipe})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [b"\xff\x00", b"[", b"7", b"- a", b"dump: 7", b"a: " + b"[" * 2000, b""])
+def test_a_damaged_record_of_a_run_is_one_line(site, content):
+    path = site / "results/demo/recipe.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.raises(SettingsError, match=r"results/demo/recipe.yaml .*move it away, and it is written again"):
+        resolve_recipe({})
 
 
 def test_no_dump_at_all_says_how_to_give_one(site):
@@ -117,6 +174,36 @@ def test_unknown_config_keys():
         resolve_recipe({"rcipe": "x"})
     with pytest.raises(SettingsError, match="--config: ppo: unknown key 'lr'"):
         resolve_recipe({"ppo": {"lr": "1"}})
+
+
+@pytest.mark.parametrize(("config", "says"), [
+    ({"ppo": "learning_rate=1e-5"}, "not 'learning_rate=1e-5'; write 'ppo={learning_rate: 1e-5}'"),
+    ({"ppo_learning_rate": 1e-5}, "'ppo_learning_rate': give it as 'ppo={learning_rate: 1e-05}'"),
+    ({"ppo-learning-rate": "x"}, "give it as 'ppo={learning_rate: x}'"),
+    ({"max_pairs_per_question": 3}, "give it as 'pairs={max_pairs_per_question: 3}'"),
+    ({"learning_rate": 1}, "'sft={learning_rate: 1}' or 'reward={learning_rate: 1}' or 'ppo={learning_rate: 1}'")])
+def test_a_value_without_its_section_is_answered_with_the_right_form(config, says):
+    with pytest.raises(SettingsError, match=re.escape(says)):
+        resolve_recipe(config)
+
+
+RULES = ["posts", "pairs", "sft", "sft_merged", "reward", "reward_merged", "ppo", "ppo_train", "evaluate", "report"]
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    ("--cores all sft-merged", "'sft-merged'; did you mean 'sft_merged'"), ("-n evalute", "did you mean 'evaluate'"),
+    ("--cores 1 ppo --forcerun ppo-train", "'ppo-train'; did you mean 'ppo_train'"),
+    ("reward_mergd --cores 1", "did you mean 'reward_merged'")])
+def test_a_target_that_is_nearly_a_rule(words, says):
+    with pytest.raises(SettingsError, match=f"there is no target .*{says}"):
+        run_folder.check_targets(words.split(), RULES)
+
+
+@pytest.mark.parametrize("words", [
+    "--cores all ppo -n", "--cores 1 results/x/sfd/manifest.json", "--jobname evalute", "--config name=repor ppo",
+    "all", "--report report.html", "--cores all ppo --forcerun sft", "-R sft reward", ""])
+def test_other_words_of_a_command_are_left_alone(words):
+    run_folder.check_targets(words.split(), RULES)
 
 
 def test_overrides_reach_the_recipe_as_their_type():

@@ -1,0 +1,130 @@
+"""Recognise finished artifacts, whatever became of their manifests, and keep those that another one replaces.
+
+Snakemake deletes the manifest of a stage before the stage runs, and after a failure. So an artifact holds a copy of it.
+A finished artifact that one of other settings or inputs replaces moves to `.old/NAME-DIGEST` beside it, and comes back
+when its request does: nothing is trained twice.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from stages.runtime.files import atomic_path
+
+MANIFEST = "manifest.json"
+MANIFEST_COPY = ".manifest.json"
+REQUEST = "request.json"
+OLD_REQUEST = "order.json"  # its name in artifacts of older versions
+FORCED = ".forced"  # marks a finished artifact that is to be made anew although its request is the same
+OLD = ".old"  # folder of the artifacts that were replaced
+DIGEST_CHARACTERS = 12  # of a SHA-256, where it is abbreviated
+
+
+def request_file(folder: Path) -> Path:
+    """Return the path of an artifact's request, which older versions called order.json."""
+    old = folder / OLD_REQUEST
+    return old if old.exists() else folder / REQUEST
+
+
+def read_request(folder: Path) -> dict | None:
+    """Read an artifact's request; None if there is none that can be read."""
+    return _read_object(request_file(folder))
+
+
+def digest_request(request: dict) -> str:
+    """Compute the abbreviated SHA-256 of a request."""
+    text = json.dumps(request, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def has_manifest(folder: Path) -> bool:
+    """Check whether the manifest is there and can be read."""
+    return "stage" in (_read_object(folder / MANIFEST) or {})
+
+
+def copy_manifest(folder: Path) -> None:
+    """Write the copy of the manifest, unless there is one; artifacts of older versions lack it."""
+    if has_manifest(folder) and not (folder / MANIFEST_COPY).exists():
+        _copy(folder / MANIFEST, folder / MANIFEST_COPY)
+
+
+def recover_manifest(folder: Path) -> bool:
+    """Write a lost or damaged manifest again from its copy, if all files are there; return whether there is one now."""
+    if not has_manifest(folder) and is_whole(folder) and not (folder / FORCED).exists():
+        _copy(folder / MANIFEST_COPY, folder / MANIFEST)
+    return has_manifest(folder)
+
+
+def is_whole(folder: Path) -> bool:
+    """Check that the copy of the manifest and all files that it lists are there, with their sizes."""
+    manifest = _read_object(folder / MANIFEST_COPY) or {}
+    files = manifest.get("files")
+    return isinstance(files, dict) and all(
+        (folder / name).is_file() and entry.get("bytes") == (folder / name).stat().st_size
+        for name, entry in files.items())
+
+
+def replace(out: Path, new: Path) -> Path | None:
+    """Rename the artifact `new` to `out`.
+
+    A finished artifact of another request that is there moves to .old/, and its new place is returned. An unfinished
+    one, and one of the same request, is deleted.
+    """
+    place = unneeded = None
+    if out.exists():
+        request = read_request(out)
+        if request is not None and request != read_request(new) and is_whole(out):
+            (out / FORCED).unlink(missing_ok=True)
+            recover_manifest(out)
+            place = old_place(out, request)
+            shutil.rmtree(place, ignore_errors=True)  # an earlier one of the same request
+            place.parent.mkdir(exist_ok=True)
+        else:
+            unneeded = free_name(out, "replaced")
+        out.rename(place or unneeded)
+    new.rename(out)
+    if unneeded:
+        shutil.rmtree(unneeded)
+    return place
+
+
+def restore(out: Path, request: dict) -> bool:
+    """Move the artifact of this request from .old/ back to `out`; return False if there is none."""
+    old = old_place(out, request)
+    if read_request(old) != request or not is_whole(old) or (out / FORCED).exists():
+        return False
+    replace(out, old)
+    return recover_manifest(out)
+
+
+def force(out: Path) -> None:
+    """Mark a finished artifact to be made anew; the mark goes with the artifact when another one replaces it."""
+    if out.is_dir():
+        (out / FORCED).touch()
+
+
+def old_place(out: Path, request: dict) -> Path:
+    """Return the folder in .old/ of an artifact of this request."""
+    return out.parent / OLD / f"{out.name}-{digest_request(request)}"
+
+
+def free_name(out: Path, suffix: str) -> Path:
+    """Return the first of NAME.SUFFIX-1, NAME.SUFFIX-2, ... that does not exist."""
+    number = 1
+    while (name := out.with_name(f"{out.name}.{suffix}-{number}")).exists():
+        number += 1
+    return name
+
+
+def _copy(source: Path, target: Path) -> None:
+    with atomic_path(target) as draft:
+        shutil.copyfile(source, draft)
+
+
+def _read_object(path: Path) -> dict | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,128 @@
+"""Tell Snakemake by the times of the manifests what their contents say: finished, or stale.
+
+Snakemake compares times: it would make a copied, cloned or touched run again, and would miss another setting where its
+own records are not copied. So before it plans, each manifest gets a time that is right by content: not before those of
+its inputs where the artifact is up to date, and `STALE_NS` where it is not. What follows from a stale artifact, a
+missing one or --forcerun is Snakemake's to find.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from stages.recipe.recipe import Recipe
+from stages.recipe.schema import to_dict
+from stages.runtime.finished import MANIFEST
+from stages.runtime.lineage import check_inputs, find_input, find_stale_reasons, newest_time_ns
+from stages.runtime.manifest import Record, read_record
+
+STALE_NS = 1_000_000_000  # a second after 1970: before every input
+LOCK = ".lock"  # of the run
+
+
+def align_times(run: Path, recipe: Recipe) -> list[str]:
+    """Set the times of the manifests in a run's folder; return why artifacts are stale, one line each.
+
+    Nothing is changed while another process is at work on the run.
+    """
+    if _is_locked(run):
+        return []
+    aligner = _Aligner(run.resolve(), to_dict(recipe))
+    for folder in list_finished(run.resolve()):
+        aligner.align(folder)
+    return aligner.reasons
+
+
+def list_finished(run: Path) -> Iterator[Path]:
+    """List the folders of a run that have a manifest, those of shares included.
+
+    A name with a dot is none of a stage: .old, STAGE.partial, STAGE.set-aside-1.
+    """
+    for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
+        for manifest in sorted(run.glob(pattern)):
+            if not any("." in part for part in manifest.parent.relative_to(run).parts):
+                yield manifest.parent
+
+
+def dated_inputs(files: list[str], reasons: list[str], instead: str) -> list[str]:
+    """Return the files of the dump that are not dated in the future, for the rule `posts`.
+
+    A time in the future says nothing, and Snakemake counts the job that has read such a file as failed. If none is left
+    (nor is there one of a dump on the hub), a stale `posts` gets the file `instead`: what has no input is never older.
+
+    Args:
+        reasons: of `align_times`.
+    """
+    now_ns = time.time_ns()
+    usable = [file for file in files if os.stat(file).st_mtime_ns <= now_ns]
+    is_stale = any(reason.startswith("posts: ") for reason in reasons)
+    return usable or [instead] * is_stale
+
+
+class _Aligner:
+    """The times set so far, and why artifacts are stale."""
+
+    def __init__(self, run: Path, settings: dict):
+        self.run, self.settings, self.now_ns = run, settings, time.time_ns()
+        self.times_ns: dict[Path, int] = {}
+        self.reasons: list[str] = []
+
+    def align(self, folder: Path) -> int:
+        """Set the times of one artifact after those of its inputs; return the time of its manifest, in ns."""
+        if folder not in self.times_ns:
+            self.times_ns[folder] = 0  # ends a circle that somebody has written into manifests
+            record = read_record(folder)
+            inputs = [find_input(folder, link.path) for link in check_inputs(record)]
+            newest_ns = max((self._time_of_input(path) for path in inputs if os.path.exists(path)), default=0)
+            reasons = _find_reasons(record, self.settings)
+            self.reasons += [f"{folder.name}: {reason}" for reason in reasons]
+            if not reasons:
+                for file in folder.rglob("*"):  # of the report, Snakemake knows more than the manifest
+                    _set_time(file, newest_ns, self.now_ns)
+            earliest_ns, latest_ns = (STALE_NS, STALE_NS) if reasons else (newest_ns, self.now_ns)
+            self.times_ns[folder] = _set_time(folder / MANIFEST, earliest_ns, latest_ns)
+        return self.times_ns[folder]
+
+    def _time_of_input(self, path: Path) -> int:
+        folder = path.resolve()
+        if self.run in folder.parents and (folder / MANIFEST).is_file():
+            return self.align(folder)
+        return min(newest_time_ns(path), self.now_ns)
+
+
+def _find_reasons(record: Record, settings: dict) -> list[str]:
+    if record.state == "damaged":
+        return record.problems
+    dumps = record.manifest.get("inputs", {}).get("dump")
+    if isinstance(dumps, list) and (paths := [_path_of(source) for source in dumps]) != settings["dump"]:
+        return [f"it was made from {', '.join(paths)}"]
+    return find_stale_reasons(record, settings)
+
+
+def _path_of(source: object) -> str:
+    return str(source.get("path")) if isinstance(source, dict) else "?"
+
+
+def _set_time(path: Path, earliest_ns: int, latest_ns: int) -> int:
+    """Set a file's time to the nearest one between two, and return it."""
+    try:
+        own_ns = os.lstat(path).st_mtime_ns
+        time_ns = min(max(own_ns, earliest_ns), latest_ns)
+        if time_ns != own_ns and not os.path.islink(path):
+            os.utime(path, ns=(time_ns, time_ns))
+    except OSError:  # the file is gone, or not ours
+        return latest_ns
+    return time_ns
+
+
+def _is_locked(run: Path) -> bool:
+    try:
+        with open(run / LOCK, "r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
