@@ -29,7 +29,7 @@ def make(stage: str, name: str, **inputs) -> None:
         (out / "data").write_text(name)
         return {}
 
-    command._make(stage, lambda: run, getattr(RECIPE, stage), RUN / name, inputs, {}, False)
+    command._make(stage, lambda: run, getattr(RECIPE, stage), RUN / name, inputs, {}, force=False, verify=False)
 
 
 RECIPE = replace(load_recipe(ROOT / "configs/tiny.yaml"), dump=("a dump.xml",))
@@ -104,7 +104,7 @@ def make_base_again() -> None:
     shutil.rmtree(RUN / "base")
     time.sleep(0.01)  # its manifest has its seconds
     command._make("base", lambda: lambda config, out, **_: {"another": 1}, RECIPE.base, RUN / "base",
-                  {"pairs": RUN / "pairs"}, {}, False)
+                  {"pairs": RUN / "pairs"}, {}, force=False, verify=False)
 
 
 def test_a_large_dump_is_read_only_where_it_is_newer(project, monkeypatch):
