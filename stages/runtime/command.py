@@ -9,19 +9,23 @@ so that `--help` and mistakes answer at once. `main` imports the program as a mo
 """
 
 import argparse
+import errno
 import importlib
 import inspect
 import re
+import shutil
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from stages.render.units import format_bytes
 from stages.runtime import artifact, finished
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.environment import describe_environment, let_idle_threads_sleep
@@ -36,6 +40,9 @@ INPUT_FLAGS = {
                         "help": "input artifact and its name; can be repeated"},
     OPTIONAL_INPUT: {"metavar": "FOLDER", "nargs": "?", "help": "input artifact; may be left out, or its folder"},
 }
+MEMORY_WORDS = r"(?i)out of memory|can't allocate memory|cannot allocate memory"
+MIN_FREE_BYTES = 1 << 20  # with less, an error of a library that names no cause is that of a full disk
+TEXT_CHARACTERS = 200
 SETTING = "set "  # prefix of the settings among the parsed arguments
 
 
@@ -47,14 +54,34 @@ def main(file: str) -> None:
     try:
         _make(signature.stage, lambda: importlib.import_module(signature.module).run,
               *_parse_arguments(signature, arguments))
-    except (ValueError, OSError) as error:
-        _print(f"{signature.stage}: error: {error}")
-        _save_traceback(artifact.artifact_folder(arguments["out"]))
-        sys.exit(1)
     except KeyboardInterrupt:
         _print(f"{signature.stage}: interrupted; the same command continues from the last checkpoint")
         sys.exit(130)
+    except Exception as error:
+        out = artifact.artifact_folder(arguments["out"])
+        if (message := describe_failure(error, out)) is None:
+            raise
+        _print(f"{signature.stage}: error: {message}")
+        _save_traceback(out)
+        sys.exit(1)
     sys.exit(0)
+
+
+def describe_failure(error: Exception, out: Path) -> str | None:
+    """Describe in one line what a user or the machine is the cause of; None for a mistake in this program."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or re.search(MEMORY_WORDS, text):
+        return f"out of memory: take smaller batches or microbatches, or a machine with more ({text[:TEXT_CHARACTERS]})"
+    folder = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.is_dir())
+    free_bytes = shutil.disk_usage(folder).free
+    storing = isinstance(error, OSError | RuntimeError) or type(error).__name__ == "SafetensorError"
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or (storing and free_bytes < MIN_FREE_BYTES):
+        file = getattr(error, "filename", None) or folder
+        return (f"no space left on the disk of {file} (free: {format_bytes(free_bytes)}): make room, and the same "
+                f"command continues from the last checkpoint")
+    if type(error).__name__ == "SafetensorError":
+        return f"a file of weights cannot be read or written: {text}"
+    return str(error) if isinstance(error, ValueError | OSError) else None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -186,8 +213,9 @@ def _save_traceback(out: Path) -> None:
     """Write the traceback into the partial folder: the terminal shows only one line."""
     partial = out.with_name(out.name + artifact.PARTIAL)
     if partial.is_dir():
-        (partial / artifact.TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
-        _print(f"details: {partial / artifact.TRACEBACK}")
+        with suppress(OSError):  # a full disk
+            (partial / artifact.TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
+            _print(f"details: {partial / artifact.TRACEBACK}")
 
 
 def _print(text: str) -> None:

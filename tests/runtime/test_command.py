@@ -1,6 +1,7 @@
 """The command line of a stage, which comes from the signature of its `run`."""
 
 import dataclasses
+import errno
 import importlib
 import inspect
 import json
@@ -10,6 +11,7 @@ import sys
 import time
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +33,7 @@ if __name__ == "__main__":
     main(__file__)
 
 from pathlib import Path
+from types import SimpleNamespace
 from stages.recipe.models import Merge
 
 def run(config: Merge, out: Path, *, base: Path, dump: list[str], judge: Path | None = None
@@ -134,6 +137,43 @@ def test_the_same_command_goes_on_and_no_traceback_is_published(probe):
     assert probe("--max-logit-difference", "0.5").returncode == 0
     assert json.loads((probe.out / "manifest.json").read_text())["metrics"] == {"resumed": 1}
     assert not (probe.out / "traceback.txt").exists()
+
+
+class SafetensorError(Exception):
+    """As the class of safetensors, which has no base of its own."""
+
+
+@pytest.mark.parametrize(("error", "free_bytes", "says"), [
+    (OSError(errno.ENOSPC, "No space left on device", "/data/x.bin"), 0, "no space left on the disk of /data/x.bin"),
+    (RuntimeError("[enforce fail at inline_container.cc:672] unexpected pos 64"), 0, "no space left on the disk of"),
+    (SafetensorError("Error while serializing: I/O error"), 4096, "make room, and the same command continues"),
+    (SafetensorError("header too large"), 1 << 40, "a file of weights cannot be read or written: header too large"),
+    (RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried"), 1 << 40, "out of memory:"),
+    (MemoryError(), 1 << 40, "out of memory: take smaller batches"),
+    (ValueError("two\nlines"), 1 << 40, "two\nlines"),
+    (RuntimeError("a mistake in this program"), 1 << 40, None), (KeyError("x"), 0, None)])
+def test_failures_of_the_machine_are_one_line(error, free_bytes, says, tmp_path, monkeypatch):
+    monkeypatch.setattr(command.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free_bytes))
+    message = command.describe_failure(error, tmp_path / "none" / "out")
+    assert message is None if says is None else says in message
+
+
+def test_a_full_disk_stops_in_one_line_and_goes_on_when_there_is_room(probe, tmp_path):
+    """A file system of its own, if this user may mount one."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        (small / "filler").write_bytes(bytes(40 << 10))
+        (tmp_path / "probe.py").write_text(PROBE.replace('begun.write_text("")', 'begun.write_bytes(bytes(32 << 10))'))
+        done = probe("--out", str(small / "out"))
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert "no space left on the disk of" in done.stderr and not (small / "out").exists()
+        (small / "filler").unlink()
+        assert probe("--out", str(small / "out")).returncode == 0 and (small / "out/manifest.json").exists()
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
 
 
 def test_abbreviated_and_unknown_flags_are_refused(probe):
