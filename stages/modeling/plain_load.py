@@ -6,6 +6,7 @@ that memory holds one model at a time.
 Shapes: B rows, T tokens, D hidden size, V vocabulary.
 """
 
+import gc
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +39,10 @@ def plain_outputs(folder: Path, precision: str) -> PlainOutputs:
         folder, device_map={"": device()}, use_safetensors=True, **precision_arguments(precision)).eval()
     ids = probe_ids(model.config.vocab_size)
     states = _hidden_states(model, ids)
-    return PlainOutputs(folder, precision, ids, states.float().cpu(), _logits(model, states))
+    outputs = PlainOutputs(folder, precision, ids, states.float().cpu(), _logits(model, states))
+    del model
+    gc.collect()  # it may be in a cycle, and the model that is trained comes next
+    return outputs
 
 
 def check_trained_model(model: PreTrainedModel, plain: PlainOutputs) -> str:

@@ -70,6 +70,9 @@ def checkout(tmp_path_factory) -> Path:
     for name in ("folder-with-Posts.xml", "dump"):
         (folder / name).mkdir()
         (folder / name / "Posts.xml").touch()
+    (folder / "mine").mkdir()
+    for name, function in (("rules", "polite"), ("truth", "score")):  # functions of the reader's that the pages name
+        (folder / f"mine/{name}.py").write_text(f"def {function}(questions, responses): ...\n")
     return folder
 
 
