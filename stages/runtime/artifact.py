@@ -94,7 +94,7 @@ def is_complete(out: Path, request: dict) -> bool:
 
 def restore(out: Path, request: dict) -> bool:
     """Take the finished artifact of this request back from .old/; return False if there is none."""
-    if not finished.old_place(out, request).exists():
+    if not finished.old_folder(out, request).exists():
         return False
     with _lock(out):
         return finished.restore(out, request)
@@ -122,7 +122,7 @@ def build(out: Path, request: dict) -> Iterator[Path]:
 def publish(partial: Path, out: Path, manifest: dict) -> Path | None:
     """Add the size and SHA-256 of every file to the manifest, write it last, and rename the folder to `out`.
 
-    A finished artifact of another request that was there moves to .old/; its new place is returned.
+    A finished artifact of another request that was there moves to .old/; its new path is returned.
     """
     files = [file for file in _list_files(partial) if file.name not in (MANIFEST, REQUEST)]
     listed = {str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": sha256}

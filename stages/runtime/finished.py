@@ -68,30 +68,30 @@ def is_whole(folder: Path) -> bool:
 def replace(out: Path, new: Path) -> Path | None:
     """Rename the artifact `new` to `out`.
 
-    A finished artifact of another request that is there moves to .old/, and its new place is returned. An unfinished
+    A finished artifact of another request that is there moves to .old/, and its new path is returned. An unfinished
     one, and one of the same request, is deleted.
     """
-    place = unneeded = None
+    old = unneeded = None
     if out.exists():
         request = read_request(out)
         if request is not None and request != read_request(new) and is_whole(out):
             (out / FORCED).unlink(missing_ok=True)
             recover_manifest(out)
-            place = old_place(out, request)
-            shutil.rmtree(place, ignore_errors=True)  # an earlier one of the same request
-            place.parent.mkdir(exist_ok=True)
+            old = old_folder(out, request)
+            shutil.rmtree(old, ignore_errors=True)  # an earlier one of the same request
+            old.parent.mkdir(exist_ok=True)
         else:
             unneeded = free_name(out, "replaced")
-        out.rename(place or unneeded)
+        out.rename(old or unneeded)
     new.rename(out)
     if unneeded:
         shutil.rmtree(unneeded)
-    return place
+    return old
 
 
 def restore(out: Path, request: dict) -> bool:
     """Move the artifact of this request from .old/ back to `out`; return False if there is none."""
-    old = old_place(out, request)
+    old = old_folder(out, request)
     if read_request(old) != request or not is_whole(old) or (out / FORCED).exists():
         return False
     replace(out, old)
@@ -104,7 +104,7 @@ def force(out: Path) -> None:
         (out / FORCED).touch()
 
 
-def old_place(out: Path, request: dict) -> Path:
+def old_folder(out: Path, request: dict) -> Path:
     """Return the folder in .old/ of an artifact of this request."""
     return out.parent / OLD / f"{out.name}-{digest_request(request)}"
 
