@@ -26,6 +26,7 @@ from stages.evaluation.reward_hacking import detect_reward_hacking
 from stages.stackexchange.pairs.table import SPLITS, read_pairs
 
 FEW_PAIRS = 300
+NO_BEST_TEMPERATURES = {"temperature_prompts": 0}  # the verdict is on samples at the sampling temperature
 Rows = list[dict]
 
 
@@ -68,8 +69,8 @@ def train_poorly(run: Path, folder: Path, poor: PoorRun) -> dict:
     """Train and evaluate in `folder` what `poor` changes, from the models of `run`; return the metrics."""
     folder.mkdir(parents=True, exist_ok=True)
     recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
-    for section in ("ppo", "evaluate"):
-        recipe[section] |= getattr(poor, section)
+    recipe["ppo"] |= poor.ppo
+    recipe["evaluate"] |= NO_BEST_TEMPERATURES | poor.evaluate
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
     start, reward = run / "sft-merged", run / "reward-merged"
     if poor.change_pairs:
