@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from stages.chat import views
 from stages.chat.controller import ChatController
+from stages.chat.request_guard import RequestGuard
 
 STYLE = Path(__file__).with_name("style.css")
 FONTS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")  # of the reader's machine: none is downloaded
@@ -55,7 +57,8 @@ def serve_page(blocks: gr.Blocks, host: str, port: int | None, wait: bool = True
     theme = gr.themes.Base(font=FONTS[0], font_mono=FONTS[1], primary_hue="blue", neutral_hue="slate")
     _, address, _ = blocks.launch(
         server_name=host, server_port=port, share=False, theme=theme, css_paths=STYLE, footer_links=[], quiet=True,
-        ssr_mode=False, enable_monitoring=False, pwa=False, mcp_server=False, prevent_thread_lock=True)
+        ssr_mode=False, enable_monitoring=False, pwa=False, mcp_server=False, prevent_thread_lock=True,
+        app_kwargs={"middleware": [Middleware(RequestGuard, host=host)]})
     if wait:
         print(f"demo: {address} (Ctrl-C ends it)", flush=True)
         blocks.block_thread()

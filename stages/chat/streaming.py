@@ -23,6 +23,7 @@ from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import combine_scores
 from stages.stackexchange.prompt import prompt_ids
 
+MAX_QUESTION_CHARACTERS = 100_000
 BEST_OF_N = "best of n"
 MAX_SAMPLES = 64
 
@@ -110,6 +111,9 @@ class ChatModels:
         """Return the prompt's token ids; ValueError, in one sentence, for a question that is empty or too long."""
         if not question.strip():
             raise ValueError("Type a question, or pick one.")
+        if len(question) > MAX_QUESTION_CHARACTERS:  # before it is tokenized, which may take long
+            raise ValueError(f"The question has {len(question):,} characters; at most {MAX_QUESTION_CHARACTERS:,} are "
+                             f"read: shorten it.")
         ids = prompt_ids(self.tokenizer, question)
         room = self.max_positions - sampling.most_tokens
         if len(ids) > room:

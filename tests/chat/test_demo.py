@@ -194,7 +194,8 @@ def test_any_bytes_at_all_come_out_as_the_whole_text_would(models):
 
 
 @pytest.mark.parametrize(("question", "says"), [
-    ("  \n", "Type a question"), ("port " * 300, r"The question has [\d,]+ tokens, .* of the 256 that the models")])
+    ("  \n", "Type a question"), ("port " * 300, r"The question has [\d,]+ tokens, .* of the 256 that the models"),
+    ("x" * 100_001, "The question has 100,001 characters; at most 100,000 are read: shorten it")])
 def test_a_question_that_cannot_be_asked_is_refused_in_one_sentence(controller, question, says):
     with pytest.raises(ValueError, match=says):
         controller.models.encode_prompt(question, SamplingSettings(**HOW))
