@@ -16,6 +16,7 @@ from stages.evaluation.policy_answers import Answers
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.evaluate import Evaluate
+from stages.recipe.schema import override
 from stages.stackexchange.prompt import prompt_ids
 from tests.helpers.tiny_evaluation import CONFIG, make_tokenizer, save_inputs
 
@@ -95,7 +96,7 @@ def test_the_curve_has_means_by_falling_temperature():
                                      {"temperature_prompts": -1}])
 def test_bad_settings_are_refused(mistake):
     with pytest.raises(ValueError, match="temperature"):
-        Evaluate(**mistake)
+        override(Evaluate(), mistake, "evaluate")
 
 
 def test_the_temperatures_are_those_of_the_curves(made):

@@ -26,7 +26,7 @@ def save_run(run: Path, question: str = "", answer: str = "") -> Path:
         more = table.slice(0, 1).to_pylist()[0] | {"qid": 10_000, "question": question, "response_j": answer}
         pq.write_table(pa.concat_tables([table, pa.Table.from_pylist([more], schema=table.schema)]), part)
     for name in ("sft-merged", "ppo-merged", "reward-merged", "pairs"):
-        write_json(run / name / "manifest.json", {"stage": name})
+        write_json(run / name / "manifest.json", {"stage": name, "files": {}})
     return run
 
 
