@@ -51,7 +51,8 @@ class Progress:
         left = (self.total - self.done) / rate if self.total and rate > 0 else 0
         parts.append(f"{format_duration(elapsed)} elapsed" + (f", {format_duration(left)} left" if left > 0 else ""))
         line = ", ".join(parts + [note] * bool(note))
-        print(CLEAR_LINE + line if self.is_terminal else line, end=end, file=sys.stderr, flush=True)
+        line = CLEAR_LINE + line if self.is_terminal else f"{line}, at {time.strftime('%H:%M:%S')}"
+        print(line, end=end, file=sys.stderr, flush=True)
 
 
 def track(items: Iterable, label: str, total: float | None, unit: str, quiet: bool = False) -> Iterator:
@@ -67,4 +68,6 @@ def _format_count(number: float) -> str:
     for limit, scale, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(number) >= limit:
             return f"{number / scale:.1f}{letter}"
+    if 0 < abs(number) < 1:
+        return f"{number:.2g}"
     return f"{number:.0f}" if number >= 100 or number == int(number) else f"{number:.1f}"
