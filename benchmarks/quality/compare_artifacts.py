@@ -15,8 +15,8 @@ import json
 import sys
 from pathlib import Path
 
-MEASURED = ("manifest.json", "order.json", "request.json", "timing.jsonl", "report.html", "README.md", "pipeline.png",
-            "pipeline-dark.png", "ppo-seconds.png", "ppo-seconds-dark.png")
+MEASURED = ("manifest.json", ".manifest.json", "order.json", "request.json", "timing.jsonl", "report.html", "README.md",
+            "pipeline.png", "pipeline-dark.png", "ppo-seconds.png", "ppo-seconds-dark.png")
 MEASURED_METRICS = ("page_bytes",)
 
 

@@ -195,8 +195,8 @@ def kill_behind_a_checkpoint(folder: Path, stage: str, out: str, mark: str) -> N
     process.wait()
 
 
-@pytest.mark.parametrize(("stage", "mark"), [("sft", "checkpoints/checkpoint-*/complete"),
-                                             ("ppo", "checkpoint-*/state.json")])
+@pytest.mark.parametrize(("stage", "mark"), [("sft", "checkpoints/checkpoint-*/complete.json"),
+                                             ("ppo", "checkpoint-*/complete.json")])
 def test_killed_and_resumed_every_step_is_there_once(made, stage, mark):
     cut = f"{stage}cut"
     kill_behind_a_checkpoint(made, stage, cut, mark)
@@ -216,7 +216,7 @@ def test_what_is_logged_to_can_change_in_the_middle_and_changes_nothing(made):
     try:
         (made / "recipe.yaml").rename(made / "loud.yaml")
         quiet.rename(made / "recipe.yaml")
-        kill_behind_a_checkpoint(made, stage, "later", "checkpoint-*/state.json")
+        kill_behind_a_checkpoint(made, stage, "later", "checkpoint-*/complete.json")
     finally:
         (made / "loud.yaml").rename(made / "recipe.yaml")
     assert not (made / "logs/tensorboard/later").exists()
