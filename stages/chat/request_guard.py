@@ -32,7 +32,7 @@ class RequestGuard:
         if reason := self.refuse(scope.get("method", "WEBSOCKET"), scope["path"], headers):
             if scope["type"] == "websocket":
                 return await send({"type": "websocket.close", "code": 1008})
-            return await _send_error(send, *reason)
+            return await self._send_error(send, *reason)
         return await self.app(scope, receive, send)
 
     def refuse(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
@@ -66,8 +66,7 @@ class RequestGuard:
             return False
         return True
 
-
-async def _send_error(send, status: int, reason: str) -> None:
-    body = json.dumps({"error": reason}).encode()
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
-    await send({"type": "http.response.body", "body": body})
+    async def _send_error(self, send, status: int, reason: str) -> None:
+        body, headers = json.dumps({"error": reason}).encode(), [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
