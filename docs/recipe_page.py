@@ -6,7 +6,7 @@
 import json
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from stages.recipe.recipe import Recipe
+from stages.recipe.schema import list_fields
 
 PAGE = Path(__file__).with_name("recipe.md")
 INTRO = """# Recipe
@@ -66,15 +67,9 @@ def section_names() -> list[str]:
     return [section.name for section in fields(Recipe) if is_dataclass(section.default)]
 
 
-def setting_rows(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, Mapping, Any]]:
-    """Yield (dotted name, default, metadata, type) of every setting, with nested sections unfolded."""
-    hints = typing.get_type_hints(type(settings))
-    for field in fields(settings):
-        value, name = getattr(settings, field.name), prefix + field.name
-        if is_dataclass(value):
-            yield from setting_rows(value, f"{name}.")
-        else:
-            yield name, value, field.metadata, hints[field.name]
+def setting_rows(settings: Any) -> list[tuple[str, Any, Mapping, Any]]:
+    """List (dotted name, default, metadata, type) of every setting, with nested sections unfolded."""
+    return [(name, value, field.metadata, field.type) for name, field, value in list_fields(settings)]
 
 
 def entry_types(kind: type) -> list[tuple[str, type]]:

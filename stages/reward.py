@@ -35,7 +35,7 @@ from stages.evaluation.pair_accuracy import (
 from stages.evaluation.statistics import bootstrap_mean
 from stages.modeling import families, lora, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
-from stages.modeling.plain_load import check_trained_model, plain_outputs
+from stages.modeling.plain_load import PlainOutputs, check_trained_model, plain_outputs
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import select_settings
@@ -90,6 +90,7 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
     torch_setup.prepare()
     tokenizer = load_tokenizer(base)
     data = load_data(config, tokenizer, base, pairs, split)
+    plain = plain_outputs(base, config.precision)
     metrics = []
     for member in range(config.members):
         folder = member_folder(out, member)
@@ -97,7 +98,7 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
         if not (folder / SCORING).exists():  # an interrupted run may have finished some members
             settings, part = replace(config, seed=config.seed + member), folder.name if member else ""
             with open_logger(config.log_to, folder, stage, context, asdict(settings), part=part) as logs:
-                train_member(settings, folder, base, tokenizer, data, logs)
+                train_member(settings, folder, base, plain, tokenizer, data, logs)
         remove_checkpoints(folder)
         metrics.append(best_validation(folder))
     return {
@@ -163,11 +164,11 @@ def load_untrained(config: Reward, base: Path):
     return model
 
 
-def train_member(config: Reward, out: Path, base: Path, tokenizer, data: RewardData, logs: TrainingLogger) -> None:
-    """Train one model into `out`; scoring.json is written last."""
+def train_member(config: Reward, out: Path, base: Path, plain: PlainOutputs, tokenizer, data: RewardData,
+                 logs: TrainingLogger) -> None:
+    """Train one model into `out`; scoring.json is written last. plain: of the base."""
     scoring = Scoring(**select_settings(Scoring, config))
     objective = PairwiseLoss(**select_settings(PairwiseLoss, config))
-    plain = plain_outputs(base, config.precision)
     torch.manual_seed(config.seed)
     model = load_untrained(config, base)
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)

@@ -23,6 +23,7 @@ import pyarrow.parquet as parquet
 import yaml
 
 from stages.evaluation.reward_hacking import detect_reward_hacking
+from stages.render import markdown_tables
 from stages.stackexchange.pairs.table import SPLITS, read_pairs
 
 FEW_PAIRS = 300
@@ -72,14 +73,16 @@ def train_poorly(run: Path, folder: Path, poor: PoorRun) -> dict:
     recipe["ppo"] |= poor.ppo
     recipe["evaluate"] |= NO_BEST_TEMPERATURES | poor.evaluate
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
-    start, reward = run / "sft-merged", run / "reward-merged"
+    start, judged_by = run / "sft-merged", run
     if poor.change_pairs:
         base = start if recipe["reward"]["start_from"] == "sft" else run / "base"
         pairs = write_pairs(run / "pairs", folder / "pairs", poor.change_pairs)
         stage("reward", folder, "reward", base=base, pairs=pairs)
-        reward = stage("merge", folder, "reward-merged", base=base, adapter=folder / "reward", pairs=run / "pairs")
-    policy_reward = folder / "reward" if recipe["ppo"]["value_model"] == "adapter" and poor.change_pairs else reward
-    stage("ppo", folder, "ppo", policy=start, reward=policy_reward, pairs=run / "pairs")
+        stage("merge", folder, "reward-merged", base=base, adapter=folder / "reward", pairs=run / "pairs")
+        judged_by = folder
+    reward = judged_by / "reward-merged"
+    critic = judged_by / "reward" if recipe["ppo"]["value_model"] == "adapter" else reward
+    stage("ppo", folder, "ppo", policy=start, reward=critic, pairs=run / "pairs")
     merged = stage("merge", folder, "ppo-merged", base=start, adapter=folder / "ppo", pairs=run / "pairs")
     stage("evaluate", folder, "evaluate", posts=run / "posts", pairs=run / "pairs", base=run / "base", sft=start,
           policy=f"ppo={merged}", reward=reward)
@@ -126,13 +129,10 @@ def verdicts(metrics: dict) -> dict:
 
 def format_table(rows: dict[str, dict]) -> str:
     """Format one Markdown row a run."""
-    lines = ["| run | reward model | reward | gold | KL, nats | with gold | without gold | monitors that moved |",
-             "| --- | --- | --- | --- | --- | --- | --- | --- |"]
-    for name, row in rows.items():
-        numbers = f"{row['reward model']:.3f} | {row['reward']:+.2f} | {row['gold']:+.2f} | {row['KL']:.1f}"
-        moved = ", ".join(row["moved"]) or "none"
-        lines.append(f"| {name} | {numbers} | {row['with gold']} | {row['without gold']} | {moved} |")
-    return "\n".join(lines)
+    return markdown_tables.format_table(
+        ["run", "reward model", "reward", "gold", "KL, nats", "with gold", "without gold", "monitors that moved"],
+        [(name, f"{row['reward model']:.3f}", f"{row['reward']:+.2f}", f"{row['gold']:+.2f}", f"{row['KL']:.1f}",
+          row["with gold"], row["without gold"], ", ".join(row["moved"]) or "none") for name, row in rows.items()])
 
 
 def main() -> None:

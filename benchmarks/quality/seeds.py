@@ -18,6 +18,7 @@ import pyarrow.parquet as parquet
 from data.demo import gold
 from stages.evaluation.statistics import bootstrap_mean
 from stages.evaluation.summary import strongest_best_of_n
+from stages.render import markdown_tables
 from stages.runtime.series import read_history
 from stages.stackexchange.pairs.table import read_pairs
 
@@ -99,9 +100,8 @@ def format_figure(figure) -> str:
 def format_table(results: dict[str, dict]) -> str:
     """Format one Markdown column a run."""
     labels = list(dict.fromkeys(label for figures in results.values() for label in figures))
-    lines = [["", *results], ["---"] * (len(results) + 1),
-             *([label, *(format_figure(figures.get(label)) for figures in results.values())] for label in labels)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown_tables.format_table(["", *results], [
+        (label, *(format_figure(figures.get(label)) for figures in results.values())) for label in labels])
 
 
 def main() -> None:

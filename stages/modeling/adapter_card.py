@@ -22,7 +22,7 @@ def write_adapter_card(folder: Path, config: LoraConfig) -> None:
 
     The metadata name no base model: on the Hub that must be an id, and here it is a folder of the run.
     """
-    auto_class, labels, pipeline = TASKS[str(getattr(config.task_type, "value", config.task_type))]
+    auto_class, labels, pipeline = TASKS[config.task_type]
     data = ModelCardData(library_name="peft", pipeline_tag=pipeline, tags=["lora", "stack-exchange"])
     name = " ".join(str(config.base_model_name_or_path).replace("`", "").split())
     modules = ", ".join(f"`{module}`" for module in sorted(config.target_modules))

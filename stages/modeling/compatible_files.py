@@ -1,4 +1,4 @@
-"""Save tokenizers and configurations that other readers understand, too.
+"""Save models, tokenizers and configurations that other readers understand, too.
 
 Transformers 5 names the tokenizer's class `TokenizersBackend`, which Transformers 4, and servers on it, do not have. It
 writes the rotary embedding's settings as `rope_parameters`, where these readers look for `rope_theta` and
@@ -8,12 +8,19 @@ writes the rotary embedding's settings as `rope_parameters`, where these readers
 import json
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.runtime.files import write_json
 from stages.stackexchange.prompt import adds_bos, prompt_text
 
 NEW_CLASS, OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
+
+
+def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, **how) -> None:
+    """Save a whole model and its tokenizer; how: arguments of `save_pretrained`."""
+    model.save_pretrained(out, **how)
+    add_rope_of_transformers_4(out)
+    save_tokenizer(tokenizer, out)
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, out: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from stages.modeling.adapters import is_adapter, is_reward_adapter, load_score_head
-from stages.modeling.compatible_files import add_rope_of_transformers_4, save_tokenizer
+from stages.modeling.compatible_files import write_model
 from stages.modeling.load import load_causal
 from stages.modeling.merge_checks import check_report, layer_changes, max_difference, probe_outputs
 from stages.modeling.packed.token_logprobs import response_logprobs
@@ -154,9 +154,7 @@ def _check_head(model: PreTrainedModel, adapter: Path, dtype: str) -> None:
 def _save(model: PreTrainedModel, tokenizer, out: Path, dtype: str, max_shard_bytes: int) -> None:
     """Save in this dtype; leaves the model in fp32 with rounded weights."""
     _cast(model, DTYPES[dtype])
-    model.save_pretrained(out, max_shard_size=max_shard_bytes)
-    add_rope_of_transformers_4(out)
-    save_tokenizer(tokenizer, out)
+    write_model(model, tokenizer, out, max_shard_size=max_shard_bytes)
     _cast(model, torch.float32)
 
 

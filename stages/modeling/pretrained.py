@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedModel
 
 from stages.modeling.adapter_card import write_adapter_card
-from stages.modeling.compatible_files import add_rope_of_transformers_4, save_tokenizer
+from stages.modeling.compatible_files import save_tokenizer, write_model
 from stages.modeling.finite_weights import check_finite
 from stages.modeling.load import ADAPTER_CONFIG, check_whole_model
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
@@ -49,9 +49,7 @@ def save_adapter(model, tokenizer, out: Path) -> None:
 def save_model(model, tokenizer, out: Path) -> None:
     """Save a whole model with its tokenizer; ValueError if a weight is not finite."""
     check_finite(model.named_parameters(), DIVERGED)
-    model.save_pretrained(out)
-    add_rope_of_transformers_4(out)
-    save_tokenizer(tokenizer, out)
+    write_model(model, tokenizer, out)
 
 
 def save_adapters(model, out: Path, names: list[str]) -> None:

@@ -10,7 +10,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import date
 from typing import Any, Literal, Union
 
@@ -86,30 +86,27 @@ def override(settings: Any, values: dict, where: str, *, from_text: bool = False
         raise SettingsError(f"{where}: {error}") from None
 
 
-def flatten(settings: Any, prefix: str = "") -> list[tuple[str, Any, str]]:
+def flatten(settings: Any) -> list[tuple[str, Any, str]]:
     """List (dotted name, plain value, doc) of every setting, nested sections included.
 
     A list of sections is one value.
     """
-    rows = []
+    return [(name, _plain(value), field.metadata["doc"]) for name, field, value in list_fields(settings)]
+
+
+def list_ranges(settings: Any) -> dict[str, Range]:
+    """Map the dotted name of every setting that has a range to it, nested sections included."""
+    return {name: field.metadata["within"] for name, field, _ in list_fields(settings) if field.metadata["within"]}
+
+
+def list_fields(settings: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, Any]]:
+    """Yield the dotted name, the field and the value of every setting, nested sections included."""
     for field in dataclasses.fields(settings):
         value, name = getattr(settings, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):
-            rows += flatten(value, name + ".")
+            yield from list_fields(value, f"{name}.")
         else:
-            rows.append((name, _plain(value), field.metadata["doc"]))
-    return rows
-
-
-def list_ranges(settings: Any, prefix: str = "") -> dict[str, Range]:
-    """Map the dotted name of every setting that has a range to it, nested sections included."""
-    ranges = {}
-    for field in dataclasses.fields(settings):
-        if dataclasses.is_dataclass(getattr(settings, field.name)):
-            ranges |= list_ranges(getattr(settings, field.name), f"{prefix}{field.name}.")
-        elif field.metadata["within"]:
-            ranges[prefix + field.name] = field.metadata["within"]
-    return ranges
+            yield name, field, value
 
 
 def nest(flat: dict[str, Any]) -> dict:

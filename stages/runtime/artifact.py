@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.runtime import finished
-from stages.runtime.files import hash_file, write_json
+from stages.runtime.files import hash_file, list_files, write_json
 from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD_REQUEST, REQUEST, digest_request, request_file
 
 LOCK = ".lock"
@@ -60,7 +60,7 @@ def digest(source: str | Path) -> str:
         raise ArtifactError(f"there is no {path}: make it first")
     if request_file(path).exists():
         raise ArtifactError(f"{path} is not finished (it has no {MANIFEST}): run its stage again")
-    lines = [f"{file.relative_to(path)} {sha256}" for file, sha256 in hash_files(_list_files(path))]
+    lines = [f"{file.relative_to(path)} {sha256}" for file, sha256 in hash_files(list_files(path))]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -124,7 +124,7 @@ def publish(partial: Path, out: Path, manifest: dict) -> Path | None:
 
     A finished artifact of another request that was there moves to .old/; its new path is returned.
     """
-    files = [file for file in _list_files(partial) if file.name not in (MANIFEST, REQUEST)]
+    files = [file for file in list_files(partial) if file.name not in (MANIFEST, REQUEST)]
     listed = {str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": sha256}
               for file, sha256 in hash_files(files)}
     write_json(partial / MANIFEST, manifest | {"files": listed})
@@ -136,10 +136,6 @@ def hash_files(files: list[Path]) -> list[tuple[Path, str]]:
     """Hash files in several threads: one core is the limit for many gigabytes."""
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
         return list(zip(files, threads.map(hash_file, files), strict=True))
-
-
-def _list_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def check_replaceable(out: Path) -> None:

@@ -74,12 +74,13 @@ def describe_failure(error: Exception, out: Path) -> str | None:
         return f"out of memory: take smaller batches or microbatches, or a machine with more ({text[:TEXT_CHARACTERS]})"
     folder = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.is_dir())
     free_bytes = shutil.disk_usage(folder).free
-    storing = isinstance(error, OSError | RuntimeError) or type(error).__name__ == "SafetensorError"
+    is_of_safetensors = type(error).__name__ == "SafetensorError"  # by name: an import would delay every command
+    storing = is_of_safetensors or isinstance(error, OSError | RuntimeError)
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or (storing and free_bytes < MIN_FREE_BYTES):
         file = getattr(error, "filename", None) or folder
         return (f"no space left on the disk of {file} (free: {format_bytes(free_bytes)}): make room, and the same "
                 f"command continues from the last checkpoint")
-    if type(error).__name__ == "SafetensorError":
+    if is_of_safetensors:
         return f"a file of weights cannot be read or written: {text}"
     return str(error) if isinstance(error, ValueError | OSError) else None
 

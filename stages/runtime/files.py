@@ -54,6 +54,20 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
+def read_json_object(path: Path) -> dict | None:
+    """Read the JSON object in a file; None if there is no file, or none that holds one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def list_files(path: Path) -> list[Path]:
+    """List the files below a folder, sorted; of a file, itself."""
+    return sorted(file for file in (path, *path.rglob("*")) if file.is_file())
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Hard-link `source` to `target`, replacing it; copy where the file system has no hard links."""
     target.unlink(missing_ok=True)

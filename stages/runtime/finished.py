@@ -10,7 +10,7 @@ import json
 import shutil
 from pathlib import Path
 
-from stages.runtime.files import atomic_path
+from stages.runtime.files import atomic_path, read_json_object
 
 MANIFEST = "manifest.json"
 MANIFEST_COPY = ".manifest.json"
@@ -29,7 +29,7 @@ def request_file(folder: Path) -> Path:
 
 def read_request(folder: Path) -> dict | None:
     """Read an artifact's request; None if there is none that can be read."""
-    return _read_object(request_file(folder))
+    return read_json_object(request_file(folder))
 
 
 def digest_request(request: dict) -> str:
@@ -40,7 +40,7 @@ def digest_request(request: dict) -> str:
 
 def has_manifest(folder: Path) -> bool:
     """Check whether the manifest is there and can be read."""
-    return "stage" in (_read_object(folder / MANIFEST) or {})
+    return "stage" in (read_json_object(folder / MANIFEST) or {})
 
 
 def copy_manifest(folder: Path) -> None:
@@ -58,7 +58,7 @@ def recover_manifest(folder: Path) -> bool:
 
 def is_whole(folder: Path) -> bool:
     """Check that the copy of the manifest and all files that it lists are there, with their sizes."""
-    manifest = _read_object(folder / MANIFEST_COPY) or {}
+    manifest = read_json_object(folder / MANIFEST_COPY) or {}
     files = manifest.get("files")
     return isinstance(files, dict) and all(
         (folder / name).is_file() and entry.get("bytes") == (folder / name).stat().st_size
@@ -120,11 +120,3 @@ def free_name(out: Path, suffix: str) -> Path:
 def _copy(source: Path, target: Path) -> None:
     with atomic_path(target) as draft:
         shutil.copyfile(source, draft)
-
-
-def _read_object(path: Path) -> dict | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

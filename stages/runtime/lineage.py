@@ -14,6 +14,7 @@ from stages.recipe.recipe import Recipe, section_settings
 from stages.recipe.schema import logging_only
 from stages.render.units import format_bytes
 from stages.runtime.artifact import ArtifactError, artifact_folder, digest
+from stages.runtime.files import list_files
 from stages.runtime.finished import MANIFEST, request_file
 from stages.runtime.manifest import Record, diff_trees, is_artifact, list_input_sources, read_record
 
@@ -36,17 +37,21 @@ class InputLink:
 def check_inputs(record: Record) -> list[InputLink]:
     """Compare every input with its digest in the manifest; a list or mapping of sources gives a link for each."""
     links = []
-    for label, source in list_input_sources(record.manifest.get("inputs", {})).items():
-        source = source if isinstance(source, dict) else {}
+    for label, source in _list_sources(record).items():
         path, sha256 = str(source.get("path", "?")), source.get("sha256")
         sha256 = None if sha256 is None else str(sha256)
         links.append(InputLink(label, path, sha256, _compare(find_input(record.folder, path), sha256, record.folder)))
     return links
 
 
+def locate_inputs(record: Record) -> list[Path]:
+    """Locate every input that the manifest names, without reading it."""
+    return [find_input(record.folder, str(source.get("path", "?"))) for source in _list_sources(record).values()]
+
+
 def newest_time_ns(path: Path) -> int:
     """Return the time of a file, or of the newest one in a folder, in ns since the epoch; 0 if there is none."""
-    return max((file.stat().st_mtime_ns for file in _list_files(path)), default=0)
+    return max((file.stat().st_mtime_ns for file in list_files(path)), default=0)
 
 
 def find_input(artifact: Path, path: str) -> Path:
@@ -118,6 +123,11 @@ def section_name(stage: str) -> str:
     return SECTIONS.get(stage, stage)
 
 
+def _list_sources(record: Record) -> dict[str, dict]:
+    sources = list_input_sources(record.manifest.get("inputs", {}))
+    return {label: source if isinstance(source, dict) else {} for label, source in sources.items()}
+
+
 def _compare(path: Path, sha256: str | None, artifact: Path) -> str:
     """Return the verdict on an input."""
     if sha256 is None:
@@ -126,9 +136,8 @@ def _compare(path: Path, sha256: str | None, artifact: Path) -> str:
         return "gone"
     try:
         if not is_artifact(path):
-            size_bytes = sum(file.stat().st_size for file in _list_files(path))
-            made_ns = max(map(newest_time_ns, (artifact / MANIFEST, request_file(artifact))))
-            if size_bytes > MAX_HASHED_BYTES and newest_time_ns(path) <= made_ns:
+            size_bytes = sum(file.stat().st_size for file in list_files(path))
+            if size_bytes > MAX_HASHED_BYTES and newest_time_ns(path) <= _time_made_ns(artifact):
                 return f"not checked ({format_bytes(size_bytes)}, not newer)"
         return "same" if digest(path) == sha256 else "changed"
     except ArtifactError:
@@ -137,8 +146,8 @@ def _compare(path: Path, sha256: str | None, artifact: Path) -> str:
         return "cannot be read"
 
 
-def _list_files(path: Path) -> list[Path]:
-    return [file for file in [path, *path.rglob("*")] if file.is_file()]
+def _time_made_ns(artifact: Path) -> int:
+    return max(map(newest_time_ns, (artifact / MANIFEST, request_file(artifact))))
 
 
 def _describe(verdict: str) -> str:

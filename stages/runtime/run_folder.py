@@ -23,7 +23,7 @@ from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
 from stages.runtime import finished
 from stages.runtime.files import write_text
-from stages.runtime.staleness import list_finished
+from stages.runtime.staleness import LOCK, list_finished
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
@@ -169,7 +169,7 @@ def start_run(recipe: Recipe, forced: Sequence[str] = ()) -> None:
     """
     folder = RESULTS / recipe.name
     folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / ".lock", "w")  # noqa: SIM115
+    lock = open(folder / LOCK, "w")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

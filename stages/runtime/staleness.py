@@ -15,7 +15,7 @@ from pathlib import Path
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import to_dict
 from stages.runtime.finished import MANIFEST
-from stages.runtime.lineage import check_inputs, find_input, find_stale_reasons, newest_time_ns
+from stages.runtime.lineage import find_stale_reasons, locate_inputs, newest_time_ns
 from stages.runtime.manifest import Record, read_record
 
 STALE_NS = 1_000_000_000  # a second after 1970: before every input
@@ -74,8 +74,8 @@ class _Aligner:
         if folder not in self.times_ns:
             self.times_ns[folder] = 0  # ends a circle that somebody has written into manifests
             record = read_record(folder)
-            inputs = [find_input(folder, link.path) for link in check_inputs(record)]
-            newest_ns = max((self._time_of_input(path) for path in inputs if os.path.exists(path)), default=0)
+            inputs = [path for path in locate_inputs(record) if os.path.exists(path)]
+            newest_ns = max(map(self._time_of_input, inputs), default=0)
             reasons = _find_reasons(record, self.settings)
             self.reasons += [f"{folder.name}: {reason}" for reason in reasons]
             if not reasons:

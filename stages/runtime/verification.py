@@ -4,12 +4,11 @@ Hashing takes a second a gigabyte, and every stage reads what the stages before 
 when its size, times or inode have changed since it was last verified; these are remembered in a file beside the logs.
 """
 
-import json
 from pathlib import Path
 
 from stages.runtime.artifact import MANIFEST, ArtifactError, hash_files
-from stages.runtime.files import write_json
-from stages.runtime.manifest import find_damaged_files, read_record
+from stages.runtime.files import read_json_object, write_json
+from stages.runtime.manifest import Record, find_damaged_files, read_record
 
 VERIFIED = "verified.json"  # in the run's logs/
 
@@ -21,12 +20,13 @@ def verify_artifacts(folders: list[Path], logs: Path, *, always: bool = False) -
         logs: folder of the file that remembers what was verified.
         always: hash every file, changed or not.
     """
-    verified = {} if always else _read_verified(logs / VERIFIED)
-    changed = False
+    verified = {} if always else read_json_object(logs / VERIFIED) or {}
+    before = dict(verified)
     for folder in folders:
-        if (folder / MANIFEST).is_file():
-            changed |= _verify(folder, verified)
-    if changed:
+        if (folder / MANIFEST).is_file() and (problems := _list_problems(read_record(folder), verified)):
+            raise ArtifactError(f"{folder} is damaged: {problems[0]}. Restore it, or delete {folder} and run its stage "
+                                f"again")
+    if verified != before:
         logs.mkdir(parents=True, exist_ok=True)
         write_json(logs / VERIFIED, verified)
 
@@ -34,20 +34,15 @@ def verify_artifacts(folders: list[Path], logs: Path, *, always: bool = False) -
 def list_damage(folder: Path) -> list[str]:
     """List what is wrong with a finished artifact, a line each; every file is hashed."""
     record = read_record(folder)
-    if record.state != "finished" or not isinstance(record.manifest.get("files"), dict):
+    return list(dict.fromkeys([*record.problems, *_list_problems(record, {})]))
+
+
+def _list_problems(record: Record, verified: dict) -> list[str]:
+    """List what differs from the manifest, and add the files that do not to `verified`."""
+    files = record.manifest.get("files")
+    if not isinstance(files, dict):
         return record.problems or [f"{MANIFEST} lists no files"]
-    return [*record.problems, *find_damaged_files(record), *_find_changed(folder, record.manifest["files"], {})]
-
-
-def _verify(folder: Path, verified: dict) -> bool:
-    """Check one artifact and add its files to `verified`; return whether any file was hashed."""
-    record = read_record(folder)
-    if not isinstance(record.manifest.get("files"), dict):
-        raise ArtifactError(_describe(folder, (record.problems or [f"{MANIFEST} lists no files"])[0]))
-    before = dict(verified)
-    if problems := find_damaged_files(record) or _find_changed(folder, record.manifest["files"], verified):
-        raise ArtifactError(_describe(folder, problems[0]))
-    return verified != before
+    return [*find_damaged_files(record), *_find_changed(record.folder, files, verified)]
 
 
 def _find_changed(folder: Path, files: dict[str, dict], verified: dict) -> list[str]:
@@ -64,18 +59,6 @@ def _find_changed(folder: Path, files: dict[str, dict], verified: dict) -> list[
     return damaged
 
 
-def _describe(folder: Path, problem: str) -> str:
-    return f"{folder} is damaged: {problem}. Restore it, or delete {folder} and run its stage again"
-
-
 def _state(path: Path) -> list[int]:
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-
-
-def _read_verified(path: Path) -> dict:
-    try:
-        verified = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return verified if isinstance(verified, dict) else {}

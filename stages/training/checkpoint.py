@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stages.runtime.artifact import hash_files
-from stages.runtime.files import sync_to_disk
+from stages.runtime.files import atomic_path, list_files, sync_to_disk
 
 PREFIX, DRAFT = "checkpoint-", "checkpoint.tmp"
 TENSORS, FACTS = "state.safetensors", "state.json"
@@ -61,12 +61,13 @@ def find_newest_intact(root: Path) -> Path | None:
 
 
 def seal_checkpoint(folder: Path) -> None:
-    """Mark a checkpoint as whole: write the SHA-256 of its files, and flush all of them to the disk."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL)
+    """Mark a checkpoint as whole: flush its files to the disk, then write their SHA-256 atomically."""
+    files = [path for path in list_files(folder) if path.name != SEAL]
     digests = {str(path.relative_to(folder)): sha256 for path, sha256 in hash_files(files)}
-    (folder / SEAL).write_text(json.dumps(digests), encoding="utf-8")
-    for path in (*files, folder / SEAL, folder):
+    for path in files:
         sync_to_disk(path)
+    with atomic_path(folder / SEAL, sync=True) as draft:
+        draft.write_text(json.dumps(digests), encoding="utf-8")
 
 
 def find_damage(folder: Path) -> str | None:
