@@ -10,7 +10,7 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from stages.recipe import recipe as recipes
-from stages.runtime import run_folder, staleness
+from stages.runs import run_folder, staleness
 
 min_version("9.0")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from stages.chat.checks import check_port, check_run
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.schema import SettingsError, override
+from stages.runs.lineage import read_recipe
 from stages.runtime.environment import let_idle_threads_sleep
-from stages.runtime.lineage import read_recipe
 
 RUN, PORT = Path("results/demo"), 7860
 PRECISIONS = ("fp32", "bf16", "int8", "nf4")

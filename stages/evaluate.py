@@ -42,7 +42,7 @@ from stages.modeling.tokenizer import load_shared_tokenizer, same_tokenizer
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.ppo import RewardSource
 from stages.reward_modeling.no_model import read_no_model
-from stages.rl.rewards.sources import RewardFunction, load_reward_functions
+from stages.rewards.sources import RewardFunction, load_reward_functions
 from stages.runtime.files import write_json
 from stages.stackexchange.pairs.table import question_key, read_pairs, sample_rows
 from stages.stackexchange.questions.table import read_tags

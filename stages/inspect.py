@@ -22,9 +22,9 @@ from stages.inspection.artifact_diff import diff_artifacts
 from stages.inspection.artifact_facts import describe_artifact
 from stages.inspection.text_pages import format_artifact, format_difference, format_runs
 from stages.render.terminal import escape_controls
+from stages.runs.listing import list_artifacts, list_runs
 from stages.runtime.artifact import MANIFEST, PARTIAL, ArtifactError, artifact_folder
 from stages.runtime.manifest import is_artifact
-from stages.runtime.runs import list_artifacts, list_runs
 from stages.runtime.verification import list_damage
 
 

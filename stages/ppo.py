@@ -30,17 +30,17 @@ from stages.recipe.recipe import select_settings
 from stages.reward_modeling.consistency import check_consistency, compare_with_training
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import load_held_out, member_folders
+from stages.rewards.kl import KlController
+from stages.rewards.shaping import RewardShaper, ShapingSettings
+from stages.rewards.sources import MODEL, RewardFunction, is_reward_artifact, load_reward_functions
 from stages.rl.advantages import gae_advantages
 from stages.rl.checks.memory_plan import classifier_models, longest_rollout, plan_memory
 from stages.rl.checks.startup import StartupReport, run_checks
 from stages.rl.collect_rollouts import collect_rollout
 from stages.rl.early_stopping import StopRules
-from stages.rl.kl import KlController
 from stages.rl.load import load_policy, load_scorers
 from stages.rl.policy import Policy
 from stages.rl.ppo_trainer import PPOTrainer, UpdateSettings
-from stages.rl.rewards.shaping import RewardShaper, ShapingSettings
-from stages.rl.rewards.sources import MODEL, RewardFunction, is_reward_artifact, load_reward_functions
 from stages.rl.training_loop import LoopSettings, TrainingLoop
 from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json

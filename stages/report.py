@@ -31,9 +31,9 @@ from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, page_tit
 from stages.reporting.healthy_bands import mark_short_row, measure_evaluation, measure_training, render_outside
 from stages.reporting.page import render_page
 from stages.reward_modeling.no_model import read_no_model
+from stages.runs.lineage import section_name
 from stages.runtime.artifact import artifact_folder, digest, read_manifest
 from stages.runtime.files import write_json
-from stages.runtime.lineage import section_name
 from stages.runtime.series import read_history
 
 TOP_ANSWERS = 3  # answers of the highest reward that are shown of each policy

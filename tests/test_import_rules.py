@@ -20,22 +20,23 @@ ROOMS = {
     "recipe": (),
     "render": (),
     "runtime": ("recipe", "render"),
+    "runs": ("recipe", "runtime", "render"),
     "stackexchange": ("runtime", "render"),
-    "inspection": ("runtime", "render"),
+    "inspection": ("runs", "runtime", "render"),
     "modeling": ("runtime", "render", *PROMPTS),
     "training": ("runtime", "render", *PROMPTS),
     "generation": ("runtime", "render", "modeling", *PROMPTS),
     "finetuning": ("runtime", "render", "modeling", *PROMPTS),
     "reward_modeling": ("runtime", "render", "modeling", *PROMPTS),
-    "rl": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation", "reward_modeling",
-           *PROMPTS),
+    "rewards": ("recipe.user_functions", "modeling", "generation", "reward_modeling", *PROMPTS),
+    "rl": ("runtime", "render", "modeling", "training", "generation", "reward_modeling", "rewards", *PROMPTS),
     "evaluation": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation",
-                   "reward_modeling", "rl.kl", "rl.rewards", "stackexchange"),
+                   "reward_modeling", "rewards", "stackexchange"),
     "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runtime", "render",
                   "stackexchange.prompt"),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
-WITHOUT_TORCH = ("recipe", "render", "runtime", "stackexchange", "inspection", "reporting")
+WITHOUT_TORCH = ("recipe", "render", "runtime", "runs", "stackexchange", "inspection", "reporting")
 TORCH = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
 
@@ -45,7 +46,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def imported_modules(tree: ast.AST) -> set[str]:
-    """List every imported module; `from stages.rl import kl` counts as stages.rl.kl where that is a module."""
+    """List every imported module; `from stages.rl import policy` counts as stages.rl.policy where that is a module."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -122,8 +123,7 @@ def test_a_room_for_text_loads_no_torch(room):
 
 @pytest.mark.parametrize("program", ["sft", "reward", "judge", "merge", "evaluate", "demo"])
 def test_these_programs_load_no_ppo_code(program):
-    rl = {name for name in loaded_modules(f"stages.{program}") if is_below(name, "rl")}
-    assert not {name for name in rl if not is_below(name, "rl.rewards", "rl.kl")}  # formulas and reward functions
+    assert not {name for name in loaded_modules(f"stages.{program}") if is_below(name, "rl")}
 
 
 def test_recipe_and_render_are_standard_library_and_yaml():
@@ -140,7 +140,7 @@ def test_only_the_demo_imports_the_chat_page_and_only_the_chat_page_imports_grad
 
 def test_a_room_takes_no_recipe_object():
     sections = tuple(f"recipe.{name}" for name in ("recipe", "data", "models", "sft", "reward", "ppo", "evaluate"))
-    for module in set(MODULES) - set(modules_in("recipe")) - set(modules_in("runtime")):
+    for module in set(MODULES) - set(modules_in("recipe")) - set(modules_in("runtime")) - set(modules_in("runs")):
         if room_of(module) in ROOMS:
             assert not [name for name in imported_modules(parse(MODULES[module])) if is_below(name, *sections)], module
 
@@ -159,11 +159,11 @@ def test_importing_a_module_runs_nothing(module):
             assert isinstance(node, definitions) or is_main_guard(node), ast.unparse(node)
 
 
-def test_the_snakefile_needs_recipe_and_runtime_only():
+def test_the_snakefile_needs_recipe_and_runs_only():
     lines = [line for line in (ROOT / "Snakefile").read_text().splitlines() if line.startswith(("import ", "from "))]
     names = imported_modules(ast.parse("\n".join(lines)))
     assert {name.split(".")[0] for name in names} <= {"os", "sys", "pathlib", "snakemake", "stages"}
-    assert all(is_below(name, "recipe", "runtime") for name in names if name.startswith("stages"))
+    assert all(is_below(name, "recipe", "runs") for name in names if name.startswith("stages"))
 
 
 def test_rules_hold_no_logic():

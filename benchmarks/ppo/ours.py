@@ -16,8 +16,8 @@ from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
+from stages.rewards.kl import kl_penalised_rewards
 from stages.rl.advantages import gae_advantages
-from stages.rl.kl import kl_penalised_rewards
 from stages.rl.policy import Policy
 from stages.rl.ppo_trainer import UpdateSettings, update_policy
 from stages.rl.trajectory import Trajectory, score_rollout

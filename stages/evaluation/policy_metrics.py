@@ -14,7 +14,7 @@ from stages.evaluation.policy_answers import Answers
 from stages.evaluation.statistics import bootstrap_statistic, jackknife, pair_wins
 from stages.generation import text_metrics
 from stages.generation.best_of_n import best_of_n_weights
-from stages.rl.kl import kl_k1, kl_k3
+from stages.rewards.kl import kl_k1, kl_k3
 
 Columns = dict[str, np.ndarray]
 POLICY_COLUMNS = ("logprob", "kl_k1", "kl_k3")  # need the policy's own log-probabilities: best-of-n has none

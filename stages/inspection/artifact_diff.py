@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from stages.runtime.lineage import check_inputs
+from stages.runs.lineage import check_inputs
 from stages.runtime.manifest import Record, diff_trees, read_record
 
 CODE_KEYS = ("stage", "commit", "python", "device", "versions")

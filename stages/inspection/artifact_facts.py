@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from stages.inspection.artifact_contents import read_contents
-from stages.runtime.lineage import diff_from_defaults, find_stale_reasons, trace_ancestry
+from stages.runs.lineage import diff_from_defaults, find_stale_reasons, trace_ancestry
+from stages.runs.listing import last_write_time
 from stages.runtime.manifest import find_damaged_files, read_record
-from stages.runtime.runs import last_write_time
 
 
 def describe_artifact(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from stages.recipe.user_functions import check_function
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 SCRATCH = "scratch"
-# The sources of ppo.rewards that are no function, folder or hub id (stages/rl/rewards/sources.py computes them).
+# The sources of ppo.rewards that are no function, folder or hub id (stages/rewards/sources.py computes them).
 REWARD_NAMES = ("model", "lexical", "repetition", "has_code", "response_tokens", "response_characters")
 REWARD_FILES = ("scoring.json", "config.json")  # of a reward artifact; of a classifier
 SCHEDULERS = ("sbatch", "qsub", "bsub", "condor_submit")  # where there is one, another machine may do the work

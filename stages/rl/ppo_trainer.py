@@ -18,13 +18,13 @@ import torch
 
 from stages.generation.rollout import Rollout
 from stages.generation.sampling_params import SamplingParams
+from stages.rewards.kl import KlController, kl_k3, kl_penalised_rewards
+from stages.rewards.shaping import RewardShaper, ShapedRewards
 from stages.rl.advantages import AdvantageEstimator
 from stages.rl.collect_rollouts import collect_rollout
-from stages.rl.kl import KlController, kl_k3, kl_penalised_rewards
 from stages.rl.losses import masked_mean, masked_sum, policy_loss, value_loss
 from stages.rl.phase_timer import PhaseTimer
 from stages.rl.policy import Policy
-from stages.rl.rewards.shaping import RewardShaper, ShapedRewards
 from stages.rl.trajectory import Trajectory, score_rollout, select_allowed_token_ids
 from stages.training.memory import retry_with_smaller_batches
 from stages.training.optimizers import clip_gradient_norm

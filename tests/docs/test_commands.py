@@ -19,7 +19,7 @@ from snakemake.cli import get_argument_parser, parse_config
 
 from stages.recipe.data import Pairs
 from stages.recipe.schema import SettingsError
-from stages.runtime.run_folder import resolve_recipe
+from stages.runs.run_folder import resolve_recipe
 from tests.helpers.documentation import ROOT, Command, read_blocks, read_code_spans, read_commands
 
 COMMANDS = read_commands()

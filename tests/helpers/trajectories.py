@@ -3,8 +3,8 @@
 import torch
 
 from stages.generation.rollout import Rollout
+from stages.rewards.kl import kl_penalised_rewards
 from stages.rl.advantages import gae_advantages
-from stages.rl.kl import kl_penalised_rewards
 from stages.rl.policy import Policy
 from stages.rl.trajectory import Trajectory, score_rollout
 

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from stages import inspect
 from stages.inspection import jsonl_facts, parquet_facts
 from stages.render.terminal import WIDTH
-from stages.runtime import lineage
+from stages.runs import lineage
 from stages.runtime.artifact import MANIFEST, REQUEST, build, digest, publish
 from stages.runtime.files import write_json
 

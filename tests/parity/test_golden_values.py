@@ -8,9 +8,9 @@ import torch
 
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
+from stages.rewards.kl import KlController, kl_k1, kl_penalised_rewards
 from stages.rl import losses
 from stages.rl.advantages import gae, whiten
-from stages.rl.kl import KlController, kl_k1, kl_penalised_rewards
 from stages.rl.ppo_trainer import update_policy
 from stages.rl.trajectory import Trajectory
 from tests.parity.golden.support import (

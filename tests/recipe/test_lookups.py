@@ -9,7 +9,7 @@ import pytest
 from stages.recipe import lookups
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError, override
-from stages.runtime.run_folder import resolve_recipe
+from stages.runs.run_folder import resolve_recipe
 
 ROOT = Path(__file__).parents[2]
 GOOD = "def score(questions, responses):\n    return {}\n"

@@ -16,7 +16,7 @@ from stages.recipe.models import Lora
 from stages.recipe.ppo import RewardSource
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.schema import SettingsError, flatten, to_dict
-from stages.rl.rewards.sources import LEXICAL, MEASURES, MODEL, load_reward_functions
+from stages.rewards.sources import LEXICAL, MEASURES, MODEL, load_reward_functions
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs").glob("*.yaml"))

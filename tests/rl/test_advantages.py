@@ -8,8 +8,8 @@ from torch.nn.functional import pad
 
 from stages.generation.rollout import Rollout
 from stages.recipe.ppo import Ppo
+from stages.rewards.kl import ESTIMATORS, kl_penalised_rewards
 from stages.rl.advantages import gae, whiten
-from stages.rl.kl import ESTIMATORS, kl_penalised_rewards
 from tests.helpers.trajectories import build_trajectory
 from tests.parity.golden.support import GivenPolicy, float64, rows_of
 

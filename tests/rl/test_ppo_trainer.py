@@ -12,13 +12,13 @@ from stages import ppo
 from stages.generation.sampling_params import SamplingParams
 from stages.recipe.models import Lora
 from stages.recipe.ppo import Ppo, RewardSource
+from stages.rewards.kl import KlController
+from stages.rewards.shaping import ShapedRewards
 from stages.rl import ppo_trainer
 from stages.rl.advantages import gae_advantages
 from stages.rl.checks.memory_plan import longest_rollout, plan_memory
 from stages.rl.collect_rollouts import collect_rollout
-from stages.rl.kl import KlController
 from stages.rl.ppo_trainer import PPOTrainer, ppo_loss, update_policy
-from stages.rl.rewards.shaping import ShapedRewards
 from tests.helpers import tiny_models
 from tests.helpers.trajectories import build_trajectory
 from tests.rl.test_policy import PROMPTS, UPDATE, make_policy, perturb

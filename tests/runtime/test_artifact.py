@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from stages.runs.listing import list_runs
 from stages.runtime import artifact, files, finished
 from stages.runtime.artifact import ArtifactError, artifact_folder, build, digest, is_complete, publish
 from stages.runtime.manifest import read_record
-from stages.runtime.runs import list_runs
 
 ROOT = Path(__file__).parents[2]
 REQUEST = {"stage": "probe", "config": {"x": 1}, "inputs": {}}

@@ -18,7 +18,8 @@ import pytest
 from stages.recipe import schema
 from stages.recipe.models import Merge
 from stages.recipe.recipe import Recipe
-from stages.runtime import command, lineage
+from stages.runs import lineage
+from stages.runtime import command
 from stages.runtime.command_signature import read_signature
 from stages.runtime.manifest import read_record
 

@@ -23,10 +23,11 @@ from stages.recipe.models import Merge
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import Recipe, load_recipe, section_settings
 from stages.recipe.schema import SettingsError, to_dict
-from stages.runtime import command, lineage
+from stages.runs import lineage
+from stages.runs.run_folder import resolve_recipe
+from stages.runtime import command
 from stages.runtime.artifact import RunContext, read_manifest
 from stages.runtime.manifest import read_record
-from stages.runtime.run_folder import resolve_recipe
 from stages.runtime.series import append_row, read_rows, truncate_after
 from stages.training.loggers import TrainingLogger
 from stages.training.trackers import Terminal, WandB, format_markdown

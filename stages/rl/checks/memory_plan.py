@@ -11,9 +11,9 @@ from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
 from stages.modeling.packed.token_logprobs import logits_chunk_tokens
 from stages.reward_modeling.scorer import Scorer
+from stages.rewards.classifier import ClassifierScorer
+from stages.rewards.sources import RewardFunction
 from stages.rl.ppo_trainer import PPOTrainer, backward_with_oom_retry
-from stages.rl.rewards.classifier import ClassifierScorer
-from stages.rl.rewards.sources import RewardFunction
 from stages.rl.trajectory import Trajectory, score_rollout
 from stages.training import memory, memory_estimate, optimizers
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from stages.runs.lineage import find_run_folder, find_stale_reasons
 from stages.runtime.artifact import PARTIAL
 from stages.runtime.finished import MANIFEST, OLD, request_file
-from stages.runtime.lineage import find_run_folder, find_stale_reasons
 from stages.runtime.manifest import headline_metrics, is_artifact, read_record
 
 DEPTH = 3  # of folders below the root: results/NAME/pairs-shares/1-of-50

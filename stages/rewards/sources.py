@@ -15,7 +15,7 @@ from stages.generation.text_metrics import has_code, repetition
 from stages.recipe import user_functions
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import SCORING
-from stages.rl.rewards.classifier import ClassifierScorer
+from stages.rewards.classifier import ClassifierScorer
 from stages.stackexchange.pairs.table import read_pairs, sample_rows
 
 MODEL, LEXICAL = "model", "lexical"

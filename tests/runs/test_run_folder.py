@@ -10,8 +10,8 @@ import yaml
 
 from stages.recipe.recipe import load_recipe
 from stages.recipe.schema import SettingsError
-from stages.runtime import run_folder
-from stages.runtime.run_folder import (
+from stages.runs import run_folder
+from stages.runs.run_folder import (
     check_name,
     dump_label,
     format_summary,

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 
 from stages.reward_modeling.scorer import Combine, combine_scores
-from stages.rl.rewards.running_moments import RunningMoments
-from stages.rl.rewards.sources import MODEL, RewardFunction
+from stages.rewards.running_moments import RunningMoments
+from stages.rewards.sources import MODEL, RewardFunction
 from stages.stackexchange.prompt import parse_question
 
 MIN_STD = 1e-6  # scores with a smaller standard deviation are equal, and are not divided by it

@@ -16,10 +16,10 @@ from stages.modeling.tiny_llama import train_tokenizer
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer
-from stages.rl.rewards.classifier import ClassifierScorer
-from stages.rl.rewards.running_moments import RunningMoments
-from stages.rl.rewards.shaping import RewardShaper, ShapingSettings
-from stages.rl.rewards.sources import MEASURES, RewardFunction, load_reward_functions
+from stages.rewards.classifier import ClassifierScorer
+from stages.rewards.running_moments import RunningMoments
+from stages.rewards.shaping import RewardShaper, ShapingSettings
+from stages.rewards.sources import MEASURES, RewardFunction, load_reward_functions
 from stages.stackexchange.prompt import answer_ids, parse_question, prompt_ids
 from tests.helpers import tiny_models
 

@@ -21,9 +21,9 @@ from stages.recipe.lookups import HUB_ID, check_names, has_scheduler
 from stages.recipe.recipe import DEFAULT_RECIPE, SHARED, Recipe, load_recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
+from stages.runs.staleness import LOCK, list_finished
 from stages.runtime import finished
 from stages.runtime.files import write_text
-from stages.runtime.staleness import LOCK, list_finished
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import to_dict
+from stages.runs.lineage import find_stale_reasons, locate_inputs, newest_time_ns
 from stages.runtime.finished import MANIFEST
-from stages.runtime.lineage import find_stale_reasons, locate_inputs, newest_time_ns
 from stages.runtime.manifest import Record, read_record
 
 STALE_NS = 1_000_000_000  # a second after 1970: before every input

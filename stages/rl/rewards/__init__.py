@@ -1,1 +1,0 @@
-"""Reward functions and the shaping of their sum into one reward a response."""
