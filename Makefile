@@ -36,7 +36,7 @@ $(READY): pyproject.toml constraints.txt
 demo: extras
 	$(BIN)/python -m stages.demo
 
-# The page to talk to, TensorBoard and W&B, what drives a browser in the tests, and MkDocs.
+# The page to talk to, TensorBoard and W&B, what drives a browser in the tests, tests in parallel, and MkDocs.
 extras: $(EXTRAS)
 
 $(EXTRAS): constraints-extras.txt $(READY)
@@ -44,7 +44,7 @@ $(EXTRAS): constraints-extras.txt $(READY)
 	touch $@
 
 test: extras
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """Set up torch for the tests as a stage does."""
 
+import os
 import sys
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from stages.runtime.environment import let_idle_threads_sleep
 
 let_idle_threads_sleep()
+if "PYTEST_XDIST_WORKER" in os.environ:  # one test process a core: more threads would only wait for each other
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)
