@@ -10,7 +10,7 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from stages.recipe import recipe as recipes
-from stages.runs import run_folder, staleness
+from stages.runs import default_recipe, dump_paths, run_folder, staleness
 
 min_version("9.0")
 
@@ -20,9 +20,13 @@ SETTINGS = dict(workflow.config_settings.config)
 try:
     RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles)
     SHARES = run_folder.parse_shares(SETTINGS)
-    DUMP_FILES = run_folder.list_dump_files(RECIPE.dump)
+    DUMP_FILES = dump_paths.list_dump_files(RECIPE.dump)
+    INTRODUCTION = default_recipe.introduce_default_recipe(SETTINGS, workflow.config_settings.configfiles, RECIPE)
 except run_folder.SettingsError as error:
     sys.exit(f"snakemake: error: {error}")
+
+if INTRODUCTION and workflow.is_main_process:
+    print(INTRODUCTION, file=sys.stderr)
 
 RUN = f"results/{RECIPE.name}"
 RECIPE_FILE = f"{RUN}/recipe.yaml"

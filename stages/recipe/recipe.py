@@ -17,7 +17,8 @@ from stages.recipe.reward import Reward
 from stages.recipe.schema import flatten, logging_only, override, result_settings, setting
 from stages.recipe.sft import Sft
 
-DEFAULT_RECIPE = "configs/demo.yaml"
+DEFAULT_RECIPE = "configs/demo.yaml"  # for the bundled site
+REAL_SITES_RECIPE = "configs/sites.yaml"
 SHARED = ("seed", "cpu_kernels", "log_to")  # keys beside the sections; they set the value in every section that has it
 
 

@@ -6,7 +6,6 @@ so that two dumps never share a folder. `results/<name>/recipe.yaml` is the reso
 
 import difflib
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -17,21 +16,18 @@ from pathlib import Path
 
 import yaml
 
-from stages.recipe.lookups import HUB_ID, check_names, has_scheduler
-from stages.recipe.recipe import DEFAULT_RECIPE, SHARED, Recipe, load_recipe
+from stages.recipe.lookups import check_names, has_scheduler
+from stages.recipe.recipe import SHARED, Recipe, load_recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
+from stages.runs.default_recipe import choose_default_recipe
+from stages.runs.dump_paths import dump_label, normalize_sources
 from stages.runs.staleness import LOCK, list_finished
 from stages.runtime import finished
 from stages.runtime.files import write_text
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
-SUFFIX = r"\.(?:7z|xml|xml\.gz|xml\.zst)"  # of a dump's files, as in stages/stackexchange/dump/sources.py
-UNUSED_TABLES = r"(?:.+-)?(?:Badges|Comments|PostHistory|PostLinks|Tags|Users)\."
-DUMP_FILE = re.compile(rf"(?!{UNUSED_TABLES}).+(?:{SUFFIX}|\.parquet)", re.IGNORECASE)
-SNAKEMAKE_SYNTAX = set("{}<>")  # of wildcards and path variables
-LABEL_CHARACTERS = 100
 CONFIG_KEYS = ("recipe", "shares", *SHARED, *(field.name for field in fields(Recipe)))
 SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
             "--force", "-q", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
@@ -51,11 +47,13 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = ()) -> Recipe:
             raise SettingsError(f"--config: unknown key {key!r}{suggest_setting(key, value)}")
     values = dict(config)
     values.pop("shares", None)  # changes how the work is done, not the result
-    path, dump, name = _choose_recipe(values, config_files), values.pop("dump", None), values.pop("name", None)
+    dump, name = values.pop("dump", None), values.pop("name", None)
+    named = _named_recipes(values, config_files)
+    path = named[0] if named else choose_default_recipe(dump)
     recipe = load_recipe(path, values)
     for field in fields(recipe):
         check_names(getattr(recipe, field.name), field.name, runs_here=not has_scheduler())
-    dumps = tuple(sorted(normalize_source(source) for source in (recipe.dump if dump is None else _as_list(dump))))
+    dumps = normalize_sources(recipe.dump if dump is None else dump)
     if not dumps:
         raise SettingsError(f"{path} names no dump: give one with --config dump=FOLDER-OR-ARCHIVE")
     if name is None:
@@ -101,64 +99,12 @@ def parse_shares(config: dict) -> int:
     return int(text)
 
 
-def normalize_source(source: str) -> str:
-    """Return the one spelling of a dump's path: relative inside the working directory, absolute outside.
-
-    A hub id is returned as it is.
-    """
-    try:
-        path = Path(source).expanduser()
-    except RuntimeError:  # ~nobody
-        raise SettingsError(f"dump: there is no home folder for {source!r}: give the whole path") from None
-    if not os.path.exists(path):  # unlike Path.exists, it accepts names that no file system allows
-        if HUB_ID.fullmatch(source) and not DUMP_FILE.fullmatch(source):
-            return source
-        raise SettingsError(f"dump: there is no {source!r} (a hub id would look like owner/name)")
-    if SNAKEMAKE_SYNTAX & set(source):
-        raise SettingsError(f"dump: Snakemake reads braces and < > in a path as variables: rename {source!r}")
-    full, here = os.path.abspath(path), os.path.abspath("")
-    if os.path.commonpath([full, here]) != here:
-        return full
-    relative = os.path.relpath(full, here)
-    return f"./{relative}" if relative.startswith("-") else relative  # -x.xml would be a flag of `posts`
-
-
-def dump_label(dumps: tuple[str, ...]) -> str:
-    """Join the names of the dumps, and add a hash of their paths to tell apart dumps of the same name."""
-    names = (Path(os.path.abspath(dump)).name for dump in dumps)
-    stems = "+".join(re.sub(rf"({SUFFIX}|\.parquet)$", "", name, flags=re.IGNORECASE) for name in names)
-    readable = re.sub(r"[^A-Za-z0-9._+-]", "_", stems)[:LABEL_CHARACTERS]
-    return f"{readable}-{hashlib.sha256(json.dumps(dumps).encode()).hexdigest()[:8]}"
-
-
 def check_name(name: str) -> str:
     """Return the name of a run; SettingsError if it cannot be the name of a folder."""
     if not SAFE_NAME.fullmatch(name):
         raise SettingsError(f"name {name!r} cannot name a folder: it takes letters, digits and . _ + -, "
                             f"a letter or digit first, 150 at most")
     return name
-
-
-def list_dump_files(dumps: tuple[str, ...]) -> list[str]:
-    """List the local files that posts are read from; Snakemake runs `posts` again if one is newer."""
-    paths = []
-    for dump in map(Path, dumps):
-        if dump.is_dir():
-            files = {file for file in dump.rglob("*") if DUMP_FILE.fullmatch(file.name)}
-        else:
-            files = {dump, *_find_votes(dump)}
-        paths += sorted(str(file) for file in files if file.is_file() and not SNAKEMAKE_SYNTAX & set(str(file)))
-    return list(dict.fromkeys(paths))
-
-
-def _find_votes(posts: Path) -> list[Path]:
-    """Return the votes that are read with a file of posts: Votes.xml for Posts.xml, SITE-Votes.7z for SITE-Posts.7z."""
-    if not posts.is_file():
-        return []
-    site = re.sub(rf"-?\b(posts)?{SUFFIX}$", "", posts.name, flags=re.IGNORECASE)
-    prefixes = [f"{site}-"] if site else ["", f"{posts.absolute().parent.name}-"]
-    votes = re.compile(rf"(?:{'|'.join(map(re.escape, prefixes))})(?i:votes{SUFFIX})")
-    return [file for file in posts.parent.iterdir() if votes.fullmatch(file.name)]
 
 
 def start_run(recipe: Recipe, forced: Sequence[str] = ()) -> None:
@@ -197,19 +143,15 @@ def format_summary(recipe: Recipe) -> str:
     return "\n".join(["", *lines, "", f"Report: {folder / 'report' / 'report.html'}"])
 
 
-def _choose_recipe(values: dict, config_files: Sequence[Path]) -> object:
-    """Take the recipe out of --config's values; a --configfile is one, too."""
+def _named_recipes(values: dict, config_files: Sequence[Path]) -> list:
+    """Take the recipe, at most one, out of --config's values; a --configfile is one, too."""
     files = [os.path.relpath(file) for file in config_files]
     if "recipe" in values:
         files.append(values.pop("recipe"))
     if len(files) > 1:
         raise SettingsError(f"a run has one recipe, and --configfile FILE means --config recipe=FILE: "
                             f"give one of {', '.join(map(str, files))}")
-    return files[0] if files else DEFAULT_RECIPE
-
-
-def _as_list(dump: str | list) -> list[str]:
-    return [str(source) for source in dump] if isinstance(dump, list | tuple) else [str(dump)]
+    return files
 
 
 def _check_same_dump(recipe: Recipe) -> None:

@@ -11,12 +11,11 @@ import yaml
 from stages.recipe.recipe import load_recipe
 from stages.recipe.schema import SettingsError
 from stages.runs import run_folder
+from stages.runs.default_recipe import introduce_default_recipe
+from stages.runs.dump_paths import dump_label, list_dump_files, normalize_source
 from stages.runs.run_folder import (
     check_name,
-    dump_label,
     format_summary,
-    list_dump_files,
-    normalize_source,
     resolve_recipe,
     start_run,
 )
@@ -29,6 +28,7 @@ def site(tmp_path, monkeypatch):
     for folder in ("configs", "data", "one", "two"):
         (tmp_path / folder).mkdir()
     (tmp_path / "configs/demo.yaml").write_text("name: demo\ndump: [data/demo.7z]\n")
+    (tmp_path / "configs/sites.yaml").write_text("name: sites\nbase: {model: scratch}\n")
     for file in ("data/demo.7z", "one/beer.7z", "two/beer.7z"):
         (tmp_path / file).write_text("")
     yield tmp_path
@@ -40,10 +40,23 @@ def test_the_recipe_names_the_folder_and_a_dump_adds_its_own():
     assert resolve_recipe({}).name == "demo"
     assert resolve_recipe({}).dump == ("data/demo.7z",)
     given = resolve_recipe({"dump": "one/beer.7z"})
-    assert given.name.startswith("demo-beer-") and given.dump == ("one/beer.7z",)
-    assert resolve_recipe({"dump": ["two/beer.7z", "data/demo.7z"]}).name.startswith("demo-demo+beer-")
+    assert given.name.startswith("sites-beer-") and given.dump == ("one/beer.7z",)
+    assert resolve_recipe({"dump": ["two/beer.7z", "data/demo.7z"]}).name.startswith("sites-demo+beer-")
     assert resolve_recipe({"dump": "one/beer.7z", "name": "mine"}).name == "mine"
     assert resolve_recipe({"name": 2024}).name == "2024"  # Snakemake hands over a number
+
+
+def test_the_bundled_sites_recipe_is_for_its_own_dump_and_another_dump_is_introduced(site):
+    def says(config, files=()):
+        return introduce_default_recipe(config, files, resolve_recipe(config, files))
+
+    for config in ({}, {"dump": "data/demo.7z"}, {"dump": [str(site / "data/demo.7z")]}):
+        assert resolve_recipe(config).name.startswith("demo") and says(config) == ""
+    assert says({"dump": "one/beer.7z", "recipe": "sites"}) == ""
+    assert says({"dump": "one/beer.7z"}, ["configs/demo.yaml"]) == ""
+    for line in ("configs/sites.yaml is taken", "What to expect:", "What it costs:", "'base={model:"):
+        assert line in says({"dump": "one/beer.7z"})
+    assert "from scratch" not in says({"dump": "one/beer.7z", "base": {"model": "owner/name"}})
 
 
 def test_two_dumps_of_one_name_do_not_share_a_folder():
@@ -134,8 +147,8 @@ def test_a_recipe_is_found_by_its_name(site):
     (site / "configs/other.yaml").write_text("dump: [one/beer.7z]\n")
     (site / "other").mkdir()  # a folder of that name is no recipe
     assert resolve_recipe({"recipe": "other"}) == resolve_recipe({"recipe": "configs/other.yaml"})
-    with pytest.raises(SettingsError, match=r"no recipe at othr; there are: configs/demo.yaml, configs/other.yaml; "
-                                            "did you mean 'other'"):
+    with pytest.raises(SettingsError, match=r"no recipe at othr; there are: configs/demo.yaml, configs/other.yaml, "
+                                            "configs/sites.yaml; did you mean 'other'"):
         resolve_recipe({"recipe": "othr"})
 
 

@@ -1,0 +1,79 @@
+"""Spell the paths of a dump in one way, name a run after them, and list the files that are read."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from stages.recipe.lookups import HUB_ID
+from stages.recipe.schema import SettingsError
+
+SUFFIX = r"\.(?:7z|xml|xml\.gz|xml\.zst)"  # of a dump's files, as in stages/stackexchange/dump/sources.py
+UNUSED_TABLES = r"(?:.+-)?(?:Badges|Comments|PostHistory|PostLinks|Tags|Users)\."
+DUMP_FILE = re.compile(rf"(?!{UNUSED_TABLES}).+(?:{SUFFIX}|\.parquet)", re.IGNORECASE)
+SNAKEMAKE_SYNTAX = set("{}<>")  # of wildcards and path variables
+LABEL_CHARACTERS = 100
+
+
+def normalize_sources(dump: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the one spelling of each path of a dump, sorted."""
+    return tuple(sorted(map(normalize_source, list_sources(dump))))
+
+
+def list_sources(dump: str | Sequence[str]) -> list[str]:
+    """List what `dump` names: one path, or a list of them."""
+    return [str(source) for source in (dump if isinstance(dump, list | tuple) else [dump])]
+
+
+def normalize_source(source: str) -> str:
+    """Return the one spelling of a dump's path: relative inside the working directory, absolute outside.
+
+    A hub id is returned as it is.
+    """
+    try:
+        path = Path(source).expanduser()
+    except RuntimeError:  # ~nobody
+        raise SettingsError(f"dump: there is no home folder for {source!r}: give the whole path") from None
+    if not os.path.exists(path):  # unlike Path.exists, it accepts names that no file system allows
+        if HUB_ID.fullmatch(source) and not DUMP_FILE.fullmatch(source):
+            return source
+        raise SettingsError(f"dump: there is no {source!r} (a hub id would look like owner/name)")
+    if SNAKEMAKE_SYNTAX & set(source):
+        raise SettingsError(f"dump: Snakemake reads braces and < > in a path as variables: rename {source!r}")
+    full, here = os.path.abspath(path), os.path.abspath("")
+    if os.path.commonpath([full, here]) != here:
+        return full
+    relative = os.path.relpath(full, here)
+    return f"./{relative}" if relative.startswith("-") else relative  # -x.xml would be a flag of `posts`
+
+
+def dump_label(dumps: tuple[str, ...]) -> str:
+    """Join the names of the dumps, and add a hash of their paths to tell apart dumps of the same name."""
+    names = (Path(os.path.abspath(dump)).name for dump in dumps)
+    stems = "+".join(re.sub(rf"({SUFFIX}|\.parquet)$", "", name, flags=re.IGNORECASE) for name in names)
+    readable = re.sub(r"[^A-Za-z0-9._+-]", "_", stems)[:LABEL_CHARACTERS]
+    return f"{readable}-{hashlib.sha256(json.dumps(dumps).encode()).hexdigest()[:8]}"
+
+
+def list_dump_files(dumps: tuple[str, ...]) -> list[str]:
+    """List the local files that posts are read from; Snakemake runs `posts` again if one is newer."""
+    paths = []
+    for dump in map(Path, dumps):
+        if dump.is_dir():
+            files = {file for file in dump.rglob("*") if DUMP_FILE.fullmatch(file.name)}
+        else:
+            files = {dump, *_find_votes(dump)}
+        paths += sorted(str(file) for file in files if file.is_file() and not SNAKEMAKE_SYNTAX & set(str(file)))
+    return list(dict.fromkeys(paths))
+
+
+def _find_votes(posts: Path) -> list[Path]:
+    """Return the votes that are read with a file of posts: Votes.xml for Posts.xml, SITE-Votes.7z for SITE-Posts.7z."""
+    if not posts.is_file():
+        return []
+    site = re.sub(rf"-?\b(posts)?{SUFFIX}$", "", posts.name, flags=re.IGNORECASE)
+    prefixes = [f"{site}-"] if site else ["", f"{posts.absolute().parent.name}-"]
+    votes = re.compile(rf"(?:{'|'.join(map(re.escape, prefixes))})(?i:votes{SUFFIX})")
+    return [file for file in posts.parent.iterdir() if votes.fullmatch(file.name)]
