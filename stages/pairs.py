@@ -71,8 +71,8 @@ def _pair_rules(config: Pairs) -> PairRules:
                            (config.min_question_length, config.max_question_length),
                            (config.min_answer_length, config.max_answer_length))
     shares = tuple((name, getattr(config, f"{name}_share")) for name in SPLITS)
-    return PairRules(config.max_pairs_per_question, config.min_score_gap, config.seed, shares, config.markdown, limits,
-                     lengths)
+    return PairRules(config.max_pairs_per_question, config.min_score_gap, config.later_wins, config.seed, shares,
+                     config.markdown, limits, lengths)
 
 
 def _build_parts(parts: list[Path], rules: PairRules, out: Path, scratch: Path, processes: int) -> Iterator[dict]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.runtime.files import atomic_path, write_text
-from stages.stackexchange.pairs.table import SCHEMA
+from stages.stackexchange.pairs.table import DATES, SCHEMA
 
 VOTES, TIES = "reward", "ties"  # folders; the reward stage reads the split `reward`
 PART, LOCK = "part-00000.parquet", ".lock"
@@ -82,6 +82,7 @@ def vote_row(question: Question, better: VotedAnswer, worse: VotedAnswer, sampli
     return {**columns, "response_j": better.text, "response_k": worse.text, "score_j": 0 if tie else 1, "score_k": 0,
             "date": now, "metadata": [*columns["metadata"][:3], *[""] * (3 - len(columns["metadata"])), vote],
             "answer_j": None, "answer_k": None,  # not posts: they have no ids
+            "date_j": None, "date_k": None,
             "authors": [*columns["authors"], better.policy, worse.policy],
             "author_urls": [*columns["author_urls"], "", ""], "licenses": [*columns["licenses"], "", ""]}
 
@@ -115,7 +116,8 @@ class Votes:
             table = pq.ParquetFile(path).read()
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{path} cannot be read, and is left alone ({error}): move it away") from None
-        if table.schema.names != SCHEMA.names:
+        older = [name for name in SCHEMA.names if name not in DATES]  # votes of versions before these columns
+        if table.schema.names not in (SCHEMA.names, older):
             raise ValueError(f"{path} is not a table of votes: move it away")
         return table.to_pylist()
 

@@ -16,6 +16,7 @@ from stages.evaluation.surface_baseline import fit_surface_baseline
 from stages.generation.text_metrics import has_code
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.reward_modeling.lexical_scorer import fit_lexical_scorer
+from stages.stackexchange.pairs.dates import better_is_later
 from stages.stackexchange.pairs.table import group_numbers, question_key, sample_rows
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 
@@ -152,6 +153,7 @@ def accuracy_breakdown(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callab
     return {
         "accuracy": estimate(right, pairs.groups),
         "both_have_code": accuracy(_both_have_code(pairs)),
+        "better_is_later": accuracy(np.array([better_is_later(row) for row in pairs.rows], dtype=bool)),
         "about_equal_length": accuracy(np.abs(lengths) < EQUAL_LENGTH),
         "by_score_gap": {name: accuracy((low <= gaps) & (gaps <= high)) for name, (low, high) in SCORE_GAPS.items()},
         "by_length": {name: accuracy((low <= lengths) & (lengths < high)) for name, (low, high) in LENGTHS.items()},

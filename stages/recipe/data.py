@@ -62,6 +62,9 @@ class Pairs:
         10, "maximum pairs per question, drawn without replacement from all pairs whose scores differ [paper]",
         within=COUNT)
     min_score_gap: int = setting(1, "minimum difference between the scores of a pair [paper: any]", within=COUNT)
+    later_wins: bool = setting(
+        False, "draw only pairs whose better answer was written later than the other one: an older answer had more "
+        "time to get votes [SHP; paper: no]")
     markdown: Literal["published", "clean"] = setting(
         "published", "'published': markdownify with its defaults, blank lines collapsed even in code [card: "
         "notebook]; 'clean': code unchanged, nothing escaped")

@@ -18,6 +18,7 @@ def render_accuracy(reward: dict) -> Html:
     rows += [["reward model, both answers have code", *_estimate_cells(reward["both_have_code"])]]
     if reward["oracle_both_have_code"]:
         rows.append(["the oracle, both answers have code", *_estimate_cells(reward["oracle_both_have_code"])])
+    rows += [["reward model, better answer written later", *_estimate_cells(reward["better_is_later"])]]
     error = reward["calibration"]["expected_error"]
     cell = mark_number(f"{error:.3f}", "validation_calibration_error", error if reward["pairs"] else None)
     rows += [["calibration: expected error", cell, "–", f"{reward['pairs']:,}"]]

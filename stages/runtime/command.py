@@ -167,10 +167,19 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         seconds = round(time.monotonic() - start, 2)
         old = artifact.publish(partial, out, request | {"metrics": metrics, "seconds": seconds}
                                | describe_environment())
-    numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(metrics))
-    _print(f"{stage}: {out} made in {seconds:.0f} s{numbers}")
-    if old:
-        _print(f"{stage}: the finished one of other settings or inputs is now {old}; it comes back with its settings")
+        numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(metrics))
+        _print(f"{stage}: {out} made in {seconds:.0f} s{numbers}")
+        if old:
+            _report_old(stage, out, old)
+
+
+def _report_old(stage: str, out: Path, old: Path) -> None:
+    """Say where the replaced artifact is, and delete those that are too many there."""
+    _print(f"{stage}: the finished one of other settings or inputs is now {old}; it comes back with its settings")
+    for excess in finished.list_excess(out, old):
+        _print(f"{stage}: deleting {excess}: {finished.OLD}/ holds the last {finished.MAX_OLD} of {out.name} (give "
+               f"another name= to keep all)")
+        finished.delete_old(excess)
 
 
 def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Path, dict, dict, bool, bool]:

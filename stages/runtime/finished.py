@@ -2,11 +2,13 @@
 
 Snakemake deletes the manifest of a stage before the stage runs, and after a failure. So an artifact holds a copy of it.
 A finished artifact that one of other settings or inputs replaces moves to `.old/NAME-DIGEST` beside it, and comes back
-when its request does: nothing is trained twice.
+when its request does: nothing is trained twice. The last `MAX_OLD` of each name stay there.
 """
 
 import hashlib
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -18,6 +20,8 @@ REQUEST = "request.json"
 OLD_REQUEST = "order.json"  # its name in artifacts of older versions
 FORCED = ".forced"  # marks a finished artifact that is to be made anew although its request is the same
 OLD = ".old"  # folder of the artifacts that were replaced
+MAX_OLD = 3  # artifacts in .old/ of one name
+DELETED = ".deleted"  # end of the name of a folder in .old/ that is being deleted
 DIGEST_CHARACTERS = 12  # of a SHA-256, where it is abbreviated
 
 
@@ -83,6 +87,8 @@ def replace(out: Path, new: Path) -> Path | None:
         else:
             unneeded = free_name(out, "replaced")
         out.rename(old or unneeded)
+    if old:
+        os.utime(old)  # list_excess goes by when an artifact was replaced
     new.rename(out)
     if unneeded:
         shutil.rmtree(unneeded)
@@ -107,6 +113,24 @@ def force(out: Path) -> None:
 def old_folder(out: Path, request: dict) -> Path:
     """Return the folder in .old/ of an artifact of this request."""
     return out.parent / OLD / f"{out.name}-{digest_request(request)}"
+
+
+def list_excess(out: Path, last: Path) -> list[Path]:
+    """List the artifacts of this name in .old/ that are more than MAX_OLD, those that were replaced first.
+
+    Args:
+        last: the one that was replaced last, whatever the clock says.
+    """
+    name = re.compile(re.escape(out.name) + rf"-[0-9a-f]{{{DIGEST_CHARACTERS}}}")
+    others = [path for path in last.parent.iterdir() if name.fullmatch(path.name) and path != last and path.is_dir()]
+    return sorted(others, key=lambda path: path.stat().st_mtime_ns)[:max(0, len(others) + 1 - MAX_OLD)]
+
+
+def delete_old(folder: Path) -> None:
+    """Delete an artifact in .old/, and what a kill has left of others; none is ever there in part under its name."""
+    folder.rename(folder.with_name(folder.name + DELETED))
+    for rest in folder.parent.glob(f"*{DELETED}"):
+        shutil.rmtree(rest, ignore_errors=True)
 
 
 def free_name(out: Path, suffix: str) -> Path:

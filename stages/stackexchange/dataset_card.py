@@ -50,6 +50,7 @@ POSTS_COLUMNS = [
     ("`answers.id`", "integer", "number of the answer on its site"),
     ("`answers.text`", "text", "body of the answer, raw"),
     ("`answers.author`, `answers.author_url`, `answers.license`", "text", "as above, of the answer"),
+    ("`answers.date`", "text", "when the answer was posted; empty where the source does not say"),
     ("`answers.votes`", "integer, votes", "net, or up votes (see the rule below); null where the source does not say"),
     ("`answers.accepted`", "boolean", "who asked accepted this answer"),
     ("`answers.score`", "integer", "rank among the question's answers: the rule is below"),
@@ -64,6 +65,7 @@ PAIRS_COLUMNS = [
     ("`date`", "text", "when the question was posted, as the source writes it (dumps: ISO 8601, UTC)"),
     ("`metadata`", "list of text", "address of the question, of its site, and of the profile of who asked"),
     ("`answer_j`, `answer_k`", "integer", "numbers of the two answers on their site"),
+    ("`date_j`, `date_k`", "text", "when the two answers were posted; empty where the source does not say"),
     ("`authors`", "list of text", "names of who wrote the question, `response_j` and `response_k`"),
     ("`author_urls`", "list of text", "addresses of their profiles, in this order; empty where not known"),
     ("`licenses`", "list of text", "licences of the three posts, in this order"),
@@ -75,8 +77,9 @@ SCORE_RULE = (
 LIMITS = [
     "In net votes, 100 up and 100 down look like none at all. Votes show what readers liked, not what is true, and "
     "older posts had more time to get them.",
-    "Published tables used as a source give no votes, titles or tags. The scores of `stack-exchange-preferences` are "
-    "kept as published; `stack-exchange-paired` publishes none, so its better answer has 1 and the other one 0.",
+    "Published tables used as a source give no votes, titles, tags or dates of answers. The scores of "
+    "`stack-exchange-preferences` are kept as published; `stack-exchange-paired` publishes none, so its better answer "
+    "has 1 and the other one 0.",
     "A text is its last revision in the source; the author is who posted it first. Editors are not named.",
     "People wrote the texts, and nobody checked them: they can be wrong, out of date or hostile, and hold personal "
     "data. The authors' names are there because the licence asks for them.",
@@ -169,7 +172,8 @@ def _loading_example(split: str) -> str:
 
 def _drawing_rule(config: dict) -> str:
     most = escape_cell(config["max_pairs_per_question"]) if "max_pairs_per_question" in config else "a set number"
-    return (f"Of the pairs of a question's answers whose scores differ enough, at most {most} are drawn without "
+    which = " and whose better answer is the later one" if config.get("later_wins") else ""
+    return (f"Of the pairs of a question's answers whose scores differ enough{which}, at most {most} are drawn without "
             "replacement, by seed, site and question. The split is drawn by question: no question is in two. A pair is "
             "dropped when a text is empty, outside the set lengths or not to be converted, or both answers are equal.")
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
-from stages.runtime.files import atomic_path
-from stages.training.checkpoint import seal_checkpoint
+from stages.runtime.files import atomic_path, link_or_copy
+from stages.training.checkpoint import PREFIX, seal_checkpoint
 from stages.training.loggers import TrainingLogger
 
 RENAMED_METRICS = {"grad_norm": "gradient_norm"}  # as in PPO's history
@@ -44,6 +44,8 @@ class HistoryCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self.rows = select_history(state)
+        if state.global_step and (saved := self._checkpoint(args, state) / self.best.name).exists():
+            link_or_copy(saved, self.best)  # under the checkpoint's seal, unlike the file beside the checkpoints
         self.logger.resume(state.global_step or -1, self.rows)  # at step 0 there is no checkpoint
         self.progress = self.logger.progress(self.label, state.max_steps, done=state.global_step)
         if self.evaluation and self.evaluation.at_start and state.global_step == 0:
@@ -55,6 +57,10 @@ class HistoryCallback(TrainerCallback):
         last = state.global_step == state.max_steps
         if self.evaluation and (last or state.global_step % self.evaluation.every_steps == 0):
             self._evaluate(state, control, model)
+
+    @staticmethod
+    def _checkpoint(args, state) -> Path:
+        return Path(args.output_dir) / f"{PREFIX}{state.global_step}"
 
     def _evaluate(self, state, control, model) -> None:
         model.eval()
@@ -76,7 +82,10 @@ class HistoryCallback(TrainerCallback):
             self.logger.log_metrics(row["step"], {name: value for name, value in row.items() if name != "step"})
 
     def on_save(self, args, state, control, **kwargs):
-        seal_checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        folder = self._checkpoint(args, state)
+        if self.best.exists():
+            link_or_copy(self.best, folder / self.best.name)
+        seal_checkpoint(folder)
 
     def on_train_end(self, args, state, control, **kwargs):
         self.progress.finish()

@@ -74,10 +74,12 @@ def find_damage(folder: Path) -> str | None:
     """Describe what is wrong with a checkpoint, compared with its seal; None: nothing."""
     try:
         digests = json.loads((folder / SEAL).read_text(encoding="utf-8"))
+        if not isinstance(digests, dict):
+            return f"{SEAL} holds no JSON object"
         actual = {path.relative_to(folder): sha256 for path, sha256 in hash_files([folder / name for name in digests])}
     except FileNotFoundError as error:
         return f"there is no {error.filename}"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return str(error)
     return next((f"{name} has changed" for name, sha256 in digests.items() if actual[Path(name)] != sha256), None)
 

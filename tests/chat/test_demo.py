@@ -271,6 +271,14 @@ def test_votes_are_pairs_and_load_as_a_data_set(tmp_path, run):
     assert loaded["reward"][0]["response_j"] == "use the flag 1" and loaded["ties"][0]["score_j"] == 0
 
 
+def test_votes_of_older_versions_are_continued(tmp_path):
+    votes, file = Votes(tmp_path / "votes"), tmp_path / "votes/reward/part-00000.parquet"
+    votes.add(VOTES, row(1))
+    pq.write_table(pq.read_table(file).drop_columns(["date_j", "date_k"]), file)
+    votes.add(VOTES, row(2))
+    assert pq.read_schema(file).equals(SCHEMA) and len(votes.rows(VOTES)) == 2
+
+
 ADD_MANY = """
 import sys
 from stages.chat.votes import Question, VOTES, Votes, VotedAnswer, vote_row

@@ -14,7 +14,13 @@ import torch
 
 from stages import evaluate
 from stages.evaluation import gold_score, policy_answers
-from stages.evaluation.pair_accuracy import BAG_OF_WORDS, SURFACE, draw_held_out_pairs, evaluate_pairs
+from stages.evaluation.pair_accuracy import (
+    BAG_OF_WORDS,
+    SURFACE,
+    accuracy_breakdown,
+    draw_held_out_pairs,
+    evaluate_pairs,
+)
 from stages.evaluation.statistics import bootstrap_mean
 from stages.generation import sampler
 from stages.generation.text_metrics import count_fences, distinct, distinct_leave_one_out, has_code, repetition
@@ -85,12 +91,23 @@ def test_baselines_on_literal_pairs():
     assert found["baselines"]["SFT log-probability"]["mean"] == pytest.approx(0.2)
     assert found["above_best_cheap_baseline"]["mean"] == pytest.approx(0.8 - 0.7)
     assert (found["both_have_code"]["count"], found["both_have_code"]["mean"]) == (1, right[3])
+    assert found["better_is_later"] is None  # these rows have no dates
     assert found["about_equal_length"]["count"] == 2  # code against code, four against five
     assert {name: got["count"] for name, got in found["by_score_gap"].items()} == {"1": 2, "2": 1, "3+": 2}
     assert found["by_score_gap"]["2"]["mean"] == 0
     assert (found["pairs"], found["questions"]) == (5, 3)
     assert {name: got["count"] for name, got in found["by_tag"].items()} == {"ale": 3, "hops": 2}
     assert found["by_tag"]["hops"]["mean"] == 1 and found["by_site"]["s"] == found["accuracy"]
+
+
+def test_pairs_whose_better_answer_was_written_later():
+    days = [("2020-01-02", "2020-01-01"), ("2020-01-01", "2020-01-02"), ("2020-01-02", "2020-01-02"),
+            ("2020-01-03", "2020-01-01"), ("", "2020-01-01")]
+    pairs = held([pair | {"date_j": j, "date_k": k} for pair, (j, k) in zip(PAIRS, days, strict=True)])
+    scores = np.zeros(len(pairs.texts))
+    scores[pairs.better[0]] = 1
+    found = accuracy_breakdown(pairs, scores, means)["better_is_later"]
+    assert (found["count"], found["mean"]) == (2, (1 + 0.5) / 2)
 
 
 def test_text_measures():

@@ -228,6 +228,38 @@ def test_what_is_watched_sees_the_model_without_dropout_and_its_step(tmp_path):
     assert [row["quality"] for row in rows if "quality" in row] == [0, -2, -4, -5]
 
 
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_the_best_state_is_under_the_checkpoints_seal(tmp_path, damage):
+    """What is best at step 0 is the result, although its file is damaged between a kill and the resume."""
+    settings = TrainerSettings.from_section(
+        CONFIG, batch=1, microbatch=1, schedule="constant", max_steps=5, save_every_steps=2)
+    evaluation = Evaluation(lambda step: {"quality": -step}, 2, lambda row: row["quality"], at_start=True)
+
+    def train_until(last_step):
+        model, calls = torch.nn.Linear(1, 1), iter(range(last_step))
+        torch.nn.init.constant_(model.weight, 0.75)
+
+        def loss(items):
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            return model(torch.tensor([items])).sum()
+
+        train(model, [1.0] * 9, lambda items: {"content": items, "items": 1}, loss, settings, tmp_path, "t", evaluation)
+        return model
+
+    with pytest.raises(KeyboardInterrupt):
+        train_until(3)
+    best = tmp_path / "best.safetensors"
+    content = bytearray(best.read_bytes())
+    content[-1] ^= 1
+    best.unlink()
+    if damage == "flipped":
+        best.write_bytes(content)
+    assert train_until(9).weight.item() == 0.75
+    newest, = (tmp_path / "checkpoints").glob("checkpoint-4")
+    assert "best.safetensors" in json.loads((newest / "complete.json").read_text())
+
+
 def test_the_curve_begins_with_the_base(trained, inputs, tmp_path):
     base, tokenizer = load_causal(inputs["base"]), load_tokenizer(inputs["base"])
     held_out = first_question_keys(inputs["pairs"], "finetune", 0.1, 4)

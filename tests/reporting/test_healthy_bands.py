@@ -121,7 +121,8 @@ def test_the_evaluation_outside_is_listed_and_marked_in_its_tables(change, name,
 def test_without_held_out_pairs_nothing_is_marked():
     made = numbers()
     made["reward_model"] |= {"accuracy": None, "best_cheap_baseline": None, "above_best_cheap_baseline": None,
-                             "both_have_code": None, "pairs": 0, "calibration": {"expected_error": 0.0, "bins": []}}
+                             "both_have_code": None, "better_is_later": None, "pairs": 0,
+                             "calibration": {"expected_error": 0.0, "bins": []}}
     assert {number.where for number in measure_evaluation(made)} == {"SFT, evaluation", "PPO, evaluation"}
     assert ">outside<" not in render_accuracy(made["reward_model"])
 

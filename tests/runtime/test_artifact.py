@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from stages.recipe.models import Merge
 from stages.runs.listing import list_runs
-from stages.runtime import artifact, files, finished
+from stages.runtime import artifact, command, files, finished
 from stages.runtime.artifact import ArtifactError, artifact_folder, build, digest, is_complete, publish
 from stages.runtime.manifest import read_record
 
@@ -127,6 +128,34 @@ def test_a_cut_artifact_in_old_is_not_restored(tmp_path):
     make(tmp_path / "a", OTHER)
     next((tmp_path / ".old").glob("a-*/data.txt")).write_text("cut")
     assert not artifact.restore(tmp_path / "a", REQUEST)
+
+
+def test_the_last_few_of_a_name_stay_in_old_whatever_the_clock(tmp_path, capsys):
+    def run(config, out, **_):
+        (out / "data.txt").write_text(str(config.max_perplexity_change))
+        return {}
+
+    def make_number(number):
+        command.make(run, Merge(max_perplexity_change=number), tmp_path / "a", {}, force=True)
+
+    def numbers(pattern):
+        return {path.read_text() for path in (tmp_path / ".old").glob(f"{pattern}/data.txt")}
+
+    make(tmp_path / "a-merged", text="other")
+    make(tmp_path / "a-merged", OTHER)
+    for number in range(1, 5):
+        make_number(number / 10)
+    assert numbers("a-*") == {"0.1", "0.2", "0.3", "other"} and "deleting" not in capsys.readouterr().err
+    for old in (tmp_path / ".old").iterdir():  # as if the clock had been set back since
+        os.utime(old, ns=(10**19, 10**19) if (old / "data.txt").read_text() != "0.2" else (10**18, 10**18))
+    (tmp_path / ".old" / "a-0123456789ab.deleted").mkdir()  # of a kill
+    make_number(0.5)
+    assert numbers("*") == {"0.1", "0.3", "0.4", "other"}
+    assert capsys.readouterr().err.count(f"deleting {tmp_path}/.old/a-") == 1
+    assert not list((tmp_path / ".old").glob("*.deleted"))
+    (tmp_path / "a" / "manifest.json").unlink()  # as Snakemake does
+    command.make(run, Merge(max_perplexity_change=0.1), tmp_path / "a", {})
+    assert numbers("*") == {"0.3", "0.4", "0.5", "other"} and "restored from .old/" in capsys.readouterr().err
 
 
 def test_a_foreign_folder_is_refused_and_an_empty_one_is_not(tmp_path):

@@ -1,11 +1,13 @@
 """Test scores, pairs and splits against plain loops."""
 
 import math
+import random
 import time
 from collections import Counter
 
 import pytest
 
+from stages.stackexchange.pairs.dates import better_is_later
 from stages.stackexchange.pairs.draw import assign_split, draw_pairs
 from stages.stackexchange.questions.scoring import answer_score
 
@@ -52,9 +54,34 @@ def test_the_draw_depends_on_seed_site_and_question_and_on_nothing_else():
 
 def test_ten_thousand_answers():
     start = time.perf_counter()
-    drawn = draw_pairs([i % 50 for i in range(10_000)], 10, 42, "site", 1)
+    scores = [i % 50 for i in range(10_000)]
+    drawn = draw_pairs(scores, 10, 42, "site", 1)
     assert len(drawn) == 10 and all(j % 50 > k % 50 for j, k in drawn)
+    later = draw_pairs(scores, 10, 42, "site", 1, times=range(10_000))
+    assert len(later) == 10 and all(j % 50 > k % 50 and j > k for j, k in later)
     assert time.perf_counter() - start < 1
+
+
+@pytest.mark.parametrize("limit", [10**6, 5])
+def test_the_later_answer_wins_as_in_plain_loops(limit):
+    draw = random.Random(0)
+    for question in range(300):
+        size, gap = draw.randrange(9), draw.choice([1, 1, 2])
+        scores = [draw.randrange(5) for _ in range(size)]
+        times = [draw.choice([1.0, 2.0, 3.0, math.nan]) for _ in range(size)]
+        expected = {(j, k) for j in range(size) for k in range(size)
+                    if scores[j] - scores[k] >= gap and times[j] > times[k]}
+        drawn = draw_pairs(scores, limit, 42, "site", question, gap, times)
+        assert len(drawn) == len(set(drawn)) == min(limit, len(expected)) and set(drawn) <= expected
+
+
+@pytest.mark.parametrize(("better", "worse", "is_later"), [
+    ("2020-01-02T00:00:00.000", "2020-01-01T23:59:59.999", True), ("2020-01-01", "2020-01-01T00:00:00", False),
+    ("2020-01-01T12:00:00+02:00", "2020-01-01T09:30:00Z", True), ("", "2020-01-01", False), ("2020", None, False),
+    ("2020-01-02", "yesterday", False)])
+def test_which_answer_is_later(better, worse, is_later):
+    assert better_is_later({"date_j": better, "date_k": worse}) == is_later
+    assert not better_is_later({"date_j": worse, "date_k": better})
 
 
 def test_splits_have_their_shares_and_need_no_order():

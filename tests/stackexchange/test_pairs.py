@@ -80,7 +80,8 @@ def test_a_row(tmp_path):
                      "author_urls": [f"{user}7", f"{user}33", f"{user}22"]}
     assert row == {"qid": 1, "site": "site.test", "question": "**Why**?", "response_j": "answer 3", "answer_j": 3,
                    "response_k": "answer 2", "answer_k": 2, "score_j": 2, "score_k": 0,
-                   "date": "2020-01-01T00:00:00.000"}
+                   "date": "2020-01-01T00:00:00.000", "date_j": "2020-01-02T00:00:00.000",
+                   "date_k": "2020-01-02T00:00:00.000"}
 
 
 def test_each_needed_post_is_converted_once(tmp_path, monkeypatch):
@@ -217,6 +218,23 @@ def test_min_score_gap(tmp_path):
         assert len(table) == count and (table.score_j - table.score_k).min() >= gap
     with pytest.raises(ValueError, match="no two scores differ enough"):
         pairs_of(tmp_path / "6", *rows, config=Pairs(min_score_gap=6))
+
+
+def test_only_later_answers_win(tmp_path):
+    rows = [question(1), *(answer(n, 1, votes, CreationDate=f"2020-01-{day:02}T00:00:00.000")
+                           for n, (votes, day) in enumerate(((9, 3), (3, 4), (1, 2), (0, 4), (0, 3)), 2)),
+            question(50), answer(51, 50, 9, CreationDate="2020-01-02"), answer(52, 50, CreationDate="2020-01-03")]
+    metrics, table = pairs_of(tmp_path / "a", *rows, config=Pairs(later_wins=True))
+    assert set(zip(table.answer_j, table.answer_k, strict=True)) == {(2, 4), (3, 4), (3, 6)}
+    assert (table.date_j > table.date_k).all()
+    assert metrics["dropped_questions"] == {"no later answer scores higher": 1}
+    assert "whose better answer is the later one" in (tmp_path / "a/pairs/README.md").read_text()
+    undated = [{"qid": n, "question": "q", "date": "2015/09/02", "response_j": "a", "response_k": "b",
+                "metadata": ["https://a.b.com/questions/5", "https://a.b.com"]} for n in range(3)]
+    pq.write_table(pa.Table.from_pylist(undated), tmp_path / "x.parquet")
+    make_posts(tmp_path / "posts", str(tmp_path / "x.parquet"))
+    with pytest.raises(ValueError, match=r"no pair comes of its questions.*'the source has no dates of answers': 3"):
+        make_pairs(tmp_path / "none", tmp_path / "posts", Pairs(later_wins=True))
 
 
 LENGTHS = {

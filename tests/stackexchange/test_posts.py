@@ -52,7 +52,8 @@ def test_record(tmp_path):
     asked_question = question(10, AcceptedAnswerId=12, Tags="<a><b-c>", ContentLicense="CC BY-SA 9")
     answers = answer(12, 10, 7, OwnerDisplayName="Ann & Bob") + answer(11, 10, -3)
     _, [record] = posts_from_rows(tmp_path, answers, row(Id=1, PostTypeId=4, Score=0), asked_question)
-    user, later = "https://site.test/users/", {"license": "CC BY-SA 4.0", "accepted": False}
+    user, later = "https://site.test/users/", {
+        "license": "CC BY-SA 4.0", "accepted": False, "date": "2020-01-02T00:00:00.000"}
     assert record == {
         "question_id": 10, "site": "site.test", "title": "title 10", "question": "<p>question 10</p>", "markup": "html",
         "tags": ["a", "b-c"], "date": "2020-01-01T00:00:00.000", "url": "https://site.test/questions/10",

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import py7zr
@@ -13,9 +14,11 @@ import pyarrow as pa
 import pytest
 from py7zr.exceptions import UnsupportedCompressionMethodError
 
-from stages.stackexchange.dump import archives, sources
+from stages.render.units import format_bytes
+from stages.stackexchange.dump import archives, sources, unpacking_cost
 from stages.stackexchange.dump.archives import check_free_space, unpack_table
 from stages.stackexchange.dump.sources import Source, Table, find_sources
+from stages.stackexchange.questions import plan
 from tests.helpers import stackexchange_dumps
 from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
 
@@ -419,6 +422,46 @@ def test_progress_is_shown(tmp_path, monkeypatch):
         read(Table(dump, "Posts"), tmp_path / "scratch")
     assert finished == [("unpack x.xml.gz", len(packed), len(packed)),
                         ("unpack Posts.xml of x.7z", len(MANY), len(MANY))]
+
+
+def test_what_lies_before_a_table_counts(tmp_path, monkeypatch, capsys):
+    finished = []
+    monkeypatch.setattr(archives.Progress, "finish", lambda self: finished.append((self.done, self.total)))
+    with monkeypatch.context() as patch:
+        patch.setattr("py7zr.py7zr.check_archive_path", lambda name: True)  # or it could not be written
+        dump = seven(tmp_path, "x.7z", {"Badges.xml": MANY, "../b": VOTES, "Posts.xml": POSTS, "Users.xml": MANY})
+    assert read(Table(dump, "Posts"), tmp_path / "scratch") == POSTS
+    assert finished == [(len(MANY) + len(POSTS),) * 2] and "scratch space" not in capsys.readouterr().err
+    assert [file.suffix for file in (tmp_path / "scratch").iterdir()] == [".xml"]
+    monkeypatch.setattr(unpacking_cost, "SHORT_SECONDS", 0)
+    monkeypatch.setattr(unpacking_cost, "BYTES_PER_SECOND", {"LZMA2": (len(MANY) + len(VOTES) + len(POSTS)) / 7200})
+    read(Table(seven(tmp_path, "y.7z", {"Badges.xml": MANY, "b": VOTES, "Posts.xml": POSTS}), "Posts"),
+         tmp_path / "scratch")
+    line, = (line for line in capsys.readouterr().err.splitlines() if "y.7z: " in line and "scratch" in line)
+    assert f"{format_bytes(len(POSTS))}, behind {format_bytes(len(MANY) + len(VOTES))} of other tables" in line
+    assert "; about 2 h 00 min (LZMA2" in line and f"needs {format_bytes(3 * len(POSTS))} of scratch space" in line
+
+
+@pytest.mark.parametrize(("methods", "seconds"), [
+    (["LZMA2", "BCJ"], 20), (["BZip2"], 1e9 / 9e6), (["new"], 1e9 / 9e6), (["COPY"], 20)])
+def test_the_slowest_method_sets_the_time(methods, seconds):
+    assert unpacking_cost.estimate_seconds(10**9, methods) == pytest.approx(seconds)
+
+
+def test_all_tables_need_room_before_the_first_is_unpacked(tmp_path, free):
+    site = seven(tmp_path, "a.7z", {"Posts.xml": MANY, "Votes.xml": MANY})
+    tables, scratch = [Table(site, "Posts"), Table(site, "Votes"), Table(write_dump(tmp_path, POSTS, "b.xml"), "Posts")
+                       ], tmp_path / "scratch"
+    scratch.mkdir()
+    needed = 6 * len(MANY) + 2 * len(POSTS)
+    for free_bytes, refused in ((needed - 1, True), (needed, False)):
+        free(free_bytes, scratch)
+        refusal_of_plan = pytest.raises(ValueError, match=r"a\.7z, .*b\.xml: needs .* of scratch space")
+        with refusal_of_plan if refused else nullcontext():
+            plan._check_scratch_space(tables, scratch)
+    free(len(MANY) + needed, scratch)
+    (scratch / "left").write_bytes(MANY)  # by a killed run
+    plan._check_scratch_space(tables, scratch)
 
 
 def test_every_kind_says_what_it_is():

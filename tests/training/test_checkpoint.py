@@ -141,6 +141,15 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_with_a_word(tmp_pat
     assert held(tmp_path) == 20
 
 
+@pytest.mark.parametrize("content", ["[]", '["state.json"]', "null", "7", '"state.json"', "[" * 100_000, "{"])
+def test_a_seal_that_lists_no_digests_is_damage(tmp_path, capsys, content):
+    for number in (10, 20):
+        save(tmp_path, number)
+    (tmp_path / "checkpoint-000020" / "complete.json").write_text(content)
+    assert held(tmp_path) == 10
+    assert "checkpoint-000020 is damaged" in capsys.readouterr().err
+
+
 def test_another_torch_is_said(tmp_path, capsys):
     save(tmp_path, 10)
     assert held(tmp_path) == 10 and not capsys.readouterr().err

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from typing import BinaryIO
 import py7zr
 import pyarrow as pa
 from py7zr.exceptions import ArchiveError, PasswordRequired, UnsupportedCompressionMethodError
-from py7zr.io import Py7zIO, WriterFactory
+from py7zr.io import NullIO, Py7zIO, WriterFactory
 
 from stages.render.units import format_bytes
 from stages.runtime.progress import Progress
+from stages.stackexchange.dump.unpacking_cost import PLAIN_NAME, describe_cost, list_files_before
 from stages.stackexchange.dump.xml_table import LOOKS
 
 SPACE_FACTOR = 3  # the file, its rows again in sorted runs, and the result
@@ -74,6 +76,15 @@ def list_tables(archive: Path, tables: Iterable[str]) -> list[str]:
         return [required, *(table for table in others if _find_tables(files, archive, table))]
 
 
+def required_bytes(table: Table) -> int:
+    """Return the scratch space in bytes for reading a table; 0 for a .gz or .zst, which does not say its size."""
+    path = Path(table.path)
+    if path.suffix.lower() == ".7z":
+        with _readable_os_errors(path, "cannot be read"), _open(path) as opened:
+            return SPACE_FACTOR * _find_table(_list_files(opened, path), path, table.name).uncompressed
+    return 0 if path.suffix.lower() in UNPACK else (SPACE_FACTOR - 1) * path.stat().st_size
+
+
 def check_free_space(name: str | Path, folder: Path, required_bytes: float) -> None:
     """Raise ValueError if fewer than `required_bytes` are free in `folder`; `name` says what they are for."""
     free = shutil.disk_usage(folder).free
@@ -125,10 +136,17 @@ def _check_magic(path: Path, magic: bytes, expected: str) -> None:
 def _unpack_7z(archive: Path, table: str, target: Path) -> None:
     with _open(archive) as opened:
         member = _find_table(_list_files(opened, archive), archive, table)
-        check_free_space(archive, target.parent, SPACE_FACTOR * member.uncompressed)
-        progress = Progress(f"unpack {table}.xml of {archive.name}", member.uncompressed, "bytes")
+        needed_bytes, free_bytes = SPACE_FACTOR * member.uncompressed, shutil.disk_usage(target.parent).free
+        check_free_space(archive, target.parent, needed_bytes)
+        if line := describe_cost(opened, archive, member.filename, member.uncompressed, needed_bytes, free_bytes):
+            print(line, file=sys.stderr, flush=True)
+        before = {name: size for name, size in list_files_before(opened, member.filename).items()
+                  if PLAIN_NAME.fullmatch(name)}  # other names are decoded, too, without a sign of progress
+        progress = Progress(f"unpack {table}.xml of {archive.name}", sum(before.values()) + member.uncompressed,
+                            "bytes")
         with _py7zr_errors(archive):
-            opened.extract(targets=[member.filename], factory=_SingleFile(target, member.uncompressed, progress))
+            opened.extract(targets=[*before, member.filename],
+                           factory=_OneFile(table, target, member.uncompressed, progress))
     progress.finish()
     if not target.is_file() or target.stat().st_size != member.uncompressed:
         raise ValueError(f"{archive}: damaged: {table}.xml does not unpack to the size that the archive states; "
@@ -192,14 +210,30 @@ def _py7zr_errors(archive: Path) -> Iterator[None]:
         raise ValueError(f"{archive}: cut short or damaged ({type(error).__name__}); get it again") from None
 
 
-class _SingleFile(WriterFactory):
-    """Writes to one file, whatever the name in the archive."""
+class _OneFile(WriterFactory):
+    """Writes TABLE.xml to one file, whatever its name in the archive, and counts the bytes of the others."""
 
-    def __init__(self, target: Path, size: int, progress: Progress):
+    def __init__(self, table: str, target: Path, size: int, progress: Progress):
+        self.name, self.progress = f"{table}.xml".lower(), progress
         self.file = _BoundedFile(target, size, progress)
 
     def create(self, filename: str) -> Py7zIO:
-        return self.file
+        return self.file if re.split(r"[/\\]", filename)[-1].lower() == self.name else _Discard(self.progress)
+
+
+class _Discard(NullIO):
+    """Counts bytes as progress, and forgets them."""
+
+    def __init__(self, progress: Progress):
+        super().__init__()
+        self.progress = progress
+
+    def write(self, data: bytes | bytearray) -> int:
+        self.progress.advance(len(data))
+        return len(data)
+
+    def size(self) -> int:
+        return 0
 
 
 class _BoundedFile(BufferedWriter, Py7zIO):

@@ -3,7 +3,8 @@
     lvwerra/stack-exchange-paired                  qid, question, date, metadata, response_j, response_k  (Markdown)
     HuggingFaceH4/stack-exchange-preferences       qid, question, answers, date, metadata                 (HTML)
 
-`metadata` is [url of the question, url of the site, url of its author]. Neither table has votes, titles or tags.
+`metadata` is [url of the question, url of the site, url of its author]. Neither table has votes, titles, tags or
+dates of answers.
 """
 
 import re
@@ -115,7 +116,7 @@ def _convert_preferences(row: dict) -> dict:
 def _answer(answer_id: int, text: str, score: int, author: str = "unknown", author_url: str = "",
             accepted: bool = False) -> dict:
     return {"id": answer_id, "text": text, "author": author, "author_url": author_url, "license": LICENSE,
-            "votes": None, "accepted": accepted, "score": score}
+            "date": "", "votes": None, "accepted": accepted, "score": score}
 
 
 def _record(row: dict, markup: str, answers: list[dict]) -> dict:

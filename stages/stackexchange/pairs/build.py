@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isnan
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 from stages.render.markdown_tables import bin_start
 from stages.stackexchange.markdown.convert import Converter, Limits, NotConvertedError, make_converter
 from stages.stackexchange.pairs.counts import PairCounts
+from stages.stackexchange.pairs.dates import parse_seconds
 from stages.stackexchange.pairs.draw import assign_split, draw_pairs
 from stages.stackexchange.pairs.table import SCHEMA, SPLITS
 from stages.stackexchange.questions.live_hosts import site_url
@@ -31,6 +33,7 @@ class PairRules:
 
     max_pairs: int
     min_gap: int
+    later_wins: bool
     seed: int
     shares: tuple[tuple[str, float], ...]  # of the splits
     markdown: str
@@ -56,9 +59,10 @@ def _question_pairs(question: dict, rules: PairRules, counts: PairCounts) -> lis
     """Build one question's rows of SCHEMA: draw the pairs, then convert each post that they need once."""
     answers, site, qid = question["answers"], question["site"], question["question_id"]
     counts.counts["posts_in"].update(questions=1, answers=len(answers))
-    drawn = draw_pairs([a["score"] for a in answers], rules.max_pairs, rules.seed, site, qid, rules.min_gap)
+    times = [parse_seconds(answer.get("date")) for answer in answers] if rules.later_wins else None
+    drawn = draw_pairs([a["score"] for a in answers], rules.max_pairs, rules.seed, site, qid, rules.min_gap, times)
     if not drawn:
-        counts.drop("no two scores differ enough", 1 + len(answers))
+        counts.drop(_no_pair_reason(times), 1 + len(answers))
         return []
     counts.counts["done"]["pairs_drawn"] += len(drawn)
     posts = ConvertedPosts(question, rules, counts)
@@ -70,6 +74,12 @@ def _question_pairs(question: dict, rules: PairRules, counts: PairCounts) -> lis
     _count(question, drawn, usable, posts, counts)
     return [_row(question, answers[j], answers[k], posts.question, posts.answers[j], posts.answers[k])
             for j, k in usable]
+
+
+def _no_pair_reason(times: list[float] | None) -> str:
+    if times is None:
+        return "no two scores differ enough"
+    return "the source has no dates of answers" if all(map(isnan, times)) else "no later answer scores higher"
 
 
 class ConvertedPosts:
@@ -147,7 +157,8 @@ def _row(question: dict, better: dict, worse: dict, prompt: str, response_j: str
     return {"qid": question["question_id"], "site": question["site"], "question": prompt, "response_j": response_j,
             "response_k": response_k, "score_j": better["score"], "score_k": worse["score"], "date": question["date"],
             "metadata": [question["url"], site_url(question["site"]), question["author_url"]],
-            "answer_j": better["id"], "answer_k": worse["id"], "authors": [post["author"] for post in posts],
+            "answer_j": better["id"], "answer_k": worse["id"], "date_j": better.get("date"),
+            "date_k": worse.get("date"), "authors": [post["author"] for post in posts],
             "author_urls": [post["author_url"] for post in posts], "licenses": [post["license"] for post in posts]}
 
 

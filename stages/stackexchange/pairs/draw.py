@@ -6,29 +6,45 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 
-def draw_pairs(scores: Sequence[int], limit: int, seed: int, site: str, question_id: int, min_gap: int = 1
-             ) -> list[tuple[int, int]]:
+
+def draw_pairs(scores: Sequence[int], limit: int, seed: int, site: str, question_id: int, min_gap: int = 1,
+               times: Sequence[float] | None = None) -> list[tuple[int, int]]:
     """Draw at most `limit` pairs (better, worse) of indices into `scores`, without replacement, best first.
 
     The scores of a pair differ by at least `min_gap` (1 or more). Pairs are numbered without being built: 10,000
     answers have 50 million.
+
+    Args:
+        times: when each answer was written; then only pairs are drawn whose better answer is the later one (the rule of
+            SHP: Ethayarajh et al. 2022). An answer whose time is NaN is in no pair.
     """
     order = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: equal scores keep the answers' order
     negated = [-scores[i] for i in order]
     first_worse = [bisect_left(negated, score + min_gap) for score in negated]
-    cumulative = list(accumulate(len(order) - first for first in first_worse))  # pairs of the best, the best two, ...
+    ordered_times = None if times is None else np.array(times, dtype=float)[order]
+
+    def positions_of_worse(better: int) -> Sequence[int]:
+        positions = range(first_worse[better], len(order))
+        if ordered_times is None:
+            return positions
+        return positions.start + np.flatnonzero(ordered_times[positions.start:] < ordered_times[better])
+
+    # Number of pairs of the best, of the best two, ...
+    cumulative = list(accumulate(len(positions_of_worse(better)) for better in range(len(order))))
     total = cumulative[-1] if cumulative else 0
     numbers = range(total)
     if total > limit:
         numbers = sorted(random.Random(_hash("pairs", seed, site, question_id)).sample(numbers, limit))
-    return [_pair(number, order, first_worse, cumulative) for number in numbers]
+    return [(order[better], order[positions_of_worse(better)[offset]])
+            for better, offset in (_locate(number, cumulative) for number in numbers)]
 
 
-def _pair(number: int, order: list[int], first_worse: list[int], cumulative: list[int]) -> tuple[int, int]:
+def _locate(number: int, cumulative: list[int]) -> tuple[int, int]:
+    """Return the position of a pair's better answer, and which of its pairs it is."""
     better = bisect_left(cumulative, number + 1)
-    before = cumulative[better - 1] if better else 0
-    return order[better], order[first_worse[better] + number - before]
+    return better, number - (cumulative[better - 1] if better else 0)
 
 
 def assign_split(site: str, question_id: int, shares: dict[str, float], seed: int) -> str:

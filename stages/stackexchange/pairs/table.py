@@ -1,8 +1,8 @@
 """Read and write the pairs artifact: a folder per split with part-*.parquet; a row is a pair, better answer first.
 
-The columns are those of lvwerra/stack-exchange-paired (metadata: urls of question, site and asker), the two scores, and
-what CC BY-SA requires: ids of the answers (their url is SITE/a/ID), authors, their profiles and the licences, each for
-[question, response_j, response_k].
+The columns are those of lvwerra/stack-exchange-paired (metadata: urls of question, site and asker), the two scores, the
+dates of the answers, and what CC BY-SA requires: ids of the answers (their url is SITE/a/ID), authors, their profiles
+and the licences, each for [question, response_j, response_k].
 """
 
 import random
@@ -19,11 +19,12 @@ SPLITS = ("finetune", "reward", "rl", "evaluation")
 GROUP_PAIRS = 2000
 GROUP_BYTES = 16 << 20
 TEXTS = pa.list_(pa.string())
+DATES = ("date_j", "date_k")
 SCHEMA = pa.schema([
     ("qid", pa.int64()), ("site", pa.string()), ("question", pa.string()), ("response_j", pa.string()),
     ("response_k", pa.string()), ("score_j", pa.int64()), ("score_k", pa.int64()), ("date", pa.string()),
-    ("metadata", TEXTS), ("answer_j", pa.int64()), ("answer_k", pa.int64()), ("authors", TEXTS),
-    ("author_urls", TEXTS), ("licenses", TEXTS),
+    ("metadata", TEXTS), ("answer_j", pa.int64()), ("answer_k", pa.int64()), *((name, pa.string()) for name in DATES),
+    ("authors", TEXTS), ("author_urls", TEXTS), ("licenses", TEXTS),
 ])
 
 

@@ -116,7 +116,7 @@ def _answer_record(answer: dict, accepted: bool, site: str) -> dict:
     votes = answer.get("upvotes", answer["votes"])
     score = answer_score(votes if answer["votes"] >= 0 else answer["votes"], accepted)
     return {"id": answer["id"], "text": answer["body"], **_attribution(answer, site), "license": answer["license"],
-            "votes": votes, "accepted": accepted, "score": score}
+            "date": answer["date"], "votes": votes, "accepted": accepted, "score": score}
 
 
 def _attribution(post: dict, site: str) -> dict:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stages.runtime.files import write_json
-from stages.stackexchange.dump.archives import Table, check_free_space, unpack_table
+from stages.stackexchange.dump.archives import Table, check_free_space, required_bytes, unpack_table
 from stages.stackexchange.dump.hub_tables import list_parquet_files, split_row_groups
 from stages.stackexchange.dump.sources import Source
 from stages.stackexchange.dump.xml_table import split_spans
@@ -14,6 +14,7 @@ from stages.stackexchange.questions.duplicate_ids import SourceInfo
 from stages.stackexchange.questions.scan import RecordScan, ScanTask, XmlScan
 
 SPAN_BYTES = 32 << 20
+MAX_NAMES = 4  # of dumps, in a message
 HUB_BYTES = 8 << 30  # assumed for a Hub data set, whose size is not known in advance
 
 
@@ -34,10 +35,12 @@ def plan_scans(sources: list[Source], scratch: Path, *, with_votes: bool, part_b
     Args:
         options: seed, max_bad_rows_share, max_row_bytes and exclude of `ScanTask`.
     """
+    tables_of = [[table for table in (source.posts, source.votes if with_votes else None) if table]
+                 for source in sources]
+    _check_scratch_space([table for tables in tables_of for table in tables], scratch)
     infos, tasks = [], []
     for number, source in enumerate(sources):
-        packed = (source.posts, source.votes if with_votes else None)
-        tables = {table.name.lower(): _unpack(table, scratch) for table in packed if table}
+        tables = {table.name.lower(): unpack_table(table, scratch) for table in tables_of[number]}
         infos.append(SourceInfo(source.name, source.site or source.name, tables.get("posts", Path(source.name))))
         tasks += _split(source, tables, {"source": number, "folder": scratch, **options})
     text_bytes = sum(task.size_bytes for task in tasks if task.table != "votes")
@@ -47,11 +50,11 @@ def plan_scans(sources: list[Source], scratch: Path, *, with_votes: bool, part_b
     return Plan(infos, tasks, parts)
 
 
-def _unpack(table: Table, scratch: Path) -> Path:
-    path = unpack_table(table, scratch)
-    if path == Path(table.path):
-        check_free_space(table.path, scratch, 2 * path.stat().st_size)
-    return path
+def _check_scratch_space(tables: list[Table], scratch: Path) -> None:
+    """Raise ValueError if there is too little room for all tables; what an earlier run left counts as theirs."""
+    left_bytes = sum(file.stat().st_size for file in scratch.iterdir())
+    names = ", ".join(dict.fromkeys(table.path for table in tables[:MAX_NAMES])) + ", ..." * (len(tables) > MAX_NAMES)
+    check_free_space(names, scratch, sum(map(required_bytes, tables)) - left_bytes)
 
 
 def _split(source: Source, tables: dict[str, Path], common: dict) -> Iterator[ScanTask]:

@@ -1,7 +1,8 @@
 """Read and write the posts artifact: question records with scored answers, in part-*.parquet.
 
 votes: net (up minus down), or upvotes where the recipe says so; null where the source has none. score: see
-stages/stackexchange/questions/scoring.py.
+stages/stackexchange/questions/scoring.py. date: when the post was written, as the source writes it; of answers, empty
+where the source does not say.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,8 @@ GROUP_QUESTIONS = 500
 BATCH_QUESTIONS = 200
 GROUP_CHARACTERS = 16 << 20
 ANSWER = pa.struct([("id", pa.int64()), ("text", pa.string()), ("author", pa.string()), ("author_url", pa.string()),
-                    ("license", pa.string()), ("votes", pa.int64()), ("accepted", pa.bool_()), ("score", pa.int64())])
+                    ("license", pa.string()), ("date", pa.string()), ("votes", pa.int64()), ("accepted", pa.bool_()),
+                    ("score", pa.int64())])
 SCHEMA = pa.schema([
     ("question_id", pa.int64()), ("site", pa.string()), ("title", pa.string()),
     ("question", pa.string()), ("markup", pa.string()),  # the raw body; "html" or "markdown"
