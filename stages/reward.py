@@ -168,7 +168,7 @@ def train_member(config: Reward, out: Path, base: Path, plain: PlainOutputs, tok
                  logs: TrainingLogger) -> None:
     """Train one model into `out`; scoring.json is written last. plain: of the base."""
     scoring = Scoring(**select_settings(Scoring, config))
-    objective = PairwiseLoss(**select_settings(PairwiseLoss, config))
+    loss_fn = PairwiseLoss(**select_settings(PairwiseLoss, config))
     torch.manual_seed(config.seed)
     model = load_untrained(config, base)
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
@@ -191,7 +191,7 @@ def train_member(config: Reward, out: Path, base: Path, plain: PlainOutputs, tok
         model,
         data.training,
         collate_examples,
-        lambda items: objective.summed_loss(model, items, scoring, config.precision),
+        lambda items: loss_fn.summed_loss(model, items, scoring, config.precision),
         TrainerSettings.from_section(
             config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear"),
         out,

@@ -37,13 +37,13 @@ def train_reward(work: Work, meter: Meter, batching: str):
     rows = read_pairs(Path(work.folder), "reward")
     data, _ = build_examples(rows, tokenizer, max_length_tokens=work.length, by_question=batching == "question",
                              max_pairs=10 ** 9)
-    model, objective, scoring = _load_with_lora(work, load_classifier, scorer=True), PairwiseLoss(), Scoring()
+    model, loss_fn, scoring = _load_with_lora(work, load_classifier, scorer=True), PairwiseLoss(), Scoring()
 
     def loss(items: list[Example]) -> torch.Tensor:
         pairs = [(item.prompt, item.answers[index]) for item in items for pair in item.pairs for index in pair]
         computed = sum(len(item.prompt) + sum(map(len, item.answers)) for item in items)
         meter.record_loss(len(pairs) // 2, (prompt + answer for prompt, answer in pairs), computed)
-        return objective.summed_loss(model, items, scoring, work.precision)
+        return loss_fn.summed_loss(model, items, scoring, work.precision)
 
     if batching == "question":
         work = replace(work, batch=work.questions, learning_rate=work.question_learning_rate)

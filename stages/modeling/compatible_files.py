@@ -2,18 +2,21 @@
 
 Transformers 5 names the tokenizer's class `TokenizersBackend`, which Transformers 4, and servers on it, do not have. It
 writes the rotary embedding's settings as `rope_parameters`, where these readers look for `rope_theta` and
-`rope_scaling`, and take their defaults in silence.
+`rope_scaling`, and take their defaults in silence. Without sampling settings in generation_config.json, both decode
+greedily up to 20 tokens, and sample from the 50 most likely tokens only.
 """
 
 import json
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.runtime.files import write_json
 from stages.stackexchange.prompt import adds_bos, prompt_text
 
 NEW_CLASS, OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
+# What a stage samples with if its settings do not say; named as in the recipe's section `ppo`.
+SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_response_tokens": 128, "stop_ids": None}
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, **how) -> None:
@@ -39,6 +42,19 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> str:
     start = "{{ bos_token }}" if adds_bos(tokenizer) else ""
     return (f"{start}{{% for message in messages %}}{{% if message['role'] == 'user' %}}{question}"
             "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}")
+
+
+def set_generation_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: dict) -> None:
+    """Make `generate` sample as a stage with these settings did; other keys than those of SAMPLING are ignored.
+
+    EOS always ends an answer, beside `stop_ids`.
+    """
+    sampling = SAMPLING | {name: settings[name] for name in SAMPLING if name in settings}
+    ends = list(dict.fromkeys([tokenizer.eos_token_id, *(sampling["stop_ids"] or ())]))
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=sampling["temperature"], top_k=sampling["top_k"], top_p=sampling["top_p"],
+        max_new_tokens=sampling["max_response_tokens"], eos_token_id=ends if len(ends) > 1 else ends[0],
+        bos_token_id=tokenizer.bos_token_id, pad_token_id=tokenizer.pad_token_id)
 
 
 def add_rope_of_transformers_4(out: Path) -> None:

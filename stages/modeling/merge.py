@@ -12,12 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from stages.modeling.adapters import is_adapter, is_reward_adapter, load_score_head
-from stages.modeling.compatible_files import write_model
+from stages.modeling.compatible_files import set_generation_config, write_model
 from stages.modeling.load import load_causal
 from stages.modeling.merge_checks import check_report, layer_changes, max_difference, probe_outputs
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.pretrained import load_adapter
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
+from stages.runtime.artifact import MANIFEST, read_manifest
 from stages.runtime.files import write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -51,7 +52,9 @@ class CausalTarget:
         return {"perplexity": math.exp(-float(logprobs.double().mean()))}
 
     def save_settings(self, adapter: Path, out: Path, model: PreTrainedModel) -> None:
-        """Carry what an adapter has besides weights into the merged folder and the model's config: nothing."""
+        """Carry what an adapter has besides weights into the merged folder and the model's configs: how it sampled."""
+        manifest = read_manifest(adapter) if (adapter / MANIFEST).is_file() else {}
+        set_generation_config(model, load_tokenizer(adapter), manifest.get("config", {}))
 
 
 def merge(

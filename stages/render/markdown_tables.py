@@ -3,18 +3,15 @@
 import re
 from collections import Counter
 
+from stages.render.histogram_bins import bin_lengths
+
 BAR_CELLS = 20
 MAX_ROWS = 40
 MAX_NAME_CHARACTERS = 80
-BINS = [0, *(1 << power for power in range(63))]
+MAX_BINS = 24  # of lengths
 # What could start Markdown, HTML, a link or the next cell; an underscore only at the edge of a word.
 NOT_PLAIN = re.compile(r"[^\w .,…()/-]|(?<![^\W_])_|_(?![^\W_])")
 Row = tuple[str | int, ...]
-
-
-def bin_start(length: int) -> int:
-    """Return the lower end of the bin of a length: 0, 1, 2, 4, 8, ..."""
-    return 1 << (length.bit_length() - 1) if length > 0 else 0
 
 
 def clean_name(name: object, max_characters: int = MAX_NAME_CHARACTERS) -> str:
@@ -67,7 +64,7 @@ def format_histogram(counts: dict, heads: list[str], binned: bool = False) -> st
     Args:
         counts: the values may be text, from JSON.
         heads: titles of the value and count columns.
-        binned: values are lengths, counted in bins of `bin_start`.
+        binned: values are lengths, counted by histogram_bins.bin_start.
     """
     rows = _rows(counts, binned)
     total, highest = sum(count for _, count in rows), max((count for _, count in rows), default=0)
@@ -81,10 +78,11 @@ def _rows(counts: dict, binned: bool) -> list[tuple[str, int]]:
     numbers, names = Counter(), Counter()
     for key, count in counts.items():
         try:
-            numbers[bin_start(int(key)) if binned else int(key)] += count
+            numbers[int(key)] += count
         except (TypeError, ValueError):  # such as the year of a post without a date
             names[escape_cell(key)] += count
-    rows = [(_bin_range(value) if binned else str(value), numbers[value]) for value in _fill_gaps(numbers, binned)]
+    rows = [(_bin_range(first, last), count) for first, last, count in bin_lengths(numbers, MAX_BINS)
+            ] if binned and numbers else [(str(value), numbers[value]) for value in _fill_gaps(numbers)]
     rows += sorted(names.items())
     if len(rows) <= MAX_ROWS:
         return rows
@@ -92,18 +90,16 @@ def _rows(counts: dict, binned: bool) -> list[tuple[str, int]]:
     return rows[:MAX_ROWS - 1] + [(f"{len(rest):,} more", sum(count for _, count in rest))]
 
 
-def _fill_gaps(numbers: Counter, binned: bool) -> list[int]:
+def _fill_gaps(numbers: Counter) -> list[int]:
     """Return the values from lowest to highest, those without counts included."""
     if not numbers:
         return []
     low, high = min(numbers), max(numbers)
-    if binned:
-        return [start for start in BINS if low <= start <= high]
     return list(range(low, high + 1)) if high - low < MAX_ROWS else sorted(numbers)
 
 
-def _bin_range(start: int) -> str:
-    return f"{start:,}" if start < 2 else f"{start:,}–{2 * start - 1:,}"
+def _bin_range(first: int, last: int) -> str:
+    return f"{first:,}" if first == last else f"{first:,}–{last:,}"
 
 
 def _share(count: int, total: int) -> str:

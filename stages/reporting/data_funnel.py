@@ -1,13 +1,17 @@
 """Data section of the report: how many posts and pairs remain after each step, and why others were dropped."""
 
+import re
+
+from stages.render.histogram_bins import Bins, bin_integers, bin_lengths, clip_tails
 from stages.render.html import Html, element, join_html, table
 from stages.reporting.figures import Bars
 
-HISTOGRAMS = {  # title, value, what is counted; a bin of lengths is named by its start
+MAX_BARS = 24
+HISTOGRAMS = {  # title, value, what is counted
     "scores": ("scores of answers", "score", "answers"), "score_gaps": ("gaps of pairs", "score gap", "pairs"),
     "years": ("questions by year", "year", "questions"),
-    "question_characters": ("length of questions", "characters, from", "questions"),
-    "answer_characters": ("length of answers", "characters, from", "answers")}
+    "question_characters": ("length of questions", "characters", "questions"),
+    "answer_characters": ("length of answers", "characters", "answers")}
 FUNNEL_COUNTS = {"posts": ("rows_read", "rows_set_aside", "dropped", "questions", "answers"),
                  "pairs": ("posts_in", "posts_out", "dropped_posts", "pairs_drawn", "dropped_pairs", "pairs",
                            "pairs_by_split")}
@@ -49,8 +53,27 @@ def render_other_counts(stage: str, metrics: dict) -> Html:
 
 def build_histograms(stage: str, metrics: dict) -> dict[str, Bars]:
     """Build the figures of a data stage, by file name."""
-    return {f"{stage}-{name.replace('_', '-')}": Bars(f"{stage.capitalize()}: {title}", axis, unit, metrics[name])
+    return {f"{stage}-{name.replace('_', '-')}": _build_bars(
+                f"{stage.capitalize()}: {title}", axis, unit, metrics[name])
             for name, (title, axis, unit) in HISTOGRAMS.items() if metrics.get(name)}
+
+
+def _build_bars(title: str, axis: str, unit: str, counts: dict[str, int]) -> Bars:
+    """Choose the bins of counts by value from the values; what is no number (an unknown year) comes last."""
+    bin_values = bin_lengths if axis == "characters" else bin_integers
+    numbers = {int(value): count for value, count in counts.items() if re.fullmatch(r"-?[0-9]+", value)}
+    others = {value: count for value, count in counts.items() if not re.fullmatch(r"-?[0-9]+", value)}
+    if not numbers:
+        return Bars(title, axis, unit, others)
+    bins, clipped = bin_values(numbers, MAX_BARS), bin_values(clip_tails(numbers), MAX_BARS)
+    words = ", from" if _widest(bins) > 1 else ""
+    if _widest(clipped) < _widest(bins):
+        bins, words = clipped, f"{words} (the outermost: all beyond)"
+    return Bars(title, axis + words, unit, {str(first): count for first, _, count in bins} | others)
+
+
+def _widest(bins: Bins) -> int:
+    return max(last - first + 1 for first, last, _ in bins)
 
 
 def _step(label: str, remaining: int | None, dropped: dict[str, int], before: int | None = None) -> list[list]:

@@ -53,7 +53,7 @@ CAUSAL_USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model, tokenizer = (kind.from_pretrained("THIS_FOLDER") for kind in (AutoModelForCausalLM, AutoTokenizer))
 prompt = tokenizer({prompt!r}, return_tensors="pt")
-answer = model.generate(**prompt, max_new_tokens=128, do_sample=True)
+answer = model.generate(**prompt)
 print(tokenizer.decode(answer[0, prompt.input_ids.shape[1]:], skip_special_tokens=True))"""
 SCORE_USE = """import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -72,6 +72,8 @@ scorer, tokenizer = load_reward_models(Path("THIS_FOLDER"), "fp32")[0], load_tok
 print(scorer([prompt_ids(tokenizer, "How do I stop the server?")], [answer_ids(tokenizer, "Use the stop command.")]))"""
 SCORE_WORDS = ("The reward is the logit minus `config.reward_mean`, the mean score of reference answers. Prompt and "
                "answer are encoded separately, and EOS closes the answer:")
+CAUSAL_WORDS = ("`generate` samples as the run did: `generation_config.json` has its temperature, filters and maximum "
+                "length. The tokenizer's chat template is this prompt.")
 OPTIONS_WORDS = ("This model reads more than the state at the last token (`scoring.json`): its rewards need the code "
                  "of the project that made it:")
 
@@ -132,7 +134,7 @@ def _front_matter(made: MergedModel) -> str:
 def _usage(made: MergedModel) -> tuple[str, str]:
     """Explain the use in words and in code."""
     has_plain_head = (made.config.get("pooling"), made.config.get("log_probability_weight")) == ("last", 0)
-    words, code = ("", CAUSAL_USE) if made.stage not in SCORERS else (
+    words, code = (CAUSAL_WORDS, CAUSAL_USE) if made.stage not in SCORERS else (
         (SCORE_WORDS, SCORE_USE) if has_plain_head else (OPTIONS_WORDS, OPTIONS_USE))
     code = code.replace("{prompt!r}", repr(prompt_text("How do I stop the server?")))
     return words, f"```python\n{code}\n```"

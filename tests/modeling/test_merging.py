@@ -21,6 +21,7 @@ from stages.recipe.models import Merge
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from stages.runtime import command
+from stages.runtime.artifact import MANIFEST
 from tests.helpers import tiny_models
 from tests.helpers.architectures import adapted, noisy
 
@@ -74,6 +75,18 @@ def test_merged_folder_loads_plainly_and_computes_what_base_and_adapter_did(base
     with torch.no_grad():
         assert (plain(ids).logits - untouched).abs().max() > 0.01  # the adapter did something
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").pad_token_id == 0
+
+
+def test_the_merged_model_samples_as_its_stage_did(base, adapter, tmp_path):
+    """Without these, `generate` would cut at 20 tokens, and sample among the 50 most likely tokens only."""
+    policy = shutil.copytree(adapter, tmp_path / "ppo")
+    settings = {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "max_response_tokens": 96, "stop_ids": None}
+    (policy / MANIFEST).write_text(json.dumps({"stage": "ppo", "config": settings}))
+    for folder, temperature, tokens in ((adapter, 1.0, 128), (policy, 0.7, 96)):
+        tiny_models.merge(base, [folder], tmp_path / "merged")
+        file = json.loads((tmp_path / "merged" / "generation_config.json").read_text())
+        assert [file[name] for name in ("temperature", "max_new_tokens", "do_sample", "top_k", "eos_token_id")] == [
+            temperature, tokens, True, 0, 2]
 
 
 def test_tied_embeddings_stay_tied(base, adapter, tmp_path):

@@ -67,9 +67,9 @@ def learner(folder):
     return lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=True)
 
 
-def gradients(model, made, objective, scoring):
+def gradients(model, made, loss_fn, scoring):
     model.zero_grad()
-    loss = objective.summed_loss(model, made, scoring, "fp32")
+    loss = loss_fn.summed_loss(model, made, scoring, "fp32")
     loss.backward()
     return float(loss), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -83,16 +83,16 @@ def test_question_at_once_has_the_gradient_of_the_pairwise_form(tmp_path, poolin
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
-    objective, scoring = PairwiseLoss(0.2, 0.1, 0.01, language), Scoring(pooling, weight)
+    loss_fn, scoring = PairwiseLoss(0.2, 0.1, 0.01, language), Scoring(pooling, weight)
     made = {}
     for by_question in (True, False):
         items, _ = build_examples(table(), tok, max_length_tokens=200, by_question=by_question, max_pairs=99)
         made[by_question] = items
     assert len(made[True]) < len(made[False]) / 4
-    loss, found = gradients(model, made[True], objective, scoring)
+    loss, found = gradients(model, made[True], loss_fn, scoring)
     total, summed = 0.0, {}
     for item in made[False]:
-        one, each = gradients(model, [item], objective, scoring)
+        one, each = gradients(model, [item], loss_fn, scoring)
         total += one
         summed = {name: summed.get(name, 0) + g for name, g in each.items()}
     assert loss == pytest.approx(total, rel=1e-5) and found.keys() == summed.keys()

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from stages.render.markdown_tables import add_funnel_sum, bin_start, clean_name, escape_cell, format_histogram, top_rows
+from stages.render.markdown_tables import add_funnel_sum, clean_name, escape_cell, format_histogram, top_rows
 from stages.stackexchange.dataset_card import render_pairs_card, render_posts_card
 from stages.stackexchange.pairs import table as pairs_table
 from stages.stackexchange.questions import table as questions_table
@@ -240,11 +240,6 @@ def test_hostile_names_are_inert_when_rendered(card):
     ("a__b", "a&#95;&#95;b"), ("ünï", "ünï"), ("\\", "&#92;"), ("x" * 99, "x" * 79 + "…")])
 def test_cells(name, inert):
     assert escape_cell(name) == inert
-
-
-def test_bins_are_powers_of_two():
-    assert [bin_start(n) for n in range(10)] == [0, 1, 2, 2, 4, 4, 4, 4, 8, 8]
-    assert [bin_start(n) for n in (1023, 1024, 2**40 + 1)] == [512, 1024, 2**40]
 
 
 def test_a_histogram_has_no_hidden_gap_and_takes_keys_as_text():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.render.markdown_tables import bin_start
+from stages.render.histogram_bins import bin_start
 from stages.stackexchange.markdown.convert import Converter, Limits, NotConvertedError, make_converter
 from stages.stackexchange.pairs.counts import PairCounts
 from stages.stackexchange.pairs.dates import parse_seconds

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from stages.render.markdown_tables import bin_start
+from stages.render.histogram_bins import bin_start
 
 DROPPED = "dropped: "
 
