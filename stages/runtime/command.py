@@ -30,6 +30,7 @@ from stages.runtime import artifact, finished
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.environment import describe_environment, let_idle_threads_sleep
 from stages.runtime.manifest import headline_metrics, list_input_sources
+from stages.runtime.stage_lines import begin_stage, print_line
 from stages.runtime.verification import verify_artifacts
 
 INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -51,17 +52,18 @@ def main(file: str) -> None:
     signature = read_signature(Path(file))
     arguments = vars(build_parser(signature).parse_args())
     let_idle_threads_sleep()
+    begin_stage(artifact.artifact_folder(arguments["out"]))
     try:
         _make(signature.stage, lambda: importlib.import_module(signature.module).run,
               *_parse_arguments(signature, arguments))
     except KeyboardInterrupt:
-        _print(f"{signature.stage}: interrupted; the same command continues from the last checkpoint")
+        print_line(f"{signature.stage}: interrupted; the same command continues from the last checkpoint")
         sys.exit(130)
     except Exception as error:
         out = artifact.artifact_folder(arguments["out"])
         if (message := describe_failure(error, out)) is None:
             raise
-        _print(f"{signature.stage}: error: {message}")
+        print_line(f"{signature.stage}: error: {message}")
         _save_traceback(out)
         sys.exit(1)
     sys.exit(0)
@@ -151,10 +153,10 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         artifact.check_replaceable(out)
         finished.copy_manifest(out)
     elif artifact.is_complete(out, request):
-        _print(f"{stage}: {out} is already made")
+        print_line(f"{stage}: {out} is already made")
         return
     elif artifact.restore(out, request):
-        _print(f"{stage}: {out} was made with these settings and inputs before: restored from {finished.OLD}/")
+        print_line(f"{stage}: {out} was made with these settings and inputs before: restored from {finished.OLD}/")
         return
     paths = [Path(source["path"]) for source in list_input_sources(request["inputs"]).values()]
     verify_artifacts(paths, out.parent / "logs", always=verify)
@@ -168,9 +170,10 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         old = artifact.publish(partial, out, request | {"metrics": metrics, "seconds": seconds}
                                | describe_environment())
     numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(metrics))
-    _print(f"{stage}: {out} made in {seconds:.0f} s{numbers}")
+    print_line(f"{stage}: {out} made in {seconds:.0f} s{numbers}")
     if old:
-        _print(f"{stage}: the finished one of other settings or inputs is now {old}; it comes back with its settings")
+        print_line(f"{stage}: the finished one of other settings or inputs is now {old}; it comes back with its "
+                   f"settings")
 
 
 def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Path, dict, dict, bool, bool]:
@@ -216,8 +219,4 @@ def _save_traceback(out: Path) -> None:
     if partial.is_dir():
         with suppress(OSError):  # a full disk
             (partial / artifact.TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
-            _print(f"details: {partial / artifact.TRACEBACK}")
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+            print_line(f"details: {partial / artifact.TRACEBACK}")

@@ -126,7 +126,7 @@ def _unpack_7z(archive: Path, table: str, target: Path) -> None:
     with _open(archive) as opened:
         member = _find_table(_list_files(opened, archive), archive, table)
         check_free_space(archive, target.parent, SPACE_FACTOR * member.uncompressed)
-        progress = Progress(f"unpack {table}.xml of {archive.name}", member.uncompressed, "bytes")
+        progress = Progress(f"posts: unpack {table}.xml of {archive.name}", member.uncompressed, "bytes")
         with _py7zr_errors(archive):
             opened.extract(targets=[member.filename], factory=_SingleFile(target, member.uncompressed, progress))
     progress.finish()
@@ -224,7 +224,7 @@ def _unpack_stream(path: Path, table: str, target: Path) -> None:
     """Unpack a compressed stream. Its unpacked size is unknown, so the free space is checked on the way."""
     codec, magic = STREAMS[path.suffix.lower()]
     _check_magic(path, magic, codec)
-    progress, read, written, checked = Progress(f"unpack {path.name}", path.stat().st_size, "bytes"), 0, 0, 0
+    progress, read, written, checked = Progress(f"posts: unpack {path.name}", path.stat().st_size, "bytes"), 0, 0, 0
     with open(path, "rb") as packed, open(target, "wb") as plain:
         for chunk in _chunks(path, packed, codec):
             written += plain.write(chunk)
