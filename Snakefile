@@ -5,17 +5,25 @@ Which folder feeds which. What a stage does is in stages/<stage>.py, how much of
 
 import os
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 from snakemake.utils import min_version
 
 from stages.recipe import recipe as recipes
-from stages.runs import default_recipe, dump_paths, run_folder, staleness
+from stages.runs import console, default_recipe, dump_paths, run_folder, staleness
 
 min_version("9.0")
 
+# The terminal shows the lines of the stages; a dry run and --verbose show Snakemake's.
+IS_QUIET = workflow.is_main_process and not (workflow.output_settings.dryrun or workflow.output_settings.verbose)
+CONSOLE = console.quieten_snakemake() if IS_QUIET else None
+
 # Values of --config alone: `config` has those of --configfile too, which is another way to name the recipe.
 SETTINGS = dict(workflow.config_settings.config)
+
+if workflow.resource_settings.cores is None and workflow.is_main_process:
+    sys.exit("snakemake: error: say how many cores to use: snakemake --cores all ppo")
 
 try:
     RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles)
@@ -62,11 +70,22 @@ include: "workflow/rules/evaluate.smk"
 
 onstart:
     forced = [job for job in workflow.dag.jobs if workflow.dag.reason(job).forced]
-    run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output])
+    try:
+        run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output])
+    except run_folder.SettingsError as error:
+        sys.exit(f"snakemake: error: {error}")
+    layers = workflow.dag.toposorted(set(workflow.dag.needrun_jobs()))
+    ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno"))]
+    console.announce_run(RECIPE, RUN, [str(file) for job in ordered for file in job.output], workflow.local_exec)
 
 
 onsuccess:
     print(run_folder.format_summary(RECIPE), file=sys.stderr)
+
+
+onerror:
+    for line in CONSOLE.describe_failures() if CONSOLE else ():
+        print(line, file=sys.stderr)
 
 
 # Everything: the merged policy, its evaluation and the report.

@@ -9,13 +9,13 @@ import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import list_fields
+from stages.recipe.type_names import type_name
 
 PAGE = Path(__file__).with_name("recipe.md")
 INTRO = """# Recipe
@@ -44,7 +44,6 @@ large upper end of a limit means "all" or "never".
 COLUMNS = ("setting", "type", "default", "range", "unit", "meaning", "source")
 UNITS = ("bytes", "characters", "epochs", "evaluations", "inches", "iterations", "nats", "pairs", "prompts",
          "questions", "responses", "samples", "sequences", "share", "steps", "tokens")
-KINDS = {int: "integer", float: "number", str: "text", bool: "true or false"}
 SOURCE = re.compile(r"\s*\[([^\]]+)\]")
 
 
@@ -103,18 +102,6 @@ def escape(text: str) -> str:
 def unit_of(name: str) -> str:
     words = name.rpartition(".")[2].split("_")
     return next((word for word in (words[-1], words[0], *words) if word in UNITS), "")
-
-
-def type_name(hint: Any) -> str:
-    """Name a type in words: 'integer or null', 'list of text', the values of a Literal."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, UnionType):
-        return " or ".join("null" if part is type(None) else type_name(part) for part in arguments)
-    if origin is Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
-    if origin is tuple:
-        return f"list of {'mappings' if is_dataclass(arguments[0]) else type_name(arguments[0])}"
-    return KINDS[hint]
 
 
 def default_text(value: Any) -> str:

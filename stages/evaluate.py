@@ -44,6 +44,7 @@ from stages.recipe.ppo import RewardSource
 from stages.reward_modeling.no_model import read_no_model
 from stages.rewards.sources import RewardFunction, load_reward_functions
 from stages.runtime.files import write_json
+from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import question_key, read_pairs, sample_rows
 from stages.stackexchange.questions.table import read_tags
 
@@ -97,7 +98,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
         **comparison.compare(config.best_of, estimate), **_prompt_metrics(prompts, rewards, estimate_mean)}
     gold_known = any(compared["gold"] for compared in metrics["comparisons"].values())
     if gold_scorer and not gold_known:
-        print(f"evaluate: the gold scorer {config.gold} knows none of these questions", flush=True)
+        print_line(f"evaluate: the gold scorer {config.gold} knows none of these questions")
     metrics["hacking"] = {name: detect_reward_hacking(metrics, name) for name in policy}
     metrics["table"] = summary.short_table(metrics)
     write_json(out / "metrics.json", metrics)
@@ -111,7 +112,7 @@ def _select_judge(judge: Path | None) -> Path | None:
     """Return the judge, or None if there is no model in its folder."""
     if judge is None or (reason := read_no_model(judge)) is None:
         return judge
-    print(f"evaluate: there is no judge: {reason}", flush=True)
+    print_line(f"evaluate: there is no judge: {reason}")
     return None
 
 
@@ -136,7 +137,7 @@ def _load_scorer(name: str, pairs: Path) -> RewardFunction:
 def _base_if_comparable(base: Path, tokenizer) -> dict[str, Path]:
     if same_tokenizer(base, tokenizer):
         return {"base": base}
-    print(f"evaluate: {base} has another tokenizer than SFT and is left out", flush=True)
+    print_line(f"evaluate: {base} has another tokenizer than SFT and is left out")
     return {}
 
 

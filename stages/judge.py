@@ -21,6 +21,7 @@ from stages.recipe.reward import Reward
 from stages.reward import TooFewPairsError, train_members
 from stages.reward_modeling.no_model import write_no_model
 from stages.runtime.artifact import RunContext
+from stages.runtime.stage_lines import print_line
 
 SPLIT = "rl"
 SEED_OFFSET = 1000  # above the seeds of the reward model's members
@@ -32,6 +33,6 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path, context: RunConte
     try:
         return train_members(settings, out, base, pairs, context, stage="judge", split=SPLIT)
     except TooFewPairsError as error:
-        print(f"judge: no model is trained: {error}", flush=True)
+        print_line(f"judge: no model is trained: {error}")
         write_no_model(out, str(error))
         return {"pairs": 0}

@@ -80,7 +80,7 @@ def _build_parts(parts: list[Path], rules: PairRules, out: Path, scratch: Path, 
     metadata = {part: pq.read_metadata(part) for part in parts}
     unfinished = [part for part in parts if not _counts_path(part, scratch).exists()]
     row_groups = [(part, number) for part in unfinished for number in range(metadata[part].num_row_groups)]
-    progress = Progress("pair", sum(part.num_rows for part in metadata.values()), "questions")
+    progress = Progress("pairs", sum(part.num_rows for part in metadata.values()), "questions")
     with ProcessPool(processes) as workers:
         results = workers.imap(partial(build_pairs, rules=rules), row_groups)
         for part in parts:

@@ -12,7 +12,6 @@ from stages.runtime.command import main
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)
 
-import sys
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +43,7 @@ from stages.rl.ppo_trainer import PPOTrainer, UpdateSettings
 from stages.rl.training_loop import LoopSettings, TrainingLoop
 from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
+from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import read_best_rows
 from stages.stackexchange.prompt import prompt_ids
 from stages.training import checkpoint, optimizers
@@ -199,4 +199,4 @@ def check_startup(config: Ppo, loop: TrainingLoop, tokenizer, reward_functions: 
 
 
 def _say(text: str) -> None:
-    print(f"ppo: {text}", file=sys.stderr, flush=True)
+    print_line(f"ppo: {text}")

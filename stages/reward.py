@@ -13,7 +13,6 @@ from stages.runtime.command import main
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)
 
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -55,6 +54,7 @@ from stages.reward_modeling.scoring_file import (
 )
 from stages.runtime.artifact import RunContext
 from stages.runtime.series import append_row, read_history, read_rows, truncate_after
+from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import first_question_keys, question_key, read_first_rows, read_pairs, sample_rows
 from stages.training.callbacks import Evaluation
 from stages.training.loggers import TrainingLogger, open_logger
@@ -174,7 +174,7 @@ def train_member(config: Reward, out: Path, base: Path, plain: PlainOutputs, tok
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
     if config.tune == "lora":
         model = lora.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
-    print(f"{logs.stage}: check  {check_trained_model(model, plain)}", file=sys.stderr, flush=True)
+    print_line(f"{logs.stage}: check  {check_trained_model(model, plain)}")
     scorer = Scorer(model, config.precision, scoring)
 
     def evaluate(step: int) -> dict[str, float]:

@@ -14,7 +14,6 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
     main(__file__)
 
 import math
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import check_special_tokens, check_vocabulary, load_tokenizer, resize_token_embeddings
 from stages.recipe.sft import Sft
 from stages.runtime.artifact import RunContext
+from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import best_rows, first_question_keys, question_key, read_first_rows, read_pairs
 from stages.stackexchange.prompt import encode_examples
 from stages.training.callbacks import Evaluation
@@ -83,7 +83,7 @@ def load_trainable_model(config: Sft, base: Path, tokenizer):
         model.requires_grad_(True)
     else:
         model = lora.add_lora(model, precision=config.precision, new_tokens=new_tokens, **vars(config.lora))
-    print(f"sft: check  {check_trained_model(model, plain)}", file=sys.stderr, flush=True)
+    print_line(f"sft: check  {check_trained_model(model, plain)}")
     return model
 
 

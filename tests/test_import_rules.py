@@ -162,7 +162,7 @@ def test_importing_a_module_runs_nothing(module):
 def test_the_snakefile_needs_recipe_and_runs_only():
     lines = [line for line in (ROOT / "Snakefile").read_text().splitlines() if line.startswith(("import ", "from "))]
     names = imported_modules(ast.parse("\n".join(lines)))
-    assert {name.split(".")[0] for name in names} <= {"os", "sys", "pathlib", "snakemake", "stages"}
+    assert {name.split(".")[0] for name in names} <= {"operator", "os", "sys", "pathlib", "snakemake", "stages"}
     assert all(is_below(name, "recipe", "runs") for name in names if name.startswith("stages"))
 
 

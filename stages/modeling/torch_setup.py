@@ -6,11 +6,12 @@ A program calls `prepare` once, before it loads a model. Importing this module c
 import ctypes
 import logging
 import os
-import sys
 import warnings
 
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from stages.runtime.stage_lines import print_line
 
 _LARGEST_FROM_HEAP_BYTES = 32 << 20  # glibc's maximum
 _KEPT_BYTES = 1 << 30
@@ -25,8 +26,8 @@ def prepare() -> None:
     _keep_freed_memory()
     _silence_libraries()
     if (count := torch.cuda.device_count()) > 1:
-        print(f"{count} GPUs are visible, and a stage computes on one, the first: CUDA_VISIBLE_DEVICES chooses another",
-              file=sys.stderr, flush=True)
+        print_line(f"{count} GPUs are visible, and a stage computes on one, the first: CUDA_VISIBLE_DEVICES chooses "
+                   f"another")
 
 
 def _silence_libraries() -> None:

@@ -30,8 +30,9 @@ RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 CONFIG_KEYS = ("recipe", "shares", *SHARED, *(field.name for field in fields(Recipe)))
 SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
-            "--force", "-q", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
+            "--force", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
 TARGET_OPTIONS = ("-R", "--forcerun", "-U", "--until", "-O", "--omit-from")  # of Snakemake: their values are rules
+ONE_VALUE_OPTIONS = ("--cores", "-c", "--jobs", "-j", "--config", "-C")  # --config's values have an equals sign
 _open_locks = []  # lock files of this process; the kernel releases the locks when it ends, however it ends
 
 
@@ -74,7 +75,7 @@ def suggest_setting(key: str, value: object) -> str:
 
 
 def check_targets(words: Sequence[str], rules: Sequence[str]) -> None:
-    """Raise SettingsError for a word of Snakemake's command line that nearly names a rule: sft-merged, evalute.
+    """Raise SettingsError for a word of Snakemake's command line that should name a target and does not: evalute.
 
     Snakemake would look for a rule that makes a file of that name. Values of options are left alone.
 
@@ -82,13 +83,17 @@ def check_targets(words: Sequence[str], rules: Sequence[str]) -> None:
         words: the command line.
         rules: the targets.
     """
+    option = ""  # the last one before the word
     for previous, word in pairwise(["", *words]):
-        is_value = previous.startswith("-") and previous not in (*SWITCHES, *TARGET_OPTIONS)
+        option = previous if previous.startswith("-") else option
+        is_value = previous == option not in ("", *SWITCHES, *TARGET_OPTIONS)
         if is_value or not re.fullmatch(r"[A-Za-z][\w-]*", word) or word in rules or os.path.exists(word):
             continue
         close = difflib.get_close_matches(word.replace("-", "_"), rules, n=1, cutoff=0.75)
         if close:
             raise SettingsError(f"there is no target {word!r}; did you mean {close[0]!r}?")
+        if option in ("", *SWITCHES, *TARGET_OPTIONS, *ONE_VALUE_OPTIONS):  # others may have several values
+            raise SettingsError(f"there is no target {word!r}; there are: {', '.join(rules)}")
 
 
 def parse_shares(config: dict) -> int:

@@ -9,6 +9,7 @@ so that `--help` and mistakes answer at once. `main` imports the program as a mo
 """
 
 import argparse
+import dataclasses
 import errno
 import importlib
 import inspect
@@ -25,11 +26,13 @@ from typing import NoReturn
 from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from stages.recipe.type_names import placeholder
 from stages.render.units import format_bytes
 from stages.runtime import artifact, finished
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.environment import describe_environment, let_idle_threads_sleep
 from stages.runtime.manifest import headline_metrics, list_input_sources
+from stages.runtime.stage_lines import begin_stage, print_line
 from stages.runtime.verification import verify_artifacts
 
 INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -49,19 +52,20 @@ SETTING = "set "  # prefix of the settings among the parsed arguments
 def main(file: str) -> None:
     """Run the command of the program `file` and exit: with 1 and one line for a user's mistake."""
     signature = read_signature(Path(file))
-    arguments = vars(build_parser(signature).parse_args())
+    arguments = vars(build_parser(signature, _settings_for_help(signature, sys.argv[1:])).parse_args())
     let_idle_threads_sleep()
+    begin_stage(artifact.artifact_folder(arguments["out"]))
     try:
         _make(signature.stage, lambda: importlib.import_module(signature.module).run,
               *_parse_arguments(signature, arguments))
     except KeyboardInterrupt:
-        _print(f"{signature.stage}: interrupted; the same command continues from the last checkpoint")
+        print_line(f"{signature.stage}: interrupted; the same command continues from the last checkpoint")
         sys.exit(130)
     except Exception as error:
         out = artifact.artifact_folder(arguments["out"])
         if (message := describe_failure(error, out)) is None:
             raise
-        _print(f"{signature.stage}: error: {message}")
+        print_line(f"{signature.stage}: error: {message}")
         _save_traceback(out)
         sys.exit(1)
     sys.exit(0)
@@ -86,16 +90,18 @@ def describe_failure(error: Exception, out: Path) -> str | None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that takes --learning_rate for --learning-rate, and answers a mistyped flag with the nearest one."""
+    """A parser that takes --learning_rate for --learning-rate; a mistake is one line, with the nearest flag."""
 
     def parse_known_args(self, args=None, namespace=None):
-        words = sys.argv[1:] if args is None else args
-        return super().parse_known_args([_hyphenate(word) for word in words], namespace)
+        words = [_hyphenate(word) for word in (sys.argv[1:] if args is None else args)]
+        for flag in (word.partition("=")[0] for word in words if re.match("--[^=]", word)):
+            if flag not in self._option_string_actions:  # before a required one is missed
+                flags = [known for known in self._option_string_actions if known.startswith("--")]
+                self.error(f"there is no option {flag}{schema.suggest(flag, flags, else_all=False)}")
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
-        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
-        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        super().error(message + (schema.suggest(unknown[1], flags, else_all=False) if unknown else ""))
+        self.exit(2, f"{self.prog.rpartition('.')[2]}: error: {message} (--help lists the options)\n")
 
 
 def _hyphenate(word: str) -> str:
@@ -103,8 +109,12 @@ def _hyphenate(word: str) -> str:
     return f"{flag.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
 
 
-def build_parser(signature: Signature) -> argparse.ArgumentParser:
-    """Build the parser: --recipe, one flag per input and option, --out, and one per setting of the stage's section."""
+def build_parser(signature: Signature, here: object | None = None) -> argparse.ArgumentParser:
+    """Build the parser: --recipe, one flag per input and option, --out, and one per setting of the stage's section.
+
+    Args:
+        here: settings of the stage in the recipe that is given, for --help.
+    """
     parser = _Parser(
         prog=f"python -m stages.{signature.stage}", description=signature.description,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
@@ -119,13 +129,30 @@ def build_parser(signature: Signature) -> argparse.ArgumentParser:
                         help="hash every file of the inputs; without it, those that changed since they were verified")
     group = parser.add_argument_group(f"settings, overriding section {signature.section!r} of the recipe")
     section = getattr(Recipe(), signature.section)
-    ranges = schema.list_ranges(section)
-    for name, default, doc in schema.flatten(section):
-        within = f"{ranges[name]}; " if name in ranges else ""
-        form = {"action": argparse.BooleanOptionalAction} if isinstance(default, bool) else {"metavar": "VALUE"}
+    published, own = ({name: value for name, value, _ in schema.flatten(x)} for x in (section, here or section))
+    for name, field, _ in schema.list_fields(section):
+        switch = {"action": argparse.BooleanOptionalAction}
+        form = switch if field.type is bool else {"metavar": placeholder(field.type)}
         group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", default=None, **form,
-                           help=f"{doc} ({within}published: {default})".replace("%", "%%"))
+                           help=_describe_setting(field, published[name], own[name]).replace("%", "%%"))
     return parser
+
+
+def _describe_setting(field: dataclasses.Field, published: object, own: object) -> str:
+    """Describe a setting for --help: its meaning, its range, its published value and the recipe's own."""
+    within = f"{field.metadata['within']}; " if field.metadata["within"] else ""
+    here = "" if own == published else f", in this recipe: {own}"
+    return f"{field.metadata['doc']} ({within}published: {published}{here})"
+
+
+def _settings_for_help(signature: Signature, words: list[str]) -> object | None:
+    """Return the stage's settings in the recipe that the command line names, if it asks for help."""
+    if not {"-h", "--help"} & set(words):
+        return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--recipe", default=DEFAULT_RECIPE)
+    with suppress(schema.SettingsError, argparse.ArgumentError):  # then help shows the published values alone
+        return getattr(load_recipe(parser.parse_known_args(words)[0].recipe), signature.section)
 
 
 def make(run: Callable, config: object, out: Path, inputs: dict, options: dict | None = None, force: bool = False,
@@ -151,10 +178,10 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         artifact.check_replaceable(out)
         finished.copy_manifest(out)
     elif artifact.is_complete(out, request):
-        _print(f"{stage}: {out} is already made")
+        print_line(f"{stage}: {out} is already made")
         return
     elif artifact.restore(out, request):
-        _print(f"{stage}: {out} was made with these settings and inputs before: restored from {finished.OLD}/")
+        print_line(f"{stage}: {out} was made with these settings and inputs before: restored from {finished.OLD}/")
         return
     paths = [Path(source["path"]) for source in list_input_sources(request["inputs"]).values()]
     verify_artifacts(paths, out.parent / "logs", always=verify)
@@ -168,16 +195,16 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         old = artifact.publish(partial, out, request | {"metrics": metrics, "seconds": seconds}
                                | describe_environment())
         numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(metrics))
-        _print(f"{stage}: {out} made in {seconds:.0f} s{numbers}")
+        print_line(f"{stage}: {out} made in {seconds:.0f} s{numbers}")
         if old:
             _report_old(stage, out, old)
 
 
 def _report_old(stage: str, out: Path, old: Path) -> None:
     """Say where the replaced artifact is, and delete those that are too many there."""
-    _print(f"{stage}: the finished one of other settings or inputs is now {old}; it comes back with its settings")
+    print_line(f"{stage}: the finished one of other settings or inputs is now {old}; it comes back with its settings")
     for excess in finished.list_excess(out, old):
-        _print(f"{stage}: deleting {excess}: {finished.OLD}/ holds the last {finished.MAX_OLD} of {out.name} (give "
+        print_line(f"{stage}: deleting {excess}: {finished.OLD}/ holds the last {finished.MAX_OLD} of {out.name} (give "
                f"another name= to keep all)")
         finished.delete_old(excess)
 
@@ -225,8 +252,4 @@ def _save_traceback(out: Path) -> None:
     if partial.is_dir():
         with suppress(OSError):  # a full disk
             (partial / artifact.TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
-            _print(f"details: {partial / artifact.TRACEBACK}")
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+            print_line(f"details: {partial / artifact.TRACEBACK}")

@@ -1,14 +1,19 @@
 """Show progress on stderr: a bar with rate and time left on a terminal, one line every few seconds in a log."""
 
+import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
 
+from stages.render.terminal import shorten
 from stages.render.units import format_duration
+from stages.runtime.stage_lines import CLEAR_LINE, add_place, format_run_left, open_terminal, print_line
 
 LOG_EVERY_SECONDS = 15.0
+LOG_BESIDE_BAR_EVERY_SECONDS = 600.0  # the terminal shows these lines, too
 BAR_EVERY_SECONDS = 0.2
-CLEAR_LINE = "\r\x1b[K"
+BAR_CELLS = 20
 
 
 class Progress:
@@ -22,24 +27,46 @@ class Progress:
     def __init__(self, label: str, total: float | None, unit: str, done: float = 0, quiet: bool = False):
         self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
         self.done = self.initial = done
-        self.start = self.last_print = time.monotonic()
-        self.is_terminal = sys.stderr.isatty()
+        self.start = self.last_bar = self.last_line = time.monotonic()
+        self.terminal = None if quiet else open_terminal()
 
     def advance(self, amount: float = 1, note: str = "") -> None:
         """Count `amount` more units; `note` is a short text shown at the end (a loss, a reward)."""
         self.done += amount
         now = time.monotonic()
-        if now - self.last_print >= (BAR_EVERY_SECONDS if self.is_terminal else LOG_EVERY_SECONDS):
-            self.last_print = now
-            self._print(note, end="" if self.is_terminal else "\n")
+        if self.terminal and now - self.last_bar >= BAR_EVERY_SECONDS:
+            self.last_bar = now
+            self._draw_bar(note)
+        is_log = self.terminal is not sys.stderr
+        every = LOG_BESIDE_BAR_EVERY_SECONDS if self.terminal else LOG_EVERY_SECONDS
+        if is_log and now - self.last_line >= every:
+            self.last_line = now
+            self._print_line(note)
 
     def finish(self, note: str = "") -> None:
         """Print the final count."""
-        self._print(note, end="\n")
+        self._print_line(note)
+        if self.terminal and self.terminal is not sys.stderr:
+            self.terminal.close()
+        self.terminal = None
 
-    def _print(self, note: str, end: str) -> None:
-        if self.quiet:
-            return
+    def _draw_bar(self, note: str) -> None:
+        bar = ""
+        if self.total:
+            cells = min(int(BAR_CELLS * self.done / self.total), BAR_CELLS)
+            bar = f"[{'=' * cells}{' ' * (BAR_CELLS - cells)}] "
+        try:
+            columns = os.get_terminal_size(self.terminal.fileno()).columns or shutil.get_terminal_size().columns
+            self.terminal.write(CLEAR_LINE + shorten(add_place(bar + self._format(note)), columns - 1))
+            self.terminal.flush()
+        except (OSError, ValueError):  # the terminal was closed
+            self.terminal = None
+
+    def _print_line(self, note: str) -> None:
+        if not self.quiet:
+            print_line(f"{self._format(note)}, at {time.strftime('%H:%M:%S')}")
+
+    def _format(self, note: str) -> str:
         elapsed = max(time.monotonic() - self.start, 1e-9)
         rate = (self.done - self.initial) / elapsed
         parts = [f"{self.label}: {_format_count(self.done)}"]
@@ -49,10 +76,9 @@ class Progress:
             parts[0] += f" {self.unit}"
         parts.append(f"{_format_count(rate)} {self.unit}/s")
         left = (self.total - self.done) / rate if self.total and rate > 0 else 0
-        parts.append(f"{format_duration(elapsed)} elapsed" + (f", {format_duration(left)} left" if left > 0 else ""))
-        line = ", ".join(parts + [note] * bool(note))
-        line = CLEAR_LINE + line if self.is_terminal else f"{line}, at {time.strftime('%H:%M:%S')}"
-        print(line, end=end, file=sys.stderr, flush=True)
+        parts.append(f"{format_duration(elapsed)} elapsed" + (
+            f", {format_duration(left)} left{format_run_left()}" if left > 0 else ""))
+        return ", ".join(parts + [note] * bool(note))
 
 
 def track(items: Iterable, label: str, total: float | None, unit: str, quiet: bool = False) -> Iterator:

@@ -10,7 +10,6 @@ A seal, the digests of its files, marks a checkpoint as whole; those of Transfor
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from stages.runtime.artifact import hash_files
 from stages.runtime.files import atomic_path, list_files, sync_to_disk
+from stages.runtime.stage_lines import print_line
 
 PREFIX, DRAFT = "checkpoint-", "checkpoint.tmp"
 TENSORS, FACTS = "state.safetensors", "state.json"
@@ -46,7 +46,7 @@ def load_checkpoint(root: Path) -> tuple[dict[str, torch.Tensor], dict] | None:
         return None
     saved = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     if saved["torch"] != torch.__version__:
-        _warn(f"{folder} is of torch {saved['torch']}, this is {torch.__version__}: from here on, bits may differ")
+        print_line(f"{folder} is of torch {saved['torch']}, this is {torch.__version__}: from here on, bits may differ")
     return load_file(folder / TENSORS), saved["facts"]
 
 
@@ -55,7 +55,7 @@ def find_newest_intact(root: Path) -> Path | None:
     for folder in reversed(list_checkpoints(root)):
         if (problem := find_damage(folder)) is None:
             return folder
-        _warn(f"{folder} is damaged ({problem}): going back to the one before it")
+        print_line(f"{folder} is damaged ({problem}): going back to the one before it")
         shutil.rmtree(folder)
     return None
 
@@ -147,7 +147,3 @@ def _indexed_parameters(optimizer) -> list[tuple]:
         for group_index, group in enumerate(optimizer.param_groups)
         for index, parameter in enumerate(group["params"])
     ]
-
-
-def _warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

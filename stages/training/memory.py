@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import torch
 
+from stages.runtime.stage_lines import print_line
+
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 CLEAR_PEAK = "5"  # man 5 proc: resets VmHWM
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in torch's RuntimeErrors
@@ -90,7 +92,7 @@ def retry_with_smaller_batches(
                 f"gradient_checkpointing, or choose a smaller precision or optimizer"
             )
         smaller = next(divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0)
-        print(f"{setting} {size} is out of memory: going on with {smaller}", file=sys.stderr, flush=True)
+        print_line(f"{setting} {size} is out of memory: going on with {smaller}")
         size = smaller
 
 

@@ -6,14 +6,13 @@ W&B's HTML show markup as text.
 
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Protocol
 
 from stages.render.html import element, join_html, pre_text
 from stages.render.terminal import escape_controls, format_value
 from stages.runtime.artifact import RunContext
-from stages.runtime.progress import CLEAR_LINE
+from stages.runtime.stage_lines import print_line
 
 MAX_SAMPLES = 8  # shown per evaluation
 VALIDATION_PREFIX = "validation_"
@@ -60,7 +59,7 @@ class Terminal:
             self._print(f"sample at {self.step_name} {step}: {'; '.join(columns)}")
 
     def _print(self, text: str) -> None:
-        print(f"{CLEAR_LINE if sys.stderr.isatty() else ''}{self.stage}: {text}", file=sys.stderr, flush=True)
+        print_line(f"{self.stage}: {text}")
 
 
 class TensorBoard:

@@ -8,7 +8,6 @@ are complete, so that training survives kill -9; logs that hold each step once; 
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
+from stages.runtime.stage_lines import print_line
 from stages.training.callbacks import Evaluation, HistoryCallback, load_trainable
 from stages.training.checkpoint import checkpoint_number, find_newest_intact
 from stages.training.loggers import TrainingLogger
@@ -81,7 +81,7 @@ def train(
     trainer.remove_callback(PrinterCallback)
     checkpoint = find_newest_intact(out / CHECKPOINTS)
     if checkpoint:
-        print(f"{label}: resumed at {checkpoint.name}", file=sys.stderr, flush=True)
+        print_line(f"{label}: resumed at {checkpoint.name}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if evaluation and evaluation.score:
         load_trainable(model, out / BEST)

@@ -249,7 +249,7 @@ def test_gold_is_told_where_it_applies(folders, tmp_path, monkeypatch, capsys):
     assert {line["qid"] for line in samples if line["gold_ppo"] is None} == {1, 3, 5, 7, 9, 11}
     metrics = run(folders, tmp_path / "none", replace(config, gold="truth_of_this_test:nothing"))[1]
     assert metrics["comparisons"]["ppo"]["gold"] is None and metrics["reward_model"]["oracle"] is None
-    assert "knows none of these questions" in capsys.readouterr().out
+    assert "knows none of these questions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "says"), [
@@ -279,4 +279,4 @@ def test_what_cannot_be_evaluated_is_said(folders, tmp_path, tokenizer, capsys):
     with pytest.raises(ValueError, match="has another tokenizer"):
         run(folders, tmp_path / "c", policy={"ppo": tmp_path / "other"})
     assert "base" not in run(folders, tmp_path / "d", base=tmp_path / "other")[1]["policies"]
-    assert "is left out" in capsys.readouterr().out
+    assert "is left out" in capsys.readouterr().err

@@ -176,6 +176,19 @@ def test_a_dump_dated_in_the_future_is_read_once(checkout):
         os.utime(dump, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
+def test_a_failed_run_shows_the_stages_lines_and_ends_with_the_cause(checkout):
+    (checkout / "broken").mkdir()
+    (checkout / "broken/Posts.xml").write_text('<posts><row Id="1"/></posts>')
+    words = [*command("pairs")[:-2], "dump=broken", "name=broken"]
+    failed = subprocess.run(words, cwd=checkout, capture_output=True, text=True, env=environment())
+    first, plan, cause = failed.stderr.splitlines()
+    assert failed.returncode == 1 and first.startswith("Using workflow specific profile")
+    assert plan == "results/broken: 2 stages to run: posts, pairs"
+    assert cause.startswith("snakemake: error: posts failed: broken: 1 of 1 rows cannot be read")
+    assert cause.endswith(" (log: results/broken/logs/posts.log)")
+    assert all(line.startswith("[1/2] ") for line in failed.stdout.splitlines())
+
+
 # --- one real run --------------------------------------------------------------------------------------------------
 
 

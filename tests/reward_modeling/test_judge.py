@@ -86,5 +86,5 @@ def test_a_site_with_too_few_pairs_gets_an_artifact_that_says_so(inputs, tmp_pat
     evaluated = tiny_evaluation.save_inputs(tmp_path / "evaluation", tiny_evaluation.make_tokenizer())
     command.make(evaluate.run, tiny_evaluation.CONFIG, tmp_path / "evaluate",
                  evaluated | {"judge": tmp_path / "judge-merged"})
-    assert "evaluate: there is no judge: " in capfd.readouterr().out
+    assert "evaluate: there is no judge: " in capfd.readouterr().err
     assert json.loads((tmp_path / "evaluate/metrics.json").read_text())["table"]

@@ -206,7 +206,8 @@ RULES = ["posts", "pairs", "sft", "sft_merged", "reward", "reward_merged", "ppo"
 @pytest.mark.parametrize(("words", "says"), [
     ("--cores all sft-merged", "'sft-merged'; did you mean 'sft_merged'"), ("-n evalute", "did you mean 'evaluate'"),
     ("--cores 1 ppo --forcerun ppo-train", "'ppo-train'; did you mean 'ppo_train'"),
-    ("reward_mergd --cores 1", "did you mean 'reward_merged'")])
+    ("reward_mergd --cores 1", "did you mean 'reward_merged'"), ("banana", "'banana'; there are: posts, pairs, sft, "),
+    ("--cores all train -n", "'train'; there are: posts"), ("-n --config name=x train", "'train'; there are: posts")])
 def test_a_target_that_is_nearly_a_rule(words, says):
     with pytest.raises(SettingsError, match=f"there is no target .*{says}"):
         run_folder.check_targets(words.split(), RULES)
@@ -214,7 +215,8 @@ def test_a_target_that_is_nearly_a_rule(words, says):
 
 @pytest.mark.parametrize("words", [
     "--cores all ppo -n", "--cores 1 results/x/sfd/manifest.json", "--jobname evalute", "--config name=repor ppo",
-    "all", "--report report.html", "--cores all ppo --forcerun sft", "-R sft reward", ""])
+    "--report report.html", "--rerun-triggers mtime code", "--quiet rules progress -n",
+    "-q rules", "--cores all ppo --forcerun sft", "-R sft reward", ""])
 def test_other_words_of_a_command_are_left_alone(words):
     run_folder.check_targets(words.split(), RULES)
 

@@ -17,7 +17,8 @@ import pytest
 
 from stages.recipe import schema
 from stages.recipe.models import Merge
-from stages.recipe.recipe import Recipe
+from stages.recipe.recipe import Recipe, load_recipe
+from stages.recipe.type_names import placeholder
 from stages.runs import lineage
 from stages.runtime import command
 from stages.runtime.command_signature import read_signature
@@ -186,10 +187,10 @@ def test_abbreviated_and_unknown_flags_are_refused(probe):
 def test_help_lists_every_setting_with_its_meaning(name):
     stage = read_signature(ROOT / f"stages/{name}.py")
     text = "".join(command.build_parser(stage).format_help().split())  # lines may break at any hyphen
-    for flag, default, doc in schema.flatten(getattr(Recipe(), stage.section)):
-        words = flag.replace("_", "-")
-        assert (f"--{words},--no-{words}" if isinstance(default, bool) else f"--{words}VALUE") in text, flag
-        assert "".join(doc.split()) in text, flag
+    for flag, field, _ in schema.list_fields(getattr(Recipe(), stage.section)):
+        words, kind = flag.replace("_", "-"), placeholder(field.type)
+        assert (f"--{words},--no-{words}" if field.type is bool else f"--{words}{kind}") in text, flag
+        assert "".join(field.metadata["doc"].split()) in text, flag
     for flag, within in schema.list_ranges(getattr(Recipe(), stage.section)).items():
         assert "".join(f"({within};".split()) in text, flag
     for flag in stage.inputs:
@@ -217,13 +218,30 @@ def test_a_switch_is_a_switch(flags, value):
     assert config.compile is (value or False)
 
 
-def test_a_mistyped_flag_is_answered_with_the_nearest(capsys):
+@pytest.mark.parametrize(("words", "says"), [
+    (["--lerning_rate", "1e-5"], "there is no option --lerning-rate; did you mean '--learning-rate'?"),
+    (["--policy"], "argument --policy: expected one argument"), (["x"], "the following arguments are required: --pol"),
+    ([], "the following arguments are required: --policy, --reward, --pairs, --out")])
+def test_a_mistake_in_the_command_line_is_one_line(words, says, capsys):
     parser = command.build_parser(read_signature(ROOT / "stages/ppo.py"))
-    words = ["--policy", "a", "--reward", "b", "--pairs", "c", "--out", "d"]
     with pytest.raises(SystemExit) as ended:
-        parser.parse_args([*words, "--lerning_rate", "1e-5"])
+        parser.parse_args(words)
     assert ended.value.code == 2
-    assert "unrecognized arguments: --lerning-rate 1e-5; did you mean '--learning-rate'?" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ppo: error: {says}") and line.endswith("(--help lists the options)")
+
+
+def test_help_has_types_choices_and_the_values_of_the_recipe(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    signature = read_signature(ROOT / "stages/ppo.py")
+    for words, note in ((["--help", "--recipe", "configs/tiny.yaml"], ", in this recipe: "), (["--recipe", "x"], "")):
+        here = command._settings_for_help(signature, words)
+        text = " ".join(command.build_parser(signature, here).format_help().split())
+        own = f"(from 1 to 1,000,000; published: 4{note}{load_recipe('configs/tiny.yaml').ppo.epochs if note else ''})"
+        assert f"--epochs INTEGER passes over each rollout [run] {own}" in text
+    for form in ("--tune {lora,full}", "--critic-learning-rate NUMBER|null", "--stop-ids INTEGER,...|null"):
+        assert form in text
+    assert command._settings_for_help(signature, ["--help", "--recipe", "nowhere"]) is None
 
 
 def test_an_optional_input_is_part_of_the_request_only_where_it_is_given(probe):

@@ -11,7 +11,6 @@ import platform
 import shutil
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pathlib import Path
 import torch
 
 from stages.runtime.files import atomic_path, hash_file, write_text
+from stages.runtime.stage_lines import print_line
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
@@ -139,4 +139,4 @@ def _processor() -> str:
 
 
 def _log(text: str) -> None:
-    print(f"cpu_kernels: {text}", file=sys.stderr, flush=True)
+    print_line(f"cpu_kernels: {text}")

@@ -142,7 +142,7 @@ def _unpack_7z(archive: Path, table: str, target: Path) -> None:
             print(line, file=sys.stderr, flush=True)
         before = {name: size for name, size in list_files_before(opened, member.filename).items()
                   if PLAIN_NAME.fullmatch(name)}  # other names are decoded, too, without a sign of progress
-        progress = Progress(f"unpack {table}.xml of {archive.name}", sum(before.values()) + member.uncompressed,
+        progress = Progress(f"posts: unpack {table}.xml of {archive.name}", sum(before.values()) + member.uncompressed,
                             "bytes")
         with _py7zr_errors(archive):
             opened.extract(targets=[*before, member.filename],
@@ -258,7 +258,7 @@ def _unpack_stream(path: Path, table: str, target: Path) -> None:
     """Unpack a compressed stream. Its unpacked size is unknown, so the free space is checked on the way."""
     codec, magic = STREAMS[path.suffix.lower()]
     _check_magic(path, magic, codec)
-    progress, read, written, checked = Progress(f"unpack {path.name}", path.stat().st_size, "bytes"), 0, 0, 0
+    progress, read, written, checked = Progress(f"posts: unpack {path.name}", path.stat().st_size, "bytes"), 0, 0, 0
     with open(path, "rb") as packed, open(target, "wb") as plain:
         for chunk in _chunks(path, packed, codec):
             written += plain.write(chunk)

@@ -84,7 +84,7 @@ def _open_hub(name: str) -> tuple[Iterator[dict], Convert]:
                          f"{_one_line(error)}") from None
     if first is None:
         raise ValueError(f"{name}: the data set is empty")
-    return track(chain([first], stream), f"read {name}", None, "rows"), _select_conversion(first, name)
+    return track(chain([first], stream), f"posts: read {name}", None, "rows"), _select_conversion(first, name)
 
 
 def _one_line(error: Exception) -> str:

@@ -44,7 +44,7 @@ class PartTask:
 def build_parts(parts: list[PartTask], max_questions: int | None, workers: ProcessPool) -> dict[str, Counter]:
     """Build the parts, with at most `max_questions` questions in all, and return the sum of their counts."""
     total: dict[str, Counter] = {}
-    progress = Progress("join", len(parts), "parts")
+    progress = Progress("posts: join", len(parts), "parts")
     for part_counts in _build_each(parts, max_questions, workers):
         for name, counts in part_counts.items():
             total.setdefault(name, Counter()).update(counts)

@@ -107,7 +107,7 @@ def run_scans(tasks: list[ScanTask], source_names: list[str], workers: ProcessPo
     Raises ValueError for an empty table and for too many bad rows in one.
     """
     max_share = tasks[0].max_bad_rows_share
-    progress = Progress("read", sum(task.size_bytes for task in tasks), "bytes")
+    progress = Progress("posts: read", sum(task.size_bytes for task in tasks), "bytes")
     counts: dict[tuple[str, int], Counter] = {(task.table, task.source): Counter() for task in tasks}
     for task, task_counts in zip(tasks, workers.imap(scan, tasks), strict=True):
         table_counts = counts[task.table, task.source]

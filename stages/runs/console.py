@@ -1,0 +1,108 @@
+"""Show a run on the terminal in the stages' own lines: without Snakemake's, and with the cause of a failure last.
+
+Snakemake's own log, in .snakemake/log/, still has everything.
+"""
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from stages.recipe.recipe import Recipe
+from stages.render.terminal import escape_controls
+from stages.runs.timings import describe_plan, estimate_seconds
+from stages.runtime.finished import MANIFEST
+from stages.runtime.stage_lines import export_plan
+
+LOGGER, HANDLER = "snakemake.logging", "DefaultStreamHandler"
+# What Snakemake logs of a run in which all goes well: by event or, where it names none, by the function that logs.
+EVENTS = ("WORKFLOW_STARTED", "RUN_INFO", "RESOURCES_INFO", "JOB_INFO", "JOB_STARTED", "JOB_FINISHED", "PROGRESS",
+          "SHELLCMD", "GROUP_INFO")
+FUNCTIONS = ("execute_workflow", "_build_dag", "execute", "schedule", "logfile_hint", "log_workflow_runtime")
+RESULT = "Nothing to be done"
+SUMMARIES = ("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete")
+ERROR_LINE = re.compile(r"(?:\[\d+/\d+\] )?[\w-]+: error: (.+)")
+TAIL_BYTES = 1 << 16
+
+
+class Console(logging.Filter):
+    """Leave Snakemake's progress out of what its stream handler prints, and note which jobs fail.
+
+    failed: rule and log of each failed job.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.failed: dict[str, Path] = {}
+        self.log_sizes: dict[Path, int] = {}  # when the job started: stages append to their logs
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether Snakemake may print this record."""
+        event = getattr(getattr(record, "event", None), "name", None)
+        logs = [Path(log) for log in getattr(record, "log", None) or ()]
+        if event == "JOB_INFO":
+            self.log_sizes |= {log: log.stat().st_size if log.exists() else 0 for log in logs}
+        if event == "JOB_ERROR" and logs:
+            self.failed[record.rule_name] = logs[0]
+            return False
+        text = str(record.msg)
+        if event == "ERROR" and "CalledProcessError in " in text:  # the stage has said why
+            return False
+        if record.levelno > logging.INFO:
+            return not (self.failed and text.startswith(SUMMARIES))
+        return text.startswith(RESULT) or not (event in EVENTS or record.funcName in FUNCTIONS)
+
+    def describe_failures(self) -> list[str]:
+        """Say in one line each why jobs failed; the text of their logs cannot control the terminal."""
+        return [f"snakemake: error: {rule} failed: {self._find_cause(log)} (log: {log})"
+                for rule, log in self.failed.items()]
+
+    def _find_cause(self, log: Path) -> str:
+        lines = _read_new_lines(log, self.log_sizes.get(log, 0))
+        for line in reversed(lines):
+            if match := ERROR_LINE.fullmatch(line):
+                return escape_controls(match[1])
+        if not lines:
+            return "it wrote nothing to its log"
+        if any(line.startswith("Traceback ") for line in lines):
+            return f"{escape_controls(lines[-1])}: a mistake in this program"
+        return f"it ended without an error message, as if killed; its last line was: {escape_controls(lines[-1])}"
+
+
+def quieten_snakemake() -> Console:
+    """Install a Console on the handler that prints Snakemake's log."""
+    console = Console()
+    for handler in logging.getLogger(LOGGER).handlers:
+        if handler.name == HANDLER:
+            handler.filters.insert(0, console)  # before Snakemake's own, which may stop the records of failures
+    return console
+
+
+def announce_run(recipe: Recipe, run: str, outputs: Iterable[str], is_local: bool) -> None:
+    """Print what a run makes, and tell the stages their place in it.
+
+    Args:
+        outputs: of the jobs to run, in their order.
+        is_local: whether the stages run on this machine, whose terminal they may draw bars on.
+    """
+    manifests = [Path(file) for file in outputs if Path(file).name == MANIFEST]
+    # Shares of the pairs are one stage: results/NAME/pairs-shares/1-of-9.
+    folders = [file.parent if file.parent.parent == Path(run) else file.parent.parent for file in manifests]
+    seconds = estimate_seconds(recipe, dict.fromkeys(folders))
+    export_plan(seconds, os.ttyname(sys.stdout.fileno()) if is_local and sys.stdout.isatty() else None)
+    if seconds:
+        print(describe_plan(run, seconds), file=sys.stderr)
+
+
+def _read_new_lines(log: Path, start: int) -> list[str]:
+    """Read the lines at the end of a log that were written after its first `start` bytes, without empty ones."""
+    try:
+        with open(log, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            stream.seek(max(start, size - TAIL_BYTES) if start <= size else max(0, size - TAIL_BYTES))
+            text = stream.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line.rstrip() for line in text.split("\n") if line.strip()]

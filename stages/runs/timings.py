@@ -1,0 +1,54 @@
+"""Estimate how long the stages of a run will take, from finished artifacts of the same settings and dump."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from stages.recipe.recipe import Recipe, section_settings
+from stages.recipe.recipe_file import read_mapping
+from stages.recipe.schema import SettingsError
+from stages.render.units import format_duration
+from stages.runs.lineage import RECIPE, section_name
+from stages.runtime.files import read_json_object
+from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD
+
+
+def estimate_seconds(recipe: Recipe, folders: Iterable[Path]) -> dict[str, float | None]:
+    """Return how long each artifact took before, in any run beside this one; None where that is not known.
+
+    Settings other than the seed must be the same. Of several times the longest counts: the time of a stage that was
+    resumed leaves out what came before.
+
+    Args:
+        folders: of the artifacts.
+    """
+    return {str(folder): max(_list_seconds(folder, recipe), default=None) for folder in folders}
+
+
+def describe_plan(run: str, seconds: dict[str, float | None]) -> str:
+    """Return the first line of a run: what is made, and how long that took before, if that is known."""
+    note = "" if None in seconds.values() else f"; it took about {format_duration(sum(seconds.values()))} before"
+    return f"{run}: {len(seconds)} stages to run: {', '.join(Path(folder).name for folder in seconds)}{note}"
+
+
+def _list_seconds(folder: Path, recipe: Recipe) -> list[float]:
+    """List the seconds of the finished artifacts of this name, in this run and those beside it."""
+    runs, seconds = folder.parent.parent, []
+    for artifact in [*runs.glob(f"*/{folder.name}"), *runs.glob(f"*/{OLD}/{folder.name}-*")]:
+        manifest = read_json_object(artifact / MANIFEST_COPY) or read_json_object(artifact / MANIFEST) or {}
+        run = artifact.parent.parent if artifact.parent.name == OLD else artifact.parent
+        took, stage = manifest.get("seconds"), section_name(str(manifest.get("stage")))
+        if isinstance(took, int | float) and hasattr(recipe, stage) and _read_dump(run) == list(recipe.dump) and (
+                _without_seed(manifest.get("config")) == _without_seed(section_settings(recipe, stage))):
+            seconds.append(took)
+    return seconds
+
+
+def _without_seed(settings: object) -> object:
+    return {**settings, "seed": None} if isinstance(settings, dict) else None
+
+
+def _read_dump(run: Path) -> object:
+    try:
+        return read_mapping(run / RECIPE).get("dump")
+    except SettingsError:
+        return None
