@@ -10,7 +10,7 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from stages.recipe import recipe as recipes
-from stages.runs import run_folder, staleness
+from stages.runs import run_folder, signals, staleness
 
 min_version("9.0")
 
@@ -44,6 +44,9 @@ NEEDS_JUDGE = {"always": True, "auto": RECIPE.evaluate.gold is None, "none": Fal
 JUDGE = [f"{RUN}/judge/manifest.json"] if NEEDS_JUDGE else []
 JUDGE_MERGED = [f"{RUN}/judge-merged/manifest.json"] if NEEDS_JUDGE else []
 
+# A signal to the whole process group must not end the shell before its stage has saved a checkpoint.
+shell.prefix("set -euo pipefail; trap : INT TERM; ")
+
 # Stages run with the Python that runs Snakemake.
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
 
@@ -59,6 +62,7 @@ include: "workflow/rules/evaluate.smk"
 onstart:
     forced = [job for job in workflow.dag.jobs if workflow.dag.reason(job).forced]
     run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output])
+    signals.forward_sigterm()
 
 
 onsuccess:
