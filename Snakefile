@@ -11,7 +11,7 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from stages.recipe import recipe as recipes
-from stages.runs import console, default_recipe, dump_paths, run_folder, staleness
+from stages.runs import console, default_recipe, dump_paths, run_folder, signals, staleness
 
 min_version("9.0")
 
@@ -56,6 +56,9 @@ NEEDS_JUDGE = {"always": True, "auto": RECIPE.evaluate.gold is None, "none": Fal
 JUDGE = [f"{RUN}/judge/manifest.json"] if NEEDS_JUDGE else []
 JUDGE_MERGED = [f"{RUN}/judge-merged/manifest.json"] if NEEDS_JUDGE else []
 
+# A signal to the whole process group must not end the shell before its stage has saved a checkpoint.
+shell.prefix("set -euo pipefail; trap : INT TERM; ")
+
 # Stages run with the Python that runs Snakemake.
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
 
@@ -77,6 +80,7 @@ onstart:
     layers = workflow.dag.toposorted(set(workflow.dag.needrun_jobs()))
     ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno"))]
     console.announce_run(RECIPE, RUN, [str(file) for job in ordered for file in job.output], workflow.local_exec)
+    signals.forward_sigterm()
 
 
 onsuccess:

@@ -17,6 +17,7 @@ from stages.generation.sampler import sample_in_batches
 from stages.rl.early_stopping import EarlyStopping, StopRules
 from stages.rl.ppo_trainer import PPOTrainer
 from stages.rl.trajectory import score_rollout
+from stages.runtime.stopping import Stopped, StopRequest, deferred
 from stages.stackexchange.prompt import PROMPT_PREFIX, PROMPT_SUFFIX
 from stages.training import checkpoint
 from stages.training.loggers import TIMING, TrainingLogger
@@ -73,19 +74,14 @@ class TrainingLoop:
         return True
 
     def train(self) -> None:
-        """Train until the last iteration or until a stop rule applies, then restore the best policy's weights."""
-        s = self.settings
+        """Train until the last iteration or until a stop rule applies, then restore the best policy's weights.
+
+        On a signal, a checkpoint is saved after the iteration at work, and Stopped is raised.
+        """
         if self.iteration == 0:
             self._evaluate()
-        progress = self.logger.progress("ppo", s.iterations, done=self.iteration)
-        while self.iteration < s.iterations and not self.stopping.reason:
-            row = self._step()
-            progress.advance(note=f"reward {row['reward']:.2f}, KL {row['kl']:.2f}, beta {row['beta']:.3f}")
-            if self.iteration % s.evaluate_every_iterations == 0 or self.iteration == s.iterations:
-                self._evaluate()
-            if self.iteration % s.save_every_iterations == 0:
-                self._save_checkpoint()
-        progress.finish(note=f"best at iteration {self.best['iteration']}")
+        with deferred() as request:
+            self._iterate(request)
         if self.stopping.reason:
             self.say(f"stopped: {self.stopping.reason}")
         self._load_weights(self.best_weights)
@@ -99,6 +95,22 @@ class TrainingLoop:
         """Seed a generator by (seed, purpose, iteration)."""
         name = f"{self.settings.seed}/{purpose}/{self.iteration}".encode()
         return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:7], "big"))
+
+    def _iterate(self, request: StopRequest) -> None:
+        s = self.settings
+        progress = self.logger.progress("ppo", s.iterations, done=self.iteration)
+        while self.iteration < s.iterations and not self.stopping.reason:
+            row = self._step()
+            progress.advance(note=f"reward {row['reward']:.2f}, KL {row['kl']:.2f}, beta {row['beta']:.3f}")
+            if self.iteration % s.evaluate_every_iterations == 0 or self.iteration == s.iterations:
+                self._evaluate()
+            is_last = self.iteration == s.iterations or bool(self.stopping.reason)
+            is_stop = request.signal is not None and not is_last
+            if is_stop or self.iteration % s.save_every_iterations == 0:
+                self._save_checkpoint()
+            if is_stop:
+                raise Stopped(request.signal, f"iteration {self.iteration}")
+        progress.finish(note=f"best at iteration {self.best['iteration']}")
 
     def _step(self) -> dict[str, float]:
         s = self.settings

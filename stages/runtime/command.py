@@ -28,7 +28,7 @@ from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.recipe.type_names import placeholder
 from stages.render.units import format_bytes
-from stages.runtime import artifact, finished
+from stages.runtime import artifact, finished, stopping
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.environment import describe_environment, let_idle_threads_sleep
 from stages.runtime.manifest import headline_metrics, list_input_sources
@@ -50,7 +50,11 @@ SETTING = "set "  # prefix of the settings among the parsed arguments
 
 
 def main(file: str) -> None:
-    """Run the command of the program `file` and exit: with 1 and one line for a user's mistake."""
+    """Run the command of the program `file` and exit: with 1 and one line for a user's mistake.
+
+    Stopped by Ctrl-C or SIGTERM: with 130 or 143, and one line.
+    """
+    stopping.install()
     signature = read_signature(Path(file))
     arguments = vars(build_parser(signature, _settings_for_help(signature, sys.argv[1:])).parse_args())
     let_idle_threads_sleep()
@@ -58,9 +62,9 @@ def main(file: str) -> None:
     try:
         _make(signature.stage, lambda: importlib.import_module(signature.module).run,
               *_parse_arguments(signature, arguments))
-    except KeyboardInterrupt:
-        print_line(f"{signature.stage}: interrupted; the same command continues from the last checkpoint")
-        sys.exit(130)
+    except stopping.Stopped as stop:
+        print_line(f"{signature.stage}: {stop.describe()}")
+        sys.exit(stop.exit_code)
     except Exception as error:
         out = artifact.artifact_folder(arguments["out"])
         if (message := describe_failure(error, out)) is None:

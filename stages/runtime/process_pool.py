@@ -27,9 +27,12 @@ class ProcessPool:
             self.executor = ProcessPoolExecutor(self.processes, context, _prepare_worker)
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, error, *_) -> None:
         if self.processes > 1:
-            self.executor.shutdown(cancel_futures=True)
+            stopped = error is not None and issubclass(error, KeyboardInterrupt)
+            if stopped:
+                _kill_workers()
+            self.executor.shutdown(cancel_futures=not stopped)  # those of killed workers end as failed
 
     def imap(self, function: Callable, items: Iterable) -> Iterator:
         """Yield `function(item)` for every item, in order. Items are taken only as they are needed.
@@ -53,13 +56,24 @@ class ProcessPool:
         except BrokenProcessPool:
             raise ChildProcessError("a worker process was killed, as the system does when memory runs out: run the "
                                     "same command again, with fewer processes (--processes)") from None
+        except KeyboardInterrupt:
+            _kill_workers()
+            wait(futures)
+            raise
         finally:
             wait([future for future in futures if not future.cancel()])
 
 
+def _kill_workers() -> None:
+    """End the workers in the middle of their items: whoever stops a program does not wait for them."""
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
 def _prepare_worker() -> None:
-    """Leave Ctrl-C to the parent, and exit when the parent has ended, for whatever reason."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Leave signals to the whole process group to the parent, and exit when it has ended, for whatever reason."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
 
 

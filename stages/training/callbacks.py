@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from stages.runtime.files import atomic_path, link_or_copy
+from stages.runtime.stopping import StopRequest
 from stages.training.checkpoint import PREFIX, seal_checkpoint
 from stages.training.loggers import TrainingLogger
 
@@ -89,6 +90,21 @@ class HistoryCallback(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         self.progress.finish()
+
+
+class StopCallback(TrainerCallback):
+    """On a request to stop, save a checkpoint after the step and end the training, unless it ends there anyway.
+
+    step: the one that was saved; None if the training was not stopped.
+    """
+
+    def __init__(self, request: StopRequest):
+        self.request, self.step = request, None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.request.signal is not None and not control.should_training_stop:
+            control.should_save = control.should_training_stop = True
+            self.step = state.global_step
 
 
 def save_trainable(model, path: Path) -> None:

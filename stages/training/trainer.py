@@ -13,17 +13,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
+from stages.runtime.files import read_json_object, write_json
 from stages.runtime.stage_lines import print_line
-from stages.training.callbacks import Evaluation, HistoryCallback, load_trainable
-from stages.training.checkpoint import checkpoint_number, find_newest_intact
+from stages.runtime.stopping import Stopped, deferred
+from stages.training.callbacks import Evaluation, HistoryCallback, StopCallback, load_trainable
+from stages.training.checkpoint import PREFIX, checkpoint_number, find_newest_intact
 from stages.training.loggers import TrainingLogger
 from stages.training.optimizers import MuonWithAdamW
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
-# A kill loses the mean loss since the last row, so every checkpoint falls on a row.
+LOSS_SINCE_ROW = "loss_since_row.json"  # of a checkpoint between two rows of the history
 LOG_EVERY_STEPS = 10
 
 
@@ -61,6 +63,8 @@ def train(
 ) -> list[dict]:
     """Train in place, resuming from the newest intact checkpoint under `out`; return the history.
 
+    On a signal, a checkpoint is saved after the step at work, and Stopped is raised.
+
     Args:
         dataset: a map-style data set.
         collate: maps a list of its items to {"content": a batch, "items": the count that the loss is a mean of}.
@@ -82,7 +86,13 @@ def train(
     checkpoint = find_newest_intact(out / CHECKPOINTS)
     if checkpoint:
         print_line(f"{label}: resumed at {checkpoint.name}")
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.add_callback(_RestoreLoss(trainer, checkpoint))
+    with deferred() as request:
+        stop = StopCallback(request)
+        trainer.add_callback(stop)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if stop.step is not None:
+        raise Stopped(request.signal, f"step {stop.step}")
     if evaluation and evaluation.score:
         load_trainable(model, out / BEST)
     return callback.rows
@@ -149,6 +159,12 @@ class _OneDeviceArguments(TrainingArguments):
 class _Trainer(Trainer):
     loss_fn: Callable
 
+    def _save_checkpoint(self, model, trial):
+        """Save, beside what the Trainer saves, the losses of the next row so far: it would begin that row anew."""
+        super()._save_checkpoint(model, trial)
+        folder = Path(self._get_output_dir(trial)) / f"{PREFIX}{self.state.global_step}"
+        write_json(folder / LOSS_SINCE_ROW, {"sum": self._tr_loss.item(), "row_step": self._globalstep_last_logged})
+
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         return batches, sum(batch["items"] for batch in batches)
@@ -158,3 +174,15 @@ class _Trainer(Trainer):
 
     def floating_point_ops(self, inputs):
         return 0
+
+
+class _RestoreLoss(TrainerCallback):
+    """On a resume, give the Trainer the losses of the next row so far."""
+
+    def __init__(self, trainer: _Trainer, checkpoint: Path):
+        self.trainer, self.saved = trainer, read_json_object(checkpoint / LOSS_SINCE_ROW)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.saved:  # a checkpoint of an older version has none, and is on a row
+            self.trainer._tr_loss += self.saved["sum"]
+            self.trainer._globalstep_last_logged = self.saved["row_step"]

@@ -1,7 +1,8 @@
-"""kill -9 in the middle of sft, reward, judge, ppo, then the same command: the same artifact (CORRECTNESS M4, M5)."""
+"""A kill or a stop in the middle of sft, reward, judge, ppo, then the same command: the same artifact (M4, M5)."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,32 +66,44 @@ def run(folder: Path, stage: str, out: str, **inputs: str) -> str:
     return done.stderr
 
 
-def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, **inputs: str) -> None:
+def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, number=signal.SIGKILL, **inputs: str
+                              ) -> tuple[int, str]:
+    """Return the exit code and the last line of the stage."""
     process = subprocess.Popen(
-        command(folder, stage, out, **inputs), cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL
+        command(folder, stage, out, **inputs), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
     )
     partial = folder / f"{out}.partial"
     deadline = time.monotonic() + 120
     while not list(partial.glob(mark)):
         assert process.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    _, lines = process.communicate(timeout=60)
     assert partial.exists() and not (folder / out).exists()
+    return process.returncode, lines.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    "stage, mark, inputs",
+    "stage, number, mark, inputs",
     [
-        ("sft", "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
-        ("reward", "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
-        ("judge", "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
-        ("ppo", "checkpoint-*/complete.json", {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
+        ("sft", signal.SIGTERM, "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
+        ("reward", signal.SIGINT, "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
+        ("judge", signal.SIGKILL, "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
+        ("ppo", signal.SIGTERM, "checkpoint-*/complete.json",
+         {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
     ],
 )
-def test_killed_and_resumed_equals_uninterrupted(made, stage, mark, inputs):
+def test_killed_and_resumed_equals_uninterrupted(made, stage, number, mark, inputs):
     run(made, stage, f"{stage}-whole", **inputs)
-    killed_after_a_checkpoint(made, stage, f"{stage}-cut", mark, **inputs)
+    code, last_line = killed_after_a_checkpoint(made, stage, f"{stage}-cut", mark, number, **inputs)
+    if number == signal.SIGKILL:
+        assert code == -number
+    else:
+        stopped = re.fullmatch(rf"{stage}: stopped by {number.name} at (step|iteration) (\d+), with a checkpoint: .*",
+                               last_line)
+        assert code == 128 + number and stopped
+        newest = max((made / f"{stage}-cut.partial").glob(mark), key=lambda file: file.stat().st_mtime).parent.name
+        assert int(newest.removeprefix("checkpoint-")) == int(stopped[2])
     said = run(made, stage, f"{stage}-cut", **inputs)
     whole, cut = (read_manifest(made / f"{stage}-{way}") for way in ("whole", "cut"))
     assert {name: f["sha256"] for name, f in whole["files"].items() if name not in CHANGING} == {

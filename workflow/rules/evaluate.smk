@@ -22,7 +22,7 @@ rule evaluate:
         "python -m stages.evaluate --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
         " --base {input.base:q} --sft {input.sft:q} --policy ppo={input.ppo:q} --reward {input.reward:q} --judge {input.judge:q}"
         " --out {output:q}"
-        " 2>&1 | (tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
 # The report page, with its figures and metrics.
@@ -54,4 +54,4 @@ rule report:
         "python -m stages.report --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
         " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --judge {input.judge:q}"
         " --policy ppo={input.ppo:q} --merged {input.merged:q} --evaluate {input.evaluate:q} --out {output.manifest:q}"
-        " 2>&1 | (tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"

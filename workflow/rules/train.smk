@@ -14,7 +14,7 @@ rule base:
         "../../environment.yml"
     shell:
         "python -m stages.base --recipe {params.recipe:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | (tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
 # Supervised fine-tuning on the better answers.
@@ -34,7 +34,7 @@ rule sft:
         "../../environment.yml"
     shell:
         "python -m stages.sft --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | (tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
 # Reward model on pairs of answers.
@@ -54,7 +54,7 @@ rule reward:
         "../../environment.yml"
     shell:
         "python -m stages.reward --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | (tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
 # Another reward model, on the questions that PPO has only the prompts of: it judges where no gold score is known.
@@ -74,7 +74,7 @@ rule judge:
         "../../environment.yml"
     shell:
         "python -m stages.judge --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | (tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
 # Policy optimisation by PPO. (The target ppo is everything, up to the report.)
@@ -95,7 +95,7 @@ rule ppo_train:
         "../../environment.yml"
     shell:
         "python -m stages.ppo --recipe {params.recipe:q} --policy {input.policy:q} --reward {input.reward:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | (tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
 # The adapter that a stage has trained, merged into the weights that it was trained on.
@@ -118,7 +118,7 @@ rule merge:
         "../../environment.yml"
     shell:
         "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | (tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
 # Targets: sft_merged, reward_merged, ppo_merged, judge_merged.
