@@ -53,13 +53,13 @@ def test_the_draw_depends_on_seed_site_and_question_and_on_nothing_else():
 
 
 def test_ten_thousand_answers():
-    start = time.perf_counter()
+    start = time.process_time()
     scores = [i % 50 for i in range(10_000)]
     drawn = draw_pairs(scores, 10, 42, "site", 1)
     assert len(drawn) == 10 and all(j % 50 > k % 50 for j, k in drawn)
     later = draw_pairs(scores, 10, 42, "site", 1, times=range(10_000))
     assert len(later) == 10 and all(j % 50 > k % 50 and j > k for j, k in later)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("limit", [10**6, 5])

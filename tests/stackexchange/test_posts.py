@@ -1,7 +1,7 @@
 """Test posts: real, odd and broken dumps to questions with scored answers."""
 
 import json
-import time
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -256,19 +256,19 @@ HOSTILE = {
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_files_are_answered_in_seconds(tmp_path, content):
-    start = time.monotonic()
+    start = sum(os.times()[:4])
     with pytest.raises(ValueError, match=r"Posts\.xml"):
         make_posts(tmp_path / "posts", write_dump(tmp_path, content), config=Posts(max_bad_rows_share=1.0))
-    assert time.monotonic() - start < 20
+    assert sum(os.times()[:4]) - start < 20
 
 
 def test_hostile_marks_of_languages_take_no_time(tmp_path):
     bodies = {1: "<pre " * 200_000, 11: "<pre " + "class " * 200_000, 21: "<pre " + "class='a" * 200_000,
               31: "<code class='lang-" * 99_999, 41: "<pre class='lang-py'>"}
     rows = [question(n, Body=body) + answer(n + 1, n) + answer(n + 2, n) for n, body in bodies.items()]
-    start = time.monotonic()
+    start = sum(os.times()[:4])
     assert len(posts_from_rows(tmp_path, *rows, config=Posts(code_languages=("py",)))[1]) == 1
-    assert time.monotonic() - start < 10
+    assert sum(os.times()[:4]) - start < 10
 
 
 @pytest.mark.parametrize("content, message", NO_DUMP.values(), ids=NO_DUMP)
