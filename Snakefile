@@ -22,7 +22,8 @@ CONSOLE = console.quieten_snakemake() if IS_QUIET else None
 # Values of --config alone: `config` has those of --configfile too, which is another way to name the recipe.
 SETTINGS = dict(workflow.config_settings.config)
 
-if workflow.resource_settings.cores is None and workflow.is_main_process:
+COMPUTE = workflow.resource_settings
+if COMPUTE.cores is None and COMPUTE.nodes is None and workflow.is_main_process:
     sys.exit("snakemake: error: say how many cores to use: snakemake --cores all ppo")
 
 try:
