@@ -28,7 +28,7 @@ from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.render.units import format_bytes
 from stages.runtime import artifact, finished, stopping
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
-from stages.runtime.environment import describe_environment, let_idle_threads_sleep
+from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep
 from stages.runtime.manifest import headline_metrics, list_input_sources
 from stages.runtime.verification import verify_artifacts
 
@@ -162,7 +162,7 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         return
     paths = [Path(source["path"]) for source in list_input_sources(request["inputs"]).values()]
     verify_artifacts(paths, out.parent / "logs", always=verify)
-    with artifact.build(out, request) as partial:
+    with artifact.build(out, request, digest_code()) as partial:
         start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
         run = load_run()
         takes_context = CONTEXT in inspect.signature(run).parameters
