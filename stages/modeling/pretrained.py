@@ -5,8 +5,9 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from stages.modeling.adapter_card import write_adapter_card
 from stages.modeling.compatible_files import save_tokenizer, write_model
@@ -23,8 +24,8 @@ FILE_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, float]:
     """Copy a local folder or hub model into `out` unchanged, as hard links if possible; return its size in bytes.
 
-    Raises ValueError if it is neither, has no safetensors weights, is an adapter, or its tokenizer and
-    configuration disagree.
+    Raises ValueError if it is neither, has no safetensors weights, is an adapter, links to files elsewhere, cannot be
+    loaded, or its tokenizer and configuration disagree.
     """
     source = Path(model) if Path(model).is_dir() else _download(model, revision)
     check_whole_model(source)
@@ -34,10 +35,43 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
             f"{model} has no .safetensors weights; pickled weights are never loaded. "
             f"Convert it with save_pretrained(..., safe_serialization=True)"
         )
+    _check_links(source, files)
     for file in files:
         link_or_copy(file.resolve(), out / file.name)
+    _check_loadable(model, out)
     check_special_tokens(load_tokenizer(out), AutoConfig.from_pretrained(out))
     return {"bytes": sum(f.stat().st_size for f in out.glob("*.safetensors"))}
+
+
+def _check_links(source: Path, files: list[Path]) -> None:
+    """Raise ValueError if a file is a link out of the model's folder; in the hub's cache, links to its blobs are."""
+    folder = source.resolve()
+    allowed = (folder, folder.parent.parent / "blobs") if folder.parent.name == "snapshots" else (folder,)
+    for file in files:
+        target = file.resolve()
+        if not any(target.is_relative_to(place) for place in allowed):
+            raise ValueError(f"{file} is a link to {target}, outside of the model's folder: copy the file there")
+
+
+def _check_loadable(model: str, folder: Path) -> None:
+    """Raise ValueError if Transformers cannot load the folder, or if a weight is missing, odd in shape or not finite.
+
+    Memory holds one tensor at a time: the base may be larger than it, and be quantised by the stages.
+    """
+    try:
+        if getattr(AutoConfig.from_pretrained(folder), "quantization_config", None):
+            return  # its weights are packed, and only its own library can load them
+        _, info = AutoModelForCausalLM.from_pretrained(
+            folder, device_map={"": "meta"}, use_safetensors=True, output_loading_info=True)
+    except Exception as error:  # of a model from elsewhere anything may be wrong
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{model} cannot be loaded as a causal language model: {words[:300]}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"{model} lacks the weights {', '.join(missing[:3])}: they would be random")
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            check_finite(((name, tensors.get_tensor(name)) for name in tensors.keys()),  # noqa: SIM118
+                         f"{model} is damaged, or its training diverged")
 
 
 def save_adapter(model, tokenizer, out: Path) -> None:

@@ -14,8 +14,8 @@ SHARE_ALIKE = re.compile(r"cc-by-sa-(2\.5|3\.0|4\.0)")
 DATES = (
     "What people post on Stack Exchange is licensed under CC BY-SA, in the version of the day (UTC): 2.5 before "
     "2011-04-08, 3.0 from then on, 4.0 since 2018-05-02. An edited post has the version of the day of its last edit. "
-    "A dump since 2020 states each post's licence; for an older one it follows from the date, and for a published "
-    f"table it is the one on that table's card. See <{LICENSE_LINK}>.")
+    "A dump since 2020 states each post's licence; for an older one it follows from the date (unknown: the date "
+    f"cannot be read), and for a published table it is the one on that table's card. See <{LICENSE_LINK}>.")
 DUTIES = (
     "Who shows a post or passes it on must say which site it is from, link to the question, name the author of each "
     "post shown and link the name to the profile, name the licence with a link to it, say what was changed, and share "

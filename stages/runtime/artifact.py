@@ -8,6 +8,7 @@ finished artifact is in finished.py.
 import fcntl
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -101,10 +102,11 @@ def restore(out: Path, request: dict) -> bool:
 
 
 @contextmanager
-def build(out: Path, request: dict) -> Iterator[Path]:
+def build(out: Path, request: dict, code_digest: str | None = None) -> Iterator[Path]:
     """Lock `out` and yield `<out>.partial`, with the files that an interrupted run of the same request left there.
 
-    The block calls `publish` at its end; if it fails, the folder stays for the next attempt.
+    The block calls `publish` at its end; if it fails, the folder stays for the next attempt. If that is made with other
+    code, a line says so: what was made before is not made again.
     """
     partial = out.with_name(out.name + PARTIAL)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +114,10 @@ def build(out: Path, request: dict) -> Iterator[Path]:
         if partial.exists() and finished.read_request(partial) != request:
             partial.rename(finished.free_name(out, "set-aside"))
         partial.mkdir(exist_ok=True)
-        write_json(partial / REQUEST, request)
+        if (before := finished.read_code_digest(partial)) not in (None, code_digest):
+            print(f"{partial}: the code has changed since the last attempt (it was {before}, it is {code_digest}): the "
+                  f"result may be of neither; delete this folder to begin anew", file=sys.stderr, flush=True)
+        write_json(partial / REQUEST, request | ({finished.CODE: code_digest} if code_digest else {}))
         for stray in (partial / TRACEBACK, partial / OLD_REQUEST, partial / MANIFEST_COPY, *partial.rglob("*.tmp")):
             if stray.is_file():  # drafts of a killed process, among others
                 stray.unlink()

@@ -30,7 +30,7 @@ from stages.recipe.type_names import placeholder
 from stages.render.units import format_bytes
 from stages.runtime import artifact, finished, stopping
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
-from stages.runtime.environment import describe_environment, let_idle_threads_sleep
+from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep
 from stages.runtime.manifest import headline_metrics, list_input_sources
 from stages.runtime.stage_lines import begin_stage, print_line
 from stages.runtime.verification import verify_artifacts
@@ -189,7 +189,7 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         return
     paths = [Path(source["path"]) for source in list_input_sources(request["inputs"]).values()]
     verify_artifacts(paths, out.parent / "logs", always=verify)
-    with artifact.build(out, request) as partial:
+    with artifact.build(out, request, digest_code()) as partial:
         start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
         run = load_run()
         takes_context = CONTEXT in inspect.signature(run).parameters

@@ -1,5 +1,6 @@
 """Describe what a stage runs on, for its manifest: memory, device, threads, package versions, commit."""
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -8,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+SOURCES = (".py", ".cpp", ".h")
+DIGEST_CHARACTERS = 12  # of the SHA-256 of the code
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
             "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
 
@@ -32,6 +35,16 @@ def describe_environment() -> dict:
             **({} if kernels is None else {"cpu_kernels": kernels.status()}),
             "threads": torch.get_num_threads() if torch is not None else 1, "python": platform.python_version(),
             "versions": {name: version for name in PACKAGES if (version := _version(name))}, "commit": _commit()}
+
+
+def digest_code() -> str:
+    """Compute the abbreviated SHA-256 of this project's sources, with their names."""
+    root = Path(__file__).parents[1]
+    sources = sorted(path for path in root.rglob("*") if path.suffix in SOURCES)
+    digest = hashlib.sha256()
+    for path in sources:
+        digest.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:DIGEST_CHARACTERS]
 
 
 def _version(package: str) -> str | None:

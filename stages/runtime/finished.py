@@ -18,6 +18,7 @@ MANIFEST = "manifest.json"
 MANIFEST_COPY = ".manifest.json"
 REQUEST = "request.json"
 OLD_REQUEST = "order.json"  # its name in artifacts of older versions
+CODE = "code"  # in the file of a request: the digest of the code at work, which is no part of the request
 FORCED = ".forced"  # marks a finished artifact that is to be made anew although its request is the same
 OLD = ".old"  # folder of the artifacts that were replaced
 MAX_OLD = 3  # artifacts in .old/ of one name
@@ -32,8 +33,14 @@ def request_file(folder: Path) -> Path:
 
 
 def read_request(folder: Path) -> dict | None:
-    """Read an artifact's request; None if there is none that can be read."""
-    return read_json_object(request_file(folder))
+    """Read an artifact's request, without the digest of the code; None if there is none that can be read."""
+    request = read_json_object(request_file(folder))
+    return request and {name: value for name, value in request.items() if name != CODE}
+
+
+def read_code_digest(folder: Path) -> str | None:
+    """Read the digest of the code that last worked on an artifact; None if its request names none."""
+    return (read_json_object(request_file(folder)) or {}).get(CODE)
 
 
 def digest_request(request: dict) -> str:

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from stages.generation.sampler import sample
@@ -98,3 +99,59 @@ def test_pickled_weights_and_unknown_models_are_refused_in_one_line(base, tmp_pa
         copy_pretrained(str(folder), None, tmp_path)
     with pytest.raises(ValueError, match="neither 'scratch' nor a local folder"):
         copy_pretrained("no-such-owner/no-such-model", None, tmp_path)
+
+
+def _truncate(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def _drop_a_weight(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _reshape_a_weight(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:5].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _make_infinite(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("inf")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _link_weights(folder):
+    (folder / "model.safetensors").rename(folder.parent / "elsewhere.safetensors")
+    (folder / "model.safetensors").symlink_to(folder.parent / "elsewhere.safetensors")
+
+
+@pytest.mark.parametrize("damage, says", [
+    (_truncate, "cannot be loaded"), (_drop_a_weight, "lacks the weights model.layers.1.mlp.up_proj.weight"),
+    (_reshape_a_weight, "cannot be loaded"), (_make_infinite, "not finite"),
+    (lambda folder: (folder / "config.json").write_text('{"model_type": "no-such"}'), "cannot be loaded"),
+    (lambda folder: (folder / "config.json").write_text("{"), "cannot be loaded"),
+    (_link_weights, "is a link to"),
+])
+def test_a_base_that_cannot_be_loaded_is_refused_in_one_line(base, tmp_path, damage, says):
+    folder = tmp_path / "model"
+    shutil.copytree(base, folder)
+    damage(folder)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match=says) as refused:
+        copy_pretrained(str(folder), None, tmp_path / "out")
+    assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_links_within_the_hubs_cache_are_followed(base, tmp_path):
+    snapshot = tmp_path / "models--a--b/snapshots/0123"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(base, tmp_path / "models--a--b/blobs")
+    for file in (tmp_path / "models--a--b/blobs").iterdir():
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    (tmp_path / "out").mkdir()
+    copy_pretrained(str(snapshot), None, tmp_path / "out")
+    assert not (tmp_path / "out/model.safetensors").is_symlink()

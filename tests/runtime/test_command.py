@@ -337,3 +337,22 @@ def test_inputs_by_name_are_parsed_identified_and_listed(tmp_path):
 def test_a_wrong_named_input_is_one_line(items, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         command.parse_named_folders(items)
+
+
+def test_code_that_changed_between_a_kill_and_its_resume_is_said(probe):
+    assert probe("--max-logit-difference", "0.5").returncode == 1
+    request = probe.out.with_name("out.partial") / "request.json"
+    begun = json.loads(request.read_text())
+    assert re.fullmatch("[0-9a-f]{12}", begun["code"])
+    assert "the code has changed" not in probe("--max-logit-difference", "0.5").stderr
+    request.write_text(json.dumps(begun | {"code": "0123456789ab"}))
+    again = probe("--max-logit-difference", "0.5").stderr
+    assert f"the code has changed since the last attempt (it was 0123456789ab, it is {begun['code']})" in again
+    assert "probe: error: the disk is full" in again
+
+
+def test_code_that_changed_since_makes_nothing_stale(probe):
+    probe()
+    request = probe.out / "request.json"
+    request.write_text(json.dumps(json.loads(request.read_text()) | {"code": "0123456789ab"}))
+    assert "already made" in probe().stderr

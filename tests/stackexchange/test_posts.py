@@ -65,7 +65,7 @@ def test_record(tmp_path):
 
 
 @pytest.mark.parametrize("day, license", [
-    ("2011-04-07", "2.5"), ("2011-04-08", "3.0"), ("2018-05-01", "3.0"), ("2018-05-02", "4.0"), ("", "2.5")])
+    ("2011-04-07", "2.5"), ("2011-04-08", "3.0"), ("2018-05-01", "3.0"), ("2018-05-02", "4.0")])
 def test_the_license_of_the_day_where_a_row_does_not_say(tmp_path, day, license):
     rows = [question(1, CreationDate=day), answer(2, 1, CreationDate="2012-01-01"), answer(3, 1, ContentLicense="")]
     _, [record] = posts_from_rows(tmp_path, *rows)
@@ -80,7 +80,9 @@ def test_tags(tmp_path, tags, expected):
 
 
 @pytest.mark.parametrize("date, name", [("2011-04-07", "CC BY-SA 2.5"), ("2011-04-08", "CC BY-SA 3.0"),
-                                        ("2018-05-02", "CC BY-SA 4.0"), ("zzz", "CC BY-SA 4.0")])
+                                        ("2018-05-02", "CC BY-SA 4.0"), ("2018-05-02T00:00:00.000", "CC BY-SA 4.0"),
+                                        ("zzz", "unknown"), ("", "unknown"), ("2018-13-02", "unknown"),
+                                        ("12 May 2018", "unknown")])
 def test_license_of_dumps_that_do_not_say(tmp_path, date, name):
     _, records = posts_from_rows(tmp_path, question(1, CreationDate=date), answer(2, 1), answer(3, 1))
     assert records[0]["license"] == name
@@ -140,6 +142,7 @@ BAD_ROWS = {
     "Score a fraction": (question(50, Score="1.5").encode(), "Score is '1.5'"),
     "ParentId missing": (row(Id=50, PostTypeId=2, Score=1).encode(), "no ParentId"),
     "an element inside": (b'<row Id="50" PostTypeId="1" Score="1"><b/></row>\n', "something other"),
+    "a namespace prefix": (question(50).encode().replace(b"<row", b"<x:row"), "a row with a namespace prefix"),
     "no end": (b'<row Id="50" PostTypeId="1" Score="1">\n', None),
     "too long": (question(50, Body="x" * 5000).encode(), "over 2000 bytes"),
     "much too long": (question(50, Body="x" * 300_000).encode(), "over 2000 bytes"),

@@ -20,7 +20,7 @@ from stages.stackexchange.dump.xml_table import DOCTYPE, PROLOG, LineNumbers, Xm
 BLOCK_BYTES = 1 << 20
 ROW_HEAD_BYTES = 1 << 10
 ROW = b"<row"
-ROW_START = re.compile(ROW)
+ROW_START = re.compile(rb"<(?:[\w.-]+:)?row")  # with a namespace prefix it is a bad row, and no part of the one before
 
 
 def read_rows(path: Path, span: XmlSpan, log: ScanLog) -> Iterator[tuple[int, dict[str, str]]]:
@@ -78,7 +78,8 @@ def _parse_block(block: bytes, offset: int, path: Path, log: ScanLog) -> Iterato
         line = LineNumbers(path).at(offset + len(before) - len(before.lstrip()))
         raise ValueError(f"{log.name}: line {line} {fault}")
     log.counts["rows_read"] += len(starts)
-    rows = _parse(block) if len(block) <= log.max_row_bytes else None
+    is_plain = len(block) <= log.max_row_bytes and block.count(ROW) == len(starts)
+    rows = _parse(block) if is_plain else None
     if rows is not None and len(rows) == len(starts):
         yield from zip((offset + start for start in starts), rows, strict=True)
         return
@@ -94,7 +95,7 @@ def _parse_row(row: bytes, offset: int, path: Path, log: ScanLog) -> dict[str, s
         raise ValueError(f"{log.name}: line {LineNumbers(path).at(offset)} {DOCTYPE}")
     row = row.rstrip()
     too_long = len(row) > log.max_row_bytes
-    if not too_long and (rows := _parse(row)):
+    if not too_long and row.startswith(ROW) and (rows := _parse(row)) and len(rows) == 1:
         return rows[0]
     row_id = re.search(rb"""\sId\s*=\s*["'](-?\d{1,19})["']""", row[:ROW_HEAD_BYTES])
     reason = f"over {log.max_row_bytes} bytes" if too_long else _describe_fault(row)
@@ -143,6 +144,8 @@ def _feed(xml: bytes) -> list:
 
 
 def _describe_fault(row: bytes) -> str:
+    if not row.startswith(ROW):
+        return "a row with a namespace prefix"
     try:
         _feed(row)
     except etree.XMLSyntaxError as error:

@@ -14,6 +14,8 @@ QUESTION, ANSWER = 1, 2
 UPVOTE = "2"
 INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 LICENSES = (("2018-05-02", "CC BY-SA 3.0"), ("2011-04-08", "CC BY-SA 2.5"))  # until, name; 4.0 since
+UNKNOWN_LICENSE = "unknown"
+DATE = r"\A\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])(?:T|\z)"
 ROW_OVERHEAD_BYTES = 200
 NUMBERS = ("Id", "PostTypeId", "ParentId", "Score", "AcceptedAnswerId", "OwnerUserId")
 TEXTS = {"body": "Body", "title": "Title", "tags": "Tags", "date": "CreationDate", "author": "OwnerDisplayName"}
@@ -93,8 +95,11 @@ def _describe_fault(row: dict[str, str]) -> str:
 
 
 def _licenses(dates: pa.Array) -> pa.Array:
-    """Return the licence of the day, for dumps before 2020, which have none (stackoverflow.com/help/licensing)."""
+    """Return the licence of the day, for dumps before 2020, which have none (stackoverflow.com/help/licensing).
+
+    Of a date that cannot be read no licence follows.
+    """
     names = pa.array(["CC BY-SA 4.0"] * len(dates), pa.string())
     for until, name in LICENSES:
         names = pc.if_else(pc.less(dates, until), name, names)
-    return names
+    return pc.if_else(pc.match_substring_regex(dates, DATE), names, UNKNOWN_LICENSE)
