@@ -47,6 +47,7 @@ from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import read_best_rows
 from stages.stackexchange.prompt import prompt_ids
 from stages.training import checkpoint, optimizers
+from stages.training.disk_plan import check_training_space
 from stages.training.loggers import open_logger
 
 STARTUP = "startup.json"
@@ -66,6 +67,10 @@ def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, cont
         tokenizer = load_tokenizer(policy)
         prompts, validation_prompts, too_long = load_prompts(config, tokenizer, pairs)
         trainer, reward_functions = build_trainer(config, tokenizer, policy, reward, pairs)
+        check_training_space(
+            out, trainer.policy.trainable_parameters().values(), optimizer=config.optimizer,
+            saves=config.iterations // config.save_every_iterations, keep_checkpoints=config.keep_checkpoints,
+            keeps_best=True, checkpoints=out)
         loop = TrainingLoop(
             trainer, LoopSettings(**select_settings(LoopSettings, config)),
             StopRules(**select_settings(StopRules, config)), prompts=prompts, validation_prompts=validation_prompts,

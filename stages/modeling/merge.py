@@ -19,6 +19,7 @@ from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.pretrained import load_adapter
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
 from stages.runtime.artifact import MANIFEST, read_manifest
+from stages.runtime.disk_space import check_free_space
 from stages.runtime.files import write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -155,7 +156,9 @@ def _check_head(model: PreTrainedModel, adapter: Path, dtype: str) -> None:
 
 
 def _save(model: PreTrainedModel, tokenizer, out: Path, dtype: str, max_shard_bytes: int) -> None:
-    """Save in this dtype; leaves the model in fp32 with rounded weights."""
+    """Save in this dtype; leaves the model in fp32 with rounded weights. ValueError if the disk has no room for it."""
+    size_bytes = sum(parameter.numel() for parameter in model.parameters()) * DTYPES[dtype].itemsize
+    check_free_space("the merged weights", out, size_bytes)
     _cast(model, DTYPES[dtype])
     write_model(model, tokenizer, out, max_shard_size=max_shard_bytes)
     _cast(model, torch.float32)

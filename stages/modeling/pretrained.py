@@ -14,7 +14,8 @@ from stages.modeling.compatible_files import save_tokenizer, write_model
 from stages.modeling.finite_weights import check_finite
 from stages.modeling.load import ADAPTER_CONFIG, check_whole_model
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
-from stages.runtime.files import link_or_copy, write_json
+from stages.runtime.disk_space import check_free_space, used_bytes
+from stages.runtime.files import is_on_device, link_or_copy, write_json
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 DIVERGED = "training diverged, and nothing is published: lower the learning rate"
@@ -36,6 +37,8 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
             f"Convert it with save_pretrained(..., safe_serialization=True)"
         )
     _check_links(source, files)
+    copied_bytes = used_bytes(*(file for file in files if not is_on_device(file, out)))  # the others are linked
+    check_free_space(f"the copy of {model}", out, copied_bytes)
     for file in files:
         link_or_copy(file.resolve(), out / file.name)
     _check_loadable(model, out)

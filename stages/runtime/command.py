@@ -30,6 +30,7 @@ from stages.recipe.type_names import placeholder
 from stages.render.units import format_bytes
 from stages.runtime import artifact, finished, stopping
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
+from stages.runtime.disk_space import nearest_folder
 from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep
 from stages.runtime.manifest import headline_metrics, list_input_sources
 from stages.runtime.stage_lines import begin_stage, print_line
@@ -80,7 +81,7 @@ def describe_failure(error: Exception, out: Path) -> str | None:
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or re.search(MEMORY_WORDS, text):
         return f"out of memory: take smaller batches or microbatches, or a machine with more ({text[:TEXT_CHARACTERS]})"
-    folder = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.is_dir())
+    folder = nearest_folder(out)
     free_bytes = shutil.disk_usage(folder).free
     is_of_safetensors = type(error).__name__ == "SafetensorError"  # by name: an import would delay every command
     storing = is_of_safetensors or isinstance(error, OSError | RuntimeError)

@@ -68,6 +68,11 @@ def list_files(path: Path) -> list[Path]:
     return sorted(file for file in (path, *path.rglob("*")) if file.is_file())
 
 
+def is_on_device(file: Path, folder: Path) -> bool:
+    """Check whether a file (of a link: what it leads to) is on the file system of a folder."""
+    return file.stat().st_dev == folder.stat().st_dev
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Hard-link `source` to `target`, replacing it; copy where the file system has no hard links."""
     target.unlink(missing_ok=True)

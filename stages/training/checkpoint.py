@@ -10,12 +10,14 @@ A seal, the digests of its files, marks a checkpoint as whole; those of Transfor
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from stages.runtime.artifact import hash_files
+from stages.runtime.disk_space import check_free_space
 from stages.runtime.files import atomic_path, list_files, sync_to_disk
 from stages.runtime.stage_lines import print_line
 
@@ -26,9 +28,13 @@ NON_TENSORS = "optimizer.plain"  # entries of the optimizer's state that are no 
 
 
 def save_checkpoint(root: Path, tensors: dict[str, torch.Tensor], facts: dict, *, number: int, keep: int) -> None:
-    """Add checkpoint `number`, larger than any in `root`, and delete all but the newest `keep`."""
+    """Add checkpoint `number`, larger than any in `root`, and delete all but the newest `keep`.
+
+    Raises ValueError, before anything is written, if the disk has no room for it.
+    """
     draft = root / DRAFT
     shutil.rmtree(draft, ignore_errors=True)
+    check_checkpoint_space(root, tensors.values())
     draft.mkdir(parents=True)
     save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, draft / TENSORS)
     (draft / FACTS).write_text(json.dumps({"torch": torch.__version__, "facts": facts}), encoding="utf-8")
@@ -37,6 +43,11 @@ def save_checkpoint(root: Path, tensors: dict[str, torch.Tensor], facts: dict, *
     sync_to_disk(root)
     for old in list_checkpoints(root)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)  # what remains is deleted by the next save
+
+
+def check_checkpoint_space(root: Path, tensors: Iterable[torch.Tensor]) -> None:
+    """Raise ValueError if the disk has no room for a checkpoint of these tensors."""
+    check_free_space("the next checkpoint", root, sum(tensor.nbytes for tensor in tensors))
 
 
 def load_checkpoint(root: Path) -> tuple[dict[str, torch.Tensor], dict] | None:

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -19,13 +20,15 @@ from stages.runtime.files import read_json_object, write_json
 from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, deferred
 from stages.training.callbacks import Evaluation, HistoryCallback, StopCallback, load_trainable
-from stages.training.checkpoint import PREFIX, checkpoint_number, find_newest_intact
+from stages.training.checkpoint import PREFIX, check_checkpoint_space, checkpoint_number, find_newest_intact
+from stages.training.disk_plan import check_training_space, count_saves
 from stages.training.loggers import TrainingLogger
 from stages.training.optimizers import MuonWithAdamW
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
 LOSS_SINCE_ROW = "loss_since_row.json"  # of a checkpoint between two rows of the history
+KEEP_CHECKPOINTS = 2
 LOG_EVERY_STEPS = 10
 
 
@@ -70,9 +73,15 @@ def train(
         collate: maps a list of its items to {"content": a batch, "items": the count that the loss is a mean of}.
         loss_fn: maps a batch to the sum of its items' losses, a scalar computed with `model`.
         logger: left open; None: log to `out` and the terminal.
+
+    Raises ValueError, before anything is trained, if the disk has no room for the checkpoints.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"{label} trains in one process, and was started as one of several: start it without torchrun")
+    check_training_space(
+        out, _saved_parameters(model), optimizer=settings.optimizer, keep_checkpoints=KEEP_CHECKPOINTS,
+        saves=count_saves(len(dataset), settings.batch, settings.epochs, settings.max_steps, settings.save_every_steps),
+        keeps_best=evaluation is not None and evaluation.score is not None, checkpoints=out / CHECKPOINTS)
     set_seed(settings.seed)
     callback = HistoryCallback(
         out / BEST, label, evaluation, settings.patience_evaluations, logger or TrainingLogger(out, label))
@@ -110,6 +119,11 @@ def remove_checkpoints(out: Path) -> None:
     (out / BEST).unlink(missing_ok=True)
 
 
+def _saved_parameters(model) -> list[torch.nn.Parameter]:
+    """List the parameters of a checkpoint: of a PEFT model, those that are trained."""
+    return [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
+
+
 def _build_optimizer(model, settings: TrainerSettings) -> torch.optim.Optimizer | None:
     """Build the optimizer that the Trainer does not know by name; None: its own AdamW."""
     if settings.optimizer == "adamw":
@@ -135,7 +149,7 @@ def _arguments(settings: TrainerSettings, out: Path) -> TrainingArguments:
         activation_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
         save_strategy="steps",
         save_steps=settings.save_every_steps,
-        save_total_limit=2,
+        save_total_limit=KEEP_CHECKPOINTS,
         logging_steps=math.gcd(LOG_EVERY_STEPS, settings.save_every_steps),
         logging_first_step=True,
         report_to=[],
@@ -171,6 +185,12 @@ class _Trainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         return self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
+
+    def _save_checkpoint(self, model, trial):
+        states = (value for state in self.optimizer.state.values() for value in state.values())
+        tensors = chain(_saved_parameters(model), filter(torch.is_tensor, states))
+        check_checkpoint_space(Path(self.args.output_dir).parent, tensors)
+        super()._save_checkpoint(model, trial)
 
     def floating_point_ops(self, inputs):
         return 0

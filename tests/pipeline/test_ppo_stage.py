@@ -1,5 +1,8 @@
 """What the PPO stage adds to the trainer: prompts, the learning-rate schedule, stop ids (CORRECTNESS G5, D6, D8)."""
 
+import shutil
+from types import SimpleNamespace
+
 import pytest
 
 from stages import ppo
@@ -61,6 +64,17 @@ def test_the_learning_rate_decays_linearly_to_0_or_is_constant():
         settings = LoopSettings(**select_settings(LoopSettings, config))
         rates.append([scheduled_learning_rate(settings, iteration) for iteration in range(4)])
     assert rates == [pytest.approx([0.8, 0.6, 0.4, 0.2]), [0.8] * 4]
+
+
+def test_without_room_for_checkpoints_nothing_is_trained(tmp_path, pairs, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    config = Ppo(lora=Lora(r=2, dropout=0.0), precision="fp32", rewards=(RewardSource("response_tokens"),),
+                 log_to=("jsonl",))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match=r"^checkpoints and weights: needs .* of disk space .*1,000 bytes are free"):
+        ppo.run(config, tmp_path / "out", policy=tiny_models.save_base(tmp_path / "base"), reward=tmp_path / "none",
+                pairs=pairs)
+    assert not list((tmp_path / "out").glob("*.json*"))
 
 
 def test_stop_ids_come_from_the_tokenizer_or_the_recipe(tmp_path, pairs):

@@ -15,8 +15,9 @@ import pytest
 from py7zr.exceptions import UnsupportedCompressionMethodError
 
 from stages.render.units import format_bytes
+from stages.runtime.disk_space import check_free_space
 from stages.stackexchange.dump import archives, sources, unpacking_cost
-from stages.stackexchange.dump.archives import check_free_space, unpack_table
+from stages.stackexchange.dump.archives import unpack_table
 from stages.stackexchange.dump.sources import Source, Table, find_sources
 from stages.stackexchange.questions import plan
 from tests.helpers import stackexchange_dumps
@@ -401,15 +402,15 @@ def test_a_bomb_is_stopped_long_before_the_disk_is_full(tmp_path, free, monkeypa
     scratch.mkdir()
     free(30 << 20, scratch)
     written, look = [], archives.check_free_space
-    monkeypatch.setattr(archives, "check_free_space", lambda name, folder, needed: written.append(needed) or look(
-        name, folder, needed))
+    monkeypatch.setattr(archives, "check_free_space", lambda name, folder, needed, kind: written.append(needed) or look(
+        name, folder, needed, kind))
     assert "so far" in unpack_refusal(dump, scratch)
     assert len(written) == 6 and max(written) == 24 << 20  # at 12 MB written, 18 MB are free and 24 needed
 
 
 def test_check_space(tmp_path):
-    check_free_space("x", tmp_path, 10)
-    with pytest.raises(ValueError, match=r"Posts.xml: needs 909,494.7 TiB of scratch space under .*B are free"):
+    check_free_space("x", tmp_path / "not yet", 10)
+    with pytest.raises(ValueError, match=r"Posts.xml: needs 909,494.7 TiB of disk space under .*B are free"):
         check_free_space("Posts.xml", tmp_path, 1e18)
 
 

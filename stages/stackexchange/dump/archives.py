@@ -21,11 +21,13 @@ from py7zr.exceptions import ArchiveError, PasswordRequired, UnsupportedCompress
 from py7zr.io import NullIO, Py7zIO, WriterFactory
 
 from stages.render.units import format_bytes
+from stages.runtime.disk_space import check_free_space
 from stages.runtime.progress import Progress
 from stages.stackexchange.dump.unpacking_cost import PLAIN_NAME, describe_cost, list_files_before
 from stages.stackexchange.dump.xml_table import LOOKS
 
 SPACE_FACTOR = 3  # the file, its rows again in sorted runs, and the result
+SCRATCH = "scratch space"
 CHUNK_BYTES = 1 << 20
 SPACE_CHECK_BYTES = 64 << 20
 BOM = b"\xef\xbb\xbf"
@@ -85,14 +87,6 @@ def required_bytes(table: Table) -> int:
     return 0 if path.suffix.lower() in UNPACK else (SPACE_FACTOR - 1) * path.stat().st_size
 
 
-def check_free_space(name: str | Path, folder: Path, required_bytes: float) -> None:
-    """Raise ValueError if fewer than `required_bytes` are free in `folder`; `name` says what they are for."""
-    free = shutil.disk_usage(folder).free
-    if free < required_bytes:
-        raise ValueError(f"{name}: needs {format_bytes(required_bytes)} of scratch space under {folder}, where "
-                         f"{format_bytes(free)} are free")
-
-
 def _fingerprint(path: Path) -> str:
     """Hash path, size and time of a file, so that an archive that was replaced is unpacked again."""
     stat = path.stat()
@@ -137,7 +131,7 @@ def _unpack_7z(archive: Path, table: str, target: Path) -> None:
     with _open(archive) as opened:
         member = _find_table(_list_files(opened, archive), archive, table)
         needed_bytes, free_bytes = SPACE_FACTOR * member.uncompressed, shutil.disk_usage(target.parent).free
-        check_free_space(archive, target.parent, needed_bytes)
+        check_free_space(archive, target.parent, needed_bytes, SCRATCH)
         if line := describe_cost(opened, archive, member.filename, member.uncompressed, needed_bytes, free_bytes):
             print(line, file=sys.stderr, flush=True)
         before = {name: size for name, size in list_files_before(opened, member.filename).items()
@@ -265,10 +259,10 @@ def _unpack_stream(path: Path, table: str, target: Path) -> None:
             if written >= checked + SPACE_CHECK_BYTES:
                 checked = written
                 check_free_space(f"{path} ({format_bytes(written)} so far)", target.parent,
-                                 (SPACE_FACTOR - 1) * written)
+                                 (SPACE_FACTOR - 1) * written, SCRATCH)
             progress.advance(packed.tell() - read)
             read = packed.tell()
-        check_free_space(path, target.parent, (SPACE_FACTOR - 1) * written)
+        check_free_space(path, target.parent, (SPACE_FACTOR - 1) * written, SCRATCH)
     progress.finish()
 
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stages.runtime.disk_space import check_free_space, used_bytes
 from stages.runtime.files import write_json
-from stages.stackexchange.dump.archives import Table, check_free_space, required_bytes, unpack_table
+from stages.stackexchange.dump.archives import SCRATCH, Table, required_bytes, unpack_table
 from stages.stackexchange.dump.hub_tables import list_parquet_files, split_row_groups
 from stages.stackexchange.dump.sources import Source
 from stages.stackexchange.dump.xml_table import split_spans
@@ -52,9 +53,8 @@ def plan_scans(sources: list[Source], scratch: Path, *, with_votes: bool, part_b
 
 def _check_scratch_space(tables: list[Table], scratch: Path) -> None:
     """Raise ValueError if there is too little room for all tables; what an earlier run left counts as theirs."""
-    left_bytes = sum(file.stat().st_size for file in scratch.iterdir())
     names = ", ".join(dict.fromkeys(table.path for table in tables[:MAX_NAMES])) + ", ..." * (len(tables) > MAX_NAMES)
-    check_free_space(names, scratch, sum(map(required_bytes, tables)) - left_bytes)
+    check_free_space(names, scratch, sum(map(required_bytes, tables)) - used_bytes(scratch), SCRATCH)
 
 
 def _split(source: Source, tables: dict[str, Path], common: dict) -> Iterator[ScanTask]:

@@ -1,0 +1,36 @@
+"""Estimate what training writes to the disk, from its parameters and optimizer: tensors only, all else is small."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from stages.runtime.disk_space import check_free_space, used_bytes
+from stages.training.checkpoint import list_checkpoints
+from stages.training.optimizers import optimizer_state_bytes
+
+
+def check_training_space(out: Path, parameters: Iterable[torch.nn.Parameter], *, optimizer: str, saves: int,
+                         keep_checkpoints: int, keeps_best: bool, checkpoints: Path) -> None:
+    """Raise ValueError if the disk of `out` has no room for the checkpoints of a training and its result.
+
+    At most `keep_checkpoints`, one that is being written, and the result are there at once. What an earlier attempt has
+    left counts as theirs.
+
+    Args:
+        parameters: those that are saved; only those that require gradients have optimizer state.
+        saves: number of checkpoints that will be written.
+        keeps_best: the best weights so far are saved, too: with each checkpoint, and beside them.
+        checkpoints: folder of the checkpoints.
+    """
+    parameters = list(parameters)
+    weights_bytes = sum(p.nbytes for p in parameters) * (1 + keeps_best)
+    state_bytes = optimizer_state_bytes(optimizer, (p for p in parameters if p.requires_grad))
+    needed_bytes = min(saves, keep_checkpoints + 1) * (weights_bytes + state_bytes) + weights_bytes
+    check_free_space("checkpoints and weights", out, needed_bytes - used_bytes(*list_checkpoints(checkpoints)))
+
+
+def count_saves(items: int, batch: int, epochs: float, max_steps: int | None, every_steps: int) -> int:
+    """Return the number of checkpoints of a training on so many items; the Trainer also writes one at the end."""
+    return math.ceil((max_steps or items * epochs / batch) / every_steps)
