@@ -2,12 +2,15 @@
 
     python -m stages.inspect results/demo/sft                    # or a results/demo/sft.partial
     python -m stages.inspect --diff results/demo/ppo results/demo-nf4/ppo
+    python -m stages.inspect --diff results/demo results/demo-nf4      # two runs
     python -m stages.inspect results/
     python -m stages.inspect --verify results/demo               # hash every file of every artifact
+    python -m stages.inspect results/demo/pairs --id 17          # or --tag TAG: questions with answers or pairs
+    python -m stages.inspect results/demo/pairs --export trl --out pairs.parquet
 
-Reads only: without --verify no weights, and of a table only its metadata and first rows. Not a stage: it makes no
-artifact. An artifact is stale if an input is not the one its manifest names, or its settings are not those of the run's
-recipe.
+Reads only, but for --export: without --verify no weights, and of a table only its metadata and first rows, or those
+that --id and --tag ask for. Not a stage: it makes no artifact.
+An artifact is stale if an input is not the one its manifest names, or its settings are not those of the run's recipe.
 """
 
 import argparse
@@ -20,12 +23,27 @@ from typing import Any
 
 from stages.inspection.artifact_diff import diff_artifacts
 from stages.inspection.artifact_facts import describe_artifact
-from stages.inspection.text_pages import format_artifact, format_difference, format_runs
+from stages.inspection.row_pages import format_pairs, format_questions
+from stages.inspection.run_diff import diff_runs
+from stages.inspection.text_pages import format_artifact, format_difference, format_run_difference, format_runs
 from stages.render.terminal import escape_controls
+from stages.runs.lineage import locate_inputs
 from stages.runs.listing import list_artifacts, list_runs
 from stages.runtime.artifact import MANIFEST, PARTIAL, ArtifactError, artifact_folder
-from stages.runtime.manifest import is_artifact
+from stages.runtime.manifest import Record, is_artifact, read_record
 from stages.runtime.verification import list_damage
+from stages.stackexchange.pairs.export import export_preferences
+from stages.stackexchange.pairs.table import SPLITS
+from stages.stackexchange.row_lookup import (
+    find_pairs,
+    find_question_keys,
+    find_questions,
+    match_id,
+    match_keys,
+    match_tag,
+)
+
+MAX_QUESTIONS = 3
 
 
 def inspect_path(path: Path) -> tuple[list[str], Any]:
@@ -56,6 +74,57 @@ def verify_path(path: Path) -> dict[str, list[str]]:
     return {str(artifact): list_damage(artifact) for artifact in finished}
 
 
+def diff_paths(a: Path, b: Path) -> tuple[list[str], Any]:
+    """Return the page, as lines, and the facts of the difference of two artifacts, or of two runs."""
+    a, b = artifact_folder(a), artifact_folder(b)
+    if is_artifact(a) and is_artifact(b):
+        facts = diff_artifacts(a, b)
+        return format_difference(facts), facts
+    facts = diff_runs(a, b)
+    return format_run_difference(facts), facts
+
+
+def find_rows(path: Path, question: str | None, tag: str | None, max_questions: int) -> tuple[list[str], list[dict]]:
+    """Return the page and the rows of the questions with this id or tag, in a posts or pairs artifact."""
+    folder = artifact_folder(path)
+    record = read_record(folder)
+    matches = match_id(question) if question else match_tag(tag)
+    if record.manifest.get("stage") == "posts":
+        rows = find_questions(folder, matches, max_questions)
+        lines = format_questions(rows)
+    elif record.manifest.get("stage") in ("pairs", "gather"):
+        if tag:  # pairs have no tags
+            matches = match_keys(find_question_keys(_find_posts(record), matches))
+        rows = find_pairs(folder, matches, max_questions)
+        lines = format_pairs(rows)
+    else:
+        raise ArtifactError(f"{folder} holds no questions: give a posts or a pairs artifact")
+    if not rows:
+        raise ArtifactError(f"{folder} has no question {question or f'with the tag {tag}'}")
+    return lines, rows
+
+
+def _find_posts(record: Record) -> Path:
+    """Find the posts that pairs were made from, also those of shares."""
+    for folder in locate_inputs(record):
+        if is_artifact(folder):
+            source = read_record(folder)
+            return folder if source.manifest.get("stage") == "posts" else _find_posts(source)
+    raise ArtifactError(f"{record.folder}: its posts artifact, which has the tags, is gone")
+
+
+def export_pairs(path: Path, split: str, out: Path | None) -> tuple[list[str], dict]:
+    """Write a split of a pairs artifact for TRL; return the page and the facts."""
+    folder = artifact_folder(path)
+    if read_record(folder).manifest.get("stage") not in ("pairs", "gather"):
+        raise ArtifactError(f"{folder} is no pairs artifact: only pairs can be exported")
+    if out is None:
+        raise ArtifactError("--export needs --out FILE.parquet or FILE.jsonl")
+    count = export_preferences(folder, split, out)
+    return [f"{out}: {count:,} rows of prompt, chosen, rejected, from the split {split}"], {
+        "file": str(out), "rows": count, "split": split}
+
+
 def format_json(facts: Any) -> str:
     """Format facts as JSON in printable ASCII, so that no text of a post can control a terminal."""
     return json.dumps(_replace_non_finite(facts), indent=2, default=str)
@@ -76,26 +145,30 @@ def build_parser() -> argparse.ArgumentParser:
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("path", nargs="?", type=Path, metavar="PATH", help="an artifact, or a folder of runs")
-    group.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="two artifacts to compare")
+    group.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="two artifacts, or two runs, to compare")
     group.add_argument("--verify", type=Path, metavar="PATH",
                        help="an artifact, or a folder of runs: compare all files with the digests in the manifests")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--id", metavar="[SITE/]NUMBER", help="of a posts or pairs artifact: show this question")
+    asked.add_argument("--tag", help="of a posts or pairs artifact: show the first questions with this tag")
+    asked.add_argument("--export", choices=("trl",), help="of a pairs artifact: write prompt, chosen and rejected")
+    parser.add_argument("--questions", type=int, default=MAX_QUESTIONS, metavar="N",
+                        help=f"how many questions --id and --tag show at most (default: {MAX_QUESTIONS})")
+    parser.add_argument("--split", choices=SPLITS, default="reward", help="that --export writes (default: reward)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="that --export writes: .parquet or .jsonl")
     parser.add_argument("--json", action="store_true", help="print the same facts as JSON")
     return parser
 
 
 def main(words: list[str] | None = None) -> int:
     """Print the page; return 1 for damaged artifacts and, after one line, for a user's mistake."""
-    arguments = build_parser().parse_args(words)
+    parser = build_parser()
+    arguments = parser.parse_args(words)
+    if not arguments.path and (arguments.id or arguments.tag or arguments.export):
+        parser.error("--id, --tag and --export need the folder of an artifact")
     try:
-        if arguments.diff:
-            facts = diff_artifacts(*map(artifact_folder, arguments.diff))
-            lines = format_difference(facts)
-        elif arguments.verify:
-            facts = verify_path(arguments.verify)
-            lines = [f"{folder}: {'; '.join(problems) or 'as published'}" for folder, problems in facts.items()]
-        else:
-            lines, facts = inspect_path(arguments.path)
-    except (ArtifactError, OSError) as error:
+        lines, facts = _answer(arguments)
+    except (ValueError, OSError) as error:  # ArtifactError is a ValueError
         print(f"inspect: error: {escape_controls(str(error))}", file=sys.stderr)
         return 1
     text = format_json(facts) if arguments.json else "\n".join(map(escape_controls, lines))
@@ -104,6 +177,19 @@ def main(words: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(bool(arguments.verify) and any(facts.values()))
+
+
+def _answer(arguments: argparse.Namespace) -> tuple[list[str], Any]:
+    if arguments.diff:
+        return diff_paths(*arguments.diff)
+    if arguments.verify:
+        facts = verify_path(arguments.verify)
+        return [f"{folder}: {'; '.join(problems) or 'as published'}" for folder, problems in facts.items()], facts
+    if arguments.export:
+        return export_pairs(arguments.path, arguments.split, arguments.out)
+    if arguments.id or arguments.tag:
+        return find_rows(arguments.path, arguments.id, arguments.tag, arguments.questions)
+    return inspect_path(arguments.path)
 
 
 if __name__ == "__main__":

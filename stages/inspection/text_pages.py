@@ -1,4 +1,4 @@
-"""Format an artifact, a list of runs, or the difference of two artifacts as lines of plain text for a terminal."""
+"""Format artifacts, lists of runs, and differences as lines of plain text for a terminal."""
 
 from stages.render.terminal import (
     escape_controls,
@@ -59,6 +59,31 @@ def format_difference(facts: dict) -> list[str]:
             ("", "a", "b", "b - a", "b / a"),
             *(row + change for row, change in zip(rows["metrics"], changes, strict=True))])
     return _join_blocks(lines, blocks) if any(blocks.values()) else [*lines, "nothing differs"]
+
+
+def format_run_difference(facts: dict) -> list[str]:
+    """Format the difference of two runs: settings, stages by the digests of their files, numbers with intervals."""
+    settings = [(row["name"], _format_side(row, "a"), _format_side(row, "b")) for row in facts["settings"]]
+    stages = [(row["name"], row["state"], _format_files(row["files"])) for row in facts["stages"]]
+    metrics = [(row["name"], *(_format_estimate(row.get(side)) for side in "ab"), row.get("difference", ""))
+               for row in facts["metrics"]]
+    titles = {"settings": [("", "a", "b")], "metrics": [("", "a", "b", "b - a")]}
+    blocks = {"settings": format_columns(titles["settings"] + settings) if settings else ["  none differs"],
+              "stages, by the SHA-256 of their files": format_columns(stages),
+              "metrics, 95 % intervals": format_columns(titles["metrics"] + metrics) if metrics else []}
+    return _join_blocks([f"a: {facts['a']}", f"b: {facts['b']}"], blocks)
+
+
+def _format_files(names: list[str]) -> str:
+    return f"{len(names)} files differ: {', '.join(names)}" if names else ""
+
+
+def _format_estimate(estimate: dict | None) -> str:
+    if estimate is None:
+        return "absent"
+    mean, *ends = (format_value(float(f"{value:.4g}") if isinstance(value, float) else value)
+                   for value in estimate.values() if value is not None)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
 
 
 def _join_blocks(lines: list[str], blocks: dict[str, list[str]]) -> list[str]:

@@ -25,7 +25,7 @@ BASE = {"font.family": "DejaVu Sans", "font.size": 15, "axes.titlesize": 16, "ax
         "axes.formatter.useoffset": False}
 LIGHT = ("#ffffff", "#24292f", ("#0072B2", "#D55E00", "#009E73", "#CC79A7"))
 DARK = ("#1c1f24", "#d7dbe0", ("#56B4E9", "#E69F00", "#2FC79A", "#E5A3C7"))
-DASHES = ("-", "--", "-.", ":")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # one more than colours, so that pairs of them differ longer
 MAX_TICKS = 9
 FEW_LINES = 2  # more need room for their legend above them
 HISTOGRAM_BINS = 24
@@ -43,7 +43,7 @@ class Curves:
 
     def draw(self, axes, colours) -> None:
         for (label, points), colour, dash in zip(self.lines.items(), cycle(colours), cycle(DASHES), strict=False):
-            axes.plot(*zip(*points, strict=True), dash, color=colour, label=label,
+            axes.plot(*zip(*points, strict=True), linestyle=dash, color=colour, label=label,
                       marker="o" if len(points) < 30 else None, markersize=5)
         axes.set_xlabel(self.x_label)
         axes.xaxis.get_major_locator().set_params(integer=True)  # steps are whole

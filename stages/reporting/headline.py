@@ -43,14 +43,20 @@ def build_verdicts(metrics: dict, manifests: dict[str, dict], policies: list[str
     """
     verdicts = judge_warning(metrics)
     for policy in metrics["comparisons"]:
-        kind, words = policy_verdict(metrics, policy)
-        headline = HEADLINES[kind].format(display_name(policy)) if kind in HEADLINES else compare_with_sft(
-            metrics, policy)
+        _, words = policy_verdict(metrics, policy)
+        kind, headline = policy_headline(metrics, policy)
         verdicts.append(Verdict(kind, headline, {
             "Did it work?": words, "Did the policy cheat?": describe_hacking(metrics, policy)}))
     return [*verdicts, Verdict("run", "The run", {
         "What was done": describe_run(manifests, policies),
         "Is the reward model any good?": reward_model_verdict(metrics["reward_model"])})]
+
+
+def policy_headline(metrics: dict, policy: str) -> tuple[str, str]:
+    """Return the kind of the verdict on a policy, and one line that says it."""
+    kind, _ = policy_verdict(metrics, policy)
+    return kind, HEADLINES[kind].format(display_name(policy)) if kind in HEADLINES else compare_with_sft(
+        metrics, policy)
 
 
 def judge_warning(metrics: dict) -> list[Verdict]:

@@ -20,7 +20,7 @@ def render_recipe(stages: dict[str, dict], published: dict[str, list[tuple]]) ->
         settings = flatten_tree(values, lists=False)
         for name, value in settings.items():
             usual, doc = default.get(name, (None, "not a setting of this version"))
-            rows[value == usual].append([f"{stage}.{name}", _format(value), _format(usual), doc])
+            rows[value == usual].append([f"{stage}.{name}", format_setting(value), format_setting(usual), doc])
         differ = sum(value != default.get(name, (None,))[0] for name, value in settings.items())
         counts.append(f"{stage}: {differ} of {len(settings)} settings differ")
     head = ["setting", "here", "published", "meaning, unit [source of the published value, or ours]"]
@@ -30,7 +30,8 @@ def render_recipe(stages: dict[str, dict], published: dict[str, list[tuple]]) ->
                       table(head, rows[False], class_="recipe") if rows[False] else "", others])
 
 
-def _format(value: object) -> str:
+def format_setting(value: object) -> str:
+    """Format a value of the recipe."""
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "(none)"
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

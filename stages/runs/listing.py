@@ -21,7 +21,7 @@ def list_runs(root: Path) -> list[dict]:
     runs: dict[Path, list[Path]] = {}
     for folder in list_artifacts(root):
         runs.setdefault(find_run_folder(folder) or folder.parent, []).append(folder)
-    return [{"run": str(run), "stages": [_describe_stage(run, folder) for folder in sorted(folders, key=_time_made)]}
+    return [{"run": str(run), "stages": [_describe_stage(run, folder) for folder in sorted(folders, key=time_made)]}
             for run, folders in sorted(runs.items())]
 
 
@@ -63,7 +63,7 @@ def _describe_stage(run: Path, folder: Path) -> dict:
             "problems": record.problems}
 
 
-def _time_made(folder: Path) -> float:
+def time_made(folder: Path) -> float:
     paths = (request_file(folder), folder / MANIFEST, folder)  # staleness.py changes the time of a stale manifest
     return next((time for path in paths if (time := _modification_time(path))), 0.0)
 

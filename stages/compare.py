@@ -1,0 +1,88 @@
+"""Compare: write one self-contained page that shows runs side by side.
+
+    python -m stages.compare results/demo results/demo-seed-1 --out compare.html
+
+Shows the settings that differ, the headline table and all numbers with their intervals, learning curves overlaid, and
+which artifacts are equal by their digests. Runs may be unfinished. Reads manifests, metrics and histories; loads no
+model. `python -m stages.inspect --diff A B` prints the same of two runs. Not a stage: it makes no artifact.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from stages.recipe.evaluate import Report
+from stages.recipe.recipe import Recipe, list_defaults
+from stages.render.terminal import escape_controls
+from stages.reporting.comparison import ComparedRun, render_comparison
+from stages.runs.run_facts import EVALUATE, Run, list_headlines, list_settings, read_run
+from stages.runtime.files import write_text
+from stages.runtime.series import read_history
+
+MAX_RUNS = 8  # a figure shows no more lines apart
+
+
+def read_runs(folders: list[Path]) -> list[ComparedRun]:
+    """Read the runs; ValueError, in one line, for what is no run or cannot be read."""
+    if not 2 <= len(folders) <= MAX_RUNS:
+        raise ValueError(f"give 2 to {MAX_RUNS} runs to compare, not {len(folders)}")
+    names = [folder.resolve().name for folder in folders]
+    labels = names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+    if len(set(labels)) < len(labels):
+        raise ValueError("a run is given twice")
+    return [_read_run(label, read_run(folder)) for label, folder in zip(labels, folders, strict=True)]
+
+
+def _read_run(label: str, run: Run) -> ComparedRun:
+    return ComparedRun(
+        label, str(run.folder), list_settings(run), {name: record.manifest for name, record in run.artifacts.items()},
+        list_headlines(run), _read_evaluation(run),
+        {name: read_history(record.folder) for name, record in run.artifacts.items()})
+
+
+def _read_evaluation(run: Run) -> dict | None:
+    """Read the metrics of the evaluation; None without one, or where it is of an older version."""
+    if EVALUATE not in run.artifacts:
+        return None
+    path = run.artifacts[EVALUATE].folder / "metrics.json"
+    metrics = json.loads(path.read_text(encoding="utf-8"))
+    if "at_best" in metrics:
+        return metrics
+    print(f"compare: {path} was made by an older version, and its table is left out", file=sys.stderr)
+    return None
+
+
+def list_meanings() -> dict[str, str]:
+    """Return what each setting of the recipe means, by 'section.name'."""
+    recipe = vars(Recipe())
+    return {f"{section}.{name}": doc for section in recipe if hasattr(recipe[section], "__dataclass_fields__")
+            for name, _, doc in list_defaults(section)}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m stages.compare", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, such as results/demo")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.html", help="the page to write")
+    return parser
+
+
+def main(words: list[str] | None = None) -> int:
+    """Write the page; return 1, with one line on stderr, for a user's mistake."""
+    arguments = build_parser().parse_args(words)
+    try:
+        if arguments.out.suffix != ".html":
+            raise ValueError(f"--out {arguments.out}: give a name that ends in .html")
+        page = render_comparison(read_runs(arguments.runs), list_meanings(), Report().figure_width_inches)
+        write_text(arguments.out, page)
+    except (ValueError, OSError) as error:
+        print(f"compare: error: {escape_controls(str(error))}", file=sys.stderr)
+        return 1
+    print(f"compare: {len(arguments.runs)} runs are in {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Compare two runs: settings, stages by the digests of their files, headline numbers."""
+
+from pathlib import Path
+from typing import Any
+
+from stages.runs.run_facts import EVALUATE, Run, list_digests, list_headlines, list_settings, read_run
+from stages.runtime.manifest import diff_trees
+
+
+def diff_runs(a: Path, b: Path) -> dict[str, Any]:
+    """Compare the finished artifacts of two runs; ArtifactError if a folder is not a run."""
+    runs = [read_run(a), read_run(b)]
+    return {"a": str(a), "b": str(b), "settings": _diff_settings(runs), "stages": _diff_stages(runs),
+            "metrics": _diff_headlines(runs)}
+
+
+def _diff_settings(runs: list[Run]) -> list[dict]:
+    """List the settings that differ, of the sections that both runs have."""
+    a, b = map(list_settings, runs)
+    return diff_trees(*({name: settings for name, settings in side.items() if name in a and name in b}
+                        for side in (a, b)))
+
+
+def _diff_stages(runs: list[Run]) -> list[dict]:
+    """List each stage as {name, state, files}: 'equal', 'different', 'only in a' or 'only in b'; files that differ."""
+    a, b = map(list_digests, runs)
+    rows = []
+    for name in dict.fromkeys([*a, *b]):
+        files = sorted(file for file in a.get(name, {}).keys() | b.get(name, {}).keys()
+                       if a.get(name, {}).get(file) != b.get(name, {}).get(file))
+        state = "only in b" if name not in a else "only in a" if name not in b else "different" if files else "equal"
+        rows.append({"name": name, "state": state, "files": files if state == "different" else []})
+    return rows
+
+
+def _diff_headlines(runs: list[Run]) -> list[dict]:
+    """List numbers as {name, a, b, difference}: all of the evaluation, and those of other stages that differ."""
+    a, b = map(list_headlines, runs)
+    rows = []
+    for stage in dict.fromkeys([*a, *b]):
+        for name in dict.fromkeys([*a.get(stage, {}), *b.get(stage, {})]):
+            sides = {side: run[stage][name] for side, run in (("a", a), ("b", b)) if name in run.get(stage, {})}
+            if stage == EVALUATE or len(sides) < 2 or sides["a"] != sides["b"]:
+                difference = {"difference": sides["b"]["mean"] - sides["a"]["mean"]} if len(sides) == 2 else {}
+                rows.append({"name": f"{stage}: {name}"} | sides | difference)
+    return rows

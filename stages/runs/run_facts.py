@@ -1,0 +1,88 @@
+"""Read a run's finished artifacts, to compare runs: settings, digests of files, headline numbers with intervals."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.recipe.recipe import Recipe
+from stages.recipe.schema import logging_only
+from stages.runs.lineage import RECIPE, read_recipe, section_name
+from stages.runs.listing import list_artifacts, time_made
+from stages.runtime.artifact import ArtifactError
+from stages.runtime.manifest import Record, is_artifact, read_record
+
+EVALUATE = "evaluate"
+WITHOUT_HEADLINES = ("merge", "report")
+LOW, HIGH = "_low", "_high"  # ends of the names of an interval's ends
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder of artifacts: the finished ones by their path in it, in the order they were made."""
+
+    folder: Path
+    artifacts: dict[str, Record]
+
+
+def read_run(folder: Path) -> Run:
+    """Read the manifests of a run; ArtifactError if the folder holds no finished artifact."""
+    if not folder.is_dir():
+        raise ArtifactError(f"there is no run {folder}: give the folder of a run, such as results/demo")
+    if is_artifact(folder):
+        raise ArtifactError(f"{folder} is an artifact, not a run: give the folder around it, or artifacts alone")
+    folders = sorted(list_artifacts(folder), key=time_made)
+    records = {str(artifact.relative_to(folder)): read_record(artifact) for artifact in folders}
+    finished = {name: record for name, record in records.items() if record.state == "finished"}
+    if not finished:
+        raise ArtifactError(f"{folder} has no finished artifact: run a stage first")
+    if all("/" in name for name in finished) and not (folder / RECIPE).exists():
+        raise ArtifactError(f"{folder} holds several runs: give one of {', '.join(_list_runs(finished))}")
+    return Run(folder, finished)
+
+
+def list_settings(run: Run) -> dict[str, Any]:
+    """Return the dump and the settings by section: of the artifacts or, where a stage has none, of the recipe."""
+    recipe = read_recipe(run.folder / RECIPE) if (run.folder / RECIPE).is_file() else {}
+    planned = {name: _drop_logging(name, values) for name, values in recipe.items() if isinstance(values, dict)}
+    dump = {"dump": recipe["dump"]} if "dump" in recipe else {}
+    return dump | planned | {section_name(record.manifest.get("stage", name)): record.manifest.get("config", {})
+                             for name, record in run.artifacts.items()}
+
+
+def list_digests(run: Run) -> dict[str, dict[str, str]]:
+    """Return the SHA-256 of each file of each artifact. Manifests also hold times, and differ between equal runs."""
+    return {name: {file: str(entry.get("sha256")) for file, entry in record.manifest.get("files", {}).items()
+                   if isinstance(entry, dict)} for name, record in run.artifacts.items()}
+
+
+def list_headlines(run: Run) -> dict[str, dict[str, dict]]:
+    """Return each artifact's numbers as {name: {mean, low, high}}, those of the evaluation first.
+
+    low and high are None where there is no interval.
+    """
+    names = sorted(run.artifacts, key=lambda name: name != EVALUATE)
+    manifests = {name: run.artifacts[name].manifest for name in names}
+    return {name: fold_intervals(manifest.get("metrics", {})) for name, manifest in manifests.items()
+            if manifest.get("stage") not in WITHOUT_HEADLINES}
+
+
+def fold_intervals(metrics: dict) -> dict[str, dict]:
+    """Fold {x, x_low, x_high} into {x: {mean, low, high}}; what is no number is left out."""
+    numbers = {name: value for name, value in metrics.items()
+               if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {name: {"mean": value, "low": numbers.get(name + LOW), "high": numbers.get(name + HIGH)}
+            for name, value in numbers.items() if not _is_end(name, numbers)}
+
+
+def _drop_logging(section: str, settings: dict) -> dict:
+    """Drop the settings that change no result, which manifests do not have either."""
+    ignored = logging_only(getattr(Recipe(), section, None))
+    return {name: value for name, value in settings.items() if name not in ignored}
+
+
+def _is_end(name: str, numbers: dict) -> bool:
+    return any(name.endswith(end) and name.removesuffix(end) in numbers for end in (LOW, HIGH))
+
+
+def _list_runs(names: dict) -> list[str]:
+    return sorted({name.partition("/")[0] for name in names})
