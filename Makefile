@@ -2,6 +2,9 @@
 PYTHON ?= python3
 # Without a GPU, from PyPI's big CUDA build to the small one: make ppo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+# Of make demo: a run other than results/demo, a port other than 7860.
+RUN ?=
+PORT ?=
 BIN := .venv/bin
 READY := .venv/ready
 EXTRAS := .venv/extras
@@ -32,9 +35,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --requirement constraints.txt
 	touch $@
 
-# A page to talk to the models that make ppo has made.
+# A page to talk to the models of a run: make demo RUN=results/mine PORT=8000. The shell reads both from its environment.
 demo: extras
-	$(BIN)/python -m stages.demo
+	@$(BIN)/python -m stages.demo $${RUN:+--run="$$RUN"} $${PORT:+--port="$$PORT"}
 
 # The page to talk to, TensorBoard and W&B, what drives a browser in the tests, tests in parallel, and MkDocs.
 extras: $(EXTRAS)

@@ -2,9 +2,10 @@
 
     python -m stages.demo                                             # results/demo, on http://127.0.0.1:7860
     python -m stages.demo --run results/mine --port 8000 --model base=results/mine/base
+    make demo RUN=results/mine PORT=8000                              # after installing gradio
 
 Not a stage: it makes no artifact. Reads the run's sft-merged, ppo-merged, reward-merged and pairs; writes votes to the
-folder RUN/votes, in the form of the pairs. Needs gradio (`make extras`); `make demo` installs it.
+folder RUN/votes, in the form of the pairs. Needs gradio (`make extras`).
 """
 
 import argparse
@@ -14,8 +15,9 @@ from pathlib import Path
 
 from stages.chat.checks import check_port, check_run
 from stages.recipe.evaluate import Evaluate
-from stages.recipe.schema import SettingsError, override
+from stages.recipe.schema import override
 from stages.runs.lineage import read_recipe
+from stages.runtime.command import describe_failure
 from stages.runtime.environment import let_idle_threads_sleep
 
 RUN, PORT = Path("results/demo"), 7860
@@ -30,16 +32,18 @@ def serve(args: argparse.Namespace) -> None:
     check_run(args.run)
     check_port(args.host, args.port)
     os.environ |= OFFLINE_ENVIRONMENT
+    from stages.modeling import torch_setup
+    torch_setup.prepare()  # before the imports below, whose warnings it silences
     from stages.chat.load import load_controller
     from stages.chat.page import build_page, serve_page
-    from stages.modeling import torch_setup
+    from stages.chat.run_facts import read_run_facts
 
-    torch_setup.prepare()
     settings = evaluate_settings(args.run)
     votes = args.votes or args.run / "votes"
     controller = load_controller(args.run, args.model, votes, args.precision, settings.cpu_kernels)
     defaults = {"temperature": settings.temperature, "most_tokens": settings.max_response_tokens}
-    serve_page(build_page(controller, f"Talking to {args.run}", defaults), args.host, args.port)
+    page = build_page(controller, f"Talking to {args.run}", read_run_facts(args.run), defaults)
+    serve_page(page, args.host, args.port)
 
 
 def evaluate_settings(run: Path) -> Evaluate:
@@ -78,11 +82,13 @@ def main(arguments: list[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     try:
         serve(args)
-    except (ValueError, OSError, SettingsError) as error:
-        print(f"demo: error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         pass
+    except Exception as error:
+        if (message := describe_failure(error, args.run)) is None:
+            raise
+        print(f"demo: error: {' '.join(message.split())}", file=sys.stderr)
+        return 1
     return 0
 
 

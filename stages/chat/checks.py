@@ -13,6 +13,8 @@ def check_run(run: Path) -> None:
     """Raise ValueError unless gradio is installed and the run is finished."""
     if importlib.util.find_spec("gradio") is None:
         raise ValueError("the page needs gradio, which is not installed: make extras")
+    if not run.is_dir():
+        raise ValueError(f"{run} is not a folder: name a finished run, or make the bundled one (make ppo)")
     missing = [name for name in REQUIRED_ARTIFACTS if not (run / name / MANIFEST).is_file()]
     if missing:
         raise ValueError(f"{run} has no finished {', '.join(missing)}: make it first (the bundled run: make ppo)")

@@ -18,7 +18,7 @@ SPLIT, MAX_QUESTIONS = "evaluation", 2000
 SHOW_EVERY_SECONDS = 0.1  # a page cannot draw faster, and every update costs tokens
 USER_ERRORS = ValueError, RuntimeError  # an invalid question; out of memory
 RANDOM = random.SystemRandom()
-TITLE_CHARACTERS = 160
+TITLE_CHARACTERS, EXAMPLES = 160, 4
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,21 @@ class ChatController:
         """Return the index of a random held-out question; None if there is none."""
         return RANDOM.randrange(len(self.questions)) if self.questions else None
 
+    def example_questions(self) -> list[str]:
+        """Return the first few held-out questions that are short, or any if there are none."""
+        return sorted(self.questions, key=lambda text: len(text) > TITLE_CHARACTERS)[:EXAMPLES]
+
     def best_human_answer(self, question: str) -> Html:
         """Render the best human answer, if one is known."""
         return views.render_human_answer(self.rows.get(question.strip()))
 
     def start(self, page: str) -> Html:
-        """Prepare the page for a new question; render what it shows while the question waits in the queue."""
-        self.sessions.get(page).stopped = False
+        """Prepare the page for a new question; render what it shows while the question waits in the queue.
+
+        An answer that the page still waits for is stopped.
+        """
+        session = self.sessions.get(page)
+        session.stopped, session.asked = False, session.asked + 1
         message = "Waits for its turn: another question is being answered…" if self.busy else "Reading…"
         return views.render_waiting(message)
 
@@ -149,17 +157,21 @@ class ChatController:
         self, page: str, question: str, sampling: dict, names: list[str]
     ) -> Iterator[tuple[list[Answer], bool]]:
         """Yield the answers every SHOW_EVERY_SECONDS and at the end, and whether they were stopped."""
+        if not set(names) <= set(self.models.names):
+            raise ValueError("Choose a model for each answer.")
         settings = SamplingSettings(**sampling, seed=RANDOM.randrange(2**31))
         prompt = self.models.encode_prompt(question, settings)
         session, self.busy, answers, shown = self.sessions.get(page), True, [], 0.0
+        number, stopped = session.asked, False
         try:
             for answers in self.models.stream_side_by_side(names, prompt, settings):
-                if session.stopped:
+                stopped = session.stopped or session.asked != number
+                if stopped:
                     break
                 if time.monotonic() - shown >= SHOW_EVERY_SECONDS:
                     shown = time.monotonic()
                     yield answers, False
-            yield answers, session.stopped
+            yield answers, stopped
         finally:
             self.busy = False
 

@@ -2,34 +2,48 @@
 
 from math import exp
 
+from stages.chat.markdown_html import render_markdown
+from stages.chat.run_facts import SCRATCH, SUBJECTS, RunFacts
 from stages.chat.streaming import Answer
 from stages.chat.token_text import TextPiece
 from stages.chat.votes import VotedAnswer
 from stages.evaluation.statistics import wilson_interval
 from stages.render.html import Html, element, join_html
 
+EMPTY = Html("")
+MAX_SITES = 3  # that are named in the heading
 FULL_COLOUR_NATS = 1.0  # log-ratio at which a piece has its full colour
 # Share of the colour in the background: text stays readable at MAX, and nothing is visible below MIN.
 MAX_COLOUR_PERCENT, MIN_COLOUR_PERCENT = 60, 4
 
 
-def render_heading(title: str) -> Html:
+def render_heading(title: str, facts: RunFacts) -> Html:
+    """Render the title, what the models of the run know, and where the page runs."""
+    subjects = [SUBJECTS[site] for site in facts.sites if site in SUBJECTS]
     return join_html([
         element("h1", title, class_="lead"),
-        element("p", "Runs on this machine alone; no question and no answer leaves it.", class_="lead")])
+        element("p", " ".join([*_describe_sites(facts), *subjects]), class_="lead"),
+        element("p", *_describe_base(facts), class_="lead"),
+        element("p", "The page runs on this machine alone; no question and no answer leaves it. Choose one of the "
+                "held-out questions, or type your own:", class_="lead")])
 
 
 def render_answer(answer: Answer, reference: str, stopped: bool = False) -> Html:
-    """Render one panel: the text, coloured by log-ratio, above its metrics."""
+    """Render one panel: the text twice, of which style.css shows one, above its metrics.
+
+    Once as it was written, coloured by log-ratio, and once with its Markdown rendered.
+    """
     if not answer.tokens and not answer.done:
         text = render_waiting(_waiting_message(answer, stopped))
     else:
-        parts = [_render_piece(piece, reference) for piece in answer.decoder.pieces]
+        end = EMPTY
         if answer.done:
-            parts.append(_render_end(answer))
+            end = _render_end(answer)
         elif not stopped:
-            parts.append(element("span", class_="caret", aria_hidden="true"))
-        text = _render_text(*parts)
+            end = element("span", class_="caret", aria_hidden="true")
+        pieces = [_render_piece(piece, reference) for piece in answer.decoder.pieces]
+        text = join_html([element("div", *pieces, end, class_="answer words", dir="auto"),
+                          _render_text(answer.text, end)])
     return join_html([text, _render_metrics(answer, reference, stopped)])
 
 
@@ -45,7 +59,7 @@ def render_blind_answer(text: str) -> Html:
 
 def render_notice(message: str) -> Html:
     """Render a one-sentence notice; nothing for an empty message."""
-    return element("p", message, class_="notice", role="status") if message else Html("")
+    return element("p", message, class_="notice", role="status") if message else EMPTY
 
 
 def render_human_answer(row: dict | None) -> Html:
@@ -85,8 +99,28 @@ def render_tally(one: str, other: str, values: list[float], questions: int) -> H
                    f"{ties_text}; interval at 95 %).", class_="tally")
 
 
-def _render_text(*parts: object) -> Html:
-    return element("div", *parts, class_="answer", dir="auto")
+def _describe_sites(facts: RunFacts) -> list[str]:
+    if not facts.sites:
+        return []
+    total = sum(facts.sites.values())
+    names, others = list(facts.sites)[:MAX_SITES], len(facts.sites) - MAX_SITES
+    sites = ", ".join(names) + (f" and {_format_count(others, 'more site')}" if others > 0 else "")
+    return [f"The models learnt from {_format_count(total - facts.held_out, 'question')} of {sites}; "
+            f"{facts.held_out:,} more were held out, to be asked here."]
+
+
+def _describe_base(facts: RunFacts) -> list[str | Html]:
+    if facts.base is None:
+        return []
+    size = f" of {facts.parameters:,} parameters" if facts.parameters else ""
+    if facts.base == SCRATCH:
+        return [f"Their base is a small LLaMA{size} without pretraining. It was trained on this text alone, so ",
+                element("strong", "they know nothing else"), ": a question about anything else gets nonsense."]
+    return [f"Their base is {facts.base}{size}, which was pretrained on other text, so they may know more than this."]
+
+
+def _render_text(text: str, end: Html = EMPTY) -> Html:
+    return element("div", render_markdown(text), end, class_="answer markdown", dir="auto")
 
 
 def _render_piece(piece: TextPiece, reference: str) -> Html:
@@ -123,7 +157,7 @@ def _render_metrics(answer: Answer, reference: str, stopped: bool) -> Html:
 
 def _render_rewards(answer: Answer) -> Html:
     if not answer.rewards:
-        return Html("")
+        return EMPTY
     rewards = ", ".join(map(_format_signed, answer.rewards))
     return element("p", f"Rewards of all {answer.samples}: {rewards}", class_="by")
 
@@ -147,4 +181,4 @@ def _format_signed(number: float) -> str:
 
 
 def _format_count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

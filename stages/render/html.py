@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-VOID = ("meta", "img", "source", "br")
+VOID = ("meta", "img", "source", "br", "hr")
 # Control characters are not allowed in HTML: show their symbols; tab and line feed stay.
 VISIBLE = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
 
@@ -36,15 +36,15 @@ def join_html(children: Iterable[object]) -> Html:
     return Html("".join(child if isinstance(child, Html) else _escape(child) for child in children))
 
 
-def link(text: str, address: str | None) -> Html:
-    """Build a link if the address is http(s), otherwise return the text alone."""
+def link(text: str, address: str | None, **attributes: object) -> Html:
+    """Build a link, with further attributes, if the address is http(s); otherwise return the text alone."""
     try:
         parts = urlsplit(address or "")
     except ValueError:
         return join_html([text])
     if parts.scheme not in ("http", "https") or not parts.netloc:
         return join_html([text])
-    return element("a", text, href=address, rel="noopener noreferrer nofollow")
+    return element("a", text, href=address, rel="noopener noreferrer nofollow", **attributes)
 
 
 def pre_text(text: str) -> Html:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from stages.chat.token_text import StreamingDecoder
 from stages.chat.votes import TIES, TYPED, VOTES, Question, VotedAnswer, Votes, parse_vote_models, vote_row
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import sample
+from stages.modeling import torch_setup
 from stages.modeling.load import AutoModelForCausalLM
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.recipe.recipe import load_recipe
@@ -225,6 +227,21 @@ def test_stop_ends_what_is_being_written(controller):
     assert 'class="end"' in sft
 
 
+def test_the_next_question_stops_the_one_that_is_being_answered(controller):
+    shown = controller.stream_side_by_side("page", QUESTION, HOW | {"most_tokens": 150}, ["SFT", "PPO"])
+    next(shown)
+    controller.start("page")
+    *_, (_, sft, _) = shown
+    assert 'class="end"' not in sft
+    *_, (_, sft, _) = controller.stream_side_by_side("page", QUESTION, HOW, ["SFT", "PPO"])
+    assert 'class="end"' in sft
+
+
+def test_a_model_that_is_not_chosen_is_one_sentence(controller):
+    [(notice, *_)] = controller.stream_side_by_side("page", QUESTION, HOW, ["SFT", None])
+    assert "Choose a model" in notice
+
+
 EVIL = '<script>alert(1)</script> "quoted" \'q\' ${alert(2)} שלום'
 
 
@@ -234,10 +251,10 @@ def test_foreign_text_is_text(models):
                           for piece, ratio in zip(answer.decoder.pieces, (2.0, -2.0, 0.0), strict=False)]
     human = {"response_j": EVIL, "score_j": 3}
     shown = views.render_answer(answer, "SFT") + views.render_blind_answer(EVIL) + views.render_human_answer(human)
-    assert "<script" not in shown and shown.count("&lt;script&gt;alert(1)&lt;/script&gt; &quot;quoted&quot;") == 5
+    assert "<script" not in shown and shown.count("&lt;script&gt;alert(1)&lt;/script&gt; &quot;quoted&quot;") == 8
     assert 'class="more" style="--w:60%" title="+2.00 nats to SFT"' in shown
     assert 'class="less" style="--w:60%" title="−2.00 nats to SFT"' in shown
-    assert shown.count('dir="auto"') == 3
+    assert shown.count('dir="auto"') == 4
 
 
 # Votes
@@ -423,9 +440,27 @@ def test_a_vote_that_cannot_be_kept_says_so(controller):
 
 
 def test_a_missing_run_says_what_to_do_in_one_line(tmp_path, capsys):
-    assert demo.main(["--run", str(tmp_path / "nothing")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("demo: error: ") and "make ppo" in said and said.count("\n") == 1
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for name, words in (("nothing", "not a folder"), ("file", "not a folder"), ("empty", "no finished pairs")):
+        assert demo.main(["--run", str(tmp_path / name)]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("demo: error: ") and words in said and "make ppo" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_damaged_weights_are_one_line(run, tmp_path, capsys, monkeypatch, damage):
+    monkeypatch.setattr(torch_setup, "prepare", lambda: None)
+    for name, value in demo.OFFLINE_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    shutil.copytree(run, tmp_path / "run")
+    weights = tmp_path / "run/ppo-merged/model.safetensors"
+    weights.unlink() if damage == "gone" else os.truncate(weights, 100)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert demo.main(["--run", str(tmp_path / "run"), "--port", str(port)]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("demo: error: ") and not [line for line in said if "Traceback" in line]
 
 
 def test_without_gradio_one_line_says_so(run, capsys, monkeypatch):

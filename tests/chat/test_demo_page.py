@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pyarrow.parquet as pq
 import pytest
 import torch
+from bs4 import BeautifulSoup
 
 from tests.helpers import demo_run
 
@@ -22,12 +23,23 @@ playwright = pytest.importorskip("playwright.sync_api", reason="a browser is dri
 from stages import demo  # noqa: E402
 from stages.chat import controller as controller_module  # noqa: E402
 from stages.chat.load import load_controller  # noqa: E402
+from stages.chat.markdown_html import render_markdown  # noqa: E402
+from stages.chat.run_facts import RunFacts  # noqa: E402
 from stages.chat.token_text import StreamingDecoder, TextPiece  # noqa: E402
 from stages.generation.sampler import sample  # noqa: E402
 from stages.stackexchange.prompt import prompt_ids  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 EVIL = '<script>alert(1)</script> "quoted" & \'it\' ${alert(2)} {{alert(3)}} <img src=x onerror=alert(4)> שלום عربي'
+MARKDOWN = """Use **this**:
+
+```
+ls <folder>
+```
+
+See [the page](https://a.example/x), [not this](javascript:alert(5)) and ![a cat](https://evil.example/cat.png).
+<img src=https://evil.example/pixel.png onerror=alert(6)>"""
+FACTS = RunFacts({EVIL: 900, "demo.stackexchange.com": 100}, 50, "scratch", 990_976)
 SECONDS = 20_000  # in milliseconds: how long anything may take
 HERE = {"127.0.0.1", "localhost", "::1"}
 
@@ -60,7 +72,9 @@ def address(controller, connections):
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {"HTTP_PROXY": "http://127.0.0.1:9", **demo.OFFLINE_ENVIRONMENT}.items():
             patched.setenv(name, value)
-        blocks = chat_page.build_page(controller, "Talking to a tiny run", {"temperature": 1.0, "most_tokens": 40})
+        patched.setattr(controller_module, "EXAMPLES", len(controller.questions))  # the hostile one is the last
+        defaults = {"temperature": 1.0, "most_tokens": 40}
+        blocks = chat_page.build_page(controller, "Talking to a tiny run", FACTS, defaults)
         yield chat_page.serve_page(blocks, "127.0.0.1", None, wait=False)
         blocks.close(verbose=False)
 
@@ -117,8 +131,8 @@ def greedy(page, tokens: int) -> None:
 
 def finished(page, panel: str) -> str:
     """The text of an answer that is done, without what a cut made of its last character."""
-    page.wait_for_selector(f"{panel} .answer .end", state="attached")
-    text = page.evaluate("""panel => { const answer = document.querySelector(`${panel} .answer`).cloneNode(true);
+    page.wait_for_selector(f"{panel} .words .end", state="attached")
+    text = page.evaluate("""panel => { const answer = document.querySelector(`${panel} .words`).cloneNode(true);
         answer.querySelectorAll(".end").forEach(e => e.remove()); return answer.textContent; }""", panel)
     return text.rstrip("\ufffd")
 
@@ -139,7 +153,7 @@ def test_a_runs_own_length_and_temperature_fit_on_the_controls(controller, monke
     from stages.chat import page as chat_page
     monkeypatch.setattr(controller.models, "max_positions", 4096)
     for given in ({"temperature": 2.5, "most_tokens": 1024}, {"temperature": 0.5, "most_tokens": 4}):
-        blocks = chat_page.build_page(controller, "A run", given)
+        blocks = chat_page.build_page(controller, "A run", RunFacts(), given)
         sliders = {block.elem_id: block for block in blocks.blocks.values() if isinstance(block, gradio.Slider)}
         found = {name: sliders[name].preprocess(sliders[name].value) for name in ("temperature", "length")}
         assert found == {"temperature": given["temperature"], "length": given["most_tokens"]}
@@ -186,7 +200,8 @@ def test_a_blind_vote_is_recorded(opened, controller):
     opened.click("#vote-B")
     opened.wait_for_selector("#who-B .revealed")
     [vote] = pq.read_table(controller.votes.folder / "reward").to_pylist()
-    assert [shown_text(vote["response_j"]), shown_text(vote["response_k"])] == shown[::-1]
+    rendered = [BeautifulSoup(render_markdown(vote[side]), "lxml").text for side in ("response_k", "response_j")]
+    assert rendered == shown
     assert vote["authors"][1] in opened.text_content("#who-B") and vote["question"] == "which port"
     assert "chosen" in opened.text_content("#who-B") and "not chosen" in opened.text_content("#who-A")
     assert "1 vote on 1 question" in opened.text_content("#tally") and opened.is_disabled("#vote-A")
@@ -212,12 +227,83 @@ def test_hostile_text_is_text(opened, controller, monkeypatch):
     choose(opened, "#model-0", "best of n")  # its tokens come all at once: the text in one piece
     opened.click("#ask-side")
     opened.wait_for_function("document.querySelector('#panel-0').textContent.includes('Rewards of all')")
-    assert opened.locator("#panel-0 .answer").get_attribute("dir") == "auto"
+    assert opened.locator("#panel-0 .answer[dir=auto]").count() == 2
     opened.get_by_role("tab", name="Blind").click()
     opened.click("#ask-blind")
     opened.wait_for_selector("#vote-A:not([disabled])")
     injected = "#human script, #human img, .answer script, .answer img, [role=option] img, [onerror]"
     assert not opened.locator(injected).count()
+
+
+def test_markdown_and_code_are_rendered(opened, controller, monkeypatch):
+    """Nothing of a hostile text runs or is loaded: `opened` notes every dialog and every request that leaves."""
+    monkeypatch.setattr(StreamingDecoder, "add", lambda decoder, token, ratio: decoder.pieces.append(
+        TextPiece(MARKDOWN if not decoder.pieces else " ", 1.0)))
+    opened.fill("#question textarea", "which port")
+    greedy(opened, 8)
+    opened.click("#ask-side")
+    finished(opened, "#panel-1")
+    shown = opened.locator("#panel-1 .markdown")
+    assert shown.locator("strong").text_content() == "this"
+    assert shown.locator("pre code").text_content() == "ls <folder>\n"
+    links = [(link.text_content(), link.get_attribute("href")) for link in shown.locator("a").all()]
+    assert links == [("the page", "https://a.example/x"), ("image: a cat", "https://evil.example/cat.png")]
+    assert "not this" in shown.text_content() and "<img src=" in shown.text_content()
+    assert not opened.locator("#panel-1 img, #panel-1 script").count()
+    assert shown.is_visible() and not opened.is_visible("#panel-1 .words") and not opened.is_visible("#legend .bar")
+    opened.check("#colours input")
+    assert opened.is_visible("#panel-1 .words") and not shown.is_visible() and opened.is_visible("#legend .bar")
+    assert MARKDOWN in opened.text_content("#panel-1 .words")
+
+
+def test_it_says_what_the_models_know_offers_questions_and_asks_by_enter(opened, controller):
+    heading = " ".join(opened.locator("p.lead").all_text_contents())
+    assert f"learnt from 950 questions of {EVIL}, demo.stackexchange.com; 50 more were held out" in heading
+    assert "twelve invented command-line tools" in heading and "of 990,976 parameters without pretraining" in heading
+    examples, question = opened.locator("#examples button"), opened.locator("#question textarea")
+    assert [text.strip() for text in examples.all_text_contents()] == controller.example_questions()
+    greedy(opened, 8)
+    opened.get_by_role("button", name=EVIL).click()
+    opened.wait_for_function("document.querySelector('#question textarea').value")
+    assert question.input_value() == EVIL and not opened.locator("#examples img").count()
+    question.fill("a")
+    question.press("Shift+Enter")
+    opened.keyboard.type("b")
+    question.press("Control+Enter")
+    opened.keyboard.type("nbt")
+    assert question.input_value() == "a\nb\nnbt" and "No question yet." in opened.text_content("#panel-0")
+    question.press("Enter")
+    assert finished(opened, "#panel-0") == expected(controller, "SFT", "a\nb\nnbt", 8)
+    assert question.input_value() == "a\nb\nnbt"
+
+
+def test_keys_vote_and_go_on_to_the_next_question(opened, controller):
+    def last_vote() -> tuple[int, int]:
+        return tuple(len(controller.votes.rows(kind)) for kind in ("reward", "ties"))
+
+    def wait_for_answers() -> str:
+        opened.wait_for_selector("#vote-A:not([disabled])")
+        return opened.input_value("#question textarea")
+
+    opened.get_by_role("tab", name="Blind").click()
+    pairs, ties = last_vote()
+    opened.click("#question textarea")
+    opened.keyboard.type("atnb")  # text, not votes
+    opened.keyboard.press("Enter")
+    assert wait_for_answers() == "atnb" and last_vote() == (pairs, ties)
+    opened.keyboard.press("Control+b")
+    opened.keyboard.press("b")
+    opened.wait_for_selector("#who-B .revealed")
+    assert "chosen" in opened.text_content("#who-B") and last_vote() == (pairs + 1, ties)
+    opened.keyboard.press("b")
+    opened.keyboard.press("n")
+    opened.wait_for_function("document.querySelector('#question textarea').value != 'atnb'")
+    assert wait_for_answers().strip() in controller.rows
+    opened.focus("#question textarea")
+    opened.keyboard.press("Escape")
+    opened.keyboard.press("t")
+    opened.wait_for_selector("#who-A .revealed")
+    assert "tie" in opened.text_content("#who-A") and last_vote() == (pairs + 1, ties + 1)
 
 
 def test_it_refuses_a_question_that_is_too_long(opened):
@@ -240,7 +326,7 @@ def test_it_stops_when_told_and_lets_another_page_wait(opened, browser, controll
     opened.fill("#length input[type=number]", "200")
     opened.press("#length input[type=number]", "Tab")
     opened.click("#ask-side")
-    opened.wait_for_selector("#panel-0 .answer .caret")
+    opened.wait_for_selector("#panel-0 .markdown .caret")
     second = browser.new_page()
     second.goto(opened.url)
     second.fill("#question textarea", "which port")

@@ -103,3 +103,15 @@ def test_the_version_is_that_of_the_project():
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
     text = (ROOT / "Makefile").read_text()
     assert f"sys.version_info < ({', '.join(wanted.split('.'))})" in text and f"Python {wanted} or newer" in text
+
+
+@pytest.mark.parametrize(("given", "passed"), [
+    ({}, "-m stages.demo "), ({"RUN": "results/mine"}, "-m stages.demo --run=results/mine "),
+    ({"RUN": "my run; touch x", "PORT": "8000"}, "-m stages.demo --run=my run; touch x --port=8000")])
+def test_the_demo_takes_a_run_and_a_port(project, given, passed):
+    make_ready(project)
+    (project / ".venv/extras").touch()
+    words = [f"{name}={value}" for name, value in given.items()]
+    subprocess.run(["make", "demo", *words], cwd=project, check=True, capture_output=True,
+                   env={name: value for name, value in os.environ.items() if name not in ("RUN", "PORT")})
+    assert (project / "log").read_text().splitlines()[-1].strip() == passed.strip() and not (project / "x").exists()
