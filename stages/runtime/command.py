@@ -31,6 +31,7 @@ from stages.render.units import format_bytes
 from stages.runtime import artifact, finished
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.environment import describe_environment, let_idle_threads_sleep
+from stages.runtime.input_kinds import check_input_kinds
 from stages.runtime.manifest import headline_metrics, list_input_sources
 from stages.runtime.stage_lines import begin_stage, print_line
 from stages.runtime.verification import verify_artifacts
@@ -183,8 +184,9 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     elif artifact.restore(out, request):
         print_line(f"{stage}: {out} was made with these settings and inputs before: restored from {finished.OLD}/")
         return
-    paths = [Path(source["path"]) for source in list_input_sources(request["inputs"]).values()]
-    verify_artifacts(paths, out.parent / "logs", always=verify)
+    sources = list_input_sources(request["inputs"])
+    check_input_kinds(sources)
+    verify_artifacts([Path(source["path"]) for source in sources.values()], out.parent / "logs", always=verify)
     with artifact.build(out, request) as partial:
         start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
         run = load_run()
