@@ -78,6 +78,8 @@ onstart:
         run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output])
     except run_folder.SettingsError as error:
         sys.exit(f"snakemake: error: {error}")
+    if CONSOLE:
+        CONSOLE.shows_jobs = not workflow.local_exec
     layers = workflow.dag.toposorted(set(workflow.dag.needrun_jobs()))
     ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno"))]
     console.announce_run(RECIPE, RUN, [str(file) for job in ordered for file in job.output], workflow.local_exec)

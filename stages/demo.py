@@ -19,6 +19,7 @@ from stages.recipe.schema import override
 from stages.runs.lineage import read_recipe
 from stages.runtime.command import describe_failure
 from stages.runtime.environment import let_idle_threads_sleep
+from stages.runtime.option_parser import OptionParser
 
 RUN, PORT = Path("results/demo"), 7860
 PRECISIONS = ("fp32", "bf16", "int8", "nf4")
@@ -65,8 +66,8 @@ def parse_model(text: str) -> tuple[str, Path]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m stages.demo", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = OptionParser(prog="python -m stages.demo", description=__doc__,
+                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--run", type=Path, default=RUN, metavar="FOLDER", help=f"a finished run (default: {RUN})")
     parser.add_argument("--model", type=parse_model, action="append", default=[], metavar="NAME=FOLDER",
                         help="one more model to choose from; may be given several times")

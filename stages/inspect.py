@@ -31,6 +31,7 @@ from stages.runs.lineage import locate_inputs
 from stages.runs.listing import list_artifacts, list_runs
 from stages.runtime.artifact import MANIFEST, PARTIAL, ArtifactError, artifact_folder
 from stages.runtime.manifest import Record, is_artifact, read_record
+from stages.runtime.option_parser import OptionParser
 from stages.runtime.verification import list_damage
 from stages.stackexchange.pairs.export import export_preferences
 from stages.stackexchange.pairs.table import SPLITS
@@ -141,8 +142,8 @@ def _replace_non_finite(value: Any) -> Any:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m stages.inspect", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = OptionParser(prog="python -m stages.inspect", description=__doc__,
+                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("path", nargs="?", type=Path, metavar="PATH", help="an artifact, or a folder of runs")
     group.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="two artifacts, or two runs, to compare")

@@ -138,6 +138,6 @@ def _download(model: str, revision: str | None) -> Path:
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(FILE_PATTERNS)))
     except Exception as error:  # the hub client raises many types
         raise ValueError(
-            f"{model!r} is neither 'scratch' nor a local folder, and cannot be downloaded from the hub: "
-            f"{str(error).splitlines()[0]}"
+            f"{model!r} is neither 'scratch' nor a local folder, and cannot be downloaded from the hub; check its "
+            f"name and the network, or give a folder: {str(error).splitlines()[0]}"
         ) from error

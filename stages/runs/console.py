@@ -31,11 +31,13 @@ class Console(logging.Filter):
     """Leave Snakemake's progress out of what its stream handler prints, and note which jobs fail.
 
     failed: rule and log of each failed job.
+    shows_jobs: leave Snakemake's lines about jobs; on a cluster, those of the stages are only in their logs.
     """
 
     def __init__(self):
         super().__init__()
         self.failed: dict[str, Path] = {}
+        self.shows_jobs = False
         self.log_sizes: dict[Path, int] = {}  # when the job started: stages append to their logs
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -52,7 +54,7 @@ class Console(logging.Filter):
             return False
         if record.levelno > logging.INFO:
             return not (self.failed and text.startswith(SUMMARIES))
-        return text.startswith(RESULT) or not (event in EVENTS or record.funcName in FUNCTIONS)
+        return self.shows_jobs or text.startswith(RESULT) or not (event in EVENTS or record.funcName in FUNCTIONS)
 
     def describe_failures(self) -> list[str]:
         """Say in one line each why jobs failed; the text of their logs cannot control the terminal."""

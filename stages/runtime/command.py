@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 from stages.recipe import schema
 from stages.recipe.lookups import check_names
@@ -32,7 +31,9 @@ from stages.runtime import artifact, finished, stopping
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.disk_space import nearest_folder
 from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep
+from stages.runtime.input_kinds import check_input_kinds
 from stages.runtime.manifest import headline_metrics, list_input_sources
+from stages.runtime.option_parser import OptionParser
 from stages.runtime.stage_lines import begin_stage, print_line
 from stages.runtime.verification import verify_artifacts
 
@@ -70,8 +71,7 @@ def main(file: str) -> None:
         out = artifact.artifact_folder(arguments["out"])
         if (message := describe_failure(error, out)) is None:
             raise
-        print_line(f"{signature.stage}: error: {message}")
-        _save_traceback(out)
+        print_line(f"{signature.stage}: error: {message}{_save_traceback(out)}")
         sys.exit(1)
     sys.exit(0)
 
@@ -94,33 +94,13 @@ def describe_failure(error: Exception, out: Path) -> str | None:
     return str(error) if isinstance(error, ValueError | OSError) else None
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that takes --learning_rate for --learning-rate; a mistake is one line, with the nearest flag."""
-
-    def parse_known_args(self, args=None, namespace=None):
-        words = [_hyphenate(word) for word in (sys.argv[1:] if args is None else args)]
-        for flag in (word.partition("=")[0] for word in words if re.match("--[^=]", word)):
-            if flag not in self._option_string_actions:  # before a required one is missed
-                flags = [known for known in self._option_string_actions if known.startswith("--")]
-                self.error(f"there is no option {flag}{schema.suggest(flag, flags, else_all=False)}")
-        return super().parse_known_args(words, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog.rpartition('.')[2]}: error: {message} (--help lists the options)\n")
-
-
-def _hyphenate(word: str) -> str:
-    flag, equals, value = word.partition("=")
-    return f"{flag.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
-
-
 def build_parser(signature: Signature, here: object | None = None) -> argparse.ArgumentParser:
     """Build the parser: --recipe, one flag per input and option, --out, and one per setting of the stage's section.
 
     Args:
         here: settings of the stage in the recipe that is given, for --help.
     """
-    parser = _Parser(
+    parser = OptionParser(
         prog=f"python -m stages.{signature.stage}", description=signature.description,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
@@ -188,8 +168,9 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     elif artifact.restore(out, request):
         print_line(f"{stage}: {out} was made with these settings and inputs before: restored from {finished.OLD}/")
         return
-    paths = [Path(source["path"]) for source in list_input_sources(request["inputs"]).values()]
-    verify_artifacts(paths, out.parent / "logs", always=verify)
+    sources = list_input_sources(request["inputs"])
+    check_input_kinds(sources)
+    verify_artifacts([Path(source["path"]) for source in sources.values()], out.parent / "logs", always=verify)
     with artifact.build(out, request, digest_code()) as partial:
         start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
         run = load_run()
@@ -251,10 +232,11 @@ def _identify(source: Path | list[str] | dict[str, Path]) -> dict | list[dict]:
     return {"path": str(source), "sha256": artifact.digest(source)}
 
 
-def _save_traceback(out: Path) -> None:
-    """Write the traceback into the partial folder: the terminal shows only one line."""
-    partial = out.with_name(out.name + artifact.PARTIAL)
-    if partial.is_dir():
-        with suppress(OSError):  # a full disk
-            (partial / artifact.TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
-            print_line(f"details: {partial / artifact.TRACEBACK}")
+def _save_traceback(out: Path) -> str:
+    """Write the traceback into the partial folder, and return the end of the error's line that says so."""
+    file = out.with_name(out.name + artifact.PARTIAL) / artifact.TRACEBACK
+    try:
+        file.write_text(traceback.format_exc(), encoding="utf-8")
+    except OSError:  # there is no such folder yet, or the disk is full
+        return ""
+    return f" (details: {file})"

@@ -4,7 +4,6 @@ A block of commands that are not run here says what they need: <!-- needs: ... -
 """
 
 import argparse
-import json
 import os
 import re
 import runpy
@@ -21,6 +20,7 @@ from stages.recipe.data import Pairs
 from stages.recipe.schema import SettingsError
 from stages.runs.run_folder import resolve_recipe
 from tests.helpers.documentation import ROOT, Command, read_blocks, read_code_spans, read_commands
+from tests.helpers.snakemake_runs import run_snakemake
 
 COMMANDS = read_commands()
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -29,31 +29,7 @@ SNAKEMAKE = [command for command in COMMANDS if command.words[0] == "snakemake"]
 PYTHON = [command for command in COMMANDS if command.words[0] == "python"]
 OTHERS = [command for command in COMMANDS if command.words[0] not in ("snakemake", "python")]
 PLANNED = [command for command in SNAKEMAKE if not command.needs]
-# One process imports Snakemake and forks for each command.
-DRY_RUNS = """
-import json, os, sys
-import snakemake.cli
-results = []
-for words in json.load(sys.stdin):
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reading); os.dup2(writing, 1); os.dup2(writing, 2)
-        code = 1
-        try:
-            snakemake.cli.main([*words, "-n", "--quiet"])
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-            print(end.code)
-        finally:
-            sys.stdout.flush(); os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading, errors="replace") as stream:
-        text = stream.read()
-    results.append([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text])
-print(json.dumps(results))
-"""
+MISTAKES = "docs/troubleshooting.md"  # its commands are wrong: tests/docs/test_troubleshooting.py
 
 
 class Parsed(BaseException):
@@ -114,10 +90,8 @@ def test_blocks_name_their_language():
 
 @pytest.fixture(scope="module")
 def dry_runs(checkout) -> dict[Command, tuple[int, str]]:
-    words = [local(command.words[1:]) for command in PLANNED]
-    done = subprocess.run([sys.executable, "-c", DRY_RUNS], input=json.dumps(words), cwd=checkout, capture_output=True,
-                          text=True, check=True, env=os.environ | {"PYTHONPATH": str(checkout)})
-    return dict(zip(PLANNED, json.loads(done.stdout), strict=True))
+    words = [[*local(command.words[1:]), "-n", "--quiet"] for command in PLANNED]
+    return dict(zip(PLANNED, ((run.code, run.text) for run in run_snakemake(words, checkout)), strict=True))
 
 
 @pytest.mark.parametrize("command", PLANNED, ids=str)
@@ -208,7 +182,7 @@ def check_make(words: list[str]) -> None:
 
 
 SPANS = [(page, span) for page, span in read_code_spans()
-         if re.match(r"(make|snakemake|python -m) \S|(add )?--config |[a-z]+=\{", span)]
+         if page != MISTAKES and re.match(r"(make|snakemake|python -m) \S|(add )?--config |[a-z]+=\{", span)]
 
 
 @pytest.mark.parametrize(("page", "span"), SPANS, ids=[f"{page}: {span}" for page, span in SPANS])

@@ -8,6 +8,7 @@ import pytest
 from stages import inspect
 from stages.runtime import artifact, verification
 from stages.runtime.artifact import ArtifactError
+from stages.runtime.input_kinds import check_input_kinds
 from stages.runtime.verification import list_damage, verify_artifacts
 
 
@@ -102,3 +103,22 @@ def test_inspect_verifies_a_run_and_its_exit_code_says_so(run, capsys):
     assert "weights.bin is not what was published" in capsys.readouterr().out.splitlines()[1]
     assert inspect.main(["--verify", str(run / "logs")]) == 1
     assert "no finished artifact" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("label", "stage", "says"), [
+    ("pairs", "base", "--pairs: .* was made by base: give the folder that pairs made"),
+    ("posts", "pairs", "--posts: .* was made by pairs: give the folder that posts made"),
+    ("base", "pairs", "--base: .* was made by pairs and holds no model"),
+    ("policy.ppo", "evaluate", "--policy: .* was made by evaluate and holds no model"),
+    ("adapter[0]", "gather", "--adapter: .* holds no model"),
+    ("pairs", "gather", None), ("shares[1]", "pairs", None), ("base", "merge", None), ("evaluate", "evaluate", None),
+    ("policy.dpo", "dpo", None), ("pairs", None, None)])
+def test_an_artifact_of_another_kind_is_refused_before_anything_is_loaded(label, stage, says, tmp_path):
+    if stage:
+        (tmp_path / "manifest.json").write_text(f'{{"stage": "{stage}"}}')
+    sources = {label: {"path": str(tmp_path), "sha256": "0"}}
+    if says is None:
+        check_input_kinds(sources)
+    else:
+        with pytest.raises(ArtifactError, match=says):
+            check_input_kinds(sources)

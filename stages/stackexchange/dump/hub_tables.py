@@ -80,8 +80,8 @@ def _open_hub(name: str) -> tuple[Iterator[dict], Convert]:
         stream = iter(datasets.load_dataset(name, split="train", streaming=True))
         first = next(stream, None)
     except Exception as error:  # the Hub client raises its own family of network, permission and format errors
-        raise ValueError(f"{name}: no such file or folder, and it cannot be loaded from the hub: "
-                         f"{_one_line(error)}") from None
+        raise ValueError(f"{name}: no such file or folder, and it cannot be loaded from the hub; check its name and "
+                         f"the network: {_one_line(error)}") from None
     if first is None:
         raise ValueError(f"{name}: the data set is empty")
     return track(chain([first], stream), f"posts: read {name}", None, "rows"), _select_conversion(first, name)

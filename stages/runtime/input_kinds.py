@@ -1,0 +1,29 @@
+"""Check that each input of a stage is an artifact of the right kind, before anything is loaded."""
+
+from pathlib import Path
+
+from stages.runtime.artifact import ArtifactError
+from stages.runtime.files import read_json_object
+from stages.runtime.finished import MANIFEST
+
+# Input -> stages that make it. Every other input is a model.
+MADE_BY = {"posts": ("posts",), "pairs": ("pairs", "gather"), "shares": ("pairs",), "evaluate": ("evaluate",)}
+NO_MODELS = ("posts", "pairs", "gather", "evaluate", "report")
+
+
+def check_input_kinds(sources: dict[str, dict]) -> None:
+    """Raise ArtifactError for the first input that is an artifact of another kind. What has no manifest passes.
+
+    Args:
+        sources: {label: {path, sha256}} of list_input_sources; of several in one input, labels are NAME[0] or NAME.KEY.
+    """
+    for label, source in sources.items():
+        name, path = label.partition("[")[0].partition(".")[0], source["path"]
+        stage = (read_json_object(Path(path) / MANIFEST) or {}).get("stage")
+        wanted = MADE_BY.get(name)
+        if stage is None or name == "dump":
+            continue
+        if wanted and stage not in wanted:
+            raise ArtifactError(f"--{name}: {path} was made by {stage}: give the folder that {wanted[0]} made")
+        if not wanted and stage in NO_MODELS:
+            raise ArtifactError(f"--{name}: {path} was made by {stage} and holds no model: give a model's folder")

@@ -1,0 +1,28 @@
+"""A parser of command lines that answers a mistake in one line, with the nearest option."""
+
+import argparse
+import re
+import sys
+from typing import NoReturn
+
+from stages.recipe.schema import suggest
+
+
+class OptionParser(argparse.ArgumentParser):
+    """A parser that takes --learning_rate for --learning-rate; a mistake is one line, with the nearest option."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        words = [_hyphenate(word) for word in (sys.argv[1:] if args is None else args)]
+        for option in (word.partition("=")[0] for word in words if re.match("--[^=]", word)):
+            if option not in self._option_string_actions:  # said before a required option is missed
+                known = [option for option in self._option_string_actions if option.startswith("--")]
+                self.error(f"there is no option {option}{suggest(option, known, else_all=False)}")
+        return super().parse_known_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog.rpartition('.')[2]}: error: {message} (--help lists the options)\n")
+
+
+def _hyphenate(word: str) -> str:
+    option, equals, value = word.partition("=")
+    return f"{option.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
