@@ -81,7 +81,7 @@ onstart:
     if CONSOLE:
         CONSOLE.shows_jobs = not workflow.local_exec
     layers = workflow.dag.toposorted(set(workflow.dag.needrun_jobs()))
-    ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno"))]
+    ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno", "output"))]
     console.announce_run(RECIPE, RUN, [str(file) for job in ordered for file in job.output], workflow.local_exec)
     signals.forward_sigterm()
 

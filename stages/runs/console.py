@@ -21,7 +21,7 @@ LOGGER, HANDLER = "snakemake.logging", "DefaultStreamHandler"
 EVENTS = ("WORKFLOW_STARTED", "RUN_INFO", "RESOURCES_INFO", "JOB_INFO", "JOB_STARTED", "JOB_FINISHED", "PROGRESS",
           "SHELLCMD", "GROUP_INFO")
 FUNCTIONS = ("execute_workflow", "_build_dag", "execute", "schedule", "logfile_hint", "log_workflow_runtime")
-RESULT = "Nothing to be done"
+RESULTS = ("Nothing to be done", "Will exit after finishing")
 SUMMARIES = ("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete")
 ERROR_LINE = re.compile(r"(?:\[\d+/\d+\] )?[\w-]+: error: (.+)")
 TAIL_BYTES = 1 << 16
@@ -54,7 +54,7 @@ class Console(logging.Filter):
             return False
         if record.levelno > logging.INFO:
             return not (self.failed and text.startswith(SUMMARIES))
-        return self.shows_jobs or text.startswith(RESULT) or not (event in EVENTS or record.funcName in FUNCTIONS)
+        return self.shows_jobs or text.startswith(RESULTS) or not (event in EVENTS or record.funcName in FUNCTIONS)
 
     def describe_failures(self) -> list[str]:
         """Say in one line each why jobs failed; the text of their logs cannot control the terminal."""
@@ -93,9 +93,17 @@ def announce_run(recipe: Recipe, run: str, outputs: Iterable[str], is_local: boo
     # Shares of the pairs are one stage: results/NAME/pairs-shares/1-of-9.
     folders = [file.parent if file.parent.parent == Path(run) else file.parent.parent for file in manifests]
     seconds = estimate_seconds(recipe, dict.fromkeys(folders))
-    export_plan(seconds, os.ttyname(sys.stdout.fileno()) if is_local and sys.stdout.isatty() else None)
+    export_plan(seconds, _find_terminal() if is_local else None)
     if seconds:
         print(describe_plan(run, seconds), file=sys.stderr)
+
+
+def _find_terminal() -> str | None:
+    """Return the path of the terminal that is stdout, where the stages' lines go; None if it is none."""
+    try:
+        return os.ttyname(sys.stdout.fileno())
+    except (OSError, ValueError):  # a file, a pipe, or a terminal of another container
+        return None
 
 
 def _read_new_lines(log: Path, start: int) -> list[str]:

@@ -11,6 +11,8 @@ from stages.runs.lineage import RECIPE, section_name
 from stages.runtime.files import read_json_object
 from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD
 
+PAIRS, SHARES = "pairs", "pairs-shares"
+
 
 def estimate_seconds(recipe: Recipe, folders: Iterable[Path]) -> dict[str, float | None]:
     """Return how long each artifact took before, in any run beside this one; None where that is not known.
@@ -21,7 +23,10 @@ def estimate_seconds(recipe: Recipe, folders: Iterable[Path]) -> dict[str, float
     Args:
         folders: of the artifacts.
     """
-    return {str(folder): max(_list_seconds(folder, recipe), default=None) for folder in folders}
+    folders = list(folders)
+    scattered = any(folder.name == SHARES for folder in folders)  # then `pairs` only gathers them
+    return {str(folder): None if scattered and folder.name == PAIRS
+            else max(_list_seconds(folder, recipe), default=None) for folder in folders}
 
 
 def describe_plan(run: str, seconds: dict[str, float | None]) -> str:

@@ -46,7 +46,7 @@ def begin_stage(out: Path) -> None:
     if None not in rest:
         os.environ[RUN_ENDS] = str(time.time() + sum(rest))
         note = f", about {format_duration(sum(rest))} left for the whole run"
-    print_line(f"{out.name}: started at {time.strftime('%H:%M:%S')}{note}")
+    print_line(f"{out.relative_to(Path(folder).parent)}: started at {time.strftime('%H:%M:%S')}{note}")
 
 
 def add_place(text: str) -> str:

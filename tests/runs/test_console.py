@@ -117,6 +117,10 @@ def test_earlier_times_count_with_the_same_settings_and_dump_only(results, tmp_p
     make_artifact(tmp_path / "results/old/ppo", "ppo", 10, section_settings(results, "ppo") | {"epochs": 99})
     folders = [tmp_path / "results/new" / name for name in ("sft", "reward-merged", "ppo", "report")]
     assert list(estimate_seconds(results, folders).values()) == [60, 30, None, None]
+    make_artifact(tmp_path / "results/old/pairs", "pairs", 20, section_settings(results, "pairs"))
+    scattered = [tmp_path / "results/new" / name for name in ("pairs-shares", "pairs")]
+    assert list(estimate_seconds(results, scattered).values()) == [None, None], "gathering takes another time"
+    assert list(estimate_seconds(results, scattered[1:]).values()) == [20]
 
 
 def test_a_run_says_what_it_makes_and_each_stage_its_place_and_the_time_left(results, tmp_path, capsys):
@@ -136,4 +140,4 @@ def test_shares_are_one_stage_and_unknown_times_are_not_invented(results, tmp_pa
     assert capsys.readouterr().err == "results/new: 2 stages to run: pairs-shares, pairs\n"
     stage_lines.begin_stage(Path("results/new/pairs-shares/2-of-2"))
     line = capsys.readouterr().err
-    assert line.startswith("[1/2] 2-of-2: started at ") and "left" not in line
+    assert line.startswith("[1/2] pairs-shares/2-of-2: started at ") and "left" not in line

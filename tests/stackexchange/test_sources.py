@@ -421,8 +421,8 @@ def test_progress_is_shown(tmp_path, monkeypatch):
     for name in ("x.xml.gz", "x.7z"):
         dump = write_dump(tmp_path, packed, name) if name != "x.7z" else seven(tmp_path, name, {"Posts.xml": MANY})
         read(Table(dump, "Posts"), tmp_path / "scratch")
-    assert finished == [("unpack x.xml.gz", len(packed), len(packed)),
-                        ("unpack Posts.xml of x.7z", len(MANY), len(MANY))]
+    assert finished == [("posts: unpack x.xml.gz", len(packed), len(packed)),
+                        ("posts: unpack Posts.xml of x.7z", len(MANY), len(MANY))]
 
 
 def test_what_lies_before_a_table_counts(tmp_path, monkeypatch, capsys):
