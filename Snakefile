@@ -57,8 +57,13 @@ NEEDS_JUDGE = {"always": True, "auto": RECIPE.evaluate.gold is None, "none": Fal
 JUDGE = [f"{RUN}/judge/manifest.json"] if NEEDS_JUDGE else []
 JUDGE_MERGED = [f"{RUN}/judge-merged/manifest.json"] if NEEDS_JUDGE else []
 
-# A signal to the whole process group must not end the shell before its stage has saved a checkpoint.
-shell.prefix("set -euo pipefail; trap : INT TERM; ")
+# A signal to the whole process group must not end the shell before its stage has saved a checkpoint. A stage that is
+# ended from outside (134: C++ had no memory; 137: the system had none) can say nothing itself.
+shell.prefix(
+    "set -euo pipefail; trap : INT TERM; "
+    "trap 'case $? in 134|137) echo \"error: the stage was killed (exit code $?), as happens when memory runs out: take "
+    "smaller batches or a machine with more; the same command continues from the last checkpoint\" >&2;; esac' EXIT; "
+)
 
 # Stages run with the Python that runs Snakemake.
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.runtime import finished
-from stages.runtime.files import hash_file, list_files, write_json
+from stages.runtime.files import hash_file, list_files, read_json_object, sync_to_disk, write_json
 from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD_REQUEST, REQUEST, digest_request, request_file
 
 LOCK = ".lock"
+RESULT = "result.json"  # of a stage that has ended and is not published yet
 TRACEBACK = "traceback.txt"
 PARTIAL = ".partial"
 HASHING_THREADS = 4
@@ -124,17 +125,31 @@ def build(out: Path, request: dict, code_digest: str | None = None) -> Iterator[
         yield partial
 
 
+def save_result(partial: Path, result: dict) -> None:
+    """Store what a stage returned, once its files are on the disk: a kill while they are hashed must not cost them."""
+    for file in list_files(partial):
+        sync_to_disk(file)
+    write_json(partial / RESULT, result)
+
+
+def load_result(partial: Path) -> dict | None:
+    """Load what a stage returned before it was killed; None: it had not ended."""
+    return read_json_object(partial / RESULT)
+
+
 def publish(partial: Path, out: Path, manifest: dict) -> Path | None:
     """Add the size and SHA-256 of every file to the manifest, write it last, and rename the folder to `out`.
 
     A finished artifact of another request that was there moves to .old/; its new path is returned.
     """
-    files = [file for file in list_files(partial) if file.name not in (MANIFEST, REQUEST)]
+    files = [file for file in list_files(partial) if file.name not in (MANIFEST, REQUEST, RESULT)]
     listed = {str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": sha256}
               for file, sha256 in hash_files(files)}
     write_json(partial / MANIFEST, manifest | {"files": listed})
     finished.copy_manifest(partial)
-    return finished.replace(out, partial)
+    old = finished.replace(out, partial)
+    (out / RESULT).unlink(missing_ok=True)
+    return old
 
 
 def hash_files(files: list[Path]) -> list[tuple[Path, str]]:

@@ -45,7 +45,8 @@ INPUT_FLAGS = {
                         "help": "input artifact and its name; can be repeated"},
     OPTIONAL_INPUT: {"metavar": "FOLDER", "nargs": "?", "help": "input artifact; may be left out, or its folder"},
 }
-MEMORY_WORDS = r"(?i)out of memory|can't allocate memory|cannot allocate memory"
+MEMORY_WORDS = ("(?i)out of memory|not enough memory|(can't|cannot|unable to) allocate|bad_alloc|failed to map segment"
+                "|can't start new thread")  # of torch, numpy, C++, and of loading torch itself
 MIN_FREE_BYTES = 1 << 20  # with less, an error of a library that names no cause is that of a full disk
 TEXT_CHARACTERS = 200
 SETTING = "set "  # prefix of the settings among the parsed arguments
@@ -172,18 +173,21 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     check_input_kinds(sources)
     verify_artifacts([Path(source["path"]) for source in sources.values()], out.parent / "logs", always=verify)
     with artifact.build(out, request, digest_code()) as partial:
-        start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
-        run = load_run()
-        takes_context = CONTEXT in inspect.signature(run).parameters
-        context = {CONTEXT: artifact.RunContext.for_artifact(out, request)} if takes_context else {}
-        metrics = run(config, partial, **inputs, **options, **context)
-        seconds = round(time.monotonic() - start, 2)
-        old = artifact.publish(partial, out, request | {"metrics": metrics, "seconds": seconds}
-                               | describe_environment())
-        numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(metrics))
-        print_line(f"{stage}: {out} made in {seconds:.0f} s{numbers}")
-        if old:
-            _report_old(stage, out, old)
+        result = artifact.load_result(partial)
+        if result is None:
+            start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
+            run = load_run()
+            takes_context = CONTEXT in inspect.signature(run).parameters
+            context = {CONTEXT: artifact.RunContext.for_artifact(out, request)} if takes_context else {}
+            metrics = run(config, partial, **inputs, **options, **context)
+            seconds = round(time.monotonic() - start, 2)
+            result = {"metrics": metrics, "seconds": seconds} | describe_environment()
+            artifact.save_result(partial, result)
+        old = artifact.publish(partial, out, request | result)
+    numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(result["metrics"]))
+    print_line(f"{stage}: {out} made in {result['seconds']:.0f} s{numbers}")
+    if old:
+        _report_old(stage, out, old)
 
 
 def _report_old(stage: str, out: Path, old: Path) -> None:

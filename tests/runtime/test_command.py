@@ -20,7 +20,7 @@ from stages.recipe.models import Merge
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.type_names import placeholder
 from stages.runs import lineage
-from stages.runtime import command
+from stages.runtime import artifact, command
 from stages.runtime.command_signature import read_signature
 from stages.runtime.manifest import read_record
 
@@ -151,6 +151,10 @@ class SafetensorError(Exception):
     (SafetensorError("header too large"), 1 << 40, "a file of weights cannot be read or written: header too large"),
     (RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried"), 1 << 40, "out of memory:"),
     (MemoryError(), 1 << 40, "out of memory: take smaller batches"),
+    (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), 1 << 40, "out of memory:"),
+    (RuntimeError("std::bad_alloc"), 1 << 40, "out of memory:"),
+    (ImportError("libtorch_cpu.so: failed to map segment from shared object"), 1 << 40, "out of memory:"),
+    (RuntimeError("can't start new thread"), 1 << 40, "out of memory:"),
     (ValueError("two\nlines"), 1 << 40, "two\nlines"),
     (RuntimeError("a mistake in this program"), 1 << 40, None), (KeyError("x"), 0, None)])
 def test_failures_of_the_machine_are_one_line(error, free_bytes, says, tmp_path, monkeypatch):
@@ -355,3 +359,26 @@ def test_code_that_changed_since_makes_nothing_stale(probe):
     request = probe.out / "request.json"
     request.write_text(json.dumps(json.loads(request.read_text()) | {"code": "0123456789ab"}))
     assert "already made" in probe().stderr
+
+
+def test_a_stage_that_was_killed_while_it_was_published_is_not_run_again(tmp_path, monkeypatch):
+    """The checkpoints of a training are gone by then, and hashing its weights may take minutes."""
+    calls = []
+
+    def run(config: Merge, out: Path) -> dict[str, float]:
+        calls.append(out)
+        (out / "weights").write_text("trained for days")
+        return {"loss": 0.25}
+
+    def kill(files):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(artifact, "hash_files", kill)
+        command.make(run, Merge(), tmp_path / "out", {})
+    assert not (tmp_path / "out").exists()
+    command.make(run, Merge(), tmp_path / "out", {})
+    manifest = read_record(tmp_path / "out").manifest
+    assert len(calls) == 1 and manifest["metrics"] == {"loss": 0.25} and list(manifest["files"]) == ["weights"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        ".manifest.json", "manifest.json", "request.json", "weights"]

@@ -1,0 +1,212 @@
+"""Kill, fill and damage the tiny pipeline at random until it is finished: every artifact must equal an undisturbed one.
+
+    python -m benchmarks.soak.run --kills 100
+    python -m benchmarks.soak.run --kills 3 --fills 1 --flips 1 --target base
+
+The runs are made in copies of the project in --folder. Of the kills, a third each is SIGKILL to all processes, Ctrl-C
+(SIGINT to all) and SIGTERM (to Snakemake alone, or to all). A disturbed run that finishes is compared, and another one
+is started, until all disturbances were made. Exits with 1 if an artifact differs, a process is left behind or this
+project's code prints a traceback (Snakemake itself does while it starts). A full disk is a small tmpfs, which only root
+can mount; else RLIMIT_FSIZE.
+"""
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks.quality.compare_artifacts import differences, file_digests, stage_metrics
+from benchmarks.soak.disturbances import (
+    POLL_SECONDS,
+    StillRunningError,
+    date_in_future,
+    end_run,
+    flip_byte,
+    full_disk,
+    limit_files,
+    small_disk,
+)
+
+ROOT = Path(__file__).parents[2]
+PROJECT = ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data")
+RUN, DUMP, LOG = Path("results/tiny"), "dump", "soak.log"
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+OUR_TRACEBACK = re.compile(r'^ +File ".*(/stages/.*\.py|/Snakefile|\.smk)", line', re.MULTILINE)
+MAX_SECONDS = 40.0  # until a kill
+RUN_SHARE = 0.8  # of the time of an undisturbed run: as long as a kill waits at most, so that it strikes
+AFTER_CHECKPOINT_SECONDS = 1.0
+
+
+class Soak:
+    """One project in `folder` that is disturbed. problems: what went wrong, a line each."""
+
+    def __init__(self, folder: Path, target: str, rng: random.Random):
+        self.folder, self.target, self.rng = folder, target, rng
+        self.problems: list[str] = []
+        self.max_seconds = MAX_SECONDS
+        self.process: subprocess.Popen | None = None
+
+    def start(self, prepare=None) -> subprocess.Popen:
+        """Start Snakemake as a process group of its own; its output is appended to LOG."""
+        command = [sys.executable, "-m", "snakemake", "--cores", "1", self.target, "--config",
+                   "recipe=configs/tiny.yaml", f"dump={DUMP}", "name=tiny"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        with open(self.folder / LOG, "ab") as log:
+            self.process = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log,
+                                            start_new_session=True, preexec_fn=prepare)
+        return self.process
+
+    def close(self) -> None:
+        """End what still runs, where the soak itself was stopped."""
+        if self.process is not None and self.process.poll() is None:
+            end_run(self.process, signal.SIGKILL, whole_group=True)
+
+    def kill(self, number: int) -> str | None:
+        """Run until a random moment, or until just after a checkpoint, and signal; None if the run ended before."""
+        process, start = self.start(), time.monotonic()
+        before = self._list_checkpoints() if self.rng.random() < 0.5 else None
+        deadline = start + (self.rng.uniform(0, self.max_seconds) if before is None else self.max_seconds)
+        while process.poll() is None and time.monotonic() < deadline:
+            if before is not None and self._list_checkpoints() - before:
+                before, deadline = None, time.monotonic() + self.rng.uniform(0, AFTER_CHECKPOINT_SECONDS)
+            time.sleep(POLL_SECONDS)
+        if process.poll() is not None:
+            if process.returncode:
+                self.problems.append(f"undisturbed, a run ended with {process.returncode}: see {self.folder / LOG}")
+            return None
+        whole_group = number != signal.SIGTERM or self.rng.random() < 0.5
+        seconds = time.monotonic() - start
+        try:
+            end_run(process, number, whole_group)
+        except StillRunningError as error:
+            self.problems.append(str(error))
+        return f"{signal.Signals(number).name} to {'all' if whole_group else 'Snakemake'} after {seconds:.1f} s"
+
+    def fill(self, mounted: bool) -> str:
+        """Run on a full disk until the run ends by itself."""
+        if mounted:
+            with full_disk(self.folder / "results", self.rng):
+                code = self.start().wait()
+            return f"full disk: ended with {code}"
+        code = self.start(partial(limit_files, self.rng)).wait()
+        return f"files of limited size: ended with {code}"
+
+    def finish(self) -> float:
+        """Run undisturbed to the end, and return the seconds; a run that fails is a problem."""
+        start = time.monotonic()
+        if code := self.start().wait():
+            self.problems.append(f"undisturbed, a run ended with {code}: see {self.folder / LOG}")
+        return time.monotonic() - start
+
+    def is_finished(self) -> bool:
+        return (self.folder / RUN / ("report" if self.target == "ppo" else self.target) / "manifest.json").exists()
+
+    def compare(self, quiet: Path) -> None:
+        """Compare all artifacts with those of the undisturbed run."""
+        for measure in (file_digests, stage_metrics):
+            self.problems += differences(measure(quiet / RUN), measure(self.folder / RUN))
+
+    def _list_checkpoints(self) -> set[Path]:
+        return set((self.folder / RUN).glob("*.partial/**/checkpoint-*/complete.json"))
+
+
+def copy_project(folder: Path) -> Path:
+    """Copy what a run reads to `folder`, with a tiny dump."""
+    for name in PROJECT:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.7z"))
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder)
+    subprocess.run([sys.executable, "data/demo/generate.py", "--questions", "120", "--seed", "1", "--out", DUMP],
+                   cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def plan(kills: int, fills: int, flips: int, rng: random.Random) -> list[str]:
+    """List the disturbances in random order; the kills take turns, and the clock is set back once."""
+    others = ["fill"] * fills + ["flip"] * flips + ["clock"]
+    steps = [SIGNALS[number % len(SIGNALS)].name for number in range(kills)]
+    for other in others:
+        steps.insert(rng.randrange(len(steps) // 4, len(steps) + 1), other)
+    return steps
+
+
+def soak(disturbed: Soak, quiet: Path, steps: list[str], mounted: bool) -> None:
+    """Make all disturbances, with as many runs as that takes, and compare each."""
+    remaining = list(steps)
+    while remaining and not disturbed.problems:
+        step = remaining[0]
+        if disturbed.is_finished():
+            disturbed.compare(quiet)
+            shutil.rmtree(disturbed.folder / RUN)
+            _say("a disturbed run is finished and compared; the next one begins")
+        if step == "fill":
+            what = disturbed.fill(mounted)
+        elif step == "flip":
+            changed = flip_byte(disturbed.folder / RUN, disturbed.rng)
+            what = f"a byte changed in {changed.relative_to(disturbed.folder)}" if changed else "no checkpoint yet"
+        elif step == "clock":
+            date_in_future(disturbed.folder / DUMP)
+            what = "the dump is dated in the future"
+        else:
+            what = disturbed.kill(signal.Signals[step])
+        if what is not None:
+            del remaining[0]
+            _say(f"{len(steps) - len(remaining)}/{len(steps)}  {what}")
+    disturbed.finish()
+    disturbed.compare(quiet)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--fills", type=int, help="times that the disk is full (default: a tenth of the kills)")
+    parser.add_argument("--flips", type=int, help="bytes changed in checkpoints (default: a tenth of the kills)")
+    parser.add_argument("--target", default="ppo", help="what to make (default: ppo, everything)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where to work; it must not exist (default: a temporary folder)")
+    given = parser.parse_args(arguments)
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="soak-")) / "soak"
+    if folder.exists():
+        parser.error(f"{folder} exists: name another --folder")
+    tenth = given.kills // 10
+    rng = random.Random(given.seed)
+    steps = plan(given.kills, tenth if given.fills is None else given.fills,
+                 tenth if given.flips is None else given.flips, rng)
+    quiet, disturbed = (Soak(copy_project(folder / name), given.target, rng) for name in ("quiet", "disturbed"))
+    _say(f"in {folder}: first an undisturbed run")
+    disturbed.max_seconds = min(MAX_SECONDS, RUN_SHARE * quiet.finish())
+    if quiet.problems:
+        _say(quiet.problems[0])
+        return 1
+    with small_disk(disturbed.folder / "results") as mounted:
+        if not mounted:
+            _say("no file system can be mounted here: a full disk is a limit on the size of files instead")
+        try:
+            soak(disturbed, quiet.folder, steps, mounted)
+        finally:
+            disturbed.close()
+        if mounted:
+            shutil.copytree(disturbed.folder / "results", folder / "results", dirs_exist_ok=True)
+    if OUR_TRACEBACK.search((disturbed.folder / LOG).read_text(encoding="utf-8", errors="replace")):
+        disturbed.problems.append(f"{disturbed.folder / LOG} has a traceback of this project's code")
+    print("\n".join([*disturbed.problems, f"{len(steps)} disturbances, {len(disturbed.problems)} problems"]))
+    return 1 if disturbed.problems else 0
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was mounted is unmounted
+    sys.exit(main())

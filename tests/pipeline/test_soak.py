@@ -1,0 +1,40 @@
+"""The short form of benchmarks/soak: a run that is disturbed ends with the bytes of an undisturbed one."""
+
+import random
+
+from benchmarks.soak import run
+from benchmarks.soak.disturbances import flip_byte
+
+
+def test_a_disturbed_run_finishes_with_the_same_artifacts(tmp_path, capfd):
+    words = ["--kills", "3", "--fills", "1", "--flips", "1", "--target", "base", "--folder", str(tmp_path / "soak")]
+    code = run.main(words)
+    said = capfd.readouterr().out
+    assert code == 0 and said.endswith("6 disturbances, 0 problems\n"), said
+    assert all(name in said for name in ("SIGKILL to all", "SIGINT to all", "dated in the future")), said
+
+
+def test_signals_take_turns_and_every_disturbance_is_planned():
+    steps = run.plan(9, 2, 3, random.Random(1))
+    assert [step for step in steps if step.startswith("SIG")] == ["SIGKILL", "SIGTERM", "SIGINT"] * 3
+    assert [steps.count(name) for name in ("fill", "flip", "clock")] == [2, 3, 1]
+
+
+def test_a_flip_changes_one_bit_of_a_checkpoint(tmp_path):
+    assert flip_byte(tmp_path, random.Random(0)) is None
+    checkpoint = tmp_path / "sft.partial/checkpoints/checkpoint-5"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "optimizer.pt").write_bytes(bytes(100))
+    assert flip_byte(tmp_path, random.Random(0)) == checkpoint / "optimizer.pt"
+    assert sum(byte.bit_count() for byte in (checkpoint / "optimizer.pt").read_bytes()) == 1
+
+
+def test_a_difference_is_a_problem(tmp_path):
+    for name, text in (("quiet", "1"), ("disturbed", "2")):
+        folder = tmp_path / name / run.RUN / "base"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text('{"metrics": {}}')
+        (folder / "weights").write_text(text)
+    soak = run.Soak(tmp_path / "disturbed", "base", random.Random(0))
+    soak.compare(tmp_path / "quiet")
+    assert soak.problems == ["base/weights: differs"]
