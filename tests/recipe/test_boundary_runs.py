@@ -45,7 +45,7 @@ BESIDE = {
     "ppo+": {"top_p": 1.0, "reward_combine": "mean_minus_std"},
 }
 REPORTS = {"-": Report(side_by_side=0, figure_width_inches=1),
-           "+": Report(side_by_side=10**12, figure_width_inches=100)}
+           "+": Report(side_by_side=10**12, figure_width_inches=20)}
 
 
 @pytest.fixture(scope="module")
