@@ -91,7 +91,7 @@ def generate_stepwise(
     device, head = next(model.parameters()).device, model.get_output_embeddings()
     with rollout_mode(model):
         decoder = SharedPrefixState(model, prompts) if share_prefixes else DecodeState(model, prompts)
-        state = GenerationState(limits, stop_ids, device, top_k)
+        state = GenerationState(limits, stop_ids, device, min(top_k, head.weight.shape[0]))
         while True:
             uniform = torch.rand(len(prompts), generator=generator, dtype=torch.float64)[state.rows].to(device)
             drawn = sample_token(head(decoder.hidden).float(), temperature, uniform, top_k, top_p)

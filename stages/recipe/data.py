@@ -44,7 +44,7 @@ class Posts:
     max_question_bytes: int = setting(
         67_108_864, "drop questions that are larger, answers included [ours]", within=BYTES)
     part_bytes: int = setting(
-        67_108_864, "approximate text size of the posts in one part-*.parquet [ours]", within=BYTES)
+        67_108_864, "approximate text size of the posts in one part-*.parquet [ours]", within=Range(10_000, 10**15))
     seed: int = setting(
         42, "seed of the order of the questions, and so of the draw of `max_questions` [card]", within=SEED)
 

@@ -58,4 +58,4 @@ class Report:
     """The report page."""
 
     side_by_side: int = setting(40, "questions shown with the answers of all policies [ours]", within=COUNT_OR_NONE)
-    figure_width_inches: float = setting(7.0, "width of a figure [ours]", within=Range(1, 100))
+    figure_width_inches: float = setting(7.0, "width of a figure [ours]", within=Range(1, 20))

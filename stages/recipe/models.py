@@ -6,6 +6,7 @@ from typing import Literal
 from stages.recipe.checks import CpuKernels, check_divides, cpu_kernels_setting
 from stages.recipe.ranges import (
     BATCH,
+    BLOCK,
     BYTES,
     COEFFICIENT,
     COUNT,
@@ -35,7 +36,7 @@ class Scratch:
     max_position_tokens: int = setting(1024, "maximum sequence length [ours]", within=TOKENS)
     initializer_range: float = setting(
         0.05, "standard deviation of the initial weights; 0.02 learns facts more slowly here [ours]",
-        within=Range(0, 10, above=True))
+        within=Range(0, 1, above=True))
     epochs: float = setting(2.0, "passes over the text of the site [ours]", within=EPOCHS)
     max_tokens: int = setting(8_000_000, "maximum training tokens; it overrides epochs [ours]", within=COUNT)
     optimizer: Literal["adamw", "muon"] = setting(
@@ -44,7 +45,7 @@ class Scratch:
     weight_decay: float = setting(0.05, "weight decay of AdamW [ours]", within=DECAY)
     warmup_share: float = setting(
         0.05, "share of the steps with a linear warmup of the learning rate [ours]", within=SHARE)
-    sequence_length_tokens: int = setting(256, "length of a packed block [ours]", within=TOKENS)
+    sequence_length_tokens: int = setting(256, "length of a packed block [ours]", within=BLOCK)
     batch_sequences: int = setting(16, "blocks per step [ours]", within=BATCH)
     precision: Literal["fp32", "mixed"] = setting("mixed", "'mixed': fp32 weights, bf16 matrix products [ours]")
     save_every_steps: int = setting(250, "steps between checkpoints [ours]", within=COUNT)

@@ -28,6 +28,7 @@ COUNT = Range(1, 10**12)
 COUNT_OR_NONE = Range(0, 10**12)
 BATCH = Range(1, 10**6)  # items in memory at once
 TOKENS = Range(1, 10**7)  # of one sequence
+BLOCK = Range(2, 10**7)  # tokens of a packed block; of a single one, nothing would be predicted
 WIDTH = Range(1, 10**6)  # of a layer
 BYTES = Range(1, 10**15)
 SEED = Range(0, 2**31 - 1)  # NumPy takes 32 bits, and members of a reward model count on from it

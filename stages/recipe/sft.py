@@ -14,7 +14,7 @@ from stages.recipe.checks import (
     log_to_setting,
 )
 from stages.recipe.models import Lora
-from stages.recipe.ranges import BATCH, COUNT, COUNT_OR_NONE, DECAY, EPOCHS, LEARNING_RATE, SEED, TOKENS
+from stages.recipe.ranges import BATCH, BLOCK, COUNT, COUNT_OR_NONE, DECAY, EPOCHS, LEARNING_RATE, SEED
 from stages.recipe.schema import setting
 
 
@@ -32,7 +32,7 @@ class Sft:
         "documents")
     loss_on: Literal["all", "answer"] = setting(
         "all", "tokens with a loss: 'all', or only those of the 'answer' [script: all]")
-    sequence_length_tokens: int = setting(1024, "length of a packed block [script]", within=TOKENS)
+    sequence_length_tokens: int = setting(1024, "length of a packed block [script]", within=BLOCK)
     batch_sequences: int = setting(32, "blocks per optimizer step [run: 4 on each of 8 processes]", within=BATCH)
     microbatch_sequences: int = setting(4, "blocks per forward pass [script]", within=BATCH)
     max_steps: int | None = setting(5000, "optimizer steps; null: as many as epochs needs [run]", within=COUNT)

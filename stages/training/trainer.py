@@ -184,6 +184,8 @@ class _Trainer(Trainer):
         return batches, sum(batch["items"] for batch in batches)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if not inputs["items"]:  # of prompts alone, with no label; backward wants a loss that depends on a weight
+            return 0 * next(p for p in model.parameters() if p.requires_grad).sum()
         return self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
 
     def _save_checkpoint(self, model, trial):

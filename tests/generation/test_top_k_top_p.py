@@ -37,6 +37,8 @@ def filtered_by_hand(logits, top_k, top_p):
 def test_the_sampler_scores_what_it_sampled_from(top_k, top_p):
     policy = perturb(make_policy(temperature=0.7))
     rollout = drawn(policy, top_k=top_k, top_p=top_p)
+    vocabulary = policy.model.get_output_embeddings().out_features
+    assert rollout.allowed_token_ids.shape[-1] == min(top_k, vocabulary) < 400  # no room for more than there are
     rows = zip(PROMPTS, rollout.responses, rollout.logprobs, rollout.allowed_token_ids, strict=True)
     for prompt, response, logprobs, ids in rows:
         with torch.no_grad():

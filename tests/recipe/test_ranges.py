@@ -91,6 +91,16 @@ def test_boundaries_are_refused_or_plainly_meaningful(section):
     assert not wrong
 
 
+@pytest.mark.parametrize(("section", "name", "refused", "accepted"), [
+    ("base", "scratch.initializer_range", 1.01, 1),  # Transformers takes at most 1
+    ("base", "scratch.sequence_length_tokens", 1, 2),  # of a single token, nothing is predicted
+    ("sft", "sequence_length_tokens", 1, 2),
+    ("posts", "part_bytes", 1, 10_000),  # a file for each byte of text
+    ("report", "figure_width_inches", 21, 20)])  # at 100, minutes of drawing 68 million pixels each
+def test_ends_at_which_a_tiny_run_has_crashed_or_never_ended(section, name, refused, accepted):
+    assert not is_accepted(section, name, refused) and is_accepted(section, name, accepted)
+
+
 @pytest.mark.parametrize("weight", [math.nan, math.inf, 1e308])
 def test_an_entry_of_rewards_has_ranges_too(weight):
     assert set(list_ranges(RewardSource())) == numeric_settings(RewardSource())

@@ -1,0 +1,65 @@
+"""Run each stage in this process on tiny inputs, in about a second, with some settings changed."""
+
+from pathlib import Path
+
+from stages import base, evaluate, merge, pairs, posts, ppo, reward, sft
+from stages.recipe.data import Pairs, Posts
+from stages.recipe.evaluate import Evaluate
+from stages.recipe.models import Base, Lora, Merge, Scratch
+from stages.recipe.ppo import Ppo, RewardSource
+from stages.recipe.reward import Reward
+from stages.recipe.schema import nest, override
+from stages.recipe.sft import Sft
+from tests.helpers import tiny_models
+from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
+
+LORA = Lora(r=2, alpha=4, dropout=0.0)
+COMMON = {"precision": "fp32", "log_to": ("jsonl",)}
+RUNS = {"posts": posts.run, "pairs": pairs.run, "base": base.run, "sft": sft.run, "reward": reward.run,
+        "merge": merge.run, "ppo": ppo.run, "evaluate": evaluate.run}
+TINY = {
+    "posts": Posts(), "pairs": Pairs(),
+    "base": Base(model="scratch", scratch=Scratch(
+        vocabulary_tokens=300, hidden_size=8, intermediate_size=8, layers=1, heads=2, max_tokens=256, precision="fp32",
+        sequence_length_tokens=64, batch_sequences=2, save_every_steps=2)),
+    "sft": Sft(lora=LORA, packing="bfd", sequence_length_tokens=64, batch_sequences=4, microbatch_sequences=4,
+               max_steps=2, warmup_steps=1, save_every_steps=1, evaluate_every_steps=1, validation_questions=2,
+               learning_rate=1e-3, **COMMON),
+    "reward": Reward(lora=LORA, train_pairs=8, batch_pairs=4, microbatch_pairs=4, epochs=1.0, save_every_steps=1,
+                     validation_share=0.2, max_length_tokens=64, batching="question", **COMMON),
+    "merge": Merge(dtype="fp32"),
+    "ppo": Ppo(lora=LORA, iterations=2, rollout_prompts=4, minibatch_prompts=4, microbatch_prompts=4, epochs=1,
+               max_prompt_tokens=64, max_response_tokens=4, min_response_tokens=1, validation_prompts=2,
+               evaluate_every_iterations=1, save_every_iterations=1, require_reward="none", optimizer="adamw",
+               rewards=(RewardSource("response_tokens"),), **COMMON),
+    "evaluate": Evaluate(max_pairs=8, surface_pairs=8, prompts=2, best_of=(2,), batch_prompts=4, max_prompt_tokens=64,
+                         max_response_tokens=4, temperatures=(1.0, 0.0), temperature_prompts=2, bootstrap_samples=10),
+}
+
+
+def save_inputs(folder: Path) -> dict[str, dict]:
+    """Make what every stage reads in `folder`, and return the inputs of each stage."""
+    dump = write_dump(folder, document(*(qa_rows(number) for number in range(1, 60, 3))))
+    paths = {name: folder / name for name in ("posts", "base", "other", "pairs", "sft", "reward", "reward-merged")}
+    for name in ("posts", "sft", "reward", "reward-merged"):
+        paths[name].mkdir()
+    posts.run(TINY["posts"], paths["posts"], dump=[dump])
+    for seed, name in enumerate(("base", "other")):
+        tiny_models.save_base(paths[name], seed, width=8)
+    tiny_models.save_pairs(paths["pairs"], questions_per_split=12)
+    on_base = {"base": paths["base"], "pairs": paths["pairs"]}
+    sft.run(TINY["sft"], paths["sft"], **on_base)
+    reward.run(TINY["reward"], paths["reward"], **on_base)
+    merge.run(TINY["merge"], paths["reward-merged"], adapter=[str(paths["reward"])], **on_base)
+    return {
+        "posts": {"dump": [dump]}, "pairs": {"posts": paths["posts"]}, "base": {"pairs": paths["pairs"]},
+        "sft": on_base, "reward": on_base, "merge": on_base | {"adapter": [str(paths["reward"])]},
+        "ppo": {"policy": paths["base"], "reward": paths["reward-merged"], "pairs": paths["pairs"]},
+        "evaluate": {"posts": paths["posts"], "pairs": paths["pairs"], "base": paths["base"], "sft": paths["base"],
+                     "policy": {"ppo": paths["other"]}, "reward": paths["reward-merged"]}}
+
+
+def run_stage(stage: str, settings: dict[str, object], out: Path, inputs: dict[str, dict]) -> None:
+    """Run one stage with these settings, by dotted names, instead of the tiny ones."""
+    out.mkdir(parents=True)
+    RUNS[stage](override(TINY[stage], nest(settings), stage), out, **inputs[stage])
