@@ -32,11 +32,14 @@ def find_origin(base: Path, pairs: Path) -> Origin:
 
 def find_pretrained(folder: Path) -> str | None:
     """Follow a model's ancestors to the pretrained one, and return its name in the recipe; None if it is not known."""
-    while (folder / MANIFEST).is_file():
+    visited = set()
+    while folder not in visited and (folder / MANIFEST).is_file():
+        visited.add(folder)  # a path may name another artifact by now, even this one
         manifest = read_manifest(folder)
-        if manifest["stage"] == "base":
+        if manifest.get("stage") == "base":
             return manifest["config"]["model"]
-        source = manifest["inputs"].get("base") or manifest["inputs"].get("policy")
+        inputs = manifest.get("inputs", {})
+        source = inputs.get("base") or inputs.get("policy")
         if source is None:
             return None
         folder = find_input(folder, source["path"])
@@ -47,6 +50,6 @@ def find_hub_datasets(folder: Path) -> list[str]:
     """Return the ids of the data sets on the Hub that the posts of a data artifact came from."""
     if not (folder / MANIFEST).is_file():
         return []
-    sources = list_input_sources(read_manifest(folder)["inputs"]).values()
+    sources = list_input_sources(read_manifest(folder).get("inputs", {})).values()
     return sorted({name for source in sources for name in (
         [source["path"]] if source["sha256"] is None else find_hub_datasets(find_input(folder, source["path"])))})
