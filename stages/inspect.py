@@ -149,10 +149,10 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="two artifacts, or two runs, to compare")
     group.add_argument("--verify", type=Path, metavar="PATH",
                        help="an artifact, or a folder of runs: compare all files with the digests in the manifests")
-    asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--id", metavar="[SITE/]NUMBER", help="of a posts or pairs artifact: show this question")
-    asked.add_argument("--tag", help="of a posts or pairs artifact: show the first questions with this tag")
-    asked.add_argument("--export", choices=("trl",), help="of a pairs artifact: write prompt, chosen and rejected")
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument("--id", metavar="[SITE/]NUMBER", help="of a posts or pairs artifact: show this question")
+    actions.add_argument("--tag", help="of a posts or pairs artifact: show the first questions with this tag")
+    actions.add_argument("--export", choices=("trl",), help="of a pairs artifact: write prompt, chosen and rejected")
     parser.add_argument("--questions", type=int, default=MAX_QUESTIONS, metavar="N",
                         help=f"how many questions --id and --tag show at most (default: {MAX_QUESTIONS})")
     parser.add_argument("--split", choices=SPLITS, default="reward", help="that --export writes (default: reward)")
@@ -167,6 +167,8 @@ def main(words: list[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if not arguments.path and (arguments.id or arguments.tag or arguments.export):
         parser.error("--id, --tag and --export need the folder of an artifact")
+    if arguments.questions < 1:
+        parser.error(f"--questions must be at least 1, not {arguments.questions}")
     try:
         lines, facts = _answer(arguments)
     except (ValueError, OSError) as error:  # ArtifactError is a ValueError

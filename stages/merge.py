@@ -16,7 +16,6 @@ from stages.runtime.command import main
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)
 
-import json
 from itertools import groupby
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from stages.reward_modeling.dataset import Example, build_examples
 from stages.reward_modeling.merge_target import select_target
 from stages.reward_modeling.no_model import read_no_model, write_no_model
 from stages.reward_modeling.scoring_file import load_held_out, member_folder, member_folders
+from stages.runs.origin import find_origin
 from stages.runtime.artifact import MANIFEST, artifact_folder, read_manifest
 from stages.runtime.files import write_text
 from stages.stackexchange.pairs.table import question_key, read_pairs
@@ -78,23 +78,12 @@ def _describe(adapter: Path, base: Path, report: dict, pairs: Path) -> MergedMod
     """Collect the model card's facts from the artifacts; a folder that is no artifact has few."""
     manifest = read_manifest(adapter) if (adapter / MANIFEST).is_file() else {}
     stage = manifest.get("stage") or ("reward" if is_reward_model(adapter) else "sft")
-    counts, metrics = pairs / "metrics.json", manifest.get("metrics", {})
+    metrics = manifest.get("metrics", {})
     if is_reward_model(adapter):
         shortfall = "; ".join(filter(None, map(describe_shortfall, load_held_out(adapter).values())))
     else:
         shortfall = metrics.get("reward_model_shortfall", "")
-    return MergedModel(stage, manifest.get("config", {}), metrics, _pretrained_name(base), report,
-                       json.loads(counts.read_text(encoding="utf-8")) if counts.is_file() else {}, shortfall)
-
-
-def _pretrained_name(base: Path) -> str | None:
-    """Follow the base's ancestors to the pretrained model, and return its name in the recipe."""
-    while (base / MANIFEST).is_file():
-        manifest = read_manifest(base)
-        if manifest["stage"] == "base":
-            return manifest["config"]["model"]
-        base = Path(manifest["inputs"].get("base", {"path": ""})["path"])
-    return None
+    return MergedModel(stage, manifest.get("config", {}), metrics, report, find_origin(base, pairs), shortfall)
 
 
 def _load_examples(base: Path, adapter: Path, pairs: Path) -> list[Example]:

@@ -26,6 +26,7 @@ from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import select_settings
+from stages.reporting.card_metadata import complete_adapter_cards
 from stages.reward_modeling.consistency import check_consistency, compare_with_training
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import load_held_out, member_folders
@@ -41,6 +42,7 @@ from stages.rl.load import load_policy, load_scorers
 from stages.rl.policy import Policy
 from stages.rl.ppo_trainer import PPOTrainer, UpdateSettings
 from stages.rl.training_loop import LoopSettings, TrainingLoop
+from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
@@ -80,6 +82,7 @@ def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, cont
             write_json(out / STARTUP, asdict(report))
         loop.train()
     trainer.policy.save(out, tokenizer)
+    complete_adapter_cards(out, find_origin(policy, pairs))
     checkpoint.delete_checkpoints(out)
     return {
         "best_iteration": loop.best["iteration"],

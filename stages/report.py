@@ -6,7 +6,8 @@
         --evaluate results/demo/evaluate --out results/demo/report
 
 Give --policy NAME=FOLDER once for each policy, with the folder of its training. Writes report.html (no network, one
-small script for its tables), metrics.json as evaluate wrote it, and figures/*.png.
+small script for its tables), metrics.json as evaluate wrote it, figures/*.png, and cards/NAME/README.md: the model card
+of each merged model that was evaluated, with the evaluation's numbers.
 """
 
 from stages.runtime.command import main
@@ -25,6 +26,7 @@ from stages.recipe.evaluate import Report
 from stages.render.html import Html, element, join_html, table
 from stages.reporting import at_best_section, data_funnel, pipeline_graph, policy_section, recipe_diff, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards
+from stages.reporting.card_metadata import CARD, render_evaluated_card
 from stages.reporting.curves import build_curves
 from stages.reporting.figures import FigureFolder, Histogram, Intervals, Reliability
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, page_title
@@ -33,7 +35,8 @@ from stages.reporting.page import render_page
 from stages.reward_modeling.no_model import read_no_model
 from stages.runs.lineage import section_name
 from stages.runtime.artifact import artifact_folder, digest, read_manifest
-from stages.runtime.files import write_json
+from stages.runtime.files import write_json, write_text
+from stages.runtime.manifest import list_input_sources
 from stages.runtime.series import read_history
 
 TOP_ANSWERS = 3  # answers of the highest reward that are shown of each policy
@@ -69,7 +72,22 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
         "Provenance": sections.render_provenance(manifests, digests)})
     (out / "report.html").write_text(html, encoding="utf-8")
     write_json(out / "metrics.json", metrics)
+    _write_cards(out / "cards", [artifact_folder(folder) for folder in merged], digests, manifests, metrics)
     return {"page_bytes": len(html.encode()), "figures": figures.count, "answers_shown": len(examples)}
+
+
+def _write_cards(out: Path, merged: list[Path], digests: dict[str, str], manifests: dict[str, dict], metrics: dict
+                 ) -> None:
+    """Write the card of each merged model that was evaluated, with the evaluation's numbers."""
+    writers = {source["sha256"]: label.removeprefix("policy.")
+               for label, source in list_input_sources(manifests["evaluate"]["inputs"]).items()}
+    sites = list(manifests["posts"]["metrics"].get("sites", {}))
+    for folder in merged:
+        card, writer = folder / CARD, writers.get(digests[folder.name])
+        if card.is_file() and (writer in ("sft", "reward", "judge") or writer in metrics["comparisons"]):
+            (out / folder.name).mkdir(parents=True, exist_ok=True)
+            text = render_evaluated_card(card.read_text(encoding="utf-8"), folder.name, writer, metrics, sites)
+            write_text(out / folder.name / CARD, text)
 
 
 def _read_metrics(evaluate: Path) -> dict:

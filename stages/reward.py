@@ -39,6 +39,7 @@ from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import select_settings
 from stages.recipe.reward import Reward
+from stages.reporting.card_metadata import complete_adapter_cards
 from stages.reward_modeling.dataset import Example, build_examples, collate_examples, select_reference_answers
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss
@@ -52,6 +53,7 @@ from stages.reward_modeling.scoring_file import (
     save_scoring,
     set_scoring,
 )
+from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext
 from stages.runtime.series import append_row, read_history, read_rows, truncate_after
 from stages.runtime.stage_lines import print_line
@@ -101,6 +103,7 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
                 train_member(settings, folder, base, plain, tokenizer, data, logs)
         remove_checkpoints(folder)
         metrics.append(best_validation(folder))
+    complete_adapter_cards(out, find_origin(base, pairs))
     return {
         "pairs": sum(len(e.pairs) for e in data.training),
         "answers": sum(len(e.answers) for e in data.training),

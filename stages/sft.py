@@ -32,6 +32,8 @@ from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import check_special_tokens, check_vocabulary, load_tokenizer, resize_token_embeddings
 from stages.recipe.sft import Sft
+from stages.reporting.card_metadata import complete_adapter_cards
+from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import best_rows, first_question_keys, question_key, read_first_rows, read_pairs
@@ -63,6 +65,7 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path, context: RunContext 
             TrainerSettings.from_section(config, **sizes, schedule="cosine"), out, "sft",
             validation.evaluation() if validation.rows else None, logger)
     (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
+    complete_adapter_cards(out, find_origin(base, pairs))
     remove_checkpoints(out)
     (out / DOCUMENTS).unlink()
     return {"documents": len(documents), "tokens": int(documents.lengths.sum()), "blocks": len(blocks),

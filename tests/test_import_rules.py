@@ -32,8 +32,8 @@ ROOMS = {
     "rl": ("runtime", "render", "modeling", "training", "generation", "reward_modeling", "rewards", *PROMPTS),
     "evaluation": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation",
                    "reward_modeling", "rewards", "stackexchange"),
-    "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runtime", "render",
-                  "stackexchange.prompt"),
+    "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runs.origin", "runtime",
+                  "render", "stackexchange.prompt"),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "runs", "stackexchange", "inspection", "reporting")

@@ -117,7 +117,7 @@ def _render_numbers(runs: list[ComparedRun]) -> Html:
     for stage, name in names:
         estimates = [run.headlines.get(stage, {}).get(name) for run in runs]
         if stage == "evaluate" or any(estimate != estimates[0] for estimate in estimates):
-            rows.append([f"{stage}: {name}", *map(_format_number, estimates)])
+            rows.append([f"{stage}: {name.replace('_', ' ')}", *map(_format_number, estimates)])
     return join_html([element("p", words, class_="faint"),
                       table(["number", *(run.label for run in runs)], rows, class_="numbers")])
 
@@ -125,7 +125,10 @@ def _render_numbers(runs: list[ComparedRun]) -> Html:
 def _format_number(estimate: dict | None) -> str:
     if estimate is None:
         return MISSING
-    return f"{estimate['mean']:,}" if isinstance(estimate["mean"], int) else format_estimate(estimate, ".4g")
+    if isinstance(estimate["mean"], int):
+        return f"{estimate['mean']:,}"
+    mean, _, interval = format_estimate(estimate, ".4g").partition(" ")
+    return join_html([mean, " ", element("small", interval)]) if interval else mean
 
 
 def _render_curves(runs: list[ComparedRun], width_inches: float) -> Html:

@@ -10,7 +10,6 @@ from huggingface_hub import ModelCardData
 from stages.evaluation.summary import display_name
 from stages.render.card_sections import (
     format_section,
-    hub_license,
     join_blocks,
     licence_section,
     limits_section,
@@ -18,6 +17,8 @@ from stages.render.card_sections import (
     sites_table,
 )
 from stages.render.markdown_tables import clean_name, escape_cell, format_table
+from stages.reporting.card_metadata import origin_metadata
+from stages.runs.origin import Origin
 from stages.runtime.manifest import flatten_tree
 from stages.stackexchange.prompt import prompt_text
 
@@ -82,23 +83,22 @@ OPTIONS_WORDS = ("This model reads more than the state at the last token (`scori
 class MergedModel:
     """Facts about a merged model.
 
-    stage: sft, reward, judge or a policy's. config, metrics: of that stage's manifest. base: hub id or folder of the
-    pretrained model, 'scratch' for the pipeline's own, None when unknown. merge: the merge's report. pairs: metrics of
-    the pairs it learnt from. shortfall: what a reward model, or the one that a policy was trained against, was not
+    stage: sft, reward, judge or a policy's. config, metrics: of that stage's manifest. merge: the merge's report.
+    shortfall: what a reward model, or the one that a policy was trained against, was not
     shown to beat on held-out pairs, as a clause; '' for nothing.
     """
 
     stage: str
     config: dict
     metrics: dict
-    base: str | None
     merge: dict
-    pairs: dict
+    origin: Origin
     shortfall: str = ""
 
 
 def render_model_card(made: MergedModel) -> str:
     """Render README.md of the folder."""
+    base, pairs = made.origin.base, made.origin.pairs
     does = "scores answers" if made.stage in SCORERS else "answers questions"
     stage_limits = {"sft": [], **dict.fromkeys(SCORERS, SCORE_LIMITS)}.get(made.stage, POLICY_LIMITS)
     if made.shortfall:
@@ -109,25 +109,23 @@ def render_model_card(made: MergedModel) -> str:
         f"# A model that {does}: {made.stage}",
         DESCRIPTIONS.get(made.stage) or OTHER_POLICY.format(display_name(made.stage)),
         format_section("How to use it", *_usage(made)),
-        format_section("Base", _base(made.base)),
-        format_section("Data", sites_table(made.pairs, "questions", "pairs")),
+        format_section("Base", _base(base)),
+        format_section("Data", sites_table(pairs, "questions", "pairs")),
         format_section("Recipe", settings_table(flatten_tree(made.config, lists=False))),
         format_section("Measured in training", _numbers(made.metrics),
                        "Measured when its adapter was merged into the base:" if made.merge else "",
                        _numbers(made.merge)),
-        licence_section(made.pairs, "" if made.base == "scratch" else "The base model's own licence holds as well.")
-        if made.pairs else "",
+        licence_section(pairs, "" if base == "scratch" else "The base model's own licence holds as well.")
+        if pairs else "",
         limits_section(*LIMITS, *stage_limits)) + "\n"
 
 
 def _front_matter(made: MergedModel) -> str:
-    if made.base == "scratch":  # another base's licence is not known here
-        origin = hub_license(made.pairs.get("licenses", {}))
-    else:
-        origin = {} if made.base is None else {"base_model": clean_name(made.base)}
+    base = made.origin.base
+    known = origin_metadata(made.origin) | ({} if base in (None, "scratch") else {"base_model": clean_name(base)})
     data = ModelCardData(
         library_name="transformers", tags=["stack-exchange", "human-feedback", "rlhf", made.stage],
-        pipeline_tag="text-classification" if made.stage in SCORERS else "text-generation", **origin)
+        pipeline_tag="text-classification" if made.stage in SCORERS else "text-generation", **known)
     return f"---\n{data.to_yaml()}\n---"
 
 

@@ -6,6 +6,7 @@ from stages.evaluation import verdict
 from stages.evaluation.reward_model_check import check_reward_model, describe_shortfall, find_shortfall
 from stages.reporting.headline import build_verdicts, describe_hacking
 from stages.reporting.model_card import MergedModel, render_model_card
+from stages.runs.origin import Origin
 from tests.helpers.finished_run import artifacts, metrics, page_of, sample, with_summary, write
 
 LONGER = "longer answer wins"
@@ -125,7 +126,7 @@ def test_the_page_says_nothing_of_a_judge(tmp_path):
 @pytest.mark.parametrize("stage", ["reward", "ppo"])
 def test_the_model_card_says_it_among_the_limits(stage):
     words = describe_shortfall(measured((0.44, 0.48)))
-    card = render_model_card(MergedModel(stage, {}, {}, None, {}, {}, words))
+    card = render_model_card(MergedModel(stage, {}, {}, {}, Origin(), words))
     start = {"reward": "Do not take it for a judge", "ppo": "Nobody is known to have judged its answers"}[stage]
     assert start in card.split("Known limits")[1] and "no better than chance" in card
-    assert start not in render_model_card(MergedModel(stage, {}, {}, None, {}, {}))
+    assert start not in render_model_card(MergedModel(stage, {}, {}, {}, Origin()))

@@ -84,7 +84,7 @@ def test_settings_numbers_and_artifacts_stand_side_by_side(runs, undrawn):
     seen = Reader(page).by_name
     assert seen["ppo.learning_rate"][:2] == ["0.0123", "0.0456"] and "learning rate" in seen["ppo.learning_rate"][2]
     assert seen["dump"][:2] == ["a.7z", "b.7z"] and "ppo.gamma" not in seen
-    assert seen["evaluate: gold_difference"] == ["0.3 [0.2, 0.4]", "-0.2 [-0.3, -0.1]"]
+    assert seen["evaluate: gold difference"] == ["0.3 [0.2, 0.4]", "-0.2 [-0.3, -0.1]"]
     assert seen["reward accuracy"][0] == seen["reward accuracy"][1] == "0.720 [0.700, 0.740]"
     assert seen["gold at best temperature, SFT → PPO"][0].endswith("T 0.1 → 0.3")
     assert seen["ppo"][0] != seen["ppo"][1] and seen["sft"][0] == seen["sft"][1]

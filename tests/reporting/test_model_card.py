@@ -15,13 +15,14 @@ from stages.recipe.models import Lora, Merge
 from stages.recipe.reward import Reward
 from stages.recipe.sft import Sft
 from stages.reporting.model_card import LIMITS, POLICY_LIMITS, SCORE_LIMITS, MergedModel, render_model_card
+from stages.runs.origin import Origin
 from stages.runtime.artifact import MANIFEST
 from tests.helpers import tiny_models
 
 ROOT = Path(__file__).parents[2]
 PAIRS = {"sites": {"a <script>alert(1)</script>": {"questions": 3, "pairs": 7}}, "licenses": {"CC BY-SA 4.0": 9}}
 MADE = MergedModel("ppo", {"lora": {"r": 4}, "seed": 1}, {"validation_kl": 0.25, "stopped_early": False, "note": "x"},
-            "scratch", {"merge_difference": 1e-6}, PAIRS)
+            {"merge_difference": 1e-6}, Origin("scratch", PAIRS))
 
 
 def front_matter(card: str) -> dict:
@@ -32,7 +33,7 @@ def front_matter(card: str) -> dict:
 def test_it_says_what_is_known():
     card = render_model_card(MADE)
     assert front_matter(card) == {"library_name": "transformers", "pipeline_tag": "text-generation",
-                                  "license": "cc-by-sa-4.0",
+                                  "license": "cc-by-sa-4.0", "language": ["en"],
                                   "tags": ["stack-exchange", "human-feedback", "rlhf", "ppo"]}
     for part in ("| lora&#46;r | 4 |", "validation&#95;kl", "0.25", "1e-06", "| 3 | 7 |", "trained from scratch"):
         assert part in card or part.replace("&#46;", ".").replace("&#95;", "_") in card, part
@@ -49,12 +50,12 @@ def test_a_judge_is_a_scorer():
 
 
 def test_another_bases_licence_is_not_made_up():
-    values = front_matter(render_model_card(replace(MADE, stage="reward", base="huggyllama/llama-7b")))
+    values = front_matter(render_model_card(replace(MADE, stage="reward", origin=Origin("huggyllama/llama-7b", PAIRS))))
     assert values["base_model"] == "huggyllama/llama-7b" and "license" not in values
-    cards = [render_model_card(replace(MADE, base=base)) for base in ("a/b", "scratch")]
+    cards = [render_model_card(replace(MADE, origin=Origin(base, PAIRS))) for base in ("a/b", "scratch")]
     assert ["own licence holds" in card for card in cards] == [True, False]
     assert values["pipeline_tag"] == "text-classification"
-    bare = render_model_card(replace(MADE, base=None, pairs={}, config={}, metrics={}, merge={}))
+    bare = render_model_card(replace(MADE, origin=Origin(), config={}, metrics={}, merge={}))
     assert "base_model" not in front_matter(bare) and "## Recipe" not in bare and "## Licence" not in bare
 
 

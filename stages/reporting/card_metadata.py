@@ -1,0 +1,115 @@
+"""Metadata of model cards in the Hub's form: where a model is from, and what the evaluation measured (model-index)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCard
+
+from stages.evaluation.summary import (
+    BEST,
+    choose_measure,
+    describe_policy,
+    difference_at_best,
+    display_name,
+    format_estimate,
+    join_words,
+    mean_score,
+)
+from stages.render.card_sections import format_section, hub_license
+from stages.render.markdown_tables import clean_name, escape_cell, format_table
+from stages.reporting.headline import NAMED_SITES, policy_headline
+from stages.runs.origin import Origin
+from stages.runtime.files import write_text
+
+CARD, CHECKPOINTS = "README.md", "checkpoints"
+SPLIT = "evaluation"
+MAX_LABEL_CHARACTERS = 200
+LANGUAGES = {"es.stackoverflow.com": "es", "ja.stackoverflow.com": "ja", "pt.stackoverflow.com": "pt",
+             "ru.stackoverflow.com": "ru", "rus.stackexchange.com": "ru"}  # all other sites are in English
+
+
+def origin_metadata(origin: Origin) -> dict:
+    """Return language, data sets and licence; no licence for a base that is not the pipeline's own: it is not known."""
+    languages = sorted({LANGUAGES.get(str(site).lower(), "en") for site in origin.pairs.get("sites", {})})
+    values = {"language": languages, "datasets": origin.datasets}
+    return {name: value for name, value in values.items() if value} | (
+        hub_license(origin.pairs.get("licenses", {})) if origin.base == "scratch" else {})
+
+
+def complete_adapter_cards(folder: Path, origin: Origin) -> None:
+    """Add the origin to the cards of an adapter and of those in its folder (a value function, further members)."""
+    configs = [path for path in sorted(folder.rglob("adapter_config.json"))
+               if CHECKPOINTS not in path.relative_to(folder).parts]
+    for path in (config.with_name(CARD) for config in configs):
+        card = ModelCard(path.read_text(encoding="utf-8"))
+        for name, value in origin_metadata(origin).items():
+            setattr(card.data, name, value)
+        write_text(path, str(card))
+
+
+def render_evaluated_card(card_text: str, name: str, writer: str, metrics: dict, sites: list[str]) -> str:
+    """Add what the evaluation measured to a card: the metadata `model-index`, and a section.
+
+    Args:
+        name: of the model.
+        writer: which model of the evaluation it is: 'reward', 'judge', 'sft' or a policy.
+    """
+    is_scorer = writer in ("reward", "judge")
+    rows = _reward_rows(metrics, writer) if is_scorer else _policy_rows(metrics, writer)
+    if not rows:
+        return card_text
+    card = ModelCard(card_text, ignore_metadata_errors=True)
+    card.data.model_name = clean_name(name)
+    card.data.eval_results = [EvalResult(
+        task_type="text-classification" if is_scorer else "text-generation", dataset_type="stack-exchange",
+        dataset_name=f"held-out questions of {_join_sites(sites, clean_name)}", dataset_split=SPLIT, metric_type=kind,
+        metric_name=_metric_name(label, estimate), metric_value=round(estimate["mean"], 6))
+        for kind, label, estimate in rows]
+    headline = f"{policy_headline(metrics, writer)[1]}." if writer in metrics["comparisons"] else ""
+    section = format_section(
+        "Evaluation", headline, f"On held-out questions of {_join_sites(sites, escape_cell)}, with 95 % intervals.",
+        format_table(["number", "value"], [
+            (escape_cell(label, MAX_LABEL_CHARACTERS), format_estimate(estimate)) for _, label, estimate in rows]))
+    return f"{str(card).rstrip()}\n\n{section}\n"
+
+
+def _join_sites(sites: list[str], clean: Callable[[str], str]) -> str:
+    rest = [f"{len(sites) - NAMED_SITES} more"] if len(sites) > NAMED_SITES else []
+    return join_words([*map(clean, sites[:NAMED_SITES]), *rest]) or "Stack Exchange"
+
+
+def _reward_rows(metrics: dict, writer: str) -> list[tuple[str, str, dict]]:
+    """List (type, label, estimate) of a reward model, as far as it was measured."""
+    reward = metrics["reward_model"]
+    accuracy = reward["accuracy"] if writer == "reward" else (metrics["judge"] or {}).get("accuracy")
+    rows = [("accuracy", "pairs ranked right", accuracy)]
+    if writer == "reward":
+        rows += [("accuracy", f"pairs ranked right, minus “{reward['best_cheap_baseline']}”",
+                  reward["above_best_cheap_baseline"])]
+    return [row for row in rows if row[2]]
+
+
+def _policy_rows(metrics: dict, writer: str) -> list[tuple[str, str, dict]]:
+    """List (type, label, estimate) of SFT or a policy; estimates without an interval have only a mean."""
+    policies, best = metrics["policies"], f"{writer}{BEST}"
+    against = metrics["at_best"].get(writer, {}).get(f"sft{BEST}")
+    measure = choose_measure(against or next(iter(metrics["at_best"].values()))[f"sft{BEST}"])
+    at = f"at temperature {policies['sft']['temperature']:g}"
+    rows = [(measure, f"{measure}, {describe_policy(best, policies)}", _point(mean_score(policies[best], measure)))]
+    if against:
+        comparison = metrics["comparisons"][writer]
+        rows += [(measure, f"{measure}, {display_name(writer)} minus SFT, each at its best temperature",
+                  difference_at_best(against, measure)),
+                 ("win_rate", f"win rate against SFT by the learnt reward, {at}", comparison["win_rate"]),
+                 ("kl", f"KL to SFT, nats a response, {at}", comparison["kl_k1"])]
+    return [*rows, ("eos_rate", f"share of answers that end, {at}", _point(policies[writer]["eos_rate"]))]
+
+
+def _point(value: float) -> dict:
+    return {"mean": value, "low": None, "high": None}
+
+
+def _metric_name(label: str, estimate: dict) -> str:
+    if estimate["low"] is None:
+        return label
+    return f"{label} (95 % interval {estimate['low']:.3f} to {estimate['high']:.3f})"
