@@ -12,8 +12,8 @@ MAX_TOKENS, MAX_SAMPLES, MAX_TEMPERATURE = 512, 16, 2  # of the sliders, unless 
 ONE_AT_A_TIME = {"concurrency_limit": 1, "concurrency_id": "models", "show_progress": "hidden",
                  "api_visibility": "private"}
 IMMEDIATELY = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-KEYS = ("Enter asks; Ctrl-Enter or Shift-Enter breaks the line; Escape leaves the field. Outside text fields, N asks "
-        "the next question: a random held-out one.")
+KEYS_HINT = ("Enter asks; Ctrl-Enter or Shift-Enter breaks the line; Escape leaves the field. Outside text fields, N "
+             "asks the next question: a random held-out one.")
 
 
 class QuestionInputs(NamedTuple):
@@ -37,10 +37,10 @@ def add_question_inputs(controller: ChatController, defaults: dict) -> QuestionI
     with gr.Row(elem_id="examples"):
         examples = [gr.Button(text, size="sm") for text in controller.example_questions()]
     with gr.Row(elem_id="picking"):
-        picked = gr.Dropdown(titles, value=None, label="All held-out questions: type to search", scale=5,
+        picked = gr.Dropdown(titles, value=None, label="Held-out questions: type to search", scale=5,
                              min_width=280, elem_id="picked")
         random = gr.Button("Random question", scale=1, min_width=160, elem_id="random")
-    question = gr.Textbox(label="Question", info=KEYS, lines=3, max_lines=12, elem_id="question",
+    question = gr.Textbox(label="Question", info=KEYS_HINT, lines=3, max_lines=12, elem_id="question",
                           placeholder="Type a question, or choose one above.")
     inputs = QuestionInputs(picked, question, *_add_settings(controller, defaults))
     with gr.Accordion("Best human answer", open=False):
