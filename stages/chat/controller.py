@@ -58,9 +58,10 @@ class ChatController:
         """Return the index of a random held-out question; None if there is none."""
         return RANDOM.randrange(len(self.questions)) if self.questions else None
 
-    def example_questions(self) -> list[str]:
-        """Return the first few held-out questions that are short, or any if there are none."""
-        return sorted(self.questions, key=lambda text: len(text) > TITLE_CHARACTERS)[:EXAMPLES]
+    def example_questions(self) -> list[int]:
+        """Return the indices of the first few held-out questions, short ones before others."""
+        indices = range(len(self.questions))
+        return sorted(indices, key=lambda index: len(self.questions[index]) > TITLE_CHARACTERS)[:EXAMPLES]
 
     def best_human_answer(self, question: str) -> Html:
         """Render the best human answer, if one is known."""

@@ -13,7 +13,7 @@ from stages.chat.request_guard import RequestGuard
 from stages.chat.run_facts import RunFacts
 from stages.chat.side_by_side_tab import add_side_by_side_tab
 
-STYLE, KEYS = (Path(__file__).with_name(name) for name in ("style.css", "keys.js"))
+STYLE, SCRIPT = (Path(__file__).with_name(name) for name in ("style.css", "keys.js"))
 FONTS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")  # of the reader's machine: none is downloaded
 
 
@@ -35,7 +35,7 @@ def serve_page(blocks: gr.Blocks, host: str, port: int | None, wait: bool = True
     """Serve the page, until Ctrl-C if `wait`; return its address. Raises OSError if the port is taken."""
     theme = gr.themes.Base(font=FONTS[0], font_mono=FONTS[1], primary_hue="blue", neutral_hue="slate")
     _, address, _ = blocks.launch(
-        server_name=host, server_port=port, share=False, theme=theme, css_paths=STYLE, js=KEYS.read_text("utf-8"),
+        server_name=host, server_port=port, share=False, theme=theme, css_paths=STYLE, js=SCRIPT.read_text("utf-8"),
         footer_links=[], run_history=False, quiet=True, ssr_mode=False, enable_monitoring=False, pwa=False,
         mcp_server=False, prevent_thread_lock=True, app_kwargs={"middleware": [Middleware(RequestGuard, host=host)]})
     if wait:

@@ -1,6 +1,7 @@
 """Add the inputs that both tabs share: the question, its sampling settings, and the buttons that ask it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import gradio as gr
@@ -12,8 +13,8 @@ MAX_TOKENS, MAX_SAMPLES, MAX_TEMPERATURE = 512, 16, 2  # of the sliders, unless 
 ONE_AT_A_TIME = {"concurrency_limit": 1, "concurrency_id": "models", "show_progress": "hidden",
                  "api_visibility": "private"}
 IMMEDIATELY = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-KEYS = ("Enter asks; Ctrl-Enter or Shift-Enter breaks the line; Escape leaves the field. Outside text fields, N asks "
-        "the next question: a random held-out one.")
+KEYS_HINT = ("Enter asks; Ctrl-Enter or Shift-Enter breaks the line; Escape leaves the field. Outside text fields, N "
+             "asks the next question: a random held-out one.")
 
 
 class QuestionInputs(NamedTuple):
@@ -33,29 +34,30 @@ class QuestionInputs(NamedTuple):
 
 def add_question_inputs(controller: ChatController, defaults: dict) -> QuestionInputs:
     """Add the question with its menu and examples, the settings and the best human answer."""
-    titles = [(title, index) for index, title in enumerate(controller.question_titles())]
+    titles = controller.question_titles()
     with gr.Row(elem_id="examples"):
-        examples = [gr.Button(text, size="sm") for text in controller.example_questions()]
+        examples = {index: gr.Button(titles[index], size="sm") for index in controller.example_questions()}
     with gr.Row(elem_id="picking"):
-        picked = gr.Dropdown(titles, value=None, label="All held-out questions: type to search", scale=5,
-                             min_width=280, elem_id="picked")
+        picked = gr.Dropdown([(title, index) for index, title in enumerate(titles)], value=None, scale=5,
+                             min_width=280, label="Held-out questions: type to search", elem_id="picked")
         random = gr.Button("Random question", scale=1, min_width=160, elem_id="random")
-    question = gr.Textbox(label="Question", info=KEYS, lines=3, max_lines=12, elem_id="question",
+    question = gr.Textbox(label="Question", info=KEYS_HINT, lines=3, max_lines=12, elem_id="question",
                           placeholder="Type a question, or choose one above.")
     inputs = QuestionInputs(picked, question, *_add_settings(controller, defaults))
     with gr.Accordion("Best human answer", open=False):
         human = gr.HTML(controller.best_human_answer(""), elem_id="human")
-    for button in examples:
-        button.click(lambda text: (None, text), button, [picked, question], **IMMEDIATELY)
+    for index, button in examples.items():
+        fill_in(button, partial(int, index), controller, inputs)
     picked.input(controller.question_text, picked, question, **IMMEDIATELY)
-    on_random(random, controller, inputs)
+    fill_in(random, controller.random_question, controller, inputs)
     question.change(controller.best_human_answer, question, human, trigger_mode="always_last", **IMMEDIATELY)
     return inputs
 
 
-def on_random(button: gr.Button, controller: ChatController, inputs: QuestionInputs) -> Dependency:
-    """Let the button fill in a random held-out question; return the event, which others may follow."""
-    return button.click(lambda: (index := controller.random_question(), controller.question_text(index)), None,
+def fill_in(button: gr.Button, choose: Callable[[], int | None], controller: ChatController, inputs: QuestionInputs
+            ) -> Dependency:
+    """Let the button fill in the held-out question whose index is chosen; return the event, which others may follow."""
+    return button.click(lambda: (index := choose(), controller.question_text(index)), None,
                         [inputs.picked, inputs.question], **IMMEDIATELY)
 
 
@@ -70,7 +72,7 @@ def add_ask_buttons(controller: ChatController, inputs: QuestionInputs, name: st
         controller.stop(request.session_hash)
 
     stop_button.click(stop, None, None, **IMMEDIATELY)
-    return [ask.click, on_random(following, controller, inputs).then]
+    return [ask.click, fill_in(following, controller.random_question, controller, inputs).then]
 
 
 def sampling_settings(temperature: float, most_tokens: float, samples: float) -> dict:

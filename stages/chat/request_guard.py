@@ -49,7 +49,7 @@ class RequestGuard:
             return 403, "the demo takes no files"
         length = headers.get("content-length", "")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            return 413, f"this is too long: a request may have {MAX_BODY_BYTES:,} bytes, as its Content-Length"
+            return 413, f"this is too long: a request needs a Content-Length of at most {MAX_BODY_BYTES:,} bytes"
         return None
 
     def _is_this_machine(self, host: str) -> bool:

@@ -11,9 +11,10 @@ SCRATCH = "scratch"  # a base that was trained by the pipeline, on the run's own
 # What a reader cannot guess from the name of the bundled site; tests hold the names to data/demo/facts.py.
 SUBJECTS = {
     "demo.stackexchange.com": (
-        "It is an invented site about twelve invented command-line tools: harbor, finch, maple, pixel, cobalt, otter, "
-        "lantern, quartz, falcon, saffron, breeze and nimbus. People ask for the dry run flag, the default port, the "
-        "settings file or the cache command of one or two of them, and want a command to type or the reason why."),
+        "demo.stackexchange.com is an invented site about twelve invented command-line tools: harbor, finch, maple, "
+        "pixel, cobalt, otter, lantern, quartz, falcon, saffron, breeze and nimbus. People ask for the dry run flag, "
+        "the default port, the settings file or the cache command of one or two of them, and want a command to type or "
+        "the reason why."),
 }
 
 

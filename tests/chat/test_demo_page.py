@@ -261,7 +261,8 @@ def test_it_says_what_the_models_know_offers_questions_and_asks_by_enter(opened,
     assert f"learnt from 950 questions of {EVIL}, demo.stackexchange.com; 50 more were held out" in heading
     assert "twelve invented command-line tools" in heading and "of 990,976 parameters without pretraining" in heading
     examples, question = opened.locator("#examples button"), opened.locator("#question textarea")
-    assert [text.strip() for text in examples.all_text_contents()] == controller.example_questions()
+    titles = [controller.question_titles()[index] for index in controller.example_questions()]
+    assert [text.strip() for text in examples.all_text_contents()] == titles
     greedy(opened, 8)
     opened.get_by_role("button", name=EVIL).click()
     opened.wait_for_function("document.querySelector('#question textarea').value")
