@@ -175,6 +175,9 @@ class _Trainer(Trainer):
 
     def _save_checkpoint(self, model, trial):
         """Save, beside what the Trainer saves, the losses of the next row so far: it would begin that row anew."""
+        states = (value for state in self.optimizer.state.values() for value in state.values())
+        tensors = chain(_saved_parameters(model), filter(torch.is_tensor, states))
+        check_checkpoint_space(Path(self.args.output_dir).parent, tensors)
         super()._save_checkpoint(model, trial)
         folder = Path(self._get_output_dir(trial)) / f"{PREFIX}{self.state.global_step}"
         write_json(folder / LOSS_SINCE_ROW, {"sum": self._tr_loss.item(), "row_step": self._globalstep_last_logged})
@@ -187,12 +190,6 @@ class _Trainer(Trainer):
         if not inputs["items"]:  # of prompts alone, with no label; backward wants a loss that depends on a weight
             return 0 * next(p for p in model.parameters() if p.requires_grad).sum()
         return self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
-
-    def _save_checkpoint(self, model, trial):
-        states = (value for state in self.optimizer.state.values() for value in state.values())
-        tensors = chain(_saved_parameters(model), filter(torch.is_tensor, states))
-        check_checkpoint_space(Path(self.args.output_dir).parent, tensors)
-        super()._save_checkpoint(model, trial)
 
     def floating_point_ops(self, inputs):
         return 0
