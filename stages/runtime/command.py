@@ -30,7 +30,7 @@ from stages.render.units import format_bytes
 from stages.runtime import artifact, finished, stopping
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.disk_space import nearest_folder
-from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep
+from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, near_memory_limit
 from stages.runtime.input_kinds import check_input_kinds
 from stages.runtime.manifest import headline_metrics, list_input_sources
 from stages.runtime.option_parser import OptionParser
@@ -46,7 +46,7 @@ INPUT_FLAGS = {
     OPTIONAL_INPUT: {"metavar": "FOLDER", "nargs": "?", "help": "input artifact; may be left out, or its folder"},
 }
 MEMORY_WORDS = ("(?i)out of memory|not enough memory|(can't|cannot|unable to) allocate|bad_alloc|failed to map segment"
-                "|can't start new thread")  # of torch, numpy, C++, and of loading torch itself
+                "|can't start new thread|could not create a primitive")  # of torch, numpy, C++
 MIN_FREE_BYTES = 1 << 20  # with less, an error of a library that names no cause is that of a full disk
 TEXT_CHARACTERS = 200
 SETTING = "set "  # prefix of the settings among the parsed arguments
@@ -92,7 +92,12 @@ def describe_failure(error: Exception, out: Path) -> str | None:
                 f"command continues from the last checkpoint")
     if is_of_safetensors:
         return f"a file of weights cannot be read or written: {text}"
-    return str(error) if isinstance(error, ValueError | OSError) else None
+    if isinstance(error, ValueError | OSError):
+        return str(error)
+    if limit_bytes := near_memory_limit():  # libraries then fail in words of many kinds
+        return (f"out of memory, it seems: this process may have {format_bytes(limit_bytes)} (ulimit -v), and torch "
+                f"alone takes several GB: raise that limit ({text[:TEXT_CHARACTERS]})")
+    return None
 
 
 def build_parser(signature: Signature, here: object | None = None) -> argparse.ArgumentParser:

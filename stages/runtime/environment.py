@@ -37,6 +37,19 @@ def describe_environment() -> dict:
             "versions": {name: version for name in PACKAGES if (version := _version(name))}, "commit": _commit()}
 
 
+def near_memory_limit(share: float = 0.5) -> int | None:
+    """Return the limit of this process's address space in bytes, if there is one and `share` of it was in use."""
+    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit_bytes == resource.RLIM_INFINITY:
+        return None
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        peak_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmPeak"))
+    except (OSError, StopIteration):  # not Linux
+        return limit_bytes
+    return limit_bytes if 1024 * peak_kib >= share * limit_bytes else None
+
+
 def digest_code() -> str:
     """Compute the abbreviated SHA-256 of this project's sources, with their names."""
     root = Path(__file__).parents[1]

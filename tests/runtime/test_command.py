@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import typing
@@ -382,3 +383,14 @@ def test_a_stage_that_was_killed_while_it_was_published_is_not_run_again(tmp_pat
     assert len(calls) == 1 and manifest["metrics"] == {"loss": 0.25} and list(manifest["files"]) == ["weights"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         ".manifest.json", "manifest.json", "request.json", "weights"]
+
+
+def test_any_failure_close_to_a_limit_on_memory_is_one_line(tmp_path, monkeypatch):
+    error = ImportError("cannot import name 'X' from 'torch'")
+    assert command.describe_failure(error, tmp_path / "out") is None
+    for limit_gib, words in ((2, "out of memory, it seems: this process may have 2.0 GiB"), (1 << 20, None)):
+        limit = (limit_gib << 30, resource.RLIM_INFINITY)
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: limit)
+        monkeypatch.setattr(Path, "read_text", lambda path, *_: "Name: x\nVmPeak:\t 1900000 kB\n")
+        assert (command.describe_failure(error, tmp_path / "out") or "").startswith(words or "")
+        assert (command.describe_failure(error, tmp_path / "out") is None) == (words is None)
