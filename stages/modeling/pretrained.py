@@ -14,6 +14,7 @@ from stages.modeling.finite_weights import check_finite
 from stages.modeling.load import ADAPTER_CONFIG, check_whole_model
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.files import link_or_copy, write_json
+from stages.runtime.processes import is_main
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 DIVERGED = "training diverged, and nothing is published: lower the learning rate"
@@ -41,7 +42,10 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
 
 
 def save_adapter(model, tokenizer, out: Path) -> None:
-    """Save the adapter 'default' with its tokenizer; every process writes the same bytes."""
+    """Save the adapter 'default' with its tokenizer; every process writes the same bytes.
+
+    Of several processes, which all have the same weights, only the first one saves; likewise below.
+    """
     save_adapters(model, out, ["default"])
     save_tokenizer(tokenizer, out)
 
@@ -49,7 +53,8 @@ def save_adapter(model, tokenizer, out: Path) -> None:
 def save_model(model, tokenizer, out: Path) -> None:
     """Save a whole model with its tokenizer; ValueError if a weight is not finite."""
     check_finite(model.named_parameters(), DIVERGED)
-    write_model(model, tokenizer, out)
+    if is_main():
+        write_model(model, tokenizer, out)
 
 
 def save_adapters(model, out: Path, names: list[str]) -> None:
@@ -58,6 +63,8 @@ def save_adapters(model, out: Path, names: list[str]) -> None:
     Raises ValueError if a weight is not finite.
     """
     check_finite(model.named_parameters(), DIVERGED)
+    if not is_main():
+        return
     # The rows of new tokens are in the adapter; PEFT would add the whole embedding, of gigabytes.
     model.save_pretrained(out, selected_adapters=names, save_embedding_layers=False)
     for name in names:

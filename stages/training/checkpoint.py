@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from stages.runtime.artifact import hash_files
 from stages.runtime.files import atomic_path, list_files, sync_to_disk
+from stages.runtime.processes import is_main
 
 PREFIX, DRAFT = "checkpoint-", "checkpoint.tmp"
 TENSORS, FACTS = "state.safetensors", "state.json"
@@ -26,7 +27,12 @@ NON_TENSORS = "optimizer.plain"  # entries of the optimizer's state that are no 
 
 
 def save_checkpoint(root: Path, tensors: dict[str, torch.Tensor], facts: dict, *, number: int, keep: int) -> None:
-    """Add checkpoint `number`, larger than any in `root`, and delete all but the newest `keep`."""
+    """Add checkpoint `number`, larger than any in `root`, and delete all but the newest `keep`.
+
+    Of several processes, all of which have the same state, only the first one does.
+    """
+    if not is_main():
+        return
     draft = root / DRAFT
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
