@@ -20,6 +20,7 @@ SETTINGS = dict(workflow.config_settings.config)
 try:
     RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles)
     SHARES = run_folder.parse_shares(SETTINGS)
+    PROCESSES = run_folder.parse_processes(SETTINGS)
     DUMP_FILES = dump_paths.list_dump_files(RECIPE.dump)
     INTRODUCTION = default_recipe.introduce_default_recipe(SETTINGS, workflow.config_settings.configfiles, RECIPE)
 except run_folder.SettingsError as error:
@@ -47,6 +48,9 @@ START["judge"] = START["reward"]
 NEEDS_JUDGE = {"always": True, "auto": RECIPE.evaluate.gold is None, "none": False}[RECIPE.evaluate.train_judge]
 JUDGE = [f"{RUN}/judge/manifest.json"] if NEEDS_JUDGE else []
 JUDGE_MERGED = [f"{RUN}/judge-merged/manifest.json"] if NEEDS_JUDGE else []
+
+# Training stages and the evaluation share their rows among so many processes.
+SEVERAL = ["--processes", str(PROCESSES)] if PROCESSES > 1 else []
 
 # Stages run with the Python that runs Snakemake.
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))

@@ -80,7 +80,7 @@ def launch(count: int, command: list[str], label: str, logs: list[Path]) -> int:
     """
     environment = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
                                 LAUNCHER: str(os.getpid())}
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // count)))
     children = [subprocess.Popen([sys.executable, *command],
                                  env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
                 for rank in range(count)]
@@ -172,6 +172,10 @@ def _link_if_large(source: str, target: str) -> None:
         link_or_copy(Path(source), Path(target))
     else:
         shutil.copy2(source, target)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _see_one_gpu(local_rank: int) -> None:
