@@ -178,6 +178,7 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     verify_artifacts(paths, out.parent / "logs", always=verify)
     with artifact.build(out, request) as partial:
         start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
+        processes.remove_private_copies(partial)
         meeting.share_folder(partial)
         metrics = _run(load_run, config, partial, out, inputs, options, request)
         seconds = round(time.monotonic() - start, 2)

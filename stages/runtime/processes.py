@@ -82,15 +82,17 @@ def launch(count: int, command: list[str], label: str, logs: list[Path]) -> int:
                                 LAUNCHER: str(os.getpid())}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // count)))
     children = [subprocess.Popen([sys.executable, *command],
-                                 env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+                                 env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                                 start_new_session=True)  # a terminal's Ctrl-C then reaches them once, from here
                 for rank in range(count)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         first = _wait_for_end(children)
-    except KeyboardInterrupt:  # the terminal sends it to all of them
+    except KeyboardInterrupt:
         first = None
+        _end_all(children, signal.SIGINT)
     finally:
-        _end_all(children)
+        _end_all(children, signal.SIGTERM)
     status = children[0].returncode
     if first is not None and status < 0:  # otherwise the first process has said it, or all is done
         print(f"{label}: error: {_describe_end(first, children[first].returncode, count, logs[first])}",
@@ -111,6 +113,12 @@ def private_copy(folder: Path, rank: int) -> Iterator[Path]:
     try:
         yield copy
     finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def remove_private_copies(folder: Path) -> None:
+    """Delete the copies that killed processes have left."""
+    for copy in folder.parent.glob(f".{folder.name}.rank-*"):
         shutil.rmtree(copy, ignore_errors=True)
 
 
@@ -144,10 +152,10 @@ def _wait_for_end(children: list[subprocess.Popen]) -> int | None:
         time.sleep(POLL_SECONDS)
 
 
-def _end_all(children: list[subprocess.Popen]) -> None:
+def _end_all(children: list[subprocess.Popen], by: signal.Signals) -> None:
     for child in children:
         if child.poll() is None:
-            child.terminate()
+            child.send_signal(by)
     for child in children:
         try:
             child.wait(GRACE_SECONDS)

@@ -1,6 +1,7 @@
 """Several processes of a stage: where each is, and what is said when one ends. Nothing here loads torch."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,9 +28,9 @@ place = processes.take_place()
 
 def launch(code: str, tmp_path: Path, count: int = 2) -> subprocess.CompletedProcess:
     script = LAUNCH.format(count=count, code=BEGIN + code, log=str(tmp_path / "sft.rank-1.log"))
-    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")}
+    shared = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60,
-                          env=environment)
+                          env=shared)
 
 
 def test_every_process_knows_its_place_and_libraries_see_one(tmp_path):
@@ -89,6 +90,26 @@ def test_processes_end_with_their_launcher_however_it_ends(tmp_path):
     while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(is_alive(pid) for pid in pids)
+
+
+def test_an_interrupt_reaches_every_process_once(tmp_path):
+    code = f"""
+open(os.path.join({str(tmp_path)!r}, str(place.rank)), "w").write("here")
+try:
+    time.sleep(300)
+except KeyboardInterrupt:
+    print("sft: interrupted", place.rank, file=sys.stderr)
+    time.sleep(0.2)
+    sys.exit(130)
+"""
+    script = LAUNCH.format(count=2, code=BEGIN + code, log=str(tmp_path / "log"))
+    launcher = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in "01"):
+        time.sleep(0.05)
+    time.sleep(0.5)
+    launcher.send_signal(signal.SIGINT)
+    _, said = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130 and sorted(said.splitlines()) == ["sft: interrupted 0", "sft: interrupted 1"]
 
 
 def is_alive(pid: int) -> bool:
