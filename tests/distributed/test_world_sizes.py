@@ -83,7 +83,9 @@ def test_ppo_has_the_same_history_and_state(results, count):
     expected = results[1][0][0]["ppo"]
     for facts, _ in results[count]:
         for row, expected_row in zip(facts["ppo"]["rows"], expected["rows"], strict=True):
-            assert row == pytest.approx(expected_row, rel=1e-3, abs=1e-5)
+            assert row.pop("skips") == expected_row["skips"]
+            numbers = {name: value for name, value in expected_row.items() if name != "skips"}
+            assert row == pytest.approx(numbers, rel=1e-3, abs=1e-5)
         assert facts["ppo"]["state"]["kl_controller"] == pytest.approx(expected["state"]["kl_controller"])
         assert facts["ppo"]["state"]["reward_shaper"] == pytest.approx(expected["state"]["reward_shaper"], rel=1e-5)
 
