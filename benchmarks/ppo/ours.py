@@ -1,4 +1,4 @@
-"""Run our PPO step on the benchmark's workload, in one process and the project's own environment.
+"""Run our PPO step on the benchmark's workload, in the project's own environment: in one process, or as one of several.
 
 `take_step` makes the same calls as PPOTrainer.step.
 """
@@ -10,6 +10,7 @@ from transformers import logging
 
 from benchmarks.ppo import workload
 from benchmarks.ppo.profile import profile_by_group
+from stages.distributed import group
 from stages.generation.sampler import sample
 from stages.modeling import torch_setup
 from stages.modeling.load import load_causal
@@ -21,6 +22,7 @@ from stages.rl.advantages import gae_advantages
 from stages.rl.policy import Policy
 from stages.rl.ppo_trainer import UpdateSettings, update_policy
 from stages.rl.trajectory import Trajectory, score_rollout
+from stages.runtime import processes
 
 PACKAGES = ("torch", "transformers", "peft")
 
@@ -87,7 +89,8 @@ def main() -> None:
     if arguments.profile:
         results["operators"] = profile_by_group(
             lambda: take_step(*models, steps[-1], shape, workload.Clock(), generator))
-    workload.write_results(arguments.out, clock, PACKAGES, **results)
+    if group.rank() == 0:
+        workload.write_results(arguments.out, clock, PACKAGES, **results)
 
 
 if __name__ == "__main__":
@@ -95,4 +98,7 @@ if __name__ == "__main__":
     logging.disable_progress_bar()
     workload.set_threads()
     torch_setup.prepare()
+    processes.take_place()
+    group.start()
     main()
+    group.stop()

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from stages.distributed import group
+from stages.generation.joining import join_rollouts
 from stages.generation.kv_cache import PackedKVCache
 from stages.generation.rollout import Rollout
 from stages.modeling.load import autocast
@@ -39,10 +41,21 @@ def rollout_mode(model):
 
 
 def sample(model, prompts: list[list[int]], *, precision: str = "fp32", **options) -> Rollout:
-    """Sample one response per prompt; options: of `generate_stepwise`. `value_fn` adds the statistics per token."""
-    with autocast(precision):
-        *_, state = generate_stepwise(model, prompts, **options)
-    return state.to_rollout(prompts, with_stats=options.get("value_fn") is not None)
+    """Sample one response per prompt; options: of `generate_stepwise`. `value_fn` adds the statistics per token.
+
+    The prompts are shared among the processes; a row's tokens do not depend on how many there are.
+    """
+    own, with_stats = group.own_rows(len(prompts)), options.get("value_fn") is not None
+    limits, part = options.pop("max_new_tokens"), None
+    if own:
+        with autocast(precision):
+            *_, state = generate_stepwise(
+                model, prompts[own.start:own.stop], of_rows=(own.start, len(prompts)), **options,
+                max_new_tokens=limits if isinstance(limits, int) else limits[own.start:own.stop])
+        part = state.to_rollout(prompts[own.start:own.stop], with_stats)
+    if group.world_size() == 1:
+        return part
+    return join_rollouts(prompts, part, own, with_stats, options.get("top_k", 0), next(model.parameters()).device)
 
 
 def sample_in_batches(
@@ -70,7 +83,7 @@ def generate_stepwise(
     model, prompts: list[list[int]], *, max_new_tokens: int | Sequence[int], temperature: float,
     stop_ids: Sequence[int], generator: torch.Generator,
     value_fn: Callable[[torch.Tensor], torch.Tensor] | None = None, top_k: int = 0, top_p: float = 1.0,
-    share_prefixes: bool = False,
+    share_prefixes: bool = False, of_rows: tuple[int, int] | None = None,
 ) -> Iterator["GenerationState"]:
     """Sample a response per prompt, one token of every row per step; yield the same state after each step.
 
@@ -86,14 +99,18 @@ def generate_stepwise(
         top_k: 0 disables the filters; top_p applies within the top k.
         share_prefixes: compute rows that are equal so far once. For several samples of a prompt, above all at a low
             temperature; the tokens are the same, up to rounding.
+        of_rows: (first, count): these rows begin at `first` of `count` rows that share the generator, so that each has
+            the same uniform numbers as among all.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    first, count = of_rows or (0, len(prompts))
     device, head = next(model.parameters()).device, model.get_output_embeddings()
     with rollout_mode(model):
         decoder = SharedPrefixState(model, prompts) if share_prefixes else DecodeState(model, prompts)
         state = GenerationState(limits, stop_ids, device, min(top_k, head.weight.shape[0]))
         while True:
-            uniform = torch.rand(len(prompts), generator=generator, dtype=torch.float64)[state.rows].to(device)
+            uniform = torch.rand(count, generator=generator, dtype=torch.float64)
+            uniform = uniform[first : first + len(prompts)][state.rows].to(device)
             drawn = sample_token(head(decoder.hidden).float(), temperature, uniform, top_k, top_p)
             remaining = state.append(drawn, value_fn(decoder.hidden) if value_fn else None)
             yield state

@@ -16,6 +16,7 @@ from stages.modeling.load import ADAPTER_CONFIG, check_whole_model
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.disk_space import check_free_space, used_bytes
 from stages.runtime.files import is_on_device, link_or_copy, write_json
+from stages.runtime.processes import is_main
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 DIVERGED = "training diverged, and nothing is published: lower the learning rate"
@@ -78,7 +79,10 @@ def _check_loadable(model: str, folder: Path) -> None:
 
 
 def save_adapter(model, tokenizer, out: Path) -> None:
-    """Save the adapter 'default' with its tokenizer; every process writes the same bytes."""
+    """Save the adapter 'default' with its tokenizer; every process writes the same bytes.
+
+    Of several processes, which all have the same weights, only the first one saves; likewise below.
+    """
     save_adapters(model, out, ["default"])
     save_tokenizer(tokenizer, out)
 
@@ -86,7 +90,8 @@ def save_adapter(model, tokenizer, out: Path) -> None:
 def save_model(model, tokenizer, out: Path) -> None:
     """Save a whole model with its tokenizer; ValueError if a weight is not finite."""
     check_finite(model.named_parameters(), DIVERGED)
-    write_model(model, tokenizer, out)
+    if is_main():
+        write_model(model, tokenizer, out)
 
 
 def save_adapters(model, out: Path, names: list[str]) -> None:
@@ -95,6 +100,8 @@ def save_adapters(model, out: Path, names: list[str]) -> None:
     Raises ValueError if a weight is not finite.
     """
     check_finite(model.named_parameters(), DIVERGED)
+    if not is_main():
+        return
     # The rows of new tokens are in the adapter; PEFT would add the whole embedding, of gigabytes.
     model.save_pretrained(out, selected_adapters=names, save_embedding_layers=False)
     for name in names:

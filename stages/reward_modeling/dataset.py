@@ -56,8 +56,9 @@ def build_examples(
 
 
 def collate_examples(items: list[Example]) -> dict:
-    """Return the examples as they are, and count their pairs."""
-    return {"content": items, "items": sum(len(item.pairs) for item in items)}
+    """Return the examples as they are, and count their pairs and each one's tokens."""
+    return {"content": items, "items": sum(len(item.pairs) for item in items),
+            "lengths": [len(item.prompt) + sum(map(len, item.answers)) for item in items]}
 
 
 def pair_indices(items: list[Example]) -> tuple[list[int], list[int]]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from stages.distributed import group
 from stages.modeling.load import autocast
 from stages.modeling.packed.forward import chunk_by_length
 from stages.modeling.packed.sequences import pack_responses
@@ -32,15 +33,18 @@ class Scorer:
 
     @torch.no_grad()
     def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
-        """Compute rewards [B], fp32 on the CPU, in the order of the rows; batches hold rows of similar length."""
+        """Compute rewards [B], fp32 on the CPU, in the order of the rows; batches hold rows of similar length.
+
+        The rows are shared among the processes.
+        """
         assert not self.model.training, "dropout would act on the scores"
         lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
-        scores = torch.empty(len(prompts))
-        for chunk in chunk_by_length(lengths, self.batch_rows):
+        scores = torch.zeros(len(prompts))
+        for chunk in chunk_by_length(lengths, self.batch_rows, group.own_rows_by_length(lengths)):
             packed = pack_responses([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
             with autocast(self.precision):
                 scores[chunk] = score_packed(self.model, packed, self.scoring).scores.cpu()
-        return scores - self.mean
+        return group.sum_tensor(scores) - self.mean
 
 
 def combine_scores(

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from stages.distributed import group
 from stages.modeling.load import autocast, device
 from stages.modeling.packed.forward import chunk_by_length, pad_batch
 
@@ -38,16 +39,16 @@ class ClassifierScorer:
 
     @torch.no_grad()
     def __call__(self, questions: list[str], responses: list[str]) -> torch.Tensor:
-        """Compute scores [B], fp32 on the CPU, in the order of the rows."""
+        """Compute scores [B], fp32 on the CPU, in the order of the rows, which are shared among the processes."""
         rows = [self._ids(question, response) for question, response in zip(questions, responses, strict=True)]
-        scores = torch.empty(len(rows))
-        for chunk in chunk_by_length([len(row) for row in rows], self.batch_rows):
+        scores, lengths = torch.zeros(len(rows)), [len(row) for row in rows]
+        for chunk in chunk_by_length(lengths, self.batch_rows, group.own_rows_by_length(lengths)):
             ids, mask = pad_batch([rows[i] for i in chunk], device=self.model.device)
             # Many models take the last token that is not config.pad_token_id as the last one: pad with that id.
             ids = ids.masked_fill(mask == 0, self.pad_id or 0)
             with autocast(self.precision):
                 scores[chunk] = self.model(input_ids=ids, attention_mask=mask).logits.squeeze(-1).float().cpu()
-        return scores
+        return group.sum_tensor(scores)
 
     def _ids(self, question: str, response: str) -> list[int]:
         texts = {"question": self._as_text(question), "response": self._as_text(response)}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from stages.distributed import group
 from stages.generation.text_metrics import has_code, repetition
 from stages.recipe import user_functions
 from stages.reward_modeling.scorer import Scorer
@@ -47,7 +48,17 @@ class RewardFunction:
         object.__setattr__(self, "part", self.part or self.name)
 
     def __call__(self, prompts: list, responses: list) -> torch.Tensor:
-        """Compute unweighted scores [B] fp32; ValueError unless there is one finite number per response."""
+        """Compute unweighted scores [B] fp32; ValueError unless there is one finite number per response.
+
+        Models share the rows among the processes. All else is computed by the first process for all: a user's function
+        may call a service, or be random.
+        """
+        if isinstance(self.score, Scorer | ClassifierScorer):
+            return self._numbers(prompts, responses)
+        numbers = self._numbers(prompts, responses) if group.rank() == 0 else torch.zeros(len(responses))
+        return group.sum_tensor(numbers)
+
+    def _numbers(self, prompts: list, responses: list) -> torch.Tensor:
         scores = self.score(prompts, responses)
         try:
             numbers = torch.as_tensor(scores, dtype=torch.float32).detach().cpu()

@@ -20,6 +20,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import nn
 
+from stages.distributed import group
 from stages.generation.rollout import Rollout
 from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter
 from stages.modeling.families import backbone, hidden_size
@@ -147,17 +148,17 @@ class Policy(nn.Module):
     def fill_values(self, rollout: Rollout, forward_prompts: int) -> Rollout:
         """Fill in the values of a separate value adapter, which sampling cannot compute.
 
-        forward_prompts: rows per forward pass.
+        forward_prompts: rows per forward pass. The rows are shared among the processes.
         """
         if self.value_shares_policy or rollout.values is None:
             return rollout
         rows = list(zip(rollout.prompts, rollout.responses, strict=True))
-        values = torch.zeros_like(rollout.values)
-        for chunk in chunk_by_length([len(prompt) + len(response) for prompt, response in rows], forward_prompts):
+        values, lengths = torch.zeros_like(rollout.values), [len(prompt) + len(response) for prompt, response in rows]
+        for chunk in chunk_by_length(lengths, forward_prompts, group.own_rows_by_length(lengths)):
             packed = pack_responses(*zip(*(rows[i] for i in chunk), strict=True), self.model.device)
             chunk_values = scatter_to_rows(self._values(self._hidden_states(packed, VALUE)), packed)
             values[chunk, : chunk_values.shape[1]] = chunk_values.to(values)
-        return replace(rollout, values=values)
+        return replace(rollout, values=group.sum_tensor(values))
 
     @contextmanager
     def critic_only(self) -> Iterator[None]:

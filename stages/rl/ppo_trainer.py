@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from stages.distributed import group
 from stages.generation.rollout import Rollout
 from stages.generation.sampling_params import SamplingParams
 from stages.rewards.kl import KlController, kl_k3, kl_penalised_rewards
@@ -178,23 +179,31 @@ def draw_minibatches(rows: int, settings: UpdateSettings, generator: torch.Gener
 def backward_with_oom_retry(
     policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, settings: UpdateSettings
 ) -> tuple[dict[str, float], int]:
-    """Compute the gradients of a minibatch, rows [b]; return the means of STATISTICS and the microbatch that fits."""
-    backward = partial(_backward, policy, optimizer, trajectory, rows, settings)
-    return retry_with_smaller_batches(backward, settings.microbatch_prompts)
+    """Compute the gradients of a minibatch, rows [b]; return the means of STATISTICS and the microbatch that fits.
+
+    The rows are shared among the processes, the gradients are those of all rows.
+    """
+    tokens = trajectory.mask[rows].sum()
+    own = rows[group.own_rows_by_length([trajectory.length(row) for row in rows.tolist()])]
+    backward = partial(_backward, policy, optimizer, trajectory, own, tokens, settings)
+    sums, microbatch = retry_with_smaller_batches(backward, settings.microbatch_prompts)
+    group.sum_gradients(parameter for part in optimizer.param_groups for parameter in part["params"])
+    means = group.sum_tensor(sums) / tokens
+    return dict(zip(STATISTICS, means.tolist(), strict=True)), microbatch
 
 
 def _backward(
-    policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, settings: UpdateSettings, microbatch: int
-) -> dict[str, float]:
-    """Accumulate the gradients of the microbatches, normalised by the minibatch's tokens; return mean STATISTICS."""
+    policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, tokens: torch.Tensor,
+    settings: UpdateSettings, microbatch: int
+) -> torch.Tensor:
+    """Accumulate the gradients of the microbatches of some rows, normalised by `tokens`; return summed STATISTICS."""
     optimizer.zero_grad(set_to_none=True)
-    tokens = trajectory.mask[rows].sum()
     sums = torch.zeros(len(STATISTICS), device=tokens.device)
-    for microbatch_rows in rows.split(microbatch):
+    for microbatch_rows in rows.split(microbatch) if len(rows) else ():
         loss, microbatch_sums = ppo_loss(policy, trajectory, microbatch_rows, tokens, settings)
         sums += microbatch_sums
         loss.backward()
-    return dict(zip(STATISTICS, (sums / tokens).tolist(), strict=True))
+    return sums
 
 
 def ppo_loss(

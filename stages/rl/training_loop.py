@@ -5,6 +5,7 @@ uninterrupted one bit for bit.
 """
 
 import hashlib
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from stages.distributed import group
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample_in_batches
 from stages.rl.early_stopping import EarlyStopping, StopRules
@@ -105,11 +107,11 @@ class TrainingLoop:
             if self.iteration % s.evaluate_every_iterations == 0 or self.iteration == s.iterations:
                 self._evaluate()
             is_last = self.iteration == s.iterations or bool(self.stopping.reason)
-            is_stop = request.signal is not None and not is_last
+            is_stop = group.any_process(request.signal is not None) and not is_last
             if is_stop or self.iteration % s.save_every_iterations == 0:
                 self._save_checkpoint()
             if is_stop:
-                raise Stopped(request.signal, f"iteration {self.iteration}")
+                raise Stopped(request.signal or signal.SIGTERM, f"iteration {self.iteration}")
         progress.finish(note=f"best at iteration {self.best['iteration']}")
 
     def _step(self) -> dict[str, float]:

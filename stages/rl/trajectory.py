@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from stages.distributed import group
 from stages.generation.rollout import Rollout
 from stages.modeling.packed.forward import chunk_by_length
 from stages.rl.policy import Policy
@@ -44,6 +45,10 @@ class Trajectory(RolloutScores):
         return cls(**vars(scores), prompts=rollout.prompts, responses=rollout.responses, advantages=advantages,
                    returns=returns, allowed_token_ids=rollout.allowed_token_ids)
 
+    def length(self, row: int) -> int:
+        """Count the tokens of a row, prompt and response."""
+        return len(self.prompts[row]) + len(self.responses[row])
+
     def explained_variance(self) -> float:
         """Compute 1 - Var(returns - values) / Var(returns): 1 for perfect values, 0 for constant ones."""
         inside = self.mask.bool()
@@ -57,14 +62,14 @@ def score_rollout(
 ) -> RolloutScores:
     """Compute log-probabilities and values of a rollout, `forward_prompts` rows of similar length at a time.
 
-    reuse_rollout_logprobs: take the sampler's log-probabilities and values instead of the policy's forward pass. Only
-    valid where the start-up checks found both equal.
+    The rows are shared among the processes. reuse_rollout_logprobs: take the sampler's log-probabilities and values
+    instead of the policy's forward pass. Only valid where the start-up checks found both equal.
     """
     reuse = reuse_rollout_logprobs and rollout.logprobs is not None
     lengths = [len(prompt) + len(response) for prompt, response in zip(rollout.prompts, rollout.responses, strict=True)]
     columns = max(map(len, rollout.responses))
     scores = torch.zeros(4, len(lengths), columns, device=policy.model.device)
-    for rows in chunk_by_length(lengths, forward_prompts):
+    for rows in chunk_by_length(lengths, forward_prompts, group.own_rows_by_length(lengths)):
         prompts, responses = [rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows]
         allowed = select_allowed_token_ids(rollout, rows)
         ref_logprobs = policy.ref_logprobs(prompts, responses, allowed)
@@ -75,7 +80,7 @@ def score_rollout(
             logprobs, values, mask = policy(prompts, responses, allowed)
         for number, chunk in enumerate((logprobs, ref_logprobs, values, mask)):
             scores[number, rows, : chunk.shape[1]] = chunk.to(scores)
-    return RolloutScores(*scores)
+    return RolloutScores(*group.sum_tensor(scores))
 
 
 def select_allowed_token_ids(rollout: Rollout | Trajectory, rows: list[int]) -> torch.Tensor | None:

@@ -28,7 +28,7 @@ from stages.runtime.files import write_text
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
-CONFIG_KEYS = ("recipe", "shares", *SHARED, *(field.name for field in fields(Recipe)))
+CONFIG_KEYS = ("recipe", "shares", "processes", *SHARED, *(field.name for field in fields(Recipe)))
 SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
             "--force", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
 TARGET_OPTIONS = ("-R", "--forcerun", "-U", "--until", "-O", "--omit-from")  # of Snakemake: their values are rules
@@ -47,7 +47,8 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = ()) -> Recipe:
         if key not in CONFIG_KEYS:
             raise SettingsError(f"--config: unknown key {key!r}{suggest_setting(key, value)}")
     values = dict(config)
-    values.pop("shares", None)  # changes how the work is done, not the result
+    for key in ("shares", "processes"):  # change how the work is done, not the result
+        values.pop(key, None)
     dump, name = values.pop("dump", None), values.pop("name", None)
     named = _named_recipes(values, config_files)
     path = named[0] if named else choose_default_recipe(dump)
@@ -98,9 +99,18 @@ def check_targets(words: Sequence[str], rules: Sequence[str]) -> None:
 
 def parse_shares(config: dict) -> int:
     """Return the number of jobs that the pairs are split over (key: shares)."""
-    text = str(config.get("shares", 1))
-    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII):
-        raise SettingsError(f"--config: shares must be a whole number from 1 to 9999, not {text!r}")
+    return _parse_count(config, "shares", 9999)
+
+
+def parse_processes(config: dict) -> int:
+    """Return the number of processes that the rows of a training stage are shared among (key: processes)."""
+    return _parse_count(config, "processes", 999)
+
+
+def _parse_count(config: dict, key: str, most: int) -> int:
+    text = str(config.get(key, 1))
+    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII) or int(text) > most:
+        raise SettingsError(f"--config: {key} must be a whole number from 1 to {most}, not {text!r}")
     return int(text)
 
 

@@ -27,7 +27,7 @@ from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.recipe.type_names import placeholder
 from stages.render.units import format_bytes
-from stages.runtime import artifact, finished, stopping
+from stages.runtime import artifact, finished, meeting, processes, stopping
 from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.disk_space import nearest_folder
 from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, near_memory_limit
@@ -61,18 +61,29 @@ def main(file: str) -> None:
     signature = read_signature(Path(file))
     arguments = vars(build_parser(signature, _settings_for_help(signature, sys.argv[1:])).parse_args())
     let_idle_threads_sleep()
-    begin_stage(artifact.artifact_folder(arguments["out"]))
+    out = artifact.artifact_folder(arguments["out"])
+    place = processes.take_place()
     try:
+        count = meeting.count_processes(signature.stage, arguments.get("processes", 1), place)
+        if count > place.count:
+            logs = [processes.rank_log(out, rank) for rank in range(count)]
+            sys.exit(processes.launch(count, sys.orig_argv[1:], signature.stage, logs))
+        if processes.is_main():
+            begin_stage(out)
+        else:
+            processes.log_to_file(processes.rank_log(out, place.rank))
         _make(signature.stage, lambda: importlib.import_module(signature.module).run,
               *_parse_arguments(signature, arguments))
     except stopping.Stopped as stop:
         print_line(f"{signature.stage}: {stop.describe()}")
         sys.exit(stop.exit_code)
     except Exception as error:
-        out = artifact.artifact_folder(arguments["out"])
-        if (message := describe_failure(error, out)) is None:
+        message = describe_failure(error, out)
+        meeting.report_failure(message or f"{type(error).__name__}: {error}")
+        if message is None:
             raise
-        print_line(f"{signature.stage}: error: {message}{_save_traceback(out)}")
+        details = _save_traceback(out) if processes.is_main() else ""
+        print_line(f"{signature.stage}: error: {message}{details}")
         sys.exit(1)
     sys.exit(0)
 
@@ -115,6 +126,9 @@ def build_parser(signature: Signature, here: object | None = None) -> argparse.A
     for name, default in signature.options.items():
         parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
+    if signature.stage in meeting.IN_SEVERAL_PROCESSES:
+        parser.add_argument("--processes", default=1, type=int, help="processes of this machine that share the rows; "
+                            "changes how long it takes, not the result (default: 1)")
     parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
     parser.add_argument("--verify", action="store_true",
                         help="hash every file of the inputs; without it, those that changed since they were verified")
@@ -165,14 +179,19 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     request = {"stage": stage, "config": schema.result_settings(config),
                "inputs": {name: _identify(source) for name, source in inputs.items() if source is not None},
                **{name: value for name, value in options.items() if isinstance(value, str)}}
+    if not processes.is_main():
+        _assist(load_run, config, out, inputs, options, request)
+        return
     if force:
         artifact.check_replaceable(out)
         finished.copy_manifest(out)
     elif artifact.is_complete(out, request):
         print_line(f"{stage}: {out} is already made")
+        meeting.share_folder(None)
         return
     elif artifact.restore(out, request):
         print_line(f"{stage}: {out} was made with these settings and inputs before: restored from {finished.OLD}/")
+        meeting.share_folder(None)
         return
     sources = list_input_sources(request["inputs"])
     check_input_kinds(sources)
@@ -181,13 +200,14 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         result = artifact.load_result(partial)
         if result is None:
             start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
-            run = load_run()
-            takes_context = CONTEXT in inspect.signature(run).parameters
-            context = {CONTEXT: artifact.RunContext.for_artifact(out, request)} if takes_context else {}
-            metrics = run(config, partial, **inputs, **options, **context)
+            processes.remove_private_copies(partial)
+            meeting.share_folder(partial)
+            metrics = _run(load_run, config, partial, out, inputs, options, request)
             seconds = round(time.monotonic() - start, 2)
             result = {"metrics": metrics, "seconds": seconds} | describe_environment()
             artifact.save_result(partial, result)
+        else:
+            meeting.share_folder(None)
         old = artifact.publish(partial, out, request | result)
     numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(result["metrics"]))
     print_line(f"{stage}: {out} made in {result['seconds']:.0f} s{numbers}")
@@ -202,6 +222,24 @@ def _report_old(stage: str, out: Path, old: Path) -> None:
         print_line(f"{stage}: deleting {excess}: {finished.OLD}/ holds the last {finished.MAX_OLD} of {out.name} (give "
                f"another name= to keep all)")
         finished.delete_old(excess)
+
+
+def _run(load_run: Callable[[], Callable], config: object, folder: Path, out: Path, inputs: dict, options: dict,
+         request: dict) -> dict:
+    """Let the stage fill `folder`; return its metrics."""
+    meeting.wait_for_all()  # all have their folder: from here on it changes
+    run = load_run()
+    takes_context = CONTEXT in inspect.signature(run).parameters
+    context = {CONTEXT: artifact.RunContext.for_artifact(out, request)} if takes_context else {}
+    return run(config, folder, **inputs, **options, **context)
+
+
+def _assist(load_run: Callable[[], Callable], config: object, out: Path, inputs: dict, options: dict, request: dict
+            ) -> None:
+    """Compute a share of the rows for the process that builds the artifact; nothing if it is already made."""
+    if folder := meeting.share_folder(None):
+        with processes.private_copy(folder, processes.place().rank) as copy:
+            _run(load_run, config, copy, out, inputs, options, request)
 
 
 def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Path, dict, dict, bool, bool]:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stages.runtime import processes
+
 SOURCES = (".py", ".cpp", ".h")
 DIGEST_CHARACTERS = 12  # of the SHA-256 of the code
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
@@ -33,7 +35,8 @@ def describe_environment() -> dict:
     kernels = sys.modules.get("stages.modeling.cpu_kernels.build")
     return {"peak_memory_mib": round(peak_kib / 1024), "device": gpu or f"cpu ({platform.machine()})",
             **({} if kernels is None else {"cpu_kernels": kernels.status()}),
-            "threads": torch.get_num_threads() if torch is not None else 1, "python": platform.python_version(),
+            "threads": torch.get_num_threads() if torch is not None else 1, "processes": processes.place().count,
+            "python": platform.python_version(),
             "versions": {name: version for name in PACKAGES if (version := _version(name))}, "commit": _commit()}
 
 

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
+from stages.distributed import group
+from stages.runtime import processes
 from stages.runtime.files import atomic_path, link_or_copy
 from stages.runtime.stopping import StopRequest
 from stages.training.checkpoint import PREFIX, seal_checkpoint
@@ -95,6 +97,8 @@ class HistoryCallback(TrainerCallback):
 class StopCallback(TrainerCallback):
     """On a request to stop, save a checkpoint after the step and end the training, unless it ends there anyway.
 
+    Of several processes, all stop after the step in which one has the request, and the first one saves.
+
     step: the one that was saved; None if the training was not stopped.
     """
 
@@ -102,8 +106,8 @@ class StopCallback(TrainerCallback):
         self.request, self.step = request, None
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self.request.signal is not None and not control.should_training_stop:
-            control.should_save = control.should_training_stop = True
+        if group.any_process(self.request.signal is not None) and not control.should_training_stop:
+            control.should_save, control.should_training_stop = processes.is_main(), True
             self.step = state.global_step
 
 

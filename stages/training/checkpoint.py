@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from stages.runtime.artifact import hash_files
 from stages.runtime.disk_space import check_free_space
 from stages.runtime.files import atomic_path, list_files, sync_to_disk
+from stages.runtime.processes import is_main
 from stages.runtime.stage_lines import print_line
 
 PREFIX, DRAFT = "checkpoint-", "checkpoint.tmp"
@@ -30,8 +31,11 @@ NON_TENSORS = "optimizer.plain"  # entries of the optimizer's state that are no 
 def save_checkpoint(root: Path, tensors: dict[str, torch.Tensor], facts: dict, *, number: int, keep: int) -> None:
     """Add checkpoint `number`, larger than any in `root`, and delete all but the newest `keep`.
 
-    Raises ValueError, before anything is written, if the disk has no room for it.
+    Of several processes, all of which have the same state, only the first one does. Raises ValueError, before anything
+    is written, if the disk has no room for it.
     """
+    if not is_main():
+        return
     draft = root / DRAFT
     shutil.rmtree(draft, ignore_errors=True)
     check_checkpoint_space(root, tensors.values())

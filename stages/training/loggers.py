@@ -11,6 +11,7 @@ from pathlib import Path
 
 from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_text
+from stages.runtime.processes import is_main
 from stages.runtime.progress import Progress
 from stages.runtime.series import append_row, format_row, read_rows, truncate_after
 from stages.training.trackers import TensorBoard, Terminal, Tracker, WandB
@@ -101,7 +102,10 @@ def open_logger(
         context: where the trackers write; None (a stage called as a function): to out/logs.
         settings: of the training run, shown by trackers beside the metrics.
         part: in an artifact that holds several training runs, the folder of this one.
+
+    Of several processes, only the first one has trackers.
     """
+    log_to = log_to if is_main() else ()
     context = context or RunContext(out / "logs", stage, "by-hand")
     factories = {
         "tensorboard": lambda: TensorBoard(context.folder / "tensorboard" / context.name / part, stage),

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 
+from stages.distributed import group
 from stages.runtime.stage_lines import print_line
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -74,16 +75,21 @@ def retry_with_smaller_batches(
 ) -> tuple[Result, int]:
     """Return call(size) and `size`, made smaller until memory suffices; each size divides the one before.
 
-    `call` must zero its gradients itself. Raises ValueError if even size 1 does not fit; other errors pass through.
+    Where it does not suffice in one process, all go on with less; `call` must not wait for the others. `call` must zero
+    its gradients itself. Raises ValueError if even size 1 does not fit; other errors pass through.
     accelerate's find_executable_batch_size collects garbage before every call, which would slow down each minibatch,
     and its sizes need not divide the minibatch.
     """
     while True:
+        failed = False
         try:
-            return call(size), size
+            result = call(size)
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
+            failed = True
+        if not group.any_process(failed):
+            return result, size
         # Outside of the except clause: the error holds the failed frames, and they hold tensors.
         _release_memory()
         if size == 1:

@@ -8,14 +8,16 @@ are complete, so that training survives kill -9; logs that hold each step once; 
 import math
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
+from stages.distributed import group
 from stages.runtime.files import read_json_object, write_json
 from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, deferred
@@ -70,14 +72,16 @@ def train(
 
     Args:
         dataset: a map-style data set.
-        collate: maps a list of its items to {"content": a batch, "items": the count that the loss is a mean of}.
+        collate: maps a list of its items to {"content": a batch, "items": the count that the loss is a mean of}. With
+            several processes, each of which computes its rows of a step, the content is a list, and "lengths" are its
+            rows' tokens.
         loss_fn: maps a batch to the sum of its items' losses, a scalar computed with `model`.
         logger: left open; None: log to `out` and the terminal.
 
     Raises ValueError, before anything is trained, if the disk has no room for the checkpoints.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(f"{label} trains in one process, and was started as one of several: start it without torchrun")
+    if int(os.environ.get("WORLD_SIZE", "1")) > group.world_size():
+        raise ValueError(f"{label} was started as one of several processes that have not met: start it by its command")
     check_training_space(
         out, _saved_parameters(model), optimizer=settings.optimizer, keep_checkpoints=KEEP_CHECKPOINTS,
         saves=count_saves(len(dataset), settings.batch, settings.epochs, settings.max_steps, settings.save_every_steps),
@@ -101,7 +105,7 @@ def train(
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if stop.step is not None:
-        raise Stopped(request.signal, f"step {stop.step}")
+        raise Stopped(request.signal or signal.SIGTERM, f"step {stop.step}")  # another process may have had the signal
     if evaluation and evaluation.score:
         load_trainable(model, out / BEST)
     return callback.rows
@@ -147,7 +151,7 @@ def _arguments(settings: TrainerSettings, out: Path) -> TrainingArguments:
         use_cpu=not torch.cuda.is_available(),
         activation_checkpointing=settings.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
-        save_strategy="steps",
+        save_strategy="steps" if group.rank() == 0 else "no",
         save_steps=settings.save_every_steps,
         save_total_limit=KEEP_CHECKPOINTS,
         logging_steps=math.gcd(LOG_EVERY_STEPS, settings.save_every_steps),
@@ -171,7 +175,13 @@ class _OneDeviceArguments(TrainingArguments):
 
 
 class _Trainer(Trainer):
+    """Train on steps whose rows are shared among the processes; each process then has the gradient of the whole step.
+
+    A process takes its share of all rows of a step, in as few microbatches as hold it; others are empty.
+    """
+
     loss_fn: Callable
+    own_loss = 0.0  # of this process's rows of the step so far
 
     def _save_checkpoint(self, model, trial):
         """Save, beside what the Trainer saves, the losses of the next row so far: it would begin that row anew."""
@@ -184,12 +194,27 @@ class _Trainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        return batches, sum(batch["items"] for batch in batches)
+        items = sum(batch["items"] for batch in batches)
+        return batches if group.world_size() == 1 else share_step(batches), items
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        if group.world_size() == 1:
+            return super().training_step(model, inputs, num_items_in_batch)
+        if inputs["content"]:
+            with torch.random.fork_rng():  # dropout: other masks in each process, the same random state afterwards
+                torch.manual_seed(hash((self.args.seed, self.state.global_step, inputs["number"], group.rank())))
+                self.own_loss = self.own_loss + super().training_step(model, inputs, num_items_in_batch)
+        total = torch.zeros((), device=self.args.device)
+        if self.accelerator.sync_gradients:  # the step's last microbatch: before the gradient is clipped
+            group.sum_gradients(model.parameters())
+            total, self.own_loss = group.sum_tensor(total + self.own_loss), 0.0
+        return total
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        if not inputs["items"]:  # of prompts alone, with no label; backward wants a loss that depends on a weight
-            return 0 * next(p for p in model.parameters() if p.requires_grad).sum()
-        return self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
+        loss = self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
+        if loss.requires_grad:
+            return loss
+        return loss + 0.0 * sum(p.sum() for p in model.parameters() if p.requires_grad)  # no label among these rows
 
     def floating_point_ops(self, inputs):
         return 0
@@ -205,3 +230,13 @@ class _RestoreLoss(TrainerCallback):
         if self.saved:  # a checkpoint of an older version has none, and is on a row
             self.trainer._tr_loss += self.saved["sum"]
             self.trainer._globalstep_last_logged = self.saved["row_step"]
+
+
+def share_step(batches: list[dict]) -> list[dict]:
+    """Return this process's rows of the microbatches of a step, as so many microbatches, of which some are empty."""
+    rows = [row for batch in batches for row in batch["content"]]
+    own = group.own_rows_by_length([length for batch in batches for length in batch["lengths"]])
+    used = -(-len(batches) // group.world_size())
+    cuts = [number * len(own) // used for number in range(used + 1)] + [len(own)] * (len(batches) - used)
+    return [{"content": [rows[i] for i in own[start:stop]], "number": number}
+            for number, (start, stop) in enumerate(pairwise(cuts))]

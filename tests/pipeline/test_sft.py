@@ -185,10 +185,10 @@ def test_a_split_without_pairs_is_refused(inputs, tmp_path):
         run(inputs | {"pairs": empty}, tmp_path / "out")
 
 
-def test_several_processes_are_refused(monkeypatch, inputs, tmp_path):
-    """Their gradients would not meet: the loss goes round the wrapper that makes them."""
+def test_processes_that_have_not_met_are_refused(monkeypatch, inputs, tmp_path):
+    """Called as a function under torchrun: Transformers' Trainer would share the data its own way."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="trains in one process"):
+    with pytest.raises(ValueError, match="several processes that have not met"):
         run(inputs, tmp_path / "out")
 
 

@@ -15,6 +15,7 @@ rule evaluate:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "evaluate"),
+        processes=SEVERAL,
     threads: workflow.cores
     conda:
         "../../environment.yml"
@@ -22,6 +23,7 @@ rule evaluate:
         "python -m stages.evaluate --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
         " --base {input.base:q} --sft {input.sft:q} --policy ppo={input.ppo:q} --reward {input.reward:q} --judge {input.judge:q}"
         " --out {output:q}"
+        " {params.processes}"
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 

@@ -9,11 +9,13 @@ rule base:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "base"),
+        processes=SEVERAL,
     threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
         "python -m stages.base --recipe {params.recipe:q} --pairs {input.pairs:q} --out {output:q}"
+        " {params.processes}"
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
@@ -29,11 +31,13 @@ rule sft:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "sft"),
+        processes=SEVERAL,
     threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
         "python -m stages.sft --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
+        " {params.processes}"
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
@@ -49,11 +53,13 @@ rule reward:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "reward"),
+        processes=SEVERAL,
     threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
         "python -m stages.reward --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
+        " {params.processes}"
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
@@ -69,11 +75,13 @@ rule judge:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "reward"),
+        processes=SEVERAL,
     threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
         "python -m stages.judge --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
+        " {params.processes}"
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
@@ -90,11 +98,13 @@ rule ppo_train:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "ppo"),
+        processes=SEVERAL,
     threads: workflow.cores
     conda:
         "../../environment.yml"
     shell:
         "python -m stages.ppo --recipe {params.recipe:q} --policy {input.policy:q} --reward {input.reward:q} --pairs {input.pairs:q} --out {output:q}"
+        " {params.processes}"
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from stages.distributed import group
 from stages.modeling.cpu_kernels.bindings import call
 from stages.modeling.cpu_kernels.build import supports
 from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
@@ -108,12 +109,13 @@ def response_logprobs(
 ) -> list[torch.Tensor]:
     """Compute the log-probability, in nats, of each response token: one fp32 tensor per response, on the CPU.
 
-    label: name of the progress line; None shows none.
+    The rows are shared among the processes. label: name of the progress line; None shows none.
     """
-    progress = Progress(label, len(prompts), "texts") if label else None
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-    logprobs: list = [None] * len(prompts)
-    for chunk in chunk_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths, default=1))):
+    own = group.own_rows_by_length(lengths)
+    progress = Progress(label, len(own), "texts") if label else None
+    logprobs = [torch.zeros(len(response)) for response in responses]
+    for chunk in chunk_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths, default=1)), own):
         packed = pack_responses([prompts[i] for i in chunk], [responses[i] for i in chunk], model.device)
         hidden = packed_hidden_states(model, packed.batch, packed.predictor_positions)
         flat = selective_log_softmax(
@@ -125,6 +127,8 @@ def response_logprobs(
             progress.advance(len(chunk))
     if progress:
         progress.finish()
+    if group.world_size() > 1 and logprobs:
+        logprobs = list(group.sum_tensor(torch.cat(logprobs)).split([len(response) for response in responses]))
     return logprobs
 
 

@@ -1,0 +1,1 @@
+"""Share rows among the processes of a run: sums, gathering, and what happens when one is lost."""

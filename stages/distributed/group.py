@@ -1,0 +1,179 @@
+"""The processes of a run as one group: which rows are this one's, sums over all, results in order.
+
+Control is replicated: every process runs the same program on the same data with the same random numbers. Where rows
+are computed, each process computes its own and the results are summed or gathered, so that every process goes on with
+the whole. All calls are collective: every process makes the same ones in the same order. With one process they return
+their argument unchanged.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from stages.runtime import processes
+
+LIMIT_VARIABLE, LIMIT_SECONDS = "STAGE_LIMIT_SECONDS", 1800.0  # that a process waits for another one
+ANSWER_SECONDS = 3.0  # for the others to answer that they lost someone, too
+REPORT_SECONDS = 10.0  # for the first process to report an error of another one
+_stores: list[dist.Store] = []
+
+
+class LostProcessError(ValueError):
+    """A process has ended, failed, or not come within the limit; the message says which."""
+
+
+def rank() -> int:
+    """Return the number of this process, from 0."""
+    return processes.place().rank
+
+
+def world_size() -> int:
+    """Return the number of processes."""
+    return processes.place().count
+
+
+def start() -> None:
+    """Connect to the other processes; LostProcessError if they do not come within the limit."""
+    place = processes.place()
+    if place.count == 1 or dist.is_initialized():
+        return
+    limit = timedelta(seconds=float(os.environ.get(LIMIT_VARIABLE, LIMIT_SECONDS)))
+    try:
+        store = dist.TCPStore(place.address, place.port, place.count, place.hosts_store, limit)
+        _stores.append(dist.PrefixStore(f"stage/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+                                store=_stores[-1], rank=place.rank, world_size=place.count, timeout=limit)
+    except RuntimeError as error:
+        raise LostProcessError(f"not all of the {place.count} processes came within {limit.total_seconds():g} s "
+                               f"({' '.join(str(error).split())[:200]})") from None
+    gpus = gather(torch.cuda.is_available())
+    if len(set(gpus)) > 1:
+        raise ValueError(f"{place.count} processes need a GPU each, and only {sum(gpus)} have one: give --processes "
+                         f"{max(1, sum(gpus))}")
+
+
+def stop() -> None:
+    """Leave the group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def own_rows(count: int) -> range:
+    """Return the rows of this process: consecutive ones of `count`; may be empty."""
+    return range(rank() * count // world_size(), (rank() + 1) * count // world_size())
+
+
+def own_rows_by_length(lengths: Sequence[int]) -> list[int]:
+    """Return the rows of this process such that all processes have about as many tokens; in ascending order."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    return sorted(row for place, row in enumerate(order) if _dealt_to(place) == rank())
+
+
+def sum_tensor(x: torch.Tensor) -> torch.Tensor:
+    """Sum a tensor over the processes, in place, and return it. Rows that a process did not compute are 0."""
+    if world_size() > 1:
+        _call(dist.all_reduce, x)
+    return x
+
+
+def any_process(flag: bool) -> bool:
+    """Check whether the flag is set in any process."""
+    return bool(flag) if world_size() == 1 else bool(sum_tensor(torch.tensor(int(flag))))
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Sum the gradients over the processes, one transfer per dtype; one that no process has stays None."""
+    if world_size() == 1:
+        return
+    by_dtype: dict[tuple, list[torch.nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            by_dtype.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    for (dtype, device), group in by_dtype.items():
+        given = torch.tensor([parameter.grad is not None for parameter in group], dtype=dtype, device=device)
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in group]
+        flat = sum_tensor(torch.cat([given, *(part.flatten() for part in parts)]))
+        sums = flat[len(group):].split([parameter.numel() for parameter in group])
+        for parameter, has_gradient, total in zip(group, flat[: len(group)].tolist(), sums, strict=True):
+            parameter.grad = total.view_as(parameter).clone() if has_gradient else None
+
+
+def gather(value) -> list:
+    """Return the value of every process, by rank; values are what JSON can express (no pickle)."""
+    if world_size() == 1:
+        return [value]
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.long) for _ in range(world_size())]
+    _call(dist.all_gather, sizes, torch.tensor([len(data)]))
+    longest = max(int(size) for size in sizes)
+    buffers = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
+    _call(dist.all_gather, buffers, torch.nn.functional.pad(data, (0, longest - len(data))))
+    return [json.loads(bytes(buffer[: int(size)].tolist())) for buffer, size in zip(buffers, sizes, strict=True)]
+
+
+def gather_in_order(values: list) -> list:
+    """Join the lists of all processes, by rank: with `own_rows`, in the order of the rows."""
+    return [value for part in gather(values) for value in part]
+
+
+def from_main(value):
+    """Return the value of the first process; those of others are ignored."""
+    return gather(value if rank() == 0 else None)[0]
+
+
+def report_failure(message: str) -> None:
+    """Tell the other processes why this one ends; returns when the first one knows, or soon after."""
+    if not _stores:
+        return
+    with suppress(RuntimeError):  # the store ends with the first process
+        if rank() == 0:
+            _stores[-1].set("reported", "1")
+            return
+        _stores[-1].set(f"error/{rank()}", message)
+        stop()  # whoever waits for this process learns it now
+        _stores[-1].wait(["reported"], timedelta(seconds=REPORT_SECONDS))
+
+
+def _dealt_to(place: int) -> int:
+    """Return the process that the row at a place of a sorted list goes to: 0 1 2 2 1 0 0 1 2 ..."""
+    turn, index = divmod(place, world_size())
+    return world_size() - 1 - index if turn % 2 else index
+
+
+def _call(collective, *arguments) -> None:
+    try:
+        collective(*arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # gloo: the connection is closed, or the limit is over
+        raise LostProcessError(_describe_loss(" ".join(str(error).split()))) from None
+
+
+def _describe_loss(cause: str) -> str:
+    """Find out which processes are lost: those that do not answer in the store."""
+    resumes = "the same command continues from the last checkpoint"
+    others = [other for other in range(world_size()) if other != rank()]
+    try:
+        store = _stores[-1]
+        store.set(f"answers/{rank()}", "1")
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            failed = [other for other in others if store.check([f"error/{other}"])]
+            lost = [other for other in others if other not in failed and not store.check([f"answers/{other}"])]
+            if failed or not lost or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        if failed:
+            return f"the process of rank {failed[0]} failed: {store.get(f'error/{failed[0]}').decode()}"
+    except RuntimeError:
+        lost = [0]  # it holds the store
+    if not lost:
+        return f"the processes lost their connection ({cause[:200]}); {resumes}"
+    names = " and ".join(map(str, lost))
+    return f"the process of rank {names}, one of {world_size()}, has ended or does not answer; {resumes}"

@@ -1,0 +1,216 @@
+"""Run a stage in several processes on one machine: start them, and tell each which one it is.
+
+The first process (rank 0) builds the artifact, as the only process does otherwise. The others compute their share of
+the rows (stages/distributed) in a private copy of its folder, and log to files of their own. Started by `--processes N`
+or by torchrun; this module never loads torch.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.runtime import stopping
+from stages.runtime.files import link_or_copy
+
+# What torchrun and launchers of MPI set. accelerate and Transformers would split the data again if they saw it.
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE",
+             "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+             "MV2_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
+LAUNCHER = "STAGE_LAUNCHER_PID"
+GRACE_SECONDS = 15.0  # for the first process to say what went wrong, after another one has ended
+POLL_SECONDS = 0.05
+LINK_FROM_BYTES = 1 << 20
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process of how many this is, and where they meet."""
+
+    rank: int = 0
+    count: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+    hosts_store: bool = True  # otherwise torchrun does
+
+
+_places = [Place()]
+
+
+def place() -> Place:
+    """Return the place of this process."""
+    return _places[-1]
+
+
+def is_main() -> bool:
+    """Check whether this process is the only or the first one: the one that writes."""
+    return place().rank == 0
+
+
+def take_place() -> Place:
+    """Take the place that the environment names, once, and remove it from there; set this process's GPU.
+
+    Call it before torch is imported.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count > 1:
+        _places.append(Place(
+            int(os.environ["RANK"]), count, os.environ.get("MASTER_ADDR", "127.0.0.1"),
+            int(os.environ.get("MASTER_PORT", "29500")),
+            int(os.environ["RANK"]) == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"))
+        _see_one_gpu(int(os.environ.get("LOCAL_RANK", "0")))
+        _end_with_launcher()
+    for name in VARIABLES:
+        os.environ.pop(name, None)
+    return place()
+
+
+def launch(count: int, command: list[str], label: str, logs: list[Path]) -> int:
+    """Run a Python command in `count` processes; return the exit status of the first one.
+
+    If one ends with an error, all end, and one line says which. logs: of every process, for its error.
+    """
+    environment = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
+                                LAUNCHER: str(os.getpid())}
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // count)))
+    children = [subprocess.Popen([sys.executable, *command],
+                                 env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                                 start_new_session=True)  # a terminal's Ctrl-C then reaches them once, from here
+                for rank in range(count)]
+    first = None
+    try:
+        first = _wait_for_end(children)
+    except stopping.Stopped as stop:  # the stage may save a checkpoint first
+        _signal_all(children, stop.signal)
+        children[0].wait()
+    finally:
+        _end_all(children)
+    status = children[0].returncode
+    if first is not None and status < 0:  # otherwise the first process has said it, or all is done
+        print(f"{label}: error: {_describe_end(first, children[first].returncode, count, logs[first])}",
+              file=sys.stderr, flush=True)
+        return 1
+    return status if status >= 0 else 128 - status
+
+
+@contextmanager
+def private_copy(folder: Path, rank: int) -> Iterator[Path]:
+    """Yield a copy of an unfinished artifact for a process that does not write it; it is deleted at the end.
+
+    Large files and checkpoints are hard links: nobody changes them, and deleting a link deletes no file.
+    """
+    copy = folder.with_name(f".{folder.name}.rank-{rank}")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy, copy_function=_link_if_large)
+    try:
+        yield copy
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def remove_private_copies(folder: Path) -> None:
+    """Delete the copies that killed processes have left."""
+    for copy in folder.parent.glob(f".{folder.name}.rank-*"):
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def rank_log(out: Path, rank: int) -> Path:
+    """Return the file that the process `rank` of the stage that makes `out` logs to."""
+    return out.parent / "logs" / f"{out.name}.rank-{rank}.log"
+
+
+def log_to_file(path: Path) -> None:
+    """Send everything that this process prints, libraries included, to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as stream:
+        for descriptor in (1, 2):
+            os.dup2(stream.fileno(), descriptor)
+
+
+def _wait_for_end(children: list[subprocess.Popen]) -> int | None:
+    """Wait until all processes have ended, or one with an error, and return its rank.
+
+    The first process then has GRACE_SECONDS to say what went wrong; if it is done, so has everyone.
+    """
+    failed, deadline = None, None
+    while True:
+        statuses = [child.poll() for child in children]
+        if failed is None:
+            failed = next((rank for rank, status in enumerate(statuses) if status), None)
+        if deadline is None and (failed is not None or statuses[0] == 0):
+            deadline = time.monotonic() + GRACE_SECONDS
+        if statuses[0] or None not in statuses or (deadline is not None and time.monotonic() > deadline):
+            return failed
+        time.sleep(POLL_SECONDS)
+
+
+def _signal_all(children: list[subprocess.Popen], number: signal.Signals) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(number)
+
+
+def _end_all(children: list[subprocess.Popen]) -> None:
+    _signal_all(children, signal.SIGTERM)
+    for child in children:
+        try:
+            child.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _describe_end(rank: int, status: int, count: int, log: Path) -> str:
+    resumes = "the same command continues from the last checkpoint"
+    if status < 0:
+        name = signal.Signals(-status).name
+        cause = " (the kernel sends it when memory runs out)" if name == "SIGKILL" else ""
+        return f"the process of rank {rank}, one of {count}, was ended by {name}{cause}; {resumes}"
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    said = next((line for line in reversed(lines) if line.strip()), f"exit status {status}")
+    return f"the process of rank {rank}, one of {count}, failed: {said} ({log})"
+
+
+def _link_if_large(source: str, target: str) -> None:
+    if os.path.getsize(source) >= LINK_FROM_BYTES:
+        link_or_copy(Path(source), Path(target))
+    else:
+        shutil.copy2(source, target)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _see_one_gpu(local_rank: int) -> None:
+    """Let this process see its own GPU alone: libraries take the first one that they see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible is not None else None
+    if names is None or local_rank < len(names):
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(local_rank) if names is None else names[local_rank]
+
+
+def _end_with_launcher() -> None:
+    """Have the kernel end this process when its launcher ends, however it ends: it would keep a core for nothing."""
+    launcher = os.environ.pop(LAUNCHER, None)
+    if launcher is None:
+        return
+    with suppress(OSError, AttributeError, TypeError):  # not Linux
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(launcher):
+        sys.exit(1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,101 @@
+"""A stage in two processes by its command line: one writes, all learn of a failure, nothing is left behind.
+
+The stage is a small one of its own, so that only torch is loaded.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STAGE = '''"""A stage that sums rows."""
+
+from stages.runtime.command import main
+
+if __name__ == "__main__":
+    main(__file__)
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from stages.distributed import group
+from stages.recipe.sft import Sft
+
+
+def run(config: Sft, out: Path, *, base: Path) -> dict[str, float]:
+    """Sum the rows of all processes, after what `base` names has happened to the second one."""
+    accident = base.read_text()
+    before = len(list(out.glob("rank-*")))
+    (out / f"rank-{group.rank()}").write_text("")
+    print("of rank", group.rank(), file=sys.stderr)
+    total = group.sum_tensor(torch.tensor([float(sum(group.own_rows(10)))]))
+    if group.rank() == 1 and accident == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if group.rank() == 1 and accident == "fail":
+        raise ValueError("a bad reward")
+    if group.rank() == 1 and accident == "hang":
+        time.sleep(300)
+    if accident == "fail in all":
+        raise ValueError("too few rows")
+    group.sum_tensor(torch.zeros(1))
+    return {"total": float(total), "before": before}
+'''
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that runs the stage in two processes."""
+    (tmp_path / "sft.py").write_text(STAGE)
+    (tmp_path / "recipe.yaml").write_text("{}")
+
+    def run(accident: str, *options: str) -> subprocess.CompletedProcess:
+        (tmp_path / "base").write_text(accident)
+        command = [sys.executable, str(tmp_path / "sft.py"), "--recipe", str(tmp_path / "recipe.yaml"), "--base",
+                   str(tmp_path / "base"), "--out", str(tmp_path / "out"), *options]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "STAGE_LIMIT_SECONDS": "20"}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+    return run
+
+
+def errors(done: subprocess.CompletedProcess) -> list[str]:
+    return [line for line in done.stderr.splitlines() if "error" in line]
+
+
+def test_the_first_process_alone_writes(start, tmp_path):
+    done = start("nothing", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["metrics"]["total"] == 45 and manifest["processes"] == 2 and list(manifest["files"]) == ["rank-0"]
+    assert "of rank 0" in done.stderr and "of rank 1" not in done.stderr
+    assert "of rank 1" in (tmp_path / "logs" / "out.rank-1.log").read_text()
+    assert not [path.name for path in tmp_path.iterdir() if "partial" in path.name]
+    again = start("nothing")  # another number of processes is no other request
+    assert again.returncode == 0 and "is already made" in again.stderr
+    assert "is already made" in start("nothing", "--processes", "2").stderr
+
+
+@pytest.mark.parametrize(("accident", "words"), [
+    ("kill", "the process of rank 1"), ("hang", "the process of rank 1, one of 2, has ended or does not answer"),
+    ("fail", "the process of rank 1 failed: a bad reward"), ("fail in all", "too few rows")])
+def test_one_line_says_which_process_failed(start, tmp_path, accident, words):
+    done = start(accident, "--processes", "2")
+    (line,) = errors(done)
+    assert done.returncode == 1 and line.startswith("sft: error: ") and words in line
+    assert not (tmp_path / "out").exists() and (tmp_path / "out.partial" / "rank-0").exists()
+
+
+def test_another_number_of_processes_continues_what_was_begun(start, tmp_path):
+    assert start("kill", "--processes", "2").returncode == 1
+    done = start("kill")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["metrics"]["before"] == 1

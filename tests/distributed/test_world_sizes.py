@@ -1,0 +1,98 @@
+"""The same run in 1, 2 and 4 processes: the same tokens, weights within rounding, flags that are agreed.
+
+One start of each number of processes runs every check (worker.py); a test compares the results.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+SEVERAL = (2, 4)
+DIGITS = {"rel": 2e-5, "abs": 2e-5}
+LIMIT_SECONDS = 240
+
+
+def start(folder: Path, count: int) -> list[subprocess.Popen]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                           "OMP_NUM_THREADS": "1", "STAGE_LIMIT_SECONDS": "120"}
+    return [subprocess.Popen([sys.executable, "-m", "tests.distributed.worker", str(folder)], cwd=ROOT, text=True,
+                             stderr=subprocess.PIPE, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(count)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Facts and weights of the first and the last process, by the number of processes."""
+    folders = {count: tmp_path_factory.mktemp(f"world-{count}") for count in (1, *SEVERAL)}
+    for count, folder in folders.items():
+        for process in start(folder, count):
+            _, errors = process.communicate(timeout=LIMIT_SECONDS)
+            assert process.returncode == 0, errors[-3000:]
+    return {count: [(json.loads((folder / f"{rank}.json").read_text()), load_file(folder / f"{rank}.safetensors"))
+                    for rank in (0, count - 1)] for count, folder in folders.items()}
+
+
+@pytest.mark.parametrize("count", SEVERAL)
+def test_sampled_token_ids_are_equal(results, count):
+    expected = results[1][0][0]["sampling"]
+    for facts, _ in results[count]:
+        found = facts["sampling"]
+        assert found["one"] == expected["one"] and found["filtered_ids"] == expected["filtered_ids"]
+        for name in ("plain", "limits", "filtered"):
+            assert found[name][:2] == expected[name][:2], name
+            for rows, expected_rows in zip(found[name][2:], expected[name][2:], strict=True):
+                assert rows == [pytest.approx(row, **DIGITS) for row in expected_rows]
+        assert found["logprobs"] == [pytest.approx(row, **DIGITS) for row in expected["logprobs"]]
+
+
+@pytest.mark.parametrize("trained", ["ppo", "sft", "muon", "reward"])
+@pytest.mark.parametrize("count", SEVERAL)
+def test_weights_are_equal_up_to_rounding(results, count, trained):
+    (_, expected), *_ = results[1]
+    (_, first), (_, last) = results[count]
+    names = [name for name in expected if name.startswith(f"{trained}.")]
+    limit = 1e-3 if trained == "muon" else 1e-5  # torch's Muon makes its momentum orthogonal in bf16
+    assert names and first.keys() == expected.keys()
+    for name in names:
+        assert (first[name] - expected[name]).norm() <= limit * expected[name].norm() + 1e-9, name
+        assert first[name].equal(last[name]), f"{name} differs between the processes"
+
+
+@pytest.mark.parametrize("trained", ["sft", "muon", "reward"])
+@pytest.mark.parametrize("count", SEVERAL)
+def test_histories_are_equal_to_the_digits_shown(results, count, trained):
+    expected = results[1][0][0][trained]["history"]
+    for facts, _ in results[count]:
+        assert facts[trained]["history"] == [pytest.approx(row, rel=1e-4) for row in expected]
+    assert len([row for row in expected if "loss" in row]) > 0
+
+
+@pytest.mark.parametrize("count", SEVERAL)
+def test_ppo_has_the_same_history_and_state(results, count):
+    """Rewards, KL controller and running scale are those of the whole batch, a user's function is called once."""
+    expected = results[1][0][0]["ppo"]
+    for facts, _ in results[count]:
+        for row, expected_row in zip(facts["ppo"]["rows"], expected["rows"], strict=True):
+            assert row.pop("skips") == expected_row["skips"]
+            numbers = {name: value for name, value in expected_row.items() if name != "skips"}
+            assert row == pytest.approx(numbers, rel=1e-3, abs=1e-5)
+        assert facts["ppo"]["state"]["kl_controller"] == pytest.approx(expected["state"]["kl_controller"])
+        assert facts["ppo"]["state"]["reward_shaper"] == pytest.approx(expected["state"]["reward_shaper"], rel=1e-5)
+
+
+@pytest.mark.parametrize("count", SEVERAL)
+def test_flags_of_one_process_are_agreed(results, count):
+    expected = results[1][0][0]["updates"]
+    assert expected["memory"] == [2, 2] and expected["limited"][0] == 1 and any(expected["not finite"][1])
+    for facts, _ in results[count]:
+        assert facts["updates"] == expected

@@ -1,0 +1,179 @@
+"""What the processes of tests/distributed compute: the same calls in each, on tiny models.
+
+    python -m tests.distributed.worker FOLDER
+
+Each process saves its results as FOLDER/<rank>.json and FOLDER/<rank>.safetensors.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from stages.distributed import group
+from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
+from stages.finetuning.packing import PackedRow
+from stages.generation.rollout import Rollout
+from stages.generation.sampler import sample
+from stages.generation.sampling_params import SamplingParams
+from stages.modeling import lora, torch_setup
+from stages.modeling.packed.forward import use_packed_attention
+from stages.modeling.packed.token_logprobs import response_logprobs
+from stages.reward_modeling.dataset import Example, collate_examples
+from stages.reward_modeling.loss import PairwiseLoss
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import Scoring
+from stages.rewards.kl import KlController
+from stages.rewards.shaping import RewardShaper, ShapingSettings
+from stages.rewards.sources import RewardFunction
+from stages.rl.advantages import gae_advantages
+from stages.rl.policy import Policy
+from stages.rl.ppo_trainer import PPOTrainer, UpdateSettings, update_policy
+from stages.rl.trajectory import Trajectory
+from stages.runtime import processes
+from stages.training.memory import retry_with_smaller_batches
+from stages.training.trainer import TrainerSettings, train
+from tests.helpers import tiny_models
+
+PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39], [1, 7, 8]]
+UPDATE = UpdateSettings(epochs=2, minibatch_prompts=3, microbatch_prompts=2, clip_range=0.2, value_clip_range=0.2,
+                        value_coefficient=0.1, max_gradient_norm=1.0, max_ratio=10.0, update_kl_limit=None)
+TRAINING = TrainerSettings(batch=4, microbatch=2, learning_rate=2e-3, schedule="cosine", weight_decay=0.01, seed=0,
+                           save_every_steps=100, epochs=2.0)
+
+
+def make_policy() -> Policy:
+    """Build a policy that has moved from its reference."""
+    torch.manual_seed(0)
+    model = lora.add_lora(tiny_models.llama(tiny_models.tokenizer()), r=4, alpha=8, dropout=0.0, target_modules=(),
+                          precision="fp32")
+    policy = Policy(model, 1.0, "fp32")
+    with torch.no_grad():
+        for name, parameter in policy.trainable_parameters().items():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+    return policy
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def check_sampling() -> dict:
+    model, facts = tiny_models.llama(tiny_models.tokenizer()), {}
+    options = {"stop_ids": (2, 5, 9), "precision": "fp32", "value_fn": lambda hidden: hidden.float().mean(-1)}
+    for name, further in {"plain": {"max_new_tokens": 12}, "limits": {"max_new_tokens": [3, 9, 1, 7, 5]},
+                          "filtered": {"max_new_tokens": 12, "top_k": 20, "top_p": 0.9}}.items():
+        rollout = sample(model, PROMPTS, temperature=1.0, generator=torch.Generator().manual_seed(3),
+                         **options, **further)
+        facts[name] = [rollout.responses, rollout.ended, rollout.logprobs.tolist(), rollout.entropy.tolist()]
+        facts[f"{name}_ids"] = None if rollout.allowed_token_ids is None else rollout.allowed_token_ids.tolist()
+    facts["one"] = sample(model, PROMPTS[:1], temperature=1.0, generator=torch.Generator().manual_seed(3),
+                          stop_ids=(2,), max_new_tokens=6).responses  # the others have none
+    use_packed_attention(model)
+    facts["logprobs"] = [row.tolist() for row in response_logprobs(model, PROMPTS, facts["plain"][0], 1.0)]
+    return facts
+
+
+def check_ppo() -> tuple[dict, dict]:
+    """Train three iterations; minibatches of three and of two rows leave processes without a row."""
+    policy = make_policy()
+    scorer = Scorer(classifier(1), "fp32")
+    count = iter(range(100 * (1 + group.rank()), 10_000))  # a user's function that is another in every process
+    functions = [RewardFunction("model", 1.0, "ids", scorer, part="model"),
+                 RewardFunction("user", 0.01, "ids", lambda prompts, responses: [next(count) for _ in responses])]
+    trainer = PPOTrainer(
+        policy=policy, reward_shaper=RewardShaper(functions, None, ShapingSettings(reward_scaling="running")),
+        kl_controller=KlController(0.1, 1.0, 20),
+        optimizer=torch.optim.Adam(policy.trainable_parameters().values(), lr=0.0), update_settings=UPDATE,
+        sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12), kl_estimator="k1", forward_prompts=2,
+        estimate_advantages=partial(gae_advantages, gamma=0.98, gae_lambda=0.9, whiten_rewards=True))
+    rows = [trainer.step(PROMPTS, lambda purpose, i=i: torch.Generator().manual_seed(i), 3e-3, critic_only=i == 0)[0]
+            for i in range(3)]
+    return {"rows": rows, "state": trainer.state()}, weights(policy)
+
+
+def check_updates() -> dict:
+    """Flags that are agreed: a limit that is reached, a gradient that is not finite, memory that does not suffice."""
+    facts = {}
+    for name, changes, poison in (("limited", {"update_kl_limit": 1e-9}, None), ("not finite", {}, 3)):
+        policy = make_policy()
+        rollout = Rollout(PROMPTS, [[50, 51, 2], [60, 61, 62, 2], [70], [2], [8, 9, 2]], [True] * 5)
+        shape = torch.zeros(5, 4)
+        mask = torch.arange(4) < torch.tensor([[len(response)] for response in rollout.responses])
+        fields = dict.fromkeys(("logprobs", "ref_logprobs", "values", "returns"), shape) | {"mask": mask.float()}
+        advantages = torch.ones(5, 4) * mask
+        if poison is not None:
+            advantages[poison] = float("nan")
+        trajectory = Trajectory(**fields | {"logprobs": -5.5 * mask}, prompts=rollout.prompts,
+                                responses=rollout.responses, advantages=advantages)
+        optimizer = torch.optim.SGD(policy.trainable_parameters().values(), lr=1e-3)
+        settings = replace(UPDATE, max_ratio=1e9, **changes)
+        statistics = update_policy(policy, optimizer, trajectory, settings, torch.Generator().manual_seed(0))
+        facts[name] = [statistics["minibatches"], statistics["skips"]]
+
+    def call(size: int) -> int:
+        if size > 2 and group.rank() == group.world_size() - 1:
+            raise torch.OutOfMemoryError("out of memory, on purpose")
+        return size
+
+    return facts | {"memory": retry_with_smaller_batches(call, 8)}
+
+
+def check_finetuning(out: Path, optimizer: str) -> tuple[dict, dict]:
+    model = tiny_models.llama(tiny_models.tokenizer())
+    use_packed_attention(model)
+    numbers = np.random.default_rng(0)
+    lengths = numbers.integers(3, 20, 22)  # the last step is ragged
+    rows = [PackedRow(numbers.integers(3, 100, length), np.arange(length) > 2) for length in lengths]
+    blocks = [rows[2 * i: 2 * i + 2] for i in range(11)]
+    out.mkdir(parents=True)
+    history = train(model, blocks, collate_blocks, lambda content: summed_lm_loss(model, content, "fp32"),
+                    replace(TRAINING, optimizer=optimizer), out, "test")
+    return {"history": history}, weights(model)
+
+
+def classifier(seed: int):
+    from transformers import LlamaForSequenceClassification
+
+    config = tiny_models.llama(tiny_models.tokenizer()).config
+    config.num_labels = 1
+    torch.manual_seed(seed)
+    model = LlamaForSequenceClassification(config).eval()
+    use_packed_attention(model)
+    return model
+
+
+def check_reward(out: Path) -> tuple[dict, dict]:
+    model = classifier(0)
+    examples = [Example(("tiny", i), [3 + i, 40, 50], [[60 + i, 70, 2], [80, 90 + i, 5, 2], [9, 2]][: 2 + i % 2],
+                        [(0, 1), (0, 2)][: 1 + i % 2], [1] * (1 + i % 2)) for i in range(11)]
+    out.mkdir(parents=True)
+    loss = PairwiseLoss()
+    history = train(model, examples, collate_examples,
+                    lambda items: loss.summed_loss(model, items, Scoring(), "fp32"), TRAINING, out, "test")
+    return {"history": history}, weights(model)
+
+
+def main(folder: Path) -> None:
+    processes.take_place()
+    torch_setup.prepare()
+    group.start()
+    facts, tensors = {"sampling": check_sampling(), "updates": check_updates()}, {}
+    own = folder / f"files-{group.rank()}"
+    for name, check in {"ppo": check_ppo, "sft": partial(check_finetuning, own / "sft", "adamw"),
+                        "muon": partial(check_finetuning, own / "muon", "muon"),
+                        "reward": partial(check_reward, own / "reward")}.items():
+        facts[name], trained = check()
+        tensors |= {f"{name}.{key}": tensor for key, tensor in trained.items()}
+    (folder / f"{group.rank()}.json").write_text(json.dumps(facts))
+    save_file(tensors, folder / f"{group.rank()}.safetensors")
+    group.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
