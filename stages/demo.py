@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 from stages.chat.checks import check_port, check_run
+from stages.command_line.command import describe_failure
+from stages.command_line.option_parser import OptionParser
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.schema import override
 from stages.runs.lineage import read_recipe
-from stages.runtime.command import describe_failure
 from stages.runtime.environment import let_idle_threads_sleep
-from stages.runtime.option_parser import OptionParser
 
 RUN, PORT = Path("results/demo"), 7860
 PRECISIONS = ("fp32", "bf16", "int8", "nf4")

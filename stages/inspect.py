@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stages.command_line.option_parser import OptionParser
 from stages.inspection.artifact_diff import diff_artifacts
 from stages.inspection.artifact_facts import describe_artifact
 from stages.inspection.row_pages import format_pairs, format_questions
@@ -31,7 +32,6 @@ from stages.runs.lineage import locate_inputs
 from stages.runs.listing import list_artifacts, list_runs
 from stages.runtime.artifact import MANIFEST, PARTIAL, ArtifactError, artifact_folder
 from stages.runtime.manifest import Record, is_artifact, read_record
-from stages.runtime.option_parser import OptionParser
 from stages.runtime.verification import list_damage
 from stages.stackexchange.pairs.export import export_preferences
 from stages.stackexchange.pairs.table import SPLITS

@@ -20,6 +20,7 @@ ROOMS = {
     "recipe": (),
     "render": (),
     "runtime": ("recipe", "render"),
+    "command_line": ("recipe", "runtime", "render"),
     "runs": ("recipe", "runtime", "render"),
     "stackexchange": ("runtime", "render"),
     "inspection": ("runs", "runtime", "render"),
@@ -38,7 +39,7 @@ ROOMS = {
                   "render", "stackexchange.prompt"),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
-WITHOUT_TORCH = ("recipe", "render", "runtime", "runs", "stackexchange", "inspection", "reporting")
+WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting")
 TORCH = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
 
@@ -142,7 +143,7 @@ def test_only_the_demo_imports_the_chat_page_and_only_the_chat_page_imports_grad
 
 def test_a_room_takes_no_recipe_object():
     sections = tuple(f"recipe.{name}" for name in ("recipe", "data", "models", "sft", "reward", "ppo", "evaluate"))
-    for module in set(MODULES) - set(modules_in("recipe")) - set(modules_in("runtime")) - set(modules_in("runs")):
+    for module in set(MODULES) - {name for room in ("recipe", "command_line", "runs") for name in modules_in(room)}:
         if room_of(module) in ROOMS:
             assert not [name for name in imported_modules(parse(MODULES[module])) if is_below(name, *sections)], module
 

@@ -28,6 +28,7 @@ from stages.chat.load import load_controller
 from stages.chat.streaming import BEST_OF_N, ChatModels, SamplingSettings
 from stages.chat.token_text import StreamingDecoder
 from stages.chat.votes import TIES, TYPED, VOTES, Question, VotedAnswer, Votes, parse_vote_models, vote_row
+from stages.command_line import command
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import sample
 from stages.modeling import torch_setup
@@ -35,7 +36,7 @@ from stages.modeling.load import AutoModelForCausalLM
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.recipe.recipe import load_recipe
 from stages.reward_modeling.load import load_reward_models
-from stages.runtime import artifact, command
+from stages.runtime import artifact
 from stages.stackexchange.pairs.table import SCHEMA, read_pairs
 from tests.helpers import demo_run
 

@@ -8,9 +8,9 @@ import math
 
 import pytest
 
+from stages.command_line.command import describe_failure
 from stages.recipe.evaluate import Report
 from stages.recipe.schema import list_ranges
-from stages.runtime.command import describe_failure
 from tests.helpers import finished_run, tiny_stages
 
 SMALL = 1e-12  # stands for an end that is excluded

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from stages.command_line import command
 from stages.recipe.recipe import load_recipe
 from stages.runs import staleness
 from stages.runs.run_folder import start_run
-from stages.runtime import command
 from stages.runtime.manifest import read_record
 
 ROOT = Path(__file__).parents[2]

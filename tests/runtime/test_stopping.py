@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = '''"""Probe: a stage that can be stopped."""
-from stages.runtime.command import main
+from stages.command_line.command import main
 
 if __name__ == "__main__":
     main(__file__)

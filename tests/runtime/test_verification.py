@@ -6,9 +6,9 @@ import os
 import pytest
 
 from stages import inspect
+from stages.command_line.input_kinds import check_input_kinds
 from stages.runtime import artifact, verification
 from stages.runtime.artifact import ArtifactError
-from stages.runtime.input_kinds import check_input_kinds
 from stages.runtime.verification import list_damage, verify_artifacts
 
 

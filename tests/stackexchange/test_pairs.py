@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages import gather, pairs
+from stages.command_line.command import make
 from stages.recipe.data import Pairs, Posts
-from stages.runtime.command import make
 from stages.stackexchange.pairs import build as pairs_build
 from stages.stackexchange.pairs.table import read_pairs
 from tests.helpers import stackexchange_dumps

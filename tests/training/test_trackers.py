@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from stages import merge, ppo, reward, sft
+from stages.command_line import command
 from stages.recipe import optional_packages
 from stages.recipe.models import Merge
 from stages.recipe.ppo import Ppo
@@ -25,7 +26,6 @@ from stages.recipe.recipe import Recipe, load_recipe, section_settings
 from stages.recipe.schema import SettingsError, to_dict
 from stages.runs import lineage
 from stages.runs.run_folder import resolve_recipe
-from stages.runtime import command
 from stages.runtime.artifact import RunContext, read_manifest
 from stages.runtime.manifest import read_record
 from stages.runtime.series import append_row, read_rows, truncate_after

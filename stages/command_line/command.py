@@ -22,18 +22,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from stages.command_line.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
+from stages.command_line.input_kinds import check_input_kinds
+from stages.command_line.option_parser import OptionParser
 from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.recipe.type_names import placeholder
 from stages.render.units import format_bytes
 from stages.runtime import artifact, finished, meeting, processes, stopping
-from stages.runtime.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.runtime.disk_space import nearest_folder
 from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, near_memory_limit
-from stages.runtime.input_kinds import check_input_kinds
 from stages.runtime.manifest import headline_metrics, list_input_sources
-from stages.runtime.option_parser import OptionParser
 from stages.runtime.stage_lines import begin_stage, print_line
 from stages.runtime.verification import verify_artifacts
 

@@ -16,13 +16,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from stages.command_line import command
+from stages.command_line.command_signature import read_signature
 from stages.recipe import schema
 from stages.recipe.models import Merge
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.type_names import placeholder
 from stages.runs import lineage
-from stages.runtime import artifact, command
-from stages.runtime.command_signature import read_signature
+from stages.runtime import artifact
 from stages.runtime.manifest import read_record
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ NOT_STAGES = ("__init__", "inspect", "demo")  # the last two make no artifact: c
 HEAVY = r"\b(torch|transformers|peft|pyarrow|numpy)$"  # as -X importtime ends its lines
 STAGES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in NOT_STAGES)
 PROBE = '''"""Probe: what a stage receives."""
-from stages.runtime.command import main
+from stages.command_line.command import main
 
 if __name__ == "__main__":
     main(__file__)
