@@ -1,6 +1,7 @@
 """Set up torch for the tests as a stage does."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from stages.runtime.environment import let_idle_threads_sleep
 
 let_idle_threads_sleep()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script, also by children
 if "PYTEST_XDIST_WORKER" in os.environ:  # one test process a core: more threads would only wait for each other
     os.environ["OMP_NUM_THREADS"] = "1"
 

@@ -27,7 +27,7 @@ from stages.runtime import artifact
 from stages.runtime.manifest import read_record
 
 ROOT = Path(__file__).parents[2]
-NOT_STAGES = ("__init__", "inspect", "demo")  # the last two make no artifact: command lines of their own
+NOT_STAGES = ("__init__", "inspect", "compare", "demo")  # the last three make no artifact: command lines of their own
 HEAVY = r"\b(torch|transformers|peft|pyarrow|numpy)$"  # as -X importtime ends its lines
 STAGES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in NOT_STAGES)
 PROBE = '''"""Probe: what a stage receives."""

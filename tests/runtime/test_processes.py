@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[2]
 LAUNCH = """
 import sys
 from pathlib import Path
-from stages.runtime import processes
+from stages.runtime import processes, stopping
 processes.GRACE_SECONDS = 2.0
+stopping.install()
 sys.exit(processes.launch({count}, ["-c", {code!r}], "sft", [Path({log!r})] * {count}))
 """
 BEGIN = """
