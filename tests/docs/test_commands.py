@@ -27,7 +27,8 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 EXTRAS = (ROOT / "constraints-extras.txt").read_text(encoding="utf-8")
 SNAKEMAKE = [command for command in COMMANDS if command.words[0] == "snakemake"]
 PYTHON = [command for command in COMMANDS if command.words[0] == "python"]
-OTHERS = [command for command in COMMANDS if command.words[0] not in ("snakemake", "python")]
+TORCHRUN = [command for command in COMMANDS if command.words[0] == "torchrun"]
+OTHERS = [command for command in COMMANDS if command.words[0] not in ("snakemake", "python", "torchrun")]
 PLANNED = [command for command in SNAKEMAKE if not command.needs]
 MISTAKES = "docs/troubleshooting.md"  # its commands are wrong: tests/docs/test_troubleshooting.py
 
@@ -112,7 +113,7 @@ def test_snakemake_with_needs_is_well_formed(command, checkout, monkeypatch):
     assert all(re.search(rf"^ *rule {target}:", rules, re.MULTILINE) for target in targets)
 
 
-@pytest.mark.parametrize("command", PYTHON, ids=str)
+@pytest.mark.parametrize("command", [*PYTHON, *TORCHRUN], ids=str)
 def test_program_takes_its_command_line(command, request, tmp_path, monkeypatch, capsys):
     """The program's own parser reads it: flags, choices, types, what is required. --help runs to its end."""
     if command.needs is None and "--help" not in command.words:
@@ -122,7 +123,11 @@ def test_program_takes_its_command_line(command, request, tmp_path, monkeypatch,
     model.parent.mkdir(parents=True)
     model.touch()
     monkeypatch.chdir(tmp_path)
-    if parse(local(command.words[1:]), monkeypatch) == "help":
+    words = command.words[1:]
+    if command in TORCHRUN:
+        assert words[0] == "--nproc-per-node" and words[1].isdigit()
+        words = words[2:]
+    if parse(local(words), monkeypatch) == "help":
         assert "usage:" in capsys.readouterr().out
 
 

@@ -315,7 +315,7 @@ def test_a_hub_id_that_cannot_be_had(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise ConnectionError("no\nnetwork")
     monkeypatch.setattr("datasets.load_dataset", fail)
-    with pytest.raises(ValueError, match=r"owner/name: no such file.*hub: ConnectionError: no network"):
+    with pytest.raises(ValueError, match=r"owner/name: no such file.*from the hub.*ConnectionError: no network"):
         make_posts(tmp_path / "posts", "owner/name")
 
 
