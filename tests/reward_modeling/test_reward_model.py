@@ -214,7 +214,8 @@ def test_by_question_every_answer_stands_once_and_every_pair_is_kept():
     made, dropped = build_examples(table, tok, max_length_tokens=99, by_question=True, max_pairs=99)
     assert [(len(e.answers), e.pairs) for e in made] == [(3, [(0, 1), (0, 2), (1, 2)]), (2, [(0, 1)])] and dropped == 0
     assert pair_indices(made) == ([0, 0, 1, 3], [1, 2, 2, 4])
-    assert collate_examples(made) == {"content": made, "items": 4, "lengths": [17, 15]} and made[0].score_gaps == [2, 2, 2]
+    assert collate_examples(made) == {"content": made, "items": 4, "lengths": [17, 15]}
+    assert made[0].score_gaps == [2, 2, 2]
 
 
 def test_over_long_pairs_are_dropped_and_counted():
