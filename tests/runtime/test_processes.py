@@ -99,7 +99,7 @@ open(os.path.join({str(tmp_path)!r}, str(place.rank)), "w").write("here")
 try:
     time.sleep(300)
 except KeyboardInterrupt:
-    print("sft: interrupted", place.rank, file=sys.stderr)
+    os.write(2, f"sft: interrupted {{place.rank}}\\n".encode())  # at once: both write to one pipe
     time.sleep(0.2)
     sys.exit(130)
 """
