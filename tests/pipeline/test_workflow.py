@@ -302,7 +302,7 @@ def test_what_snakemake_counts_as_failed_is_taken_up_again(finished):
     assert not plan(folder, "sft")
 
 
-@pytest.mark.parametrize("rule", ["sft", "reward", "ppo_train"])
+@pytest.mark.parametrize("rule", ["ppo_train"])  # test_resume.py kills every stage, test_soak.py any of them
 def test_killed_in_the_middle_the_same_command_resumes_and_makes_the_same(finished, rule):
     folder, _ = finished
     stage = rule.replace("_train", "")
