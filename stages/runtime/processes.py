@@ -81,7 +81,9 @@ def launch(count: int, command: list[str], label: str, logs: list[Path]) -> int:
     """
     environment = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
                                 LAUNCHER: str(os.getpid())}
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // count)))
+    # Those that the stage may use, divided: Snakemake sets both variables to the rule's threads.
+    threads = str(max(1, int(os.environ.get("OMP_NUM_THREADS") or _cores()) // count))
+    environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     children = [subprocess.Popen([sys.executable, *command],
                                  env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                                  start_new_session=True)  # a terminal's Ctrl-C then reaches them once, from here

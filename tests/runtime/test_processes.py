@@ -45,6 +45,15 @@ open(os.path.join(folder, str(place.rank)), "w").write(text)
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["0 2 True True [] 0", "1 2 False False [] 1"]
 
 
+@pytest.mark.parametrize(("threads", "each"), [("4", "2"), ("1", "1"), ("3", "1")])
+def test_the_processes_divide_the_threads_of_the_stage(tmp_path, monkeypatch, threads, each):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setenv("MKL_NUM_THREADS", threads)
+    names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS"]
+    done = launch(f"assert [os.environ[name] for name in {names}] == {[each] * 2}", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_process_that_is_killed_ends_all_with_one_line(tmp_path):
     start = time.monotonic()
     done = launch("os.kill(os.getpid(), signal.SIGKILL) if place.rank == 1 else time.sleep(300)", tmp_path)
