@@ -7,6 +7,7 @@ or by torchrun; this module never loads torch.
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
@@ -81,8 +82,7 @@ def launch(count: int, command: list[str], label: str, logs: list[Path]) -> int:
     """
     environment = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
                                 LAUNCHER: str(os.getpid())}
-    # Those that the stage may use, divided: Snakemake sets both variables to the rule's threads.
-    threads = str(max(1, int(os.environ.get("OMP_NUM_THREADS") or _cores()) // count))
+    threads = str(max(1, _stage_threads() // count))
     environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     children = [subprocess.Popen([sys.executable, *command],
                                  env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -189,7 +189,11 @@ def _link_if_large(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _cores() -> int:
+def _stage_threads() -> int:
+    """Return the threads that the stage may use: Snakemake sets the variable to those of the rule."""
+    given = re.match(r"\d+", os.environ.get("OMP_NUM_THREADS", ""))  # OpenMP also takes a list, by level: 4,2
+    if given:
+        return int(given[0])
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -45,7 +45,7 @@ open(os.path.join(folder, str(place.rank)), "w").write(text)
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["0 2 True True [] 0", "1 2 False False [] 1"]
 
 
-@pytest.mark.parametrize(("threads", "each"), [("4", "2"), ("1", "1"), ("3", "1")])
+@pytest.mark.parametrize(("threads", "each"), [("4", "2"), ("1", "1"), ("3,2", "1")])
 def test_the_processes_divide_the_threads_of_the_stage(tmp_path, monkeypatch, threads, each):
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     monkeypatch.setenv("MKL_NUM_THREADS", threads)
