@@ -391,7 +391,8 @@ def test_the_order_is_random(controller):
     firsts = set()
     for _ in range(20):
         duel(controller, how=HOW | {"most_tokens": 3})
-        firsts.add(controller.sessions.take_comparison("page").answers[0].policy)
+        if comparison := controller.sessions.take_comparison("page"):  # two equal answers, by chance, make none
+            firsts.add(comparison.answers[0].policy)
     assert firsts == {"SFT", "PPO"}
 
 
