@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from stages.command_line.option_parser import OptionParser
 from stages.recipe.evaluate import Report
 from stages.recipe.recipe import Recipe, list_defaults
 from stages.render.terminal import escape_controls
@@ -62,8 +63,8 @@ def list_meanings() -> dict[str, str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m stages.compare", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = OptionParser(prog="python -m stages.compare", description=__doc__,
+                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, such as results/demo")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.html", help="the page to write")
     return parser

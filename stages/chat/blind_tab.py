@@ -83,7 +83,7 @@ def _connect(controller: ChatController, inputs: QuestionInputs, names: list, as
 
     for event in asking:
         event(start, None, [notice, *panels, *lines, *vote_buttons], **IMMEDIATELY).then(
-            answer, [*inputs.asked, *names], [notice, *panels, *vote_buttons], **ONE_AT_A_TIME)
+            answer, [*inputs.answer_inputs, *names], [notice, *panels, *vote_buttons], **ONE_AT_A_TIME)
     for button, choice in zip(vote_buttons, (0, None, 1), strict=True):
         button.click(vote_handler(choice), [inputs.samples, *names], [notice, *lines, *vote_buttons, tally],
                      **IMMEDIATELY)

@@ -73,7 +73,7 @@ class ChatController:
         An answer that the page still waits for is stopped.
         """
         session = self.sessions.get(page)
-        session.stopped, session.asked = False, session.asked + 1
+        session.stopped, session.question_count = False, session.question_count + 1
         message = "Waits for its turn: another question is being answered…" if self.busy else "Reading…"
         return views.render_waiting(message)
 
@@ -163,10 +163,10 @@ class ChatController:
         settings = SamplingSettings(**sampling, seed=RANDOM.randrange(2**31))
         prompt = self.models.encode_prompt(question, settings)
         session, self.busy, answers, shown = self.sessions.get(page), True, [], 0.0
-        number, stopped = session.asked, False
+        number, stopped = session.question_count, False
         try:
             for answers in self.models.stream_side_by_side(names, prompt, settings):
-                stopped = session.stopped or session.asked != number
+                stopped = session.stopped or session.question_count != number
                 if stopped:
                     break
                 if time.monotonic() - shown >= SHOW_EVERY_SECONDS:

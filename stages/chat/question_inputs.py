@@ -27,7 +27,7 @@ class QuestionInputs(NamedTuple):
     samples: gr.Slider
 
     @property
-    def asked(self) -> tuple:
+    def answer_inputs(self) -> tuple:
         """Return the components whose values an answer depends on."""
         return self.question, self.temperature, self.most_tokens, self.samples
 

@@ -17,9 +17,9 @@ class BlindComparison:
 
 @dataclass
 class Session:
-    """The state of one open page; asked: the number of its questions, the last of which is being answered."""
+    """The state of one open page; question_count: the last of its questions is being answered."""
 
-    asked: int = 0
+    question_count: int = 0
     stopped: bool = False
     comparison: BlindComparison | None = None
 

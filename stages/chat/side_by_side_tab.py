@@ -41,4 +41,5 @@ def add_side_by_side_tab(controller: ChatController, inputs: QuestionInputs) -> 
 
     outputs = [notice, *panels]
     for event in asking:
-        event(start, None, outputs, **IMMEDIATELY).then(answer, [*inputs.asked, *names], outputs, **ONE_AT_A_TIME)
+        event(start, None, outputs, **IMMEDIATELY).then(
+            answer, [*inputs.answer_inputs, *names], outputs, **ONE_AT_A_TIME)

@@ -53,7 +53,7 @@ def _check_links(source: Path, files: list[Path]) -> None:
     allowed = (folder, folder.parent.parent / "blobs") if folder.parent.name == "snapshots" else (folder,)
     for file in files:
         target = file.resolve()
-        if not any(target.is_relative_to(place) for place in allowed):
+        if not any(target.is_relative_to(root) for root in allowed):
             raise ValueError(f"{file} is a link to {target}, outside of the model's folder: copy the file there")
 
 

@@ -14,12 +14,13 @@ from stages.reporting.figures import Curves, draw_png
 from stages.reporting.headline import Verdict, policy_headline
 from stages.reporting.page import render_page
 from stages.reporting.recipe_diff import format_setting
+from stages.runtime.finished import DIGEST_CHARACTERS
 from stages.runtime.manifest import flatten_tree
 
 COMPARED_CURVES = {"base": ("loss",), "sft": ("loss", "perplexity"), "reward": ("loss", "accuracy"),
                    "judge": ("accuracy",), "ppo": ("reward", "kl", "length", "entropy", "eos", "explained")}
 TEMPERATURES = re.compile(r" \(T ([^)]+)\) -> (\S+) \(T ([^)]+)\)")  # in a label of the short table
-DIGEST_CHARACTERS, LABEL_CHARACTERS = 12, 24
+LABEL_CHARACTERS = 24
 MISSING = "–"
 
 

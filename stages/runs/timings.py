@@ -24,9 +24,11 @@ def estimate_seconds(recipe: Recipe, folders: Iterable[Path]) -> dict[str, float
         folders: of the artifacts.
     """
     folders = list(folders)
+    recipes = [path for results in {folder.parent.parent for folder in folders} for path in results.glob(f"*/{RECIPE}")]
+    runs = [path.parent for path in recipes if _read_dump(path) == list(recipe.dump)]
     scattered = any(folder.name == SHARES for folder in folders)  # then `pairs` only gathers them
     return {str(folder): None if scattered and folder.name == PAIRS
-            else max(_list_seconds(folder, recipe), default=None) for folder in folders}
+            else max(_list_seconds(folder.name, runs, recipe), default=None) for folder in folders}
 
 
 def describe_plan(run: str, seconds: dict[str, float | None]) -> str:
@@ -35,14 +37,13 @@ def describe_plan(run: str, seconds: dict[str, float | None]) -> str:
     return f"{run}: {len(seconds)} stages to run: {', '.join(Path(folder).name for folder in seconds)}{note}"
 
 
-def _list_seconds(folder: Path, recipe: Recipe) -> list[float]:
-    """List the seconds of the finished artifacts of this name, in this run and those beside it."""
-    runs, seconds = folder.parent.parent, []
-    for artifact in [*runs.glob(f"*/{folder.name}"), *runs.glob(f"*/{OLD}/{folder.name}-*")]:
+def _list_seconds(name: str, runs: list[Path], recipe: Recipe) -> list[float]:
+    """List the seconds of the finished artifacts of this name in these runs, replaced ones too."""
+    seconds = []
+    for artifact in (path for run in runs for path in (run / name, *run.glob(f"{OLD}/{name}-*"))):
         manifest = read_json_object(artifact / MANIFEST_COPY) or read_json_object(artifact / MANIFEST) or {}
-        run = artifact.parent.parent if artifact.parent.name == OLD else artifact.parent
         took, stage = manifest.get("seconds"), section_name(str(manifest.get("stage")))
-        if isinstance(took, int | float) and hasattr(recipe, stage) and _read_dump(run) == list(recipe.dump) and (
+        if isinstance(took, int | float) and hasattr(recipe, stage) and (
                 _without_seed(manifest.get("config")) == _without_seed(section_settings(recipe, stage))):
             seconds.append(took)
     return seconds
@@ -52,8 +53,8 @@ def _without_seed(settings: object) -> object:
     return {**settings, "seed": None} if isinstance(settings, dict) else None
 
 
-def _read_dump(run: Path) -> object:
+def _read_dump(recipe: Path) -> object:
     try:
-        return read_mapping(run / RECIPE).get("dump")
+        return read_mapping(recipe).get("dump")
     except SettingsError:
         return None

@@ -8,7 +8,6 @@ finished artifact is in finished.py.
 import fcntl
 import hashlib
 import json
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from stages.runtime import finished
 from stages.runtime.files import hash_file, list_files, read_json_object, sync_to_disk, write_json
 from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD_REQUEST, REQUEST, digest_request, request_file
+from stages.runtime.stage_lines import print_line
 
 LOCK = ".lock"
 RESULT = "result.json"  # of a stage that has ended and is not published yet
@@ -116,8 +116,8 @@ def build(out: Path, request: dict, code_digest: str | None = None) -> Iterator[
             partial.rename(finished.free_name(out, "set-aside"))
         partial.mkdir(exist_ok=True)
         if (before := finished.read_code_digest(partial)) not in (None, code_digest):
-            print(f"{partial}: the code has changed since the last attempt (it was {before}, it is {code_digest}): the "
-                  f"result may be of neither; delete this folder to begin anew", file=sys.stderr, flush=True)
+            print_line(f"{partial}: the code has changed since the last attempt (it was {before}, it is "
+                       f"{code_digest}): the result may be of neither; delete this folder to begin anew")
         write_json(partial / REQUEST, request | ({finished.CODE: code_digest} if code_digest else {}))
         for stray in (partial / TRACEBACK, partial / OLD_REQUEST, partial / MANIFEST_COPY, *partial.rglob("*.tmp")):
             if stray.is_file():  # drafts of a killed process, among others

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from stages.runtime import processes
+from stages.runtime.finished import DIGEST_CHARACTERS
 
 SOURCES = (".py", ".cpp", ".h")
-DIGEST_CHARACTERS = 12  # of the SHA-256 of the code
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
             "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
 

@@ -75,10 +75,10 @@ def _find_rows(files: list[Path], columns: list[str], matches: Callable[[dict], 
 
 def _add_answer(answers: dict[str, dict], row: dict, side: str) -> str:
     """Add an answer of a pair by its text; return the text."""
-    place = 1 + SIDES.index(side)
+    author_index = 1 + SIDES.index(side)  # the question's author comes first
     answers.setdefault(row[f"response_{side}"], {
         "id": row[f"answer_{side}"], "score": row[f"score_{side}"], "text": row[f"response_{side}"],
-        "author": (row["authors"] or [None] * 3)[place]})
+        "author": (row["authors"] or [None] * 3)[author_index]})
     return row[f"response_{side}"]
 
 

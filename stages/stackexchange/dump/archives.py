@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from py7zr.io import NullIO, Py7zIO, WriterFactory
 from stages.render.units import format_bytes
 from stages.runtime.disk_space import check_free_space
 from stages.runtime.progress import Progress
+from stages.runtime.stage_lines import print_line
 from stages.stackexchange.dump.unpacking_cost import PLAIN_NAME, describe_cost, list_files_before
 from stages.stackexchange.dump.xml_table import LOOKS
 
@@ -133,7 +133,7 @@ def _unpack_7z(archive: Path, table: str, target: Path) -> None:
         needed_bytes, free_bytes = SPACE_FACTOR * member.uncompressed, shutil.disk_usage(target.parent).free
         check_free_space(archive, target.parent, needed_bytes, SCRATCH)
         if line := describe_cost(opened, archive, member.filename, member.uncompressed, needed_bytes, free_bytes):
-            print(line, file=sys.stderr, flush=True)
+            print_line(line)
         before = {name: size for name, size in list_files_before(opened, member.filename).items()
                   if PLAIN_NAME.fullmatch(name)}  # other names are decoded, too, without a sign of progress
         progress = Progress(f"posts: unpack {table}.xml of {archive.name}", sum(before.values()) + member.uncompressed,
