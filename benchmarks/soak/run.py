@@ -209,4 +209,5 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was mounted is unmounted
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
     sys.exit(main())

@@ -74,6 +74,7 @@ def main(file: str) -> None:
             processes.log_to_file(processes.rank_log(out, place.rank))
         _make(signature.stage, lambda: importlib.import_module(signature.module).run,
               *_parse_arguments(signature, arguments))
+        stopping.ignore()
     except stopping.Stopped as stop:
         print_line(f"{signature.stage}: {stop.describe()}")
         sys.exit(stop.exit_code)

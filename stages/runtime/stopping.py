@@ -62,6 +62,13 @@ def install() -> None:
             signal.signal(number, handle)
 
 
+def ignore() -> None:
+    """Ignore the signals from here on, in a program that is done: they would end it in the midst of its exit handlers.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _stop(number: int) -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a handler would wait for the end of a long call into C++

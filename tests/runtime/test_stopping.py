@@ -16,7 +16,9 @@ from stages.command_line.command import main
 if __name__ == "__main__":
     main(__file__)
 
+import atexit
 import os
+import signal
 import time
 from pathlib import Path
 from stages.recipe.models import Merge
@@ -31,6 +33,10 @@ def run(config: Merge, out: Path, *, base: Path, mode: str = "") -> dict[str, fl
     if mode == "pool":
         with ProcessPool(2) as workers:
             list(workers.imap(sleep_in_worker, [base] * 4))
+    elif mode == "exits":
+        (base / "begun").touch()
+        atexit.register(lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(0.2)))
+        return {}
     elif mode == "once":
         (base / "begun").touch()
         time.sleep(60)
@@ -103,6 +109,13 @@ def test_training_that_ends_before_it_can_stop_is_finished(begin):
     process.send_signal(signal.SIGTERM)
     (begin.base / "go-on").touch()
     assert process.wait(timeout=5) == 0 and (begin.base.parent / "out/manifest.json").exists()
+
+
+def test_a_signal_in_the_exit_handlers_changes_nothing(begin):
+    """The soak has seen it: a library's exit handler printed a traceback."""
+    process = begin("exits")
+    _, errors = process.communicate(timeout=5)
+    assert process.returncode == 0 and "Traceback" not in errors and "made in" in errors
 
 
 def test_a_second_ctrl_c_ends_at_once(begin):
