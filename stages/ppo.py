@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from stages.distributed import sharding
 from stages.evaluation.reward_model_check import check_reward_model, describe_shortfall
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
@@ -140,6 +141,8 @@ def build_trainer(
         precision=config.precision, temperature=config.temperature,
         gradient_checkpointing=config.gradient_checkpointing, compiled=config.compile,
         cpu_kernels=config.cpu_kernels)
+    if config.sharding == "fsdp":
+        learner.shard()
     _say(f"check  {check_trained_model(learner.model, plain)}")
     families.check_length(learner.causal_model.config, config.max_prompt_tokens + config.max_response_tokens)
     reward_functions = [
@@ -181,6 +184,8 @@ def load_checked_models(config: Ppo, reward: Path, policy: Policy, policy_folder
     scorers = load_scorers(artifact, policy, policy_folder, config.forward_prompts, config.cpu_kernels)
     for scorer, folder in zip(scorers, member_folders(artifact), strict=True):
         families.check_length(scorer.model.config, config.max_prompt_tokens + config.max_response_tokens)
+        if config.sharding == "fsdp":
+            sharding.shard(families.backbone(scorer.model))
         consistency = compare_with_training(scorer, folder)
         _say(f"check  reward model  {check_consistency(consistency, folder, config.min_reward_correlation)}")
     return scorers

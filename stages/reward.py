@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stages.distributed import sharding
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
     accuracy_breakdown,
@@ -155,6 +156,8 @@ def score_baselines(config: Reward, base: Path, validation: HeldOutPairs, rows: 
     """Score the held-out texts [M] with each baseline that is fitted, on a sample of `rows`, or needs a model."""
     fitted = score_fitted_baselines(validation, sample_rows(rows, BASELINE_PAIRS, config.seed))
     model = load_causal(base, config.precision, config.cpu_kernels)
+    if config.sharding == "fsdp":
+        sharding.shard(families.backbone(model))
     return fitted | {START_LOG_PROBABILITY: mean_logprobs(validation, model, "reward: baselines")}
 
 
@@ -177,6 +180,8 @@ def train_member(config: Reward, out: Path, base: Path, plain: PlainOutputs, tok
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
     if config.tune == "lora":
         model = lora.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
+    if config.sharding == "fsdp":
+        sharding.shard(families.backbone(lora.unwrap_peft(model)))
     print_line(f"{logs.stage}: check  {check_trained_model(model, plain)}")
     scorer = Scorer(model, config.precision, scoring)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stages.distributed import sharding
 from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedBlocks
 from stages.finetuning.token_store import TokenizedDocuments, write_documents
@@ -86,6 +87,8 @@ def load_trainable_model(config: Sft, base: Path, tokenizer):
         model.requires_grad_(True)
     else:
         model = lora.add_lora(model, precision=config.precision, new_tokens=new_tokens, **vars(config.lora))
+    if config.sharding == "fsdp":
+        sharding.shard(families.backbone(lora.unwrap_peft(model)))
     print_line(f"sft: check  {check_trained_model(model, plain)}")
     return model
 

@@ -79,7 +79,7 @@ def main(file: str) -> None:
         print_line(f"{signature.stage}: {stop.describe()}")
         sys.exit(stop.exit_code)
     except Exception as error:
-        message = describe_failure(error, out)
+        message = describe_failure(meeting.name_lost_process(error), out)
         meeting.report_failure(message or f"{type(error).__name__}: {error}")
         if message is None:
             raise

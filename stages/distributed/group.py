@@ -8,6 +8,7 @@ their argument unchanged.
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -15,12 +16,14 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from stages.runtime import processes
 
 LIMIT_VARIABLE, LIMIT_SECONDS = "STAGE_LIMIT_SECONDS", 1800.0  # that a process waits for another one
 ANSWER_SECONDS = 3.0  # for the others to answer that they lost someone, too
 REPORT_SECONDS = 10.0  # for the first process to report an error of another one
+CONNECTION_WORDS = "(?i)gloo|nccl|connection (closed|reset)"  # in torch's RuntimeErrors
 _stores: list[dist.Store] = []
 
 
@@ -82,18 +85,28 @@ def sum_tensor(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def max_tensor(x: torch.Tensor) -> torch.Tensor:
+    """Take the maximum of a tensor over the processes, in place, and return it."""
+    if world_size() > 1:
+        _call(dist.all_reduce, x, dist.ReduceOp.MAX)
+    return x
+
+
 def any_process(flag: bool) -> bool:
     """Check whether the flag is set in any process."""
     return bool(flag) if world_size() == 1 else bool(sum_tensor(torch.tensor(int(flag))))
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Sum the gradients over the processes, one transfer per dtype; one that no process has stays None."""
+    """Sum the gradients over the processes, one transfer per dtype; one that no process has stays None.
+
+    Those of sharded parameters (sharding.py) are sums already.
+    """
     if world_size() == 1:
         return
     by_dtype: dict[tuple, list[torch.nn.Parameter]] = {}
     for parameter in parameters:
-        if parameter.requires_grad:
+        if parameter.requires_grad and not isinstance(parameter, DTensor):
             by_dtype.setdefault((parameter.dtype, parameter.device), []).append(parameter)
     for (dtype, device), group in by_dtype.items():
         given = torch.tensor([parameter.grad is not None for parameter in group], dtype=dtype, device=device)
@@ -138,6 +151,13 @@ def report_failure(message: str) -> None:
         _stores[-1].set(f"error/{rank()}", message)
         stop()  # whoever waits for this process learns it now
         _stores[-1].wait(["reported"], timedelta(seconds=REPORT_SECONDS))
+
+
+def name_lost_process(error: Exception) -> Exception:
+    """Return a LostProcessError for a lost connection that a library met in a transfer of its own; else the error."""
+    text = " ".join(str(error).split())
+    lost = isinstance(error, RuntimeError) and world_size() > 1 and re.search(CONNECTION_WORDS, text)
+    return LostProcessError(_describe_loss(text)) if lost else error
 
 
 def _dealt_to(place: int) -> int:

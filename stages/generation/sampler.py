@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from stages.distributed import group
+from stages.distributed import group, sharding
 from stages.generation.joining import join_rollouts
 from stages.generation.kv_cache import PackedKVCache
 from stages.generation.rollout import Rollout
@@ -55,6 +55,7 @@ def sample(model, prompts: list[list[int]], *, precision: str = "fp32", **option
         part = state.to_rollout(prompts[own.start:own.stop], with_stats)
     if group.world_size() == 1:
         return part
+    sharding.join_other_passes()
     return join_rollouts(prompts, part, own, with_stats, options.get("top_k", 0), next(model.parameters()).device)
 
 

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from stages.distributed.sharding import gather_state
 from stages.modeling.adapter_card import write_adapter_card
 from stages.modeling.compatible_files import save_tokenizer, write_model
 from stages.modeling.finite_weights import check_finite
@@ -89,9 +90,10 @@ def save_adapter(model, tokenizer, out: Path) -> None:
 
 def save_model(model, tokenizer, out: Path) -> None:
     """Save a whole model with its tokenizer; ValueError if a weight is not finite."""
-    check_finite(model.named_parameters(), DIVERGED)
+    state = gather_state(model)
+    check_finite(model.named_parameters() if state is None else state.items(), DIVERGED)
     if is_main():
-        write_model(model, tokenizer, out)
+        write_model(model, tokenizer, out, state_dict=state)
 
 
 def save_adapters(model, out: Path, names: list[str]) -> None:

@@ -6,6 +6,7 @@ from stages.recipe.schema import setting
 
 Precision = Literal["fp32", "mixed", "bf16", "int8", "nf4"]
 CpuKernels = Literal["auto", "off"]
+Sharding = Literal["none", "fsdp"]
 LogTo = tuple[Literal["terminal", "jsonl", "tensorboard", "wandb"], ...]
 
 
@@ -20,6 +21,32 @@ def check_full_precision(tune: str, precision: str) -> None:
     if tune == "full" and precision in ("int8", "nf4"):
         raise ValueError(f"tune 'full' needs trainable weights, and {precision} is quantised: set "
                          f"precision to fp32, mixed or bf16")
+
+
+def check_sharding(
+    sharding: str, precision: str, *, trains_whole: bool, optimizer: str, compiled: bool = False
+) -> None:
+    """Raise ValueError for what cannot be combined with sharding 'fsdp'.
+
+    trains_whole: all weights of a model are trained, not adapters only.
+    """
+    if sharding == "none":
+        return
+    if precision in ("int8", "nf4"):
+        raise ValueError(f"sharding 'fsdp' cannot split {precision} weights, which stay whole in each process: set "
+                         f"sharding to none, or precision to bf16")
+    if trains_whole and optimizer not in ("adam", "adamw"):
+        raise ValueError(f"optimizer {optimizer} needs whole tensors, and sharding 'fsdp' splits those that are "
+                         f"trained: set optimizer to adamw, or sharding to none")
+    if compiled:
+        raise ValueError("compile and sharding 'fsdp' exclude each other: set one of them to its default")
+
+
+def sharding_setting():
+    """Declare the setting sharding, the same in every section that can split its models over processes."""
+    return setting(
+        "none", "'fsdp': each of several processes stores a share of the layers' weights (FSDP2, ZeRO stage 3), for "
+        "models that do not fit one card; results differ by rounding [ours]")
 
 
 def cpu_kernels_setting():

@@ -7,11 +7,14 @@ from stages.recipe.checks import (
     CpuKernels,
     LogTo,
     Precision,
+    Sharding,
     check_divides,
     check_full_precision,
     check_log_to,
+    check_sharding,
     cpu_kernels_setting,
     log_to_setting,
+    sharding_setting,
 )
 from stages.recipe.models import Lora
 from stages.recipe.ranges import (
@@ -191,6 +194,7 @@ class Ppo:
     save_every_iterations: int = setting(10, "iterations between checkpoints [ours]", within=COUNT)
     keep_checkpoints: int = setting(
         2, "newest checkpoints to keep, each with the best policy so far [ours]", within=COUNT)
+    sharding: Sharding = sharding_setting()
     cpu_kernels: CpuKernels = cpu_kernels_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of prompts, sampling and minibatches [script]", within=SEED)
@@ -198,6 +202,9 @@ class Ppo:
     def __post_init__(self):
         check_log_to(self.log_to)
         check_full_precision(self.tune, self.precision)
+        check_sharding(
+            self.sharding, self.precision, trains_whole=self.tune == "full" or self.value_model == "model",
+            optimizer=self.optimizer, compiled=self.compile)
         if self.value_model == "model" and self.precision in ("int8", "nf4"):
             raise ValueError(f"value_model 'model' trains all weights of the critic: it needs precision fp32, mixed or "
                              f"bf16, not {self.precision}; or set value_model to 'adapter'")

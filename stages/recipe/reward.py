@@ -7,11 +7,14 @@ from stages.recipe.checks import (
     CpuKernels,
     LogTo,
     Precision,
+    Sharding,
     check_divides,
     check_full_precision,
     check_log_to,
+    check_sharding,
     cpu_kernels_setting,
     log_to_setting,
+    sharding_setting,
 )
 from stages.recipe.models import Lora
 from stages.recipe.ranges import (
@@ -84,6 +87,7 @@ class Reward:
     save_every_steps: int = setting(500, "steps between checkpoints and evaluations [script]", within=COUNT)
     patience_evaluations: int | None = setting(
         None, "stop after this many evaluations without a better one; null: never [script]", within=COUNT)
+    sharding: Sharding = sharding_setting()
     cpu_kernels: CpuKernels = cpu_kernels_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the head, the data order and dropout [script]", within=SEED)
@@ -91,4 +95,5 @@ class Reward:
     def __post_init__(self):
         check_log_to(self.log_to)
         check_full_precision(self.tune, self.precision)
+        check_sharding(self.sharding, self.precision, trains_whole=self.tune == "full", optimizer=self.optimizer)
         check_divides(self.microbatch_pairs, self.batch_pairs, "microbatch_pairs", "batch_pairs")

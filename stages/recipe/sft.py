@@ -7,11 +7,14 @@ from stages.recipe.checks import (
     CpuKernels,
     LogTo,
     Precision,
+    Sharding,
     check_divides,
     check_full_precision,
     check_log_to,
+    check_sharding,
     cpu_kernels_setting,
     log_to_setting,
+    sharding_setting,
 )
 from stages.recipe.models import Lora
 from stages.recipe.ranges import BATCH, BLOCK, COUNT, COUNT_OR_NONE, DECAY, EPOCHS, LEARNING_RATE, SEED
@@ -50,6 +53,7 @@ class Sft:
     patience_evaluations: int | None = setting(
         None, "stop after this many evaluations without a lower perplexity, and keep the best weights; null: train to "
         "the end and keep the last [script]", within=COUNT)
+    sharding: Sharding = sharding_setting()
     cpu_kernels: CpuKernels = cpu_kernels_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the initial adapter, the data order and dropout [script]", within=SEED)
@@ -58,3 +62,4 @@ class Sft:
         check_log_to(self.log_to)
         check_divides(self.microbatch_sequences, self.batch_sequences, "microbatch_sequences", "batch_sequences")
         check_full_precision(self.tune, self.precision)
+        check_sharding(self.sharding, self.precision, trains_whole=self.tune == "full", optimizer="adamw")

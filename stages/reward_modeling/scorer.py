@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from stages.distributed import group
+from stages.distributed import group, sharding
 from stages.modeling.load import autocast
 from stages.modeling.packed.forward import chunk_by_length
 from stages.modeling.packed.sequences import pack_responses
@@ -44,6 +44,7 @@ class Scorer:
             packed = pack_responses([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
             with autocast(self.precision):
                 scores[chunk] = score_packed(self.model, packed, self.scoring).scores.cpu()
+        sharding.join_other_passes()
         return group.sum_tensor(scores) - self.mean
 
 

@@ -20,7 +20,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import nn
 
-from stages.distributed import group
+from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
 from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter
 from stages.modeling.families import backbone, hidden_size
@@ -102,6 +102,11 @@ class Policy(nn.Module):
         self._rebind_base(adapter.model)
         return SharedScorer(adapter, self.precision, batch_rows=forward_prompts)
 
+    def shard(self) -> None:
+        """Split the layers of base, whole policy and value model over the processes (distributed/sharding.py)."""
+        for model in filter(None, (self.model, self.frozen_copy, self.value_model)):
+            sharding.shard(backbone(unwrap_peft(model)))
+
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that require gradients, by name; tied weights once."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
@@ -158,6 +163,7 @@ class Policy(nn.Module):
             packed = pack_responses(*zip(*(rows[i] for i in chunk), strict=True), self.model.device)
             chunk_values = scatter_to_rows(self._values(self._hidden_states(packed, VALUE)), packed)
             values[chunk, : chunk_values.shape[1]] = chunk_values.to(values)
+        sharding.join_other_passes()
         return replace(rollout, values=group.sum_tensor(values))
 
     @contextmanager
@@ -177,9 +183,9 @@ class Policy(nn.Module):
         """Yield the policy as one model without an adapter, for sampling, and restore the exact weights afterwards.
 
         Merges only in fp32: a sum rounded to fewer bits would differ from the update's forward pass, in which base and
-        adapter are separate.
+        adapter are separate. Weights that are sharded are not merged, either.
         """
-        exact = self.precision == "fp32"
+        exact = self.precision == "fp32" and not sharding.has_shards(self.model)
         layers = [layer for layer in adapted_layers(self.model) if exact and POLICY in layer.scaling]
         base_weights = [layer.get_base_layer().weight.data for layer in layers]
         if not layers:

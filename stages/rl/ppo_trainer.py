@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from stages.distributed import group
+from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
 from stages.generation.sampling_params import SamplingParams
 from stages.rewards.kl import KlController, kl_k3, kl_penalised_rewards
@@ -199,10 +199,13 @@ def _backward(
     """Accumulate the gradients of the microbatches of some rows, normalised by `tokens`; return summed STATISTICS."""
     optimizer.zero_grad(set_to_none=True)
     sums = torch.zeros(len(STATISTICS), device=tokens.device)
-    for microbatch_rows in rows.split(microbatch) if len(rows) else ():
+    microbatches = [(part, 1.0) for part in rows.split(microbatch)] if len(rows) else []
+    # Sharded weights are gathered in passes that all processes take part in: some without a row of their own.
+    microbatches += [(torch.zeros(1, dtype=torch.long), 0.0)] * sharding.count_missing_passes(len(microbatches))
+    for microbatch_rows, weight in microbatches:
         loss, microbatch_sums = ppo_loss(policy, trajectory, microbatch_rows, tokens, settings)
-        sums += microbatch_sums
-        loss.backward()
+        sums += weight * microbatch_sums
+        (weight * loss).backward()
     return sums
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from stages.distributed import group
+from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample_in_batches
 from stages.rl.early_stopping import EarlyStopping, StopRules
@@ -169,13 +169,14 @@ class TrainingLoop:
         optimizer = checkpoint.flatten_optimizer_state(self.trainer.optimizer)
         facts = {"iteration": self.iteration, "best": self.best, "stopping": self.stopping.state(),
                  "trainer": self.trainer.state()}
-        checkpoint.save_checkpoint(self.out, {**weights, **optimizer, **best}, facts, number=self.iteration,
-                        keep=self.settings.keep_checkpoints)
+        tensors = {name: sharding.whole(tensor) for name, tensor in {**weights, **optimizer, **best}.items()}
+        checkpoint.save_checkpoint(self.out, tensors, facts, number=self.iteration,
+                                   keep=self.settings.keep_checkpoints)
 
     @torch.no_grad()
     def _load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
         for name, parameter in self.trainer.policy.trainable_parameters().items():
-            parameter.copy_(tensors[name])
+            parameter.copy_(sharding.split_like(tensors[name], parameter))
 
 
 def draw_prompts(prompts: int, batch_prompts: int, iteration: int, seed: int) -> list[int]:

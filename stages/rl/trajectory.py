@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stages.distributed import group
+from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
 from stages.modeling.packed.forward import chunk_by_length
 from stages.rl.policy import Policy
@@ -80,6 +80,7 @@ def score_rollout(
             logprobs, values, mask = policy(prompts, responses, allowed)
         for number, chunk in enumerate((logprobs, ref_logprobs, values, mask)):
             scores[number, rows, : chunk.shape[1]] = chunk.to(scores)
+    sharding.join_other_passes()
     return RolloutScores(*group.sum_tensor(scores))
 
 

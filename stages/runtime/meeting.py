@@ -41,6 +41,11 @@ def wait_for_all() -> None:
         sys.modules[GROUP].from_main(None)
 
 
+def name_lost_process(error: Exception) -> Exception:
+    """Return the error, or one that says which process was lost, if that is its cause."""
+    return sys.modules[GROUP].name_lost_process(error) if GROUP in sys.modules else error
+
+
 def report_failure(message: str) -> None:
     """Tell the other processes, if this one has met them, why it ends."""
     if GROUP in sys.modules:

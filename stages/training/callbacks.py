@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
-from stages.distributed import group
+from stages.distributed import group, sharding
 from stages.runtime import processes
 from stages.runtime.files import atomic_path, link_or_copy
 from stages.runtime.stopping import StopRequest
@@ -85,6 +85,8 @@ class HistoryCallback(TrainerCallback):
             self.logger.log_metrics(row["step"], {name: value for name, value in row.items() if name != "step"})
 
     def on_save(self, args, state, control, **kwargs):
+        if not processes.is_main():
+            return
         folder = self._checkpoint(args, state)
         if self.best.exists():
             link_or_copy(self.best, folder / self.best.name)
@@ -102,19 +104,22 @@ class StopCallback(TrainerCallback):
     step: the one that was saved; None if the training was not stopped.
     """
 
-    def __init__(self, request: StopRequest):
-        self.request, self.step = request, None
+    def __init__(self, request: StopRequest, all_save: bool):
+        self.request, self.all_save, self.step = request, all_save, None
 
     def on_step_end(self, args, state, control, **kwargs):
         if group.any_process(self.request.signal is not None) and not control.should_training_stop:
-            control.should_save, control.should_training_stop = processes.is_main(), True
+            # Where a model is sharded, all processes take part in saving it.
+            control.should_save, control.should_training_stop = self.all_save or processes.is_main(), True
             self.step = state.global_step
 
 
 def save_trainable(model, path: Path) -> None:
-    """Save the parameters that require gradients."""
+    """Save the parameters that require gradients, whole ones, as every process does in a folder of its own."""
+    trained = ((name, p.detach()) for name, p in model.named_parameters() if p.requires_grad)
+    tensors = {name: sharding.whole(tensor).cpu().clone() for name, tensor in trained}
     with atomic_path(path) as draft:
-        save_file({name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}, draft)
+        save_file(tensors, draft)
 
 
 def load_trainable(model, path: Path) -> None:
@@ -123,7 +128,7 @@ def load_trainable(model, path: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.copy_(saved.pop(name))
+                parameter.copy_(sharding.split_like(saved.pop(name), parameter))
 
 
 def select_history(state) -> list[dict]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from stages.distributed.sharding import split_like
 from stages.runtime.artifact import hash_files
 from stages.runtime.disk_space import check_free_space
 from stages.runtime.files import atomic_path, list_files, sync_to_disk
@@ -143,16 +144,16 @@ def restore_optimizer_state(optimizer, tensors: dict[str, torch.Tensor]) -> None
         parameter, group, group_index, parameter_index = parameters[index]
         if hasattr(optimizer, "init_state") and parameter not in optimizer.state:
             optimizer.init_state(group, parameter, group_index, parameter_index)  # bitsandbytes allocates, maybe paged
-        _restore_entry(optimizer.state[parameter], key, value, parameter.device)
+        _restore_entry(optimizer.state[parameter], key, value, parameter)
 
 
-def _restore_entry(state: dict, key: str, value, device: torch.device) -> None:
+def _restore_entry(state: dict, key: str, value, parameter: torch.Tensor) -> None:
     if not torch.is_tensor(value):
         state[key] = value
     elif torch.is_tensor(state.get(key)):
         state[key].copy_(value)
     else:  # torch's optimizers keep counters on the CPU
-        state[key] = value.to(device if value.dim() else "cpu", copy=True)
+        state[key] = split_like(value.to(parameter.device if value.dim() else "cpu", copy=True), parameter)
 
 
 def _indexed_parameters(optimizer) -> list[tuple]:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from stages.distributed import group
+from stages.distributed import group, sharding
 from stages.runtime.stage_lines import print_line
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -87,6 +87,8 @@ def retry_with_smaller_batches(
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
+            if sharding.is_active():  # the others wait in the middle of a pass
+                raise ValueError(f"out of memory with {setting} {size} and sharded weights: lower it") from None
             failed = True
         if not group.any_process(failed):
             return result, size

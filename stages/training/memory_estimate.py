@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from stages.distributed.sharding import local
 from stages.render.units import format_bytes
 from stages.training.memory import PhaseCost
 
@@ -65,8 +66,9 @@ def iter_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Sum the bytes of the tensors, counting those at one address (tied weights, a shared base) once."""
-    return sum({(t.data_ptr(), t.nbytes): t.nbytes for t in tensors}.values())
+    """Sum the bytes of the tensors in this process; those at one address (tied weights, a shared base) count once."""
+    parts = map(local, tensors)
+    return sum({(t.data_ptr(), t.nbytes): t.nbytes for t in parts}.values())
 
 
 def kv_cache_bytes(config, rows: int, tokens: int, dtype: torch.dtype) -> int:

@@ -11,8 +11,11 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers.optimization import Adafactor
+
+from stages.distributed.sharding import whole
 
 BLOCK_ELEMENTS = 256  # elements that share a scale in bitsandbytes' 8-bit state
 MIN_8BIT_ELEMENTS = 4096  # bitsandbytes keeps the state of smaller tensors in 32 bits
@@ -94,10 +97,21 @@ def clip_gradient_norm(optimizer: torch.optim.Optimizer, limit: float | None) ->
     Returns the norm of all gradients before. A separate critic is a group of its own: its error, large at first, must
     not shrink the policy's step.
     """
-    groups = [group["params"] for group in optimizer.param_groups]
-    if limit is None:
-        return float(get_total_norm([p.grad for group in groups for p in group if p.grad is not None]))
-    return math.hypot(*(float(clip_grad_norm_(group, limit)) for group in groups))
+    return math.hypot(*(clip_gradients(group["params"], limit) for group in optimizer.param_groups))
+
+
+def clip_gradients(parameters: Iterable[torch.nn.Parameter], limit: float | None) -> float:
+    """Scale gradients, of which some may be sharded, down to the 2-norm `limit` (None: leave them); return the norm."""
+    parameters = [p for p in parameters if p.grad is not None]
+    if not parameters:
+        return 0.0
+    kinds = [[p for p in parameters if isinstance(p.grad, DTensor) == sharded] for sharded in (False, True)]
+    norms = [whole(get_total_norm([p.grad for p in kind])) for kind in kinds if kind]
+    norm = norms[0] if len(norms) == 1 else get_total_norm(norms)
+    if limit is not None:
+        for kind in filter(None, kinds):
+            clip_grads_with_norm_(kind, limit, norm)
+    return float(norm)
 
 
 def optimizer_state_bytes(name: str, parameters: Iterable[torch.nn.Parameter]) -> int:

@@ -15,9 +15,10 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-from stages.distributed import group
+from stages.distributed import group, sharding
 from stages.runtime.files import read_json_object, write_json
 from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, deferred
@@ -25,7 +26,7 @@ from stages.training.callbacks import Evaluation, HistoryCallback, StopCallback,
 from stages.training.checkpoint import PREFIX, check_checkpoint_space, checkpoint_number, find_newest_intact
 from stages.training.disk_plan import check_training_space, count_saves
 from stages.training.loggers import TrainingLogger
-from stages.training.optimizers import MuonWithAdamW
+from stages.training.optimizers import MuonWithAdamW, clip_gradients
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
@@ -89,9 +90,10 @@ def train(
     set_seed(settings.seed)
     callback = HistoryCallback(
         out / BEST, label, evaluation, settings.patience_evaluations, logger or TrainingLogger(out, label))
-    trainer = _Trainer(
-        model=model, args=_arguments(settings, out), train_dataset=dataset, data_collator=collate, callbacks=[callback],
-        optimizers=(_build_optimizer(model, settings), None),
+    sharded = sharding.has_shards(model)
+    trainer = (_ShardedTrainer if sharded else _Trainer)(
+        model=model, args=_arguments(settings, out, sharded), train_dataset=dataset, data_collator=collate,
+        callbacks=[callback], optimizers=(_build_optimizer(model, settings), None),
     )
     trainer.loss_fn = loss_fn
     trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the step's items itself
@@ -101,7 +103,7 @@ def train(
         print_line(f"{label}: resumed at {checkpoint.name}")
         trainer.add_callback(_RestoreLoss(trainer, checkpoint))
     with deferred() as request:
-        stop = StopCallback(request)
+        stop = StopCallback(request, all_save=sharded)
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if stop.step is not None:
@@ -135,7 +137,8 @@ def _build_optimizer(model, settings: TrainerSettings) -> torch.optim.Optimizer 
     return MuonWithAdamW(model, learning_rate=settings.learning_rate, weight_decay=settings.weight_decay)
 
 
-def _arguments(settings: TrainerSettings, out: Path) -> TrainingArguments:
+def _arguments(settings: TrainerSettings, out: Path, sharded: bool) -> TrainingArguments:
+    """Return the Trainer's arguments; sharded: all processes take part in saving a checkpoint."""
     return _OneDeviceArguments(
         output_dir=str(out / CHECKPOINTS),
         per_device_train_batch_size=settings.microbatch,
@@ -151,7 +154,7 @@ def _arguments(settings: TrainerSettings, out: Path) -> TrainingArguments:
         use_cpu=not torch.cuda.is_available(),
         activation_checkpointing=settings.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
-        save_strategy="steps" if group.rank() == 0 else "no",
+        save_strategy="steps" if group.rank() == 0 or sharded else "no",
         save_steps=settings.save_every_steps,
         save_total_limit=KEEP_CHECKPOINTS,
         logging_steps=math.gcd(LOG_EVERY_STEPS, settings.save_every_steps),
@@ -195,7 +198,9 @@ class _Trainer(Trainer):
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         items = sum(batch["items"] for batch in batches)
-        return batches if group.world_size() == 1 else share_step(batches), items
+        if group.world_size() == 1:
+            return batches, items
+        return share_step(batches, fill=sharding.has_shards(self.model)), items
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         if group.world_size() == 1:
@@ -211,10 +216,7 @@ class _Trainer(Trainer):
         return total
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss = self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
-        if loss.requires_grad:
-            return loss
-        return loss + 0.0 * sum(p.sum() for p in model.parameters() if p.requires_grad)  # no label among these rows
+        return inputs.get("weight", 1.0) * self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
 
     def floating_point_ops(self, inputs):
         return 0
@@ -232,11 +234,52 @@ class _RestoreLoss(TrainerCallback):
             self.trainer._globalstep_last_logged = self.saved["row_step"]
 
 
-def share_step(batches: list[dict]) -> list[dict]:
-    """Return this process's rows of the microbatches of a step, as so many microbatches, of which some are empty."""
+class _ShardedTrainer(_Trainer):
+    """Train a model whose layers are sharded; checkpoints are those of a whole model, whatever the number of processes.
+    """
+
+    def _clip_grad_norm(self, model):
+        return clip_gradients(model.parameters(), self.args.max_grad_norm)
+
+    def _save_checkpoint(self, model, trial):
+        self.whole_state = None if hasattr(self.model, "peft_config") else sharding.gather_state(self.model)
+        with sharding.whole_optimizer_state(self.optimizer):
+            if group.rank() == 0:
+                super()._save_checkpoint(model, trial)
+        self.whole_state = None
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, self.whole_state)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        if hasattr(self.model, "peft_config"):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        parameters = dict(self.model.named_parameters())
+        for file in Path(resume_from_checkpoint).glob("model*.safetensors"):
+            for name, tensor in load_file(file).items():
+                with torch.no_grad():
+                    parameters[name].copy_(sharding.split_like(tensor, parameters[name]))
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        for parameter, state in self.optimizer.state.items():
+            for key, value in state.items():
+                state[key] = sharding.split_like(value, parameter)
+
+
+def share_step(batches: list[dict], fill: bool) -> list[dict]:
+    """Return this process's rows of the microbatches of a step, as so many microbatches, of which some are empty.
+
+    fill: processes must have equally many that are not (sharding.py); one with too few takes a row at weight 0.
+    """
     rows = [row for batch in batches for row in batch["content"]]
     own = group.own_rows_by_length([length for batch in batches for length in batch["lengths"]])
     used = -(-len(batches) // group.world_size())
     cuts = [number * len(own) // used for number in range(used + 1)] + [len(own)] * (len(batches) - used)
-    return [{"content": [rows[i] for i in own[start:stop]], "number": number}
-            for number, (start, stop) in enumerate(pairwise(cuts))]
+    parts = [{"content": [rows[i] for i in own[start:stop]], "number": number}
+             for number, (start, stop) in enumerate(pairwise(cuts))]
+    if fill:
+        for part in parts[:used]:
+            part |= {} if part["content"] else {"content": rows[:1], "weight": 0.0}
+    return parts

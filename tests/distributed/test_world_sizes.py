@@ -19,13 +19,13 @@ DIGITS = {"rel": 2e-5, "abs": 2e-5}
 LIMIT_SECONDS = 240
 
 
-def start(folder: Path, count: int) -> list[subprocess.Popen]:
+def start(folder: Path, count: int, worker: str = "tests.distributed.worker") -> list[subprocess.Popen]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                            "OMP_NUM_THREADS": "1", "STAGE_LIMIT_SECONDS": "120"}
-    return [subprocess.Popen([sys.executable, "-m", "tests.distributed.worker", str(folder)], cwd=ROOT, text=True,
+    return [subprocess.Popen([sys.executable, "-m", worker, str(folder)], cwd=ROOT, text=True,
                              stderr=subprocess.PIPE, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(count)]
 

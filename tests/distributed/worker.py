@@ -127,14 +127,17 @@ def check_updates() -> dict:
 def check_finetuning(out: Path, optimizer: str) -> tuple[dict, dict]:
     model = tiny_models.llama(tiny_models.tokenizer())
     use_packed_attention(model)
+    return {"history": train_on_blocks(model, out, replace(TRAINING, optimizer=optimizer))}, weights(model)
+
+
+def train_on_blocks(model, out: Path, settings: TrainerSettings) -> list[dict]:
     numbers = np.random.default_rng(0)
     lengths = numbers.integers(3, 20, 22)  # the last step is ragged
     rows = [PackedRow(numbers.integers(3, 100, length), np.arange(length) > 2) for length in lengths]
     blocks = [rows[2 * i: 2 * i + 2] for i in range(11)]
-    out.mkdir(parents=True)
-    history = train(model, blocks, collate_blocks, lambda content: summed_lm_loss(model, content, "fp32"),
-                    replace(TRAINING, optimizer=optimizer), out, "test")
-    return {"history": history}, weights(model)
+    out.mkdir(parents=True, exist_ok=True)
+    return train(model, blocks, collate_blocks, lambda content: summed_lm_loss(model, content, "fp32"), settings, out,
+                 "test")
 
 
 def classifier(seed: int):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from stages.distributed import group
+from stages.distributed import group, sharding
 from stages.modeling.cpu_kernels.bindings import call
 from stages.modeling.cpu_kernels.build import supports
 from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
@@ -48,7 +48,7 @@ def selective_log_softmax(
         else:
             allowed = None if allowed_token_ids is None else allowed_token_ids[span]
             chunks.append(checkpoint(_logprobs, layer, hidden[span], ids, temperature, allowed, use_reentrant=False))
-    return torch.cat(chunks) if chunks else hidden.new_zeros(0, dtype=torch.float32)
+    return torch.cat(chunks) if chunks else hidden.float().sum(-1)  # no token, but the graph of the forward pass
 
 
 def logits_chunk_tokens(layer: nn.Module, device: torch.device) -> int:
@@ -127,6 +127,7 @@ def response_logprobs(
             progress.advance(len(chunk))
     if progress:
         progress.finish()
+    sharding.join_other_passes()
     if group.world_size() > 1 and logprobs:
         logprobs = list(group.sum_tensor(torch.cat(logprobs)).split([len(response) for response in responses]))
     return logprobs

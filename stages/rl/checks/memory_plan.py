@@ -7,6 +7,7 @@ from itertools import cycle, islice
 import torch
 from torch import nn
 
+from stages.distributed.sharding import local
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
 from stages.modeling.packed.token_logprobs import logits_chunk_tokens
@@ -34,7 +35,8 @@ def plan_memory(
         policy,
         {name: model for function in reward_functions for name, model in _models(function).items()},
         optimizer=optimizer_name,
-        optimizer_bytes=optimizers.optimizer_state_bytes(optimizer_name, list(policy.trainable_parameters().values())),
+        optimizer_bytes=optimizers.optimizer_state_bytes(
+            optimizer_name, map(local, policy.trainable_parameters().values())),
         costs=costs,
         largest={
             "keys and values": memory_estimate.kv_cache_bytes(base.config, len(longest), tokens, dtype),

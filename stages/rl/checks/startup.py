@@ -12,6 +12,7 @@ from math import expm1
 import torch
 from torch import nn
 
+from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
 from stages.modeling import families, lora
 from stages.modeling.adapters import adapter_name
@@ -182,8 +183,8 @@ def check_gradients(policy: Policy, prompts: list[list[int]], responses: list[li
     with torch.enable_grad():
         scores = policy(prompts, responses)
         loss = masked_mean(scores.values - scores.logprobs, scores.mask)
-    gradients = dict(zip(trained, torch.autograd.grad(loss, list(trained.values()), allow_unused=True), strict=True))
-    norms = {name: float("nan") if g is None else float(g.float().norm()) for name, g in gradients.items()}
+    norms = {name: float("nan") if g is None else float(sharding.whole(g.float().norm()))
+             for name, g in zip(trained, _differentiate(loss, list(trained.values())), strict=True)}
     must_move = [name for name, p in trained.items()
                  if p.dim() == 2 and not any(part in name for part in ZERO_AT_START)]
     stuck = [name for name, norm in norms.items() if not norm < float("inf") or (norm == 0 and name in must_move)]
@@ -191,6 +192,17 @@ def check_gradients(policy: Policy, prompts: list[list[int]], responses: list[li
         raise ValueError(f"{len(stuck)} of {len(trained)} trained tensors get no finite, non-zero gradient: "
                          f"{_some(stuck)}; checkpointing must be non-reentrant, and no quantised weight repacked")
     return min(norms[name] for name in must_move)
+
+
+def _differentiate(loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
+    if not any(sharding.local(p) is not p for p in parameters):
+        return list(torch.autograd.grad(loss, parameters, allow_unused=True))
+    loss.backward()  # the gradient of a sharded parameter is not in the graph, FSDP writes it into .grad
+    # Every process has computed the same rows.
+    gradients = [p.grad if sharding.local(p) is p else p.grad / group.world_size() for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return gradients
 
 
 def _some(names: list[str]) -> str:
