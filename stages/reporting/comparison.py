@@ -22,29 +22,30 @@ COMPARED_CURVES = {"base": ("loss",), "sft": ("loss", "perplexity"), "reward": (
 TEMPERATURES = re.compile(r" \(T ([^)]+)\) -> (\S+) \(T ([^)]+)\)")  # in a label of the short table
 LABEL_CHARACTERS = 24
 MISSING = "–"
+Numbers = dict[tuple[str, str], list[dict | None]]
 
 
 @dataclass(frozen=True)
 class ComparedRun:
     """Facts about a run.
 
-    settings: by section. manifests: of the finished artifacts by name. headlines: {artifact: {name: estimate}}.
-    evaluation: metrics.json of evaluate, None without one. histories: rows of the series by artifact.
+    settings: by section. manifests: of the finished artifacts by name. evaluation: metrics.json of evaluate, None
+    without one. histories: rows of the series by artifact.
     """
 
     label: str
     folder: str
     settings: dict[str, Any]
     manifests: dict[str, dict]
-    headlines: dict[str, dict[str, dict]]
     evaluation: dict | None
     histories: dict[str, list[dict]]
 
 
-def render_comparison(runs: list[ComparedRun], meanings: dict[str, str], width_inches: float) -> str:
+def render_comparison(runs: list[ComparedRun], numbers: Numbers, meanings: dict[str, str], width_inches: float) -> str:
     """Render the whole page.
 
     Args:
+        numbers: to show, by (artifact, name); an estimate for each run that has it.
         meanings: of the settings, by 'section.name'.
         width_inches: of a figure.
     """
@@ -55,7 +56,7 @@ def render_comparison(runs: list[ComparedRun], meanings: dict[str, str], width_i
     return render_page(f"{len(runs)} runs compared: {', '.join(labels)}", verdicts, _render_short_tables(runs), {
         "Runs": _render_runs(runs),
         "Recipe": _render_settings(runs, meanings),
-        "Numbers": _render_numbers(runs),
+        "Numbers": _render_numbers([run.label for run in runs], numbers),
         "Learning curves": _render_curves(runs, width_inches),
         "Artifacts": _render_artifacts(runs)})
 
@@ -107,20 +108,14 @@ def _render_settings(runs: list[ComparedRun], meanings: dict[str, str]) -> Html:
     return join_html([words, table(head, rows, class_="recipe") if rows else ""])
 
 
-def _render_numbers(runs: list[ComparedRun]) -> Html:
-    """Render every headline number with its interval; those of stages other than evaluate only where they differ."""
+def _render_numbers(labels: list[str], numbers: Numbers) -> Html:
     words = ("Intervals are at 95 %, by question of one run. They do not contain what another seed would change, and "
              "runs with other posts or pairs have other held-out questions: two runs differ by more than chance only "
              "if seeds of each are further apart than seeds of one. Rewards of different reward models are not "
              "comparable.")
-    names = dict.fromkeys((stage, name) for run in runs for stage, numbers in run.headlines.items() for name in numbers)
-    rows = []
-    for stage, name in names:
-        estimates = [run.headlines.get(stage, {}).get(name) for run in runs]
-        if stage == "evaluate" or any(estimate != estimates[0] for estimate in estimates):
-            rows.append([f"{stage}: {name.replace('_', ' ')}", *map(_format_number, estimates)])
-    return join_html([element("p", words, class_="faint"),
-                      table(["number", *(run.label for run in runs)], rows, class_="numbers")])
+    rows = [[f"{artifact}: {name.replace('_', ' ')}", *map(_format_number, estimates)]
+            for (artifact, name), estimates in numbers.items()]
+    return join_html([element("p", words, class_="faint"), table(["number", *labels], rows, class_="numbers")])
 
 
 def _format_number(estimate: dict | None) -> str:
