@@ -8,9 +8,13 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+
+JUST_CHANGED_NS = 2_000_000_000  # more than the resolution of a file system's times
 
 
 @contextmanager
@@ -87,3 +91,16 @@ def hash_file(path: Path) -> str:
     """Compute the SHA-256 of a file, as hexadecimal text."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def hash_input(path: Path) -> str:
+    """Compute the SHA-256 of a file of a dump, which may be large: a process reads it again only if it has changed."""
+    status = path.stat()
+    if time.time_ns() - status.st_ctime_ns < JUST_CHANGED_NS:  # it may change again and keep its times
+        return hash_file(path)
+    return _hash_state(path.resolve(), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+@cache
+def _hash_state(path: Path, *_: int) -> str:
+    return hash_file(path)
