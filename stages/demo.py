@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from stages.chat.checks import check_port, check_run
-from stages.command_line.command import describe_failure
+from stages.command_line.failures import describe_failure
 from stages.command_line.option_parser import OptionParser
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.schema import override

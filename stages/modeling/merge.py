@@ -79,8 +79,7 @@ def merge(
             model, trained from `base`, in which there is nothing to merge.
         limits: see merge_checks.check_report.
 
-    Raises:
-        ValueError: the merged model does not compute the same; it must not be published.
+    Raises ValueError if the merged model does not compute the same; it must not be published.
     """
     check_order(adapters)
     out.mkdir(parents=True, exist_ok=True)

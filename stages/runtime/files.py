@@ -58,13 +58,21 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
-def read_json_object(path: Path) -> dict | None:
-    """Read the JSON object in a file; None if there is no file, or none that holds one."""
+def read_json_object(path: Path, problems: list[str] | None = None) -> dict | None:
+    """Read the JSON object in a file; None if there is no such file, with the reason as a line in `problems`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    except FileNotFoundError:
+        problem = f"{path.name} is missing"
+    except (OSError, ValueError, RecursionError) as error:
+        problem = f"{path.name} cannot be read: {error}"
+    else:
+        if isinstance(value, dict):
+            return value
+        problem = f"{path.name} holds no JSON object"
+    if problems is not None:
+        problems.append(problem)
+    return None
 
 
 def list_files(path: Path) -> list[Path]:
