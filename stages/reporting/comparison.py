@@ -9,7 +9,7 @@ from stages.evaluation.summary import format_estimate
 from stages.render.html import Html, element, join_html, picture, table
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
-from stages.reporting.curves import CURVES, CurveSpec
+from stages.reporting.curves import CURVES, CurveSpec, select_lines
 from stages.reporting.figures import Curves, draw_png
 from stages.reporting.headline import Verdict, policy_headline
 from stages.reporting.page import render_page
@@ -145,9 +145,8 @@ def _overlay(runs: list[ComparedRun], artifact: str, spec: CurveSpec) -> Curves 
     """Build the figure of one number with a line a run, on held-out questions where any run has it on these."""
     keys = sorted(spec.lines.values(), key=lambda key: not key.startswith("validation_"))
     for key in keys:
-        lines = {_figure_label(run.label): [(row[spec.x], row[key]) for row in run.histories.get(artifact, [])
-                                            if spec.x in row and row.get(key) is not None] for run in runs}
-        if lines := {label: points for label, points in lines.items() if points}:
+        if lines := select_lines({_figure_label(run.label): (run.histories.get(artifact, []), key) for run in runs},
+                                 spec.x):
             return Curves(f"{artifact}: {spec.title}", spec.x, lines, spec.limits)
     return None
 
