@@ -58,27 +58,16 @@ def train_from_scratch(config: Base, out: Path, pairs: Path) -> dict[str, float]
     blocks = PackedBlocks(documents, order, scratch.sequence_length_tokens, "bfd", answers_only=False)
     torch.manual_seed(config.seed)
     model = build_small_llama(
-        tokenizer,
-        hidden_size=scratch.hidden_size,
-        intermediate_size=scratch.intermediate_size,
-        layers=scratch.layers,
-        heads=scratch.heads,
-        max_position_tokens=scratch.max_position_tokens,
-        initializer_range=scratch.initializer_range,
-    )
+        tokenizer, hidden_size=scratch.hidden_size, intermediate_size=scratch.intermediate_size, layers=scratch.layers,
+        heads=scratch.heads, max_position_tokens=scratch.max_position_tokens,
+        initializer_range=scratch.initializer_range)
     use_packed_attention(model, resolve_cpu_kernels(config.cpu_kernels))
     step_tokens = scratch.batch_sequences * scratch.sequence_length_tokens
     steps = min(scratch.epochs * len(blocks) / scratch.batch_sequences, scratch.max_tokens / step_tokens)
     steps = max(1, round(steps))
     settings = TrainerSettings.from_section(
-        scratch,
-        batch=scratch.batch_sequences,
-        microbatch=scratch.batch_sequences,
-        schedule="cosine",
-        max_steps=steps,
-        warmup_steps=round(scratch.warmup_share * steps),
-        seed=config.seed,
-    )
+        scratch, batch=scratch.batch_sequences, microbatch=scratch.batch_sequences, schedule="cosine", max_steps=steps,
+        warmup_steps=round(scratch.warmup_share * steps), seed=config.seed)
     history = train(model, blocks, collate_blocks, lambda rows: summed_lm_loss(model, rows, scratch.precision),
                     settings, out, "base")
     save_model(model, tokenizer, out)

@@ -16,30 +16,30 @@ from stages.command_line.option_parser import OptionParser
 from stages.recipe.evaluate import Report
 from stages.recipe.recipe import Recipe, list_defaults
 from stages.render.terminal import escape_controls
-from stages.reporting.comparison import ComparedRun, render_comparison
-from stages.runs.run_facts import EVALUATE, Run, list_headlines, list_settings, read_run
+from stages.reporting.comparison import ComparedRun, Numbers, render_comparison
+from stages.runs.run_facts import EVALUATE, Run, compare_headlines, list_headlines, list_settings, read_run
 from stages.runtime.files import write_text
 from stages.runtime.series import read_history
 
 MAX_RUNS = 8  # a figure shows no more lines apart
 
 
-def read_runs(folders: list[Path]) -> list[ComparedRun]:
-    """Read the runs; ValueError, in one line, for what is no run or cannot be read."""
+def read_runs(folders: list[Path]) -> tuple[list[ComparedRun], Numbers]:
+    """Read the runs and the numbers to show; ValueError, in one line, for what is no run or cannot be read."""
     if not 2 <= len(folders) <= MAX_RUNS:
         raise ValueError(f"give 2 to {MAX_RUNS} runs to compare, not {len(folders)}")
     names = [folder.resolve().name for folder in folders]
     labels = names if len(set(names)) == len(names) else [str(folder) for folder in folders]
     if len(set(labels)) < len(labels):
         raise ValueError("a run is given twice")
-    return [_read_run(label, read_run(folder)) for label, folder in zip(labels, folders, strict=True)]
+    runs = [read_run(folder) for folder in folders]
+    return list(map(_read_facts, labels, runs)), compare_headlines(list(map(list_headlines, runs)))
 
 
-def _read_run(label: str, run: Run) -> ComparedRun:
+def _read_facts(label: str, run: Run) -> ComparedRun:
     return ComparedRun(
         label, str(run.folder), list_settings(run), {name: record.manifest for name, record in run.artifacts.items()},
-        list_headlines(run), _read_evaluation(run),
-        {name: read_history(record.folder) for name, record in run.artifacts.items()})
+        _read_evaluation(run), {name: read_history(record.folder) for name, record in run.artifacts.items()})
 
 
 def _read_evaluation(run: Run) -> dict | None:
@@ -76,7 +76,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         if arguments.out.suffix != ".html":
             raise ValueError(f"--out {arguments.out}: give a name that ends in .html")
-        page = render_comparison(read_runs(arguments.runs), list_meanings(), Report().figure_width_inches)
+        page = render_comparison(*read_runs(arguments.runs), list_meanings(), Report().figure_width_inches)
         write_text(arguments.out, page)
     except (ValueError, OSError) as error:
         print(f"compare: error: {escape_controls(str(error))}", file=sys.stderr)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from stages.chat.checks import check_port, check_run
-from stages.command_line.command import describe_failure
+from stages.command_line.failures import describe_failure
 from stages.command_line.option_parser import OptionParser
 from stages.recipe.evaluate import Evaluate
 from stages.recipe.schema import override
@@ -36,14 +36,14 @@ def serve(args: argparse.Namespace) -> None:
     from stages.modeling import torch_setup
     torch_setup.prepare()  # before the imports below, whose warnings it silences
     from stages.chat.load import load_controller
+    from stages.chat.model_background import read_model_background
     from stages.chat.page import build_page, serve_page
-    from stages.chat.run_facts import read_run_facts
 
     settings = evaluate_settings(args.run)
     votes = args.votes or args.run / "votes"
     controller = load_controller(args.run, args.model, votes, args.precision, settings.cpu_kernels)
     defaults = {"temperature": settings.temperature, "most_tokens": settings.max_response_tokens}
-    page = build_page(controller, f"Talking to {args.run}", read_run_facts(args.run), defaults)
+    page = build_page(controller, f"Talking to {args.run}", read_model_background(args.run), defaults)
     serve_page(page, args.host, args.port)
 
 

@@ -56,24 +56,15 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
         reward: Path, judge: Path | None = None) -> dict[str, float]:
     """Fill `out` with metrics.json, samples.parquet and per_pair.parquet; return the headline metrics.
 
-    base, sft, policy, reward, judge: plain model folders, merged. Raises ValueError when no held-out question is short
-    enough.
+    base, sft, policy, reward, judge: plain model folders, merged. ValueError when no held-out question is short enough.
     """
     torch_setup.prepare()
-    judge = _select_judge(judge)
     summary.check_policy_names(policy)
-    if judge and judge.resolve() == reward.resolve():
-        raise ValueError(f"--judge {judge} is the reward model itself: a judge must be another one")
-    gold_scorer = gold_score.load_gold_scorer(config.gold) if config.gold else None
-    scorers = [_load_scorer(name, pairs) for name in config.scorers]
+    judge = _select_judge(judge, reward)
+    gold_scorer, scorers = _load_scorers(config, pairs)
     models = (sft, *policy.values(), reward, *([judge] if judge else []))
     tokenizer, longest = load_shared_tokenizer(*models), families.max_positions(*models)
-    held_out = draw_held_out_pairs(read_pairs(pairs, SPLIT), tokenizer, max_pairs=config.max_pairs, max_tokens=longest,
-                                   seed=config.seed)
-    prompts = EvaluationPrompts(
-        pairs, SPLIT, tokenizer, prompts=config.prompts, selection_prompts=config.temperature_prompts,
-        max_prompt_tokens=config.max_prompt_tokens, max_response_tokens=config.max_response_tokens, longest=longest,
-        seed=config.seed)
+    held_out, prompts = _draw_questions(config, pairs, tokenizer, longest)
     sampler = _make_sampler(config, tokenizer, prompts)
     folders = policy | _base_if_comparable(base, tokenizer) | {"sft": sft}
     answers, swept, logprobs = sampler.sample_policies(folders, held_out)
@@ -82,44 +73,64 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     answers |= sampler.sample_at_best({"sft": sft} | policy, answers, temperatures)
     pair_rewards, rewards = _score(reward, held_out, prompts, answers, config.cpu_kernels)
     pair_judge, judged = _score(judge, held_out, prompts, answers, config.cpu_kernels) if judge else (None, {})
-    comparison = PolicyComparison(
-        prompts, answers, rewards, _gold_scores(gold_scorer, prompts, answers),
-        _other_scores(scorers, prompts, answers), judged, dict.fromkeys(answers, config.temperature) | {GREEDY: 0.0} | {
-            f"{name}{BEST}": temperature for name, temperature in temperatures.items()})
-    pair_gold = _pair_gold(gold_scorer, held_out)
+    used = dict.fromkeys(answers, config.temperature) | {GREEDY: 0.0} | {
+        f"{name}{BEST}": temperature for name, temperature in temperatures.items()}
+    comparison = PolicyComparison(prompts, answers, rewards, _gold_scores(gold_scorer, prompts, answers),
+                                  _other_scores(scorers, prompts, answers), judged, used)
+    pair_scores = {"reward": pair_rewards, "judge": pair_judge, "log_probability": logprobs,
+                   "gold": _pair_gold(gold_scorer, held_out)}
     estimate_mean, estimate = (partial(kind, samples=config.bootstrap_samples, seed=config.seed)
                                for kind in (bootstrap_mean, bootstrap_statistic))
     metrics = {
-        "reward_model": evaluate_pairs(held_out, pair_rewards, _fit_baselines(config, pairs, held_out), logprobs,
-                                       pair_gold, read_tags(posts, {question_key(row) for row in held_out.rows}),
-                                       estimate_mean),
+        "reward_model": evaluate_pairs(
+            held_out, pair_rewards, _fit_baselines(config, pairs, held_out), logprobs, pair_scores["gold"],
+            read_tags(posts, {question_key(row) for row in held_out.rows}), estimate_mean),
         "judge": {"accuracy": estimate_mean(held_out.score_wins(pair_judge), held_out.groups)} if judge else None,
         "temperature_selection": {"prompts": len(prompts.selection_prompts), "curves": selection},
         **comparison.compare(config.best_of, estimate), **_prompt_metrics(prompts, rewards, estimate_mean)}
-    gold_known = any(compared["gold"] for compared in metrics["comparisons"].values())
-    if gold_scorer and not gold_known:
-        print_line(f"evaluate: the gold scorer {config.gold} knows none of these questions")
     metrics["hacking"] = {name: detect_reward_hacking(metrics, name) for name in policy}
     metrics["table"] = summary.short_table(metrics)
-    write_json(out / "metrics.json", metrics)
-    write_samples(out / "samples.parquet", prompts.rows, comparison.texts(), _score_columns(comparison, gold_known))
-    write_pairs(out / "per_pair.parquet", held_out.rows, held_out.better, held_out.worse,
-                {"reward": pair_rewards, "judge": pair_judge, "log_probability": logprobs, "gold": pair_gold})
+    _write(config, out, metrics, prompts, comparison, held_out, pair_scores)
     return summary.headline_metrics(metrics)
 
 
-def _select_judge(judge: Path | None) -> Path | None:
-    """Return the judge, or None if there is no model in its folder."""
-    if judge is None or (reason := read_no_model(judge)) is None:
-        return judge
-    print_line(f"evaluate: there is no judge: {reason}")
-    return None
+def _write(config: Evaluate, out: Path, metrics: dict, prompts: EvaluationPrompts, comparison: PolicyComparison,
+           held_out: HeldOutPairs, pair_scores: dict[str, np.ndarray | None]) -> None:
+    """Write metrics.json, samples.parquet and per_pair.parquet; pair_scores: of the held-out texts [M]."""
+    gold_known = any(compared["gold"] for compared in metrics["comparisons"].values())
+    if config.gold and not gold_known:
+        print_line(f"evaluate: the gold scorer {config.gold} knows none of these questions")
+    write_json(out / "metrics.json", metrics)
+    write_samples(out / "samples.parquet", prompts.rows, comparison.texts(), _score_columns(comparison, gold_known))
+    write_pairs(out / "per_pair.parquet", held_out.rows, held_out.better, held_out.worse, pair_scores)
+
+
+def _select_judge(judge: Path | None, reward: Path) -> Path | None:
+    """Return the judge, or None if there is no model in its folder; ValueError if it is the reward model."""
+    if judge is None:
+        return None
+    if reason := read_no_model(judge):
+        print_line(f"evaluate: there is no judge: {reason}")
+        return None
+    if judge.resolve() == reward.resolve():
+        raise ValueError(f"--judge {judge} is the reward model itself: a judge must be another one")
+    return judge
 
 
 def _prompt_metrics(prompts: EvaluationPrompts, rewards: dict[str, np.ndarray], estimate_mean: Callable) -> dict:
     return {"prompts": len(prompts.rows), "prompts_over_length": prompts.over_length, "best_human_answer": {
         "reward": estimate_mean(rewards["human"], np.arange(len(prompts.rows))),
         "code_share": sum(map(has_code, prompts.best_answers)) / len(prompts.best_answers)}}
+
+
+def _draw_questions(config: Evaluate, pairs: Path, tokenizer, longest: int) -> tuple[HeldOutPairs, EvaluationPrompts]:
+    """Draw the held-out pairs for the reward models, and the held-out prompts for the policies."""
+    held_out = draw_held_out_pairs(read_pairs(pairs, SPLIT), tokenizer, max_pairs=config.max_pairs, max_tokens=longest,
+                                   seed=config.seed)
+    return held_out, EvaluationPrompts(
+        pairs, SPLIT, tokenizer, prompts=config.prompts, selection_prompts=config.temperature_prompts,
+        max_prompt_tokens=config.max_prompt_tokens, max_response_tokens=config.max_response_tokens, longest=longest,
+        seed=config.seed)
 
 
 def _make_sampler(config: Evaluate, tokenizer, prompts: EvaluationPrompts) -> AnswerSampler:
@@ -129,9 +140,11 @@ def _make_sampler(config: Evaluate, tokenizer, prompts: EvaluationPrompts) -> An
         seed=config.seed, cpu_kernels=config.cpu_kernels)
 
 
-def _load_scorer(name: str, pairs: Path) -> RewardFunction:
-    (scorer,) = load_reward_functions(**vars(RewardSource(name)), precision="fp32", pairs=pairs)
-    return scorer
+def _load_scorers(config: Evaluate, pairs: Path) -> tuple[Callable | None, list[RewardFunction]]:
+    """Load the gold scorer, if there is one, and the further scorers."""
+    scorers = [scorer for name in config.scorers
+               for scorer in load_reward_functions(**vars(RewardSource(name)), precision="fp32", pairs=pairs)]
+    return gold_score.load_gold_scorer(config.gold) if config.gold else None, scorers
 
 
 def _base_if_comparable(base: Path, tokenizer) -> dict[str, Path]:

@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 
 from stages.recipe.data import Posts
-from stages.runtime.files import hash_file, write_json, write_text
+from stages.runtime.files import hash_input, write_json, write_text
 from stages.runtime.process_pool import ProcessPool
 from stages.stackexchange.dataset_card import render_posts_card
 from stages.stackexchange.dump.sources import Source, find_sources, select_sources
@@ -97,5 +97,5 @@ def _hash_source_files(sources: list[Source], with_votes: bool) -> dict[str, dic
               for table in (source.posts, source.votes if with_votes else None) if table]
     hashes: dict[str, dict[str, str]] = {}
     for site, path in dict.fromkeys((site, Path(table.path)) for site, table in tables):
-        hashes.setdefault(site, {})[path.name] = hash_file(path)
+        hashes.setdefault(site, {})[path.name] = hash_input(path)
     return hashes

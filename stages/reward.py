@@ -195,18 +195,11 @@ def train_member(config: Reward, out: Path, base: Path, plain: PlainOutputs, tok
 
     truncate_after(out / VALIDATION, last_checkpoint_step(out), "step")
     evaluation = Evaluation(evaluate, config.save_every_steps, lambda row: row["validation_accuracy"])
-    train(
-        model,
-        data.training,
-        collate_examples,
-        lambda items: loss_fn.summed_loss(model, items, scoring, config.precision),
-        TrainerSettings.from_section(
-            config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear"),
-        out,
-        f"{logs.stage}, seed {config.seed}",
-        evaluation if data.validation.rows else None,
-        logs,
-    )
+    settings = TrainerSettings.from_section(
+        config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear")
+    train(model, data.training, collate_examples,
+          lambda items: loss_fn.summed_loss(model, items, scoring, config.precision), settings, out,
+          f"{logs.stage}, seed {config.seed}", evaluation if data.validation.rows else None, logs)
     model.eval()
     reference = select_reference_answers(data.training, REFERENCE_ANSWERS)
     content = describe_scoring(

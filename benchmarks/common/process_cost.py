@@ -41,10 +41,10 @@ def measured(*command: object, watch: Path | None = None) -> Cost:
     with _watching(watch) as most:
         wrapped = subprocess.run([sys.executable, "-c", WRAPPER, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True,
                                  check=True)
-    found = json.loads(wrapped.stdout)
-    if found["code"]:
-        raise SystemExit(f"{' '.join(command)}: failed with {found['code']}\n{found['stderr']}")
-    return Cost(found["cpu"], found["wall"], found["peak_kib"] * 1024 / 1e6, most[0] / 1e6, found["stdout"])
+    outcome = json.loads(wrapped.stdout)
+    if outcome["code"]:
+        raise SystemExit(f"{' '.join(command)}: failed with {outcome['code']}\n{outcome['stderr']}")
+    return Cost(outcome["cpu"], outcome["wall"], outcome["peak_kib"] * 1024 / 1e6, most[0] / 1e6, outcome["stdout"])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a benchmark found: an aligned table, its goals, and the same as JSON beside the facts of the machine."""
+"""Format the results of a benchmark: an aligned table, its goals, and the same as JSON beside the facts of the machine."""
 
 import importlib.metadata
 import json
@@ -52,8 +52,8 @@ class Result:
     def write(self, path: Path, facts: dict) -> None:
         goals = [asdict(goal) | {"met": goal.met} for goal in self.goals]
         table = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-        found = {"title": self.title, "machine": facts, "table": table, "goals": goals, "runs": self.runs}
-        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        content = {"title": self.title, "machine": facts, "table": table, "goals": goals, "runs": self.runs}
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def table(columns: list[str], rows: list[list]) -> str:

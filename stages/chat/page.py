@@ -8,16 +8,16 @@ from starlette.middleware import Middleware
 from stages.chat import views
 from stages.chat.blind_tab import add_blind_tab
 from stages.chat.controller import ChatController
+from stages.chat.model_background import ModelBackground
 from stages.chat.question_inputs import add_question_inputs
 from stages.chat.request_guard import RequestGuard
-from stages.chat.run_facts import RunFacts
 from stages.chat.side_by_side_tab import add_side_by_side_tab
 
 STYLE, SCRIPT = (Path(__file__).with_name(name) for name in ("style.css", "keys.js"))
 FONTS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")  # of the reader's machine: none is downloaded
 
 
-def build_page(controller: ChatController, title: str, facts: RunFacts, defaults: dict) -> gr.Blocks:
+def build_page(controller: ChatController, title: str, facts: ModelBackground, defaults: dict) -> gr.Blocks:
     """Build the page; defaults: initial temperature and most_tokens."""
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         gr.HTML(views.render_heading(title, facts))

@@ -202,7 +202,7 @@ class _ReferenceScorer:
 
 
 def _count_cost(states: Iterator[GenerationState], answer: Answer) -> Iterator[GenerationState]:
-    """Pass the states on; count their tokens and seconds on the answer."""
+    """Yield the states, and count their tokens and seconds on the answer."""
     while True:
         start = perf_counter()
         state = next(states, None)

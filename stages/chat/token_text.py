@@ -46,7 +46,7 @@ class StreamingDecoder:
         return "".join(piece.text for piece in self.pieces)
 
     def _emit_invalid(self, text: str) -> None:
-        """The first tokens' bytes make no character; the last ones may be the start of another."""
+        """Emit the first tokens, whose bytes make no character; the last ones may be the start of another."""
         for count in range(1, MAX_PIECE_TOKENS):
             first = self._decode_after_previous(self._pending[:count])
             if first + self._decode_after_previous(self._pending[count:]) == text:

@@ -3,7 +3,7 @@
 from math import exp
 
 from stages.chat.markdown_html import render_markdown
-from stages.chat.run_facts import SCRATCH, SUBJECTS, RunFacts
+from stages.chat.model_background import SCRATCH, SUBJECTS, ModelBackground
 from stages.chat.streaming import Answer
 from stages.chat.token_text import TextPiece
 from stages.chat.votes import VotedAnswer
@@ -17,7 +17,7 @@ FULL_COLOUR_NATS = 1.0  # log-ratio at which a piece has its full colour
 MAX_COLOUR_PERCENT, MIN_COLOUR_PERCENT = 60, 4
 
 
-def render_heading(title: str, facts: RunFacts) -> Html:
+def render_heading(title: str, facts: ModelBackground) -> Html:
     """Render the title, what the models of the run know, and where the page runs."""
     subjects = [SUBJECTS[site] for site in facts.sites if site in SUBJECTS]
     return join_html([
@@ -99,7 +99,7 @@ def render_tally(one: str, other: str, values: list[float], questions: int) -> H
                    f"{ties_text}; interval at 95 %).", class_="tally")
 
 
-def _describe_sites(facts: RunFacts) -> list[str]:
+def _describe_sites(facts: ModelBackground) -> list[str]:
     if not facts.sites:
         return []
     total = sum(facts.sites.values())
@@ -109,7 +109,7 @@ def _describe_sites(facts: RunFacts) -> list[str]:
             f"{facts.held_out:,} more were held out, to be asked here."]
 
 
-def _describe_base(facts: RunFacts) -> list[str | Html]:
+def _describe_base(facts: ModelBackground) -> list[str | Html]:
     if facts.base is None:
         return []
     size = f" of {facts.parameters:,} parameters" if facts.parameters else ""

@@ -10,29 +10,25 @@ so that `--help` and mistakes answer at once. `main` imports the program as a mo
 
 import argparse
 import dataclasses
-import errno
 import importlib
 import inspect
 import re
-import shutil
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from stages.command_line.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
+from stages.command_line.failures import describe_failure, save_traceback
 from stages.command_line.input_kinds import check_input_kinds
 from stages.command_line.option_parser import OptionParser
 from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.recipe.type_names import placeholder
-from stages.render.units import format_bytes
 from stages.runtime import artifact, finished, meeting, processes, stopping
-from stages.runtime.disk_space import nearest_folder
-from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, near_memory_limit
+from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep
 from stages.runtime.manifest import headline_metrics, list_input_sources
 from stages.runtime.stage_lines import begin_stage, print_line
 from stages.runtime.verification import verify_artifacts
@@ -45,10 +41,6 @@ INPUT_FLAGS = {
                         "help": "input artifact and its name; can be repeated"},
     OPTIONAL_INPUT: {"metavar": "FOLDER", "nargs": "?", "help": "input artifact; may be left out, or its folder"},
 }
-MEMORY_WORDS = ("(?i)out of memory|not enough memory|(can't|cannot|unable to) allocate|bad_alloc|failed to map segment"
-                "|can't start new thread|could not create a primitive")  # of torch, numpy, C++
-MIN_FREE_BYTES = 1 << 20  # with less, an error of a library that names no cause is that of a full disk
-TEXT_CHARACTERS = 200
 SETTING = "set "  # prefix of the settings among the parsed arguments
 
 
@@ -83,33 +75,10 @@ def main(file: str) -> None:
         meeting.report_failure(message or f"{type(error).__name__}: {error}")
         if message is None:
             raise
-        details = _save_traceback(out) if processes.is_main() else ""
+        details = save_traceback(out) if processes.is_main() else ""
         print_line(f"{signature.stage}: error: {message}{details}")
         sys.exit(1)
     sys.exit(0)
-
-
-def describe_failure(error: Exception, out: Path) -> str | None:
-    """Describe in one line what a user or the machine is the cause of; None for a mistake in this program."""
-    text = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or re.search(MEMORY_WORDS, text):
-        return f"out of memory: take smaller batches or microbatches, or a machine with more ({text[:TEXT_CHARACTERS]})"
-    folder = nearest_folder(out)
-    free_bytes = shutil.disk_usage(folder).free
-    is_of_safetensors = type(error).__name__ == "SafetensorError"  # by name: an import would delay every command
-    storing = is_of_safetensors or isinstance(error, OSError | RuntimeError)
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or (storing and free_bytes < MIN_FREE_BYTES):
-        file = getattr(error, "filename", None) or folder
-        return (f"no space left on the disk of {file} (free: {format_bytes(free_bytes)}): make room, and the same "
-                f"command continues from the last checkpoint")
-    if is_of_safetensors:
-        return f"a file of weights cannot be read or written: {text}"
-    if isinstance(error, ValueError | OSError):
-        return str(error)
-    if limit_bytes := near_memory_limit():  # libraries then fail in words of many kinds
-        return (f"out of memory, it seems: this process may have {format_bytes(limit_bytes)} (ulimit -v), and torch "
-                f"alone takes several GB: raise that limit ({text[:TEXT_CHARACTERS]})")
-    return None
 
 
 def build_parser(signature: Signature, here: object | None = None) -> argparse.ArgumentParser:
@@ -278,13 +247,3 @@ def _identify(source: Path | list[str] | dict[str, Path]) -> dict | list[dict]:
     if isinstance(source, dict):
         return {name: _identify(folder) for name, folder in source.items()}
     return {"path": str(source), "sha256": artifact.digest(source)}
-
-
-def _save_traceback(out: Path) -> str:
-    """Write the traceback into the partial folder, and return the end of the error's line that says so."""
-    file = out.with_name(out.name + artifact.PARTIAL) / artifact.TRACEBACK
-    try:
-        file.write_text(traceback.format_exc(), encoding="utf-8")
-    except OSError:  # there is no such folder yet, or the disk is full
-        return ""
-    return f" (details: {file})"

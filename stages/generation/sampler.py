@@ -9,7 +9,6 @@ Shapes: B rows (prompts), R response tokens, V vocabulary, K allowed token ids, 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 
@@ -17,6 +16,7 @@ from stages.distributed import group, sharding
 from stages.generation.joining import join_rollouts
 from stages.generation.kv_cache import PackedKVCache
 from stages.generation.rollout import Rollout
+from stages.generation.token_sampling import SampledTokens, sample_token
 from stages.modeling.load import autocast
 from stages.modeling.packed.attention import NO_MASK
 from stages.modeling.packed.forward import (
@@ -26,7 +26,6 @@ from stages.modeling.packed.forward import (
     uses_cpu_kernels,
 )
 from stages.modeling.packed.sequences import pack
-from stages.modeling.packed.token_logprobs import restricted_log_softmax
 
 
 @contextmanager
@@ -94,14 +93,12 @@ def generate_stepwise(
 
     Args:
         max_new_tokens: the limit of every row, or one per row.
-        temperature: 0 is greedy.
-        generator: a CPU generator.
+        temperature: 0 is greedy. generator: on the CPU.
         value_fn: maps hidden states [B, D] to values [B]; if given, log-probabilities, values and entropies are stored.
         top_k: 0 disables the filters; top_p applies within the top k.
         share_prefixes: compute rows that are equal so far once. For several samples of a prompt, above all at a low
             temperature; the tokens are the same, up to rounding.
-        of_rows: (first, count): these rows begin at `first` of `count` rows that share the generator, so that each has
-            the same uniform numbers as among all.
+        of_rows: (first, count): these rows begin at `first` of `count` rows that share the generator's numbers.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     first, count = of_rows or (0, len(prompts))
@@ -172,15 +169,6 @@ class SharedPrefixState:
         self.shared_rows = self.shared_rows[rows]
 
 
-class SampledTokens(NamedTuple):
-    """The tokens of one step with their log-probabilities and entropies, all [B], and the allowed ids [B, K]."""
-
-    tokens: torch.Tensor
-    logprobs: torch.Tensor
-    entropy: torch.Tensor
-    allowed_token_ids: torch.Tensor | None
-
-
 class GenerationState:
     """The responses of all rows so far, and which rows are still in the batch.
 
@@ -227,38 +215,3 @@ class GenerationState:
         inside = columns < lengths[:, None]
         ids = None if self.allowed_token_ids is None else self.allowed_token_ids[:, : len(columns)]
         return Rollout(prompts, self.responses, ended, *(self._stats[:, :, : len(columns)] * inside), ids)
-
-
-def sample_token(
-    logits: torch.Tensor, temperature: float, uniform: torch.Tensor, top_k: int, top_p: float
-) -> SampledTokens:
-    """Sample one token per row from logits [B, V] by inverting the CDF at `uniform` [B].
-
-    The cumulative sum over the vocabulary is in float64, since fp32 rounds it.
-    """
-    logits = logits if temperature in (0, 1) else logits / temperature
-    logprobs = torch.log_softmax(logits, dim=-1)
-    ids = allowed_token_ids(logprobs, top_k, top_p) if top_k else None
-    logprobs = logprobs if ids is None else restricted_log_softmax(logprobs, ids)
-    probabilities = logprobs.exp()
-    if temperature == 0:
-        indices = logprobs.argmax(-1, keepdim=True)
-    else:
-        cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-        indices = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
-        indices = indices.clamp(max=logprobs.shape[-1] - 1)
-    # 0 log 0 is 0: a logit of -inf adds nothing to the entropy
-    entropy = -(probabilities * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(-1)
-    tokens = indices if ids is None else ids.gather(-1, indices)
-    return SampledTokens(tokens.squeeze(-1), logprobs.gather(-1, indices).squeeze(-1), entropy, ids)
-
-
-def allowed_token_ids(logprobs: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Apply top-k, then top-p within the k, to log-probabilities [B, V]; return the ids [B, K], padded with -1.
-
-    Top-p keeps the fewest likeliest tokens that hold `top_p` of the top k's probability, and at least one.
-    """
-    likeliest = logprobs.topk(min(top_k, logprobs.shape[-1]), dim=-1)
-    probabilities = likeliest.values.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities
-    return torch.where(before < top_p, likeliest.indices, -1)

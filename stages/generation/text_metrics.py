@@ -18,9 +18,9 @@ def count_fences(text: str) -> int:
     return text.count(FENCE)
 
 
-def repetition(tokens: Sequence[int], n: int = 4) -> float:
-    """Compute the share of a text's n-grams that occurred in it before, 0 to 1 (rep-n, Welleck et al. 2020)."""
-    grams = _ngrams(tokens, n)
+def repetition(tokens: Sequence[int]) -> float:
+    """Compute the share of a text's 4-grams that occurred in it before, 0 to 1 (rep-n, Welleck et al. 2020)."""
+    grams = _ngrams(tokens, 4)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 

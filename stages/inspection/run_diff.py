@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from stages.runs.run_facts import EVALUATE, Run, list_digests, list_headlines, list_settings, read_run
+from stages.runs.run_facts import Run, compare_headlines, list_digests, list_headlines, list_settings, read_run
 from stages.runtime.manifest import diff_trees
 
 
@@ -34,13 +34,10 @@ def _diff_stages(runs: list[Run]) -> list[dict]:
 
 
 def _diff_headlines(runs: list[Run]) -> list[dict]:
-    """List numbers as {name, a, b, difference}: all of the evaluation, and those of other stages that differ."""
-    a, b = map(list_headlines, runs)
+    """List numbers as {name, a, b, difference}, without what a run does not have."""
     rows = []
-    for stage in dict.fromkeys([*a, *b]):
-        for name in dict.fromkeys([*a.get(stage, {}), *b.get(stage, {})]):
-            sides = {side: run[stage][name] for side, run in (("a", a), ("b", b)) if name in run.get(stage, {})}
-            if stage == EVALUATE or len(sides) < 2 or sides["a"] != sides["b"]:
-                difference = {"difference": sides["b"]["mean"] - sides["a"]["mean"]} if len(sides) == 2 else {}
-                rows.append({"name": f"{stage}: {name}"} | sides | difference)
+    for (artifact, name), (a, b) in compare_headlines(list(map(list_headlines, runs))).items():
+        sides = {side: estimate for side, estimate in (("a", a), ("b", b)) if estimate}
+        difference = {"difference": b["mean"] - a["mean"]} if a and b else {}
+        rows.append({"name": f"{artifact}: {name}"} | sides | difference)
     return rows

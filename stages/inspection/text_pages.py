@@ -124,7 +124,7 @@ def _join_commas(parts: list) -> str:
 
 
 def _ancestry_rows(nodes: list[dict], depth: int = 0) -> list[tuple]:
-    """Rows of name, digest, verdict and path; inputs of inputs are indented."""
+    """List rows of name, digest, verdict and path; inputs of inputs are indented."""
     rows = []
     for node in nodes:
         verdict = "as above" if node["repeated"] else "BROKEN: " * node["broken"] + node["verdict"]
@@ -152,7 +152,7 @@ def _table_title(table: dict) -> str:
 
 
 def _format_table(table: dict) -> list[str]:
-    """One line per column; bounds marked `all` are those of all rows, everything else that of the first rows."""
+    """Format a line per column; bounds marked `all` are those of all rows, everything else that of the first rows."""
     lines = [("column", "type", f"first {table['sample_rows']:,} rows (all: of all rows)", "rows 1, 2 ...")]
     for column in table["columns"]:
         head = " | ".join(format_value(row[column["name"]], 18) for row in table["head"])
@@ -171,7 +171,7 @@ def _format_statistics(column: dict) -> str:
 
 
 def _format_sample(facts: dict) -> list[str]:
-    """The last sample answer of a training; for tables, the texts of the first row with the most text."""
+    """Format the last sample answer of a training; for tables, the texts of the first row with the most text."""
     heads = [{key: value for key, value in table["head"][0].items() if isinstance(value, str)}
              for table in facts["tables"] if table["head"]]
     return format_named_texts(facts["sample"] or max(heads, key=lambda head: sum(map(len, head.values())), default={}))

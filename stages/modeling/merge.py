@@ -79,8 +79,7 @@ def merge(
             model, trained from `base`, in which there is nothing to merge.
         limits: see merge_checks.check_report.
 
-    Raises:
-        ValueError: the merged model does not compute the same; it must not be published.
+    Raises ValueError if the merged model does not compute the same; it must not be published.
     """
     check_order(adapters)
     out.mkdir(parents=True, exist_ok=True)
@@ -94,15 +93,7 @@ def merge(
     _save(model, load_tokenizer(adapters[-1]), out, dtype, max_shard_bytes)
     rounded = probe_outputs(model)
     del model  # in fp32, and the reloaded one needs as much memory
-    reloaded = target.load(out)
-    _check_head(reloaded, adapters[-1], dtype)
-    report |= {
-        **{f"{name}_after": value for name, value in target.evaluate(reloaded).items()},
-        "pairs": sum(len(example.pairs) for example in target.examples),
-        "rounding_difference": max_difference(merged, rounded),
-        "reload_difference": max_difference(rounded, probe_outputs(reloaded)),
-        "largest_output": float(merged.abs().max()),
-    }
+    report |= _compare_reloaded(target, out, adapters[-1], dtype, merged, rounded)
     report["layers"] = report.pop("layers")  # the long part last
     write_json(out / REPORT, report)
     check_report(report, **limits)
@@ -144,6 +135,20 @@ def _report(merge_difference: float, before: dict, layers: list[dict]) -> dict:
         "largest_relative_change": max((row["relative_change"] for row in layers), default=0.0),
         **{f"{name}_before": value for name, value in before.items()},
         "layers": layers,
+    }
+
+
+def _compare_reloaded(target: CausalTarget, out: Path, adapter: Path, dtype: str, merged: torch.Tensor,
+                      rounded: torch.Tensor) -> dict:
+    """Load the merged model from its files and compare its outputs; merged, rounded: outputs before it was saved."""
+    reloaded = target.load(out)
+    _check_head(reloaded, adapter, dtype)
+    return {
+        **{f"{name}_after": value for name, value in target.evaluate(reloaded).items()},
+        "pairs": sum(len(example.pairs) for example in target.examples),
+        "rounding_difference": max_difference(merged, rounded),
+        "reload_difference": max_difference(rounded, probe_outputs(reloaded)),
+        "largest_output": float(merged.abs().max()),
     }
 
 

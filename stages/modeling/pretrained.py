@@ -99,9 +99,10 @@ def save_model(model, tokenizer, out: Path) -> None:
 def save_adapters(model, out: Path, names: list[str]) -> None:
     """Save some adapters of a PEFT model: 'default' into `out`, others into out/<name>.
 
-    Raises ValueError if a weight is not finite.
+    Raises ValueError if a weight of theirs is not finite.
     """
-    check_finite(model.named_parameters(), DIVERGED)
+    for name in names:
+        check_finite(get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False).items(), DIVERGED)
     if not is_main():
         return
     # The rows of new tokens are in the adapter; PEFT would add the whole embedding, of gigabytes.

@@ -7,14 +7,15 @@ Nothing here loads a model or torch.
 import ctypes
 import re
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
-from stages.recipe.optional_packages import check_logging
 from stages.recipe.schema import SettingsError
 from stages.recipe.user_functions import check_function
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 SCRATCH = "scratch"
+LOGGING = ("tensorboard", "wandb")  # values of log_to; each is also the name of its package
 # The sources of ppo.rewards that are no function, folder or hub id (stages/rewards/sources.py computes them).
 REWARD_NAMES = ("model", "lexical", "repetition", "has_code", "response_tokens", "response_characters")
 REWARD_FILES = ("scoring.json", "config.json")  # of a reward artifact; of a classifier
@@ -28,8 +29,8 @@ def check_names(section: object, where: str, *, runs_here: bool) -> None:
         where: name of the section.
         runs_here: whether this machine does the work, so that it needs the GPU.
     """
-    check_logging(section, where)
     try:
+        _check_packages(getattr(section, "log_to", ()))
         if getattr(section, "gold", None):
             check_function(section.gold, "gold")
         for source in getattr(section, "scorers", ()):
@@ -48,6 +49,13 @@ def check_names(section: object, where: str, *, runs_here: bool) -> None:
 def has_scheduler() -> bool:
     """Return whether this machine can hand work to a cluster."""
     return any(map(shutil.which, SCHEDULERS))
+
+
+def _check_packages(log_to: tuple[str, ...]) -> None:
+    missing = [name for name in LOGGING if name in log_to and find_spec(name) is None]
+    if missing:
+        raise ValueError(f"log_to asks for {missing[0]}, which is not installed: make extras (or "
+                         f"pip install {' '.join(missing)})")
 
 
 def _check_reward_source(source: str, setting: str) -> None:

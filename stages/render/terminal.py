@@ -48,11 +48,11 @@ def format_columns(rows: Iterable[Sequence[Any]], indent: int = 2) -> list[str]:
                                       shorten(row[-1], max(left, 20))]).rstrip() for row in cells]
 
 
-def format_named_texts(values: dict[str, Any], indent: int = 2) -> list[str]:
+def format_named_texts(values: dict[str, Any]) -> list[str]:
     """Format each value as a paragraph beside its name."""
     width = max((len(name) for name in values), default=0)
     return [line for name, value in values.items()
-            for line in wrap_paragraph(" " * indent + f"{escape_controls(name):<{width}}  ", value)]
+            for line in wrap_paragraph(f"  {escape_controls(name):<{width}}  ", value)]
 
 
 def wrap_paragraph(prefix: str, value: Any) -> list[str]:

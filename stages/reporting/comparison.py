@@ -9,7 +9,7 @@ from stages.evaluation.summary import format_estimate
 from stages.render.html import Html, element, join_html, picture, table
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
-from stages.reporting.curves import CURVES, CurveSpec
+from stages.reporting.curves import CURVES, CurveSpec, select_lines
 from stages.reporting.figures import Curves, draw_png
 from stages.reporting.headline import Verdict, policy_headline
 from stages.reporting.page import render_page
@@ -22,29 +22,30 @@ COMPARED_CURVES = {"base": ("loss",), "sft": ("loss", "perplexity"), "reward": (
 TEMPERATURES = re.compile(r" \(T ([^)]+)\) -> (\S+) \(T ([^)]+)\)")  # in a label of the short table
 LABEL_CHARACTERS = 24
 MISSING = "–"
+Numbers = dict[tuple[str, str], list[dict | None]]
 
 
 @dataclass(frozen=True)
 class ComparedRun:
     """Facts about a run.
 
-    settings: by section. manifests: of the finished artifacts by name. headlines: {artifact: {name: estimate}}.
-    evaluation: metrics.json of evaluate, None without one. histories: rows of the series by artifact.
+    settings: by section. manifests: of the finished artifacts by name. evaluation: metrics.json of evaluate, None
+    without one. histories: rows of the series by artifact.
     """
 
     label: str
     folder: str
     settings: dict[str, Any]
     manifests: dict[str, dict]
-    headlines: dict[str, dict[str, dict]]
     evaluation: dict | None
     histories: dict[str, list[dict]]
 
 
-def render_comparison(runs: list[ComparedRun], meanings: dict[str, str], width_inches: float) -> str:
+def render_comparison(runs: list[ComparedRun], numbers: Numbers, meanings: dict[str, str], width_inches: float) -> str:
     """Render the whole page.
 
     Args:
+        numbers: to show, by (artifact, name); an estimate for each run that has it.
         meanings: of the settings, by 'section.name'.
         width_inches: of a figure.
     """
@@ -55,7 +56,7 @@ def render_comparison(runs: list[ComparedRun], meanings: dict[str, str], width_i
     return render_page(f"{len(runs)} runs compared: {', '.join(labels)}", verdicts, _render_short_tables(runs), {
         "Runs": _render_runs(runs),
         "Recipe": _render_settings(runs, meanings),
-        "Numbers": _render_numbers(runs),
+        "Numbers": _render_numbers([run.label for run in runs], numbers),
         "Learning curves": _render_curves(runs, width_inches),
         "Artifacts": _render_artifacts(runs)})
 
@@ -107,20 +108,14 @@ def _render_settings(runs: list[ComparedRun], meanings: dict[str, str]) -> Html:
     return join_html([words, table(head, rows, class_="recipe") if rows else ""])
 
 
-def _render_numbers(runs: list[ComparedRun]) -> Html:
-    """Render every headline number with its interval; those of stages other than evaluate only where they differ."""
+def _render_numbers(labels: list[str], numbers: Numbers) -> Html:
     words = ("Intervals are at 95 %, by question of one run. They do not contain what another seed would change, and "
              "runs with other posts or pairs have other held-out questions: two runs differ by more than chance only "
              "if seeds of each are further apart than seeds of one. Rewards of different reward models are not "
              "comparable.")
-    names = dict.fromkeys((stage, name) for run in runs for stage, numbers in run.headlines.items() for name in numbers)
-    rows = []
-    for stage, name in names:
-        estimates = [run.headlines.get(stage, {}).get(name) for run in runs]
-        if stage == "evaluate" or any(estimate != estimates[0] for estimate in estimates):
-            rows.append([f"{stage}: {name.replace('_', ' ')}", *map(_format_number, estimates)])
-    return join_html([element("p", words, class_="faint"),
-                      table(["number", *(run.label for run in runs)], rows, class_="numbers")])
+    rows = [[f"{artifact}: {name.replace('_', ' ')}", *map(_format_number, estimates)]
+            for (artifact, name), estimates in numbers.items()]
+    return join_html([element("p", words, class_="faint"), table(["number", *labels], rows, class_="numbers")])
 
 
 def _format_number(estimate: dict | None) -> str:
@@ -150,9 +145,8 @@ def _overlay(runs: list[ComparedRun], artifact: str, spec: CurveSpec) -> Curves 
     """Build the figure of one number with a line a run, on held-out questions where any run has it on these."""
     keys = sorted(spec.lines.values(), key=lambda key: not key.startswith("validation_"))
     for key in keys:
-        lines = {_figure_label(run.label): [(row[spec.x], row[key]) for row in run.histories.get(artifact, [])
-                                            if spec.x in row and row.get(key) is not None] for run in runs}
-        if lines := {label: points for label, points in lines.items() if points}:
+        if lines := select_lines({_figure_label(run.label): (run.histories.get(artifact, []), key) for run in runs},
+                                 spec.x):
             return Curves(f"{artifact}: {spec.title}", spec.x, lines, spec.limits)
     return None
 

@@ -67,8 +67,18 @@ def build_curves(name: str, stage: str, history: list[dict]) -> dict[str, Curves
     figures = {}
     label = {"base": "Base", "reward": "Reward", "judge": "Judge"}.get(name) or display_name(name)
     for spec in CURVES.get(stage, [LOSS]):
-        lines = {label: [(row[spec.x], row[key]) for row in history if spec.x in row and key in row]
-                 for label, key in spec.lines.items()}
-        if lines := {label: points for label, points in lines.items() if points}:
+        if lines := select_lines({label: (history, key) for label, key in spec.lines.items()}, spec.x):
             figures[f"{name}-{spec.name}"] = Curves(f"{label}: {spec.title}", spec.x, lines, spec.limits)
     return figures
+
+
+def select_lines(series: dict[str, tuple[list[dict], str]], x: str) -> dict[str, list[tuple[float, float]]]:
+    """Select the points of each line, by label; a line without points is left out.
+
+    Args:
+        series: by label, rows of a history and the key of the numbers.
+        x: key of the x axis.
+    """
+    lines = {label: [(row[x], row[key]) for row in rows if x in row and row.get(key) is not None]
+             for label, (rows, key) in series.items()}
+    return {label: points for label, points in lines.items() if points}

@@ -96,43 +96,43 @@ class MergedModel:
     shortfall: str = ""
 
 
-def render_model_card(made: MergedModel) -> str:
+def render_model_card(model: MergedModel) -> str:
     """Render README.md of the folder."""
-    base, pairs = made.origin.base, made.origin.pairs
-    does = "scores answers" if made.stage in SCORERS else "answers questions"
-    stage_limits = {"sft": [], **dict.fromkeys(SCORERS, SCORE_LIMITS)}.get(made.stage, POLICY_LIMITS)
-    if made.shortfall:
-        words = REWARD_SHORTFALL if made.stage in SCORERS else POLICY_SHORTFALL
-        stage_limits = [words.format(escape_cell(made.shortfall, MAX_CLAUSE_CHARACTERS)), *stage_limits]
+    base, pairs = model.origin.base, model.origin.pairs
+    does = "scores answers" if model.stage in SCORERS else "answers questions"
+    stage_limits = {"sft": [], **dict.fromkeys(SCORERS, SCORE_LIMITS)}.get(model.stage, POLICY_LIMITS)
+    if model.shortfall:
+        words = REWARD_SHORTFALL if model.stage in SCORERS else POLICY_SHORTFALL
+        stage_limits = [words.format(escape_cell(model.shortfall, MAX_CLAUSE_CHARACTERS)), *stage_limits]
     return join_blocks(
-        _front_matter(made),
-        f"# A model that {does}: {made.stage}",
-        DESCRIPTIONS.get(made.stage) or OTHER_POLICY.format(display_name(made.stage)),
-        format_section("How to use it", *_usage(made)),
+        _front_matter(model),
+        f"# A model that {does}: {model.stage}",
+        DESCRIPTIONS.get(model.stage) or OTHER_POLICY.format(display_name(model.stage)),
+        format_section("How to use it", *_usage(model)),
         format_section("Base", _base(base)),
         format_section("Data", sites_table(pairs, "questions", "pairs")),
-        format_section("Recipe", settings_table(flatten_tree(made.config, lists=False))),
-        format_section("Measured in training", _numbers(made.metrics),
-                       "Measured when its adapter was merged into the base:" if made.merge else "",
-                       _numbers(made.merge)),
+        format_section("Recipe", settings_table(flatten_tree(model.config, lists=False))),
+        format_section("Measured in training", _numbers(model.metrics),
+                       "Measured when its adapter was merged into the base:" if model.merge else "",
+                       _numbers(model.merge)),
         licence_section(pairs, "" if base == "scratch" else "The base model's own licence holds as well.")
         if pairs else "",
         limits_section(*LIMITS, *stage_limits)) + "\n"
 
 
-def _front_matter(made: MergedModel) -> str:
-    base = made.origin.base
-    known = origin_metadata(made.origin) | ({} if base in (None, "scratch") else {"base_model": clean_name(base)})
+def _front_matter(model: MergedModel) -> str:
+    base = model.origin.base
+    known = origin_metadata(model.origin) | ({} if base in (None, "scratch") else {"base_model": clean_name(base)})
     data = ModelCardData(
-        library_name="transformers", tags=["stack-exchange", "human-feedback", "rlhf", made.stage],
-        pipeline_tag="text-classification" if made.stage in SCORERS else "text-generation", **known)
+        library_name="transformers", tags=["stack-exchange", "human-feedback", "rlhf", model.stage],
+        pipeline_tag="text-classification" if model.stage in SCORERS else "text-generation", **known)
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _usage(made: MergedModel) -> tuple[str, str]:
+def _usage(model: MergedModel) -> tuple[str, str]:
     """Explain the use in words and in code."""
-    has_plain_head = (made.config.get("pooling"), made.config.get("log_probability_weight")) == ("last", 0)
-    words, code = (CAUSAL_WORDS, CAUSAL_USE) if made.stage not in SCORERS else (
+    has_plain_head = (model.config.get("pooling"), model.config.get("log_probability_weight")) == ("last", 0)
+    words, code = (CAUSAL_WORDS, CAUSAL_USE) if model.stage not in SCORERS else (
         (SCORE_WORDS, SCORE_USE) if has_plain_head else (OPTIONS_WORDS, OPTIONS_USE))
     code = code.replace("{prompt!r}", repr(prompt_text("How do I stop the server?")))
     return words, f"```python\n{code}\n```"

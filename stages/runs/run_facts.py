@@ -66,6 +66,20 @@ def list_headlines(run: Run) -> dict[str, dict[str, dict]]:
             if manifest.get("stage") not in WITHOUT_HEADLINES}
 
 
+def compare_headlines(headlines: list[dict[str, dict[str, dict]]]) -> dict[tuple[str, str], list[dict | None]]:
+    """List the numbers worth showing of several runs, by (artifact, name): all of evaluate, others where they differ.
+
+    headlines: of each run, as `list_headlines` returns them. A run without the number has None.
+    """
+    artifacts = dict.fromkeys(artifact for numbers in headlines for artifact in numbers)
+    names = {artifact: dict.fromkeys(name for numbers in headlines for name in numbers.get(artifact, {}))
+             for artifact in artifacts}
+    rows = {(artifact, name): [numbers.get(artifact, {}).get(name) for numbers in headlines]
+            for artifact in artifacts for name in names[artifact]}
+    return {key: estimates for key, estimates in rows.items()
+            if key[0] == EVALUATE or any(estimate != estimates[0] for estimate in estimates)}
+
+
 def fold_intervals(metrics: dict) -> dict[str, dict]:
     """Fold {x, x_low, x_high} into {x: {mean, low, high}}; what is no number is left out."""
     numbers = {name: value for name, value in metrics.items()

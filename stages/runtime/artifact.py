@@ -8,14 +8,14 @@ finished artifact is in finished.py.
 import fcntl
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from stages.runtime import finished
-from stages.runtime.files import hash_file, list_files, read_json_object, sync_to_disk, write_json
+from stages.runtime.files import hash_file, hash_input, list_files, read_json_object, sync_to_disk, write_json
 from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD_REQUEST, REQUEST, digest_request, request_file
 from stages.runtime.stage_lines import print_line
 
@@ -57,12 +57,12 @@ def digest(source: str | Path) -> str:
     if (path / MANIFEST).is_file():
         return hash_file(path / MANIFEST)
     if path.is_file():
-        return hash_file(path)
+        return hash_input(path)
     if not path.is_dir():
         raise ArtifactError(f"there is no {path}: make it first")
     if request_file(path).exists():
         raise ArtifactError(f"{path} is not finished (it has no {MANIFEST}): run its stage again")
-    lines = [f"{file.relative_to(path)} {sha256}" for file, sha256 in hash_files(list_files(path))]
+    lines = [f"{file.relative_to(path)} {sha256}" for file, sha256 in hash_files(list_files(path), hash_input)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -152,10 +152,10 @@ def publish(partial: Path, out: Path, manifest: dict) -> Path | None:
     return old
 
 
-def hash_files(files: list[Path]) -> list[tuple[Path, str]]:
+def hash_files(files: list[Path], hash_one: Callable[[Path], str] = hash_file) -> list[tuple[Path, str]]:
     """Hash files in several threads: one core is the limit for many gigabytes."""
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
-        return list(zip(files, threads.map(hash_file, files), strict=True))
+        return list(zip(files, threads.map(hash_one, files), strict=True))
 
 
 def check_replaceable(out: Path) -> None:

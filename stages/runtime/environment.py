@@ -40,8 +40,8 @@ def describe_environment() -> dict:
             "versions": {name: version for name in PACKAGES if (version := _version(name))}, "commit": _commit()}
 
 
-def near_memory_limit(share: float = 0.5) -> int | None:
-    """Return the limit of this process's address space in bytes, if there is one and `share` of it was in use."""
+def near_memory_limit() -> int | None:
+    """Return the limit of this process's address space in bytes, if there is one and half of it was in use."""
     limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit_bytes == resource.RLIM_INFINITY:
         return None
@@ -50,7 +50,7 @@ def near_memory_limit(share: float = 0.5) -> int | None:
         peak_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmPeak"))
     except (OSError, StopIteration):  # not Linux
         return limit_bytes
-    return limit_bytes if 1024 * peak_kib >= share * limit_bytes else None
+    return limit_bytes if 2 * 1024 * peak_kib >= limit_bytes else None
 
 
 def digest_code() -> str:

@@ -8,9 +8,13 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+
+JUST_CHANGED_NS = 2_000_000_000  # more than the resolution of a file system's times
 
 
 @contextmanager
@@ -54,13 +58,21 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
-def read_json_object(path: Path) -> dict | None:
-    """Read the JSON object in a file; None if there is no file, or none that holds one."""
+def read_json_object(path: Path, problems: list[str] | None = None) -> dict | None:
+    """Read the JSON object in a file; None if there is no such file, with the reason as a line in `problems`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    except FileNotFoundError:
+        problem = f"{path.name} is missing"
+    except (OSError, ValueError, RecursionError) as error:
+        problem = f"{path.name} cannot be read: {error}"
+    else:
+        if isinstance(value, dict):
+            return value
+        problem = f"{path.name} holds no JSON object"
+    if problems is not None:
+        problems.append(problem)
+    return None
 
 
 def list_files(path: Path) -> list[Path]:
@@ -87,3 +99,16 @@ def hash_file(path: Path) -> str:
     """Compute the SHA-256 of a file, as hexadecimal text."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def hash_input(path: Path) -> str:
+    """Compute the SHA-256 of a file of a dump, which may be large: a process reads it again only if it has changed."""
+    status = path.stat()
+    if time.time_ns() - status.st_ctime_ns < JUST_CHANGED_NS:  # it may change again and keep its times
+        return hash_file(path)
+    return _hash_state(path.resolve(), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+@cache
+def _hash_state(path: Path, *_: int) -> str:
+    return hash_file(path)

@@ -3,13 +3,13 @@
 Nothing here raises for what a crash, a full disk or an editor may leave: each such problem is one line of text.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stages.runtime.artifact import PARTIAL, TRACEBACK, ArtifactError
+from stages.runtime.files import read_json_object
 from stages.runtime.finished import MANIFEST, OLD, REQUEST, request_file
 
 SET_ASIDE = re.compile(r".+\.set-aside-\d+")
@@ -66,21 +66,6 @@ def find_damaged_files(record: Record) -> list[str]:
         elif path.stat().st_size != size_bytes:
             problems.append(f"{name} has {path.stat().st_size} bytes, {MANIFEST} says {size_bytes}")
     return problems
-
-
-def read_json_object(path: Path, problems: list[str]) -> dict | None:
-    """Read the JSON object in a small file; on failure, return None and append a line to `problems`."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        problems.append(f"{path.name} is missing")
-    except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"{path.name} cannot be read: {error}")
-    else:
-        if isinstance(value, dict):
-            return value
-        problems.append(f"{path.name} holds no JSON object")
-    return None
 
 
 def list_input_sources(inputs: dict) -> dict[str, dict]:

@@ -81,9 +81,9 @@ class Progress:
         return ", ".join(parts + [note] * bool(note))
 
 
-def track(items: Iterable, label: str, total: float | None, unit: str, quiet: bool = False) -> Iterator:
+def track(items: Iterable, label: str, total: float | None, unit: str) -> Iterator:
     """Yield the items and show how many have been taken."""
-    progress = Progress(label, total, unit, quiet=quiet)
+    progress = Progress(label, total, unit)
     for item in items:
         yield item
         progress.advance()

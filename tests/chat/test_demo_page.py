@@ -24,7 +24,7 @@ from stages import demo  # noqa: E402
 from stages.chat import controller as controller_module  # noqa: E402
 from stages.chat.load import load_controller  # noqa: E402
 from stages.chat.markdown_html import render_markdown  # noqa: E402
-from stages.chat.run_facts import RunFacts  # noqa: E402
+from stages.chat.model_background import ModelBackground  # noqa: E402
 from stages.chat.token_text import StreamingDecoder, TextPiece  # noqa: E402
 from stages.generation.sampler import sample  # noqa: E402
 from stages.stackexchange.prompt import prompt_ids  # noqa: E402
@@ -39,7 +39,7 @@ ls <folder>
 
 See [the page](https://a.example/x), [not this](javascript:alert(5)) and ![a cat](https://evil.example/cat.png).
 <img src=https://evil.example/pixel.png onerror=alert(6)>"""
-FACTS = RunFacts({EVIL: 900, "demo.stackexchange.com": 100}, 50, "scratch", 990_976)
+FACTS = ModelBackground({EVIL: 900, "demo.stackexchange.com": 100}, 50, "scratch", 990_976)
 SECONDS = 20_000  # in milliseconds: how long anything may take
 HERE = {"127.0.0.1", "localhost", "::1"}
 
@@ -153,7 +153,7 @@ def test_a_runs_own_length_and_temperature_fit_on_the_controls(controller, monke
     from stages.chat import page as chat_page
     monkeypatch.setattr(controller.models, "max_positions", 4096)
     for given in ({"temperature": 2.5, "most_tokens": 1024}, {"temperature": 0.5, "most_tokens": 4}):
-        blocks = chat_page.build_page(controller, "A run", RunFacts(), given)
+        blocks = chat_page.build_page(controller, "A run", ModelBackground(), given)
         sliders = {block.elem_id: block for block in blocks.blocks.values() if isinstance(block, gradio.Slider)}
         found = {name: sliders[name].preprocess(sliders[name].value) for name in ("temperature", "length")}
         assert found == {"temperature": given["temperature"], "length": given["most_tokens"]}

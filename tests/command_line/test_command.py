@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stages.command_line import command
+from stages.command_line import command, failures
 from stages.command_line.command_signature import read_signature
 from stages.recipe import schema
 from stages.recipe.models import Merge
@@ -160,8 +160,8 @@ class SafetensorError(Exception):
     (ValueError("two\nlines"), 1 << 40, "two\nlines"),
     (RuntimeError("a mistake in this program"), 1 << 40, None), (KeyError("x"), 0, None)])
 def test_failures_of_the_machine_are_one_line(error, free_bytes, says, tmp_path, monkeypatch):
-    monkeypatch.setattr(command.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free_bytes))
-    message = command.describe_failure(error, tmp_path / "none" / "out")
+    monkeypatch.setattr(failures.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free_bytes))
+    message = failures.describe_failure(error, tmp_path / "none" / "out")
     assert message is None if says is None else says in message
 
 
@@ -388,10 +388,10 @@ def test_a_stage_that_was_killed_while_it_was_published_is_not_run_again(tmp_pat
 
 def test_any_failure_close_to_a_limit_on_memory_is_one_line(tmp_path, monkeypatch):
     error = ImportError("cannot import name 'X' from 'torch'")
-    assert command.describe_failure(error, tmp_path / "out") is None
+    assert failures.describe_failure(error, tmp_path / "out") is None
     for limit_gib, words in ((2, "out of memory, it seems: this process may have 2.0 GiB"), (1 << 20, None)):
         limit = (limit_gib << 30, resource.RLIM_INFINITY)
         monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: limit)
         monkeypatch.setattr(Path, "read_text", lambda path, *_: "Name: x\nVmPeak:\t 1900000 kB\n")
-        assert (command.describe_failure(error, tmp_path / "out") or "").startswith(words or "")
-        assert (command.describe_failure(error, tmp_path / "out") is None) == (words is None)
+        assert (failures.describe_failure(error, tmp_path / "out") or "").startswith(words or "")
+        assert (failures.describe_failure(error, tmp_path / "out") is None) == (words is None)

@@ -31,9 +31,9 @@ OF_THE_MACHINE = {  # what a test cannot type: words of the line, and the file t
     "Python 3.11 or newer is needed, and": "Makefile",
     "is neither 'scratch' nor a local folder, and cannot be downloaded from the hub; check its":
         "stages/modeling/pretrained.py",
-    "which is not installed: make extras": "stages/recipe/optional_packages.py",
-    "no space left on the disk of": "stages/command_line/command.py",
-    "out of memory: take smaller batches or microbatches, or a machine with more": "stages/command_line/command.py",
+    "which is not installed: make extras": "stages/recipe/lookups.py",
+    "no space left on the disk of": "stages/command_line/failures.py",
+    "out of memory: take smaller batches or microbatches, or a machine with more": "stages/command_line/failures.py",
     "is damaged:": "stages/runtime/verification.py", "another process is making": "stages/runtime/artifact.py"}
 
 

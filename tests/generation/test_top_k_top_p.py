@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from stages.generation.sampler import allowed_token_ids, sample
+from stages.generation.sampler import sample
+from stages.generation.token_sampling import allowed_token_ids
 from stages.recipe.ppo import Ppo
 from stages.rl.ppo_trainer import update_policy
 from tests.helpers import tiny_models

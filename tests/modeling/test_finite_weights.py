@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from stages.modeling import lora
+from stages.modeling import lora, pretrained
 from stages.modeling.finite_weights import check_finite
 from stages.modeling.load import load_causal
 from stages.modeling.pretrained import load_adapter, save_adapter, save_model
@@ -46,10 +46,14 @@ def test_a_model_that_diverged_is_not_published(base, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_adapter_is_neither_published_nor_read(base, tmp_path):
+def test_an_adapter_is_neither_published_nor_read(base, tmp_path, monkeypatch):
     model = lora.add_lora(load_causal(base), precision="fp32", new_tokens=[], r=2, alpha=2, dropout=0.0,
                           target_modules=("q_proj",))
+    checked = []
+    monkeypatch.setattr(pretrained, "check_finite", lambda weights, _: checked.extend(name for name, _ in weights))
     save_adapter(model, load_tokenizer(base), tmp_path / "good")
+    monkeypatch.undo()
+    assert checked and all("lora" in name for name in checked)  # the base, of gigabytes, was checked when it was loaded
     weights = load_file(tmp_path / "good/adapter_model.safetensors")
     next(iter(weights.values()))[0, 0] = float("nan")
     save_file(weights, tmp_path / "good/adapter_model.safetensors")

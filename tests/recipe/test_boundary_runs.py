@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from stages.command_line.command import describe_failure
+from stages.command_line.failures import describe_failure
 from stages.recipe.evaluate import Report
 from stages.recipe.schema import list_ranges
 from tests.helpers import finished_run, tiny_stages

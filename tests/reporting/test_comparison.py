@@ -48,9 +48,10 @@ def undrawn(monkeypatch):
 
 
 def page_of(*folders) -> str:
+    runs, numbers = compare.read_runs(list(folders))
     runs = [replace(run, histories={name: rows for name, rows in run.histories.items() if name == "ppo"})
-            for run in compare.read_runs(list(folders))]
-    return comparison.render_comparison(runs, compare.list_meanings(), 5.0)
+            for run in runs]
+    return comparison.render_comparison(runs, numbers, compare.list_meanings(), 5.0)
 
 
 class Reader(HTMLParser):
@@ -94,7 +95,7 @@ def test_settings_numbers_and_artifacts_stand_side_by_side(runs, undrawn):
 def test_curves_have_a_line_a_run_on_held_out_questions(runs, undrawn):
     with open(runs[1] / "ppo" / "history.jsonl", "a") as stream:
         stream.write('{"iteration": 9, "validation_kl": 2.5}\n')
-    runs_read = compare.read_runs(runs)
+    runs_read, _ = compare.read_runs(runs)
     kl = next(spec for spec in comparison.CURVES["ppo"] if spec.name == "kl")
     assert comparison._overlay(runs_read, "ppo", kl).lines == {"a": [(0, 0.0)], "b": [(0, 0.0), (9, 2.5)]}
     assert page_of(*runs).count("<figure") == 4  # reward, KL, length and entropy have numbers here

@@ -185,6 +185,19 @@ def test_digest_names_the_ancestry(tmp_path):
     assert same == again != other
 
 
+def test_a_file_of_a_dump_is_read_once_for_each_state_of_it(tmp_path, monkeypatch):
+    file, read, hash_file = tmp_path / "Posts.xml", [], files.hash_file
+    monkeypatch.setattr(files, "hash_file", lambda path: read.append(path) or hash_file(path))
+    file.write_text("1")
+    assert digest(file) == digest(file) and len(read) == 2  # it has just been changed: its times may not tell
+    monkeypatch.setattr(files, "JUST_CHANGED_NS", 0)
+    before = digest(file)
+    assert files.hash_input(file) == digest(file) == before and len(read) == 3
+    assert digest(tmp_path) and len(read) == 3
+    file.write_text("22")
+    assert digest(file) != before and len(read) == 4
+
+
 def test_digest_of_plain_files_and_folders(tmp_path):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "a").write_text("1")

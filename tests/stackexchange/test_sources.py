@@ -16,7 +16,7 @@ from py7zr.exceptions import UnsupportedCompressionMethodError
 
 from stages.render.units import format_bytes
 from stages.runtime.disk_space import check_free_space
-from stages.stackexchange.dump import archives, sources, unpacking_cost
+from stages.stackexchange.dump import archive_writers, archives, sources, unpacking_cost
 from stages.stackexchange.dump.archives import unpack_table
 from stages.stackexchange.dump.sources import Source, Table, find_sources
 from stages.stackexchange.questions import plan
@@ -310,7 +310,7 @@ def test_damage_of_the_codec_of_official_archives(tmp_path):
 def test_a_disk_that_fails_is_not_taken_for_damage(tmp_path, monkeypatch):
     def full(self, data):
         raise OSError(28, "No space left on device")
-    monkeypatch.setattr(archives._BoundedFile, "write", full)
+    monkeypatch.setattr(archive_writers.BoundedFile, "write", full)
     message = unpack_refusal(seven(tmp_path, "x.7z"), tmp_path / "scratch")
     assert f"cannot be unpacked into {tmp_path / 'scratch'}: No space left on device" in message
 

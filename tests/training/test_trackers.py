@@ -19,7 +19,7 @@ import yaml
 
 from stages import merge, ppo, reward, sft
 from stages.command_line import command
-from stages.recipe import optional_packages
+from stages.recipe import lookups
 from stages.recipe.models import Merge
 from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import Recipe, load_recipe, section_settings
@@ -348,7 +348,7 @@ def test_given_once_it_is_for_all_three(tmp_path):
 
 
 def test_a_missing_package_is_refused_in_one_line_before_anything(made, monkeypatch, capsys):
-    monkeypatch.setattr(optional_packages, "find_spec", lambda name: None if name == "wandb" else object())
+    monkeypatch.setattr(lookups, "find_spec", lambda name: None if name == "wandb" else object())
     with pytest.raises(SettingsError, match=r"^sft: log_to asks for wandb, which is not installed: make extras \(or p"):
         resolve_recipe({"recipe": str(made / "recipe.yaml"), "dump": [str(made)]})
     monkeypatch.setattr(sys, "argv", ["ppo", "--recipe", str(made / "recipe.yaml"), "--policy", "none", "--reward",

@@ -10,19 +10,18 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import BinaryIO
 
 import py7zr
 import pyarrow as pa
-from py7zr.exceptions import ArchiveError, PasswordRequired, UnsupportedCompressionMethodError
-from py7zr.io import NullIO, Py7zIO, WriterFactory
+from py7zr.exceptions import PasswordRequired, UnsupportedCompressionMethodError
 
 from stages.render.units import format_bytes
 from stages.runtime.disk_space import check_free_space
 from stages.runtime.progress import Progress
 from stages.runtime.stage_lines import print_line
+from stages.stackexchange.dump.archive_writers import OneFileFactory
 from stages.stackexchange.dump.unpacking_cost import PLAIN_NAME, describe_cost, list_files_before
 from stages.stackexchange.dump.xml_table import LOOKS
 
@@ -140,7 +139,7 @@ def _unpack_7z(archive: Path, table: str, target: Path) -> None:
                             "bytes")
         with _py7zr_errors(archive):
             opened.extract(targets=[*before, member.filename],
-                           factory=_OneFile(table, target, member.uncompressed, progress))
+                           factory=OneFileFactory(table, target, member.uncompressed, progress))
     progress.finish()
     if not target.is_file() or target.stat().st_size != member.uncompressed:
         raise ValueError(f"{archive}: damaged: {table}.xml does not unpack to the size that the archive states; "
@@ -202,50 +201,6 @@ def _py7zr_errors(archive: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno:  # from the system; a decoder's OSError has no number
             raise
         raise ValueError(f"{archive}: cut short or damaged ({type(error).__name__}); get it again") from None
-
-
-class _OneFile(WriterFactory):
-    """Writes TABLE.xml to one file, whatever its name in the archive, and counts the bytes of the others."""
-
-    def __init__(self, table: str, target: Path, size: int, progress: Progress):
-        self.name, self.progress = f"{table}.xml".lower(), progress
-        self.file = _BoundedFile(target, size, progress)
-
-    def create(self, filename: str) -> Py7zIO:
-        return self.file if re.split(r"[/\\]", filename)[-1].lower() == self.name else _Discard(self.progress)
-
-
-class _Discard(NullIO):
-    """Counts bytes as progress, and forgets them."""
-
-    def __init__(self, progress: Progress):
-        super().__init__()
-        self.progress = progress
-
-    def write(self, data: bytes | bytearray) -> int:
-        self.progress.advance(len(data))
-        return len(data)
-
-    def size(self) -> int:
-        return 0
-
-
-class _BoundedFile(BufferedWriter, Py7zIO):
-    """A file that must not grow beyond the size in the archive's header. py7zr closes it."""
-
-    def __init__(self, target: Path, limit: int, progress: Progress):
-        super().__init__(FileIO(target, "w"))
-        self.remaining, self.progress = limit, progress
-
-    def write(self, data: bytes | bytearray) -> int:
-        self.remaining -= len(data)
-        if self.remaining < 0:
-            raise ArchiveError("unpacks to more than it states")
-        self.progress.advance(len(data))
-        return super().write(data)
-
-    def size(self) -> int:
-        return self.tell()
 
 
 def _unpack_stream(path: Path, table: str, target: Path) -> None:

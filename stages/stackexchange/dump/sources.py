@@ -116,7 +116,7 @@ class _File:
 
     @property
     def has_plain_name(self) -> bool:
-        """Whether the file is called Posts.xml or the like, without its site."""
+        """Check whether the file is called Posts.xml or the like, without its site."""
         return self.table is not None and not re.fullmatch(r".+-\w+\..*", self.path.name)
 
 

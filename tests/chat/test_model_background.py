@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.chat.run_facts import SUBJECTS, RunFacts, read_run_facts
+from stages.chat.model_background import SUBJECTS, ModelBackground, read_model_background
 from stages.chat.views import render_heading
 from stages.runtime.files import write_json
 
@@ -23,8 +23,8 @@ def test_facts_are_read_from_the_manifests(tmp_path):
     sites = {"a.example": {"questions": 10, "pairs": 30}, "b.example": {"questions": 1990, "pairs": 3}}
     metrics = {"sites": sites, "questions_by_split": {"finetune": 1500, "evaluation": 500}}
     run = save_manifests(tmp_path, {"metrics": metrics}, {"config": {"model": "org/model"}, "metrics": {}})
-    facts = read_run_facts(run)
-    assert facts == RunFacts({"b.example": 1990, "a.example": 10}, 500, "org/model", None)
+    facts = read_model_background(run)
+    assert facts == ModelBackground({"b.example": 1990, "a.example": 10}, 500, "org/model", None)
     text = render_heading("A run", facts)
     assert "learnt from 1,500 questions of b.example, a.example; 500 more were held out" in text
     assert "base is org/model, which was pretrained" in text and "nothing else" not in text
@@ -36,18 +36,18 @@ def test_what_is_not_known_is_not_said(tmp_path, damage):
         save_manifests(tmp_path, {}, {})
     if damage == "text":
         (tmp_path / "pairs/manifest.json").write_text("{")
-    assert read_run_facts(tmp_path) == RunFacts()
-    text = render_heading("A run", RunFacts())
+    assert read_model_background(tmp_path) == ModelBackground()
+    text = render_heading("A run", ModelBackground())
     assert "learnt" not in text and "base" not in text and "on this machine alone" in text
 
 
 def test_names_in_a_run_are_text():
-    text = render_heading("<img>", RunFacts({"<script>": 3}, 1, "<b>base</b>"))
+    text = render_heading("<img>", ModelBackground({"<script>": 3}, 1, "<b>base</b>"))
     assert "<img" not in text and "<script" not in text and "<b>" not in text
 
 
 def test_many_sites_are_counted():
-    text = render_heading("A run", RunFacts({f"s{n}.example": 1 for n in range(5)}))
+    text = render_heading("A run", ModelBackground({f"s{n}.example": 1 for n in range(5)}))
     assert "5 questions of s0.example, s1.example, s2.example and 2 more sites;" in text
 
 
@@ -57,4 +57,4 @@ def test_the_bundled_site_is_described_as_it_is():
     text = SUBJECTS["demo.stackexchange.com"]
     assert len(demo.TOOLS) == 12 and all(tool in text for tool in demo.TOOLS)
     assert len(demo.ATTRIBUTES) == 4 and all(attribute.noun in text for attribute in demo.ATTRIBUTES.values())
-    assert text in render_heading("A run", RunFacts({"demo.stackexchange.com": 1}))
+    assert text in render_heading("A run", ModelBackground({"demo.stackexchange.com": 1}))

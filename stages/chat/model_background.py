@@ -19,7 +19,7 @@ SUBJECTS = {
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class ModelBackground:
     """What the models of a run learnt from.
 
     sites: number of questions by site, most first. held_out: number of questions among them that no model has learnt
@@ -32,11 +32,11 @@ class RunFacts:
     parameters: int | None = None
 
 
-def read_run_facts(run: Path) -> RunFacts:
+def read_model_background(run: Path) -> ModelBackground:
     """Read the manifests of the pairs and of the base; what they do not say is left out."""
     pairs, base = _read_manifest(run / "pairs", "metrics"), run / "base"
     questions = {site: counts.get("questions", 0) for site, counts in pairs.get("sites", {}).items()}
-    return RunFacts(
+    return ModelBackground(
         dict(sorted(questions.items(), key=lambda item: -item[1])),
         pairs.get("questions_by_split", {}).get(HELD_OUT, 0),
         _read_manifest(base, "config").get("model"), _read_manifest(base, "metrics").get("parameters"))

@@ -1,0 +1,50 @@
+"""Describe, in one line, a failure that the user or the machine is the cause of; save the traceback of any."""
+
+import errno
+import re
+import shutil
+import traceback
+from pathlib import Path
+
+from stages.render.units import format_bytes
+from stages.runtime import artifact
+from stages.runtime.disk_space import nearest_folder
+from stages.runtime.environment import near_memory_limit
+
+MEMORY_WORDS = ("(?i)out of memory|not enough memory|(can't|cannot|unable to) allocate|bad_alloc|failed to map segment"
+                "|can't start new thread|could not create a primitive")  # of torch, numpy, C++
+MIN_FREE_BYTES = 1 << 20  # with less, an error of a library that names no cause is that of a full disk
+TEXT_CHARACTERS = 200
+
+
+def describe_failure(error: Exception, out: Path) -> str | None:
+    """Describe in one line what a user or the machine is the cause of; None for a mistake in this program."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or re.search(MEMORY_WORDS, text):
+        return f"out of memory: take smaller batches or microbatches, or a machine with more ({text[:TEXT_CHARACTERS]})"
+    folder = nearest_folder(out)
+    free_bytes = shutil.disk_usage(folder).free
+    is_of_safetensors = type(error).__name__ == "SafetensorError"  # by name: an import would delay every command
+    storing = is_of_safetensors or isinstance(error, OSError | RuntimeError)
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or (storing and free_bytes < MIN_FREE_BYTES):
+        file = getattr(error, "filename", None) or folder
+        return (f"no space left on the disk of {file} (free: {format_bytes(free_bytes)}): make room, and the same "
+                f"command continues from the last checkpoint")
+    if is_of_safetensors:
+        return f"a file of weights cannot be read or written: {text}"
+    if isinstance(error, ValueError | OSError):
+        return str(error)
+    if limit_bytes := near_memory_limit():  # libraries then fail in words of many kinds
+        return (f"out of memory, it seems: this process may have {format_bytes(limit_bytes)} (ulimit -v), and torch "
+                f"alone takes several GB: raise that limit ({text[:TEXT_CHARACTERS]})")
+    return None
+
+
+def save_traceback(out: Path) -> str:
+    """Write the traceback into the partial folder, and return the end of the error's line that says so."""
+    file = out.with_name(out.name + artifact.PARTIAL) / artifact.TRACEBACK
+    try:
+        file.write_text(traceback.format_exc(), encoding="utf-8")
+    except OSError:  # there is no such folder yet, or the disk is full
+        return ""
+    return f" (details: {file})"
