@@ -29,7 +29,7 @@ if COMPUTE.cores is None and COMPUTE.nodes is None and workflow.is_main_process:
 try:
     RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles)
     SHARES = run_folder.parse_shares(SETTINGS)
-    PROCESSES = run_folder.parse_processes(SETTINGS)
+    PLACEMENT = run_folder.parse_placement(SETTINGS)
     DUMP_FILES = dump_paths.list_dump_files(RECIPE.dump)
     INTRODUCTION = default_recipe.introduce_default_recipe(SETTINGS, workflow.config_settings.configfiles, RECIPE)
 except run_folder.SettingsError as error:
@@ -58,8 +58,8 @@ NEEDS_JUDGE = {"always": True, "auto": RECIPE.evaluate.gold is None, "none": Fal
 JUDGE = [f"{RUN}/judge/manifest.json"] if NEEDS_JUDGE else []
 JUDGE_MERGED = [f"{RUN}/judge-merged/manifest.json"] if NEEDS_JUDGE else []
 
-# Training stages and the evaluation share their rows among so many processes.
-SEVERAL = ["--processes", str(PROCESSES)] if PROCESSES > 1 else []
+if PLACEMENT.nodes > 1 and workflow.is_main_process and not (workflow.non_local_exec or workflow.output_settings.dryrun):
+    sys.exit("snakemake: error: --config: nodes needs Slurm: snakemake --profile profiles/slurm ...")
 
 # A signal to the whole process group must not end the shell before its stage has saved a checkpoint. A stage that is
 # ended from outside (134: C++ had no memory; 137: the system had none) can say nothing itself.

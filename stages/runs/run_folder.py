@@ -22,13 +22,15 @@ from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
 from stages.runs.default_recipe import choose_default_recipe
 from stages.runs.dump_paths import dump_label, normalize_sources
+from stages.runs.placement import Placement
 from stages.runs.staleness import LOCK, list_finished
 from stages.runtime import finished
 from stages.runtime.files import write_text
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
-CONFIG_KEYS = ("recipe", "shares", "processes", *SHARED, *(field.name for field in fields(Recipe)))
+PLACE_KEYS = ("shares", "processes", "nodes")  # change how and where the work is done, not the result
+CONFIG_KEYS = ("recipe", *PLACE_KEYS, *SHARED, *(field.name for field in fields(Recipe)))
 SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
             "--force", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
 TARGET_OPTIONS = ("-R", "--forcerun", "-U", "--until", "-O", "--omit-from")  # of Snakemake: their values are rules
@@ -47,7 +49,7 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = ()) -> Recipe:
         if key not in CONFIG_KEYS:
             raise SettingsError(f"--config: unknown key {key!r}{suggest_setting(key, value)}")
     values = dict(config)
-    for key in ("shares", "processes"):  # change how the work is done, not the result
+    for key in PLACE_KEYS:
         values.pop(key, None)
     dump, name = values.pop("dump", None), values.pop("name", None)
     named = _named_recipes(values, config_files)
@@ -102,9 +104,10 @@ def parse_shares(config: dict) -> int:
     return _parse_count(config, "shares", 9999)
 
 
-def parse_processes(config: dict) -> int:
-    """Return the number of processes that the rows of a training stage are shared among (key: processes)."""
-    return _parse_count(config, "processes", 999)
+def parse_placement(config: dict) -> Placement:
+    """Return where the processes of the training stages run (keys: nodes, processes)."""
+    return Placement(_parse_count(config, "nodes", 999),
+                     _parse_count(config, "processes", 999) if "processes" in config else None)
 
 
 def _parse_count(config: dict, key: str, most: int) -> int:
