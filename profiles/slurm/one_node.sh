@@ -69,6 +69,10 @@ END
     echo "NodeName=node$node NodeHostname=$name NodeAddr=127.0.0.1 Port=$(free_port) CPUs=16 RealMemory=64000 Gres=gpu:8"
   done >>"$SLURM_CONF"
   touch "$folder"/gpu{0..7}
+  # Snakemake's jobs lose the variables SLURM_*, and srun would look for its configuration in /etc.
+  mkdir -p "$folder/bin"
+  printf '#!/bin/sh\nSLURM_CONF=%q exec %q "$@"\n' "$SLURM_CONF" "$(command -v srun)" >"$folder/bin/srun"
+  chmod +x "$folder/bin/srun"
   echo "NodeName=node[1-$nodes] Name=gpu File=$folder/gpu[0-7]" >"$folder/gres.conf"
 }
 
@@ -90,7 +94,7 @@ start() {
     sleep 1
   done
   ((second < 30)) || { stop; fail "the nodes did not come up within 30 s: see $folder/*.log"; }
-  echo "export SLURM_CONF=$SLURM_CONF"
+  echo "export SLURM_CONF=$SLURM_CONF PATH=$folder/bin:\$PATH"
 }
 
 "$command"

@@ -37,9 +37,10 @@ class Placement:
             return ""
         count = self._count(resources)
         own_threads = max(1, threads // count)
-        # The shell of the job is on its first node.
+        # The shell of the job is on its first node. A node whose processes have stopped does not end the others, which
+        # may be saving a checkpoint: they notice by themselves (stages/distributed).
         return (f"srun --nodes={self.nodes} --ntasks={self.nodes} --ntasks-per-node=1 --cpus-per-task={threads} "
-                f"--kill-on-bad-exit=1 env OMP_NUM_THREADS={own_threads} MKL_NUM_THREADS={own_threads} "
+                f"--kill-on-bad-exit=0 env OMP_NUM_THREADS={own_threads} MKL_NUM_THREADS={own_threads} "
                 f"torchrun --nnodes={self.nodes} --nproc-per-node={count} --shutdown-timeout={SHUTDOWN_SECONDS} "
                 f'--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" '
                 f'--rdzv-endpoint="$(hostname):$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))" --no-python')

@@ -1,6 +1,7 @@
 """Where the processes of a training stage run: what a rule asks Slurm for, and how its command begins."""
 
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,3 +48,19 @@ def test_other_values_are_refused(config, words):
 
 def test_a_stage_of_few_threads_has_one_in_each_process():
     assert "OMP_NUM_THREADS=1 " in Placement(nodes=2, processes=4).launcher(None, {}, 2)
+
+
+class Resources(dict):
+    """Of a Snakemake job: names are attributes, too."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_slurms_executor_asks_for_the_gpus_of_each_node_and_one_task_a_node():
+    submit = pytest.importorskip("snakemake_executor_plugin_slurm.submit_string", reason="make extras")
+    placement = parse_placement({"nodes": 2})
+    job = SimpleNamespace(resources=Resources({"gres": "gpu:8"} | placement.resources), threads=16)
+    facts = dict.fromkeys(("run_uuid", "slurm_logfile", "comment_str", "account", "partition", "workdir"), "")
+    words = submit.get_submit_command(job, facts).split()
+    assert {"--nodes=2", "--ntasks=2", "--cpus-per-task=16"} <= set(words)
+    assert not [word for word in words if word.startswith("--ntasks-per-gpu")]
