@@ -6,7 +6,6 @@ Nothing here loads a model or torch.
 
 import ctypes
 import re
-import shutil
 from pathlib import Path
 
 from stages.recipe.optional_packages import check_logging
@@ -18,7 +17,6 @@ SCRATCH = "scratch"
 # The sources of ppo.rewards that are no function, folder or hub id (stages/rewards/sources.py computes them).
 REWARD_NAMES = ("model", "lexical", "repetition", "has_code", "response_tokens", "response_characters")
 REWARD_FILES = ("scoring.json", "config.json")  # of a reward artifact; of a classifier
-SCHEDULERS = ("sbatch", "qsub", "bsub", "condor_submit")  # where there is one, another machine may do the work
 
 
 def check_names(section: object, where: str, *, runs_here: bool) -> None:
@@ -43,11 +41,6 @@ def check_names(section: object, where: str, *, runs_here: bool) -> None:
                              f"set it to adamw_8bit")
     except ValueError as error:
         raise SettingsError(f"{where}: {error}") from None
-
-
-def has_scheduler() -> bool:
-    """Return whether this machine can hand work to a cluster."""
-    return any(map(shutil.which, SCHEDULERS))
 
 
 def _check_reward_source(source: str, setting: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from stages.recipe.lookups import check_names, has_scheduler
+from stages.recipe.lookups import check_names
 from stages.recipe.recipe import SHARED, Recipe, load_recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
@@ -38,12 +38,13 @@ ONE_VALUE_OPTIONS = ("--cores", "-c", "--jobs", "-j", "--config", "-C")  # --con
 _open_locks = []  # lock files of this process; the kernel releases the locks when it ends, however it ends
 
 
-def resolve_recipe(config: dict, config_files: Sequence[Path] = ()) -> Recipe:
+def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: bool = True) -> Recipe:
     """Build one checked recipe from --config: recipe, dump, name, seed, log_to, sections of the recipe.
 
     Args:
         config: the values of --config alone. Snakemake's own `config` also has those of the files, but not which file.
         config_files: of --configfile, which means the same as recipe=FILE.
+        runs_here: whether this machine does the work, so that it needs what settings name, as a GPU.
     """
     for key, value in config.items():
         if key not in CONFIG_KEYS:
@@ -56,7 +57,7 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = ()) -> Recipe:
     path = named[0] if named else choose_default_recipe(dump)
     recipe = load_recipe(path, values)
     for field in fields(recipe):
-        check_names(getattr(recipe, field.name), field.name, runs_here=not has_scheduler())
+        check_names(getattr(recipe, field.name), field.name, runs_here=runs_here)
     dumps = normalize_sources(recipe.dump if dump is None else dump)
     if not dumps:
         raise SettingsError(f"{path} names no dump: give one with --config dump=FOLDER-OR-ARCHIVE")
@@ -104,10 +105,16 @@ def parse_shares(config: dict) -> int:
     return _parse_count(config, "shares", 9999)
 
 
-def parse_placement(config: dict) -> Placement:
-    """Return where the processes of the training stages run (keys: nodes, processes)."""
-    return Placement(_parse_count(config, "nodes", 999),
-                     _parse_count(config, "processes", 999) if "processes" in config else None)
+def parse_placement(config: dict, runs_here: bool = False) -> Placement:
+    """Return where the processes of the training stages run (keys: nodes, processes).
+
+    Args:
+        runs_here: whether this machine does the work; it is one node.
+    """
+    nodes = _parse_count(config, "nodes", 999)
+    if nodes > 1 and runs_here:
+        raise SettingsError(f"--config: nodes={nodes} needs Slurm: add --profile profiles/slurm")
+    return Placement(nodes, _parse_count(config, "processes", 999) if "processes" in config else None)
 
 
 def _parse_count(config: dict, key: str, most: int) -> int:

@@ -46,6 +46,12 @@ def test_other_values_are_refused(config, words):
         parse_placement(config)
 
 
+def test_this_machine_is_one_node():
+    with pytest.raises(SettingsError, match="nodes=2 needs Slurm: add --profile profiles/slurm"):
+        parse_placement({"nodes": 2}, runs_here=True)
+    assert parse_placement({"nodes": 1}, runs_here=True).nodes == 1
+
+
 def test_a_stage_of_few_threads_has_one_in_each_process():
     assert "OMP_NUM_THREADS=1 " in Placement(nodes=2, processes=4).launcher(None, {}, 2)
 
