@@ -39,7 +39,7 @@ $(READY): pyproject.toml constraints.txt
 demo: extras
 	@$(BIN)/python -m stages.demo $${RUN:+--run="$$RUN"} $${PORT:+--port="$$PORT"}
 
-# The page to talk to, TensorBoard and W&B, what drives a browser in the tests, tests in parallel, and MkDocs.
+# The page to talk to, TensorBoard and W&B, what drives a browser in the tests, tests in parallel, Slurm, and MkDocs.
 extras: $(EXTRAS)
 
 $(EXTRAS): constraints-extras.txt $(READY)

@@ -26,10 +26,13 @@ COMPUTE = workflow.resource_settings
 if COMPUTE.cores is None and COMPUTE.nodes is None and workflow.is_main_process:
     sys.exit("snakemake: error: say how many cores to use: snakemake --cores all ppo")
 
+# --jobs, which a cluster's profile gives: other machines do the work.
+RUNS_HERE = workflow.is_main_process and COMPUTE.nodes is None
+
 try:
-    RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles)
+    RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles, RUNS_HERE)
     SHARES = run_folder.parse_shares(SETTINGS)
-    PROCESSES = run_folder.parse_processes(SETTINGS)
+    PLACEMENT = run_folder.parse_placement(SETTINGS, RUNS_HERE)
     DUMP_FILES = dump_paths.list_dump_files(RECIPE.dump)
     INTRODUCTION = default_recipe.introduce_default_recipe(SETTINGS, workflow.config_settings.configfiles, RECIPE)
 except run_folder.SettingsError as error:
@@ -57,9 +60,6 @@ START["judge"] = START["reward"]
 NEEDS_JUDGE = {"always": True, "auto": RECIPE.evaluate.gold is None, "none": False}[RECIPE.evaluate.train_judge]
 JUDGE = [f"{RUN}/judge/manifest.json"] if NEEDS_JUDGE else []
 JUDGE_MERGED = [f"{RUN}/judge-merged/manifest.json"] if NEEDS_JUDGE else []
-
-# Training stages and the evaluation share their rows among so many processes.
-SEVERAL = ["--processes", str(PROCESSES)] if PROCESSES > 1 else []
 
 # A signal to the whole process group must not end the shell before its stage has saved a checkpoint. A stage that is
 # ended from outside (134: C++ had no memory; 137: the system had none) can say nothing itself.

@@ -1,4 +1,4 @@
-"""Format the results of a benchmark: an aligned table, its goals, and the same as JSON beside the facts of the machine."""
+"""Format the results of a benchmark: an aligned table, its goals, and JSON beside the facts of the machine."""
 
 import importlib.metadata
 import json

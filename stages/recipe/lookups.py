@@ -6,7 +6,6 @@ Nothing here loads a model or torch.
 
 import ctypes
 import re
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +18,6 @@ LOGGING = ("tensorboard", "wandb")  # values of log_to; each is also the name of
 # The sources of ppo.rewards that are no function, folder or hub id (stages/rewards/sources.py computes them).
 REWARD_NAMES = ("model", "lexical", "repetition", "has_code", "response_tokens", "response_characters")
 REWARD_FILES = ("scoring.json", "config.json")  # of a reward artifact; of a classifier
-SCHEDULERS = ("sbatch", "qsub", "bsub", "condor_submit")  # where there is one, another machine may do the work
 
 
 def check_names(section: object, where: str, *, runs_here: bool) -> None:
@@ -44,11 +42,6 @@ def check_names(section: object, where: str, *, runs_here: bool) -> None:
                              f"set it to adamw_8bit")
     except ValueError as error:
         raise SettingsError(f"{where}: {error}") from None
-
-
-def has_scheduler() -> bool:
-    """Return whether this machine can hand work to a cluster."""
-    return any(map(shutil.which, SCHEDULERS))
 
 
 def _check_packages(log_to: tuple[str, ...]) -> None:

@@ -23,7 +23,8 @@ EVENTS = ("WORKFLOW_STARTED", "RUN_INFO", "RESOURCES_INFO", "JOB_INFO", "JOB_STA
 FUNCTIONS = ("execute_workflow", "_build_dag", "execute", "schedule", "logfile_hint", "log_workflow_runtime")
 RESULTS = ("Nothing to be done", "Will exit after finishing")
 SUMMARIES = ("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete")
-ERROR_LINE = re.compile(r"(?:\[\d+/\d+\] )?[\w-]+: error: (.+)")
+# Not srun's, which only says that a stage has ended.
+ERROR_LINE = re.compile(r"(?:\[\d+/\d+\] )?(?!srun:)[\w-]+: error: (.+)")
 TAIL_BYTES = 1 << 16
 
 

@@ -16,19 +16,21 @@ from pathlib import Path
 
 import yaml
 
-from stages.recipe.lookups import check_names, has_scheduler
+from stages.recipe.lookups import check_names
 from stages.recipe.recipe import SHARED, Recipe, load_recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
 from stages.runs.default_recipe import choose_default_recipe
 from stages.runs.dump_paths import dump_label, normalize_sources
+from stages.runs.placement import Placement
 from stages.runs.staleness import LOCK, list_finished
 from stages.runtime import finished
 from stages.runtime.files import write_text
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
-CONFIG_KEYS = ("recipe", "shares", "processes", *SHARED, *(field.name for field in fields(Recipe)))
+PLACE_KEYS = ("shares", "processes", "nodes")  # change how and where the work is done, not the result
+CONFIG_KEYS = ("recipe", *PLACE_KEYS, *SHARED, *(field.name for field in fields(Recipe)))
 SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
             "--force", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
 TARGET_OPTIONS = ("-R", "--forcerun", "-U", "--until", "-O", "--omit-from")  # of Snakemake: their values are rules
@@ -36,25 +38,26 @@ ONE_VALUE_OPTIONS = ("--cores", "-c", "--jobs", "-j", "--config", "-C")  # --con
 _open_locks = []  # lock files of this process; the kernel releases the locks when it ends, however it ends
 
 
-def resolve_recipe(config: dict, config_files: Sequence[Path] = ()) -> Recipe:
+def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: bool = True) -> Recipe:
     """Build one checked recipe from --config: recipe, dump, name, seed, log_to, sections of the recipe.
 
     Args:
         config: the values of --config alone. Snakemake's own `config` also has those of the files, but not which file.
         config_files: of --configfile, which means the same as recipe=FILE.
+        runs_here: whether this machine does the work, so that it needs what settings name, as a GPU.
     """
     for key, value in config.items():
         if key not in CONFIG_KEYS:
             raise SettingsError(f"--config: unknown key {key!r}{suggest_setting(key, value)}")
     values = dict(config)
-    for key in ("shares", "processes"):  # change how the work is done, not the result
+    for key in PLACE_KEYS:
         values.pop(key, None)
     dump, name = values.pop("dump", None), values.pop("name", None)
     named = _named_recipes(values, config_files)
     path = named[0] if named else choose_default_recipe(dump)
     recipe = load_recipe(path, values)
     for field in fields(recipe):
-        check_names(getattr(recipe, field.name), field.name, runs_here=not has_scheduler())
+        check_names(getattr(recipe, field.name), field.name, runs_here=runs_here)
     dumps = normalize_sources(recipe.dump if dump is None else dump)
     if not dumps:
         raise SettingsError(f"{path} names no dump: give one with --config dump=FOLDER-OR-ARCHIVE")
@@ -102,9 +105,16 @@ def parse_shares(config: dict) -> int:
     return _parse_count(config, "shares", 9999)
 
 
-def parse_processes(config: dict) -> int:
-    """Return the number of processes that the rows of a training stage are shared among (key: processes)."""
-    return _parse_count(config, "processes", 999)
+def parse_placement(config: dict, runs_here: bool = False) -> Placement:
+    """Return where the processes of the training stages run (keys: nodes, processes).
+
+    Args:
+        runs_here: whether this machine does the work; it is one node.
+    """
+    nodes = _parse_count(config, "nodes", 999)
+    if nodes > 1 and runs_here:
+        raise SettingsError(f"--config: nodes={nodes} needs Slurm: add --profile profiles/slurm")
+    return Placement(nodes, _parse_count(config, "processes", 999) if "processes" in config else None)
 
 
 def _parse_count(config: dict, key: str, most: int) -> int:

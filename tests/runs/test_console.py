@@ -71,6 +71,11 @@ def test_the_cause_of_a_failure_is_the_last_line(log):
     assert not shown.filter(record('RuleException:\nCalledProcessError in file "x"', logging.ERROR, event=Event.ERROR))
 
 
+def test_the_cause_on_several_nodes_is_the_stages_and_not_that_srun_saw_it_end(log):
+    _, lines = fail(log, "[3/9] sft: error: no GPU\nsrun: error: node2: task 1: Exited with exit code 1\n")
+    assert lines == [f"snakemake: error: sft failed: no GPU (log: {log})"]
+
+
 @pytest.mark.parametrize(("text", "says"), [
     ("[3/9] sft: 3/9 steps\n", "it ended without an error message, as if killed; its last line was: [3/9] sft: 3/9"),
     ("Traceback (most recent call last):\n  File x\nKeyError: 'a'\n\n", "KeyError: 'a': a mistake in this program"),

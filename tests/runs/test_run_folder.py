@@ -290,11 +290,8 @@ def test_the_table_at_the_end_is_the_reports_and_never_an_old_one():
     assert format_summary(recipe) == "Results are in results/demo/"
 
 
-def test_processes_change_how_and_not_what(tmp_path):
+def test_processes_and_nodes_change_how_and_not_what(tmp_path):
     dump = tmp_path / "site.7z"
     dump.write_bytes(b"")
     config = {"dump": str(dump), "name": "site"}
-    assert run_folder.resolve_recipe(config | {"processes": 2}) == run_folder.resolve_recipe(config)
-    assert run_folder.parse_processes({"processes": 2}) == 2 and run_folder.parse_processes({}) == 1
-    with pytest.raises(run_folder.SettingsError, match="processes must be a whole number from 1 to 999, not '0'"):
-        run_folder.parse_processes({"processes": 0})
+    assert run_folder.resolve_recipe(config | {"processes": 2, "nodes": 2}) == run_folder.resolve_recipe(config)

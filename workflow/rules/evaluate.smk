@@ -15,12 +15,15 @@ rule evaluate:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "evaluate"),
-        processes=SEVERAL,
+        launcher=PLACEMENT.launcher,
+        processes=PLACEMENT.options,
     threads: workflow.cores
+    resources:
+        **PLACEMENT.resources,
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.evaluate --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
+        "{params.launcher} python -m stages.evaluate --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
         " --base {input.base:q} --sft {input.sft:q} --policy ppo={input.ppo:q} --reward {input.reward:q} --judge {input.judge:q}"
         " --out {output:q}"
         " {params.processes}"

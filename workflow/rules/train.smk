@@ -9,12 +9,15 @@ rule base:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "base"),
-        processes=SEVERAL,
+        launcher=PLACEMENT.launcher,
+        processes=PLACEMENT.options,
     threads: workflow.cores
+    resources:
+        **PLACEMENT.resources,
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.base --recipe {params.recipe:q} --pairs {input.pairs:q} --out {output:q}"
+        "{params.launcher} python -m stages.base --recipe {params.recipe:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
@@ -31,12 +34,15 @@ rule sft:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "sft"),
-        processes=SEVERAL,
+        launcher=PLACEMENT.launcher,
+        processes=PLACEMENT.options,
     threads: workflow.cores
+    resources:
+        **PLACEMENT.resources,
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.sft --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
+        "{params.launcher} python -m stages.sft --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
@@ -53,12 +59,15 @@ rule reward:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "reward"),
-        processes=SEVERAL,
+        launcher=PLACEMENT.launcher,
+        processes=PLACEMENT.options,
     threads: workflow.cores
+    resources:
+        **PLACEMENT.resources,
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.reward --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
+        "{params.launcher} python -m stages.reward --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
@@ -75,12 +84,15 @@ rule judge:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "reward"),
-        processes=SEVERAL,
+        launcher=PLACEMENT.launcher,
+        processes=PLACEMENT.options,
     threads: workflow.cores
+    resources:
+        **PLACEMENT.resources,
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.judge --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
+        "{params.launcher} python -m stages.judge --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
@@ -98,12 +110,15 @@ rule ppo_train:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "ppo"),
-        processes=SEVERAL,
+        launcher=PLACEMENT.launcher,
+        processes=PLACEMENT.options,
     threads: workflow.cores
+    resources:
+        **PLACEMENT.resources,
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.ppo --recipe {params.recipe:q} --policy {input.policy:q} --reward {input.reward:q} --pairs {input.pairs:q} --out {output:q}"
+        "{params.launcher} python -m stages.ppo --recipe {params.recipe:q} --policy {input.policy:q} --reward {input.reward:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 

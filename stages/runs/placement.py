@@ -1,0 +1,56 @@
+"""Say where the processes of a training stage run: on one node, or on several nodes of one Slurm job.
+
+On one node the stage starts them itself (--processes). On several, srun starts torchrun once on each node.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+GPUS = re.compile(r"gpu(?::[\w.]+)?:(\d+)")  # of a job's resource gres: gpu:8, gpu:a100:8
+FIRST_PORT, PORTS = 20_000, 10_000  # below those that Linux gives to outgoing connections; jobs of one node differ
+# After SIGTERM a stage finishes its iteration and saves a checkpoint. Slurm sets the real limit.
+SHUTDOWN_SECONDS = 86_400
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Nodes, and processes on each of them; None: one a GPU of the rule, or one where it asks for none.
+
+    The methods are what Snakemake calls for the parameters of a rule.
+    """
+
+    nodes: int = 1
+    processes: int | None = None
+
+    @property
+    def resources(self) -> dict[str, int | str]:
+        """Return resources for Slurm's executor: it writes them into the sbatch command."""
+        if self.nodes == 1:
+            return {}
+        # mpi: the rule's own command calls srun. tasks_per_gpu: otherwise the number of tasks, for each GPU.
+        return {"nodes": self.nodes, "mpi": "srun", "tasks": self.nodes, "tasks_per_gpu": 0}
+
+    def launcher(self, wildcards, resources: Mapping, threads: int) -> str:
+        """Return what comes before `python -m stages.NAME` in the shell: nothing on one node."""
+        if self.nodes == 1:
+            return ""
+        count = self._count(resources)
+        own_threads = max(1, threads // count)
+        # The shell of the job is on its first node. A node whose processes have stopped does not end the others, which
+        # may be saving a checkpoint: they notice by themselves (stages/distributed).
+        return (f"srun --nodes={self.nodes} --ntasks={self.nodes} --ntasks-per-node=1 --cpus-per-task={threads} "
+                f"--kill-on-bad-exit=0 env OMP_NUM_THREADS={own_threads} MKL_NUM_THREADS={own_threads} "
+                f"torchrun --nnodes={self.nodes} --nproc-per-node={count} --shutdown-timeout={SHUTDOWN_SECONDS} "
+                f'--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" '
+                f'--rdzv-endpoint="$(hostname):$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))" --no-python')
+
+    def options(self, wildcards, resources: Mapping) -> list[str]:
+        """Return the options of a stage that starts its processes itself."""
+        count = self._count(resources)
+        return ["--processes", str(count)] if self.nodes == 1 and count > 1 else []
+
+    def _count(self, resources: Mapping) -> int:
+        """Return the number of processes on each node."""
+        gpus = GPUS.fullmatch(str(resources.get("gres", "")))
+        return self.processes or (max(1, int(gpus[1])) if gpus else 1)

@@ -1,0 +1,72 @@
+"""Where the processes of a training stage run: what a rule asks Slurm for, and how its command begins."""
+
+import shlex
+from types import SimpleNamespace
+
+import pytest
+
+from stages.recipe.schema import SettingsError
+from stages.runs.placement import Placement
+from stages.runs.run_folder import parse_placement
+
+
+@pytest.mark.parametrize(("config", "resources", "options"), [
+    ({}, {}, []),
+    ({"processes": 2}, {}, ["--processes", "2"]),
+    ({}, {"gres": "gpu:8"}, ["--processes", "8"]),
+    ({}, {"gres": "gpu:a100:4"}, ["--processes", "4"]),
+    ({}, {"gres": "gpu:0"}, []),
+    ({}, {"gres": "tmpfs:100G"}, []),
+    ({"processes": 2}, {"gres": "gpu:8"}, ["--processes", "2"]),
+    ({"processes": 1}, {"gres": "gpu:8"}, []),
+])
+def test_one_node_has_a_process_a_gpu_or_as_many_as_config_says(config, resources, options):
+    placement = parse_placement(config)
+    assert placement.options(None, resources) == options
+    assert placement.launcher(None, resources, 16) == "" and placement.resources == {}
+
+
+def test_several_nodes_start_torchrun_once_each():
+    placement = parse_placement({"nodes": 2})
+    assert placement.options(None, {"gres": "gpu:8"}) == []
+    words = shlex.split(placement.launcher(None, {"gres": "gpu:8"}, 16))
+    assert words[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"] and "--cpus-per-task=16" in words
+    assert {"OMP_NUM_THREADS=2", "--nnodes=2", "--nproc-per-node=8", "--no-python"} <= set(words)
+    # Slurm's executor writes --ntasks-per-gpu=2 for a job with GPUs and tasks, unless tasks_per_gpu is 0.
+    assert placement.resources == {"nodes": 2, "mpi": "srun", "tasks": 2, "tasks_per_gpu": 0}
+
+
+@pytest.mark.parametrize(("config", "words"), [
+    ({"nodes": 0}, "nodes must be a whole number from 1 to 999, not '0'"),
+    ({"nodes": "2; rm -r x"}, "nodes must be a whole number"),
+    ({"processes": "two"}, "processes must be a whole number from 1 to 999, not 'two'"),
+])
+def test_other_values_are_refused(config, words):
+    with pytest.raises(SettingsError, match=words):
+        parse_placement(config)
+
+
+def test_this_machine_is_one_node():
+    with pytest.raises(SettingsError, match="nodes=2 needs Slurm: add --profile profiles/slurm"):
+        parse_placement({"nodes": 2}, runs_here=True)
+    assert parse_placement({"nodes": 1}, runs_here=True).nodes == 1
+
+
+def test_a_stage_of_few_threads_has_one_in_each_process():
+    assert "OMP_NUM_THREADS=1 " in Placement(nodes=2, processes=4).launcher(None, {}, 2)
+
+
+class Resources(dict):
+    """Of a Snakemake job: names are attributes, too."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_slurms_executor_asks_for_the_gpus_of_each_node_and_one_task_a_node():
+    submit = pytest.importorskip("snakemake_executor_plugin_slurm.submit_string", reason="make extras")
+    placement = parse_placement({"nodes": 2})
+    job = SimpleNamespace(resources=Resources({"gres": "gpu:8"} | placement.resources), threads=16)
+    facts = dict.fromkeys(("run_uuid", "slurm_logfile", "comment_str", "account", "partition", "workdir"), "")
+    words = submit.get_submit_command(job, facts).split()
+    assert {"--nodes=2", "--ntasks=2", "--cpus-per-task=16"} <= set(words)
+    assert not [word for word in words if word.startswith("--ntasks-per-gpu")]
