@@ -24,7 +24,7 @@ import numpy as np
 from stages.evaluation import at_best, gold_score, policy_answers, summary
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.heldout_prompts import EvaluationPrompts
-from stages.evaluation.output_tables import write_pairs, write_samples
+from stages.evaluation.output_tables import check_output_space, write_pairs, write_samples
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
     draw_held_out_pairs,
@@ -74,6 +74,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
         pairs, SPLIT, tokenizer, prompts=config.prompts, selection_prompts=config.temperature_prompts,
         max_prompt_tokens=config.max_prompt_tokens, max_response_tokens=config.max_response_tokens, longest=longest,
         seed=config.seed)
+    check_output_space(out, prompts, len(policy), config.max_response_tokens, len(held_out.rows))
     sampler = _make_sampler(config, tokenizer, prompts)
     folders = policy | _base_if_comparable(base, tokenizer) | {"sft": sft}
     answers, swept, logprobs = sampler.sample_policies(folders, held_out)
