@@ -53,7 +53,7 @@ def train_from_scratch(config: Base, out: Path, pairs: Path) -> dict[str, float]
     scratch = config.scratch
     texts = [(question, answer) for split in TRAINED_ON for question, answer in read_answers(pairs, split)]
     tokenizer = train_tokenizer((prompt_text(q) + a for q, a in texts), scratch.vocabulary_tokens)
-    documents = write_documents(out / DOCUMENTS, encode_examples(tokenizer, texts), None)
+    documents = write_documents(out / DOCUMENTS, encode_examples(tokenizer, texts), None, len(texts))
     order = np.random.default_rng(config.seed).permutation(len(documents))
     blocks = PackedBlocks(documents, order, scratch.sequence_length_tokens, "bfd", answers_only=False)
     torch.manual_seed(config.seed)

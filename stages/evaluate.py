@@ -24,7 +24,7 @@ import numpy as np
 from stages.evaluation import at_best, gold_score, policy_answers, summary
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.heldout_prompts import EvaluationPrompts
-from stages.evaluation.output_tables import write_pairs, write_samples
+from stages.evaluation.output_tables import check_output_space, write_pairs, write_samples
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
     draw_held_out_pairs,
@@ -65,6 +65,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     models = (sft, *policy.values(), reward, *([judge] if judge else []))
     tokenizer, longest = load_shared_tokenizer(*models), families.max_positions(*models)
     held_out, prompts = _draw_questions(config, pairs, tokenizer, longest)
+    check_output_space(out, prompts, len(policy), config.max_response_tokens, len(held_out.rows))
     sampler = _make_sampler(config, tokenizer, prompts)
     folders = policy | _base_if_comparable(base, tokenizer) | {"sft": sft}
     answers, swept, logprobs = sampler.sample_policies(folders, held_out)

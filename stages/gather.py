@@ -15,7 +15,8 @@ from pathlib import Path
 
 from stages.recipe.data import Pairs
 from stages.runtime.artifact import artifact_folder, read_manifest
-from stages.runtime.files import link_or_copy, write_json, write_text
+from stages.runtime.disk_space import check_free_space, used_bytes
+from stages.runtime.files import is_on_device, link_or_copy, write_json, write_text
 from stages.stackexchange.dataset_card import render_pairs_card
 from stages.stackexchange.pairs.counts import sum_metrics
 from stages.stackexchange.pairs.table import SPLITS
@@ -31,10 +32,13 @@ def run(config: Pairs, out: Path, *, shares: list[str]) -> dict:
     _check_shares(folders, manifests)
     for split in SPLITS:
         shutil.rmtree(out / split, ignore_errors=True)
+    parts = [part for folder in folders for split in SPLITS for part in sorted((folder / split).glob("part-*.parquet"))]
+    copied_bytes = used_bytes(*(part for part in parts if not is_on_device(part, out)))  # the others are linked
+    check_free_space("the copy of the shares", out, copied_bytes)
+    for split in SPLITS:
         (out / split).mkdir()
-        for folder in folders:
-            for part in sorted((folder / split).glob("part-*.parquet")):
-                link_or_copy(part, out / split / part.name)
+    for part in parts:
+        link_or_copy(part, out / part.parent.name / part.name)
     metrics = sum_metrics([manifest["metrics"] for manifest in manifests])
     if not metrics["pairs"]:
         raise ValueError(f"no pair in {len(shares)} shares; dropped: {metrics['dropped_questions']}")

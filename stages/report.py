@@ -35,11 +35,14 @@ from stages.reporting.page import render_page
 from stages.reward_modeling.no_model import read_no_model
 from stages.runs.lineage import section_name
 from stages.runtime.artifact import artifact_folder, digest, read_manifest
+from stages.runtime.disk_space import check_free_space, used_bytes
 from stages.runtime.files import write_json, write_text
 from stages.runtime.manifest import list_input_sources
 from stages.runtime.series import read_history
 
 TOP_ANSWERS = 3  # answers of the highest reward that are shown of each policy
+FIGURES_BYTES = 1 << 20  # of a stage, as files and within the page: 0.4 MiB in the runs so far
+EVALUATION_FACTOR = 4  # texts in the page to the evaluation's compressed tables
 HEADINGS = {"base": "Base", "sft": "SFT", "reward": "Reward model", "judge": "Judge"}
 
 
@@ -50,6 +53,7 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
     trained = {"base": base, "sft": sft, "reward": reward, **({"judge": judge} if judge else {}), **policy}
     folders = {"posts": posts, "pairs": pairs, **trained,
                **{folder.name: folder for folder in map(artifact_folder, merged)}, "evaluate": evaluate}
+    check_free_space("the report", out, len(folders) * FIGURES_BYTES + EVALUATION_FACTOR * used_bytes(evaluate))
     digests = {name: digest(folder) for name, folder in folders.items()}
     manifests = {name: read_manifest(folder) for name, folder in folders.items()}
     manifests = pipeline_graph.sort_by_ancestry(manifests, digests)

@@ -37,7 +37,14 @@ from stages.reporting.card_metadata import complete_adapter_cards
 from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext
 from stages.runtime.stage_lines import print_line
-from stages.stackexchange.pairs.table import best_rows, first_question_keys, question_key, read_first_rows, read_pairs
+from stages.stackexchange.pairs.table import (
+    best_rows,
+    count_pairs,
+    first_question_keys,
+    question_key,
+    read_first_rows,
+    read_pairs,
+)
 from stages.stackexchange.prompt import encode_examples
 from stages.training.callbacks import Evaluation
 from stages.training.loggers import TrainingLogger, open_logger
@@ -99,7 +106,8 @@ def tokenize_documents(config: Sft, out: Path, tokenizer, pairs: Path, held_out:
     texts = ((row["question"], row["response_j"]) for row in rows if question_key(row) not in held_out)
     step_tokens = config.batch_sequences * config.sequence_length_tokens
     max_tokens = None if config.max_steps is None else config.max_steps * step_tokens
-    documents = write_documents(out / DOCUMENTS, encode_examples(tokenizer, texts), max_tokens)
+    documents = write_documents(out / DOCUMENTS, encode_examples(tokenizer, texts), max_tokens,
+                                count_pairs(pairs, "finetune"))
     if not len(documents):
         raise ValueError(f"{pairs} has no pairs in its finetune split: nothing to train on")
     return documents

@@ -22,13 +22,14 @@ from pathlib import Path
 from stages.command_line.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.command_line.failures import describe_failure, save_traceback
 from stages.command_line.input_kinds import check_input_kinds
+from stages.command_line.memory_limit import run_in_child_if_limited
 from stages.command_line.option_parser import OptionParser
 from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.recipe.type_names import placeholder
 from stages.runtime import artifact, finished, meeting, processes, stopping
-from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep
+from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, silence_missing_kernel
 from stages.runtime.manifest import headline_metrics, list_input_sources
 from stages.runtime.stage_lines import begin_stage, print_line
 from stages.runtime.verification import verify_artifacts
@@ -53,6 +54,7 @@ def main(file: str) -> None:
     signature = read_signature(Path(file))
     arguments = vars(build_parser(signature, _settings_for_help(signature, sys.argv[1:])).parse_args())
     let_idle_threads_sleep()
+    silence_missing_kernel()
     out = artifact.artifact_folder(arguments["out"])
     place = processes.take_place()
     try:
@@ -60,6 +62,8 @@ def main(file: str) -> None:
         if count > place.count:
             logs = [processes.rank_log(out, rank) for rank in range(count)]
             sys.exit(processes.launch(count, sys.orig_argv[1:], signature.stage, logs))
+        if count == 1:
+            run_in_child_if_limited(signature.stage)
         if processes.is_main():
             begin_stage(out)
         else:

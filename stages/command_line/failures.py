@@ -6,10 +6,10 @@ import shutil
 import traceback
 from pathlib import Path
 
+from stages.command_line.memory_limit import near_memory_limit
 from stages.render.units import format_bytes
 from stages.runtime import artifact
 from stages.runtime.disk_space import nearest_folder
-from stages.runtime.environment import near_memory_limit
 
 MEMORY_WORDS = ("(?i)out of memory|not enough memory|(can't|cannot|unable to) allocate|bad_alloc|failed to map segment"
                 "|can't start new thread|could not create a primitive")  # of torch, numpy, C++

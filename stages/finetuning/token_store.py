@@ -3,13 +3,14 @@
 Memory holds 8 bytes per document, whatever their lengths; `datasets.Dataset.from_file` can open the file too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from stages.runtime.disk_space import check_free_space
 from stages.runtime.files import atomic_path
 
 BATCH_DOCUMENTS = 1000
@@ -38,19 +39,37 @@ class TokenizedDocuments:
         return self._tokens[batch][first + start : min(first + stop, end)]
 
 
-def write_documents(
-    path: Path, documents: Iterable[tuple[list[int], list[int]]], max_tokens: int | None) -> TokenizedDocuments:
+def write_documents(path: Path, documents: Iterable[tuple[list[int], list[int]]], max_tokens: int | None,
+                    max_documents: int | None = None) -> TokenizedDocuments:
     """Write (prompt, answer) token ids to `path` atomically, until `max_tokens` are reached, and open the file.
 
     An existing file was written by an earlier attempt at the same artifact, and is opened as it is.
+
+    Args:
+        max_documents: how many documents there are at most. With it, ValueError if the disk has no room for as many of
+            the size of the first ones, before any is written.
     """
     if not path.exists():
-        remaining, tokens = iter(documents), 0
+        tokens = 0
         with (atomic_path(path) as draft, pa.OSFile(str(draft), "wb") as file,
               pa.ipc.new_stream(file, SCHEMA) as stream):
-            while (max_tokens is None or tokens < max_tokens) and (batch := list(islice(remaining, BATCH_DOCUMENTS))):
-                ids = [prompt + answer for prompt, answer in batch]
-                columns = [pa.array(ids, SCHEMA.types[0]), pa.array([len(prompt) for prompt, _ in batch], pa.int32())]
-                stream.write_batch(pa.record_batch(columns, schema=SCHEMA))
-                tokens += sum(map(len, ids))
+            for batch in _encode_batches(documents):
+                batch_tokens = len(batch["input_ids"].flatten())
+                if not tokens and max_documents is not None:
+                    batches = max_documents / len(batch)
+                    if max_tokens is not None:
+                        batches = min(batches, max_tokens / batch_tokens)
+                    check_free_space("the token ids of the documents", path.parent, max(1, batches) * batch.nbytes)
+                stream.write_batch(batch)
+                tokens += batch_tokens
+                if max_tokens is not None and tokens >= max_tokens:
+                    break
     return TokenizedDocuments(path)
+
+
+def _encode_batches(documents: Iterable[tuple[list[int], list[int]]]) -> Iterator[pa.RecordBatch]:
+    remaining = iter(documents)
+    while batch := list(islice(remaining, BATCH_DOCUMENTS)):
+        columns = [pa.array([prompt + answer for prompt, answer in batch], SCHEMA.types[0]),
+                   pa.array([len(prompt) for prompt, _ in batch], pa.int32())]
+        yield pa.record_batch(columns, schema=SCHEMA)

@@ -1,9 +1,10 @@
 """Model folders: copy a pretrained one without pickled weights; save and load adapters."""
 
 import json
+from functools import partial
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -144,8 +145,16 @@ def _mismatch(folder: Path, model) -> str:
 
 
 def _download(model: str, revision: str | None) -> Path:
+    """Download a hub model into the hub's cache; what is there already is not downloaded again."""
+    download = partial(snapshot_download, model, revision=revision, allow_patterns=list(FILE_PATTERNS))
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(FILE_PATTERNS)))
+        files = download(dry_run=True)
+    except Exception:  # no network, for one: the download itself then takes what is cached, or says why not
+        files = []
+    missing_bytes = sum(file.file_size or 0 for file in files if file.will_download)
+    check_free_space(f"the download of {model}", Path(constants.HF_HUB_CACHE), missing_bytes)
+    try:
+        return Path(download())
     except Exception as error:  # the hub client raises many types
         raise ValueError(
             f"{model!r} is neither 'scratch' nor a local folder, and cannot be downloaded from the hub; check its "

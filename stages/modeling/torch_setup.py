@@ -4,13 +4,13 @@ A program calls `prepare` once, before it loads a model. Importing this module c
 """
 
 import ctypes
-import logging
 import os
 import warnings
 
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from stages.runtime.environment import silence_missing_kernel
 from stages.runtime.stage_lines import print_line
 
 _LARGEST_FROM_HEAP_BYTES = 32 << 20  # glibc's maximum
@@ -37,8 +37,7 @@ def _silence_libraries() -> None:
     set_verbosity_error()
     # PEFT and TrainingArguments use names that Transformers has renamed.
     warnings.filterwarnings("ignore", message=r".*activation_checkpointing", category=FutureWarning)
-    # bitsandbytes recommends an optional CPU kernel at every import, quantised or not.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    silence_missing_kernel()  # where no command has, before it imported this
 
 
 def _set_matmul_precision() -> None:

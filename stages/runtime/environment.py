@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import logging
 import os
 import platform
 import resource
@@ -13,6 +14,7 @@ from stages.runtime import processes
 from stages.runtime.finished import DIGEST_CHARACTERS
 
 SOURCES = (".py", ".cpp", ".h")
+KERNEL_LOGGER, KERNEL_RECOMMENDATION = "bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward from"
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
             "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
 
@@ -23,6 +25,18 @@ def let_idle_threads_sleep() -> None:
     With the default (spinning), a busy neighbour makes a stage of two threads several times slower.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def silence_missing_kernel() -> None:
+    """Leave out one line of bitsandbytes, which recommends an optional kernel at every import, quantised or not.
+
+    Call it before torch is imported, as bitsandbytes then is, too.
+    """
+    logging.getLogger(KERNEL_LOGGER).addFilter(_is_not_recommendation)
+
+
+def _is_not_recommendation(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(KERNEL_RECOMMENDATION)
 
 
 def describe_environment() -> dict:
@@ -38,19 +52,6 @@ def describe_environment() -> dict:
             "threads": torch.get_num_threads() if torch is not None else 1, "processes": processes.place().count,
             "python": platform.python_version(),
             "versions": {name: version for name in PACKAGES if (version := _version(name))}, "commit": _commit()}
-
-
-def near_memory_limit() -> int | None:
-    """Return the limit of this process's address space in bytes, if there is one and half of it was in use."""
-    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit_bytes == resource.RLIM_INFINITY:
-        return None
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        peak_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmPeak"))
-    except (OSError, StopIteration):  # not Linux
-        return limit_bytes
-    return limit_bytes if 2 * 1024 * peak_kib >= limit_bytes else None
 
 
 def digest_code() -> str:

@@ -31,6 +31,8 @@ GRACE_SECONDS = 15.0  # for the first process to say what went wrong, after anot
 POLL_SECONDS = 0.05
 LINK_FROM_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
+MEMORY_CAUSES = {"SIGKILL": " (the kernel sends it when memory runs out)",
+                 "SIGABRT": " (libraries abort when memory runs out)"}
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def _describe_end(rank: int, status: int, count: int, log: Path) -> str:
     resumes = "the same command continues from the last checkpoint"
     if status < 0:
         name = signal.Signals(-status).name
-        cause = " (the kernel sends it when memory runs out)" if name == "SIGKILL" else ""
+        cause = MEMORY_CAUSES.get(name, "")
         return f"the process of rank {rank}, one of {count}, was ended by {name}{cause}; {resumes}"
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     said = next((line for line in reversed(lines) if line.strip()), f"exit status {status}")
@@ -208,11 +210,15 @@ def _see_one_gpu(local_rank: int) -> None:
 def _end_with_launcher() -> None:
     """Have the kernel end this process when its launcher ends, however it ends: it would keep a core for nothing."""
     launcher = os.environ.pop(LAUNCHER, None)
-    if launcher is None:
-        return
+    if launcher is not None:
+        end_with_parent(int(launcher))
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when its parent, of this id, ends; end it now if that has happened already."""
     with suppress(OSError, AttributeError, TypeError):  # not Linux
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(launcher):
+    if os.getppid() != parent:
         sys.exit(1)
 
 

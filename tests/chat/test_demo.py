@@ -486,6 +486,13 @@ def test_a_port_that_cannot_be_is_one_line(run, capsys, port):
     assert said == f"demo: error: --port must be from 1 to 65535, not {port}\n"
 
 
+def test_a_port_that_is_no_number_is_one_line(capsys):
+    with pytest.raises(SystemExit):
+        demo.main(["--port=abc"])  # as `make demo PORT=abc` calls it
+    assert capsys.readouterr().err == (
+        "demo: error: argument --port: invalid int value: 'abc' (--help lists the options)\n")
+
+
 def test_a_model_is_named_once_and_is_a_folder(run, capsys):
     args = demo.build_parser().parse_args(["--run", str(run), "--model", f"SFT={run / 'ppo-merged'}"])
     with pytest.raises(ValueError, match="already"):

@@ -7,13 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stages import pairs
+from stages import evaluate, gather, pairs, report
+from stages.evaluation.answer_sampler import AnswerSampler
+from stages.finetuning.token_store import BATCH_DOCUMENTS, write_documents
 from stages.modeling import merge, pretrained
 from stages.recipe.data import Pairs
+from stages.recipe.evaluate import Report
 from stages.training import checkpoint
 from stages.training.callbacks import Evaluation
 from stages.training.disk_plan import count_saves
 from stages.training.trainer import TrainerSettings, train
+from tests.helpers import finished_run, tiny_evaluation
 from tests.helpers.stackexchange_dumps import document, make_posts, qa_rows, write_dump
 
 SETTINGS = TrainerSettings(batch=1, microbatch=1, learning_rate=0.1, schedule="constant", weight_decay=0.0, seed=0,
@@ -112,3 +116,65 @@ def test_pairs_need_twice_the_posts(tmp_path, free):
         pairs.run(Pairs(), tmp_path / "pairs", posts=tmp_path / "posts")
     free(needed)
     pairs.run(Pairs(), tmp_path / "pairs", posts=tmp_path / "posts")
+
+
+def test_a_download_needs_room_for_what_the_cache_lacks(tmp_path, free, monkeypatch):
+    def download(model, revision, allow_patterns, dry_run=False):
+        downloaded.append(dry_run)
+        return [SimpleNamespace(file_size=size, will_download=size < 900) for size in (300, 200, 1000, None)
+                if size] if dry_run else tmp_path
+
+    downloaded: list[bool] = []
+    monkeypatch.setattr(pretrained, "snapshot_download", download)
+    free(499)
+    with pytest.raises(ValueError, match=r"the download of owner/name: needs 500 bytes of disk space under .*hub"):
+        pretrained.copy_pretrained("owner/name", None, tmp_path / "out")
+    assert downloaded == [True] and not (tmp_path / "out").exists()
+    free(500)
+    assert pretrained._download("owner/name", None) == tmp_path and downloaded == [True, True, False]
+
+
+@pytest.mark.parametrize(("max_tokens", "batches"), [(None, 4), (2 * 5 * BATCH_DOCUMENTS, 2)])
+def test_token_ids_of_all_documents_need_room_before_the_first_is_written(tmp_path, free, max_tokens, batches):
+    def write():
+        documents = (([1] * 2, [2] * 3) for _ in range(4 * BATCH_DOCUMENTS))
+        return write_documents(tmp_path / "d.arrow", documents, max_tokens, 4 * BATCH_DOCUMENTS)
+
+    needed = batches * BATCH_DOCUMENTS * 4 * (5 + 1 + 1)  # ids, where each list ends, tokens of each prompt
+    free(needed - 1)
+    with pytest.raises(ValueError, match=r"the token ids of the documents: needs .* KiB of disk space under"):
+        write()
+    assert not list(tmp_path.iterdir())
+    free(needed)
+    assert len(write()) == batches * BATCH_DOCUMENTS
+    free(0)
+    write()  # as written before: needs no room
+
+
+def test_shares_need_room_where_they_cannot_be_linked(tmp_path, free, monkeypatch):
+    (tmp_path / "share" / "finetune").mkdir(parents=True)
+    (tmp_path / "share" / "finetune" / "part-00000.parquet").write_bytes(bytes(500))
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(gather, "_check_shares", lambda *_: None)
+    monkeypatch.setattr(gather, "read_manifest", lambda _: {"metrics": {}})
+    monkeypatch.setattr(gather, "is_on_device", lambda file, folder: False)
+    free(499)
+    with pytest.raises(ValueError, match=r"the copy of the shares: needs 500 bytes of disk space under .*out"):
+        gather.run(Pairs(), tmp_path / "out", shares=[str(tmp_path / "share")])
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_evaluation_needs_room_before_its_first_answer(tmp_path, free, monkeypatch):
+    inputs = tiny_evaluation.save_inputs(tmp_path, tiny_evaluation.make_tokenizer())
+    monkeypatch.setattr(AnswerSampler, "sample_policies", lambda *_: pytest.fail("it samples"))
+    free(1 << 20)
+    with pytest.raises(ValueError, match=r"the evaluation's tables: needs 1\.0 MiB of disk space under .*out"):
+        evaluate.run(tiny_evaluation.CONFIG, tmp_path / "out", **inputs)
+
+
+def test_a_report_needs_room_for_its_figures(tmp_path, free):
+    folders = finished_run.artifacts(tmp_path)
+    free(8 << 20)
+    with pytest.raises(ValueError, match=r"the report: needs .* MiB of disk space under .*out"):
+        report.run(Report(), tmp_path / "out", **folders)
+    assert not (tmp_path / "out").exists()

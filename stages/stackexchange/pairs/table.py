@@ -63,6 +63,11 @@ def read_pairs(pairs: Path, split: str, columns: list[str] | None = None) -> Ite
                 yield from batch.to_pylist()
 
 
+def count_pairs(pairs: Path, split: str) -> int:
+    """Count the rows of one split; reads no row."""
+    return sum(pq.read_metadata(file).num_rows for file in (Path(pairs) / split).glob("part-*.parquet"))
+
+
 def sample_rows(rows: Iterable[dict], count: int, seed: int) -> list[dict]:
     """Draw `count` rows, uniformly and in their order; no more are in memory (reservoir sampling, Vitter 1985)."""
     generator, reservoir = random.Random(seed), []
