@@ -24,6 +24,7 @@ LIMIT_VARIABLE, LIMIT_SECONDS = "STAGE_LIMIT_SECONDS", 1800.0  # that a process 
 ANSWER_SECONDS = 3.0  # for the others to answer that they lost someone, too
 REPORT_SECONDS = 10.0  # for the first process to report an error of another one
 CONNECTION_WORDS = "(?i)gloo|nccl|connection (closed|reset)"  # in torch's RuntimeErrors
+_transfer_seconds = [0.0]
 _stores: list[dist.Store] = []
 
 
@@ -166,9 +167,16 @@ def _dealt_to(place: int) -> int:
     return world_size() - 1 - index if turn % 2 else index
 
 
+def transfer_seconds() -> float:
+    """Return the wall seconds in sums and gathers so far: the transfers, and waiting for the other processes."""
+    return _transfer_seconds[0]
+
+
 def _call(collective, *arguments) -> None:
+    start = time.monotonic()
     try:
         collective(*arguments)
+        _transfer_seconds[0] += time.monotonic() - start
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # gloo: the connection is closed, or the limit is over

@@ -91,7 +91,7 @@ def render_times(manifests: dict[str, dict]) -> Html:
              f"{100 * manifest['seconds'] / total:.1f} %",
              sortable_text(f"{manifest['peak_memory_mib']:,} MiB", manifest["peak_memory_mib"])]
             for name, manifest in manifests.items()]
-    machines = sorted({f"{manifest['device']}, threads: {manifest['threads']}" for manifest in manifests.values()})
+    machines = sorted(set(map(_describe_machine, manifests.values())))
     words = f"{format_duration(total)} in all. The bar below a stage is its time. Run on {'; '.join(machines)}."
     return element("div", table(["stage", "time", "share", "peak memory"], rows),
                    element("p", words, class_="faint"))
@@ -100,6 +100,12 @@ def render_times(manifests: dict[str, dict]) -> Html:
 def render_pipeline(graph: Html, manifests: dict[str, dict]) -> Html:
     """Render the drawn graph beside the table of times."""
     return element("div", graph, render_times(manifests), class_="beside")
+
+
+def _describe_machine(manifest: dict) -> str:
+    counts = {name: manifest.get(name, 1) for name in ("processes", "nodes")}
+    several = "".join(f", {name}: {count}" for name, count in counts.items() if count > 1)
+    return f"{manifest['device']}{several}, threads: {manifest['threads']}"
 
 
 def _source_digests(manifest: dict) -> set[str]:

@@ -49,9 +49,17 @@ def describe_environment() -> dict:
     kernels = sys.modules.get("stages.modeling.cpu_kernels.build")
     return {"peak_memory_mib": round(peak_kib / 1024), "device": gpu or f"cpu ({platform.machine()})",
             **({} if kernels is None else {"cpu_kernels": kernels.status()}),
-            "threads": torch.get_num_threads() if torch is not None else 1, "processes": processes.place().count,
+            "threads": torch.get_num_threads() if torch is not None else 1, **_describe_processes(),
             "python": platform.python_version(),
             "versions": {name: version for name in PACKAGES if (version := _version(name))}, "commit": _commit()}
+
+
+def _describe_processes() -> dict:
+    """Return the numbers of processes and nodes; of several, the seconds that the first one spent in their transfers.
+    """
+    place, group = processes.place(), sys.modules.get("stages.distributed.group")
+    seconds = {"transfer_seconds": round(group.transfer_seconds(), 2)} if place.count > 1 and group else {}
+    return {"processes": place.count, "nodes": place.nodes, **seconds}
 
 
 def digest_code() -> str:

@@ -23,9 +23,9 @@ from stages.runtime import stopping
 from stages.runtime.files import link_or_copy
 
 # What torchrun and launchers of MPI set. accelerate and Transformers would split the data again if they saw it.
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE",
-             "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
-             "MV2_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+             "ROLE_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
+             "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
 LAUNCHER = "STAGE_LAUNCHER_PID"
 GRACE_SECONDS = 15.0  # for the first process to say what went wrong, after another one has ended
 POLL_SECONDS = 0.05
@@ -44,6 +44,7 @@ class Place:
     address: str = "127.0.0.1"
     port: int = 0
     hosts_store: bool = True  # otherwise torchrun does
+    nodes: int = 1
 
 
 _places = [Place()]
@@ -69,7 +70,8 @@ def take_place() -> Place:
         _places.append(Place(
             int(os.environ["RANK"]), count, os.environ.get("MASTER_ADDR", "127.0.0.1"),
             int(os.environ.get("MASTER_PORT", "29500")),
-            int(os.environ["RANK"]) == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"))
+            int(os.environ["RANK"]) == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            int(os.environ.get("GROUP_WORLD_SIZE", "1"))))
         _see_one_gpu(int(os.environ.get("LOCAL_RANK", "0")))
         _end_with_launcher()
     for name in VARIABLES:
