@@ -69,14 +69,27 @@ class Soak:
         if self.process is not None and self.process.poll() is None:
             end_run(self.process, signal.SIGKILL, whole_group=True)
 
-    def kill(self, number: int) -> str | None:
-        """Run until a random moment, or until just after a checkpoint, and signal; None if the run ended before."""
+    def flip(self) -> str | None:
+        """Change a byte in a checkpoint; until there is one, run up to the next one, and kill. None: the run ended."""
+        while not (changed := flip_byte(self.folder / RUN, self.rng)):
+            if self.kill(signal.SIGKILL, after_checkpoint_seconds=0) is None:
+                return None
+        return f"a byte changed in {changed.relative_to(self.folder)}"
+
+    def kill(self, number: int, after_checkpoint_seconds: float | None = None) -> str | None:
+        """Run until a random moment, or until just after a checkpoint, and signal; None if the run ended before.
+
+        after_checkpoint_seconds: None leaves it to chance, which of both.
+        """
         process, start = self.start(), time.monotonic()
-        before = self._list_checkpoints() if self.rng.random() < 0.5 else None
+        delay = after_checkpoint_seconds
+        if delay is None and self.rng.random() < 0.5:
+            delay = self.rng.uniform(0, AFTER_CHECKPOINT_SECONDS)
+        before = None if delay is None else self._list_checkpoints()
         deadline = start + (self.rng.uniform(0, self.max_seconds) if before is None else self.max_seconds)
         while process.poll() is None and time.monotonic() < deadline:
             if before is not None and self._list_checkpoints() - before:
-                before, deadline = None, time.monotonic() + self.rng.uniform(0, AFTER_CHECKPOINT_SECONDS)
+                before, deadline = None, time.monotonic() + delay
             time.sleep(POLL_SECONDS)
         if process.poll() is not None:
             if process.returncode:
@@ -152,8 +165,7 @@ def soak(disturbed: Soak, quiet: Path, steps: list[str], mounted: bool) -> None:
         if step == "fill":
             what = disturbed.fill(mounted)
         elif step == "flip":
-            changed = flip_byte(disturbed.folder / RUN, disturbed.rng)
-            what = f"a byte changed in {changed.relative_to(disturbed.folder)}" if changed else "no checkpoint yet"
+            what = disturbed.flip()
         elif step == "clock":
             date_in_future(disturbed.folder / DUMP)
             what = "the dump is dated in the future"
