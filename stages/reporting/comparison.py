@@ -1,4 +1,4 @@
-"""Page that compares runs: verdicts, settings that differ, numbers with intervals side by side, curves overlaid."""
+"""Render the page that compares runs: verdicts, settings that differ, numbers side by side, curves overlaid."""
 
 import hashlib
 import re
