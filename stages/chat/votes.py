@@ -99,7 +99,7 @@ class Votes:
         Raises ValueError, and changes nothing, if the existing file is not a table of votes.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        with self._hold_lock():
             rows = [*self.rows(kind), row]
             path = self.folder / kind / PART
             path.parent.mkdir(exist_ok=True)
@@ -126,7 +126,7 @@ class Votes:
         return CARD.format(files="".join(f"  - split: {kind}\n    path: {kind}/part-*.parquet\n" for kind in filled))
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """Allow one writer at a time over all threads and processes; the kernel releases a dead process's lock."""
         with open(self.folder / LOCK, "w") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
