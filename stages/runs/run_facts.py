@@ -50,6 +50,13 @@ def list_settings(run: Run) -> dict[str, Any]:
                              for name, record in run.artifacts.items()}
 
 
+def common_settings(runs: list[Run]) -> list[dict[str, Any]]:
+    """Return the settings of each run, of the sections that all of them have."""
+    settings = list(map(list_settings, runs))
+    names = [name for name in settings[0] if all(name in other for other in settings)]
+    return [{name: values[name] for name in names} for values in settings]
+
+
 def list_digests(run: Run) -> dict[str, dict[str, str]]:
     """Return the SHA-256 of each file of each artifact. Manifests also hold times, and differ between equal runs."""
     return {name: {file: str(entry.get("sha256")) for file, entry in record.manifest.get("files", {}).items()
