@@ -17,7 +17,7 @@ from stages.recipe.evaluate import Report
 from stages.recipe.recipe import Recipe, list_defaults
 from stages.render.terminal import escape_controls
 from stages.reporting.comparison import ComparedRun, Numbers, render_comparison
-from stages.runs.run_facts import EVALUATE, Run, compare_headlines, list_headlines, list_settings, read_run
+from stages.runs.run_facts import EVALUATE, Run, common_settings, compare_headlines, list_headlines, read_run
 from stages.runtime.files import write_text
 from stages.runtime.series import read_history
 
@@ -33,12 +33,13 @@ def read_runs(folders: list[Path]) -> tuple[list[ComparedRun], Numbers]:
     if len(set(labels)) < len(labels):
         raise ValueError("a run is given twice")
     runs = [read_run(folder) for folder in folders]
-    return list(map(_read_facts, labels, runs)), compare_headlines(list(map(list_headlines, runs)))
+    facts = list(map(_read_facts, labels, runs, common_settings(runs)))
+    return facts, compare_headlines(list(map(list_headlines, runs)))
 
 
-def _read_facts(label: str, run: Run) -> ComparedRun:
+def _read_facts(label: str, run: Run, settings: dict) -> ComparedRun:
     return ComparedRun(
-        label, str(run.folder), list_settings(run), {name: record.manifest for name, record in run.artifacts.items()},
+        label, str(run.folder), settings, {name: record.manifest for name, record in run.artifacts.items()},
         _read_evaluation(run), {name: read_history(record.folder) for name, record in run.artifacts.items()})
 
 

@@ -17,8 +17,8 @@ from stages.chat.checks import check_port, check_run
 from stages.command_line.failures import describe_failure
 from stages.command_line.option_parser import OptionParser
 from stages.recipe.evaluate import Evaluate
+from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import override
-from stages.runs.lineage import read_recipe
 from stages.runtime.environment import let_idle_threads_sleep
 
 RUN, PORT = Path("results/demo"), 7860
@@ -53,7 +53,7 @@ def evaluate_settings(run: Path) -> Evaluate:
     Other sections are not read: an older run may have keys that no longer exist.
     """
     recipe = run / "recipe.yaml"
-    section = read_recipe(recipe).get("evaluate", {}) if recipe.is_file() else {}
+    section = read_mapping(recipe).get("evaluate", {}) if recipe.is_file() else {}
     return override(Evaluate(), section, f"{recipe}: evaluate")
 
 

@@ -40,6 +40,7 @@ ROOMS = {
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting")
+READING = {"environ", "getenv", "glob", "rglob", "iterdir", "read_text", "read_bytes", "open", "exists", "is_file"}
 TORCH = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
 
@@ -150,9 +151,10 @@ def test_a_room_takes_no_recipe_object():
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_importing_a_module_runs_nothing(module):
-    """Only imports, definitions and assignments of names stand at the top level."""
+    """Only imports, definitions and assignments of names stand at the top level, and none of these reads a file."""
     for node in parse(MODULES[module]).body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
+            assert not {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)} & READING, ast.unparse(node)
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             assert all(isinstance(part, ast.Name | ast.Tuple) for part in targets), ast.unparse(node)
         elif isinstance(node, ast.Expr):
@@ -160,6 +162,12 @@ def test_importing_a_module_runs_nothing(module):
         else:
             definitions = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
             assert isinstance(node, definitions) or is_main_guard(node), ast.unparse(node)
+
+
+def test_every_file_of_the_kernels_is_compiled_or_part_of_the_digest():
+    folder = ROOT / "stages/modeling/cpu_kernels"
+    names = {node.value for node in ast.walk(parse(folder / "build.py")) if isinstance(node, ast.Constant)}
+    assert {path.name for path in (*folder.glob("*.cpp"), *folder.glob("*.h"))} <= names
 
 
 def test_the_snakefile_needs_recipe_and_runs_only():

@@ -1,1 +1,1 @@
-"""The demo page."""
+"""Serve the demo page."""

@@ -1,4 +1,4 @@
-"""Checks before the demo page is served, before torch and the models are loaded, which may take minutes."""
+"""Check run and port before the demo page is served: before torch and the models are loaded, which may take minutes."""
 
 import importlib.util
 import socket

@@ -1,4 +1,4 @@
-"""What the server remembers of each open page: whether to stop, and the two answers that wait for a vote."""
+"""Keep the state of each open page: whether to stop, and the two answers that wait for a vote."""
 
 import threading
 from dataclasses import dataclass

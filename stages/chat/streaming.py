@@ -7,7 +7,7 @@ temperature (1 for greedy). Its sum over an answer is a one-sample estimate (k1)
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import perf_counter
+from time import monotonic
 
 import torch
 
@@ -204,9 +204,9 @@ class _ReferenceScorer:
 def _count_cost(states: Iterator[GenerationState], answer: Answer) -> Iterator[GenerationState]:
     """Yield the states, and count their tokens and seconds on the answer."""
     while True:
-        start = perf_counter()
+        start = monotonic()
         state = next(states, None)
-        answer.seconds += perf_counter() - start
+        answer.seconds += monotonic() - start
         if state is None:
             return
         answer.sampled_tokens = sum(map(len, state.responses))

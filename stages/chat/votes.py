@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from huggingface_hub import DatasetCardData
 
 from stages.runtime.files import atomic_path, write_text
 from stages.stackexchange.pairs.table import DATES, SCHEMA
@@ -23,14 +24,9 @@ from stages.stackexchange.pairs.table import DATES, SCHEMA
 VOTES, TIES = "reward", "ties"  # folders; the reward stage reads the split `reward`
 PART, LOCK = "part-00000.parquet", ".lock"
 TYPED = "typed"  # site of a question that is not from the pairs
-CARD = """---
-pretty_name: Votes on answers of language models
-configs:
-- config_name: default
-  data_files:
-{files}---
-
-# Votes on answers of language models
+TITLE = "Votes on answers of language models"
+CARD = f"""
+# {TITLE}
 
 A person compared two answers to a question without knowing which model wrote them, and chose the better one,
 `response_j`. `authors` names the author of the question, then the two models. The fourth entry of `metadata` is JSON:
@@ -99,7 +95,7 @@ class Votes:
         Raises ValueError, and changes nothing, if the existing file is not a table of votes.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        with self._hold_lock():
             rows = [*self.rows(kind), row]
             path = self.folder / kind / PART
             path.parent.mkdir(exist_ok=True)
@@ -123,10 +119,12 @@ class Votes:
 
     def _card(self) -> str:
         filled = [kind for kind in (VOTES, TIES) if (self.folder / kind / PART).exists()]
-        return CARD.format(files="".join(f"  - split: {kind}\n    path: {kind}/part-*.parquet\n" for kind in filled))
+        files = [{"split": kind, "path": f"{kind}/part-*.parquet"} for kind in filled]
+        data = DatasetCardData(pretty_name=TITLE, configs=[{"config_name": "default", "data_files": files}])
+        return f"---\n{data.to_yaml()}\n---\n{CARD}"
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """Allow one writer at a time over all threads and processes; the kernel releases a dead process's lock."""
         with open(self.folder / LOCK, "w") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)

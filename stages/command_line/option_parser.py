@@ -1,4 +1,4 @@
-"""A parser of command lines that answers a mistake in one line, with the nearest option."""
+"""Parse a command line; answer a mistake in one line, with the nearest option."""
 
 import argparse
 import re

@@ -3,22 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from stages.runs.run_facts import Run, compare_headlines, list_digests, list_headlines, list_settings, read_run
+from stages.runs.run_facts import Run, common_settings, compare_headlines, list_digests, list_headlines, read_run
 from stages.runtime.manifest import diff_trees
 
 
 def diff_runs(a: Path, b: Path) -> dict[str, Any]:
     """Compare the finished artifacts of two runs; ArtifactError if a folder is not a run."""
     runs = [read_run(a), read_run(b)]
-    return {"a": str(a), "b": str(b), "settings": _diff_settings(runs), "stages": _diff_stages(runs),
+    return {"a": str(a), "b": str(b), "settings": diff_trees(*common_settings(runs)), "stages": _diff_stages(runs),
             "metrics": _diff_headlines(runs)}
-
-
-def _diff_settings(runs: list[Run]) -> list[dict]:
-    """List the settings that differ, of the sections that both runs have."""
-    a, b = map(list_settings, runs)
-    return diff_trees(*({name: settings for name, settings in side.items() if name in a and name in b}
-                        for side in (a, b)))
 
 
 def _diff_stages(runs: list[Run]) -> list[dict]:

@@ -1,4 +1,4 @@
-"""Several adapters on one base: policy, value function and reward model share frozen weights that are in memory once.
+"""Switch adapters on one base: policy, value function and reward model share frozen weights that are in memory once.
 
 The base without an active adapter is the reference model. A reward adapter (from stages.reward, unmerged) can be one of
 the adapters, with its score head.

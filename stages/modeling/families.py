@@ -1,4 +1,4 @@
-"""Differences between model families, read from the libraries or from the model itself, without a table of names.
+"""Read differences between model families from the libraries or the model itself, without a table of names.
 
 Tested: LLaMA, Mistral, Qwen 2 and 3, GPT-2, GPT-NeoX (Pythia), OPT. Families that cannot work raise ValueError.
 """

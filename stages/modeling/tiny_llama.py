@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-PAD, BOS, EOS = "<pad>", "<s>", "</s>"  # distinct tokens, ids 0, 1, 2
+from stages.modeling.tokenizer import PAD
+
+BOS, EOS = "<s>", "</s>"  # with PAD distinct tokens, ids 0, 1, 2
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_tokens: int) -> PreTrainedTokenizerFast:

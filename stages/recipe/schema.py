@@ -94,11 +94,6 @@ def flatten(settings: Any) -> list[tuple[str, Any, str]]:
     return [(name, _plain(value), field.metadata["doc"]) for name, field, value in list_fields(settings)]
 
 
-def list_ranges(settings: Any) -> dict[str, Range]:
-    """Map the dotted name of every setting that has a range to it, nested sections included."""
-    return {name: field.metadata["within"] for name, field, _ in list_fields(settings) if field.metadata["within"]}
-
-
 def list_fields(settings: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, Any]]:
     """Yield the dotted name, the field and the value of every setting, nested sections included."""
     for field in dataclasses.fields(settings):

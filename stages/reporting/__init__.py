@@ -1,1 +1,1 @@
-"""The report page and the model card."""
+"""Render the report page and the model cards."""

@@ -1,4 +1,4 @@
-"""Metadata of model cards in the Hub's form: where a model is from, and what the evaluation measured (model-index)."""
+"""Write metadata of model cards in the Hub's form: where a model is from, and what was measured (model-index)."""
 
 from collections.abc import Callable
 from pathlib import Path

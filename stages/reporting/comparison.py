@@ -1,4 +1,4 @@
-"""Page that compares runs: verdicts, settings that differ, numbers with intervals side by side, curves overlaid."""
+"""Render the page that compares runs: verdicts, settings that differ, numbers side by side, curves overlaid."""
 
 import hashlib
 import re
@@ -29,8 +29,8 @@ Numbers = dict[tuple[str, str], list[dict | None]]
 class ComparedRun:
     """Facts about a run.
 
-    settings: by section. manifests: of the finished artifacts by name. evaluation: metrics.json of evaluate, None
-    without one. histories: rows of the series by artifact.
+    settings: by section, of the sections that all runs have. manifests: of the finished artifacts by name.
+    evaluation: metrics.json of evaluate, None without one. histories: rows of the series by artifact.
     """
 
     label: str
@@ -95,9 +95,8 @@ def _render_runs(runs: list[ComparedRun]) -> Html:
 
 
 def _render_settings(runs: list[ComparedRun], meanings: dict[str, str]) -> Html:
-    """Render the settings that are not the same in all runs, of the sections that all have."""
-    common = [name for name in runs[0].settings if all(name in run.settings for run in runs)]
-    trees = [flatten_tree({name: run.settings[name] for name in common}, lists=False) for run in runs]
+    """Render the settings that are not the same in all runs."""
+    trees = [flatten_tree(run.settings, lists=False) for run in runs]
     names = dict.fromkeys(name for tree in trees for name in tree)
     differing = [name for name in names if any(name not in tree or tree[name] != trees[0].get(name) for tree in trees)]
     words = element("p", f"{len(differing)} of {len(names)} settings differ, of sections that all runs have.",

@@ -1,4 +1,4 @@
-"""Curves of each stage's history. To add a curve, add a line to CURVES; to add a stage, add a key."""
+"""Select the curves of each stage's history. To add a curve, add a line to CURVES; to add a stage, add a key."""
 
 from dataclasses import dataclass
 

@@ -100,10 +100,10 @@ def measure_training(where: str, metrics: dict, history: list[dict]) -> list[Mea
 def measure_evaluation(metrics: dict) -> list[Measured]:
     """List the numbers of the evaluation: of the reward model, SFT and the trained policies."""
     return [Measured(f"{where}, evaluation", BANDS[name], value)
-            for where, name, value in _evaluated(metrics) if value is not None]
+            for where, name, value in _list_evaluated_numbers(metrics) if value is not None]
 
 
-def _evaluated(metrics: dict) -> Iterator[tuple[str, str, float | None]]:
+def _list_evaluated_numbers(metrics: dict) -> Iterator[tuple[str, str, float | None]]:
     reward = metrics["reward_model"]
     if reward["accuracy"]:
         yield REWARD_MODEL, "validation_accuracy_low", reward["accuracy"]["low"]

@@ -79,11 +79,6 @@ def build_graph(manifests: dict[str, dict], digests: dict[str, str]) -> Graph:
     return Graph("What is made from what, with time and peak memory", nodes)
 
 
-def list_sources(manifest: dict) -> list[dict]:
-    """Return the inputs of one artifact (path, sha256), lists and mappings unfolded."""
-    return list(list_input_sources(manifest["inputs"]).values())
-
-
 def render_times(manifests: dict[str, dict]) -> Html:
     """Render the time and the peak memory of each artifact."""
     total = sum(manifest["seconds"] for manifest in manifests.values()) or 1
@@ -109,7 +104,7 @@ def _describe_machine(manifest: dict) -> str:
 
 
 def _source_digests(manifest: dict) -> set[str]:
-    return {source["sha256"] for source in list_sources(manifest)}
+    return {source["sha256"] for source in list_input_sources(manifest["inputs"]).values()}
 
 
 def _arrow(colour: str) -> dict:

@@ -2,7 +2,7 @@
 
 from stages.render.html import Html, element, join_html, table
 from stages.reporting.healthy_bands import mark_number
-from stages.reporting.pipeline_graph import list_sources
+from stages.runtime.manifest import list_input_sources
 
 
 def render_accuracy(reward: dict) -> Html:
@@ -36,10 +36,11 @@ def render_breakdown(reward: dict) -> Html:
 
 def render_provenance(manifests: dict[str, dict], digests: dict[str, str]) -> Html:
     """Render the digest, code version and inputs of each artifact, and the inputs from outside the run."""
+    sources = {stage: list_input_sources(manifest["inputs"]).values() for stage, manifest in manifests.items()}
     rows = [[stage, element("code", digests[stage]), element("code", manifest["commit"] or "unknown"),
-             ", ".join(sorted(_short(source["path"]) for source in list_sources(manifest)))]
+             ", ".join(sorted(_short(source["path"]) for source in sources[stage]))]
             for stage, manifest in manifests.items()]
-    outside = {source["path"]: source["sha256"] for manifest in manifests.values() for source in list_sources(manifest)
+    outside = {source["path"]: source["sha256"] for stage in manifests for source in sources[stage]
                if source["sha256"] not in digests.values()}
     rows_outside = [[path, element("code", sha256 or "from a hub: see the revision in the recipe")]
                     for path, sha256 in outside.items()]

@@ -1,4 +1,4 @@
-"""no_model.json of an artifact that holds no reward model, because there was too little to train one on."""
+"""Read and write no_model.json of an artifact without a reward model, as there was too little to train one on."""
 
 import json
 from pathlib import Path

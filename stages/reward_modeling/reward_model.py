@@ -1,4 +1,4 @@
-"""The reward model: score an answer to a prompt from the hidden states of a sequence classifier.
+"""Score an answer to a prompt with a reward model, from the hidden states of a sequence classifier.
 
 By default the head reads the state at the last token, as in StackLLaMA. Options (scoring_file.Scoring): the head reads
 every token of the answer; `log_probability_weight` times the answer's mean log-probability per token under the model's

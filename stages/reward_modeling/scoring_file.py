@@ -1,4 +1,4 @@
-"""scoring.json of a reward artifact: how its model scores, where 0 is, and reference scores to check it by."""
+"""Read and write scoring.json of a reward artifact: how its model scores, where 0 is, reference scores to check by."""
 
 import json
 from dataclasses import asdict, dataclass, fields

@@ -8,10 +8,9 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import yaml
-
 from stages.recipe.recipe import Recipe, section_settings
-from stages.recipe.schema import logging_only
+from stages.recipe.recipe_file import read_mapping
+from stages.recipe.schema import SettingsError, logging_only
 from stages.render.units import format_bytes
 from stages.runtime.artifact import ArtifactError, artifact_folder, digest
 from stages.runtime.files import list_files
@@ -107,17 +106,6 @@ def find_run_folder(artifact: Path) -> Path | None:
     return next((folder for folder in folders if (folder / RECIPE).is_file()), None)
 
 
-def read_recipe(path: Path) -> dict:
-    """Read a run's recipe.yaml as a mapping; ArtifactError if it is not one."""
-    try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}") from None
-    if not isinstance(recipe, dict):
-        raise ArtifactError(f"{path} is no recipe")
-    return recipe
-
-
 def section_name(stage: str) -> str:
     """Return the section of the recipe that holds a stage's settings."""
     return SECTIONS.get(stage, stage)
@@ -159,8 +147,8 @@ def _changed_settings(record: Record, recipe: dict | None) -> list[str]:
     if (run is None and recipe is None) or "config" not in record.manifest:
         return []
     try:
-        settings = (read_recipe(run / RECIPE) if recipe is None else recipe).get(section)
-    except ArtifactError as error:
+        settings = (read_mapping(run / RECIPE) if recipe is None else recipe).get(section)
+    except SettingsError as error:
         return [str(error)]
     if not isinstance(settings, dict):
         return []

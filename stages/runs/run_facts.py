@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from stages.recipe.recipe import Recipe
+from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import logging_only
-from stages.runs.lineage import RECIPE, read_recipe, section_name
+from stages.runs.lineage import RECIPE, section_name
 from stages.runs.listing import list_artifacts, time_made
 from stages.runtime.artifact import ArtifactError
 from stages.runtime.manifest import Record, is_artifact, read_record
@@ -42,11 +43,18 @@ def read_run(folder: Path) -> Run:
 
 def list_settings(run: Run) -> dict[str, Any]:
     """Return the dump and the settings by section: of the artifacts or, where a stage has none, of the recipe."""
-    recipe = read_recipe(run.folder / RECIPE) if (run.folder / RECIPE).is_file() else {}
+    recipe = read_mapping(run.folder / RECIPE) if (run.folder / RECIPE).is_file() else {}
     planned = {name: _drop_logging(name, values) for name, values in recipe.items() if isinstance(values, dict)}
     dump = {"dump": recipe["dump"]} if "dump" in recipe else {}
     return dump | planned | {section_name(record.manifest.get("stage", name)): record.manifest.get("config", {})
                              for name, record in run.artifacts.items()}
+
+
+def common_settings(runs: list[Run]) -> list[dict[str, Any]]:
+    """Return the settings of each run, of the sections that all of them have."""
+    settings = list(map(list_settings, runs))
+    names = [name for name in settings[0] if all(name in other for other in settings)]
+    return [{name: values[name] for name in names} for values in settings]
 
 
 def list_digests(run: Run) -> dict[str, dict[str, str]]:

@@ -96,12 +96,12 @@ def _find_reasons(record: Record, settings: dict) -> list[str]:
     if record.state == "damaged":
         return record.problems
     dumps = record.manifest.get("inputs", {}).get("dump")
-    if isinstance(dumps, list) and (paths := [_path_of(source) for source in dumps]) != settings["dump"]:
+    if isinstance(dumps, list) and (paths := [_source_path(source) for source in dumps]) != settings["dump"]:
         return [f"it was made from {', '.join(paths)}"]
     return find_stale_reasons(record, settings)
 
 
-def _path_of(source: object) -> str:
+def _source_path(source: object) -> str:
     return str(source.get("path")) if isinstance(source, dict) else "?"
 
 

@@ -1,1 +1,1 @@
-"""A Stack Exchange dump to questions, Markdown, preference pairs and prompts. Never imports torch."""
+"""Turn a Stack Exchange dump into questions, Markdown, preference pairs and prompts. Never imports torch."""

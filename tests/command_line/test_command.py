@@ -25,6 +25,7 @@ from stages.recipe.type_names import placeholder
 from stages.runs import lineage
 from stages.runtime import artifact
 from stages.runtime.manifest import read_record
+from tests.helpers.ranges import list_ranges
 
 ROOT = Path(__file__).parents[2]
 NOT_STAGES = ("__init__", "inspect", "compare", "demo")  # the last three make no artifact: command lines of their own
@@ -196,7 +197,7 @@ def test_help_lists_every_setting_with_its_meaning(name):
         words, kind = flag.replace("_", "-"), placeholder(field.type)
         assert (f"--{words},--no-{words}" if field.type is bool else f"--{words}{kind}") in text, flag
         assert "".join(field.metadata["doc"].split()) in text, flag
-    for flag, within in schema.list_ranges(getattr(Recipe(), stage.section)).items():
+    for flag, within in list_ranges(getattr(Recipe(), stage.section)).items():
         assert "".join(f"({within};".split()) in text, flag
     for flag in stage.inputs:
         assert any(f"--{flag}{value}" in text for value in ("FOLDER", "[FOLDER]", "NAME=FOLDER"))

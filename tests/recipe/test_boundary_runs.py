@@ -10,8 +10,8 @@ import pytest
 
 from stages.command_line.failures import describe_failure
 from stages.recipe.evaluate import Report
-from stages.recipe.schema import list_ranges
 from tests.helpers import finished_run, tiny_stages
+from tests.helpers.ranges import list_ranges
 
 SMALL = 1e-12  # stands for an end that is excluded
 ALONE = {

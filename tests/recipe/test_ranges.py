@@ -9,7 +9,8 @@ import pytest
 from stages.recipe.ppo import RewardSource
 from stages.recipe.ranges import Range
 from stages.recipe.recipe import Recipe, load_recipe
-from stages.recipe.schema import SettingsError, list_ranges, override
+from stages.recipe.schema import SettingsError, override
+from tests.helpers.ranges import list_ranges
 
 BOUNDARIES = (-1, 0, 1e308, -1e308, math.nan, math.inf, -math.inf, 1e18, 10**18, 10**400)
 # What 0 means there: nothing is dropped, done or added; the first or the only one; greedy; all.

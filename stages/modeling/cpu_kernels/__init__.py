@@ -1,1 +1,1 @@
-"""Optional C++ kernels for the CPU."""
+"""Compute with optional C++ kernels on the CPU."""

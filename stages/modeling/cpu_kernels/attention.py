@@ -1,4 +1,4 @@
-"""Calls of the attention kernels (attention.cpp, decode.cpp) for stages/modeling/packed/attention.py.
+"""Call the attention kernels (attention.cpp, decode.cpp) for stages/modeling/packed/attention.py.
 
 Shapes: N tokens, B rows, H query heads, G key heads, W head width, C columns of a cache. The last dimension of queries,
 keys and values is contiguous (`contiguous_heads`).

@@ -1,4 +1,4 @@
-"""ctypes bindings of the kernels: argument types, and the choice of the function for a dtype."""
+"""Bind the kernels by ctypes: argument types, and the choice of the function for a dtype."""
 
 from collections.abc import Callable
 from ctypes import Structure, c_float, c_int, c_int64, c_void_p

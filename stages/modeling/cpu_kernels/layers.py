@@ -1,4 +1,4 @@
-"""RMSNorm, SwiGLU and rotary embedding of a loaded model by the kernels (layers.cpp), each in one pass over memory.
+"""Compute RMSNorm, SwiGLU and rotary embedding of a model by the kernels (layers.cpp), each in one pass over memory.
 
 `replace_layers` gives modules of one model instance a subclass of their class whose forward calls a kernel. Classes and
 modules of Transformers stay as they are. A module is replaced only if its class's forward has the bytecode of LLaMA's

@@ -1,4 +1,4 @@
-"""The "clean" style of Markdown: code as its author typed it, prose and mathematics without escapes.
+"""Convert to Markdown in the "clean" style: code as its author typed it, prose and mathematics without escapes.
 
 Uses markdownify's options and methods. Blocks of code are replaced by a mark that no text can contain while the text
 around them is tidied, and inserted last, each line behind the indent or quote signs of the mark's line. Elements for

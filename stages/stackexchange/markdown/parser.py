@@ -1,4 +1,4 @@
-"""A faster builder of BeautifulSoup's tree for plain posts.
+"""Build BeautifulSoup's tree of a plain post faster than html.parser does.
 
 Nearly all posts contain only what the sites' sanitiser lets through: a few dozen tags in lower case, attributes in
 double quotes, a handful of entities. One regular expression splits such a post into tokens, and BeautifulSoup's own

@@ -1,4 +1,4 @@
-"""Hosts of the sites whose dumps have another name: links must lead to the live site, for attribution.
+"""Name the live hosts of sites whose dumps have another name: links must lead to the live site, for attribution.
 
 Source: sedd/data/files_map.py of github.com/LunarWatcher/se-data-dump-transformer, read in 2026. Everywhere else a site
 keeps the name of its dump, so that the order of its questions does not change.
