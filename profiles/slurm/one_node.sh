@@ -41,7 +41,8 @@ ClusterName=one_node
 SlurmctldHost=$name(127.0.0.1)
 SlurmctldPort=$(free_port)
 AuthType=auth/munge
-AuthInfo=socket=$folder/munge.socket
+# A job that is put back into the queue starts again after so many seconds; the default is 120.
+AuthInfo=socket=$folder/munge.socket,cred_expire=10
 SlurmUser=$user
 SlurmdUser=$user
 StateSaveLocation=$folder/state
@@ -61,7 +62,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 ReturnToService=2
-SchedulerParameters=batch_sched_delay=0,requeue_delay=0
+SchedulerParameters=batch_sched_delay=0
 GresTypes=gpu
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 END

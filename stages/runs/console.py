@@ -25,6 +25,7 @@ RESULTS = ("Nothing to be done", "Will exit after finishing")
 SUMMARIES = ("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete")
 # Not srun's, which only says that a stage has ended.
 ERROR_LINE = re.compile(r"(?:\[\d+/\d+\] )?(?!srun:)[\w-]+: error: (.+)")
+STOP_LINE = re.compile(r"(?:\[\d+/\d+\] )?[\w-]+: (stopped by SIG\w+.*)")
 TAIL_BYTES = 1 << 16
 
 
@@ -65,7 +66,7 @@ class Console(logging.Filter):
     def _find_cause(self, log: Path) -> str:
         lines = _read_new_lines(log, self.log_sizes.get(log, 0))
         for line in reversed(lines):
-            if match := ERROR_LINE.fullmatch(line):
+            if match := ERROR_LINE.fullmatch(line) or STOP_LINE.fullmatch(line):
                 return escape_controls(match[1])
         if not lines:
             return "it wrote nothing to its log"

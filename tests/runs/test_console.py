@@ -71,6 +71,13 @@ def test_the_cause_of_a_failure_is_the_last_line(log):
     assert not shown.filter(record('RuleException:\nCalledProcessError in file "x"', logging.ERROR, event=Event.ERROR))
 
 
+def test_what_torchrun_prints_after_a_stop_is_not_the_cause(log):
+    text = ("[3/9] sft: stopped by SIGTERM at step 12, with a checkpoint: the same command continues\n"
+            "Traceback (most recent call last):\n  File x\ntorch.SignalException: Process 7 got signal: 15\n"
+            "srun: error: node1: task 0: Exited with exit code 1\n")
+    assert "sft failed: stopped by SIGTERM at step 12, with a checkpoint: the same" in fail(log, text)[1][0]
+
+
 def test_the_cause_on_several_nodes_is_the_stages_and_not_that_srun_saw_it_end(log):
     _, lines = fail(log, "[3/9] sft: error: no GPU\nsrun: error: node2: task 1: Exited with exit code 1\n")
     assert lines == [f"snakemake: error: sft failed: no GPU (log: {log})"]

@@ -1,12 +1,14 @@
 """Where the processes of a training stage run: what a rule asks Slurm for, and how its command begins."""
 
 import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from stages.recipe.schema import SettingsError
-from stages.runs.placement import Placement
+from stages.runs.placement import GPUS, Placement
 from stages.runs.run_folder import parse_placement
 
 
@@ -70,3 +72,11 @@ def test_slurms_executor_asks_for_the_gpus_of_each_node_and_one_task_a_node():
     words = submit.get_submit_command(job, facts).split()
     assert {"--nodes=2", "--ntasks=2", "--cpus-per-task=16"} <= set(words)
     assert not [word for word in words if word.startswith("--ntasks-per-gpu")]
+
+
+def test_the_gpus_of_the_profile_are_read_as_the_executor_reads_them():
+    """Quoted as other resources are, they would be refused when the job is submitted."""
+    profile = yaml.safe_load((Path(__file__).parents[2] / "profiles/slurm/config.yaml").read_text())
+    values = dict(entry.split(":gres=") for entry in profile["set-resources"] if ":gres=" in entry)
+    assert {"base", "sft", "reward", "judge", "ppo_train", "evaluate"} == values.keys()
+    assert all(GPUS.fullmatch(value) for value in values.values())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stages.recipe import lookups
 from stages.recipe.recipe import load_recipe
 from stages.recipe.schema import SettingsError
 from stages.runs import run_folder
@@ -295,3 +296,13 @@ def test_processes_and_nodes_change_how_and_not_what(tmp_path):
     dump.write_bytes(b"")
     config = {"dump": str(dump), "name": "site"}
     assert run_folder.resolve_recipe(config | {"processes": 2, "nodes": 2}) == run_folder.resolve_recipe(config)
+
+
+def test_an_installed_scheduler_does_not_do_the_work_by_itself(site, monkeypatch):
+    (site / "sbatch").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(site))
+    monkeypatch.setattr(lookups, "_has_gpu", lambda: False)
+    config = {"ppo": {"optimizer": "paged_adamw_8bit"}}
+    with pytest.raises(SettingsError, match="needs a CUDA GPU to page from, and there is none here"):
+        resolve_recipe(config)
+    assert resolve_recipe(config, runs_here=False).ppo.optimizer == "paged_adamw_8bit"
