@@ -1,12 +1,16 @@
 """What the processes of tests/distributed compute: the same calls in each, on tiny models.
 
-    python -m tests.distributed.worker FOLDER
+    python -m tests.distributed.worker FOLDER PROCESSES [FOLDER PROCESSES ...]
 
-Each process saves its results as FOLDER/<rank>.json and FOLDER/<rank>.safetensors.
+Each process saves its results as FOLDER/<rank>.json and FOLDER/<rank>.safetensors. All are forks of one that has
+imported torch and the stages, which takes longer than the checks.
 """
 
 import json
+import os
+import socket
 import sys
+import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -159,7 +163,7 @@ def check_reward(out: Path) -> tuple[dict, dict]:
     return {"history": history}, weights(model)
 
 
-def main(folder: Path) -> None:
+def run_checks(folder: Path) -> None:
     processes.take_place()
     torch_setup.prepare()
     group.start()
@@ -175,5 +179,33 @@ def main(folder: Path) -> None:
     group.stop()
 
 
+def fork_rank(folder: Path, rank: int, count: int, port: int) -> int:
+    """Run the checks in a fork of this process, as one of several; return its id."""
+    parent, child = os.getpid(), os.fork()
+    if child:
+        return child
+    try:
+        processes.end_with_parent(parent)
+        os.environ |= {"WORLD_SIZE": str(count), "RANK": str(rank), "LOCAL_RANK": str(rank),
+                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        run_checks(folder)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def main(words: list[str]) -> int:
+    """Run the checks once for each folder; return how many processes failed."""
+    failed = 0
+    for folder, count in zip(words[::2], map(int, words[1::2]), strict=True):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        children = [fork_rank(Path(folder), rank, count, port) for rank in range(count)]
+        failed += sum(os.waitpid(child, 0)[1] != 0 for child in children)
+    return failed
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))
