@@ -1,11 +1,8 @@
 """What the processes of test_sharding.py compute: the same training with whole and with sharded weights.
 
-    python -m tests.distributed.sharded_worker FOLDER
-
-Each process saves its results as FOLDER/<rank>.json and FOLDER/<rank>.safetensors.
+    python -m tests.distributed.sharded_worker FOLDER PROCESSES [FOLDER PROCESSES ...]      see forked_ranks.py
 """
 
-import json
 import shutil
 import sys
 from dataclasses import replace
@@ -13,12 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from stages.distributed import group, sharding
 from stages.generation.sampler import sample
 from stages.generation.sampling_params import SamplingParams
-from stages.modeling import lora, torch_setup
+from stages.modeling import lora
 from stages.modeling.families import backbone
 from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.pretrained import save_model
@@ -29,9 +25,9 @@ from stages.rewards.sources import RewardFunction
 from stages.rl.advantages import gae_advantages
 from stages.rl.policy import Policy
 from stages.rl.ppo_trainer import PPOTrainer
-from stages.runtime import processes
 from stages.training import checkpoint
 from tests.distributed import worker
+from tests.distributed.forked_ranks import run_in_ranks
 from tests.helpers import tiny_models
 
 MODES = ("whole", "sharded")
@@ -123,13 +119,10 @@ def finetune(mode: str, out: Path, tune: str, begun: Path | None = None) -> tupl
     return {"history": history}, trained(model)
 
 
-def main(folder: Path) -> None:
-    processes.take_place()
-    torch_setup.prepare()
-    group.start()
+def run_checks(own: Path) -> tuple[dict, dict]:
+    """Return facts and tensors by mode and name; in two processes, of more kinds of training."""
     facts, tensors = {}, {}
-    own = folder / f"files-{group.rank()}"
-    first = folder / "files-0/sharded/full"
+    first = own.with_name("files-0") / "sharded/full"
     for mode in MODES:
         facts[mode] = {"sampling": check_sampling(mode)}
         checks = {"ppo full": partial(train_ppo, mode, "full", "fp32"),
@@ -143,10 +136,8 @@ def main(folder: Path) -> None:
         for name, check in checks.items():
             facts[mode][name], weights = check()
             tensors |= {f"{mode}.{name}.{key}": tensor for key, tensor in weights.items()}
-    (folder / f"{group.rank()}.json").write_text(json.dumps(facts))
-    save_file(tensors, folder / f"{group.rank()}.safetensors")
-    group.stop()
+    return facts, tensors
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(run_in_ranks(run_checks, sys.argv[1:]))

@@ -1,26 +1,30 @@
 """Layers whose weights are split over 2 and 4 processes: the same tokens, losses and weights, in less memory.
 
-One start of each number of processes trains with whole and with sharded weights (sharded_worker.py).
+One program trains in each number of processes with whole and with sharded weights (sharded_worker.py).
 """
 
-import json
+from copy import deepcopy
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.distributed.test_world_sizes import LIMIT_SECONDS, SEVERAL, start
+from tests.distributed.forked_ranks import start_worker
+from tests.distributed.test_world_sizes import SEVERAL
 
 ALWAYS, IN_TWO = {"ppo full", "sft full"}, {"ppo lora", "ppo lora bf16", "sft lora", "sft resumed"}
 
 
-@pytest.fixture(scope="module", params=SEVERAL)
-def results(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def all_results(tmp_path_factory):
+    folders = {count: tmp_path_factory.mktemp(f"sharded-{count}") for count in SEVERAL}
+    return {count: (count, *results[0], folders[count])
+            for count, results in start_worker("tests.distributed.sharded_worker", folders).items()}
+
+
+@pytest.fixture(params=SEVERAL)
+def results(request, all_results):
     """Number of processes, facts and weights of the first one, and its folder."""
-    folder = tmp_path_factory.mktemp(f"sharded-{request.param}")
-    for process in start(folder, request.param, "tests.distributed.sharded_worker"):
-        _, errors = process.communicate(timeout=LIMIT_SECONDS)
-        assert process.returncode == 0, errors[-3000:]
-    return request.param, json.loads((folder / "0.json").read_text()), load_file(folder / "0.safetensors"), folder
+    return deepcopy(all_results[request.param])
 
 
 def test_sampled_tokens_are_equal_although_processes_end_at_different_steps(results):

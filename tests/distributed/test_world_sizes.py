@@ -1,45 +1,21 @@
 """The same run in 1, 2 and 4 processes: the same tokens, weights within rounding, flags that are agreed.
 
-One start of each number of processes runs every check (worker.py); a test compares the results.
+One program runs every check in each number of processes (worker.py); a test compares the results.
 """
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from safetensors.torch import load_file
 
-ROOT = Path(__file__).parents[2]
+from tests.distributed.forked_ranks import start_worker
+
 SEVERAL = (2, 4)
 DIGITS = {"rel": 2e-5, "abs": 2e-5}
-LIMIT_SECONDS = 240
-
-
-def start(folder: Path, count: int, worker: str = "tests.distributed.worker") -> list[subprocess.Popen]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                           "OMP_NUM_THREADS": "1", "STAGE_LIMIT_SECONDS": "120"}
-    return [subprocess.Popen([sys.executable, "-m", worker, str(folder)], cwd=ROOT, text=True,
-                             stderr=subprocess.PIPE, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(count)]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Facts and weights of the first and the last process, by the number of processes."""
     folders = {count: tmp_path_factory.mktemp(f"world-{count}") for count in (1, *SEVERAL)}
-    for count, folder in folders.items():
-        for process in start(folder, count):
-            _, errors = process.communicate(timeout=LIMIT_SECONDS)
-            assert process.returncode == 0, errors[-3000:]
-    return {count: [(json.loads((folder / f"{rank}.json").read_text()), load_file(folder / f"{rank}.safetensors"))
-                    for rank in (0, count - 1)] for count, folder in folders.items()}
+    return start_worker("tests.distributed.worker", folders)
 
 
 @pytest.mark.parametrize("count", SEVERAL)

@@ -1,11 +1,8 @@
 """What the processes of tests/distributed compute: the same calls in each, on tiny models.
 
-    python -m tests.distributed.worker FOLDER
-
-Each process saves its results as FOLDER/<rank>.json and FOLDER/<rank>.safetensors.
+    python -m tests.distributed.worker FOLDER PROCESSES [FOLDER PROCESSES ...]      see forked_ranks.py
 """
 
-import json
 import sys
 from dataclasses import replace
 from functools import partial
@@ -13,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from stages.distributed import group
 from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
@@ -21,7 +17,7 @@ from stages.finetuning.packing import PackedRow
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
 from stages.generation.sampling_params import SamplingParams
-from stages.modeling import lora, torch_setup
+from stages.modeling import lora
 from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.reward_modeling.dataset import Example, collate_examples
@@ -35,9 +31,9 @@ from stages.rl.advantages import gae_advantages
 from stages.rl.policy import Policy
 from stages.rl.ppo_trainer import PPOTrainer, UpdateSettings, update_policy
 from stages.rl.trajectory import Trajectory
-from stages.runtime import processes
 from stages.training.memory import retry_with_smaller_batches
 from stages.training.trainer import TrainerSettings, train
+from tests.distributed.forked_ranks import run_in_ranks
 from tests.helpers import tiny_models
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39], [1, 7, 8]]
@@ -162,21 +158,16 @@ def check_reward(out: Path) -> tuple[dict, dict]:
     return {"history": history}, weights(model)
 
 
-def main(folder: Path) -> None:
-    processes.take_place()
-    torch_setup.prepare()
-    group.start()
+def run_checks(own: Path) -> tuple[dict, dict]:
+    """Return facts and tensors by name."""
     facts, tensors = {"sampling": check_sampling(), "updates": check_updates()}, {}
-    own = folder / f"files-{group.rank()}"
     for name, check in {"ppo": check_ppo, "sft": partial(check_finetuning, own / "sft", "adamw"),
                         "muon": partial(check_finetuning, own / "muon", "muon"),
                         "reward": partial(check_reward, own / "reward")}.items():
         facts[name], trained = check()
         tensors |= {f"{name}.{key}": tensor for key, tensor in trained.items()}
-    (folder / f"{group.rank()}.json").write_text(json.dumps(facts))
-    save_file(tensors, folder / f"{group.rank()}.safetensors")
-    group.stop()
+    return facts, tensors
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(run_in_ranks(run_checks, sys.argv[1:]))

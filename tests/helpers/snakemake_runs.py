@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import json, os, sys
 import snakemake.cli
 import stages.runs.console, stages.runs.run_folder, stages.runs.staleness  # what the Snakefile needs
 snakemake.cli.get_argument_parser()  # finds the plugins
-results = []
-for words in json.load(sys.stdin):
+for line in sys.stdin:
+    folder, words = json.loads(line)
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        os.close(reading); os.dup2(writing, 1); os.dup2(writing, 2)
+        os.chdir(folder)
+        os.close(reading); os.dup2(os.open(os.devnull, os.O_RDONLY), 0); os.dup2(writing, 1); os.dup2(writing, 2)
         sys.argv = ["snakemake", *words]
         code = 1
         try:
@@ -32,8 +34,7 @@ for words in json.load(sys.stdin):
     with os.fdopen(reading, errors="replace") as stream:
         text = stream.read()
     _, status, usage = os.wait4(child, 0)
-    results.append([os.waitstatus_to_exitcode(status), text, usage.ru_utime + usage.ru_stime])
-print(json.dumps(results))
+    print(json.dumps([os.waitstatus_to_exitcode(status), text, usage.ru_utime + usage.ru_stime]), flush=True)
 """
 PROFILE = "Using workflow specific profile"
 
@@ -52,8 +53,31 @@ class Outcome:
         return [line for line in self.text.splitlines() if line.strip() and not line.startswith(PROFILE)]
 
 
+class SnakemakeForks:
+    """A process that has imported Snakemake and this project, once, and runs command lines in children of its own.
+
+    project: the folder whose stages it imports.
+    """
+
+    def __init__(self, project: Path, environment: dict[str, str] | None = None):
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=project,
+            env=(environment or os.environ) | {"PYTHONPATH": str(project)})
+
+    def __enter__(self) -> "SnakemakeForks":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._process.communicate()  # the end of its input is its own
+
+    def run(self, words: Sequence[str], folder: Path) -> Outcome:
+        """Run a command line, without the program, in a folder."""
+        self._process.stdin.write(json.dumps([str(folder), list(words)]) + "\n")
+        self._process.stdin.flush()
+        return Outcome(*json.loads(self._process.stdout.readline()))
+
+
 def run_snakemake(commands: list[list[str]], folder: Path) -> list[Outcome]:
     """Run command lines (without the program) one after another in a folder."""
-    done = subprocess.run([sys.executable, "-c", FORKS], input=json.dumps(commands), cwd=folder, capture_output=True,
-                          text=True, check=True, env=os.environ | {"PYTHONPATH": str(folder)})
-    return [Outcome(*outcome) for outcome in json.loads(done.stdout)]
+    with SnakemakeForks(folder) as forks:
+        return [forks.run(words, folder) for words in commands]

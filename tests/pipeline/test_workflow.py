@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.snakemake_runs import SnakemakeForks
+
 ROOT = Path(__file__).parents[2]
 RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow/rules").glob("*.smk")))
 # Of configs/tiny.yaml, which trains no judge.
@@ -38,9 +40,13 @@ def checkout(tmp_path_factory) -> Path:
     return folder
 
 
-def command(*arguments: str, config: tuple[str, ...] = ()) -> list[str]:
+def words(*arguments: str, config: tuple[str, ...] = ()) -> list[str]:
     tiny = ["recipe=configs/tiny.yaml", "dump=a dump's", "name=tiny"]
-    return [sys.executable, "-m", "snakemake", "--cores", "1", *arguments, "--config", *tiny, *config]
+    return ["--cores", "1", *arguments, "--config", *tiny, *config]
+
+
+def command(*arguments: str, config: tuple[str, ...] = ()) -> list[str]:
+    return [sys.executable, "-m", "snakemake", *words(*arguments, config=config)]
 
 
 def environment() -> dict[str, str]:
@@ -60,9 +66,29 @@ def planned(text: str) -> set[str]:
     return {" ".join([rule, *re.findall(r"wildcards: stage=(\w+)", facts)]) for rule, facts in jobs}
 
 
-def plan(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> set[str]:
-    text = snakemake(folder, "-n", *arguments, config=config)
-    return set() if "Nothing to be done" in text else planned(text)
+@pytest.fixture(scope="module")
+def forks(checkout):
+    with SnakemakeForks(checkout, environment()) as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def dry_run(forks):
+    """Return a function that makes a dry run and returns what it says."""
+    def run(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> str:
+        outcome = forks.run(words("-n", *arguments, config=config), folder)
+        assert outcome.code == 0, outcome.text[-3000:]
+        return outcome.text
+    return run
+
+
+@pytest.fixture(scope="module")
+def plan(dry_run):
+    """Return a function that lists the jobs of a dry run."""
+    def run(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> set[str]:
+        text = dry_run(folder, *arguments, config=config)
+        return set() if "Nothing to be done" in text else planned(text)
+    return run
 
 
 def manifest(folder: Path, stage: str) -> dict:
@@ -94,7 +120,7 @@ def test_a_log_that_cannot_be_written_decides_nothing(command, status):
     assert (done.returncode, done.stdout) == (status, "made\n" if status == 0 else "")
 
 
-def test_nothing_made_yet_plans_everything_and_writes_nothing(tmp_path, checkout):
+def test_nothing_made_yet_plans_everything_and_writes_nothing(plan, tmp_path, checkout):
     for name in ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "a dump's"):
         (tmp_path / name).symlink_to(checkout / name)
     assert plan(tmp_path) == {*JOBS, "ppo"}
@@ -109,10 +135,10 @@ def test_nothing_made_yet_plans_everything_and_writes_nothing(tmp_path, checkout
 @pytest.mark.parametrize(("settings", "has_judge"), [
     ("train_judge: auto", True), ("train_judge: auto, gold: data.demo.gold:score", False),
     ("train_judge: always, gold: data.demo.gold:score", True), ("train_judge: none", False)])
-def test_a_judge_is_trained_where_the_recipe_wants_one(checkout, settings, has_judge):
+def test_a_judge_is_trained_where_the_recipe_wants_one(dry_run, plan, checkout, settings, has_judge):
     config = ("name=judged", f"evaluate={{{settings}}}")
     assert plan(checkout, config=config) == {*JOBS, "ppo"} | (JUDGE if has_judge else set())
-    text = snakemake(checkout, "-n", "-p", "report", config=config)
+    text = dry_run(checkout, "-p", "report", config=config)
     paths = {stage: re.findall(rf"python -m stages\.{stage} .*? --judge (results/\S+)?", text)
              for stage in ("evaluate", "report")}
     assert paths == {"evaluate": ["results/judged/judge-merged/manifest.json" * has_judge],
@@ -121,7 +147,7 @@ def test_a_judge_is_trained_where_the_recipe_wants_one(checkout, settings, has_j
 
 
 @pytest.mark.parametrize(("recipe", "has_judge"), [("demo", False), ("sites", True), ("stackllama", True)])
-def test_a_recipe_with_a_gold_scorer_trains_no_judge(checkout, recipe, has_judge):
+def test_a_recipe_with_a_gold_scorer_trains_no_judge(plan, checkout, recipe, has_judge):
     config = (f"recipe=configs/{recipe}.yaml", "name=judged")
     assert plan(checkout, config=config) == {*JOBS, "ppo"} | (JUDGE if has_judge else set())
 
@@ -142,18 +168,17 @@ def test_parsing_takes_under_two_seconds_and_no_torch(checkout):
     ("name=../up", "snakemake: error: name '../up' cannot name a folder"),
     ("shares=0", "snakemake: error: --config: shares must be a whole number from 1 to 9999, not '0'"),
 ])
-def test_a_users_mistake_is_one_line(checkout, config, says):
-    failed = subprocess.run(command("-n", config=(config,)), cwd=checkout, capture_output=True, text=True)
-    assert failed.returncode == 1
-    lines = [line for line in failed.stderr.splitlines() if not line.startswith("Using workflow specific profile")]
-    assert len(lines) == 1 and lines[0].startswith(says)
+def test_a_users_mistake_is_one_line(forks, checkout, config, says):
+    outcome = forks.run(words("-n", config=(config,)), checkout)
+    assert outcome.code == 1
+    assert len(outcome.lines) == 1 and outcome.lines[0].startswith(says)
 
 
 def test_lint(checkout):
     assert "good condition" in snakemake(checkout, "--lint")
 
 
-def test_pairs_scattered_over_shares_are_the_same_pairs(checkout):
+def test_pairs_scattered_over_shares_are_the_same_pairs(plan, checkout):
     small_parts = "posts={part_bytes: 20000}"
     asked = ("name=scattered", small_parts, "shares=3")
     assert plan(checkout, "pairs", config=asked) == {"posts", "pairs_share", "pairs"}
@@ -165,13 +190,13 @@ def test_pairs_scattered_over_shares_are_the_same_pairs(checkout):
     assert found["scattered"] == found["whole"] and len(found["whole"]) >= 12
 
 
-def test_a_dump_dated_in_the_future_is_read_once(checkout):
+def test_a_dump_dated_in_the_future_is_read_once(dry_run, checkout):
     (dump,) = (checkout / "a dump's").iterdir()
     stat, tomorrow = dump.stat(), time.time() + 86_400
     try:
         os.utime(dump, (tomorrow, tomorrow))
         snakemake(checkout, "posts", config=("name=future",))
-        assert "Nothing to be done" in snakemake(checkout, "-n", "posts", config=("name=future",))
+        assert "Nothing to be done" in dry_run(checkout, "posts", config=("name=future",))
     finally:
         os.utime(dump, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
@@ -179,8 +204,8 @@ def test_a_dump_dated_in_the_future_is_read_once(checkout):
 def test_a_failed_run_shows_the_stages_lines_and_ends_with_the_cause(checkout):
     (checkout / "broken").mkdir()
     (checkout / "broken/Posts.xml").write_text('<posts><row Id="1"/></posts>')
-    words = [*command("pairs")[:-2], "dump=broken", "name=broken"]
-    failed = subprocess.run(words, cwd=checkout, capture_output=True, text=True, env=environment())
+    failing = [*command("pairs")[:-2], "dump=broken", "name=broken"]
+    failed = subprocess.run(failing, cwd=checkout, capture_output=True, text=True, env=environment())
     first, plan, cause = failed.stderr.splitlines()
     assert failed.returncode == 1 and first.startswith("Using workflow specific profile")
     assert plan == "results/broken: 2 stages to run: posts, pairs"
@@ -223,11 +248,11 @@ def test_snakemakes_own_report_holds_the_page_and_figures_with_captions_and_labe
         assert max(sizes.values()) * 4 / 3 < 2_000_000
     else:
         text = out.read_text(encoding="utf-8")
-    for words in (*held, "A Stack Exchange dump to an aligned", "The data, how each model learnt",
+    for phrase in (*held, "A Stack Exchange dump to an aligned", "The data, how each model learnt",
                   "Which artifact is made from which", "best-of-n of SFT:", "Distribution of the learnt reward",
                   "the whole page", "reward against KL", "stages, time, memory", "rewards of the answers",
                   '"Figures"', '"Report"'):
-        assert words in text, words
+        assert phrase in text, phrase
 
 
 def test_a_second_run_does_nothing(finished):
@@ -235,23 +260,23 @@ def test_a_second_run_does_nothing(finished):
 
 
 @pytest.mark.parametrize("config", ["log_to=[jsonl]", "ppo={log_to: [terminal, jsonl]}", "sft={log_to: [jsonl]}"])
-def test_another_place_to_log_to_reruns_nothing(finished, config):
+def test_another_place_to_log_to_reruns_nothing(plan, finished, config):
     assert plan(finished[0], config=(config,)) == set()
 
 
-def test_a_changed_reward_value_reruns_reward_and_what_follows_and_nothing_before(finished):
+def test_a_changed_reward_value_reruns_reward_and_what_follows_and_nothing_before(plan, finished):
     assert plan(finished[0], config=("reward={learning_rate: 2e-3}",)) == FROM_REWARD
 
 
-def test_a_changed_report_value_reruns_the_report_alone(finished):
+def test_a_changed_report_value_reruns_the_report_alone(plan, finished):
     assert plan(finished[0], config=("report={side_by_side: 2}",)) == {"report", "ppo"}
 
 
-def test_a_stage_can_be_forced(finished):
+def test_a_stage_can_be_forced(plan, finished):
     assert plan(finished[0], "--forcerun", "sft") == FROM_SFT
 
 
-def test_another_dump_makes_everything_anew_and_a_newer_one_nothing(finished):
+def test_another_dump_makes_everything_anew_and_a_newer_one_nothing(plan, finished):
     (dump,) = (finished[0] / "a dump's").iterdir()
     stat, text = dump.stat(), dump.read_bytes()
     try:
@@ -264,7 +289,7 @@ def test_another_dump_makes_everything_anew_and_a_newer_one_nothing(finished):
         os.utime(dump, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def test_a_judge_is_added_to_a_finished_run(finished, tmp_path):
+def test_a_judge_is_added_to_a_finished_run(plan, finished, tmp_path):
     folder = tmp_path / "project"
     shutil.copytree(finished[0], folder)
     config = ("evaluate={train_judge: always}",)
@@ -291,7 +316,7 @@ def test_an_override_is_in_the_manifest_and_earlier_stages_stay(finished):
     assert manifest(folder, "reward")["config"]["learning_rate"] == 1e-3
 
 
-def test_what_snakemake_counts_as_failed_is_taken_up_again(finished):
+def test_what_snakemake_counts_as_failed_is_taken_up_again(plan, finished):
     """Snakemake deletes the manifest then, as after an error of tee, or where an input is dated in the future."""
     folder, _ = finished
     snakemake(folder, "base")
