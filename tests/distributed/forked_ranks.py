@@ -1,4 +1,4 @@
-"""Run checks in several processes, all forks of one that has imported torch and the stages: that takes longer than they.
+"""Run checks in several processes, forks of one that has imported torch and the stages: that takes longer than they.
 
 A worker calls `run_in_ranks`; a test starts it with `start_worker`.
 """
