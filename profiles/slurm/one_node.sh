@@ -17,18 +17,21 @@ fail() { echo "one_node.sh: error: $*" >&2; exit 1; }
 [[ ${3:-1} =~ ^[1-9]$ ]] || fail "NODES must be a number from 1 to 9, not ${3:-}"
 command=$1 nodes=${3:-1}
 PATH=$PATH:/usr/sbin
-for program in munged slurmctld slurmd sbatch; do
-  command -v "$program" >/dev/null || fail "there is no $program: apt-get install slurmctld slurmd slurm-client munge"
-done
 mkdir -p "$2"
 folder=$(cd "$2" && pwd -P)
 [[ $folder =~ ^[A-Za-z0-9/._+-]+$ ]] || fail "slurm.conf cannot name the folder $folder: take letters, digits and . _ + -"
 export SLURM_CONF=$folder/slurm.conf
 
 stop() {
+  local pid_file pid tenth
   scancel --user="$(id -un)" 2>/dev/null || true
-  scontrol shutdown 2>/dev/null || true
-  [[ ! -e $folder/munged.pid ]] || kill "$(cat "$folder/munged.pid")" 2>/dev/null || true
+  for pid_file in "$folder"/node*.pid "$folder/slurmctld.pid" "$folder/munged.pid"; do  # munged last: the others need it
+    pid=$(cat "$pid_file" 2>/dev/null) && kill "$pid" 2>/dev/null || continue
+    for ((tenth = 0; tenth < 100; tenth++)); do
+      kill -0 "$pid" 2>/dev/null || break
+      sleep 0.1
+    done
+  done
 }
 
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
@@ -78,6 +81,9 @@ END
 }
 
 start() {
+  for program in munged slurmctld slurmd sbatch; do
+    command -v "$program" >/dev/null || fail "there is no $program: apt-get install slurmctld slurmd slurm-client munge"
+  done
   [[ ! -e $folder/munged.pid ]] || ! kill -0 "$(cat "$folder/munged.pid")" 2>/dev/null || fail "Slurm runs in $folder already"
   rm -rf "$folder/state" "$folder"/munge.key
   mkdir -p "$folder/state"
