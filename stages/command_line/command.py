@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import importlib
 import inspect
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from stages.command_line.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
 from stages.command_line.failures import describe_failure, save_traceback
-from stages.command_line.input_kinds import check_input_kinds
+from stages.command_line.input_kinds import check_input_kinds, parse_named_folders
 from stages.command_line.memory_limit import run_in_child_if_limited
 from stages.command_line.option_parser import OptionParser
 from stages.recipe import schema
@@ -34,7 +33,6 @@ from stages.runtime.manifest import headline_metrics, list_input_sources
 from stages.runtime.stage_lines import begin_stage, print_line
 from stages.runtime.verification import verify_artifacts
 
-INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 INPUT_FLAGS = {
     "Path": {"metavar": "FOLDER", "help": "input artifact"},
     "list[str]": {"metavar": "FOLDER", "nargs": "+", "help": "sources"},
@@ -229,19 +227,6 @@ def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Pat
               if arguments[name] is not None}
     options = {name: arguments[name] for name in signature.options}
     return config, artifact.artifact_folder(arguments["out"]), inputs, options, arguments["force"], arguments["verify"]
-
-
-def parse_named_folders(items: list[str]) -> dict[str, Path]:
-    """Parse NAME=FOLDER items, in the order given; ValueError for a bad or a repeated name."""
-    folders: dict[str, Path] = {}
-    for item in items:
-        name, _, folder = item.partition("=")
-        if not INPUT_NAME.fullmatch(name) or not folder:
-            raise ValueError(f"{item!r} is not NAME=FOLDER (a name has letters, digits, - and _)")
-        if name in folders:
-            raise ValueError(f"{item!r}: the name {name!r} is already taken by {folders[name]}")
-        folders[name] = artifact.artifact_folder(folder)
-    return folders
 
 
 def _identify(source: Path | list[str] | dict[str, Path]) -> dict | list[dict]:

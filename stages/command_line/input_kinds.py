@@ -1,13 +1,15 @@
-"""Check that each input of a stage is an artifact of the right kind, before anything is loaded."""
+"""Parse the named inputs of a stage, and check that each input is an artifact of the right kind."""
 
+import re
 from pathlib import Path
 
-from stages.runtime.artifact import ArtifactError
+from stages.runtime.artifact import ArtifactError, artifact_folder
 from stages.runtime.files import read_json_object
 from stages.runtime.finished import MANIFEST
 
 # Input -> stages that make it. Every other input is a model.
 MADE_BY = {"posts": ("posts",), "pairs": ("pairs", "gather"), "shares": ("pairs",), "evaluate": ("evaluate",)}
+INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 NO_MODELS = ("posts", "pairs", "gather", "evaluate", "report")
 
 
@@ -27,3 +29,16 @@ def check_input_kinds(sources: dict[str, dict]) -> None:
             raise ArtifactError(f"--{name}: {path} was made by {stage}: give the folder that {wanted[0]} made")
         if not wanted and stage in NO_MODELS:
             raise ArtifactError(f"--{name}: {path} was made by {stage} and holds no model: give a model's folder")
+
+
+def parse_named_folders(items: list[str]) -> dict[str, Path]:
+    """Parse NAME=FOLDER items, in the order given; ValueError for a bad or a repeated name."""
+    folders: dict[str, Path] = {}
+    for item in items:
+        name, _, folder = item.partition("=")
+        if not INPUT_NAME.fullmatch(name) or not folder:
+            raise ValueError(f"{item!r} is not NAME=FOLDER (a name has letters, digits, - and _)")
+        if name in folders:
+            raise ValueError(f"{item!r}: the name {name!r} is already taken by {folders[name]}")
+        folders[name] = artifact_folder(folder)
+    return folders
