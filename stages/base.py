@@ -8,7 +8,7 @@ earlier answers. Attention stays within a document ('bfd' packing): a small mode
 sooner without other questions in its context (48 facts, 0.8 M tokens: 0.64 of greedy answers right instead of 0.07).
 """
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)

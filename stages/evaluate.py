@@ -10,7 +10,7 @@ answers and is used to choose nothing. Writes metrics.json (every number, and th
 pays no penalty here. All models run in fp32, one at a time. Every interval is at 95 %, from a bootstrap over questions.
 """
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)

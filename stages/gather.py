@@ -5,7 +5,7 @@
     python -m stages.gather --recipe configs/demo.yaml --shares results/mine/1 results/mine/2 --out results/mine/pairs
 """
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)

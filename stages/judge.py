@@ -9,7 +9,7 @@ rl split. The reward model is trained on the reward split and compared on the ev
 reads only prompts, never which answer was preferred. On a site with too few pairs the artifact says so (no_model.json).
 """
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)

@@ -11,7 +11,7 @@ limits. Nothing is pushed to a hub. Of an artifact without a model (a judge with
 copied.
 """
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)

@@ -7,7 +7,7 @@ stages/stackexchange/pairs/table.py), metrics.json and README.md, a data set car
 consumer of prompts takes each (site, qid) once. A restart after a kill builds no finished part again.
 """
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)

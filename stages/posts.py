@@ -7,7 +7,7 @@ README.md, a data set card. Memory is constant: tables are read in spans, each s
 and each part is joined from its share of all runs. A restart after a kill does no finished work again.
 """
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)

@@ -7,7 +7,7 @@ The algorithm is in rl/ppo_trainer.py, its outer loop in rl/training_loop.py. Th
 score on held-out prompts. A resumed run equals the uninterrupted one bit for bit.
 """
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)

@@ -10,7 +10,7 @@ small script for its tables), metrics.json as evaluate wrote it, figures/*.png, 
 of each merged model that was evaluated, with the evaluation's numbers.
 """
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)

@@ -8,7 +8,7 @@ held out; the checkpoint that ranks their pairs best is the result. Its zero is 
 (reward = score - mean). With several `members`, the first model is in the artifact itself, others in member-1, ...
 """
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)

@@ -8,7 +8,7 @@ wins more pairs is seen more often. Every answer ends with a labelled EOS. Token
 and read through a memory map, so the text may be larger than memory.
 """
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)

@@ -5,7 +5,8 @@ The command line comes from the signature of the stage's `run` (command_signatur
     if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
         main(__file__)
 
-so that `--help` and mistakes answer at once. `main` imports the program as a module and never returns.
+so that `--help` and mistakes answer at once. `main` (start.py) calls `run_command`, which imports the program as a
+module, and never returns.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.recipe.type_names import placeholder
-from stages.runtime import artifact, finished, meeting, processes, stopping
+from stages.runtime import artifact, finished, meeting, processes
 from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, silence_missing_kernel
 from stages.runtime.manifest import headline_metrics, list_input_sources
 from stages.runtime.stage_lines import begin_stage, print_line
@@ -43,13 +44,9 @@ INPUT_FLAGS = {
 SETTING = "set "  # prefix of the settings among the parsed arguments
 
 
-def main(file: str) -> None:
-    """Run the command of the program `file` and exit: with 1 and one line for a user's mistake.
-
-    Stopped by Ctrl-C or SIGTERM: with 130 or 143, and one line.
-    """
-    stopping.install()
-    signature = read_signature(Path(file))
+def run_command(file: Path) -> None:
+    """Run the command of the program `file`; exit with 1 and one line for a user's mistake."""
+    signature = read_signature(file)
     arguments = vars(build_parser(signature, _settings_for_help(signature, sys.argv[1:])).parse_args())
     let_idle_threads_sleep()
     silence_missing_kernel()
@@ -68,10 +65,6 @@ def main(file: str) -> None:
             processes.log_to_file(processes.rank_log(out, place.rank))
         _make(signature.stage, lambda: importlib.import_module(signature.module).run,
               *_parse_arguments(signature, arguments))
-        stopping.ignore()
-    except stopping.Stopped as stop:
-        print_line(f"{signature.stage}: {stop.describe()}")
-        sys.exit(stop.exit_code)
     except Exception as error:
         message = describe_failure(meeting.name_lost_process(error), out)
         meeting.report_failure(message or f"{type(error).__name__}: {error}")
@@ -80,7 +73,6 @@ def main(file: str) -> None:
         details = save_traceback(out) if processes.is_main() else ""
         print_line(f"{signature.stage}: error: {message}{details}")
         sys.exit(1)
-    sys.exit(0)
 
 
 def build_parser(signature: Signature, here: object | None = None) -> argparse.ArgumentParser:

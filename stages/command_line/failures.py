@@ -13,6 +13,7 @@ from stages.runtime.disk_space import nearest_folder
 
 MEMORY_WORDS = ("(?i)out of memory|not enough memory|(can't|cannot|unable to) allocate|bad_alloc|failed to map segment"
                 "|can't start new thread|could not create a primitive")  # of torch, numpy, C++
+FULL_WORDS = "No space left on device|Disk quota exceeded"  # of Rust, as a bare Exception: tokenizers
 MIN_FREE_BYTES = 1 << 20  # with less, an error of a library that names no cause is that of a full disk
 TEXT_CHARACTERS = 200
 
@@ -26,7 +27,8 @@ def describe_failure(error: Exception, out: Path) -> str | None:
     free_bytes = shutil.disk_usage(folder).free
     is_of_safetensors = type(error).__name__ == "SafetensorError"  # by name: an import would delay every command
     storing = is_of_safetensors or isinstance(error, OSError | RuntimeError)
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or (storing and free_bytes < MIN_FREE_BYTES):
+    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or re.search(FULL_WORDS, text)
+    if is_full or (storing and free_bytes < MIN_FREE_BYTES):
         file = getattr(error, "filename", None) or folder
         return (f"no space left on the disk of {file} (free: {format_bytes(free_bytes)}): make room, and the same "
                 f"command continues from the last checkpoint")

@@ -70,6 +70,8 @@ class Console(logging.Filter):
                 return escape_controls(match[1])
         if not lines:
             return "it wrote nothing to its log"
+        if lines[-1] == "KeyboardInterrupt":  # in the first moments of a program
+            return "stopped by SIGINT: the same command continues"
         if any(line.startswith("Traceback ") for line in lines):
             return f"{escape_controls(lines[-1])}: a mistake in this program"
         return f"it ended without an error message, as if killed; its last line was: {escape_controls(lines[-1])}"

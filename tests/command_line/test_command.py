@@ -32,7 +32,7 @@ NOT_STAGES = ("__init__", "inspect", "compare", "demo")  # the last three make n
 HEAVY = r"\b(torch|transformers|peft|pyarrow|numpy)$"  # as -X importtime ends its lines
 STAGES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in NOT_STAGES)
 PROBE = '''"""Probe: what a stage receives."""
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":
     main(__file__)
@@ -149,6 +149,7 @@ class SafetensorError(Exception):
 
 @pytest.mark.parametrize(("error", "free_bytes", "says"), [
     (OSError(errno.ENOSPC, "No space left on device", "/data/x.bin"), 0, "no space left on the disk of /data/x.bin"),
+    (Exception("No space left on device (os error 28)"), 2 << 20, "no space left on the disk of "),  # of tokenizers
     (RuntimeError("[enforce fail at inline_container.cc:672] unexpected pos 64"), 0, "no space left on the disk of"),
     (SafetensorError("Error while serializing: I/O error"), 4096, "make room, and the same command continues"),
     (SafetensorError("header too large"), 1 << 40, "a file of weights cannot be read or written: header too large"),

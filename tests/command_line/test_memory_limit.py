@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LIMIT_BYTES = 400 << 20
 PROGRAM = '''"""Probe: a stage that takes more memory than it may have."""
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":
     main(__file__)

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 STAGE = '''"""A stage that sums rows."""
 
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":
     main(__file__)

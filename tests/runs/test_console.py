@@ -86,6 +86,8 @@ def test_the_cause_on_several_nodes_is_the_stages_and_not_that_srun_saw_it_end(l
 @pytest.mark.parametrize(("text", "says"), [
     ("[3/9] sft: 3/9 steps\n", "it ended without an error message, as if killed; its last line was: [3/9] sft: 3/9"),
     ("Traceback (most recent call last):\n  File x\nKeyError: 'a'\n\n", "KeyError: 'a': a mistake in this program"),
+    ("Traceback (most recent call last):\n  File x\nKeyboardInterrupt\n",
+     "stopped by SIGINT: the same command continues"),
     ("", "it wrote nothing to its log")])
 def test_a_failure_without_an_error_line(log, text, says):
     """The error of the attempt before this one is none of this one's."""

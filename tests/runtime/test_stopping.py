@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = '''"""Probe: a stage that can be stopped."""
-from stages.command_line.command import main
+from stages.command_line.start import main
 
 if __name__ == "__main__":
     main(__file__)
@@ -109,6 +109,17 @@ def test_training_that_ends_before_it_can_stop_is_finished(begin):
     process.send_signal(signal.SIGTERM)
     (begin.base / "go-on").touch()
     assert process.wait(timeout=5) == 0 and (begin.base.parent / "out/manifest.json").exists()
+
+
+def test_a_signal_while_the_command_line_is_loaded_is_one_line(tmp_path):
+    """That takes a quarter of a second, in which the soak's Ctrl-C has struck."""
+    code = ("import os, signal, sys, importlib\n"
+            "from stages.command_line import start\n"
+            "start.importlib = type('Slow', (), {'import_module': lambda name: os.kill(os.getpid(), signal.SIGINT)})\n"
+            "start.main('stages/merge.py')\n")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=20)
+    assert done.returncode == 130 and done.stderr == (
+        "merge: stopped by SIGINT: the same command continues, in training from the last checkpoint\n")
 
 
 def test_a_signal_in_the_exit_handlers_changes_nothing(begin):

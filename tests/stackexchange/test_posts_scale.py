@@ -312,7 +312,7 @@ sys.argv[0] = "posts"
 from stages import posts
 from stages.stackexchange.questions import plan
 plan.SPAN_BYTES = 300_000
-from stages.command_line.command import main
+from stages.command_line.start import main
 if __name__ == "__main__":
     main(posts.__file__)
 """

@@ -354,7 +354,7 @@ def test_a_missing_package_is_refused_in_one_line_before_anything(made, monkeypa
     monkeypatch.setattr(sys, "argv", ["ppo", "--recipe", str(made / "recipe.yaml"), "--policy", "none", "--reward",
                                       "none", "--pairs", "none", "--out", str(made / "refused")])
     with pytest.raises(SystemExit) as ended:
-        command.main(ppo.__file__)
+        command.run_command(Path(ppo.__file__))
     said = capsys.readouterr().err
     assert ended.value.code == 1 and said.startswith("ppo: error: ppo: log_to asks for wandb") and said.count("\n") == 1
     assert not list(made.glob("refused*"))
