@@ -23,10 +23,10 @@ from benchmarks.common.tables import table
 from benchmarks.data.stage_runs import delete, say
 
 FEWER_STEPS = {
-    "base": {"scratch": {"epochs": 1, "max_tokens": 100_000}},
-    "sft": {"max_steps": 24, "evaluate_every_steps": 1000},
-    "reward": {"train_pairs": 1600, "epochs": 1.0},
-    "ppo": {"iterations": 4, "validation_prompts": 32, "learning_rate_decay": False},
+    "base": {"scratch": {"epochs": 10, "max_tokens": 250_000}},
+    "sft": {"max_steps": 60, "evaluate_every_steps": 1000},
+    "reward": {"train_pairs": 3000, "epochs": 1.0},
+    "ppo": {"iterations": 6, "validation_prompts": 32, "learning_rate_decay": False},
     "evaluate": {"prompts": 64, "temperature_prompts": 16, "max_pairs": 400},
 }
 INPUTS = {  # options of each stage, with the artifacts that they name

@@ -18,7 +18,7 @@ def test_the_recipe_is_the_runs_with_fewer_steps(tmp_path):
     (tmp_path / "run/recipe.yaml").write_text(text)
     short = load_recipe(str(scaling.write_recipe(tmp_path / "run", tmp_path)))
     whole = load_recipe("configs/demo.yaml")
-    assert short.ppo.iterations == 4 < whole.ppo.iterations and short.base.scratch.max_tokens == 100_000
+    assert short.ppo.iterations == 6 < whole.ppo.iterations and short.base.scratch.max_tokens == 250_000
     assert short.base.scratch.optimizer == whole.base.scratch.optimizer == "muon"
     assert short.ppo.lora == whole.ppo.lora
     assert yaml.safe_load(text) == yaml.safe_load((tmp_path / "run/recipe.yaml").read_text())
