@@ -35,7 +35,7 @@ INPUTS = {  # options of each stage, with the artifacts that they name
     "reward": {"base": "sft-merged", "pairs": "pairs"},
     "ppo": {"policy": "sft-merged", "reward": "reward-merged", "pairs": "pairs"},
     "evaluate": {"base": "base", "sft": "sft-merged", "policy": "ppo=ppo-merged", "reward": "reward-merged",
-                 "pairs": "pairs"},
+                 "pairs": "pairs", "posts": "posts"},
 }
 
 
@@ -59,8 +59,10 @@ def run_stage(stage: str, run: Path, recipe: Path, folder: Path, processes: int)
     options = [word for option, source in zip(INPUTS[stage], sources, strict=True) for word in (f"--{option}", source)]
     cost = measured("-m", f"stages.{stage}", "--recipe", recipe, *options, "--out", out, "--processes", processes)
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
-    say(f"{stage}, {processes} process(es): {manifest['seconds']:.1f} s")
-    return {"seconds": manifest["seconds"], "cpu": cost.cpu, "transfers": manifest.get("transfer_seconds", 0.0)}
+    transfers = manifest.get("transfer_seconds", 0.0)
+    say(f"{stage}, {processes} process(es): {manifest['seconds']:.1f} s, {cost.cpu:.1f} CPU s, {transfers:.1f} s in "
+        f"transfers")
+    return {"seconds": manifest["seconds"], "cpu": cost.cpu, "transfers": transfers}
 
 
 def measure(stages: list[str], run: Path, counts: list[int], rounds: int) -> list[list]:
