@@ -77,6 +77,7 @@ def main() -> None:
     arguments = workload.parse_worker_arguments(__doc__, precision=(str, "fp32"), profile=(int, 0))
     shape, generator = arguments.shape, torch.Generator().manual_seed(0)
     models, clock = load(shape, arguments.precision), workload.Clock()
+    group.start()  # not before: in a group, Transformers saves a whole model in the first process only
     steps = workload.prompts(shape, 1 + arguments.steps)
     clock.start_step()
     for prompts in steps:
@@ -99,6 +100,5 @@ if __name__ == "__main__":
     workload.set_threads()
     torch_setup.prepare()
     processes.take_place()
-    group.start()
     main()
     group.stop()
