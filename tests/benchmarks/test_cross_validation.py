@@ -27,23 +27,23 @@ def questions(pairs, split) -> list[tuple]:
 def test_each_question_is_held_out_once(tmp_path):
     pairs = tiny_models.save_pairs(tmp_path / "pairs", questions_per_split=11)
     everything = sorted(key for name in cross_validation.SPLITS for key in questions(pairs, name))
-    held = []
+    evaluated = []
     for fold in range(cross_validation.FOLDS):
         cross_validation.write_fold(pairs, fold, tmp_path / str(fold))
         learnt, here = (questions(tmp_path / str(fold), name) for name in ("reward", "evaluation"))
         assert not set(learnt) & set(here) and sorted(learnt + here) == everything
-        held += here
-    assert sorted(held) == everything
+        evaluated += here
+    assert sorted(evaluated) == everything
 
 
 def test_estimates_are_what_plain_python_counts():
     table = pa.table({"site": ["a"] * 4, "qid": [1, 1, 2, 3], "score_better": [1.0, 0.0, 2.0, 3.0],
                       "score_worse": [0.0, 1.0, 1.0, 3.0], "length_better": [100, 50, 95, 10],
                       "length_worse": [50, 100, 100, 30]})
-    found = cross_validation.estimate_accuracy(table)
-    assert found["accuracy"]["mean"] == (1 + 0 + 1 + 0.5) / 4
-    assert found["minus the longer answer"]["mean"] == ((1 + 0 + 1 + 0.5) - (1 + 0 + 0 + 0)) / 4
-    assert found["accuracy at equal length"]["mean"] == 1 and found["accuracy at equal length"]["count"] == 1
+    actual = cross_validation.estimate_accuracy(table)
+    assert actual["accuracy"]["mean"] == (1 + 0 + 1 + 0.5) / 4
+    assert actual["minus the longer answer"]["mean"] == ((1 + 0 + 1 + 0.5) - (1 + 0 + 0 + 0)) / 4
+    assert actual["accuracy at equal length"]["mean"] == 1 and actual["accuracy at equal length"]["count"] == 1
     assert "accuracy at equal length" not in cross_validation.estimate_accuracy(table.slice(0, 2))
 
 
@@ -53,12 +53,12 @@ def test_folds_are_made_once_and_rank_what_they_never_saw(tmp_path, monkeypatch,
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     asked = [f"--{name}={tmp_path / name}" for name in ("base", "pairs", "out")]
     monkeypatch.setattr(sys, "argv", ["folds", f"--recipe={tmp_path / 'recipe.yaml'}", *asked, "--fold", "0", "3",
-                                      f"--json={tmp_path / 'found.json'}"])
+                                      f"--json={tmp_path / 'actual.json'}"])
     cross_validation.main()
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found.keys() == {"fold 0", "fold 3", "together"}
-    assert found["together"]["accuracy"]["mean"] > 0.9, "the better answers are those that say 'flag'"
-    counts = [found[name]["accuracy"]["count"] for name in ("fold 0", "fold 3", "together")]
+    actual = json.loads((tmp_path / "found.json").read_text())
+    assert actual.keys() == {"fold 0", "fold 3", "together"}
+    assert actual["together"]["accuracy"]["mean"] > 0.9, "the better answers are those that say 'flag'"
+    counts = [actual[name]["accuracy"]["count"] for name in ("fold 0", "fold 3", "together")]
     assert counts[0] + counts[1] == counts[2]
     made = tmp_path / "out" / "fold-0" / cross_validation.SCORES
     before = made.stat().st_mtime_ns
@@ -66,7 +66,7 @@ def test_folds_are_made_once_and_rank_what_they_never_saw(tmp_path, monkeypatch,
     cross_validation.main()
     assert made.stat().st_mtime_ns == before and "steps" not in capsys.readouterr().err
     table = parquet.read_table(made)
-    assert table.num_rows == found["fold 0"]["accuracy"]["count"]
+    assert table.num_rows == actual["fold 0"]["accuracy"]["count"]
 
 
 def test_an_adapter_scores_as_the_merged_model(tmp_path):

@@ -51,8 +51,8 @@ def test_rows_as_in_a_dump(rows):
     assert all(numbers.index(row["ParentId"]) < numbers.index(row["Id"]) for row in answers)
     parents = {row["Id"]: row["ParentId"] for row in answers}
     accepted = {row["AcceptedAnswerId"]: number for number, row in questions.items() if "AcceptedAnswerId" in row}
-    found = [parents[answer] == number for answer, number in accepted.items() if answer in parents]
-    assert all(found) and len(found) > 0.9 * len(accepted)
+    actual = [parents[answer] == number for answer, number in accepted.items() if answer in parents]
+    assert all(actual) and len(actual) > 0.9 * len(accepted)
 
 
 def test_bodies_are_html(rows):
@@ -106,7 +106,7 @@ def test_extrapolation(tmp_path):
     run = {"megabytes": 100, "rows": 60_000, "disk_mb": 100, "artifact_mb": 10}
     runs = [run | {"name": "posts", "cpu": 3.6}, run | {"name": "pairs", "cpu": 36}]
     Result("memory", [], [], [Goal("peak", 1, at_most=2)], runs).write(tmp_path / "memory.json", {})
-    found = extrapolate(Namespace(measured=tmp_path / "memory.json", processes=[2]), tmp_path)
-    assert [[row[0], *map(round, row[1:])] for row in found.rows] == [
+    actual = extrapolate(Namespace(measured=tmp_path / "memory.json", processes=[2]), tmp_path)
+    assert [[row[0], *map(round, row[1:])] for row in actual.rows] == [
         ["posts", 1, 1, 0, 100, 10], ["pairs", 10, 10, 5, 100, 10], ["together", 11, 11, 6, 110, 20]]
-    assert "EXTRAPOLATED" in found.title
+    assert "EXTRAPOLATED" in actual.title

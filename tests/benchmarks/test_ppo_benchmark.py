@@ -28,15 +28,15 @@ def layer(shape: Shape) -> list[tuple[int, int]]:
 
 def by_hand(shape: Shape, start: int, stop: int, logits: int, lora: bool = False) -> dict[str, int]:
     """Forward FLOPs of one row's positions start ... stop - 1, one multiply-add at a time."""
-    found = {"products": 0, "attention": 0, "lora": 0}
+    actual = {"products": 0, "attention": 0, "lora": 0}
     for position in range(start, stop):
         for _ in range(shape.layers):
-            found["products"] += sum(2 * prod(weight) for weight in layer(shape))
+            actual["products"] += sum(2 * prod(weight) for weight in layer(shape))
             for _ in range(position + 1):
-                found["attention"] += 2 * 2 * shape.width
-            found["lora"] += 2 * (2 * shape.width * 16 + 2 * 16 * shape.width) * lora
-    found["products"] += logits * 2 * shape.width * shape.vocabulary
-    return found
+                actual["attention"] += 2 * 2 * shape.width
+            actual["lora"] += 2 * (2 * shape.width * 16 + 2 * 16 * shape.width) * lora
+    actual["products"] += logits * 2 * shape.width * shape.vocabulary
+    return actual
 
 
 def test_flops_are_those_counted_token_by_token():
@@ -64,8 +64,8 @@ def test_matrix_products_are_those_that_torch_counts():
 
 def test_the_published_workload_needs_what_was_published():
     """PEERS.md counts whole responses in every pass and prompts of the mean length."""
-    found = {name: round(count / 1e9) for name, count in flop_floor.flops(Shape(), [72] * 32).items()}
-    assert found == {"prefill": 22, "decode": 25, "reference": 47, "reward": 43, "optimise": 397}
+    actual = {name: round(count / 1e9) for name, count in flop_floor.flops(Shape(), [72] * 32).items()}
+    assert actual == {"prefill": 22, "decode": 25, "reference": 47, "reward": 43, "optimise": 397}
 
 
 def test_decoding_reads_weights_and_keys_and_values():
@@ -80,11 +80,11 @@ def test_decoding_reads_weights_and_keys_and_values():
 
 @pytest.mark.parametrize("memory, bound", [(1e3, "bytes"), (1e15, "flops")])
 def test_decoding_takes_the_longer_of_the_two(memory, bound):
-    found = flop_floor.floor_seconds(TINY, [2, 5], replace(RATES, bytes=memory))
+    actual = flop_floor.floor_seconds(TINY, [2, 5], replace(RATES, bytes=memory))
     needs = {"bytes": flop_floor.decode_bytes(TINY, [2, 5], 4) / memory,
              "flops": flop_floor.flops(TINY, [2, 5])["decode"] / 1e9}
-    assert found["decode"] == needs[bound]
-    assert found["reward"] == flop_floor.flops(TINY, [2, 5])["reward"] / 1e9
+    assert actual["decode"] == needs[bound]
+    assert actual["reward"] == flop_floor.flops(TINY, [2, 5])["reward"] / 1e9
 
 
 def test_half_the_bytes_in_bf16():
@@ -100,9 +100,9 @@ def test_routes_are_products():
 
 def test_floor_is_of_the_steps_after_the_warm_up():
     lengths = [len(prompt) for prompt in workload.prompts(TINY, 2)[1]]
-    found = processes.median_floor(TINY, RATES, steps=1)
-    assert found["seconds"] == pytest.approx(sum(flop_floor.floor_seconds(TINY, lengths, RATES).values()))
-    assert found["gflop"]["reward"] == flop_floor.flops(TINY, lengths)["reward"] / 1e9
+    actual = processes.median_floor(TINY, RATES, steps=1)
+    assert actual["seconds"] == pytest.approx(sum(flop_floor.floor_seconds(TINY, lengths, RATES).values()))
+    assert actual["gflop"]["reward"] == flop_floor.flops(TINY, lengths)["reward"] / 1e9
 
 
 def test_prompts_keep_to_the_shape():
@@ -162,10 +162,10 @@ def test_a_step_is_its_phases_and_the_rest():
 def test_the_most_that_this_process_held():
     before = workload.peak_mb()
     block = b"x" * 300_000_000
-    held = workload.peak_mb()
-    assert len(block) / 1e6 < held < before + 310
+    peak_mb = workload.peak_mb()
+    assert len(block) / 1e6 < peak_mb < before + 310
     del block
-    assert workload.peak_mb() == pytest.approx(held, rel=0.01)
+    assert workload.peak_mb() == pytest.approx(peak_mb, rel=0.01)
 
 
 def test_exponents():
@@ -190,12 +190,12 @@ def test_growth_measures_a_shape_once(monkeypatch):
         return {OURS: [run_of(0.5 * shape.batch * shape.response ** 2)]}, {}
 
     monkeypatch.setattr(scaling, "run_in_turns", measured)
-    found = {one["axis"]: one for one in scaling.measure_growth(Shape(), "fp32", RunSettings())}
+    actual = {one["axis"]: one for one in scaling.measure_growth(Shape(), "fp32", RunSettings())}
     assert len(asked) == len(set(asked)) == sum(map(len, scaling.AXES.values())) - 3
-    assert [found[axis]["exponent"] for axis in scaling.AXES] == pytest.approx([1, 2, 0, 0])
-    assert found["batch"]["exponent_of_needed_flops"] == pytest.approx(1, abs=0.02)
-    assert 0 < found["vocabulary"]["exponent_of_needed_flops"] < 1 < found["width"]["exponent_of_needed_flops"] < 2
-    assert len(scaling.growth_rows(list(found.values()))) == 4
+    assert [actual[axis]["exponent"] for axis in scaling.AXES] == pytest.approx([1, 2, 0, 0])
+    assert actual["batch"]["exponent_of_needed_flops"] == pytest.approx(1, abs=0.02)
+    assert 0 < actual["vocabulary"]["exponent_of_needed_flops"] < 1 < actual["width"]["exponent_of_needed_flops"] < 2
+    assert len(scaling.growth_rows(list(actual.values()))) == 4
 
 
 def test_in_turns_and_what_is_missing(monkeypatch, capsys):
@@ -211,7 +211,7 @@ def test_in_turns_and_what_is_missing(monkeypatch, capsys):
     three = [Contender(name, Path(sys.executable), "none") for name in ("a", "b", OURS)]
     runs, missing = processes.run_in_turns(three, TINY, RunSettings(rounds=2))
     assert order == ["a", "b", OURS, "a", OURS]
-    assert {name: len(found) for name, found in runs.items()} == {"a": 2, OURS: 2}
+    assert {name: len(actual) for name, actual in runs.items()} == {"a": 2, OURS: 2}
     assert missing == {"b": "failed with 1: no such thing"} and "no such thing" in capsys.readouterr().err
 
 
@@ -248,38 +248,38 @@ def written(monkeypatch, tmp_path, *arguments: str) -> dict:
 
 def test_figures_in_json(monkeypatch, tmp_path):
     fake(monkeypatch, ("torchtune",))
-    found = written(monkeypatch, tmp_path)
-    assert found["ratio_to_floor"] == pytest.approx(6 / found["floor"]["seconds"])
-    assert [found[key] for key in run.RATIOS] == pytest.approx([1 / 6, 2 / 6, 3 / 6])
-    assert found["memory_ratio_to_legacy"] == pytest.approx(6)
-    assert found["missing"] == {"torchtune": "not installed"}
-    assert found["setting"]["basis"] == "cpu" and found["shape"]["prompts"] == [48, 96]
-    assert found["contenders"][OURS]["tokens_a_cpu_second"] == pytest.approx(32 * 64 / 6)
-    assert found["contenders"][OURS]["versions"] and found["machine"]["cpu"] and found["runs"][OURS][0]["steps"]
-    assert {goal["name"] for goal in found["goals"]} == {*run.RATIOS, "ratio_to_floor", "memory_ratio_to_legacy"}
+    actual = written(monkeypatch, tmp_path)
+    assert actual["ratio_to_floor"] == pytest.approx(6 / actual["floor"]["seconds"])
+    assert [actual[key] for key in run.RATIOS] == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert actual["memory_ratio_to_legacy"] == pytest.approx(6)
+    assert actual["missing"] == {"torchtune": "not installed"}
+    assert actual["setting"]["basis"] == "cpu" and actual["shape"]["prompts"] == [48, 96]
+    assert actual["contenders"][OURS]["tokens_a_cpu_second"] == pytest.approx(32 * 64 / 6)
+    assert actual["contenders"][OURS]["versions"] and actual["machine"]["cpu"] and actual["runs"][OURS][0]["steps"]
+    assert {goal["name"] for goal in actual["goals"]} == {*run.RATIOS, "ratio_to_floor", "memory_ratio_to_legacy"}
 
 
 def test_wall_seconds_count_with_several_threads(monkeypatch, tmp_path):
     fake(monkeypatch, ())
-    found = written(monkeypatch, tmp_path, "--threads", "2")
-    assert found["setting"]["basis"] == "wall"
-    assert found["ratio_to_floor"] == pytest.approx(2 * 6 / found["floor"]["seconds"])
+    actual = written(monkeypatch, tmp_path, "--threads", "2")
+    assert actual["setting"]["basis"] == "wall"
+    assert actual["ratio_to_floor"] == pytest.approx(2 * 6 / actual["floor"]["seconds"])
 
 
 def test_no_ratio_to_a_missing_peer(monkeypatch, tmp_path, capsys):
     fake(monkeypatch, (LEGACY,))
-    found = written(monkeypatch, tmp_path, "--only", LEGACY)
-    assert [found[key] for key in (*run.RATIOS, "memory_ratio_to_legacy")] == [None] * 4
+    actual = written(monkeypatch, tmp_path, "--only", LEGACY)
+    assert [actual[key] for key in (*run.RATIOS, "memory_ratio_to_legacy")] == [None] * 4
     assert f"{LEGACY}: not installed" in capsys.readouterr().out
-    assert {goal["name"] for goal in found["goals"]} == {"ratio_to_floor"}
+    assert {goal["name"] for goal in actual["goals"]} == {"ratio_to_floor"}
 
 
 def test_sweep_in_json(monkeypatch, tmp_path, capsys):
     fake(monkeypatch, ())
-    found = written(monkeypatch, tmp_path, "--sweep")
-    assert [one["name"] for one in found["shapes"]] == list(scaling.CORNERS)
-    assert {one["ratio_to_legacy_trl"] for one in found["shapes"]} == {0.5}
-    bounds = {goal["at_most"] for goal in found["goals"] if goal["name"].endswith("ratio_to_floor")}
+    actual = written(monkeypatch, tmp_path, "--sweep")
+    assert [one["name"] for one in actual["shapes"]] == list(scaling.CORNERS)
+    assert {one["ratio_to_legacy_trl"] for one in actual["shapes"]} == {0.5}
+    bounds = {goal["at_most"] for goal in actual["goals"] if goal["name"].endswith("ratio_to_floor")}
     assert bounds == {1.6 * 1.15}
     fake(monkeypatch, (LEGACY,))
     assert {one["ratio_to_legacy_trl"] for one in written(monkeypatch, tmp_path, "--sweep")["shapes"]} == {None}
@@ -304,9 +304,9 @@ def test_operators_in_groups(name, group):
 
 
 def test_shares_of_a_profile_sum_to_one():
-    found = profile.profile_by_group(lambda: torch.randn(64, 64) @ torch.randn(64, 64))
-    assert found["groups"]["matrix products"] > 0
-    assert sum(row[2] for row in profile.operator_rows(found) if not row[0].startswith(" ")) == pytest.approx(1)
+    actual = profile.profile_by_group(lambda: torch.randn(64, 64) @ torch.randn(64, 64))
+    assert actual["groups"]["matrix products"] > 0
+    assert sum(row[2] for row in profile.operator_rows(actual) if not row[0].startswith(" ")) == pytest.approx(1)
 
 
 def test_phases_beside_their_floors():

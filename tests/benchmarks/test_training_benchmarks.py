@@ -57,10 +57,10 @@ def written(monkeypatch, tmp_path, program, *arguments: object) -> dict:
 
 def test_reward_training_beside_trl(here, monkeypatch, tmp_path, made, capsys):
     pairs, base = made
-    found = written(monkeypatch, tmp_path, reward, "--pairs", pairs, "--base", base, "--steps", 5, "--batch", 3,
+    actual = written(monkeypatch, tmp_path, reward, "--pairs", pairs, "--base", base, "--steps", 5, "--batch", 3,
                     "--questions", 2, "--length", 128, "--held-out", 0.5, "--accuracy", "--learning-rate", 1e-2)
-    sums, runs = found["contenders"], found["runs"]
-    assert list(sums) == [TRL, OURS, BY_PAIR, TUNED] and found["missing"] == {}
+    sums, runs = actual["contenders"], actual["runs"]
+    assert list(sums) == [TRL, OURS, BY_PAIR, TUNED] and actual["missing"] == {}
     assert {one["items"] for one in sums.values()} == {15} and len({one["tokens"] for one in sums.values()}) == 1
     assert len({of[0]["digest"] for of in runs.values()}) == 1
     assert [sums[name]["steps"] for name in (TRL, BY_PAIR, TUNED)] == [5, 5, 5] and 2 < sums[OURS]["steps"] <= 8
@@ -69,9 +69,9 @@ def test_reward_training_beside_trl(here, monkeypatch, tmp_path, made, capsys):
     assert sums[TRL]["tokens"] < sums[TRL]["computed_tokens"]
     for key, one, other in (("ratio_to_trl", OURS, TRL), ("ratio_to_tuned_trl", OURS, TUNED),
                             ("pair_by_pair_ratio_to_trl", BY_PAIR, TRL)):
-        assert found[key] == pytest.approx(sums[other]["cpu"] / sums[one]["cpu"])
+        assert actual[key] == pytest.approx(sums[other]["cpu"] / sums[one]["cpu"])
     assert sums[TRL]["a_cpu_second"] == pytest.approx(15 / sum(step["cpu"] for step in runs[TRL][0]["steps"]))
-    judged = found["accuracy"]
+    judged = actual["accuracy"]
     assert list(judged["found"]) == ["untrained", TRL, OURS, BY_PAIR]
     means = {name: one["mean"] for name, one in judged["found"].items()}
     assert min(means[TRL], means[OURS], means[BY_PAIR]) > means["untrained"] + 0.2
@@ -79,24 +79,24 @@ def test_reward_training_beside_trl(here, monkeypatch, tmp_path, made, capsys):
     gained = judged["differences"][f"{OURS} - {TRL}"]
     assert gained["mean"] == pytest.approx(judged["found"][OURS]["mean"] - judged["found"][TRL]["mean"])
     assert gained["groups"] == 20 and gained["low"] <= gained["mean"] <= gained["high"]
-    assert [goal["at_least"] for goal in found["goals"]] == [2.5, None, 0.0, None, 0.0]
+    assert [goal["at_least"] for goal in actual["goals"]] == [2.5, None, 0.0, None, 0.0]
     assert "pairs a second, ours / TRL" in capsys.readouterr().out
 
 
 def test_sft_beside_trl_on_a_model_made_for_it(here, monkeypatch, tmp_path, made):
-    found = written(monkeypatch, tmp_path, sft, "--pairs", made[0], "--steps", 2, "--batch", 2, "--length", 64)
-    sums = found["contenders"]
+    actual = written(monkeypatch, tmp_path, sft, "--pairs", made[0], "--steps", 2, "--batch", 2, "--length", 64)
+    sums = actual["contenders"]
     assert set(sums) == {f"{TRL}, wrapped", f"{OURS}, wrapped", f"{TRL}, bfd", f"{OURS}, bfd", f"{TUNED}, wrapped"}
     wrapped = [sums[name] for name in sums if name.endswith("wrapped")]
     assert [(one["items"], one["tokens"], one["steps"]) for one in wrapped] == [(2 * 2 * 63, 2 * 2 * 64, 2)] * 3
-    assert len({found["runs"][name][0]["digest"] for name in sums if name.endswith("wrapped")}) == 1
+    assert len({actual["runs"][name][0]["digest"] for name in sums if name.endswith("wrapped")}) == 1
     assert sums[f"{OURS}, bfd"]["tokens"] == 256 >= sums[f"{TRL}, bfd"]["tokens"]
     assert sums[f"{OURS}, bfd"]["items"] < 256 - 4
     for packing in sft.PACKINGS:
         ours, trl = sums[f"{OURS}, {packing}"], sums[f"{TRL}, {packing}"]
-        assert found[f"{packing}_ratio_to_trl"] == pytest.approx(ours["a_cpu_second"] / trl["a_cpu_second"])
-        assert found[f"{packing}_memory_ratio_to_trl"] == pytest.approx(ours["peak_mb"] / trl["peak_mb"])
-    assert [(goal["value"], goal["at_least"]) for goal in found["goals"]] == [(found["wrapped_ratio_to_trl"], 1.2)]
+        assert actual[f"{packing}_ratio_to_trl"] == pytest.approx(ours["a_cpu_second"] / trl["a_cpu_second"])
+        assert actual[f"{packing}_memory_ratio_to_trl"] == pytest.approx(ours["peak_mb"] / trl["peak_mb"])
+    assert [(goal["value"], goal["at_least"]) for goal in actual["goals"]] == [(actual["wrapped_ratio_to_trl"], 1.2)]
 
 
 def test_no_more_tokens_than_the_split_has(monkeypatch, tmp_path, made):
@@ -114,8 +114,8 @@ def test_those_who_read_other_texts_are_found_out(monkeypatch, tmp_path, made):
     monkeypatch.setattr(training_processes, "run_in_turns", in_turns)
     with pytest.raises(SystemExit, match=f"{TUNED} did not read what others read"):
         written(monkeypatch, tmp_path, reward, "--pairs", made[0], "--base", made[1])
-    found = written(monkeypatch, tmp_path, reward, "--pairs", made[0], "--base", made[1], "--only", OURS, TUNED)
-    assert found["ratio_to_trl"] is None and found["ratio_to_tuned_trl"] == 1 and found["goals"] == []
+    actual = written(monkeypatch, tmp_path, reward, "--pairs", made[0], "--base", made[1], "--only", OURS, TUNED)
+    assert actual["ratio_to_trl"] is None and actual["ratio_to_tuned_trl"] == 1 and actual["goals"] == []
 
 
 def test_the_digest_is_of_texts_in_any_order():

@@ -146,9 +146,9 @@ def test_answers_grow_side_by_side(models):
     sampling, seen = SamplingSettings(1.0, 12, samples=2, seed=0), []
     prompt = models.encode_prompt(QUESTION, sampling)
     for answers in models.stream_side_by_side(["SFT", "PPO", "SFT"], prompt, sampling):
-        seen.append(tuple(len(found.tokens) for found in answers))
+        seen.append(tuple(len(actual.tokens) for actual in answers))
     assert seen[:3] == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
-    assert all(found.done for found in answers) and answers[0].tokens != answers[2].tokens, "seeds of their own"
+    assert all(actual.done for actual in answers) and answers[0].tokens != answers[2].tokens, "seeds of their own"
 
 
 def test_a_stream_that_is_left_leaves_no_trace(models):
@@ -271,14 +271,14 @@ def row(number: int, question: Question | None = None, tie: bool = False) -> dic
 
 
 def test_votes_are_pairs_and_load_as_a_data_set(tmp_path, run):
-    votes, held = Votes(tmp_path / "votes"), next(read_pairs(run / "pairs", "evaluation"))
+    votes, pair = Votes(tmp_path / "votes"), next(read_pairs(run / "pairs", "evaluation"))
     votes.add(VOTES, row(1))
-    votes.add(VOTES, row(2, Question(held["question"], held)))
+    votes.add(VOTES, row(2, Question(pair["question"], pair)))
     votes.add(TIES, row(3, tie=True))
     assert pq.read_schema(tmp_path / "votes/reward/part-00000.parquet").equals(SCHEMA)
     typed, known = read_pairs(tmp_path / "votes", "reward")
     assert typed["site"] == TYPED and typed["qid"] > 0 and typed["score_j"] > typed["score_k"]
-    assert (known["site"], known["qid"], known["question"]) == (held["site"], held["qid"], held["question"])
+    assert (known["site"], known["qid"], known["question"]) == (pair["site"], pair["qid"], pair["question"])
     assert known["authors"][1:] == ["PPO", "SFT"] and len(known["licenses"]) == len(known["author_urls"]) == 3
     assert known["metadata"][1] == "https://tiny"
     assert parse_vote_models(known) == (("PPO", "digest of PPO"), ("SFT", "digest of SFT"))
@@ -312,8 +312,8 @@ def test_two_pages_at_once_lose_no_vote(tmp_path):
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda number: Votes(tmp_path / "votes").add(VOTES, row(number)), range(40)))
     assert [writer.wait(60) for writer in writers] == [0, 0]
-    kept = {kept["question"] for kept in Votes(tmp_path / "votes").rows(VOTES)}
-    assert kept == {f"which flag {n}" for n in range(40)} | {f"{name} {n}" for name in "ab" for n in range(20)}
+    recorded = {recorded["question"] for recorded in Votes(tmp_path / "votes").rows(VOTES)}
+    assert recorded == {f"which flag {n}" for n in range(40)} | {f"{name} {n}" for name in "ab" for n in range(20)}
 
 
 @pytest.mark.parametrize("fails", ["write_table", "replace"])
@@ -335,7 +335,7 @@ def test_a_crash_while_a_vote_is_written_leaves_the_old_ones(tmp_path, monkeypat
             patched.setattr(os, "replace", crash)
         with pytest.raises(OSError, match="full"):
             votes.add(VOTES, row(2))
-    assert [kept["question"] for kept in votes.rows(VOTES)] == ["which flag 1"]
+    assert [recorded["question"] for recorded in votes.rows(VOTES)] == ["which flag 1"]
     votes.add(VOTES, row(3))
     assert len(list(read_pairs(tmp_path / "votes", "reward"))) == 2
 
@@ -379,9 +379,9 @@ def test_a_blind_vote_is_kept_as_it_was_meant_and_counted_once(controller):
         answers = controller.sessions.get("page").comparison.answers
         assert [views.render_blind_answer(answer.text) for answer in answers] == shown
         result = controller.vote("page", choice)
-        kept = controller.votes.rows(VOTES)[-1]
-        assert (kept["response_j"], kept["response_k"]) == (answers[choice].text, answers[1 - choice].text)
-        assert kept["authors"][1:] == [answers[choice].policy, answers[1 - choice].policy]
+        recorded = controller.votes.rows(VOTES)[-1]
+        assert (recorded["response_j"], recorded["response_k"]) == (answers[choice].text, answers[1 - choice].text)
+        assert recorded["authors"][1:] == [answers[choice].policy, answers[1 - choice].policy]
         assert answers[0].policy in result.lines[0] and "not chosen" in result.lines[1 - choice]
     assert "nothing to vote on" in controller.vote("page", 0).notice
     assert len(controller.votes.rows(VOTES)) == 4 and not controller.votes.rows(TIES)

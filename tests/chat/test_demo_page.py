@@ -47,16 +47,16 @@ HERE = {"127.0.0.1", "localhost", "::1"}
 @pytest.fixture(scope="module")
 def connections():
     """Addresses that this process, the server, has connected to."""
-    found, connect = [], socket.socket.connect
+    actual, connect = [], socket.socket.connect
 
     def noted(self, address):
-        found.append(address)
+        actual.append(address)
         return connect(self, address)
 
     socket.socket.connect = noted
-    yield found
+    yield actual
     socket.socket.connect = connect
-    assert all(isinstance(address, str) or address[0] in HERE for address in found), found
+    assert all(isinstance(address, str) or address[0] in HERE for address in actual), actual
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +155,8 @@ def test_a_runs_own_length_and_temperature_fit_on_the_controls(controller, monke
     for given in ({"temperature": 2.5, "most_tokens": 1024}, {"temperature": 0.5, "most_tokens": 4}):
         blocks = chat_page.build_page(controller, "A run", ModelBackground(), given)
         sliders = {block.elem_id: block for block in blocks.blocks.values() if isinstance(block, gradio.Slider)}
-        found = {name: sliders[name].preprocess(sliders[name].value) for name in ("temperature", "length")}
-        assert found == {"temperature": given["temperature"], "length": given["most_tokens"]}
+        actual = {name: sliders[name].preprocess(sliders[name].value) for name in ("temperature", "length")}
+        assert actual == {"temperature": given["temperature"], "length": given["most_tokens"]}
 
 
 def test_it_answers_streams_and_switches_models(opened, controller, monkeypatch):

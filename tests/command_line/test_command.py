@@ -130,8 +130,8 @@ def test_a_users_mistake_is_one_line(probe, flags, says):
 
 def test_the_traceback_is_kept_for_whoever_mends_it(probe):
     failed = probe("--max-logit-difference", "0.5")
-    kept = probe.out.with_name("out.partial") / "traceback.txt"
-    assert str(kept) in failed.stderr and "the disk is full" in kept.read_text()
+    saved = probe.out.with_name("out.partial") / "traceback.txt"
+    assert str(saved) in failed.stderr and "the disk is full" in saved.read_text()
 
 
 def test_the_same_command_goes_on_and_no_traceback_is_published(probe):

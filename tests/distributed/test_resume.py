@@ -67,9 +67,9 @@ def test_a_killed_run_of_two_processes_is_continued_by_one(inputs):
     assert again.returncode == 0 and "resumed at iteration" in said, said
 
     alone, several = inputs / "alone", inputs / "several"
-    expected, found = (load_file(out / "adapter_model.safetensors") for out in (alone, several))
+    expected, actual = (load_file(out / "adapter_model.safetensors") for out in (alone, several))
     for name, weight in expected.items():
-        assert (found[name] - weight).norm() <= 1e-5 * weight.norm() + 1e-9, name
+        assert (actual[name] - weight).norm() <= 1e-5 * weight.norm() + 1e-9, name
     for row, expected_row in zip(read_history(several), read_history(alone), strict=True):
         assert row == pytest.approx(expected_row, rel=1e-3, abs=1e-5)
     answers = [(out / "samples.jsonl").read_text() for out in (alone, several)]

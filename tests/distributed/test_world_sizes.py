@@ -22,13 +22,13 @@ def results(tmp_path_factory):
 def test_sampled_token_ids_are_equal(results, count):
     expected = results[1][0][0]["sampling"]
     for facts, _ in results[count]:
-        found = facts["sampling"]
-        assert found["one"] == expected["one"] and found["filtered_ids"] == expected["filtered_ids"]
+        actual = facts["sampling"]
+        assert actual["one"] == expected["one"] and actual["filtered_ids"] == expected["filtered_ids"]
         for name in ("plain", "limits", "filtered"):
-            assert found[name][:2] == expected[name][:2], name
-            for rows, expected_rows in zip(found[name][2:], expected[name][2:], strict=True):
+            assert actual[name][:2] == expected[name][:2], name
+            for rows, expected_rows in zip(actual[name][2:], expected[name][2:], strict=True):
                 assert rows == [pytest.approx(row, **DIGITS) for row in expected_rows]
-        assert found["logprobs"] == [pytest.approx(row, **DIGITS) for row in expected["logprobs"]]
+        assert actual["logprobs"] == [pytest.approx(row, **DIGITS) for row in expected["logprobs"]]
 
 
 @pytest.mark.parametrize("trained", ["ppo", "sft", "muon", "reward"])

@@ -52,62 +52,62 @@ class Words:
         return SimpleNamespace(input_ids=[1] * len(text.split()))
 
 
-def held(rows=PAIRS, max_pairs=50, max_tokens=999):
+def draw(rows=PAIRS, max_pairs=50, max_tokens=999):
     return draw_held_out_pairs(rows, Words(), max_pairs=max_pairs, max_tokens=max_tokens, seed=0)
 
 
 def test_each_text_is_held_once_and_pairs_point_at_it():
-    pairs = held()
+    pairs = draw()
     assert len(pairs.texts) == len(set(pairs.texts)) == 9
     assert pairs.texts[pairs.worse[1]] == pairs.texts[pairs.better[0]] == ("What is 1?", "a long answer")
     assert pairs.groups.tolist() == [0, 0, 1, 1, 2]
 
 
 def test_long_pairs_are_dropped_and_counted_and_the_choice_is_seeded():
-    assert [r["qid"] for r in held(max_tokens=9).rows] == [1, 2, 3] and held(max_tokens=9).dropped == 2
+    assert [r["qid"] for r in draw(max_tokens=9).rows] == [1, 2, 3] and draw(max_tokens=9).dropped == 2
     rows = [row(number, "a", "b") for number in range(200)]
-    some = [r["qid"] for r in held(rows, max_pairs=20).rows]
-    assert len(some) == 20 and some == sorted(some) == [r["qid"] for r in held(rows, max_pairs=20).rows]
+    some = [r["qid"] for r in draw(rows, max_pairs=20).rows]
+    assert len(some) == 20 and some == sorted(some) == [r["qid"] for r in draw(rows, max_pairs=20).rows]
     assert max(some) > 100
 
 
 def test_baselines_on_literal_pairs():
-    pairs = held()
+    pairs = draw()
     reward = np.arange(len(pairs.texts), 0, -1, dtype=float)  # texts that come earlier score higher
-    found = evaluate_pairs(
+    actual = evaluate_pairs(
         pairs, reward, {SURFACE: reward * 0}, -reward, reward, {("s", 2): ["ale", "hops"], ("s", 3): ["ale"]}, means)
-    assert found["baselines"]["longer answer wins"]["mean"] == (1 + 1 + 0 + 1 + 0.5) / 5
-    assert found["baselines"]["has code"]["mean"] == (0.5 + 1 + 0.5 + 0.5 + 0.5) / 5
-    assert found["baselines"]["surface features (logistic)"]["mean"] == 0.5
-    assert found["best_cheap_baseline"] == "longer answer wins"
+    assert actual["baselines"]["longer answer wins"]["mean"] == (1 + 1 + 0 + 1 + 0.5) / 5
+    assert actual["baselines"]["has code"]["mean"] == (0.5 + 1 + 0.5 + 0.5 + 0.5) / 5
+    assert actual["baselines"]["surface features (logistic)"]["mean"] == 0.5
+    assert actual["best_cheap_baseline"] == "longer answer wins"
     as_good = evaluate_pairs(pairs, reward, {SURFACE: reward * 0, BAG_OF_WORDS: reward}, -reward, reward, {}, means)
     assert as_good["best_cheap_baseline"] == BAG_OF_WORDS and as_good["above_best_cheap_baseline"]["mean"] == 0
     likely = evaluate_pairs(pairs, reward, {}, reward, reward, {}, means)
     assert likely["best_cheap_baseline"] == "SFT log-probability" and likely["baselines"].keys() == {
         "longer answer wins", "has code", "SFT log-probability"}
     right = [1, 0, 1, 1, 1]
-    assert found["accuracy"]["mean"] == found["oracle"]["mean"] == pytest.approx(0.8)
-    assert found["oracle_both_have_code"] == found["both_have_code"]
-    assert found["baselines"]["SFT log-probability"]["mean"] == pytest.approx(0.2)
-    assert found["above_best_cheap_baseline"]["mean"] == pytest.approx(0.8 - 0.7)
-    assert (found["both_have_code"]["count"], found["both_have_code"]["mean"]) == (1, right[3])
-    assert found["better_is_later"] is None  # these rows have no dates
-    assert found["about_equal_length"]["count"] == 2  # code against code, four against five
-    assert {name: got["count"] for name, got in found["by_score_gap"].items()} == {"1": 2, "2": 1, "3+": 2}
-    assert found["by_score_gap"]["2"]["mean"] == 0
-    assert (found["pairs"], found["questions"]) == (5, 3)
-    assert {name: got["count"] for name, got in found["by_tag"].items()} == {"ale": 3, "hops": 2}
-    assert found["by_tag"]["hops"]["mean"] == 1 and found["by_site"]["s"] == found["accuracy"]
+    assert actual["accuracy"]["mean"] == actual["oracle"]["mean"] == pytest.approx(0.8)
+    assert actual["oracle_both_have_code"] == actual["both_have_code"]
+    assert actual["baselines"]["SFT log-probability"]["mean"] == pytest.approx(0.2)
+    assert actual["above_best_cheap_baseline"]["mean"] == pytest.approx(0.8 - 0.7)
+    assert (actual["both_have_code"]["count"], actual["both_have_code"]["mean"]) == (1, right[3])
+    assert actual["better_is_later"] is None  # these rows have no dates
+    assert actual["about_equal_length"]["count"] == 2  # code against code, four against five
+    assert {name: got["count"] for name, got in actual["by_score_gap"].items()} == {"1": 2, "2": 1, "3+": 2}
+    assert actual["by_score_gap"]["2"]["mean"] == 0
+    assert (actual["pairs"], actual["questions"]) == (5, 3)
+    assert {name: got["count"] for name, got in actual["by_tag"].items()} == {"ale": 3, "hops": 2}
+    assert actual["by_tag"]["hops"]["mean"] == 1 and actual["by_site"]["s"] == actual["accuracy"]
 
 
 def test_pairs_whose_better_answer_was_written_later():
     days = [("2020-01-02", "2020-01-01"), ("2020-01-01", "2020-01-02"), ("2020-01-02", "2020-01-02"),
             ("2020-01-03", "2020-01-01"), ("", "2020-01-01")]
-    pairs = held([pair | {"date_j": j, "date_k": k} for pair, (j, k) in zip(PAIRS, days, strict=True)])
+    pairs = draw([pair | {"date_j": j, "date_k": k} for pair, (j, k) in zip(PAIRS, days, strict=True)])
     scores = np.zeros(len(pairs.texts))
     scores[pairs.better[0]] = 1
-    found = accuracy_breakdown(pairs, scores, means)["better_is_later"]
-    assert (found["count"], found["mean"]) == (2, (1 + 0.5) / 2)
+    actual = accuracy_breakdown(pairs, scores, means)["better_is_later"]
+    assert (actual["count"], actual["mean"]) == (2, (1 + 0.5) / 2)
 
 
 def test_text_measures():
@@ -174,7 +174,7 @@ def test_the_stage_end_to_end(folders, tmp_path):
     assert set(metrics["policies"]) == {"base", "sft", "ppo", "best_of_2", "best_of_3", "sft_greedy", "sft_best",
                                         "ppo_best", "best_of_3_best"}
     assert metrics["policies"]["best_of_3"]["reward"]["mean"] > metrics["policies"]["best_of_2"]["reward"]["mean"]
-    assert {tag: found["groups"] for tag, found in metrics["reward_model"]["by_tag"].items()} == {"all": 9, "even": 4}
+    assert {tag: actual["groups"] for tag, actual in metrics["reward_model"]["by_tag"].items()} == {"all": 9, "even": 4}
     assert 8 <= len(metrics["table"]) <= 17 and all(len(line) == 2 for line in metrics["table"])
     samples = pq.read_table(tmp_path / "out/samples.parquet").to_pylist()
     assert len(samples) == 6 and len({line["qid"] for line in samples}) == 6

@@ -48,12 +48,12 @@ def test_the_formula_is_the_kl_of_best_of_n():
 
 
 def test_a_policys_numbers_against_plain_sums():
-    found, rewards = answers(np.random.default_rng(1), 40)
+    actual, rewards = answers(np.random.default_rng(1), 40)
     other = np.random.default_rng(2).normal(size=40)
-    columns = policy_metrics.answer_columns(found, rewards, other, {"mine": rewards * 2})
-    numbers = policy_metrics.compute_policy_metrics(columns, found.responses, ["mine"], estimated)
-    tokens = [len(response) for response in found.responses]
-    own, under_sft = ([float(x) for row in rows for x in row] for rows in (found.logprobs, found.sft_logprobs))
+    columns = policy_metrics.answer_columns(actual, rewards, other, {"mine": rewards * 2})
+    numbers = policy_metrics.compute_policy_metrics(columns, actual.responses, ["mine"], estimated)
+    tokens = [len(response) for response in actual.responses]
+    own, under_sft = ([float(x) for row in rows for x in row] for rows in (actual.logprobs, actual.sft_logprobs))
     kl = [p - q for p, q in zip(own, under_sft, strict=True)]
     assert numbers["reward"]["mean"] == pytest.approx(sum(rewards) / 40)
     assert numbers["win_rate"]["mean"] == pytest.approx(sum(a > b for a, b in zip(rewards, other, strict=True)) / 40)
@@ -62,8 +62,8 @@ def test_a_policys_numbers_against_plain_sums():
     assert numbers["entropy"] == pytest.approx(-sum(own) / sum(tokens))
     assert numbers["perplexity_under_sft"] == pytest.approx(math.exp(-sum(under_sft) / sum(tokens)))
     assert numbers["response_tokens"] == pytest.approx(sum(tokens) / 40)
-    assert numbers["eos_rate"] == pytest.approx(sum(r[-1] < 5 for r in found.responses) / 40)
-    assert numbers["code_share"] == pytest.approx(sum(r[0] < 3 for r in found.responses) / 40)
+    assert numbers["eos_rate"] == pytest.approx(sum(r[-1] < 5 for r in actual.responses) / 40)
+    assert numbers["code_share"] == pytest.approx(sum(r[0] < 3 for r in actual.responses) / 40)
     assert numbers["code_fences"] == pytest.approx(2 * numbers["code_share"])
     assert numbers["reward_length_correlation"] == pytest.approx(np.corrcoef(rewards, tokens)[0, 1])
     assert numbers["scores"]["mine"]["mean"] == pytest.approx(2 * numbers["reward"]["mean"])
@@ -77,11 +77,11 @@ def test_best_of_every_sample_is_the_best_answer_itself():
     alone = Answers(*([rows[i] for i in best] for rows in (samples.responses, samples.texts, samples.ended)), None,
                     [samples.sft_logprobs[i] for i in best])
     columns = policy_metrics.answer_columns(samples, rewards, sft, {})
-    found = policy_metrics.best_of_columns(columns, 4, 4)
+    actual = policy_metrics.best_of_columns(columns, 4, 4)
     expected = policy_metrics.answer_columns(alone, rewards[best], sft[:20], {})
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, column in expected.items():
-        np.testing.assert_allclose(found[name], column, err_msg=name)
+        np.testing.assert_allclose(actual[name], column, err_msg=name)
     assert policy_metrics.best_of_responses(columns, samples.responses, 4, 4) == alone.responses
     first = policy_metrics.best_of_columns(columns, 4, 1)
     np.testing.assert_allclose(first["tokens"], columns["tokens"].reshape(20, 4).mean(1))
@@ -90,13 +90,13 @@ def test_best_of_every_sample_is_the_best_answer_itself():
 def test_changes_are_differences_with_the_interval_of_a_paired_bootstrap():
     (before, low), (after, high) = (answers(np.random.default_rng(seed), 60) for seed in (4, 5))
     columns = [policy_metrics.answer_columns(*pair, low, {}) for pair in ((before, low), (after, high))]
-    found = policy_metrics.metric_changes(*columns, estimated)
+    actual = policy_metrics.metric_changes(*columns, estimated)
     numbers = [policy_metrics.compute_policy_metrics(one, side.responses, [], estimated)
                for one, side in zip(columns, (before, after), strict=True)]
     for name in policy_metrics.POINT_METRICS:
-        assert found[name]["mean"] == pytest.approx(numbers[1][name] - numbers[0][name])
-        assert found[name]["low"] < found[name]["mean"] < found[name]["high"]
-    assert found["gold"] is None
+        assert actual[name]["mean"] == pytest.approx(numbers[1][name] - numbers[0][name])
+        assert actual[name]["low"] < actual[name]["mean"] < actual[name]["high"]
+    assert actual["gold"] is None
     same = policy_metrics.metric_changes(columns[0], columns[0], estimated)
     assert [same["entropy"][end] for end in ("mean", "low", "high")] == [0, 0, 0]
     distinct = policy_metrics.distinct_change(before.responses, after.responses)
@@ -104,9 +104,9 @@ def test_changes_are_differences_with_the_interval_of_a_paired_bootstrap():
 
 
 def test_what_is_always_the_same_has_no_correlation():
-    found, _ = answers(np.random.default_rng(6), 10)
-    columns = policy_metrics.answer_columns(found, np.zeros(10), np.zeros(10), {})
-    numbers = policy_metrics.compute_policy_metrics(columns, found.responses, [], estimated)
+    actual, _ = answers(np.random.default_rng(6), 10)
+    columns = policy_metrics.answer_columns(actual, np.zeros(10), np.zeros(10), {})
+    numbers = policy_metrics.compute_policy_metrics(columns, actual.responses, [], estimated)
     assert numbers["reward_length_correlation"] is None
 
 
@@ -119,9 +119,9 @@ def test_the_surface_baseline_is_the_regression_that_gradient_descent_finds(solv
 
     def loss():
         optimizer.zero_grad()
-        found = torch.nn.functional.softplus(-x @ weights).sum() + surface_baseline.PENALTY * (weights**2).sum() / 2
-        found.backward()
-        return found
+        actual = torch.nn.functional.softplus(-x @ weights).sum() + surface_baseline.PENALTY * (weights**2).sum() / 2
+        actual.backward()
+        return actual
 
     optimizer.step(loss)
     fitted = fit_bradley_terry(differences, surface_baseline.PENALTY, solver)
@@ -139,8 +139,8 @@ def test_the_surface_baseline_learns_what_the_surface_tells_and_no_more():
 
 def test_features_on_literals():
     text = "# Head\n\n- one `a`\n- two\n\n**So?** see http://x.y!\n\n```\nls\n```"
-    found = dict(zip(surface_baseline.FEATURES, surface_baseline.extract_features([text])[0], strict=True))
+    actual = dict(zip(surface_baseline.FEATURES, surface_baseline.extract_features([text])[0], strict=True))
     counts = {"code fences": 2, "inline code": 1, "links": 1, "list items": 2, "paragraphs": 3, "headings": 1}
-    assert {name: round(math.expm1(found[f"log {name}"])) for name in counts} == counts
-    assert (found["has code"], found["has emphasis"]) == (1, 1)
-    assert found["log characters"] == pytest.approx(math.log(1 + len(text)))
+    assert {name: round(math.expm1(actual[f"log {name}"])) for name in counts} == counts
+    assert (actual["has code"], actual["has emphasis"]) == (1, 1)
+    assert actual["log characters"] == pytest.approx(math.log(1 + len(text)))

@@ -52,9 +52,9 @@ def compared(ppo_texts: list[str], sure: float, reward, gold=None) -> dict:
     rng, questions = random.Random(1), 120
     texts = {"sft": [honest(rng, 0.3) for _ in range(questions)], "ppo": ppo_texts,
              "samples": [honest(rng, 0.3) for _ in range(4 * questions)]}
-    answers = {name: written(rng, found, sure if name == "ppo" else -1.0) for name, found in texts.items()}
-    rewards = {name: np.array([reward(text) for text in found], float) for name, found in texts.items()}
-    golds = {name: {"gold": [gold(text) for text in found]} for name, found in texts.items()} if gold else {}
+    answers = {name: written(rng, actual, sure if name == "ppo" else -1.0) for name, actual in texts.items()}
+    rewards = {name: np.array([reward(text) for text in actual], float) for name, actual in texts.items()}
+    golds = {name: {"gold": [gold(text) for text in actual]} for name, actual in texts.items()} if gold else {}
     golds |= {"human": golds["sft"]} if gold else {}
     asked = type("Asked", (), {"rows": [{}] * questions})()
     comparison = policy_comparison.PolicyComparison(asked, answers, rewards, golds)
@@ -71,16 +71,16 @@ def has_flag(text: str) -> float:
 
 def test_a_policy_that_writes_only_fences_is_flagged():
     metrics = compared([FENCES] * 120, -0.05, count_fences)
-    found = detect_reward_hacking(metrics, "ppo")
-    assert found["verdict"] == "flagged" and found["rose"] == ["reward"]
+    actual = detect_reward_hacking(metrics, "ppo")
+    assert actual["verdict"] == "flagged" and actual["rose"] == ["reward"]
     assert {"repetition, share of repeated 4-grams", "distinct-2", "code fences a response",
-            "entropy, nats a token"} <= set(found["moved"])
+            "entropy, nats a token"} <= set(actual["moved"])
 
 
 def test_an_honest_policy_is_not():
     rng = random.Random(2)
-    found = verdict_on(compared([honest(rng, 0.9) for _ in range(120)], -0.9, has_flag))
-    assert (found["verdict"], found["rose"], found["moved"]) == ("clear", ["reward"], [])
+    actual = verdict_on(compared([honest(rng, 0.9) for _ in range(120)], -0.9, has_flag))
+    assert (actual["verdict"], actual["rose"], actual["moved"]) == ("clear", ["reward"], [])
 
 
 def test_gold_decides_where_it_is_known():

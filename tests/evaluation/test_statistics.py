@@ -16,8 +16,8 @@ def grouped_pairs(generator: np.random.Generator, questions: int = 80) -> tuple[
     return (generator.random(len(groups)) < share).astype(float), groups
 
 
-def covers(found: dict, truth: float) -> bool:
-    return found["low"] <= truth <= found["high"]
+def covers(actual: dict, truth: float) -> bool:
+    return actual["low"] <= truth <= actual["high"]
 
 
 def test_the_interval_by_question_covers_the_truth_95_times_in_100_and_that_by_pair_does_not():
@@ -56,15 +56,15 @@ def test_the_jackknife_of_distinct_bigrams_covers_what_they_are_on_average():
 
     truth = np.mean([distinct(simulated(1000 + seed)) for seed in range(400)])
     texts = [simulated(seed) for seed in range(300)]
-    found = [jackknife(distinct(one), distinct_leave_one_out(one)) for one in texts]
-    assert 0.90 <= np.mean([covers(one, truth) for one in found]) <= 0.99
+    actual = [jackknife(distinct(one), distinct_leave_one_out(one)) for one in texts]
+    assert 0.90 <= np.mean([covers(one, truth) for one in actual]) <= 0.99
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error():
     values = np.random.default_rng(0).normal(size=50)
     without = (values.sum() - values) / 49
-    found = jackknife(values.mean(), without)
-    assert found["high"] - found["mean"] == pytest.approx(1.959964 * values.std(ddof=1) / np.sqrt(50))
+    actual = jackknife(values.mean(), without)
+    assert actual["high"] - actual["mean"] == pytest.approx(1.959964 * values.std(ddof=1) / np.sqrt(50))
     assert jackknife(1.0, np.array([1.0])) == {"mean": 1.0, "low": None, "high": None, "count": 1, "groups": 1}
 
 
@@ -79,17 +79,17 @@ def test_pairs_taken_as_independent_would_be_too_sure():
 def test_the_bootstrap_is_the_plain_loop(monkeypatch):
     monkeypatch.setattr("stages.evaluation.statistics.MAX_DRAWS_IN_MEMORY", 7)  # several portions
     values, groups = [1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 1.0], [4, 4, 9, 9, 9, 1, 2]
-    found = bootstrap_mean(np.array(values), np.array(groups), samples=500, seed=3)
+    actual = bootstrap_mean(np.array(values), np.array(groups), samples=500, seed=3)
     generator, means = np.random.default_rng(3), []
     members = {number: [v for v, g in zip(values, groups, strict=True) if g == number] for number in (1, 2, 4, 9)}
     names = list(members)
     for _ in range(500):
         drawn = [value for place in generator.integers(4, size=4) for value in members[names[place]]]
         means.append(sum(drawn) / len(drawn))
-    assert found["mean"] == pytest.approx(sum(values) / 7)
-    assert found["low"] == pytest.approx(np.percentile(means, 2.5))
-    assert found["high"] == pytest.approx(np.percentile(means, 97.5))
-    assert (found["count"], found["groups"]) == (7, 4)
+    assert actual["mean"] == pytest.approx(sum(values) / 7)
+    assert actual["low"] == pytest.approx(np.percentile(means, 2.5))
+    assert actual["high"] == pytest.approx(np.percentile(means, 97.5))
+    assert (actual["count"], actual["groups"]) == (7, 4)
 
 
 def test_what_does_not_apply_is_left_out():
@@ -101,8 +101,8 @@ def test_what_does_not_apply_is_left_out():
 
 
 def test_one_question_says_nothing_about_spread():
-    found = bootstrap_mean(np.array([1.0, 0.0]), np.array([5, 5]), samples=50, seed=0)
-    assert (found["mean"], found["low"], found["high"]) == (0.5, None, None)
+    actual = bootstrap_mean(np.array([1.0, 0.0]), np.array([5, 5]), samples=50, seed=0)
+    assert (actual["mean"], actual["low"], actual["high"]) == (0.5, None, None)
 
 
 def test_a_paired_difference_is_surer_than_two_means():

@@ -92,12 +92,12 @@ def test_every_token_but_a_rows_first_is_labelled_eos_among_them(texts, strategy
 @pytest.mark.parametrize("strategy", ["wrapped", "bfd"])
 def test_loss_on_the_answer_labels_answers_and_their_ends_alone(texts, strategy, tmp_path):
     rows = [row for block in blocks_of(tmp_path, texts, 64, strategy, answers_only=True) for row in block]
-    found = sorted(int(t) for row in rows for t in row.token_ids[row.is_label])
+    actual = sorted(int(t) for row in rows for t in row.token_ids[row.is_label])
     firsts = [int(row.token_ids[0]) for row in rows] if strategy == "wrapped" else []
     every = [t for text in texts for t in text[PROMPT:]]
-    assert len(every) - len(firsts) <= len(found) <= len(every)
-    assert strategy == "wrapped" or found == sorted(every)
-    assert found.count(1) == 0 and found.count(2) >= len(texts) - len(firsts)
+    assert len(every) - len(firsts) <= len(actual) <= len(every)
+    assert strategy == "wrapped" or actual == sorted(every)
+    assert actual.count(1) == 0 and actual.count(2) >= len(texts) - len(firsts)
 
 
 def one_by_one(model, texts, first=1) -> float:
@@ -146,10 +146,10 @@ def test_gradients_are_those_of_transformers_own_loss(texts, tmp_path):
 
 def test_documents_come_back_whole_through_the_map_and_through_datasets(tmp_path):
     texts = [[i % 7, *range(i % 5), 2] for i in range(2 * BATCH_DOCUMENTS + 10)]
-    found = write_documents(tmp_path / "d.arrow", ((text[:1], text[1:]) for text in texts), None)
-    assert len(found) == len(texts) and found.lengths.tolist() == [len(text) for text in texts]
+    actual = write_documents(tmp_path / "d.arrow", ((text[:1], text[1:]) for text in texts), None)
+    assert len(actual) == len(texts) and actual.lengths.tolist() == [len(text) for text in texts]
     for i in (0, 1, BATCH_DOCUMENTS - 1, BATCH_DOCUMENTS, 2 * BATCH_DOCUMENTS + 9):
-        assert found.tokens(i, 0, 99).tolist() == texts[i] and found.tokens(i, 1, 2).tolist() == texts[i][1:2]
+        assert actual.tokens(i, 0, 99).tolist() == texts[i] and actual.tokens(i, 1, 2).tolist() == texts[i][1:2]
     assert Dataset.from_file(str(tmp_path / "d.arrow"))["input_ids"][:3] == texts[:3]
 
 

@@ -51,8 +51,8 @@ def test_a_row_does_not_depend_on_which_others_have_ended():
     model = eager_to_end(tiny_models.llama(tiny_models.tokenizer()), 4.0)
     with_others = draw(model, PROMPTS * 4)
     never_ending = draw(model, PROMPTS * 4, stop_ids=())  # nobody leaves the batch
-    for kept, long in zip(with_others.responses, never_ending.responses, strict=True):
-        assert long[: len(kept)] == kept
+    for prefix, long in zip(with_others.responses, never_ending.responses, strict=True):
+        assert long[: len(prefix)] == prefix
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])

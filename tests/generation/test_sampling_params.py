@@ -45,9 +45,9 @@ def test_the_stop_id_is_kept_and_what_follows_is_gone():
 
 
 def test_sampled_lengths_fill_the_published_range():
-    found = drawn("sampled", stop_ids=(), rows=60)
-    lengths = [len(response) for response in found.responses]
-    assert set(lengths) == set(range(5, MOST + 1)) and not any(found.ended)
+    actual = drawn("sampled", stop_ids=(), rows=60)
+    lengths = [len(response) for response in actual.responses]
+    assert set(lengths) == set(range(5, MOST + 1)) and not any(actual.ended)
     assert sum(lengths) / len(lengths) == pytest.approx((5 + MOST) / 2, abs=0.6)
     assert lengths != [len(response) for response in drawn("sampled", stop_ids=(), rows=60, seed=1).responses]
 

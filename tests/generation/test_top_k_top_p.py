@@ -25,13 +25,13 @@ def filtered_by_hand(logits, top_k, top_p):
     """{id: log-probability} of one row, in plain Python: the likeliest k, then those before top_p is reached."""
     whole = math.log(sum(math.exp(x) for x in logits))
     order = sorted(range(len(logits)), key=lambda i: -logits[i])[:top_k]
-    of_k, kept, held = sum(math.exp(logits[i] - whole) for i in order), [], 0.0
+    of_k, top_ids, mass = sum(math.exp(logits[i] - whole) for i in order), [], 0.0
     for i in order:
-        if held < top_p:
-            kept.append(i)
-        held += math.exp(logits[i] - whole) / of_k
-    rest = sum(math.exp(logits[i] - whole) for i in kept)
-    return {i: logits[i] - whole - math.log(rest) for i in kept}
+        if mass < top_p:
+            top_ids.append(i)
+        mass += math.exp(logits[i] - whole) / of_k
+    rest = sum(math.exp(logits[i] - whole) for i in top_ids)
+    return {i: logits[i] - whole - math.log(rest) for i in top_ids}
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (9, 0.6), (1, 0.5), (400, 0.9)])
@@ -57,8 +57,8 @@ def test_old_new_and_reference_are_of_the_same_tokens():
     for keep in (True, False):
         seen = build_trajectory(policy, rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1, reuse_rollout_logprobs=keep)
         assert torch.allclose(seen.logprobs, rollout.logprobs, atol=1e-5)
-        found = update_policy(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
-        assert found["ratio"] == pytest.approx(1.0, abs=1e-5) and found["clip_fraction"] == 0
+        actual = update_policy(policy, still, seen, UPDATE, torch.Generator().manual_seed(0))
+        assert actual["ratio"] == pytest.approx(1.0, abs=1e-5) and actual["clip_fraction"] == 0
     with policy.model.disable_adapter(), torch.no_grad():
         prompt, response = rollout.prompts[0], rollout.responses[0]
         logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / 0.7

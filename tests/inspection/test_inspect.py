@@ -51,7 +51,7 @@ def run(tmp_path):
     return folder
 
 
-def told(capsys, *arguments: object) -> str:
+def printed(capsys, *arguments: object) -> str:
     """What the command prints, without a failure; a page is as wide as it says, but for paths that are asked for."""
     assert inspect.main([str(argument) for argument in arguments]) == 0
     text, errors = capsys.readouterr()
@@ -62,11 +62,11 @@ def told(capsys, *arguments: object) -> str:
 
 
 def facts(capsys, *arguments: object) -> dict | list:
-    return json.loads(told(capsys, *arguments, "--json"))
+    return json.loads(printed(capsys, *arguments, "--json"))
 
 
 def states(capsys, folder: Path) -> dict[str, str]:
-    return {stage["name"]: stage["state"] for found in facts(capsys, folder) for stage in found["stages"]}
+    return {stage["name"]: stage["state"] for actual in facts(capsys, folder) for stage in actual["stages"]}
 
 
 def lines_with(text: str, *words: str) -> list[str]:
@@ -78,7 +78,7 @@ def lines_with(text: str, *words: str) -> list[str]:
 
 def test_the_ancestry_goes_up_to_the_dump_wherever_one_stands(run, capsys, monkeypatch):
     monkeypatch.chdir("/")
-    text = told(capsys, run / "sft")
+    text = printed(capsys, run / "sft")
     assert [line.split() for line in text.split("ancestry\n")[1].split("\n")[:3]] == [
         ["pairs", digest(run / "pairs")[:12], "same", "results/run/pairs"],
         ["posts", digest(run / "posts")[:12], "same", "results/run/posts"],
@@ -91,8 +91,8 @@ def test_an_artifact_is_the_same_from_inside(run, capsys, monkeypatch):
     (run / "recipe.yaml").write_text("sft: {seed: 1}")
     for folder, path in ((run / "sft", "."), (run, "sft"), (run / "pairs", "../sft")):
         monkeypatch.chdir(folder)
-        found = facts(capsys, path)
-        assert found["ancestry"] == whole["ancestry"] and len(found["stale"]) == 2
+        actual = facts(capsys, path)
+        assert actual["ancestry"] == whole["ancestry"] and len(actual["stale"]) == 2
     assert states(capsys, Path("..")) == states(capsys, run)
 
 
@@ -103,7 +103,7 @@ def test_an_artifact_may_be_named_by_its_manifest(run, capsys):
 def test_an_input_made_anew_breaks_the_link_and_nothing_is_told_behind_it(run, capsys):
     shutil.rmtree(run / "pairs")
     make(run / "pairs", "pairs", {"posts": run / "posts"}, {"seed": 42, "min_score_gap": 1}, {"pairs": 7})
-    text = told(capsys, run / "sft")
+    text = printed(capsys, run / "sft")
     assert lines_with(text, "stale", "its input pairs, results/run/pairs, has changed")
     assert lines_with(text, "BROKEN: changed") and not lines_with(text, "results/run/posts")
     assert states(capsys, run) == {"posts": "finished", "pairs": "finished", "sft": "stale"}
@@ -111,7 +111,7 @@ def test_an_input_made_anew_breaks_the_link_and_nothing_is_told_behind_it(run, c
 
 def test_a_link_broken_further_up_is_shown_where_it_is(run, capsys):
     (run.parents[1] / "dump.7z").write_text("other posts")
-    text = told(capsys, run / "sft")
+    text = printed(capsys, run / "sft")
     assert lines_with(text, "dump", "BROKEN: changed") and len(lines_with(text, "BROKEN")) == 1
     assert states(capsys, run) == {"posts": "stale", "pairs": "finished", "sft": "finished"}
 
@@ -120,20 +120,20 @@ def test_a_link_broken_further_up_is_shown_where_it_is(run, capsys):
 def test_an_input_that_is_gone_or_not_finished(run, capsys, remove, said):
     path = run / remove
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert lines_with(told(capsys, run / "sft"), "stale", said)
+    assert lines_with(printed(capsys, run / "sft"), "stale", said)
 
 
 def test_settings_that_are_not_the_recipes_are_stale(run, capsys):
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
     recipe["sft"]["lora"]["r"] = 8
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert lines_with(told(capsys, run / "sft"), "stale", "sft.lora.r is 16, recipe.yaml says 8")
+    assert lines_with(printed(capsys, run / "sft"), "stale", "sft.lora.r is 16, recipe.yaml says 8")
     assert states(capsys, run)["sft"] == "stale"
 
 
 def test_a_large_dump_is_not_read_through(run, capsys, monkeypatch):
     monkeypatch.setattr(lineage, "MAX_HASHED_BYTES", 4)
-    assert lines_with(told(capsys, run / "sft"), "dump", "not checked")
+    assert lines_with(printed(capsys, run / "sft"), "dump", "not checked")
     assert states(capsys, run)["posts"] == "finished"
 
 
@@ -141,7 +141,7 @@ def test_what_comes_from_a_hub_is_not_checked(run, capsys):
     manifest = json.loads((run / "sft" / MANIFEST).read_text())
     manifest["inputs"]["dump"] = [{"path": "owner/name", "sha256": None}]
     write_json(run / "sft" / MANIFEST, manifest)
-    assert lines_with(told(capsys, run / "sft"), "dump[0]", "not checked (from a hub)", "owner/name")
+    assert lines_with(printed(capsys, run / "sft"), "dump[0]", "not checked (from a hub)", "owner/name")
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_the_list_has_runs_with_stages_in_the_order_they_were_made(run, capsys):
     with build(run / "reward", {"stage": "reward", "config": {}, "inputs": {}}) as partial:
         (partial / "traceback.txt").write_text("Traceback ...\nValueError: no pair is left\n")
     make(run.parent / "by-hand" / "share", "pairs", {})
-    text = told(capsys, run.parent)
+    text = printed(capsys, run.parent)
     assert [line.split()[:2] for line in text.split("\n") if line.startswith("  ")] == [
         ["share", "finished"], ["posts", "finished"], ["pairs", "finished"], ["sft", "finished"], ["reward", "partial"]]
     assert lines_with(text, "reward", "its last attempt failed: ValueError: no pair is left")
@@ -188,12 +188,12 @@ def test_a_users_mistake_is_one_line(run, capsys, path, said):
 def test_a_difference_names_settings_inputs_and_metrics(run, capsys):
     other = make(run / "other", "sft", {"pairs": run / "posts", "base": run / "pairs"},
                  {"lora": {"r": 8}, "seed": 0, "new": None}, {"loss": 0.25, "tokens": 10})
-    found = facts(capsys, "--diff", run / "sft", other)
-    assert found["settings"] == [{"name": "lora.r", "a": 16, "b": 8}, {"name": "new", "b": None}]
-    assert found["metrics"] == [{"name": "loss", "a": 0.5, "b": 0.25, "difference": -0.25, "ratio": 0.5}]
-    assert [(row["name"], *row.keys()) for row in found["inputs"]] == [
+    actual = facts(capsys, "--diff", run / "sft", other)
+    assert actual["settings"] == [{"name": "lora.r", "a": 16, "b": 8}, {"name": "new", "b": None}]
+    assert actual["metrics"] == [{"name": "loss", "a": 0.5, "b": 0.25, "difference": -0.25, "ratio": 0.5}]
+    assert [(row["name"], *row.keys()) for row in actual["inputs"]] == [
         ("pairs", "name", "a", "b"), ("base", "name", "b")]
-    text = told(capsys, "--diff", run / "sft", other)
+    text = printed(capsys, "--diff", run / "sft", other)
     assert lines_with(text, "lora.r  16", "8") and lines_with(text, "new", "absent", "null")
     assert lines_with(text, "loss  0.5", "0.25", "-0.25", "0.5")
 
@@ -202,12 +202,12 @@ def test_the_same_input_elsewhere_is_no_difference(run, capsys):
     shutil.copytree(run / "pairs", run / "copy")
     other = make(run / "other", "sft", {"pairs": run / "copy"}, {"lora": {"r": 16}, "seed": 0},
                  {"loss": 0.5, "tokens": 10})
-    assert told(capsys, "--diff", run / "sft", other).endswith("nothing differs\n")
+    assert printed(capsys, "--diff", run / "sft", other).endswith("nothing differs\n")
 
 
 def test_a_difference_of_an_unfinished_one_says_so(run, capsys):
     (run / "sft" / MANIFEST).unlink()
-    text = told(capsys, "--diff", run / "sft", run / "pairs")
+    text = printed(capsys, "--diff", run / "sft", run / "pairs")
     assert "partial: it has no metrics yet" in " ".join(text.split()) and lines_with(text, "lora.r")
 
 
@@ -243,14 +243,14 @@ def test_shapes_come_from_the_newest_checkpoint_and_layers_are_counted(begun, ca
     assert weights["tensors"] == [
         {"name": "layers.*.q_proj.lora_A.weight", "dtype": "F32", "shape": [4, 8], "count": 3},
         {"name": "score.weight", "dtype": "F32", "shape": [1, 8], "count": 1}]
-    assert lines_with(told(capsys, begun), "3 x  4 x 8  F32  layers.*.q_proj.lora_A.weight")
+    assert lines_with(printed(capsys, begun), "3 x  4 x 8  F32  layers.*.q_proj.lora_A.weight")
 
 
 def test_last_metrics_are_the_newest_of_each_and_the_sample_is_the_last(begun, capsys):
-    found = facts(capsys, begun)
-    assert found["last_metrics"] == {"loss": {"value": 2.0, "step": 3},
+    actual = facts(capsys, begun)
+    assert actual["last_metrics"] == {"loss": {"value": 2.0, "step": 3},
                                      "validation_accuracy": {"value": 0.75, "step": 2}}
-    assert found["sample"]["step"] == 3 and len(found["sample"]["answer"]) == 300
+    assert actual["sample"]["step"] == 3 and len(actual["sample"]["answer"]) == 300
 
 
 def test_bounds_are_of_all_rows_and_the_rest_of_the_first(begun, capsys, monkeypatch):
@@ -262,15 +262,15 @@ def test_bounds_are_of_all_rows_and_the_rest_of_the_first(begun, capsys, monkeyp
                    "most": 14, "mean": 1.5}
     assert (text["of"], text["least"], text["most"], text["nulls"]) == ("characters", 1, len(EVIL), 1)
     assert (tags["of"], tags["least"], tags["most"], tags["mean"], tags["nulls"]) == ("items", 0, 2, 1.0, 1)
-    assert lines_with(told(capsys, begun), "qid", "0 .. 14 (all) mean 1.5")
+    assert lines_with(printed(capsys, begun), "qid", "0 .. 14 (all) mean 1.5")
 
 
 def test_a_sample_is_bounded_by_its_bytes(tmp_path, monkeypatch):
     pq.write_table(pa.table({"text": ["x" * 100_000] * 200}), tmp_path / "part-0.parquet", use_dictionary=False)
     monkeypatch.setattr(parquet_facts, "SAMPLE_BYTES", 1_000_000)
-    found = parquet_facts.read_table_facts("t", {tmp_path / "part-0.parquet": 1})
-    assert found["rows"] == 200 and 10 <= found["sample_rows"] < 20
-    assert len(found["head"][0]["text"]) == 300
+    actual = parquet_facts.read_table_facts("t", {tmp_path / "part-0.parquet": 1})
+    assert actual["rows"] == 200 and 10 <= actual["sample_rows"] < 20
+    assert len(actual["head"][0]["text"]) == 300
 
 
 def test_the_end_of_a_long_series_is_read_alone(tmp_path, monkeypatch):
@@ -286,7 +286,7 @@ def test_no_text_of_a_post_reaches_the_terminal_as_a_command(begun, capsys, flag
     write_json(begun / REQUEST, {"stage": EVIL, "config": {EVIL: EVIL}, "inputs": inputs, "metrics": {EVIL: EVIL},
                                  "device": EVIL, "versions": {"torch": EVIL}})
     (begun / "traceback.txt").write_text(EVIL)
-    text = told(capsys, begun, *flags) + told(capsys, begun.parent, *flags)
+    text = printed(capsys, begun, *flags) + printed(capsys, begun.parent, *flags)
     assert [sign for sign in text if not sign.isprintable() and sign != "\n"] == []
     assert ("\\u001b[2J" if flags else "\\x1b[2J") in text
 
@@ -305,7 +305,7 @@ def cut(path: Path, keep_bytes: int) -> None:
 
 def test_a_truncated_manifest_is_told_and_the_rest_is_shown(run, capsys):
     cut(run / "sft" / MANIFEST, 60)
-    text = told(capsys, run / "sft")
+    text = printed(capsys, run / "sft")
     assert lines_with(text, "sft, damaged") and lines_with(text, "problem", "manifest.json cannot be read")
     assert lines_with(text, "pairs", "same", "results/run/pairs")  # from its request, which is whole
     assert states(capsys, run)["sft"] == "damaged"
@@ -315,23 +315,23 @@ def test_a_truncated_manifest_is_told_and_the_rest_is_shown(run, capsys):
                                   '{"stage": "sft", "inputs": {"a": 1, "b": [2], "c": {"path": 3, "sha256": 4}}}', ""])
 def test_a_manifest_that_holds_something_else(run, capsys, said):
     (run / "sft" / MANIFEST).write_text(said)
-    told(capsys, run / "sft")
-    told(capsys, run)
-    told(capsys, "--diff", run / "sft", run / "pairs")
+    printed(capsys, run / "sft")
+    printed(capsys, run)
+    printed(capsys, "--diff", run / "sft", run / "pairs")
 
 
 def test_files_that_are_not_what_the_manifest_lists(run, capsys):
     (run / "sft" / "a.txt").write_text("ab")
-    assert lines_with(told(capsys, run / "sft"), "problem", "a.txt has 2 bytes, manifest.json says 3")
+    assert lines_with(printed(capsys, run / "sft"), "problem", "a.txt has 2 bytes, manifest.json says 3")
     (run / "sft" / "a.txt").unlink()
-    assert lines_with(told(capsys, run / "sft"), "problem", "a.txt is gone")
+    assert lines_with(printed(capsys, run / "sft"), "problem", "a.txt is gone")
 
 
 @pytest.mark.parametrize("keep_bytes, said, shapes", [
     (4, "cut off in its header", 0), (60, "cut off in its header", 0), (-10, "is not whole", 2)])
 def test_half_written_weights(begun, capsys, keep_bytes, said, shapes):
     cut(begun / "checkpoints" / "checkpoint-10" / "adapter_model.safetensors", keep_bytes)
-    assert said in " ".join(told(capsys, begun).split())
+    assert said in " ".join(printed(capsys, begun).split())
     assert len(facts(capsys, begun)["weights"][0]["tensors"]) == shapes
     assert facts(capsys, begun)["tables"][0]["rows"] == 10
 
@@ -339,15 +339,15 @@ def test_half_written_weights(begun, capsys, keep_bytes, said, shapes):
 @pytest.mark.parametrize("header", [b"[]", b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": "x"}}', b"\xff", b"{"])
 def test_weights_with_another_header(begun, capsys, header):
     (begun / "best.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert lines_with(told(capsys, begun), "problem", "best.safetensors cannot be read")
+    assert lines_with(printed(capsys, begun), "problem", "best.safetensors cannot be read")
     (begun / "best.safetensors").write_bytes(b"\xff" * 100)
-    assert lines_with(told(capsys, begun), "problem", "it is not a safetensors file")
+    assert lines_with(printed(capsys, begun), "problem", "it is not a safetensors file")
 
 
 def test_half_written_tables(begun, capsys):
     cut(begun / "table" / "part-00001.parquet", -10)
     (begun / "table" / "part-00002.parquet").write_bytes(b"")
-    text = told(capsys, begun)
+    text = printed(capsys, begun)
     assert lines_with(text, "part-00001.parquet cannot be read") and lines_with(text, "part-00002.parquet cannot")
     table, = facts(capsys, begun)["tables"]
     assert table["rows"] == 5 and table["columns"][0]["bounds_from"] == "sample"  # bounds of all are not known
@@ -356,7 +356,7 @@ def test_half_written_tables(begun, capsys):
 def test_half_written_rows_and_configurations(begun, capsys):
     cut(begun / "history.jsonl", -5)
     (begun / "adapter_config.json").write_text('{"r": 8, "peft_')
-    text = told(capsys, begun)
+    text = printed(capsys, begun)
     assert lines_with(text, "loss", "3", "step 1") and lines_with(text, "problem", "history.jsonl: 1 lines")
     assert lines_with(text, "problem", "adapter_config.json cannot be read")
 

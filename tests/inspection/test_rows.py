@@ -34,7 +34,7 @@ def run(tmp_path_factory):
     return folder
 
 
-def told(capsys, *arguments: object) -> str:
+def printed(capsys, *arguments: object) -> str:
     assert inspect.main([str(argument) for argument in arguments]) == 0
     text, errors = capsys.readouterr()
     assert not errors and ("--json" in arguments or max(map(len, text.split("\n"))) <= WIDTH)
@@ -43,14 +43,14 @@ def told(capsys, *arguments: object) -> str:
 
 
 def test_a_question_of_posts_is_shown_with_its_answers_best_first(run, capsys):
-    text = told(capsys, run / "posts", "--id", "50")
+    text = printed(capsys, run / "posts", "--id", "50")
     order = [text.index(part) for part in ("question 50; site.test; red, x", "title 50", "Is 50 ", "answer 52: score 3",
                                            "Answer 52.", "answer 53: score 2", "answer 51: score 0")]
     assert order == sorted(order) and "Is 60" not in text
 
 
 def test_a_question_of_pairs_is_shown_with_its_answers_once_and_its_pairs(run, capsys):
-    text = told(capsys, run / "pairs", "--id", "site.test/50")
+    text = printed(capsys, run / "pairs", "--id", "site.test/50")
     assert "pairs, better > worse: [1] > [2], [1] > [3], [2] > [3]" in text
     assert [text.count(f"Answer {number}.") for number in (51, 52, 53)] == [1, 1, 1]
     assert "[1] score 3; answer 52; by user 8" in text
@@ -59,9 +59,9 @@ def test_a_question_of_pairs_is_shown_with_its_answers_once_and_its_pairs(run, c
 
 @pytest.mark.parametrize("stage", ["posts", "pairs"])
 def test_questions_by_tag_are_the_first_ones(run, capsys, stage):
-    rows = json.loads(told(capsys, run / stage, "--tag", "red", "--questions", "100", "--json"))
+    rows = json.loads(printed(capsys, run / stage, "--tag", "red", "--questions", "100", "--json"))
     assert {row["question_id" if stage == "posts" else "qid"] % 40 for row in rows} == {10} and len(rows) == 10
-    assert len(json.loads(told(capsys, run / stage, "--tag", "red", "--json"))) == inspect.MAX_QUESTIONS
+    assert len(json.loads(printed(capsys, run / stage, "--tag", "red", "--json"))) == inspect.MAX_QUESTIONS
 
 
 @pytest.mark.parametrize("words, said", [

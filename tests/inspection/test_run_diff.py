@@ -39,7 +39,7 @@ def runs(tmp_path):
     return tmp_path / "a", tmp_path / "b"
 
 
-def told(capsys, *arguments: object) -> str:
+def printed(capsys, *arguments: object) -> str:
     assert inspect.main([str(argument) for argument in arguments]) == 0
     text, errors = capsys.readouterr()
     assert not errors
@@ -47,7 +47,7 @@ def told(capsys, *arguments: object) -> str:
 
 
 def test_two_runs_are_compared_by_settings_files_and_numbers(runs, capsys):
-    facts = json.loads(told(capsys, "--diff", *runs, "--json"))
+    facts = json.loads(printed(capsys, "--diff", *runs, "--json"))
     assert facts["settings"] == [{"name": "ppo.learning_rate", "a": 1e-5, "b": 2e-5}]
     assert {row["name"]: (row["state"], row["files"]) for row in facts["stages"]} == {
         "pairs": ("equal", []), "sft-merged": ("equal", []), "ppo": ("different", ["weights"]),
@@ -58,7 +58,7 @@ def test_two_runs_are_compared_by_settings_files_and_numbers(runs, capsys):
 
 
 def test_the_page_is_as_wide_as_it_says(runs, capsys):
-    text = told(capsys, "--diff", *runs)
+    text = printed(capsys, "--diff", *runs)
     lines = [" ".join(line.split()) for line in text.split("\n")]
     assert "evaluate: win_rate 0.25 [0.15, 0.35] 0.5 [0.4, 0.6] 0.25" in lines
     assert "evaluate: prompts 500 500 0" in lines and "ppo different 1 files differ: weights" in lines
@@ -67,13 +67,13 @@ def test_the_page_is_as_wide_as_it_says(runs, capsys):
 
 def test_a_copied_run_has_no_difference(runs, capsys, tmp_path):
     shutil.copytree(runs[0], tmp_path / "copy")
-    text = told(capsys, "--diff", runs[0], tmp_path / "copy")
+    text = printed(capsys, "--diff", runs[0], tmp_path / "copy")
     assert "none differs" in text and "different" not in text and "only in" not in text
 
 
 def test_no_text_of_a_run_reaches_the_terminal_as_a_command(runs, capsys):
     make(runs[0] / "sft", EVIL, {EVIL: EVIL}, {EVIL: 1.0}, ab=EVIL)
-    text = told(capsys, "--diff", *runs)
+    text = printed(capsys, "--diff", *runs)
     assert [sign for sign in text if not sign.isprintable() and sign != "\n"] == []
 
 

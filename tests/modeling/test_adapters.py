@@ -86,15 +86,15 @@ def learn(policy: Policy) -> None:
 
 def log_p_of(model, temperature=0.7) -> list[torch.Tensor]:
     """Log-probabilities of the ANSWERS, row by row, unpadded, in float64 after the logits."""
-    found = []
+    actual = []
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
         logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].double() / temperature
-        found.append(torch.log_softmax(logits, -1).gather(-1, torch.tensor(answer)[:, None]).squeeze(-1))
-    return found
+        actual.append(torch.log_softmax(logits, -1).gather(-1, torch.tensor(answer)[:, None]).squeeze(-1))
+    return actual
 
 
-def same(found: torch.Tensor, rows: list[torch.Tensor], atol=1e-5) -> bool:
-    return all(torch.allclose(x[: len(row)].double(), row, atol=atol) for x, row in zip(found, rows, strict=True))
+def same(actual: torch.Tensor, rows: list[torch.Tensor], atol=1e-5) -> bool:
+    return all(torch.allclose(x[: len(row)].double(), row, atol=atol) for x, row in zip(actual, rows, strict=True))
 
 
 # Reward
@@ -203,10 +203,10 @@ def test_values_that_sampling_cannot_know_are_forwarded_once(base, reward):
     rollout = sample(policy.model, PROMPTS, max_new_tokens=8, temperature=0.7, stop_ids=(2,),
                      generator=torch.Generator().manual_seed(0), value_fn=policy.values_from_hidden)
     assert not policy.value_shares_policy and not rollout.values.any()
-    kept = score_rollout(policy, policy.fill_values(rollout, 2), 4, reuse_rollout_logprobs=True)
+    reused = score_rollout(policy, policy.fill_values(rollout, 2), 4, reuse_rollout_logprobs=True)
     forwarded = score_rollout(policy, rollout, 4)
-    assert torch.allclose(kept.values, forwarded.values, atol=1e-5) and forwarded.values.std() > 0.01
-    assert torch.allclose(kept.logprobs, forwarded.logprobs, atol=1e-4)
+    assert torch.allclose(reused.values, forwarded.values, atol=1e-5) and forwarded.values.std() > 0.01
+    assert torch.allclose(reused.logprobs, forwarded.logprobs, atol=1e-4)
     head = load(base, reward)
     assert head.value_shares_policy and head.fill_values(rollout, 2) is rollout
 
@@ -299,8 +299,8 @@ def test_after_training_the_reference_is_still_the_sft_model(base, reward, tune,
     with torch.no_grad():
         sft = log_p_of(AutoModelForCausalLM.from_pretrained(base).eval())
         assert same(policy.ref_logprobs(PROMPTS, ANSWERS), sft)
-        found = policy(PROMPTS, ANSWERS).logprobs
-        assert not same(found, sft, atol=1e-2) and same(found, log_p_of(policy.model))
+        actual = policy(PROMPTS, ANSWERS).logprobs
+        assert not same(actual, sft, atol=1e-2) and same(actual, log_p_of(policy.model))
 
 
 # The whole model
@@ -312,9 +312,9 @@ def test_full_tuning_learns_what_autograd_says_of_a_plain_model(base, reward):
     plain = AutoModelForCausalLM.from_pretrained(base).eval()
     torch.cat(log_p_of(plain)).mean().backward()
     expected = {f"model.{name}": p.grad for name, p in plain.named_parameters()}
-    found = {name: p.grad for name, p in policy.trainable_parameters().items() if not name.startswith("value_head")}
-    assert found.keys() == expected.keys() and plain.config.tie_word_embeddings  # the tied matrix once
-    assert all(torch.allclose(found[name], grad, atol=1e-5) for name, grad in expected.items())
+    actual = {name: p.grad for name, p in policy.trainable_parameters().items() if not name.startswith("value_head")}
+    assert actual.keys() == expected.keys() and plain.config.tie_word_embeddings  # the tied matrix once
+    assert all(torch.allclose(actual[name], grad, atol=1e-5) for name, grad in expected.items())
     assert all(p.grad is None for p in policy.frozen_copy.parameters())
 
 
@@ -325,13 +325,13 @@ def test_a_whole_model_is_saved_and_goes_through_merge(base, reward, tmp_path, v
         assert model is policy.model
     policy.save(tmp_path / "ppo", tokenizer.load_tokenizer(base))
     assert (tmp_path / "ppo/value").is_dir() == (value_model == "adapter")
-    found = tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "merged", max_logit_difference=1e-6)
-    assert found["merge_difference"] == 0 and found["reload_difference"] < 1e-5
+    actual = tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "merged", max_logit_difference=1e-6)
+    assert actual["merge_difference"] == 0 and actual["reload_difference"] < 1e-5
     with torch.no_grad():
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
         assert same(policy(PROMPTS, ANSWERS).logprobs, log_p_of(merged))
-    found = tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "rounded", dtype="bf16", max_logit_difference=1e-6)
-    assert found["rounding_difference"] > 0 == found["merge_difference"]
+    actual = tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "rounded", dtype="bf16", max_logit_difference=1e-6)
+    assert actual["rounding_difference"] > 0 == actual["merge_difference"]
     assert tokenizer.load_tokenizer(tmp_path / "rounded").pad_token_id == 0
 
 
@@ -388,10 +388,10 @@ def test_checkpointing_changes_no_gradient_and_leaves_no_trace(family, tune, val
     layer = next(m for m in policy.causal_model.modules() if isinstance(m, GradientCheckpointingLayer))
     inner = next(m for m in layer.modules() if not list(m.children()))
     inner.register_forward_hook(lambda *_: calls.append(1))
-    found = gradients(policy)
-    assert found.keys() == expected.keys()
+    actual = gradients(policy)
+    assert actual.keys() == expected.keys()
     for name in expected:  # layers that are recomputed do not narrow their last block, and round otherwise
-        assert (found[name] - expected[name]).norm() <= 1e-5 * expected[name].norm().clamp(min=1e-6), name
+        assert (actual[name] - expected[name]).norm() <= 1e-5 * expected[name].norm().clamp(min=1e-6), name
     # Twice where it is learnt from, once for the reference; a frozen copy has layers of its own.
     assert len(calls) == {("lora", "head"): 3, ("lora", "adapter"): 5}.get((tune, value_model), 2)
     assert not policy.model.training and not any("forward" in m.__dict__ for m in policy.modules())
@@ -419,8 +419,8 @@ def test_traced_layers_compute_the_same(base, reward, monkeypatch, gradient_chec
     monkeypatch.setattr(torch, "compile", lambda forward, **how: real(forward, backend="eager", **how))
     changes = {"value_model": "adapter", "gradient_checkpointing": gradient_checkpointing}
     expected = gradients(moved(load(base, reward, value_model="adapter")))
-    found = gradients(moved(load(base, reward, compiled=True, **changes)))
-    assert all(torch.allclose(found[name], expected[name], atol=1e-4) for name in expected)
+    actual = gradients(moved(load(base, reward, compiled=True, **changes)))
+    assert all(torch.allclose(actual[name], expected[name], atol=1e-4) for name in expected)
 
 
 @pytest.mark.slow
@@ -428,7 +428,7 @@ def test_traced_layers_compute_the_same(base, reward, monkeypatch, gradient_chec
 def test_compiled_layers_compute_the_same(base, reward):
     expected = moved(load(base, reward))
     policy = moved(load(base, reward, compiled=True))
-    found = gradients(policy)
-    assert all(torch.allclose(found[name], grad, atol=1e-4) for name, grad in gradients(expected).items())
+    actual = gradients(policy)
+    assert all(torch.allclose(actual[name], grad, atol=1e-4) for name, grad in gradients(expected).items())
     with torch.no_grad():
         assert torch.allclose(policy(PROMPTS, ANSWERS).logprobs, expected(PROMPTS, ANSWERS).logprobs, atol=1e-4)

@@ -52,11 +52,11 @@ def test_each_row_attends_to_itself_alone(cut, key_heads, window):
     size = batch.input_ids.shape[1]
     heads = (HEADS, key_heads, key_heads)
     states = [gaussian(1, size, count, WIDTH, seed=i).transpose(1, 2) for i, count in enumerate(heads)]
-    found = attend_packed(states, batch, window)
-    assert found.shape == (1, size, HEADS, WIDTH) and (found[0, batch.num_tokens :] == 0).all()
+    actual = attend_packed(states, batch, window)
+    assert actual.shape == (1, size, HEADS, WIDTH) and (actual[0, batch.num_tokens :] == 0).all()
     for start, length in zip(batch.starts.tolist(), LENGTHS, strict=True):
         expected = attend_by_loops(*(x[0, :, start : start + length] for x in states), 0.3, window)
-        assert torch.allclose(found[0, start : start + length].transpose(0, 1), expected, atol=1e-12)
+        assert torch.allclose(actual[0, start : start + length].transpose(0, 1), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("key_heads", "window"), [(4, None), (2, 5)])
@@ -109,10 +109,10 @@ def test_log_probabilities_and_their_gradient(temperature, bias):
     layer = nn.Linear(6, 30, bias=bias, dtype=torch.float64).requires_grad_(False)
     hidden, chosen = gaussian(150, 6).requires_grad_(), torch.arange(150) % 30
     expected = torch.log_softmax(layer(hidden) / temperature, -1)[torch.arange(150), chosen]
-    found = selective_log_softmax(layer, hidden, chosen, temperature)
-    assert torch.allclose(found.double(), expected, atol=1e-5)
+    actual = selective_log_softmax(layer, hidden, chosen, temperature)
+    assert torch.allclose(actual.double(), expected, atol=1e-5)
     weight = gaussian(150, seed=1)
-    gradients_of_both = [torch.autograd.grad((x * weight).sum(), hidden)[0] for x in (found, expected)]
+    gradients_of_both = [torch.autograd.grad((x * weight).sum(), hidden)[0] for x in (actual, expected)]
     assert torch.allclose(*gradients_of_both, atol=1e-5)
 
 
@@ -140,10 +140,10 @@ def test_the_last_block_computes_the_wanted_tokens_alone_and_exactly():
     trunk, states, wanted = Trunk(), gaussian(1, 90, 5).requires_grad_(), torch.tensor([3, 88, 40, 41])
     full = trunk(states)[0, wanted]
     with last_layer.mlp_at_positions(trunk, wanted, 90):
-        found = trunk(states)[0, wanted]
+        actual = trunk(states)[0, wanted]
     assert trunk.met == [90, 16]
-    assert torch.allclose(found, full, atol=1e-14)
-    gradients_of_both = [torch.autograd.grad((x * gaussian(4, 5, seed=2)).sum(), states)[0] for x in (found, full)]
+    assert torch.allclose(actual, full, atol=1e-14)
+    gradients_of_both = [torch.autograd.grad((x * gaussian(4, 5, seed=2)).sum(), states)[0] for x in (actual, full)]
     assert torch.allclose(*gradients_of_both, atol=1e-14)
 
 

@@ -40,8 +40,9 @@ def gaussian(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def is_close(found, expected, dtype=torch.float32):
-    return float((found.double() - expected).detach().abs().max()) <= NEAR[dtype] * float(expected.detach().abs().max())
+def is_close(actual, expected, dtype=torch.float32):
+    difference = float((actual.double() - expected).detach().abs().max())
+    return difference <= NEAR[dtype] * float(expected.detach().abs().max())
 
 
 def attend_newest(query, keys, values, window):
@@ -68,16 +69,16 @@ def random_states(size, key_heads=2, width=40, dtype=torch.float32, heads=HEADS)
 
 
 def attend_packed(states, batch, window=None):
-    found, _ = attention.attend_with_kernels(None, *states, None, scaling=SCALING, sliding_window=window, batch=batch)
-    return found
+    actual, _ = attention.attend_with_kernels(None, *states, None, scaling=SCALING, sliding_window=window, batch=batch)
+    return actual
 
 
 def attend_with_gradients(states, gradient, batch, window=None):
     """What was attend_packed to, and the gradients of query, key and value, all [N, heads, W]."""
     states = [x.detach().requires_grad_() for x in states]
-    found = attend_packed(states, batch, window)
-    assert type(found.grad_fn).__name__ == "_KernelAttentionBackward"
-    return [found[0].detach(), *(x[0].transpose(0, 1) for x in torch.autograd.grad(found, states, gradient))]
+    actual = attend_packed(states, batch, window)
+    assert type(actual.grad_fn).__name__ == "_KernelAttentionBackward"
+    return [actual[0].detach(), *(x[0].transpose(0, 1) for x in torch.autograd.grad(actual, states, gradient))]
 
 
 def pack_lengths(lengths):
@@ -93,12 +94,12 @@ def check(batch, rows, key_heads, width, window, dtype):
     gradient = gaussian(1, size, HEADS, width, seed=9, dtype=dtype)
     for x in (*states, gradient.transpose(1, 2)):
         x[:, :, batch.num_tokens :] = torch.nan  # filler
-    found = attend_with_gradients(states, gradient, batch, window)
+    actual = attend_with_gradients(states, gradient, batch, window)
     exact = [x[0, :, : batch.num_tokens].transpose(0, 1).double().requires_grad_() for x in states]
     expected = attend_reference(*exact, rows, window)
     gradients = torch.autograd.grad(expected, exact, gradient[0, : batch.num_tokens].double())
-    assert batch.num_tokens < size and all((x[batch.num_tokens :] == 0).all() and x.dtype == dtype for x in found)
-    assert all(is_close(x[: batch.num_tokens], y, dtype) for x, y in zip(found, (expected, *gradients), strict=True))
+    assert batch.num_tokens < size and all((x[batch.num_tokens :] == 0).all() and x.dtype == dtype for x in actual)
+    assert all(is_close(x[: batch.num_tokens], y, dtype) for x, y in zip(actual, (expected, *gradients), strict=True))
 
 
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
@@ -149,7 +150,7 @@ def decode_rows(lengths, key_heads=2, width=40, window=None, dtype=torch.float32
     packed = torch.zeros(2, 1, key_heads, batch.input_ids.shape[1], width, dtype=dtype)
     for row, n in zip(rows, lengths, strict=True):
         packed[:, 0, :, row] = torch.stack([x[:n] for x in whole[n]]).transpose(1, 2)
-    cache, found = PackedKVCache(batch, cpu_kernels=True), {}
+    cache, actual = PackedKVCache(batch, cpu_kernels=True), {}
     cache.update(*packed, 0)
     for step in range(steps):
         if step in dict(stay):
@@ -160,9 +161,9 @@ def decode_rows(lengths, key_heads=2, width=40, window=None, dtype=torch.float32
         query = torch.stack([gaussian(HEADS, width, seed=1000 * n + step, dtype=dtype) for n in lengths])
         out = attend_packed((query[:, :, None], *given), cache, window)[:, 0]
         for n, own, got in zip(lengths, query, out, strict=True):
-            found[step, n] = got, attend_newest(own, *(x[: n + step + 1] for x in whole[n]), window)
+            actual[step, n] = got, attend_newest(own, *(x[: n + step + 1] for x in whole[n]), window)
     assert cache.cpu_kernels
-    return found
+    return actual
 
 
 @pytest.mark.parametrize(("key_heads", "width", "window", "dtype"), [
@@ -171,9 +172,9 @@ def decode_rows(lengths, key_heads=2, width=40, window=None, dtype=torch.float32
 ])
 def test_decoding_sees_all_tokens_so_far_however_rows_grow_and_leave(key_heads, width, window, dtype):
     steps, stay = 2 * GROWTH_COLUMNS + 9, [(9, [3, 0, 1]), (30, [2, 1])]
-    found = decode_rows([3, 60, 1, 33], key_heads, width, window, dtype, steps, stay)
-    assert len(found) == 9 * 4 + 21 * 3 + 43 * 2
-    assert all(is_close(got, expected, dtype) for got, expected in found.values())
+    actual = decode_rows([3, 60, 1, 33], key_heads, width, window, dtype, steps, stay)
+    assert len(actual) == 9 * 4 + 21 * 3 + 43 * 2
+    assert all(is_close(got, expected, dtype) for got, expected in actual.values())
 
 
 @dtypes
@@ -185,8 +186,8 @@ def test_no_row_feels_its_neighbours_bit_for_bit(dtype):
     for row in rows:
         alone, _ = pack_lengths([len(row)])
         own = [functional.pad(x[:, :, row], (0, 0, 0, alone.input_ids.shape[1] - len(row))) for x in whole]
-        found = attend_with_gradients(own[:3], own[3].transpose(1, 2), alone, 50)
-        assert all(torch.equal(x[: len(row)], y[row]) for x, y in zip(found, together, strict=True))
+        actual = attend_with_gradients(own[:3], own[3].transpose(1, 2), alone, 50)
+        assert all(torch.equal(x[: len(row)], y[row]) for x, y in zip(actual, together, strict=True))
     many, one = decode_rows([3, 60, 33], dtype=dtype, window=20), decode_rows([3], dtype=dtype, window=20)
     assert all(torch.equal(got, many[key][0]) for key, (got, _) in one.items())
     norm, (gate, up) = llama_norm(40).to(dtype), gaussian(2, 7, 40, dtype=dtype)
@@ -221,12 +222,12 @@ def called(monkeypatch):
 def with_gradients(compute, *inputs):
     """What it computes, and its gradients."""
     inputs = [x.detach().requires_grad_() for x in inputs]
-    found = compute(*inputs)
-    return found.detach(), *torch.autograd.grad(found, inputs, gaussian(*found.shape, seed=8).to(found))
+    actual = compute(*inputs)
+    return actual.detach(), *torch.autograd.grad(actual, inputs, gaussian(*actual.shape, seed=8).to(actual))
 
 
-def all_close(found, expected, dtype=torch.float32):
-    return all(x.dtype == dtype and is_close(x, y, dtype) for x, y in zip(found, expected, strict=True))
+def all_close(actual, expected, dtype=torch.float32):
+    return all(x.dtype == dtype and is_close(x, y, dtype) for x, y in zip(actual, expected, strict=True))
 
 
 @dtypes
@@ -241,8 +242,8 @@ def test_the_norm_is_the_familys_and_so_are_its_gradients(called, width, dtype):
     norm = with_kernel(llama_norm(width), layers.KernelRMSNorm)
     given = (gaussian(2, 9, width, dtype=dtype) / 2, gaussian(width, seed=4, dtype=dtype))
     doubles = [x.double() for x in given]
-    found, expected = with_gradients(by_class, *given), with_gradients(exact, *doubles)
-    assert called == ["rms_norm", "rms_norm_backward"] and all_close(found, expected, dtype)
+    actual, expected = with_gradients(by_class, *given), with_gradients(exact, *doubles)
+    assert called == ["rms_norm", "rms_norm_backward"] and all_close(actual, expected, dtype)
     assert is_close(by_class(*doubles), expected[0]) and len(called) == 2
 
 
@@ -253,8 +254,8 @@ def test_the_gated_block_is_the_familys_and_so_are_its_gradients(called, dtype):
     exact.load_state_dict(block.state_dict())
     with_kernel(block, layers.KernelMLP)
     x = gaussian(3, 11, 24, dtype=dtype)
-    found = with_gradients(block, x)
-    assert called == ["swiglu", "swiglu_backward"] and all_close(found, with_gradients(exact, x.double()), dtype)
+    actual = with_gradients(block, x)
+    assert called == ["swiglu", "swiglu_backward"] and all_close(actual, with_gradients(exact, x.double()), dtype)
     assert len(called) == 2
 
 
@@ -262,11 +263,11 @@ def test_the_gated_block_is_the_familys_and_so_are_its_gradients(called, dtype):
 def test_gates_of_any_size(dtype):
     gate = torch.cat([torch.linspace(-200, 200, 4001), torch.linspace(-3, 3, 999)]).to(dtype)
     up = gaussian(len(gate), dtype=dtype)
-    found = with_gradients(layers.SwiGLU.apply, gate, up)
+    actual = with_gradients(layers.SwiGLU.apply, gate, up)
     expected = with_gradients(lambda x, y: functional.silu(x) * y, gate.double(), up.double())
-    for x, y, least in zip(found, expected, (1e-35, NEAR[dtype] / 10, NEAR[dtype] / 10), strict=True):
+    for x, y, least in zip(actual, expected, (1e-35, NEAR[dtype] / 10, NEAR[dtype] / 10), strict=True):
         assert torch.allclose(x.double(), y, rtol=NEAR[dtype], atol=least)
-    assert torch.equal(found[0], layers.SwiGLU.apply(gate.float(), up.float()).to(dtype))  # rounded to nearest, even
+    assert torch.equal(actual[0], layers.SwiGLU.apply(gate.float(), up.float()).to(dtype))  # rounded to nearest, even
 
 
 @dtypes
@@ -276,10 +277,10 @@ def test_the_rotation_is_the_familys_and_so_are_its_gradients(called, shape, dty
     cos, sin = (gaussian(*places, seed=i, dtype=dtype) for i in (5, 6))  # no two halves alike
     query = gaussian(shape[0], shape[2], *shape[1:4:2], dtype=dtype).transpose(1, 2)
     for which in (0, 1):
-        found = with_gradients(lambda x, which=which: rotate(x, x, cos, sin)[which], query)
+        actual = with_gradients(lambda x, which=which: rotate(x, x, cos, sin)[which], query)
         exact = [x.double() for x in (cos, sin, query)]
         expected = with_gradients(lambda x, which=which, exact=exact: rotate(x, x, *exact[:2])[which], exact[2])
-        assert all_close(found, expected, dtype)
+        assert all_close(actual, expected, dtype)
     assert called == ["apply_rotary"] * 6
 
 
@@ -308,11 +309,11 @@ def test_log_probabilities_and_shares_of_any_vocabulary(width):
     logits, chosen = 30 * gaussian(9, width), torch.arange(9) * 7 % width
     logits[4], logits[5, chosen[5]], logits[6, 0] = 2e4, -3e4, torch.nan
     exact, shares = logits.double().log_softmax(-1), logits.clone()
-    found = token_logprobs._softmax_(shares, chosen[:8], cpu_kernels=True)
+    actual = token_logprobs._softmax_(shares, chosen[:8], cpu_kernels=True)
     fine = [row for row in range(8) if row != 6]
-    assert torch.allclose(found[fine].double(), exact[range(8), chosen[:8]][fine], rtol=2e-7, atol=2e-6)
+    assert torch.allclose(actual[fine].double(), exact[range(8), chosen[:8]][fine], rtol=2e-7, atol=2e-6)
     assert torch.allclose(shares[fine].double(), exact[fine].exp(), rtol=1e-5, atol=1e-7)
-    assert found[6].isnan() and shares[6].isnan().any() and torch.equal(shares[8], logits[8])
+    assert actual[6].isnan() and shares[6].isnan().any() and torch.equal(shares[8], logits[8])
 
 
 @pytest.fixture
@@ -325,7 +326,7 @@ def threads():
 @dtypes
 def test_any_number_of_threads_gives_the_same_bits(threads, dtype):
     batch, _ = pack_lengths([90, 200, 130])
-    size, found = batch.input_ids.shape[1], []
+    size, actual = batch.input_ids.shape[1], []
     states, norm = random_states(size, 4, 40, dtype), llama_norm(400).to(dtype)
     gradient, (gate, up) = gaussian(1, size, HEADS, 40, dtype=dtype), gaussian(2, size, 400, dtype=dtype)
     angles = gaussian(2, 1, size, 40, dtype=dtype)
@@ -336,14 +337,14 @@ def test_any_number_of_threads_gives_the_same_bits(threads, dtype):
         threads(count)
         keys_values = [x.clone() for x in cached]
         attention.kernels.append_key_value(*new, *keys_values, lengths)
-        found.append([
+        actual.append([
             *attend_with_gradients(states, gradient, batch),
             attention.kernels.decode(new[0], *keys_values, lengths, SCALING, None),
             *with_gradients(layers.SwiGLU.apply, gate, up),
             *with_gradients(lambda x: layers.RMSNorm.apply(x, norm.weight, 0.3), gate),
             *with_gradients(lambda x: layers.Rotary.apply(x, *angles), states[0]),
         ])
-    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+    assert all(torch.equal(*pair) for other in actual[1:] for pair in zip(actual[0], other, strict=True))
 
 
 @pytest.mark.parametrize("bits", [0x7FC00000, -0x400000, 0x7FFFFFFF], ids=["torch's", "a CPU's", "a GPU's"])
@@ -353,11 +354,11 @@ def test_a_nan_spoils_its_row_alone_and_is_not_hidden(bits):
     for place in range(3):
         states = random_states(batch.input_ids.shape[1])
         states[place][0, :, rows[2][0]] = nan
-        found = attend_with_gradients(states, gaussian(1, batch.input_ids.shape[1], HEADS, 40), batch)
+        actual = attend_with_gradients(states, gaussian(1, batch.input_ids.shape[1], HEADS, 40), batch)
         others = [token for row in (0, 1, 3, 4) for token in rows[row]]
-        assert all(x[others].isfinite().all() for x in found)
-        assert found[0][rows[2][:1] if place == 0 else rows[2]].isnan().all()
-        assert all(x[rows[2]].isnan().any() for x in found[1:3])
+        assert all(x[others].isfinite().all() for x in actual)
+        assert actual[0][rows[2][:1] if place == 0 else rows[2]].isnan().all()
+        assert all(x[rows[2]].isnan().any() for x in actual[1:3])
     x = gaussian(3, 20)
     x[1, 3] = nan
     for out in (layers.RMSNorm.apply(x, torch.ones(20), 0.1), layers.SwiGLU.apply(x, x)):
@@ -374,9 +375,9 @@ def test_scores_may_be_huge_and_equal_ones_give_the_mean():
     huge = attend_with_gradients((query * 1e15, key * 1e15, value), ones, batch)
     assert all(x.isfinite().all() for x in huge)
     keys, values = gaussian(1, 2, 40, 64) * 1e15, gaussian(1, 2, 64, 48)
-    found = attention.kernels.decode(query[:, :, 0] * 1e15, keys, values, torch.tensor([60]), SCALING, None)
+    actual = attention.kernels.decode(query[:, :, 0] * 1e15, keys, values, torch.tensor([60]), SCALING, None)
     rows = keys[0].permute(2, 0, 1)[:60], values[0].transpose(0, 1)[:60, :, :40]
-    assert is_close(found[0], attend_newest(query[0, :, 0] * 1e15, *rows, None))
+    assert is_close(actual[0], attend_newest(query[0, :, 0] * 1e15, *rows, None))
 
 
 def test_other_dtypes_and_compiled_models_go_the_ordinary_way(called):
@@ -392,9 +393,9 @@ def test_no_gradient_of_a_gradient_is_made_up():
     x = random_states(batch.input_ids.shape[1])[0].requires_grad_()
     whole, flat = attend_packed((x, x[:, :2], x[:, :2]), batch), x[0, 0]
     angles = gaussian(2, 1, x.shape[2], 40)
-    for found in (whole, layers.RMSNorm.apply(flat, torch.ones(40), 0.1), layers.SwiGLU.apply(flat, flat),
+    for actual in (whole, layers.RMSNorm.apply(flat, torch.ones(40), 0.1), layers.SwiGLU.apply(flat, flat),
                   layers.Rotary.apply(x, *angles)):
-        gradient, = torch.autograd.grad(found.square().sum(), x, create_graph=True, retain_graph=True)
+        gradient, = torch.autograd.grad(actual.square().sum(), x, create_graph=True, retain_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             gradient.sum().backward(retain_graph=True)
 
@@ -436,10 +437,10 @@ def test_without_kernels_a_model_computes_the_same_and_one_line_says_why(
     assert ("no C++ compiler" if how == "no compiler" else "small.cpp:1") in build.status()
     assert capsys.readouterr().err.count(build.status().removeprefix("none: ")) == 1 and build.load_library() is None
     assert [*tmp_path.glob("cache/*/*")] == []
-    found = forward.packed_hidden_states(llama, batch, wanted)
+    actual = forward.packed_hidden_states(llama, batch, wanted)
     monkeypatch.undo()
     expected = forward.packed_hidden_states(llama, batch, wanted)
-    assert build.load_library() and torch.allclose(found, expected, atol=1e-5)
+    assert build.load_library() and torch.allclose(actual, expected, atol=1e-5)
 
 
 def test_what_was_compiled_is_there_for_the_next_process(fresh, monkeypatch, tmp_path):

@@ -110,9 +110,9 @@ def test_batched_greedy_is_single_greedy_and_stops_at_eos(bases, family):
     never_ending = draw(model).responses
     assert never_ending == [draw(model, [prompt]).responses[0] for prompt in PROMPTS]
     eos = never_ending[0][3]
-    found = draw(model, stop_ids=(eos,))
+    actual = draw(model, stop_ids=(eos,))
     expected = [r[: r.index(eos) + 1] if eos in r else r for r in never_ending]
-    assert found.responses == expected and found.ended == [eos in r for r in never_ending] and found.ended[0]
+    assert actual.responses == expected and actual.ended == [eos in r for r in never_ending] and actual.ended[0]
 
 
 @every_family
@@ -179,17 +179,17 @@ def test_a_merged_adapter_computes_the_same_when_reloaded(bases, family, scorer,
     if scorer:
         scores = Scorer(model, "fp32", Scoring())(PROMPTS, ANSWERS)
         save_scoring(adapter, describe_scoring(Scoring(), "fp32", (PROMPTS, ANSWERS), scores))
-    found = tiny_models.merge(bases(family), [adapter], merged)
-    assert found["merge_difference"] < 1e-4 and found["reload_difference"] < 1e-5
-    assert len(found["layers"]) == sum(".lora_B." in name for name, _ in model.named_parameters())
-    assert all(0 < row["relative_change"] < 10 for row in found["layers"])
+    actual = tiny_models.merge(bases(family), [adapter], merged)
+    assert actual["merge_difference"] < 1e-4 and actual["reload_difference"] < 1e-5
+    assert len(actual["layers"]) == sum(".lora_B." in name for name, _ in model.named_parameters())
+    assert all(0 < row["relative_change"] < 10 for row in actual["layers"])
     if scorer:
         assert torch.equal(load_classifier(merged).score.weight, load_score_head(adapter))
-        assert found["pair_accuracy_before"] == found["pair_accuracy_after"]
+        assert actual["pair_accuracy_before"] == actual["pair_accuracy_after"]
         again = Scorer(load_classifier(merged), "fp32")(PROMPTS, ANSWERS)
         assert torch.allclose(again, scores - scores.mean(), atol=1e-4)
         return
-    assert found["perplexity_after"] == pytest.approx(found["perplexity_before"], rel=1e-4)
+    assert actual["perplexity_after"] == pytest.approx(actual["perplexity_before"], rel=1e-4)
     with torch.no_grad():
         plain = hf.AutoModelForCausalLM.from_pretrained(merged)
         assert torch.allclose(plain(torch.tensor([ROWS[0]])).logits, model(torch.tensor([ROWS[0]])).logits, atol=1e-4)

@@ -66,8 +66,8 @@ def test_a_tokenizer_without_a_pad_gets_one_of_its_own(base, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(tmp_path)
-    found = load_tokenizer(tmp_path)
-    assert found.pad_token_id not in (found.eos_token_id, found.bos_token_id, None)
+    actual = load_tokenizer(tmp_path)
+    assert actual.pad_token_id not in (actual.eos_token_id, actual.bos_token_id, None)
 
 
 def test_a_tokenizer_that_ends_texts_otherwise_than_the_model_is_refused(base):

@@ -67,8 +67,8 @@ def chain(base, adapter, tmp_path_factory):
 
 
 def test_merged_folder_loads_plainly_and_computes_what_base_and_adapter_did(base, adapter, tmp_path):
-    found = tiny_models.merge(base, [adapter], tmp_path / "merged")
-    assert found["merge_difference"] < 1e-3 and found["reload_difference"] < 1e-5
+    actual = tiny_models.merge(base, [adapter], tmp_path / "merged")
+    assert actual["merge_difference"] < 1e-3 and actual["reload_difference"] < 1e-5
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     ids = probe_ids(plain.config.vocab_size)
     untouched = probe_outputs(load_causal(base))
@@ -117,26 +117,26 @@ def test_weights_damaged_on_their_way_to_disk_are_refused(base, adapter, tmp_pat
 
 
 def test_bf16_is_saved_as_bf16_within_its_rounding(base, adapter, tmp_path):
-    found = tiny_models.merge(base, [adapter], tmp_path / "merged", dtype="bf16")
-    assert 0 < found["rounding_difference"] < 0.05 * found["largest_output"] and found["reload_difference"] < 1e-5
+    actual = tiny_models.merge(base, [adapter], tmp_path / "merged", dtype="bf16")
+    assert 0 < actual["rounding_difference"] < 0.05 * actual["largest_output"] and actual["reload_difference"] < 1e-5
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto").dtype == torch.bfloat16
 
 
 def test_large_weights_are_saved_in_shards_that_load_as_one(base, adapter, tmp_path):
     tiny_models.merge(base, [adapter], tmp_path / "whole")
-    found = tiny_models.merge(base, [adapter], tmp_path / "shards", max_shard_bytes=20_000)
+    actual = tiny_models.merge(base, [adapter], tmp_path / "shards", max_shard_bytes=20_000)
     files = sorted((tmp_path / "shards").glob("*.safetensors"))
     assert len(files) > 2 and (tmp_path / "shards/model.safetensors.index.json").is_file()
     heaviest = max(tensor.nbytes for file in files for tensor in load_file(file).values())
     assert all(file.stat().st_size < max(20_000, heaviest) + 2_000 for file in files)
-    assert found["reload_difference"] < 1e-5
+    assert actual["reload_difference"] < 1e-5
     shards, whole = (load_causal(tmp_path / name) for name in ("shards", "whole"))
     assert torch.equal(probe_outputs(shards), probe_outputs(whole))
 
 
 def test_the_report_says_how_much_each_matrix_changed(base, adapter, tmp_path):
-    found = tiny_models.merge(base, [adapter], tmp_path / "merged")
-    assert json.loads((tmp_path / "merged/merge.json").read_text()) == found
+    actual = tiny_models.merge(base, [adapter], tmp_path / "merged")
+    assert json.loads((tmp_path / "merged/merge.json").read_text()) == actual
     saved = load_file(adapter / "adapter_model.safetensors")
     weights = load_causal(base).state_dict()
     expected = {}
@@ -144,14 +144,14 @@ def test_the_report_says_how_much_each_matrix_changed(base, adapter, tmp_path):
         change = 8 / 4 * saved[f"{name}.lora_B.weight"] @ saved[f"{name}.lora_A.weight"]  # alpha / r
         plain = name.removeprefix("base_model.model.")
         expected[plain] = (float(change.norm()), float(change.norm() / weights[f"{plain}.weight"].norm()))
-    assert {row["adapter"] for row in found["layers"]} == {str(adapter)} and len(expected) == 4
-    assert {row["name"]: (row["change_norm"], row["relative_change"]) for row in found["layers"]} == {
+    assert {row["adapter"] for row in actual["layers"]} == {str(adapter)} and len(expected) == 4
+    assert {row["name"]: (row["change_norm"], row["relative_change"]) for row in actual["layers"]} == {
         name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
-    assert found["largest_relative_change"] == pytest.approx(max(ratio for _, ratio in expected.values()), rel=1e-5)
+    assert actual["largest_relative_change"] == pytest.approx(max(ratio for _, ratio in expected.values()), rel=1e-5)
 
 
 def test_perplexity_is_of_the_better_answers_with_the_adapter_on_and_of_the_files(base, adapter, tmp_path):
-    found = tiny_models.merge(base, [adapter], tmp_path / "merged", dtype="bf16")
+    actual = tiny_models.merge(base, [adapter], tmp_path / "merged", dtype="bf16")
     with_adapter = modeling_merge.load_adapter(load_causal(base), adapter)
     for when, model in (("before", with_adapter), ("after", AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))):
         log_p = []
@@ -160,8 +160,8 @@ def test_perplexity_is_of_the_better_answers_with_the_adapter_on_and_of_the_file
             with torch.no_grad():
                 logits = model.float()(torch.tensor([text.prompt + answer])).logits[0, len(text.prompt) - 1 : -1]
             log_p += torch.log_softmax(logits.double(), -1)[range(len(answer)), answer].tolist()
-        assert found[f"perplexity_{when}"] == pytest.approx(math.exp(-sum(log_p) / len(log_p)), rel=1e-5)
-    assert found["perplexity_before"] != found["perplexity_after"] and found["pairs"] == len(tiny_models.EXAMPLES)
+        assert actual[f"perplexity_{when}"] == pytest.approx(math.exp(-sum(log_p) / len(log_p)), rel=1e-5)
+    assert actual["perplexity_before"] != actual["perplexity_after"] and actual["pairs"] == len(tiny_models.EXAMPLES)
 
 
 FINE = {"merge_difference": 1e-4, "reload_difference": 0.0, "largest_output": 2.0, "perplexity_before": 10.0,
@@ -196,9 +196,9 @@ def test_above_any_limit_nothing_is_published(report, says):
 
 def test_two_adapters_give_what_merging_step_by_step_gives(base, adapter, chain, tmp_path):
     tiny_models.merge(chain / "sft-merged", [chain / "ppo"], tmp_path / "step")
-    found = tiny_models.merge(base, [adapter, chain / "ppo"], tmp_path / "merged")
-    assert found["merge_difference"] < 1e-4
-    assert [row["adapter"] for row in found["layers"]] == [str(adapter)] * 4 + [str(chain / "ppo")] * 4
+    actual = tiny_models.merge(base, [adapter, chain / "ppo"], tmp_path / "merged")
+    assert actual["merge_difference"] < 1e-4
+    assert [row["adapter"] for row in actual["layers"]] == [str(adapter)] * 4 + [str(chain / "ppo")] * 4
     together, step = (load_causal(tmp_path / name) for name in ("merged", "step"))
     assert torch.allclose(probe_outputs(together), probe_outputs(step), atol=1e-5)
     assert (probe_outputs(step) - probe_outputs(load_causal(chain / "sft-merged"))).abs().max() > 0.01
@@ -206,8 +206,8 @@ def test_two_adapters_give_what_merging_step_by_step_gives(base, adapter, chain,
 
 def test_a_reward_adapter_on_sft_on_base_gives_what_merging_step_by_step_gives(base, adapter, chain, tmp_path):
     step = tiny_models.merge(chain / "sft-merged", [chain / "reward"], tmp_path / "step")
-    found = tiny_models.merge(base, [adapter, chain / "reward"], tmp_path / "merged")
-    assert found["pair_accuracy_before"] == step["pair_accuracy_before"] == found["pair_accuracy_after"]
+    actual = tiny_models.merge(base, [adapter, chain / "reward"], tmp_path / "merged")
+    assert actual["pair_accuracy_before"] == step["pair_accuracy_before"] == actual["pair_accuracy_after"]
     together, alone = (load_classifier(tmp_path / name) for name in ("merged", "step"))
     assert torch.allclose(probe_outputs(together), probe_outputs(alone), atol=1e-5)
     tiny_models.merge(base, [chain / "reward"], tmp_path / "unfounded")
@@ -296,5 +296,5 @@ def test_an_adapter_is_merged_into_the_base_that_it_was_trained_on_alone(base, a
 
 def test_some_pairs_are_enough_to_judge_by(base, adapter, pairs, tmp_path, monkeypatch):
     monkeypatch.setattr(stage, "MAX_PAIRS", 7)
-    found = stage.run(Merge(), tmp_path / "merged", base=base, adapter=[str(adapter)], pairs=pairs)
-    assert found["pairs"] == 7
+    actual = stage.run(Merge(), tmp_path / "merged", base=base, adapter=[str(adapter)], pairs=pairs)
+    assert actual["pairs"] == 7

@@ -49,14 +49,14 @@ def test_question_tokens_stand_once_and_texts_say_where_everything_is():
 def test_states_and_gradients_are_those_of_separate_texts(family, tmp_path):
     model = load_causal(save(FAMILIES[family], tmp_path))
     weights = torch.randn(sum(len(answer) for _, answer in SEPARATE), generator=torch.Generator().manual_seed(0))
-    found = []
+    actual = []
     for texts in both():
         model.requires_grad_(True).zero_grad()
         own, before = states(model, texts, texts.positions), states(model, texts, texts.predictor_positions)
         ((own + 2 * before).sum(-1) * weights).sum().backward()
         gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-        found.append((own.detach(), before.detach(), gradients))
-    (own, before, gradients), (own_, before_, gradients_) = found
+        actual.append((own.detach(), before.detach(), gradients))
+    (own, before, gradients), (own_, before_, gradients_) = actual
     torch.testing.assert_close(own, own_, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(before, before_, atol=2e-5, rtol=1e-4)
     assert gradients.keys() == gradients_.keys() and len(gradients) > 10

@@ -88,14 +88,14 @@ def test_a_merge_carries_the_trained_rows_of_added_tokens(family, how, tmp_path)
     base = architectures.save(architectures.FAMILIES[family], tmp_path / "base")
     adapter_on = probe_outputs(save_grown(base, tmp_path / "sft", **how))
     assert adapter_on.shape[-1] == OLD + 2
-    found = tiny_models.merge(base, [tmp_path / "sft"], tmp_path / "merged")
+    actual = tiny_models.merge(base, [tmp_path / "sft"], tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.allclose(probe_outputs(merged), adapter_on, atol=1e-4)
     assert is_tied(merged) == is_tied(load_causal(base)) == (family in ("llama tied", "gpt2"))
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").convert_tokens_to_ids(ADDED) == [OLD, OLD + 1]
     rows = merged.get_input_embeddings().weight.detach()
     assert (rows[OLD:] - rows[:OLD].mean(0)).abs().min() > 0  # they have learnt
-    changes = [row["change_norm"] for row in found["layers"] if row["name"].split(".")[-1] in VOCABULARIES]
+    changes = [row["change_norm"] for row in actual["layers"] if row["name"].split(".")[-1] in VOCABULARIES]
     learnt = [float((m[OLD:] - m[:OLD].mean(0)).norm()) for m in (rows, merged.get_output_embeddings().weight.detach())]
     assert changes == pytest.approx(learnt[: 1 if is_tied(merged) else 2], rel=1e-4)
 

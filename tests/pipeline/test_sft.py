@@ -68,24 +68,25 @@ def test_the_schedule_ends_at_its_end_and_no_step_is_short(trained, inputs):
 
 def test_validation_questions_are_held_out_and_their_samples_are_kept(trained, inputs):
     out, metrics = trained
-    held = first_question_keys(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
-    assert metrics["validation_questions"] == len(held) == 4
+    held_out_keys = first_question_keys(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
+    assert metrics["validation_questions"] == len(held_out_keys) == 4
     rows = list(read_pairs(inputs["pairs"], "finetune"))
-    assert metrics["documents"] == sum((row["site"], row["qid"]) not in held for row in rows) < len(rows)
+    assert metrics["documents"] == sum((row["site"], row["qid"]) not in held_out_keys for row in rows) < len(rows)
     samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
-    asked = {row["question"] for row in rows if (row["site"], row["qid"]) in held}
+    asked = {row["question"] for row in rows if (row["site"], row["qid"]) in held_out_keys}
     assert {sample["question"] for sample in samples} == asked
     steps = [row["step"] for row in history(out) if "validation_perplexity" in row]
     assert sorted({sample["step"] for sample in samples}) == steps and len(samples) == 4 * len(steps)
 
 
 def test_the_questions_held_out_come_first_and_no_more_is_read(inputs, monkeypatch):
-    held = first_question_keys(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
+    held_out_keys = first_question_keys(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
     rows = list(read_pairs(inputs["pairs"], "finetune"))
     read = []
     monkeypatch.setattr(pairs_table, "read_pairs", lambda *_: (read.append(row) or row for row in rows))
-    found = list(read_first_rows(inputs["pairs"], "finetune", held))
-    assert found == [row for row in rows if (row["site"], row["qid"]) in held] and len(read) == len(found) + 1
+    actual = list(read_first_rows(inputs["pairs"], "finetune", held_out_keys))
+    assert actual == [row for row in rows if (row["site"], row["qid"]) in held_out_keys]
+    assert len(read) == len(actual) + 1
 
 
 def test_only_the_adapter_learns_the_base_does_not_move(inputs, tmp_path):
@@ -138,17 +139,18 @@ def test_gradient_checkpointing_and_microbatches_change_nothing(trained, inputs,
 def test_it_stops_when_perplexity_no_longer_falls_and_keeps_the_best(inputs, tmp_path):
     out, metrics = run(inputs, tmp_path / "out", epochs=30.0, learning_rate=3e-2, evaluate_every_steps=2,
                        patience_evaluations=2)
-    found = watched(out)
-    assert found.index(min(found)) == len(found) - 3  # two evaluations more, and no third
-    assert metrics["validation_perplexity"] == min(found) < found[-1]
+    actual = watched(out)
+    assert actual.index(min(actual)) == len(actual) - 3  # two evaluations more, and no third
+    assert metrics["validation_perplexity"] == min(actual) < actual[-1]
     model = load_causal(inputs["base"])
     from peft import PeftModel
 
     model = PeftModel.from_pretrained(model, out).eval()
     tokenizer = load_tokenizer(out)
-    held = first_question_keys(inputs["pairs"], "finetune", 0.1, 4)
-    again = sft.Validation(model, tokenizer, inputs["pairs"], held, CONFIG, TrainingLogger(tmp_path, "sft")).measure(0)
-    assert again["validation_perplexity"] == pytest.approx(min(found), rel=1e-4)
+    held_out_keys = first_question_keys(inputs["pairs"], "finetune", 0.1, 4)
+    logger = TrainingLogger(tmp_path, "sft")
+    again = sft.Validation(model, tokenizer, inputs["pairs"], held_out_keys, CONFIG, logger).measure(0)
+    assert again["validation_perplexity"] == pytest.approx(min(actual), rel=1e-4)
 
 
 def with_new_tokens(inputs, folder):

@@ -184,10 +184,10 @@ def test_pairs_scattered_over_shares_are_the_same_pairs(plan, checkout):
     assert plan(checkout, "pairs", config=asked) == {"posts", "pairs_share", "pairs"}
     snakemake(checkout, "pairs", config=asked)
     snakemake(checkout, "pairs", config=("name=whole", small_parts))
-    found = {name: {str(file.relative_to(checkout / "results" / name)): file.read_bytes()
+    actual = {name: {str(file.relative_to(checkout / "results" / name)): file.read_bytes()
                     for file in (checkout / "results" / name / "pairs").rglob("*.parquet")}
              for name in ("scattered", "whole")}
-    assert found["scattered"] == found["whole"] and len(found["whole"]) >= 12
+    assert actual["scattered"] == actual["whole"] and len(actual["whole"]) >= 12
 
 
 def test_a_dump_dated_in_the_future_is_read_once(dry_run, checkout):
@@ -238,17 +238,17 @@ def test_snakemakes_own_report_holds_the_page_and_figures_with_captions_and_labe
     """Each under 2 MB: a browser shows nothing of an embedded file that is larger."""
     out = tmp_path / f"run.{kind}"
     snakemake(finished[0], "--report", str(out))
-    held = ["report.html", "pipeline.png", "evaluate-frontier.png", "evaluate-rewards.png"]
+    names = ["report.html", "pipeline.png", "evaluate-frontier.png", "evaluate-rewards.png"]
     if kind == "zip":
         with zipfile.ZipFile(out) as opened:
-            sizes = {Path(found.filename).name: found.file_size for found in opened.infolist()
-                     if "/data/" in found.filename}
+            sizes = {Path(actual.filename).name: actual.file_size for actual in opened.infolist()
+                     if "/data/" in actual.filename}
             text = opened.read("run/report.html").decode()
-        assert sorted(sizes) == sorted(held)
+        assert sorted(sizes) == sorted(names)
         assert max(sizes.values()) * 4 / 3 < 2_000_000
     else:
         text = out.read_text(encoding="utf-8")
-    for phrase in (*held, "A Stack Exchange dump to an aligned", "The data, how each model learnt",
+    for phrase in (*names, "A Stack Exchange dump to an aligned", "The data, how each model learnt",
                   "Which artifact is made from which", "best-of-n of SFT:", "Distribution of the learnt reward",
                   "the whole page", "reward against KL", "stages, time, memory", "rewards of the answers",
                   '"Figures"', '"Report"'):

@@ -207,11 +207,11 @@ def test_seconds_by_phase_come_from_their_own_series(tmp_path):
 
 def test_every_number_that_is_drawn_of_ppo_is_one_that_it_writes():
     """A name that has changed would leave its figure out without a word."""
-    told = "".join(file.read_text() for file in Path(stages.__file__).parent.rglob("*.py"))
+    source_text = "".join(file.read_text() for file in Path(stages.__file__).parent.rglob("*.py"))
     keys = {key.removeprefix("validation_").removesuffix("_seconds")
             for curve in CURVES["ppo"] for key in curve.lines.values()}
-    assert 'f"{name}_seconds"' in told
-    assert [key for key in sorted(keys) if f'"{key}"' not in told] == []
+    assert 'f"{name}_seconds"' in source_text
+    assert [key for key in sorted(keys) if f'"{key}"' not in source_text] == []
 
 
 def test_no_more_answers_than_asked_for(artifacts, tmp_path):

@@ -71,11 +71,11 @@ class Opened:
 
 @pytest.fixture
 def opened(chromium, file):
-    found = Opened(chromium, file)
-    yield found
-    found.context.close()
-    assert not found.said
-    assert {url for url in found.requests if not url.startswith("data:")} == {file.as_uri()}
+    actual = Opened(chromium, file)
+    yield actual
+    actual.context.close()
+    assert not actual.said
+    assert {url for url in actual.requests if not url.startswith("data:")} == {file.as_uri()}
 
 
 def table_with(opened: Opened, head: str):
@@ -84,8 +84,8 @@ def table_with(opened: Opened, head: str):
 
 
 def number(text: str) -> float | None:
-    found = re.match(r"[+-]?[\d,.]+(?:e[+-]?\d+)?", text)
-    return float(found[0].replace(",", "")) if found else None
+    actual = re.match(r"[+-]?[\d,.]+(?:e[+-]?\d+)?", text)
+    return float(actual[0].replace(",", "")) if actual else None
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -101,18 +101,18 @@ def test_every_table_sorts_up_down_and_back_by_every_column(opened):
         assert buttons.count() == table.locator("thead th").count()
         for at, button in enumerate(buttons.all()):
             before = opened.column(table, at)
-            found: dict[str, list[str]] = {}
+            actual: dict[str, list[str]] = {}
             for turn in ("ascending", "descending", "none"):
                 button.click()
                 assert table.locator("thead th").nth(at).get_attribute("aria-sort") == turn
                 assert table.locator("thead th:not([aria-sort=none])").count() == (turn != "none")
-                found[turn] = opened.column(table, at)
-            assert found["none"] == before
-            assert sorted(found["ascending"]) == sorted(found["descending"]) == sorted(before)
-            numbers = [number(text) for text in found["ascending"]]
+                actual[turn] = opened.column(table, at)
+            assert actual["none"] == before
+            assert sorted(actual["ascending"]) == sorted(actual["descending"]) == sorted(before)
+            numbers = [number(text) for text in actual["ascending"]]
             if None not in numbers:
                 assert numbers == sorted(numbers)
-                assert [number(text) for text in found["descending"]] == sorted(numbers, reverse=True)
+                assert [number(text) for text in actual["descending"]] == sorted(numbers, reverse=True)
 
 
 def test_numbers_sort_as_numbers_and_what_has_none_comes_last(opened):
@@ -189,17 +189,17 @@ def test_without_a_script_it_is_the_same_page(chromium, file):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_figures_are_there_in_the_readers_colours(chromium, file, scheme):
-    found = Opened(chromium, file, color_scheme=scheme)
-    images = found.page.locator("img").evaluate_all(
+    actual = Opened(chromium, file, color_scheme=scheme)
+    images = actual.page.locator("img").evaluate_all(
         "images => Promise.all(images.map(i => i.decode().then(() => [i.naturalWidth, i.currentSrc.length, i.alt])))")
     assert len(images) >= 10 and all(width > 200 and length > 1000 and alt for width, length, alt in images)
-    ground = found.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    ground = actual.page.evaluate("getComputedStyle(document.body).backgroundColor")
     brightness = sum(map(int, re.findall(r"\d+", ground))) / 3
     assert brightness > 200 if scheme == "light" else brightness < 60
-    dark = found.page.locator("img").first.evaluate(IS_DARK)
+    dark = actual.page.locator("img").first.evaluate(IS_DARK)
     assert dark == (scheme == "dark")
-    assert not found.said
-    found.context.close()
+    assert not actual.said
+    actual.context.close()
 
 
 def test_hostile_text_is_text(opened):
@@ -214,53 +214,53 @@ def test_text_from_right_to_left_stays_in_its_place(chromium, tmp_path):
     folders = finished_run.artifacts(tmp_path)
     write(folders, metrics(), [sample(1, "שלום עולם \u202e"), sample(2, "plain")])
     page_of(folders, tmp_path)
-    found = Opened(chromium, tmp_path / "out" / "report.html")
-    styles = found.page.locator(f"{CARDS} pre").evaluate_all(
+    actual = Opened(chromium, tmp_path / "out" / "report.html")
+    styles = actual.page.locator(f"{CARDS} pre").evaluate_all(
         "all => all.map(getComputedStyle).map(style => [style.direction, style.textAlign])")
     assert styles == [["rtl", "start"]] * 6 + [["ltr", "start"]] * 6
-    label = found.page.locator(f"{CARDS} tbody tr").first.locator("b").first
-    cell = found.page.locator(f"{CARDS} tbody tr").first.locator("td").first
+    label = actual.page.locator(f"{CARDS} tbody tr").first.locator("b").first
+    cell = actual.page.locator(f"{CARDS} tbody tr").first.locator("td").first
     assert label.bounding_box()["x"] - cell.bounding_box()["x"] < 2  # what is ours still begins at the left
-    asked = found.page.locator(f"{CARDS} th .faint").first.inner_text()
+    asked = actual.page.locator(f"{CARDS} th .faint").first.inner_text()
     assert asked.startswith("beer, question 1, asked by ש") and asked.endswith("CC BY-SA.")
-    found.context.close()
+    actual.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_scrolls_down_only(chromium, file, scheme):
-    found = Opened(chromium, file, viewport=PHONE, color_scheme=scheme, device_scale_factor=2)
-    for folded in found.page.locator("summary").all():
+    actual = Opened(chromium, file, viewport=PHONE, color_scheme=scheme, device_scale_factor=2)
+    for folded in actual.page.locator("summary").all():
         folded.click()
-    assert found.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
-    wide = found.page.evaluate("""() => [...document.querySelectorAll('body *')].filter(one =>
+    assert actual.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    wide = actual.page.evaluate("""() => [...document.querySelectorAll('body *')].filter(one =>
         !one.closest('.scroll') && one.getBoundingClientRect().right > innerWidth + 1).map(one => one.outerHTML)""")
     assert wide == []
-    cards = found.page.locator(".scroll:has(> .cards)").evaluate_all(
+    cards = actual.page.locator(".scroll:has(> .cards)").evaluate_all(
         "all => all.map(one => one.scrollWidth - one.clientWidth)")
     assert cards == [0, 0]  # only tables of numbers scroll sideways, by themselves
-    found.context.close()
+    actual.context.close()
 
 
 def test_paper_shows_all_of_it(chromium, file):
-    found = Opened(chromium, file, color_scheme="dark")
-    found.page.emulate_media(media="print")
-    assert found.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert found.page.evaluate("getComputedStyle(document.body).getPropertyValue('--accent')") == "#0072b2"
-    hidden = found.page.evaluate("""() => [...document.querySelectorAll('tbody tr, pre')].filter(one =>
+    actual = Opened(chromium, file, color_scheme="dark")
+    actual.page.emulate_media(media="print")
+    assert actual.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert actual.page.evaluate("getComputedStyle(document.body).getPropertyValue('--accent')") == "#0072b2"
+    hidden = actual.page.evaluate("""() => [...document.querySelectorAll('tbody tr, pre')].filter(one =>
         !one.checkVisibility({contentVisibilityAuto: true}) || one.getBoundingClientRect().height < 1
         || one.scrollHeight > one.clientHeight + 1 && getComputedStyle(one).overflowY !== 'visible')
         .map(one => one.outerHTML.slice(0, 80))""")
     assert hidden == []
-    found.page.set_viewport_size({"width": 703, "height": 1000})  # A4 less its margins
-    assert found.page.evaluate("document.documentElement.scrollWidth") == 703
-    clipped = found.page.locator(".scroll").evaluate_all(
+    actual.page.set_viewport_size({"width": 703, "height": 1000})  # A4 less its margins
+    assert actual.page.evaluate("document.documentElement.scrollWidth") == 703
+    clipped = actual.page.locator(".scroll").evaluate_all(
         "all => all.filter(one => getComputedStyle(one).overflowX !== 'visible').length")
-    assert clipped == 0 and not found.page.locator("input").first.is_visible()
-    dark = found.page.locator("img").first.evaluate(IS_DARK)
+    assert clipped == 0 and not actual.page.locator("input").first.is_visible()
+    dark = actual.page.locator("img").first.evaluate(IS_DARK)
     assert not dark  # dark figures waste ink
-    pdf = found.page.pdf(format="A4")
+    pdf = actual.page.pdf(format="A4")
     assert pdf.startswith(b"%PDF") and len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 4
-    found.context.close()
+    actual.context.close()
 
 
 # --- size and time --------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_the_report_of_seven_sites_is_small_and_opens_at_once(chromium, tmp_path
     seconds = []
     for _ in range(5):
         start = time.monotonic()
-        found = Opened(chromium, tmp_path / "out" / "report.html")
+        actual = Opened(chromium, tmp_path / "out" / "report.html")
         seconds.append(time.monotonic() - start)
-        found.context.close()
+        actual.context.close()
     assert statistics.median(seconds) < 5  # 0.2 on a quiet machine, 2 with five other busy processes on two cores

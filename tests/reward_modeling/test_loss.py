@@ -41,8 +41,8 @@ def sigmoid(x: float) -> float:
 @pytest.mark.parametrize("centring", [0.0, 0.05])
 def test_every_option_of_the_loss_against_plain_python(margin, smoothing, centring):
     better, worse, gaps = (torch.tensor(values, dtype=torch.float64) for values in (BETTER, WORSE, GAPS))
-    found = pairwise_losses(better, worse, margin * gaps, smoothing, centring)
-    for loss, b, w, gap in zip(found.tolist(), BETTER, WORSE, GAPS, strict=True):
+    actual = pairwise_losses(better, worse, margin * gaps, smoothing, centring)
+    for loss, b, w, gap in zip(actual.tolist(), BETTER, WORSE, GAPS, strict=True):
         d = b - w - margin * gap
         right, wrong = -math.log(sigmoid(d)), -math.log(sigmoid(-d))
         assert loss == pytest.approx((1 - smoothing) * right + smoothing * wrong + centring * (b + w) ** 2, rel=1e-9)
@@ -89,14 +89,14 @@ def test_question_at_once_has_the_gradient_of_the_pairwise_form(tmp_path, poolin
         items, _ = build_examples(table(), tok, max_length_tokens=200, by_question=by_question, max_pairs=99)
         made[by_question] = items
     assert len(made[True]) < len(made[False]) / 4
-    loss, found = gradients(model, made[True], loss_fn, scoring)
+    loss, actual = gradients(model, made[True], loss_fn, scoring)
     total, summed = 0.0, {}
     for item in made[False]:
         one, each = gradients(model, [item], loss_fn, scoring)
         total += one
         summed = {name: summed.get(name, 0) + g for name, g in each.items()}
-    assert loss == pytest.approx(total, rel=1e-5) and found.keys() == summed.keys()
-    for name, gradient in found.items():
+    assert loss == pytest.approx(total, rel=1e-5) and actual.keys() == summed.keys()
+    for name, gradient in actual.items():
         scale = float(summed[name].abs().max()) + 1e-12
         assert float((gradient - summed[name]).abs().max()) / scale < 1e-5, name
 
@@ -120,14 +120,14 @@ def test_the_language_model_term_is_the_mean_nats_of_the_better_answer(tmp_path)
 def test_calibration_against_plain_python():
     rng = np.random.default_rng(0)
     gaps = rng.normal(0.5, 2, 500)
-    found, expected = calibration(gaps), 0.0
+    actual, expected = calibration(gaps), 0.0
     for low in np.arange(0.5, 1, 0.05):
         inside = [g for g in gaps if low <= sigmoid(abs(g)) < low + 0.05]
         if inside:
             sure = np.mean([sigmoid(abs(g)) for g in inside])
             expected += len(inside) / len(gaps) * abs(sure - np.mean([g > 0 for g in inside]))
-    assert found["expected_error"] == pytest.approx(expected, abs=1e-9)
-    assert sum(b["pairs"] for b in found["bins"]) == 500
+    assert actual["expected_error"] == pytest.approx(expected, abs=1e-9)
+    assert sum(b["pairs"] for b in actual["bins"]) == 500
     sure = np.array([100.0] * 3 + [-100.0])
     assert calibration(sure)["expected_error"] == pytest.approx(0.25)
 
@@ -192,9 +192,9 @@ def test_scores_of_several_models_are_combined(trained):
 def test_a_served_model_is_compared_with_its_scores_in_training(trained):
     folder, _, inputs = trained
     out = folder / "out"
-    found = consistency.compare_with_training(loaded(out, inputs["base"]), out)
-    assert found.correlation == pytest.approx(1, abs=1e-5) and found.max_difference_stds < 1e-3
-    assert "correlation 1.00000" in consistency.check_consistency(found, out, 0.95)
+    actual = consistency.compare_with_training(loaded(out, inputs["base"]), out)
+    assert actual.correlation == pytest.approx(1, abs=1e-5) and actual.max_difference_stds < 1e-3
+    assert "correlation 1.00000" in consistency.check_consistency(actual, out, 0.95)
     second = loaded(member_folder(out, 1), inputs["base"])
     other = consistency.compare_with_training(second, out)  # the file is of the first model
     assert other.correlation < 0.999
@@ -206,8 +206,8 @@ def test_a_scoring_file_without_spread_says_so(trained, tmp_path):
     folder, _, inputs = trained
     known = json.loads((folder / "out" / SCORING).read_text())
     (tmp_path / SCORING).write_text(json.dumps(known | {"examples": known["examples"][:2]}))
-    found = consistency.compare_with_training(loaded(folder / "out", inputs["base"]), tmp_path)
-    assert found.correlation is None and "too few" in consistency.check_consistency(found, tmp_path, 0.95)
+    actual = consistency.compare_with_training(loaded(folder / "out", inputs["base"]), tmp_path)
+    assert actual.correlation is None and "too few" in consistency.check_consistency(actual, tmp_path, 0.95)
 
 
 def test_a_killed_ensemble_goes_on_with_the_member_it_had_not_finished(trained, tmp_path):
@@ -237,7 +237,7 @@ def test_ppo_combines_the_members(trained, served_as, tmp_path, capsys):
         assert len(member_folders(given)) == 2 and (given / "member-1" / "merge.json").exists()
     tok = tokenizer.load_tokenizer(inputs["base"])
     texts = [[1, 5, 6], [1, 9]], [[40, 41, 2], [42, 2]]
-    found = {}
+    actual = {}
     for combine, penalty in (("mean", 0.0), ("min", 0.0), ("mean_minus_std", 2.0)):
         config = replace(PPO, reward_combine=combine, spread_penalty=penalty)
         trainer, sources = ppo.build_trainer(config, tok, inputs["base"], given, inputs["pairs"])
@@ -245,13 +245,13 @@ def test_ppo_combines_the_members(trained, served_as, tmp_path, capsys):
         rollout = SimpleNamespace(prompts=texts[0], responses=texts[1], ended=[True, True])
         shaped = trainer.reward_shaper(rollout, update_statistics=False)
         assert shaped.metrics().keys() == {"reward_model", "reward_scale"}
-        found[combine] = shaped.rewards
+        actual[combine] = shaped.rewards
     scoring = [json.loads((member / SCORING).read_text()) for member in member_folders(folder / "out")]
     scores = [loaded(member, inputs["base"])(*texts) - known["mean"]
               for member, known in zip(member_folders(folder / "out"), scoring, strict=True)]
     mean, spread = (scores[0] + scores[1]) / 2, (scores[0] - scores[1]).abs() / 2
     expected = {"mean": mean, "min": torch.minimum(*scores), "mean_minus_std": mean - 2 * spread}
-    assert all(torch.allclose(found[combine], expected[combine], atol=1e-4) for combine in expected)
+    assert all(torch.allclose(actual[combine], expected[combine], atol=1e-4) for combine in expected)
     assert capsys.readouterr().err.count("check  reward model  correlation 1.0000") == 6
     (tmp_path / "ppo").mkdir()
     done = ppo.run(PPO, tmp_path / "ppo", policy=inputs["base"], reward=given, pairs=inputs["pairs"])

@@ -71,8 +71,8 @@ def score(model, rows, weight=0.0, pooling="last"):
 def test_score_does_not_depend_on_the_other_rows_or_their_order(scorer_model, weight, pooling):
     alone = torch.cat([score(scorer_model, [row], weight, pooling) for row in TEXTS])
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
-        found = score(scorer_model, [TEXTS[i] for i in order], weight, pooling)
-        assert torch.allclose(found, alone[order], atol=1e-5)
+        actual = score(scorer_model, [TEXTS[i] for i in order], weight, pooling)
+        assert torch.allclose(actual, alone[order], atol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -47,8 +47,8 @@ def functions(monkeypatch):
         return scores
 
     module.spoils = spoils
-    module.found = None
-    module.gives = lambda prompts, responses: module.found
+    module.actual = None
+    module.gives = lambda prompts, responses: module.actual
     monkeypatch.setitem(sys.modules, "my_rewards", module)
     return module
 
@@ -101,17 +101,17 @@ def repeated_grams(ids: list[int]) -> float:
 
 
 def test_a_weighted_sum_of_three_sources_by_hand(tok, functions):
-    functions.found = torch.tensor([0.5, -1.0, 2.0])
+    functions.actual = torch.tensor([0.5, -1.0, 2.0])
     sources = [load_source("has_code", -2.0), load_source("repetition", 3.0), load_source("my_rewards:gives", 0.25)]
     rows = rollout(tok)
-    found = RewardShaper(sources, tok, ShapingSettings(reward_baseline=1.0))(rows, update_statistics=True)
+    actual = RewardShaper(sources, tok, ShapingSettings(reward_baseline=1.0))(rows, update_statistics=True)
     repeated = [repeated_grams(response) for response in rows.responses]
     assert repeated[0] == 0 and repeated[2] > 0
     want = [0.125 - 1, -2 + 3 * repeated[1] - 0.25 - 1, 3 * repeated[2] + 0.5 - 1]
-    assert found.rewards.dtype == torch.float32 and found.rewards.tolist() == pytest.approx(want, rel=1e-6)
-    assert {name: part.tolist() for name, part in found.parts.items()} == {
+    assert actual.rewards.dtype == torch.float32 and actual.rewards.tolist() == pytest.approx(want, rel=1e-6)
+    assert {name: part.tolist() for name, part in actual.parts.items()} == {
         "has_code": [0, 1, 0], "repetition": pytest.approx(repeated), "my_rewards:gives": [0.5, -1, 2]}
-    assert found.metrics() == pytest.approx({"reward_has_code": 1 / 3, "reward_repetition": sum(repeated) / 3,
+    assert actual.metrics() == pytest.approx({"reward_has_code": 1 / 3, "reward_repetition": sum(repeated) / 3,
                                              "reward_my_rewards:gives": 0.5, "reward_scale": 1})
 
 
@@ -129,9 +129,9 @@ def test_functions_over_text_and_over_ids(tok, functions):
     RewardShaper([load_source("my_rewards:spoils")], tok, ShapingSettings())(rows, update_statistics=False)
     assert functions.seen.pop() == (QUESTIONS, ["use it", "a\n```\nb\n```", "make make make make make make"])
     shaper = RewardShaper([load_source("my_rewards:spoils", reads="ids")], tok, ShapingSettings())
-    found = shaper(rows, update_statistics=False)
+    actual = shaper(rows, update_statistics=False)
     want = [len(p) + 10 * len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
-    assert found.rewards.tolist() == want
+    assert actual.rewards.tolist() == want
     assert json.dumps([rows.prompts, rows.responses]) == before, "a function changed the ids that are trained on"
 
 
@@ -153,10 +153,10 @@ def test_the_reward_model_scores_the_ids_that_were_sampled(tok, tmp_path):
     for response in (pieces, [*pieces, tok.eos_token_id]):
         prompt = prompt_ids(tok, QUESTIONS[2])
         seen.clear()
-        found = rewards(SimpleNamespace(prompts=[prompt], responses=[response], ended=[True]), update_statistics=False)
+        actual = rewards(SimpleNamespace(prompts=[prompt], responses=[response], ended=[True]), update_statistics=False)
         text = [*prompt, *response]
         assert seen[: len(text)] == text and not any(seen[len(text) :]), "the ids, and filler after them"
-        assert torch.equal(found.rewards, scorer([prompt], [response]))
+        assert torch.equal(actual.rewards, scorer([prompt], [response]))
 
 
 def test_the_reward_model_is_loaded_only_when_asked_for():
@@ -255,13 +255,13 @@ def test_the_running_scale_is_that_of_every_score_so_far():
     rewards, every = running(), []
     assert step(rewards, batches()[0], update=False).scale == 1, "nothing is known before the first rollout"
     for batch in batches():
-        found = step(rewards, batch)
+        actual = step(rewards, batch)
         every += batch
         std = np.std(np.array(every), ddof=1)
-        assert found.scale == pytest.approx(std, rel=1e-12)
-        assert found.rewards.numpy() == pytest.approx((np.array(batch) - 1000) / std, rel=1e-5)
+        assert actual.scale == pytest.approx(std, rel=1e-12)
+        assert actual.rewards.numpy() == pytest.approx((np.array(batch) - 1000) / std, rel=1e-5)
         held_out = step(rewards, [0.0, 5000.0, 1.0], update=False)
-        assert held_out.scale == found.scale, "held-out prompts change no statistic"
+        assert held_out.scale == actual.scale, "held-out prompts change no statistic"
 
 
 def test_equal_scores_are_not_divided_by_nothing():
@@ -289,7 +289,7 @@ def test_statistics_of_several_processes_merge_to_those_of_one():
     assert RunningMoments().std() is None and RunningMoments.from_values([3.0]).std() is None
 
 
-@pytest.mark.parametrize(("found", "says"), [
+@pytest.mark.parametrize(("actual", "says"), [
     ([1.0, 2.0], "returned 2 numbers for 3 responses"),
     (1.0, "returned one numbers for 3 responses"),
     ([[1.0], [2.0], [3.0]], "returned 3 x 1 numbers for 3 responses"),
@@ -300,8 +300,8 @@ def test_statistics_of_several_processes_merge_to_those_of_one():
     (None, "must return a list of numbers, one per response"),
     (["a", "b", "c"], "must return a list of numbers, one per response"),
 ])
-def test_a_source_that_gives_no_finite_number_for_each_response(tok, functions, found, says):
-    functions.found = found
+def test_a_source_that_gives_no_finite_number_for_each_response(tok, functions, actual, says):
+    functions.actual = actual
     rewards = RewardShaper([load_source("has_code"), load_source("my_rewards:gives")], tok, ShapingSettings())
     with pytest.raises(ValueError, match="reward source 'my_rewards:gives' " + says) as error:
         rewards(rollout(tok), update_statistics=True)
@@ -366,15 +366,15 @@ def test_a_published_model_scores_as_its_own_forward_pass_does_for_one_text(kind
     model = CLASSIFIERS[kind](len(their_tokenizer)).eval()
     folder = str(published(tmp_path, their_tokenizer, model))
     rows = rollout(tok)
-    found = RewardShaper([load_source(folder, 2.0)], tok, ShapingSettings())(rows, update_statistics=False)
+    actual = RewardShaper([load_source(folder, 2.0)], tok, ShapingSettings())(rows, update_statistics=False)
     texts = ["<s>which flag?</s>use it</s>", "<s>{response} or {question}?</s>a\n```\nb\n```</s>",
              "<s>Answer: < /s> é 漢字\n\nAnswer: </s>make make make make make make</s>"]
     with torch.no_grad():
         want = [float(model(**their_tokenizer(text, return_tensors="pt", return_token_type_ids=False)).logits)
                 for text in texts]
     assert len(set(want)) == 3
-    assert found.parts[folder].tolist() == pytest.approx(want, rel=1e-4, abs=1e-6)
-    assert found.rewards.tolist() == pytest.approx([2 * score for score in want], rel=1e-4, abs=1e-6)
+    assert actual.parts[folder].tolist() == pytest.approx(want, rel=1e-4, abs=1e-6)
+    assert actual.rewards.tolist() == pytest.approx([2 * score for score in want], rel=1e-4, abs=1e-6)
 
 
 def test_special_tokens_are_the_templates_alone(their_tokenizer, tmp_path):

@@ -45,11 +45,11 @@ def test_policy_loss_and_its_gradient_against_plain_python():
     cases = [(rng.gauss(0, 0.4), rng.gauss(0, 1), rng.choice([0.05, 0.2])) for _ in range(200)]
     for log_ratio, advantage, clip in cases:
         x = torch.tensor(log_ratio, dtype=torch.float64, requires_grad=True)
-        found = policy_loss(x.exp(), torch.tensor(advantage, dtype=torch.float64), clip)
-        found.backward()
+        actual = policy_loss(x.exp(), torch.tensor(advantage, dtype=torch.float64), clip)
+        actual.backward()
         ratio = math.exp(log_ratio)
         inside = min(max(ratio, 1 - clip), 1 + clip)
-        assert float(found.detach()) == pytest.approx(max(-advantage * ratio, -advantage * inside), abs=1e-12)
+        assert float(actual.detach()) == pytest.approx(max(-advantage * ratio, -advantage * inside), abs=1e-12)
         stopped = (advantage > 0 and ratio > 1 + clip) or (advantage < 0 and ratio < 1 - clip)
         assert float(x.grad) == pytest.approx(0.0 if stopped else -advantage * ratio, abs=1e-12)
 
@@ -66,12 +66,12 @@ def test_value_loss_and_its_gradient_against_plain_python(clip):
     for _ in range(200):
         value, old, target = rng.gauss(0, 0.5), rng.gauss(0, 0.5), rng.gauss(0, 1)
         v = torch.tensor(value, dtype=torch.float64, requires_grad=True)
-        found = value_loss(v, *torch.tensor([old, target], dtype=torch.float64), clip)
-        found.backward()
-        kept = value if clip is None else min(max(value, old - clip), old + clip)
-        plain, clipped = (value - target) ** 2, (kept - target) ** 2
-        assert float(found.detach()) == pytest.approx(0.5 * max(plain, clipped), abs=1e-12)
-        stopped = kept != value and clipped > plain  # moved towards the return by more than the range: enough
+        actual = value_loss(v, *torch.tensor([old, target], dtype=torch.float64), clip)
+        actual.backward()
+        limited = value if clip is None else min(max(value, old - clip), old + clip)
+        plain, clipped = (value - target) ** 2, (limited - target) ** 2
+        assert float(actual.detach()) == pytest.approx(0.5 * max(plain, clipped), abs=1e-12)
+        stopped = limited != value and clipped > plain  # moved towards the return by more than the range: enough
         assert float(v.grad) == pytest.approx(0.0 if stopped else value - target, abs=1e-12)
         ways.add(stopped)
     assert ways == ({False} if clip is None else {False, True})

@@ -53,13 +53,13 @@ def test_snakemakes_progress_is_left_out_where_the_stages_show_theirs(chatter):
     assert shown.filter(chatter)
 
 
-@pytest.mark.parametrize("kept", [
+@pytest.mark.parametrize("shown_record", [
     record("Nothing to be done (all requested files are present)", function="execute"),
     record("MissingRuleException:\nNo rule to produce x", logging.ERROR, event=Event.ERROR),
     record("WorkflowError:\nAt least one job did not complete successfully.", logging.ERROR),
     record("Congratulations", function="lint"), record("careful", logging.WARNING, function="execute")])
-def test_results_warnings_and_errors_stay(kept):
-    assert Console().filter(kept)
+def test_results_warnings_and_errors_stay(shown_record):
+    assert Console().filter(shown_record)
 
 
 def test_the_cause_of_a_failure_is_the_last_line(log):

@@ -37,19 +37,19 @@ def dies(number: int) -> int:
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_results_come_in_order_from_as_many_processes(processes):
-    found = list(imap(slow_when_small, range(40), processes))
-    assert [number for number, _ in found] == list(range(40))
-    pids = {pid for _, pid in found}
+    actual = list(imap(slow_when_small, range(40), processes))
+    assert [number for number, _ in actual] == list(range(40))
+    pids = {pid for _, pid in actual}
     assert pids == {os.getpid()} if processes == 1 else 1 < len(pids) <= processes and os.getpid() not in pids
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_error_comes_in_its_place(processes):
-    found = []
+    actual = []
     with pytest.raises(ValueError, match="five cannot be"):
         for number in imap(fails_at_five, range(10), processes):
-            found.append(number)
-    assert found == [0, 1, 2, 3, 4]
+            actual.append(number)
+    assert actual == [0, 1, 2, 3, 4]
 
 
 def test_a_killed_process_is_said_in_words():
@@ -60,10 +60,10 @@ def test_a_killed_process_is_said_in_words():
 def test_items_are_taken_as_they_are_needed():
     taken = []
     with ProcessPool(2) as workers:
-        found = workers.imap(slow_when_small, (taken.append(n) or n for n in range(1000)))
-        next(found)
+        actual = workers.imap(slow_when_small, (taken.append(n) or n for n in range(1000)))
+        next(actual)
         assert len(taken) < 10
-        found.close()
+        actual.close()
         assert list(workers.imap(fails_at_five, range(5))) == [0, 1, 2, 3, 4], "the same processes go on"
 
 

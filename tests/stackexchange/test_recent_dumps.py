@@ -36,12 +36,12 @@ def test_watermarks_and_answer_bot_are_dropped_and_counted_by_name(tmp_path):
 
 
 def test_each_can_be_kept(tmp_path):
-    kept = replace(LENIENT, drop_watermarks=False, drop_answer_bot=False, min_answers=1)
-    metrics, records = posts_from_rows(tmp_path / "both", qa_rows(), WATERMARKS, ANSWER_BOT, config=kept)
+    config = replace(LENIENT, drop_watermarks=False, drop_answer_bot=False, min_answers=1)
+    metrics, records = posts_from_rows(tmp_path / "both", qa_rows(), WATERMARKS, ANSWER_BOT, config=config)
     assert not metrics["dropped"] and [r["question_id"] for r in records] == [1, 1_000_000_001]
     assert [a["id"] for a in records[0]["answers"]] == [2, 3, 50]
     metrics, _ = posts_from_rows(tmp_path / "bot", qa_rows(), WATERMARKS, ANSWER_BOT,
-                                 config=replace(kept, drop_watermarks=True))
+                                 config=replace(config, drop_watermarks=True))
     assert metrics["dropped"] == {"watermark posts": 2}
 
 

@@ -23,13 +23,13 @@ def save(root, number, keep=2):
     checkpoint.save_checkpoint(root, tensors(number), {"iteration": number}, number=number, keep=keep)
 
 
-def held(root):
+def newest_number(root):
     """Number of the checkpoint that would be loaded, its tensors checked."""
-    found = checkpoint.load_checkpoint(root)
-    if found is None:
+    actual = checkpoint.load_checkpoint(root)
+    if actual is None:
         return None
-    number = found[1]["iteration"]
-    assert all(torch.equal(t, found[0][name]) for name, t in tensors(number).items())
+    number = actual[1]["iteration"]
+    assert all(torch.equal(t, actual[0][name]) for name, t in tensors(number).items())
     return number
 
 
@@ -41,7 +41,7 @@ def test_the_newest_few_are_kept_under_their_numbers(tmp_path):
     assert checkpoint.load_checkpoint(tmp_path) is None
     for number in (5, 20, 999_999, 1_000_000):
         save(tmp_path, number)
-    assert names(tmp_path) == ["checkpoint-1000000", "checkpoint-999999"] and held(tmp_path) == 1_000_000
+    assert names(tmp_path) == ["checkpoint-1000000", "checkpoint-999999"] and newest_number(tmp_path) == 1_000_000
     (tmp_path / "checkpoint.tmp").mkdir()
     (tmp_path / "history.jsonl").touch()
     checkpoint.delete_checkpoints(tmp_path)
@@ -52,9 +52,9 @@ def test_tensors_come_back_bit_for_bit_whatever_their_kind_and_place_in_memory(t
     one = torch.randn(4, 6)
     kinds = {"view": one[:, ::2], "shared": one, "half": one.bfloat16(), "bytes": one.byte(), "count": torch.tensor(3)}
     checkpoint.save_checkpoint(tmp_path, kinds, {"best": float("-inf"), "none": None, "share": 0.1}, number=1, keep=1)
-    found, facts = checkpoint.load_checkpoint(tmp_path)
-    assert facts == {"best": float("-inf"), "none": None, "share": 0.1} and found.keys() == kinds.keys()
-    assert all(found[name].dtype == t.dtype and torch.equal(found[name], t) for name, t in kinds.items())
+    actual, facts = checkpoint.load_checkpoint(tmp_path)
+    assert facts == {"best": float("-inf"), "none": None, "share": 0.1} and actual.keys() == kinds.keys()
+    assert all(actual[name].dtype == t.dtype and torch.equal(actual[name], t) for name, t in kinds.items())
 
 
 def steps_of_a_save(monkeypatch, die_at):
@@ -103,10 +103,11 @@ def test_killed_at_any_step_of_a_save_a_whole_checkpoint_is_loaded_and_the_rest_
             except Killed:
                 died += 1
         published = (root / "checkpoint-000030").exists()
-        assert held(root) == (30 if published else 20)
+        assert newest_number(root) == (30 if published else 20)
         save(root, 40, keep)
-        assert held(root) == 40 and len(names(root)) == keep and "checkpoint.tmp" not in names(root)
-    assert died == 11 and held(root) == 30  # draft, tensors, facts, seal, four flushes, rename, flush, an old one
+        assert newest_number(root) == 40 and len(names(root)) == keep and "checkpoint.tmp" not in names(root)
+    # draft, tensors, facts, seal, four flushes, rename, flush, an old one
+    assert died == 11 and newest_number(root) == 30
 
 
 def test_a_disk_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
@@ -116,9 +117,9 @@ def test_a_disk_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch
             patch.setattr(place, name, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
             with pytest.raises(OSError, match="No space left"):
                 save(tmp_path, 20)
-        assert held(tmp_path) == 10
+        assert newest_number(tmp_path) == 10
     save(tmp_path, 20)
-    assert held(tmp_path) == 20 and names(tmp_path) == ["checkpoint-000010", "checkpoint-000020"]
+    assert newest_number(tmp_path) == 20 and names(tmp_path) == ["checkpoint-000010", "checkpoint-000020"]
 
 
 @pytest.mark.parametrize("file", ["state.safetensors", "state.json", "complete.json"])
@@ -134,11 +135,11 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_with_a_word(tmp_pat
         damaged.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     else:
         damaged.unlink()
-    assert held(tmp_path) == 10
+    assert newest_number(tmp_path) == 10
     said = capsys.readouterr().err
     assert "checkpoint-000020 is damaged" in said and said.count("\n") == 1
     save(tmp_path, 20)  # the run comes by again
-    assert held(tmp_path) == 20
+    assert newest_number(tmp_path) == 20
 
 
 @pytest.mark.parametrize("content", ["[]", '["state.json"]', "null", "7", '"state.json"', "[" * 100_000, "{"])
@@ -146,17 +147,17 @@ def test_a_seal_that_lists_no_digests_is_damage(tmp_path, capsys, content):
     for number in (10, 20):
         save(tmp_path, number)
     (tmp_path / "checkpoint-000020" / "complete.json").write_text(content)
-    assert held(tmp_path) == 10
+    assert newest_number(tmp_path) == 10
     assert "checkpoint-000020 is damaged" in capsys.readouterr().err
 
 
 def test_another_torch_is_said(tmp_path, capsys):
     save(tmp_path, 10)
-    assert held(tmp_path) == 10 and not capsys.readouterr().err
+    assert newest_number(tmp_path) == 10 and not capsys.readouterr().err
     facts = tmp_path / "checkpoint-000010" / "state.json"
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"torch": "1.0"}))
     checkpoint.seal_checkpoint(facts.parent)
-    assert held(tmp_path) == 10 and "is of torch 1.0, this is" in capsys.readouterr().err
+    assert newest_number(tmp_path) == 10 and "is of torch 1.0, this is" in capsys.readouterr().err
 
 
 def test_nothing_is_pickled(tmp_path):

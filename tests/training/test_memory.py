@@ -196,9 +196,9 @@ def test_sizes_go_on_dividing_the_minibatch(size, smaller):
 
 
 def test_at_one_it_says_what_to_lower():
-    with pytest.raises(ValueError, match="out of memory even with microbatch_prompts 1: lower max_prompt") as found:
+    with pytest.raises(ValueError, match="out of memory even with microbatch_prompts 1: lower max_prompt") as actual:
         memory.retry_with_smaller_batches(lambda size: cuda_style(), 4)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(actual.value)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("no"), KeyError("x")])
@@ -209,20 +209,20 @@ def test_other_errors_pass_through(error):
         tried.append(size)
         raise error
 
-    with pytest.raises(type(error)) as found:
+    with pytest.raises(type(error)) as actual:
         memory.retry_with_smaller_batches(call, 8)
-    assert found.value is error and tried == [8]
+    assert actual.value is error and tried == [8]
 
 
 def test_what_failed_is_freed_before_the_next_try():
-    kept = []
+    references = []
 
     def call(size):
-        if kept:
-            assert kept[0]() is None
+        if references:
+            assert references[0]() is None
             return None
         activations = torch.ones(1000)
-        kept.append(weakref.ref(activations))
+        references.append(weakref.ref(activations))
         return cuda_style()
 
     assert memory.retry_with_smaller_batches(call, 2) == (None, 1)

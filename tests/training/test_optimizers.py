@@ -47,39 +47,39 @@ def adam_by_hand(start, rows, *, decoupled):
 
 
 def all_by_hand(decoupled, steps=4):
-    found = []
+    actual = []
     for place, parameter in enumerate(parameters()):
         rows = torch.stack([gradients(step)[place].flatten() for step in range(steps)]).double().T.tolist()
         starts = parameter.detach().double().flatten().tolist()
         ends = [adam_by_hand(x, row, decoupled=decoupled) for x, row in zip(starts, rows, strict=True)]
-        found.append(torch.tensor(ends, dtype=torch.float64).view(parameter.shape))
-    return found
+        actual.append(torch.tensor(ends, dtype=torch.float64).view(parameter.shape))
+    return actual
 
 
 @pytest.mark.parametrize("name, decoupled", [("adam", False), ("adamw", True)])
 def test_adam_is_adam(name, decoupled):
     learning = parameters()
-    found = stepped(optimizers.build_optimizer(name, learning, **SETTINGS), learning, range(4))
-    for one, expected in zip(found, all_by_hand(decoupled), strict=True):
+    actual = stepped(optimizers.build_optimizer(name, learning, **SETTINGS), learning, range(4))
+    for one, expected in zip(actual, all_by_hand(decoupled), strict=True):
         assert torch.allclose(one.double(), expected, rtol=0, atol=1e-6)
 
 
 def test_eight_bits_are_close_to_adamw_where_there_are_many_and_equal_where_there_are_few():
     learning = parameters()
     optimizer = optimizers.build_optimizer("adamw_8bit", learning, **SETTINGS)
-    found, expected = stepped(optimizer, learning, range(4)), all_by_hand(decoupled=True)
+    actual, expected = stepped(optimizer, learning, range(4)), all_by_hand(decoupled=True)
     assert [optimizer.state[p]["state1"].dtype for p in learning] == [torch.uint8, torch.float32, torch.float32]
     moved = (expected[0] - parameters()[0].detach()).abs().mean()
-    error = (found[0].double() - expected[0]).abs().mean()
+    error = (actual[0].double() - expected[0]).abs().mean()
     assert 1e-4 < error / moved < 0.05
-    for one, by_hand in zip(found[1:], expected[1:], strict=True):
+    for one, by_hand in zip(actual[1:], expected[1:], strict=True):
         assert torch.allclose(one.double(), by_hand, rtol=0, atol=1e-6)
 
 
 def test_adafactor_steps_by_its_constant_step_size():
     """By hand in float64: arXiv 1804.04235, algorithm 4, with beta2 = 1 - t^-0.8, d = 1, and no relative step."""
     learning = parameters()
-    found = stepped(optimizers.build_optimizer("adafactor", learning, **SETTINGS), learning, range(4))
+    actual = stepped(optimizers.build_optimizer("adafactor", learning, **SETTINGS), learning, range(4))
     for place, parameter in enumerate(parameters()):
         x = parameter.detach().double()
         row = column = whole = 0.0
@@ -94,7 +94,7 @@ def test_adafactor_steps_by_its_constant_step_size():
                 estimate = whole = beta * whole + (1 - beta) * square
             update = g / estimate.sqrt()
             x = x * (1 - 0.01 * 0.1) - 0.01 * update / max(1.0, float((update**2).mean().sqrt()))
-        assert torch.allclose(found[place].double(), x, rtol=0, atol=1e-6)
+        assert torch.allclose(actual[place].double(), x, rtol=0, atol=1e-6)
 
 
 def test_paging_is_refused_without_a_gpu_and_unknown_names_are():
@@ -109,15 +109,15 @@ def test_paging_is_refused_without_a_gpu_and_unknown_names_are():
 def test_restored_state_goes_on_to_the_last_bit(name, dtype):
     learning = parameters(dtype)
     optimizer = optimizers.build_optimizer(name, learning, **SETTINGS)
-    held = stepped(optimizer, learning, range(3))
+    continued = stepped(optimizer, learning, range(3))
     saved = {key: t.detach().clone() for key, t in checkpoint.flatten_optimizer_state(optimizer).items()}
     uninterrupted = stepped(optimizer, learning, range(3, 5))
 
-    again = [torch.nn.Parameter(p.clone()) for p in held]
+    again = [torch.nn.Parameter(p.clone()) for p in continued]
     other = optimizers.build_optimizer(name, again, **SETTINGS)
     stepped(other, again, range(1))  # a state that must be forgotten
     with torch.no_grad():
-        for parameter, value in zip(again, held, strict=True):
+        for parameter, value in zip(again, continued, strict=True):
             parameter.copy_(value)
     checkpoint.restore_optimizer_state(other, saved)
     restored = checkpoint.flatten_optimizer_state(other)

@@ -77,12 +77,12 @@ def made(tmp_path_factory):
 
 def points(artifact: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
     """Of each name, its counts and numbers, as the artifact's own files have them."""
-    found: dict[str, list] = {}
+    actual: dict[str, list] = {}
     for row in read_rows(artifact / "history.jsonl") + read_rows(artifact / "timing.jsonl"):
         step = row.pop(COUNTS[stage])
         for name, value in row.items():
-            found.setdefault(f"{stage}/{name}", []).append((step, value))
-    return found
+            actual.setdefault(f"{stage}/{name}", []).append((step, value))
+    return actual
 
 
 def tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -100,12 +100,12 @@ def wandb(logs: Path, run: str) -> dict[str, list[tuple[int, float]]]:
     order = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)]
     done = subprocess.run(order, capture_output=True, text=True, check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    found: dict[str, list] = {}
+    actual: dict[str, list] = {}
     for item in (row["history"]["item"] for row in rows if row["type"] == "history"):
         for name, value in item.items():
             if not name.startswith("_") and "/samples." not in name:
-                found.setdefault(name, []).append((item["_step"], value))
-    return found
+                actual.setdefault(name, []).append((item["_step"], value))
+    return actual
 
 
 def as_32_bits(series: dict) -> dict:
@@ -114,14 +114,15 @@ def as_32_bits(series: dict) -> dict:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_tensorboard_reads_just_the_numbers_of_the_artifact(made, run):
-    told = points(made / run, RUNS[run])
-    assert told and tensorboard(made / "logs/tensorboard" / run) == as_32_bits(told)  # it keeps no more of a number
+    expected = points(made / run, RUNS[run])
+    # it keeps no more of a number
+    assert expected and tensorboard(made / "logs/tensorboard" / run) == as_32_bits(expected)
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_wandbs_own_reader_reads_just_the_numbers_of_the_artifact(made, run):
-    told = points(made / run, RUNS[run])
-    assert told and wandb(made / "logs", run) == told
+    expected = points(made / run, RUNS[run])
+    assert expected and wandb(made / "logs", run) == expected
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -187,7 +188,7 @@ def kill_behind_a_checkpoint(folder: Path, stage: str, out: str, mark: str) -> N
     process, partial = start(folder, stage, out), folder / f"{out}.partial"
     deadline = time.monotonic() + 120
     while True:
-        saved = [int(found.parent.name.split("-")[1]) for found in partial.glob(mark)]
+        saved = [int(actual.parent.name.split("-")[1]) for actual in partial.glob(mark)]
         if saved and last_count(partial, stage) > max(saved):
             break
         assert process.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
@@ -202,9 +203,10 @@ def test_killed_and_resumed_every_step_is_there_once(made, stage, mark):
     cut = f"{stage}cut"
     kill_behind_a_checkpoint(made, stage, cut, mark)
     assert "resumed at" in finished(start(made, stage, cut))
-    told = points(made / cut, stage)
-    assert tensorboard(made / "logs/tensorboard" / cut) == as_32_bits(told) and wandb(made / "logs", cut) == told
-    assert all(len({step for step, _ in rows}) == len(rows) for rows in told.values())
+    expected = points(made / cut, stage)
+    assert tensorboard(made / "logs/tensorboard" / cut) == as_32_bits(expected)
+    assert wandb(made / "logs", cut) == expected
+    assert all(len({step for step, _ in rows}) == len(rows) for rows in expected.values())
     whole, again = (read_manifest(made / name)["files"] for name in (stage, cut))
     assert whole.pop("timing.jsonl", None) is None or again.pop("timing.jsonl")
     assert whole == again

@@ -117,10 +117,10 @@ def update_rollout(seed: int = 20260804) -> dict:
 
 def digest(arrays: dict) -> str:
     """SHA-256 of named arrays: a test says so when another numpy draws other weights."""
-    found = hashlib.sha256()
+    actual = hashlib.sha256()
     for name in sorted(arrays):
-        found.update(name.encode() + arrays[name].tobytes())
-    return found.hexdigest()
+        actual.update(name.encode() + arrays[name].tobytes())
+    return actual.hexdigest()
 
 
 def base_name(name: str) -> str:

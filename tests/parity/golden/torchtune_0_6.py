@@ -50,11 +50,11 @@ def forward() -> dict:
     table = torch.tensor(language["table"])
     pairs = zip(language["prompts"], language["responses"], strict=True)
     before = [[prompt[-1], *response[:-1]] for prompt, response in pairs]
-    found = []
+    actual = []
     for last, response in zip(before, language["responses"], strict=True):
         logits = table[torch.tensor(last)][None]
-        found.append(rlhf.logits_to_logprobs(logits, torch.tensor([response]), S["temperature"])[0].tolist())
-    return language | {"log_p": found}
+        actual.append(rlhf.logits_to_logprobs(logits, torch.tensor([response]), S["temperature"])[0].tolist())
+    return language | {"log_p": actual}
 
 
 def main() -> None:

@@ -82,10 +82,10 @@ def masked(x: dict) -> dict:
 
 def penalties(ppo: PPOTrainer, x: dict) -> dict:
     """The KL penalty's other forms, by trl's names."""
-    found = {}
+    actual = {}
     for ppo.config.kl_penalty in ("abs", "mse"):
-        found[ppo.config.kl_penalty] = ppo.compute_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"])[0]
-    return found
+        actual[ppo.config.kl_penalty] = ppo.compute_rewards(x["scores"], x["log_p"], x["log_ref"], x["mask"])[0]
+    return actual
 
 
 def controller() -> dict:
@@ -125,10 +125,10 @@ def forward(ppo: PPOTrainer) -> dict:
         Bigram(language), language["prompts"], language["responses"], model_inputs, return_logits=True
     )
     entropy = core.entropy_from_logits(logits)
-    found = {"log_p": log_p, "values": values, "entropy": entropy}
+    actual = {"log_p": log_p, "values": values, "entropy": entropy}
     return language | {
         name: [row[keep.bool()].tolist() for row, keep in zip(value, masks, strict=True)]
-        for name, value in found.items()
+        for name, value in actual.items()
     }
 
 

@@ -113,16 +113,16 @@ def seen_by(ppo: PPOTrainer) -> dict:
         return [row[keep.bool()].numpy() for row, keep in zip(value, mask, strict=True)]
 
     def seeing_forward(*given, **named):
-        found = forward(*given, **named)
+        actual = forward(*given, **named)
         if not torch.is_grad_enabled():  # before the epochs: the policy first, then the reference
-            seen["log_ref" if "log_p" in seen else "log_p"] = rows(found[0], found[3])
-        return found
+            seen["log_ref" if "log_p" in seen else "log_p"] = rows(actual[0], actual[3])
+        return actual
 
     def seeing_advantages(values, rewards, mask):
-        found = advantages(values, rewards, mask)
+        actual = advantages(values, rewards, mask)
         names = ("values", "advantages", "returns")
-        seen.update({name: rows(value, mask) for name, value in zip(names, found, strict=True)})
-        return found
+        seen.update({name: rows(value, mask) for name, value in zip(names, actual, strict=True)})
+        return actual
 
     def seeing_minibatch(*given):
         statistics = minibatch(*given)

@@ -106,8 +106,8 @@ def trainer(folder: str) -> PPOTrainer:
     return PPOTrainer(settings, tokenizer(), policy, reference, reward, data, value)
 
 
-def picked(names: list[str], found: dict) -> dict:
-    return {n: torch.as_tensor(found[n]).detach().clone() for n in names}
+def picked(names: list[str], actual: dict) -> dict:
+    return {n: torch.as_tensor(actual[n]).detach().clone() for n in names}
 
 
 def spy(ppo: PPOTrainer) -> dict:
@@ -124,23 +124,23 @@ def spy(ppo: PPOTrainer) -> dict:
         return whiten(values, mask, shift_mean)
 
     def seeing_forward(model, ids, pad):
-        found = forward(model, ids, pad)
+        actual = forward(model, ids, pad)
         if torch.is_grad_enabled():  # the update's: train() divides these logits by the temperature, in place
-            seen["logits"] = found[0].logits.detach()[:, PROMPT - 1 : -1].clone()
-        return found
+            seen["logits"] = actual[0].logits.detach()[:, PROMPT - 1 : -1].clone()
+        return actual
 
     def seeing_backward(loss, **more):
-        found = sys._getframe(1).f_locals
-        gradients = torch.autograd.grad(loss, [found["new_logprobs"], found["vpred"]], retain_graph=True)
-        seen["minibatch"] = picked(MINIBATCH, found) | {"logits": seen["logits"]}
+        actual = sys._getframe(1).f_locals
+        gradients = torch.autograd.grad(loss, [actual["new_logprobs"], actual["vpred"]], retain_graph=True)
+        seen["minibatch"] = picked(MINIBATCH, actual) | {"logits": seen["logits"]}
         seen["minibatch"] |= dict(zip(("log_p_gradient", "vpred_gradient"), gradients, strict=True))
         backward(loss, **more)
 
     def seeing_mean(values, mask, axis=None):
-        found = mean(values, mask, axis)
+        actual = mean(values, mask, axis)
         if "pg_losses2" in (local := sys._getframe(1).f_locals) and "loss" in local:
-            seen["minibatch"]["pg_clipfrac"] = found.clone()  # the mean that train() takes after the step
-        return found
+            seen["minibatch"]["pg_clipfrac"] = actual.clone()  # the mean that train() takes after the step
+        return actual
 
     module.masked_whiten, module.forward, module.masked_mean = seeing_whiten, seeing_forward, seeing_mean
     ppo.accelerator.backward = seeing_backward
