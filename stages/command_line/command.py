@@ -65,7 +65,9 @@ def run_command(file: Path) -> None:
             processes.log_to_file(processes.rank_log(out, place.rank))
         _make(signature.stage, lambda: importlib.import_module(signature.module).run,
               *_parse_arguments(signature, arguments))
-    except Exception as error:
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         message = describe_failure(meeting.name_lost_process(error), out)
         meeting.report_failure(message or f"{type(error).__name__}: {error}")
         if message is None:

@@ -18,7 +18,7 @@ MIN_FREE_BYTES = 1 << 20  # with less, an error of a library that names no cause
 TEXT_CHARACTERS = 200
 
 
-def describe_failure(error: Exception, out: Path) -> str | None:
+def describe_failure(error: BaseException, out: Path) -> str | None:
     """Describe in one line what a user or the machine is the cause of; None for a mistake in this program."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or re.search(MEMORY_WORDS, text):

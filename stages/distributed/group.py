@@ -154,7 +154,7 @@ def report_failure(message: str) -> None:
         _stores[-1].wait(["reported"], timedelta(seconds=REPORT_SECONDS))
 
 
-def name_lost_process(error: Exception) -> Exception:
+def name_lost_process(error: BaseException) -> BaseException:
     """Return a LostProcessError for a lost connection that a library met in a transfer of its own; else the error."""
     text = " ".join(str(error).split())
     lost = isinstance(error, RuntimeError) and world_size() > 1 and re.search(CONNECTION_WORDS, text)

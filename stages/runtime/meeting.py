@@ -41,7 +41,7 @@ def wait_for_all() -> None:
         sys.modules[GROUP].from_main(None)
 
 
-def name_lost_process(error: Exception) -> Exception:
+def name_lost_process(error: BaseException) -> BaseException:
     """Return the error, or one that says which process was lost, if that is its cause."""
     return sys.modules[GROUP].name_lost_process(error) if GROUP in sys.modules else error
 

@@ -28,6 +28,9 @@ from stages.recipe.models import Merge
 def run(config: Merge, out: Path, *, base: Path, mode: str = "") -> dict[str, float]:
     if mode == "python":
         bytes(1 << 30)
+    elif mode == "panic":
+        bytes(220 << 20)
+        raise type("PanicException", (BaseException,), {})("ThreadPoolBuildError")  # as pyo3's, which is no Exception
     elif mode == "rust":
         Lowercase().normalize_str("A" * (20 << 20))
     elif mode == "sleep":
@@ -54,6 +57,7 @@ def start(tmp_path):
 @pytest.mark.parametrize(("mode", "code", "line"), [
     ("python", 1, "probe: error: out of memory: take smaller batches"),
     ("rust", 1, "probe: error: out of memory, it seems: a library aborted (SIGABRT), and this process may have 400.0"),
+    ("panic", 1, "probe: error: out of memory, it seems: this process may have 400.0 MiB (ulimit -v)"),
     ("none", 0, "probe: ")])
 def test_without_memory_the_last_line_says_so(start, tmp_path, mode, code, line):
     process = start(mode)
