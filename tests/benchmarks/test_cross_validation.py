@@ -53,9 +53,9 @@ def test_folds_are_made_once_and_rank_what_they_never_saw(tmp_path, monkeypatch,
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     asked = [f"--{name}={tmp_path / name}" for name in ("base", "pairs", "out")]
     monkeypatch.setattr(sys, "argv", ["folds", f"--recipe={tmp_path / 'recipe.yaml'}", *asked, "--fold", "0", "3",
-                                      f"--json={tmp_path / 'actual.json'}"])
+                                      f"--json={tmp_path / 'folds.json'}"])
     cross_validation.main()
-    actual = json.loads((tmp_path / "found.json").read_text())
+    actual = json.loads((tmp_path / "folds.json").read_text())
     assert actual.keys() == {"fold 0", "fold 3", "together"}
     assert actual["together"]["accuracy"]["mean"] > 0.9, "the better answers are those that say 'flag'"
     counts = [actual[name]["accuracy"]["count"] for name in ("fold 0", "fold 3", "together")]

@@ -3,14 +3,18 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import sft
+from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
+from stages.finetuning.packing import PackedRow
 from stages.modeling import lora
 from stages.modeling.load import load_causal
+from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.models import Lora
 from stages.recipe.sft import Sft
@@ -216,16 +220,19 @@ def test_the_loss_of_a_step_is_the_mean_over_all_its_items_however_they_fall(tmp
 
 
 def test_a_microbatch_without_a_label_adds_nothing(tmp_path):
-    """Blocks that hold nothing but prompts have no loss that a backward pass could start from."""
+    """Blocks that hold nothing but prompts have a loss of 0, from which a backward pass can start."""
     settings = TrainerSettings.from_section(CONFIG, batch=2, microbatch=1, schedule="constant", max_steps=1)
-    model = torch.nn.Linear(1, 1)
-    before = model.bias.item()
-
-    def loss_fn(labels):
-        return model(torch.ones(labels, 1)).sum() if labels else torch.zeros(())
-
-    train(model, [0, 3], lambda items: {"content": items[0], "items": items[0]}, loss_fn, settings, tmp_path, "t")
-    assert model.bias.isfinite() and model.bias.item() < before  # the row with labels is trained on
+    model = tiny_models.llama(tiny_models.tokenizer())
+    use_packed_attention(model)
+    prompt, answer = (PackedRow(np.arange(5, 11), (np.arange(6) > 0) & labelled) for labelled in (False, True))
+    loss = summed_lm_loss(model, [prompt], "fp32")
+    loss.backward()
+    assert loss == 0 and not any(p.grad.any() for p in model.parameters() if p.grad is not None)
+    before = model.model.layers[0].mlp.up_proj.weight.detach().clone()
+    train(model, [[prompt], [answer]], collate_blocks, lambda rows: summed_lm_loss(model, rows, "fp32"), settings,
+          tmp_path, "t")
+    after = model.model.layers[0].mlp.up_proj.weight
+    assert after.isfinite().all() and not after.equal(before)  # the row with labels is trained on
 
 
 def test_what_is_watched_sees_the_model_without_dropout_and_its_step(tmp_path):
