@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from stages.command_line.option_parser import OptionParser
-from stages.recipe.evaluate import Report
 from stages.recipe.recipe import Recipe, list_defaults
+from stages.recipe.sections.evaluate import Report
 from stages.render.terminal import escape_controls
 from stages.reporting.comparison import ComparedRun, Numbers, render_comparison
 from stages.runs.run_facts import EVALUATE, Run, common_settings, compare_headlines, list_headlines, read_run

@@ -16,9 +16,9 @@ from pathlib import Path
 from stages.chat.checks import check_port, check_run
 from stages.command_line.failures import describe_failure
 from stages.command_line.option_parser import OptionParser
-from stages.recipe.evaluate import Evaluate
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import override
+from stages.recipe.sections.evaluate import Evaluate
 from stages.runtime.environment import let_idle_threads_sleep
 
 RUN, PORT = Path("results/demo"), 7860

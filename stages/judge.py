@@ -17,7 +17,7 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from dataclasses import replace
 from pathlib import Path
 
-from stages.recipe.reward import Reward
+from stages.recipe.sections.reward import Reward
 from stages.reward import TooFewPairsError, train_members
 from stages.reward_modeling.no_model import write_no_model
 from stages.runtime.artifact import RunContext

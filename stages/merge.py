@@ -25,7 +25,7 @@ from stages.modeling.adapters import check_base, is_adapter, is_reward_model
 from stages.modeling.families import max_positions
 from stages.modeling.merge import check_order, merge
 from stages.modeling.tokenizer import load_tokenizer
-from stages.recipe.models import Merge
+from stages.recipe.sections.models import Merge
 from stages.reporting.model_card import MergedModel, render_model_card
 from stages.reward_modeling.dataset import Example, build_examples
 from stages.reward_modeling.merge_target import select_target

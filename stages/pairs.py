@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from stages.recipe.data import Pairs
+from stages.recipe.sections.data import Pairs
 from stages.runtime.disk_space import check_free_space, used_bytes
 from stages.runtime.files import write_json, write_text
 from stages.runtime.process_pool import ProcessPool

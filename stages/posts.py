@@ -16,7 +16,7 @@ import json
 import shutil
 from pathlib import Path
 
-from stages.recipe.data import Posts
+from stages.recipe.sections.data import Posts
 from stages.runtime.files import hash_input, write_json, write_text
 from stages.runtime.process_pool import ProcessPool
 from stages.stackexchange.dataset_card import render_posts_card

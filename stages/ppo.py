@@ -25,8 +25,8 @@ from stages.modeling import families, torch_setup
 from stages.modeling.load import check_whole_model
 from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
-from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import select_settings
+from stages.recipe.sections.ppo import Ppo
 from stages.reporting.card_metadata import complete_adapter_cards
 from stages.reward_modeling.consistency import check_consistency, compare_with_training
 from stages.reward_modeling.scorer import Scorer

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from stages.evaluation import summary
 from stages.recipe import recipe
-from stages.recipe.evaluate import Report
+from stages.recipe.sections.evaluate import Report
 from stages.render.html import Html, element, join_html, table
 from stages.reporting import at_best_section, data_funnel, pipeline_graph, policy_section, recipe_diff, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards

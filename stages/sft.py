@@ -32,7 +32,7 @@ from stages.modeling.packed import token_logprobs
 from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import check_special_tokens, check_vocabulary, load_tokenizer, resize_token_embeddings
-from stages.recipe.sft import Sft
+from stages.recipe.sections.sft import Sft
 from stages.reporting.card_metadata import complete_adapter_cards
 from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext

@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.recipe.data import Posts
+from stages.recipe.sections.data import Posts
 from stages.stackexchange.dump.scan_log import ScanLog
 from stages.stackexchange.dump.xml_rows import read_rows
 from stages.stackexchange.dump.xml_table import split_spans

@@ -44,7 +44,7 @@ def markdown_target() -> Callable[[bytes], None]:
 def dump_target() -> Callable[[bytes], None]:
     """Make the target that runs the posts stage on a Posts.xml."""
     from stages import posts
-    from stages.recipe.data import Posts
+    from stages.recipe.sections.data import Posts
     config = Posts(max_bad_rows_share=1.0)
 
     def target(data: bytes) -> None:

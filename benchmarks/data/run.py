@@ -47,7 +47,7 @@ print(time.process_time() - start)
 SCAN = """
 import sys, time
 from pathlib import Path
-from stages.recipe.data import Posts
+from stages.recipe.sections.data import Posts
 from stages.stackexchange.dump.xml_table import split_spans
 from stages.stackexchange.questions.plan import SPAN_BYTES
 from stages.stackexchange.questions.scan import XmlScan, scan

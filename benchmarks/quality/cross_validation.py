@@ -27,7 +27,7 @@ from stages.evaluation.statistics import bootstrap_mean, pair_wins
 from stages.modeling import tokenizer
 from stages.modeling.pretrained import load_adapter
 from stages.recipe import recipe
-from stages.recipe.reward import Reward
+from stages.recipe.sections.reward import Reward
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import apply_scoring

@@ -8,14 +8,14 @@ The doc of each setting has its meaning, its unit (where the name does not say i
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from stages.recipe.data import Pairs, Posts
-from stages.recipe.evaluate import Evaluate, Report
-from stages.recipe.models import Base, Merge
-from stages.recipe.ppo import Ppo
 from stages.recipe.recipe_file import find_recipe, read_mapping
-from stages.recipe.reward import Reward
 from stages.recipe.schema import flatten, logging_only, override, result_settings, setting
-from stages.recipe.sft import Sft
+from stages.recipe.sections.data import Pairs, Posts
+from stages.recipe.sections.evaluate import Evaluate, Report
+from stages.recipe.sections.models import Base, Merge
+from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.reward import Reward
+from stages.recipe.sections.sft import Sft
 
 DEFAULT_RECIPE = "configs/demo.yaml"  # for the bundled site
 REAL_SITES_RECIPE = "configs/sites.yaml"

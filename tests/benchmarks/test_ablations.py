@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.quality import ablations
-from stages.recipe.ppo import Ppo
 from stages.recipe.schema import override
+from stages.recipe.sections.ppo import Ppo
 
 
 def scores(gold: list[float]) -> dict:

@@ -19,8 +19,8 @@ import pytest
 from stages.command_line import command, failures
 from stages.command_line.command_signature import read_signature
 from stages.recipe import schema
-from stages.recipe.models import Merge
 from stages.recipe.recipe import Recipe, load_recipe
+from stages.recipe.sections.models import Merge
 from stages.recipe.type_names import placeholder
 from stages.runs import lineage
 from stages.runtime import artifact
@@ -39,7 +39,7 @@ if __name__ == "__main__":
 
 from pathlib import Path
 from types import SimpleNamespace
-from stages.recipe.models import Merge
+from stages.recipe.sections.models import Merge
 
 def run(config: Merge, out: Path, *, base: Path, dump: list[str], judge: Path | None = None
         ) -> dict[str, float]:

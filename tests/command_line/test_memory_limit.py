@@ -23,7 +23,7 @@ import os
 import time
 from pathlib import Path
 from tokenizers.normalizers import Lowercase
-from stages.recipe.models import Merge
+from stages.recipe.sections.models import Merge
 
 def run(config: Merge, out: Path, *, base: Path, mode: str = "") -> dict[str, float]:
     if mode == "python":

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from stages.distributed import group
-from stages.recipe.sft import Sft
+from stages.recipe.sections.sft import Sft
 
 
 def run(config: Sft, out: Path, *, base: Path) -> dict[str, float]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from snakemake.cli import get_argument_parser, parse_config
 
-from stages.recipe.data import Pairs
 from stages.recipe.schema import SettingsError
+from stages.recipe.sections.data import Pairs
 from stages.runs.run_folder import resolve_recipe
 from tests.helpers.documentation import ROOT, Command, read_blocks, read_code_spans, read_commands
 from tests.helpers.snakemake_runs import run_snakemake

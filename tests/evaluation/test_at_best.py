@@ -15,8 +15,8 @@ from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.policy_answers import Answers
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer
-from stages.recipe.evaluate import Evaluate
 from stages.recipe.schema import override
+from stages.recipe.sections.evaluate import Evaluate
 from stages.stackexchange.prompt import prompt_ids
 from tests.helpers.tiny_evaluation import CONFIG, make_tokenizer, save_inputs
 

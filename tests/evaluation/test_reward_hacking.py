@@ -19,7 +19,7 @@ from stages.evaluation.reward_hacking import MONITORS, detect_reward_hacking, in
 from stages.evaluation.statistics import bootstrap_statistic
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.text_metrics import count_fences
-from stages.recipe.evaluate import Evaluate
+from stages.recipe.sections.evaluate import Evaluate
 from stages.reporting.policy_section import build_frontier
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 from tests.helpers import tiny_models

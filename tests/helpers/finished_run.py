@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 from stages import report
 from stages.evaluation import summary
 from stages.evaluation.reward_hacking import MONITORS, detect_reward_hacking
-from stages.recipe import evaluate, recipe
+from stages.recipe import recipe
+from stages.recipe.sections import evaluate
 
 EVIL = '<script>alert(1)</script> "quoted" \'single\' & <img src=x onerror=alert(2)> مرحبا \x08 </pre>'
 STAGES = ("posts", "pairs", "base", "sft", "sft-merged", "reward", "ppo", "evaluate")

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages import posts
-from stages.recipe.data import Posts
+from stages.recipe.sections.data import Posts
 
 REAL = Path(__file__).parents[3] / "shared/stackexchange"
 LENIENT = Posts(max_bad_rows_share=0.9)

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaForSequenceClassification
 
 from stages.modeling.tiny_llama import build_small_llama, train_tokenizer
-from stages.recipe.evaluate import Evaluate
+from stages.recipe.sections.evaluate import Evaluate
 
 CODE = "Do this:\n\n```\nls\n```"
 CONFIG = Evaluate(max_pairs=50, prompts=6, batch_prompts=4, max_prompt_tokens=60, max_response_tokens=6,

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from stages.modeling import merge as modeling_merge
 from stages.modeling.tiny_llama import build_small_llama, train_tokenizer
-from stages.recipe.models import Merge
+from stages.recipe.sections.models import Merge
 from stages.reward_modeling.dataset import Example
 from stages.reward_modeling.merge_target import select_target
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from stages import merge, reward
-from stages.recipe.models import Merge
-from stages.recipe.reward import Reward
+from stages.recipe.sections.models import Merge
+from stages.recipe.sections.reward import Reward
 from tests.helpers import tiny_models
 
 

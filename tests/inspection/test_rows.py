@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from stages import inspect, pairs
-from stages.recipe.data import Pairs
+from stages.recipe.sections.data import Pairs
 from stages.render.terminal import WIDTH
 from stages.runtime.artifact import MANIFEST, digest
 from stages.runtime.files import write_json

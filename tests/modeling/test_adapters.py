@@ -17,7 +17,7 @@ from stages.modeling import lora, tokenizer
 from stages.modeling.adapters import adapter_parameters
 from stages.modeling.load import load_causal
 from stages.ppo import parameter_groups
-from stages.recipe.ppo import Ppo
+from stages.recipe.sections.ppo import Ppo
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring

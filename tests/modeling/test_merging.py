@@ -18,7 +18,7 @@ from stages.modeling.adapters import load_score_head
 from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
 from stages.modeling.merge_checks import check_report, probe_ids, probe_outputs
-from stages.recipe.models import Merge
+from stages.recipe.sections.models import Merge
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from stages.runtime.artifact import MANIFEST

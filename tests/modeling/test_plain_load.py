@@ -8,9 +8,9 @@ from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.pretrained import copy_pretrained, save_adapter
-from stages.recipe.ppo import Ppo
-from stages.recipe.reward import Reward
-from stages.recipe.sft import Sft
+from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.reward import Reward
+from stages.recipe.sections.sft import Sft
 from stages.reward_modeling.load import load_classifier
 from tests.helpers import tiny_models
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.generation.rollout import Rollout
 from stages.modeling.lora import add_lora
-from stages.recipe.ppo import Ppo
+from stages.recipe.sections.ppo import Ppo
 from stages.rewards.kl import KlController
 from stages.rl.policy import Policy
 from stages.rl.ppo_trainer import UpdateSettings, update_policy

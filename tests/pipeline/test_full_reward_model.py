@@ -10,8 +10,8 @@ from transformers import AutoModelForSequenceClassification
 
 from stages import ppo, reward
 from stages.modeling.adapters import is_adapter, is_reward_model
-from stages.recipe.ppo import Ppo
-from stages.recipe.reward import Reward
+from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.reward import Reward
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scoring_file import load_scoring
 from stages.rl.policy import Policy

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from stages import ppo
-from stages.recipe.models import Lora
-from stages.recipe.ppo import Ppo, RewardSource
 from stages.recipe.recipe import select_settings
+from stages.recipe.sections.models import Lora
+from stages.recipe.sections.ppo import Ppo, RewardSource
 from stages.rl.training_loop import LoopSettings, draw_prompts, scheduled_learning_rate
 from stages.stackexchange.prompt import prompt_ids
 from tests.helpers import tiny_models

@@ -14,9 +14,9 @@ from stages.evaluation.pair_accuracy import BAG_OF_WORDS, LONGER_ANSWER, SURFACE
 from stages.evaluation.surface_baseline import fit_surface_baseline
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer
-from stages.recipe.models import Lora, Merge
-from stages.recipe.ppo import Ppo, RewardSource
-from stages.recipe.reward import Reward
+from stages.recipe.sections.models import Lora, Merge
+from stages.recipe.sections.ppo import Ppo, RewardSource
+from stages.recipe.sections.reward import Reward
 from stages.reward_modeling.lexical_scorer import fit_lexical_scorer
 from stages.reward_modeling.scoring_file import SCORING, load_held_out
 from stages.runtime.series import read_history

@@ -16,8 +16,8 @@ from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.tokenizer import load_tokenizer
-from stages.recipe.models import Lora
-from stages.recipe.sft import Sft
+from stages.recipe.sections.models import Lora
+from stages.recipe.sections.sft import Sft
 from stages.stackexchange.pairs import table as pairs_table
 from stages.stackexchange.pairs.table import first_question_keys, read_first_rows, read_pairs
 from stages.training.callbacks import Evaluation

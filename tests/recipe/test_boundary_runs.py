@@ -9,7 +9,7 @@ import math
 import pytest
 
 from stages.command_line.failures import describe_failure
-from stages.recipe.evaluate import Report
+from stages.recipe.sections.evaluate import Report
 from tests.helpers import finished_run, tiny_stages
 from tests.helpers.ranges import list_ranges
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from stages import merge, reward, sft
-from stages.recipe.models import Lora, Merge
-from stages.recipe.reward import Reward
-from stages.recipe.sft import Sft
+from stages.recipe.sections.models import Lora, Merge
+from stages.recipe.sections.reward import Reward
+from stages.recipe.sections.sft import Sft
 from stages.reporting.model_card import LIMITS, POLICY_LIMITS, SCORE_LIMITS, MergedModel, render_model_card
 from stages.runs.origin import Origin
 from stages.runtime.artifact import MANIFEST

@@ -10,8 +10,9 @@ import pytest
 
 import stages
 from stages.evaluation import summary
-from stages.recipe import evaluate, recipe
+from stages.recipe import recipe
 from stages.recipe.schema import flatten, logging_only
+from stages.recipe.sections import evaluate
 from stages.render.html import element, link, pre_text
 from stages.reporting import headline, pipeline_graph
 from stages.reporting.curves import CURVES, build_curves

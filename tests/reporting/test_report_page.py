@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.recipe import evaluate
+from stages.recipe.sections import evaluate
 from stages.reporting.curves import CURVES
 from tests.helpers import finished_run
 from tests.helpers.finished_run import EVIL, around, metrics, page_of, sample, write

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from stages import evaluate
-from stages.recipe.evaluate import Report
+from stages.recipe.sections.evaluate import Report
 from tests.helpers import finished_run, tiny_evaluation
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import minimize
 
 from stages import reward
-from stages.recipe.reward import Reward
+from stages.recipe.sections.reward import Reward
 from stages.reward_modeling.lexical_scorer import (
     FEATURES,
     LexicalScorer,

@@ -17,9 +17,9 @@ from stages import merge, ppo, reward
 from stages.evaluation.pair_accuracy import calibration
 from stages.modeling import lora, tokenizer
 from stages.modeling.load import load_causal
-from stages.recipe.models import Lora, Merge
-from stages.recipe.ppo import Ppo, RewardSource
-from stages.recipe.reward import Reward
+from stages.recipe.sections.models import Lora, Merge
+from stages.recipe.sections.ppo import Ppo, RewardSource
+from stages.recipe.sections.reward import Reward
 from stages.reward_modeling import consistency
 from stages.reward_modeling.dataset import build_examples
 from stages.reward_modeling.load import load_classifier

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stages.generation.rollout import Rollout
-from stages.recipe.ppo import Ppo
+from stages.recipe.sections.ppo import Ppo
 from stages.rewards.kl import ESTIMATORS, KlController, kl_k1, kl_k2, kl_k3, kl_penalised_rewards
 from tests.helpers.trajectories import build_trajectory
 from tests.parity.golden.support import GivenPolicy, float64, rows_of

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import pad
 
 from stages.generation.rollout import Rollout
-from stages.recipe.ppo import Ppo
+from stages.recipe.sections.ppo import Ppo
 from stages.rewards.kl import ESTIMATORS, kl_penalised_rewards
 from stages.rl.advantages import gae, whiten
 from tests.helpers.trajectories import build_trajectory

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 
-from stages.recipe.ppo import Ppo
+from stages.recipe.sections.ppo import Ppo
 from stages.rl.early_stopping import EarlyStopping, StopRules
 
 NAN = math.nan

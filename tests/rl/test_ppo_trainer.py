@@ -10,8 +10,8 @@ import torch
 
 from stages import ppo
 from stages.generation.sampling_params import SamplingParams
-from stages.recipe.models import Lora
-from stages.recipe.ppo import Ppo, RewardSource
+from stages.recipe.sections.models import Lora
+from stages.recipe.sections.ppo import Ppo, RewardSource
 from stages.rewards.kl import KlController
 from stages.rewards.shaping import ShapedRewards
 from stages.rl import ppo_trainer

@@ -7,7 +7,7 @@ import torch
 
 from stages.generation.rollout import Rollout
 from stages.modeling import lora
-from stages.recipe.ppo import Ppo
+from stages.recipe.sections.ppo import Ppo
 from stages.rl.policy import Policy
 from stages.rl.ppo_trainer import update_policy
 from stages.rl.trajectory import Trajectory

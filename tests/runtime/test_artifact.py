@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stages.command_line import command
-from stages.recipe.models import Merge
+from stages.recipe.sections.models import Merge
 from stages.runs.listing import list_runs
 from stages.runtime import artifact, files, finished
 from stages.runtime.artifact import ArtifactError, artifact_folder, build, digest, is_complete, publish

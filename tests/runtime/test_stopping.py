@@ -21,7 +21,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from stages.recipe.models import Merge
+from stages.recipe.sections.models import Merge
 from stages.runtime.process_pool import ProcessPool
 from stages.runtime.stopping import Stopped, deferred
 

@@ -11,7 +11,7 @@ import pytest
 
 from stages import gather, pairs
 from stages.command_line.command import make
-from stages.recipe.data import Pairs, Posts
+from stages.recipe.sections.data import Pairs, Posts
 from stages.stackexchange.pairs import build as pairs_build
 from stages.stackexchange.pairs.table import read_pairs
 from tests.helpers import stackexchange_dumps

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stages.recipe.data import Posts
+from stages.recipe.sections.data import Posts
 from stages.stackexchange.dump import xml_rows as row_reading
 from stages.stackexchange.dump import xml_table
 from tests.helpers import stackexchange_dumps

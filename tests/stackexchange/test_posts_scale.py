@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stages.recipe.data import Posts
+from stages.recipe.sections.data import Posts
 from stages.stackexchange.dump import xml_table
 from stages.stackexchange.dump.scan_log import ScanLog
 from stages.stackexchange.dump.xml_rows import read_rows
@@ -320,7 +320,7 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 from stages import posts
-from stages.recipe.data import Posts
+from stages.recipe.sections.data import Posts
 from stages.stackexchange.questions import join, plan
 plan.SPAN_BYTES = join.RANGE_BYTES = 4 << 20
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages import base
-from stages.recipe.models import Base
+from stages.recipe.sections.models import Base
 from stages.stackexchange.pairs.split_sizes import NEEDED_QUESTIONS, check_split_sizes
 from stages.stackexchange.pairs.table import SPLITS
 

@@ -11,8 +11,8 @@ from stages import evaluate, gather, pairs, report
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.finetuning.token_store import BATCH_DOCUMENTS, write_documents
 from stages.modeling import merge, pretrained
-from stages.recipe.data import Pairs
-from stages.recipe.evaluate import Report
+from stages.recipe.sections.data import Pairs
+from stages.recipe.sections.evaluate import Report
 from stages.training import checkpoint
 from stages.training.callbacks import Evaluation
 from stages.training.disk_plan import count_saves

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from stages.recipe.ppo import Ppo
 from stages.recipe.schema import SettingsError, override
+from stages.recipe.sections.ppo import Ppo
 from stages.training import checkpoint, optimizers
 
 NAMES = ["adam", "adamw", "adamw_8bit", "adafactor"]  # the paged one needs a GPU

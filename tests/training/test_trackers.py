@@ -20,10 +20,10 @@ import yaml
 from stages import merge, ppo, reward, sft
 from stages.command_line import command
 from stages.recipe import lookups
-from stages.recipe.models import Merge
-from stages.recipe.ppo import Ppo
 from stages.recipe.recipe import Recipe, load_recipe, section_settings
 from stages.recipe.schema import SettingsError, to_dict
+from stages.recipe.sections.models import Merge
+from stages.recipe.sections.ppo import Ppo
 from stages.runs import lineage
 from stages.runs.run_folder import resolve_recipe
 from stages.runtime.artifact import RunContext, read_manifest

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.generation.rollout import Rollout
 from stages.modeling.lora import add_lora
-from stages.recipe.ppo import Ppo
+from stages.recipe.sections.ppo import Ppo
 from stages.rl.policy import Policy, TokenScores
 from stages.rl.ppo_trainer import UpdateSettings
 from stages.rl.trajectory import Trajectory

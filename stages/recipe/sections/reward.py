@@ -16,7 +16,6 @@ from stages.recipe.checks import (
     log_to_setting,
     sharding_setting,
 )
-from stages.recipe.models import Lora
 from stages.recipe.ranges import (
     BATCH,
     COEFFICIENT,
@@ -31,6 +30,7 @@ from stages.recipe.ranges import (
     Range,
 )
 from stages.recipe.schema import setting
+from stages.recipe.sections.models import Lora
 
 LEXICAL_ADVICE = "word counts are a baseline of evaluate and a reward source, ppo.rewards: [{source: lexical}]"
 

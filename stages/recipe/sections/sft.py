@@ -16,9 +16,9 @@ from stages.recipe.checks import (
     log_to_setting,
     sharding_setting,
 )
-from stages.recipe.models import Lora
 from stages.recipe.ranges import BATCH, BLOCK, COUNT, COUNT_OR_NONE, DECAY, EPOCHS, LEARNING_RATE, SEED
 from stages.recipe.schema import setting
+from stages.recipe.sections.models import Lora
 
 
 @dataclass(frozen=True)
