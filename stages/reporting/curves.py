@@ -53,6 +53,17 @@ CURVES = {
         CurveSpec("seconds", "seconds by phase", "iteration",
                   {"rollout": "rollout_seconds", "score": "score_seconds", "reference, values": "experience_seconds",
                    "update": "update_seconds"})],
+    "ilql": [
+        LOSS,
+        CurveSpec("validation-loss", "loss on held-out answers, a token", "step", {"validation": "validation_loss"}),
+        CurveSpec("terms", "terms of the loss on held-out answers, a token", "step",
+                  {"TD error of Q": "validation_td", "expectile loss of V": "validation_expectile",
+                   "CQL": "validation_cql", "AWAC": "validation_awac"}),
+        CurveSpec("values", "mean value of held-out tokens, standard deviations of the scores", "step",
+                  {"Q (targets)": "validation_q", "V": "validation_v"}),
+        CurveSpec("correlation", "correlation of an answer's last Q with its score", "step",
+                  {"validation": "validation_score_correlation"}),
+        CurveSpec("eos", "share of sampled answers that end", "step", {"validation": "validation_eos_rate"}, SHARE)],
 }
 
 
