@@ -170,7 +170,8 @@ class Validation:
         self.logger.log_samples(step, [
             {"question": row["question"], "answer": text, "ended": ended, "best_human_answer": row["response_j"],
              "source": row["metadata"][0]}
-            for (row, _), text, ended in zip(self.questions, rollout.decode(self.tokenizer), rollout.ended, strict=True)])
+            for (row, _), text, ended in zip(
+                self.questions, rollout.decode(self.tokenizer), rollout.ended, strict=True)])
         return metrics | {f"{PREFIX}eos_rate": sum(rollout.ended) / len(rollout.ended)}
 
 

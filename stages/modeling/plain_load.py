@@ -40,8 +40,8 @@ def plain_outputs(folder: Path, precision: str) -> PlainOutputs:
     Raises ValueError for a folder with Q heads: what is trained from it would be merged into a model without them.
     """
     if has_q_heads(folder):
-        raise ValueError(f"{folder} is a policy with Q heads, made by ilql, which nothing can be trained from: give the "
-                         f"model that ilql started from")
+        raise ValueError(f"{folder} is a policy with Q heads, made by ilql, which nothing can be trained from: give "
+                         f"the model that ilql started from")
     model = AutoModelForCausalLM.from_pretrained(
         folder, device_map={"": device()}, use_safetensors=True, **precision_arguments(precision)).eval()
     ids = probe_ids(model.config.vocab_size)

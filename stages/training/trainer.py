@@ -96,7 +96,8 @@ def train(
     sharded = sharding.has_shards(model)
     trainer = (_ShardedTrainer if sharded else _Trainer)(
         model=model, args=_arguments(settings, out, sharded), train_dataset=dataset, data_collator=collate,
-        callbacks=[*([StepCallback(after_step)] if after_step else []), callback], optimizers=(_build_optimizer(model, settings), None),
+        callbacks=[*([StepCallback(after_step)] if after_step else []), callback],
+        optimizers=(_build_optimizer(model, settings), None),
     )
     trainer.loss_fn = loss_fn
     trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the step's items itself

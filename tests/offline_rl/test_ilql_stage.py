@@ -150,13 +150,13 @@ def test_evaluate_takes_the_merged_policy_by_name(tmp_path):
 @pytest.mark.parametrize("how", [{"precision": "mixed"}, {"precision": "bf16"}, {"precision": "int8"},
                                  {"awac_beta": 1.0}, {"cql_scale": 0.0}])
 def test_every_way_of_training_learns(inputs, how, tmp_path):
-    out, metrics = run(inputs, tmp_path / "out", max_steps=12, epochs=1.0, **how)
+    out, _ = run(inputs, tmp_path / "out", max_steps=12, epochs=1.0, **how)
     losses = [row["validation_td"] for row in history(out) if "validation_td" in row]
     assert losses[-1] < losses[0]
 
 
 def test_mistakes_are_one_line(inputs, merged, tmp_path):
-    with pytest.raises(ValueError, match="raise ilql.max_length_tokens"):
+    with pytest.raises(ValueError, match=r"raise ilql\.max_length_tokens"):
         run(inputs, tmp_path / "short", max_length_tokens=2)
     with pytest.raises(ValueError, match="made by ilql, which nothing can be trained from"):
         run(inputs | {"policy": merged[0]}, tmp_path / "again")

@@ -24,6 +24,8 @@ ppo: {precision: fp32, iterations: 24, rollout_prompts: 8, minibatch_prompts: 4,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
       save_every_iterations: 3, require_reward: none, reward_scaling: running, optimizer: adamw_8bit,
       critic_warmup_iterations: 2}
+ilql: {precision: fp32, batch_answers: 4, microbatch_answers: 2, max_steps: 30, learning_rate: 1.0e-3, target_rate: 0.2,
+       target_every_steps: 2, max_length_tokens: 64, save_every_steps: 5, evaluate_every_steps: 10}
 """
 CHANGING = {"timing.jsonl"}  # seconds: the only file that may differ
 
@@ -91,6 +93,7 @@ def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, num
         ("judge", signal.SIGKILL, "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
         ("ppo", signal.SIGTERM, "checkpoint-*/complete.json",
          {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
+        ("ilql", signal.SIGKILL, "checkpoints/*/complete.json", {"policy": "base", "pairs": "pairs"}),
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(made, stage, number, mark, inputs):

@@ -25,6 +25,8 @@ ALONE = {
     "merge": "max_logit_difference- max_perplexity_change- max_accuracy_change-",
     "ppo": "lora.alpha+ lora.dropout+ max_prompt_tokens- min_response_tokens+ stop_ids+ temperature- top_p- "
            "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ min_entropy_nats+",
+    "ilql": "lora.alpha+ lora.dropout+ cql_scale+ awac_scale+ awac_beta+ sampling_beta+ max_length_tokens- "
+            "learning_rate+",
     "evaluate": "max_prompt_tokens- temperature-",
 }
 # Lengths of a run, and sizes of a model or a batch: hours, or more memory than there is, which is one line.
@@ -33,6 +35,7 @@ NOT_RUN = {
     "sft": "lora.r+ max_steps+ epochs+",
     "reward": "lora.r+ members+ epochs+",
     "ppo": "lora.r+ iterations+ rollout_prompts+ minibatch_prompts+ microbatch_prompts+ epochs+ max_response_tokens+",
+    "ilql": "lora.r+ max_steps+ epochs+",
     "evaluate": "best_of+ max_response_tokens+ bootstrap_samples+",
 }
 # What the others need beside them.
@@ -41,6 +44,8 @@ BESIDE = {
     "base+": {"scratch.epochs": SMALL},
     "sft-": {"epochs": SMALL},
     "sft+": {"max_steps": 1},
+    "ilql-": {"epochs": SMALL},
+    "ilql+": {"max_steps": 1},
     "ppo top_p-": {"top_k": 5},
     "ppo+": {"top_p": 1.0, "reward_combine": "mean_minus_std"},
 }

@@ -25,6 +25,8 @@ ZERO = {
     "ppo": "lora.dropout top_k weight_decay gamma gae_lambda critic_warmup_iterations value_coefficient "
            "kl_coefficient spread_penalty min_reward_correlation reward_baseline missing_eos_penalty "
            "short_response_tokens short_response_penalty max_skipped_in_a_row min_entropy_nats seed stop_ids",
+    "ilql": "lora.dropout gamma cql_scale awac_scale awac_beta sampling_beta warmup_steps weight_decay "
+            "validation_questions seed",
     "evaluate": "temperatures temperature_prompts seed",
     "report": "side_by_side",
 }

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
-from stages import merge, ppo, reward, sft
+from stages import ilql, merge, ppo, reward, sft
 from stages.command_line import command
 from stages.recipe import lookups
 from stages.recipe.recipe import Recipe, load_recipe, section_settings
@@ -47,9 +47,11 @@ reward: {precision: fp32, batch_pairs: 4, microbatch_pairs: 2, learning_rate: 1.
 ppo: {precision: fp32, iterations: 16, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 1,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 2,
       save_every_iterations: 5, require_reward: none}
+ilql: {precision: fp32, batch_answers: 4, microbatch_answers: 4, max_steps: 12, max_length_tokens: 64,
+       evaluate_every_steps: 4}
 """
-RUNS = {"sft": "sft", "reward": "reward", "reward/member-1": "reward", "ppo": "ppo"}  # folder of the series: stage
-COUNTS = {"sft": "step", "reward": "step", "ppo": "iteration"}
+RUNS = {"sft": "sft", "reward": "reward", "reward/member-1": "reward", "ppo": "ppo", "ilql": "ilql"}  # folder of the series: stage
+COUNTS = {"sft": "step", "reward": "step", "ppo": "iteration", "ilql": "step"}
 HOSTILE = ("<script>alert(1)</script> ![x](http://a/b) **bold**\n</pre><img src=x onerror=alert(2)>\r"
            "    \x1b[31m\x00\u202ered")
 
@@ -69,6 +71,7 @@ def made(tmp_path_factory):
     command.make(merge.run, Merge(dtype="fp32"), folder / "scorer", judged)
     given = {"policy": folder / "base", "reward": folder / "scorer", "pairs": folder / "pairs"}
     command.make(ppo.run, settings["ppo"], folder / "ppo", given)
+    command.make(ilql.run, settings["ilql"], folder / "ilql", {"policy": folder / "base", "pairs": folder / "pairs"})
     yield folder
     import wandb
 
