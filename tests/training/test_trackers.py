@@ -50,7 +50,8 @@ ppo: {precision: fp32, iterations: 16, rollout_prompts: 8, minibatch_prompts: 4,
 ilql: {precision: fp32, batch_answers: 4, microbatch_answers: 4, max_steps: 12, max_length_tokens: 64,
        evaluate_every_steps: 4}
 """
-RUNS = {"sft": "sft", "reward": "reward", "reward/member-1": "reward", "ppo": "ppo", "ilql": "ilql"}  # folder of the series: stage
+# Folder of the series: stage.
+RUNS = {"sft": "sft", "reward": "reward", "reward/member-1": "reward", "ppo": "ppo", "ilql": "ilql"}
 COUNTS = {"sft": "step", "reward": "step", "ppo": "iteration", "ilql": "step"}
 HOSTILE = ("<script>alert(1)</script> ![x](http://a/b) **bold**\n</pre><img src=x onerror=alert(2)>\r"
            "    \x1b[31m\x00\u202ered")
