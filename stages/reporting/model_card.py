@@ -89,9 +89,9 @@ model, tokenizer = load_causal("THIS_FOLDER"), load_tokenizer("THIS_FOLDER")
 rollout = sample(model, [prompt_ids(tokenizer, "How do I stop the server?")], temperature=1.0, max_new_tokens=128,
                  stop_ids=[tokenizer.eos_token_id], generator=torch.Generator().manual_seed(0))
 print(rollout.decode(tokenizer)[0])"""
-SHIFTED_WORDS = ("The policy that was measured is the model with its Q heads: logits plus beta times the smaller Q; beta "
-                 "is in `q_heads.json`. `load_causal`, of the project that made it, loads both. `from_pretrained` "
-                 "loads the model without them, and `generate` then samples from another policy:")
+SHIFTED_WORDS = ("The policy that was measured is the model with its Q heads: logits plus beta times the smaller Q. "
+                 "`load_causal`, of the project that made it, loads both, with beta from `q_heads.json`. "
+                 "`from_pretrained` loads the model without them, and `generate` then samples from another policy:")
 OPTIONS_WORDS = ("This model reads more than the state at the last token (`scoring.json`): its rewards need the code "
                  "of the project that made it:")
 

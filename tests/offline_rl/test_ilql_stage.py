@@ -21,8 +21,8 @@ from tests.helpers import tiny_models
 from tests.helpers.tiny_stages import TINY, save_inputs
 
 CONFIG = Ilql(lora=Lora(r=4, alpha=8, dropout=0.0), precision="fp32", batch_answers=8, microbatch_answers=4,
-              max_steps=None, epochs=6.0, learning_rate=3e-3, target_rate=0.1, target_every_steps=1, gamma=1.0,
-              max_length_tokens=64, save_every_steps=9, evaluate_every_steps=10, validation_questions=4,
+              max_steps=None, epochs=4.0, learning_rate=3e-3, target_rate=0.1, target_every_steps=1, gamma=1.0,
+              max_length_tokens=64, save_every_steps=9, evaluate_every_steps=20, validation_questions=4,
               sampling_beta=2.0, log_to=("jsonl",))
 
 
@@ -150,7 +150,7 @@ def test_evaluate_takes_the_merged_policy_by_name(tmp_path):
 @pytest.mark.parametrize("how", [{"precision": "mixed"}, {"precision": "bf16"}, {"precision": "int8"},
                                  {"awac_beta": 1.0}, {"cql_scale": 0.0}])
 def test_every_way_of_training_learns(inputs, how, tmp_path):
-    out, _ = run(inputs, tmp_path / "out", max_steps=12, epochs=1.0, **how)
+    out, _ = run(inputs, tmp_path / "out", max_steps=6, **how)
     losses = [row["validation_td"] for row in history(out) if "validation_td" in row]
     assert losses[-1] < losses[0]
 
