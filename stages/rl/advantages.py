@@ -1,4 +1,4 @@
-"""Advantage estimation. Shapes: B responses, R response tokens; `mask` [B, R] is 1.0 at response tokens, 0.0 elsewhere.
+"""Estimate advantages. Shapes: B responses, R response tokens; `mask` [B, R] is 1.0 at response tokens, 0.0 elsewhere.
 
 An advantage estimator maps token rewards, values and mask, all [B, R], to advantages and returns [B, R]. PPOTrainer
 takes it as an argument.

@@ -1,4 +1,4 @@
-"""Losses per token, as pure functions. Shapes: [B, R], B responses by R tokens; masks are 1.0 at response tokens."""
+"""Compute losses per token. Shapes: [B, R], B responses by R tokens; masks are 1.0 at response tokens."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The outer loop of PPO: train, evaluate on held-out prompts, keep the best policy, save checkpoints, stop early.
+"""Run the outer loop of PPO: train, evaluate on held-out prompts, keep the best policy, save checkpoints, stop early.
 
 All randomness of an iteration comes from generators seeded by (seed, purpose, iteration), so a resumed run equals the
 uninterrupted one bit for bit.
