@@ -11,7 +11,7 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from stages.recipe import recipe as recipes
-from stages.runs import console, default_recipe, dump_paths, run_folder, signals, staleness
+from stages.runs import algorithms, console, default_recipe, dump_paths, run_folder, signals, staleness
 
 min_version("9.0")
 
@@ -52,9 +52,10 @@ for reason in STALE:
 
 # Merged models, and the model that each stage starts from: its adapter is merged into that one.
 BASE = f"{RUN}/base/manifest.json"
-MERGED = {stage: f"{RUN}/{stage}-merged/manifest.json" for stage in ("sft", "reward", "ppo")}
-START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE, "ppo": MERGED["sft"]}
-START["judge"] = START["reward"]
+POLICIES = [name for name, algorithm in algorithms.ALGORITHMS.items() if algorithm.trains_model]
+MERGED = {stage: f"{RUN}/{stage}-merged/manifest.json" for stage in ("sft", "reward", *POLICIES)}
+START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE}
+START |= {name: MERGED["sft"] for name in POLICIES} | {"judge": START["reward"]}
 
 # The judge, trained and merged, if the recipe wants one.
 NEEDS_JUDGE = {"always": True, "auto": RECIPE.evaluate.gold is None, "none": False}[RECIPE.evaluate.train_judge]
@@ -111,6 +112,18 @@ rule ppo:
     input:
         MERGED["ppo"],
         rules.report.output,
+
+
+# The same for its siblings: dpo, rloo, ...
+for ALGORITHM in algorithms.SIBLINGS.values():
+
+    rule:
+        name:
+            ALGORITHM.name
+        localrule: True
+        input:
+            ALGORITHM.result(RUN),
+            f"{RUN}/{ALGORITHM.folder('report')}/manifest.json",
 
 
 # Of a program that calls Snakemake, sys.argv would be another command line.

@@ -20,6 +20,7 @@ from stages.recipe.lookups import check_names
 from stages.recipe.recipe import SHARED, Recipe, load_recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
+from stages.runs.algorithms import ALGORITHMS, REPORT
 from stages.runs.default_recipe import choose_default_recipe
 from stages.runs.dump_paths import dump_label, normalize_sources
 from stages.runs.placement import Placement
@@ -156,16 +157,17 @@ def start_run(recipe: Recipe, forced: Sequence[str] = ()) -> None:
 
 
 def format_summary(recipe: Recipe) -> str:
-    """Return the report's short table if the report is the newest artifact, otherwise where the results are."""
+    """Return the short table of a report if a report is the newest artifact, otherwise where the results are."""
     folder = RESULTS / recipe.name
     newest = max(folder.glob("*/manifest.json"), key=lambda manifest: manifest.stat().st_mtime_ns, default=None)
-    metrics = folder / "report" / "metrics.json"
-    if newest is None or newest.parent != metrics.parent or not metrics.exists():
+    report = folder if newest is None else newest.parent
+    metrics = report / "metrics.json"
+    if report.name not in {algorithm.folder(REPORT) for algorithm in ALGORITHMS.values()} or not metrics.exists():
         return f"Results are in {folder}/"
     rows = json.loads(metrics.read_text(encoding="utf-8")).get("table", [])
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]
-    return "\n".join(["", *lines, "", f"Report: {folder / 'report' / 'report.html'}"])
+    return "\n".join(["", *lines, "", f"Report: {report / 'report.html'}"])
 
 
 def _named_recipes(values: dict, config_files: Sequence[Path]) -> list:

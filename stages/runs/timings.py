@@ -1,5 +1,6 @@
 """Estimate how long the stages of a run will take, from finished artifacts of the same settings and dump."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -39,8 +40,10 @@ def describe_plan(run: str, seconds: dict[str, float | None]) -> str:
 
 def _list_seconds(name: str, runs: list[Path], recipe: Recipe) -> list[float]:
     """List the seconds of the finished artifacts of this name in these runs, replaced ones too."""
-    seconds = []
+    seconds, replaced = [], re.compile(rf"{re.escape(name)}-[0-9a-f]+")  # sft-1a2b, not sft-merged-1a2b
     for artifact in (path for run in runs for path in (run / name, *run.glob(f"{OLD}/{name}-*"))):
+        if artifact.parent.name == OLD and not replaced.fullmatch(artifact.name):
+            continue
         manifest = read_json_object(artifact / MANIFEST_COPY) or read_json_object(artifact / MANIFEST) or {}
         took, stage = manifest.get("seconds"), section_name(str(manifest.get("stage")))
         if isinstance(took, int | float) and hasattr(recipe, stage) and (

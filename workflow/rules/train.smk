@@ -123,6 +123,34 @@ rule ppo_train:
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
+# Its siblings: dpo_train, rloo_train, ... Each has a program and a section of the recipe of its name.
+for ALGORITHM in algorithms.SIBLINGS.values():
+
+    rule:
+        name:
+            f"{ALGORITHM.name}_train"
+        input:
+            **{name: {"policy": MERGED["sft"], "reward": MERGED["reward"], "pairs": rules.pairs.output}[name] for name in ALGORITHM.inputs},
+        output:
+            f"{RUN}/{ALGORITHM.name}/manifest.json",
+        log:
+            f"{RUN}/logs/{ALGORITHM.name}.log",
+        params:
+            recipe=RECIPE_FILE,
+            config=recipes.section_settings(RECIPE, ALGORITHM.name),
+            launcher=PLACEMENT.launcher,
+            processes=PLACEMENT.options,
+        threads: workflow.cores
+        resources:
+            **PLACEMENT.resources,
+        conda:
+            "../../environment.yml"
+        shell:
+            f"{{params.launcher}} python -m stages.{ALGORITHM.name} --recipe {{params.recipe:q}} {ALGORITHM.input_flags} --out {{output:q}}"
+            " {params.processes}"
+            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+
+
 # The adapter that a stage has trained, merged into the weights that it was trained on.
 rule merge:
     input:
@@ -146,7 +174,7 @@ rule merge:
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
-# Targets: sft_merged, reward_merged, ppo_merged, judge_merged.
+# Targets: sft_merged, reward_merged, judge_merged, and those of the algorithms, as ppo_merged.
 for STAGE in START:
 
     rule:
