@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
-PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "evaluate", "report")
+PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "evaluate", "report",
+            "pool_seeds")
 TRAINED_LIKE = {"stages.judge": {"stages.reward"}}  # the one program that is another, with other data and another seed
 TOOLS = ("inspect", "compare", "demo")
 PROMPTS = ("stackexchange.pairs", "stackexchange.prompt")

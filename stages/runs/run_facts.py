@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.recipe.algorithms import EVALUATE
 from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import logging_only
-from stages.runs.algorithms import EVALUATE
 from stages.runs.lineage import RECIPE, section_name
 from stages.runs.listing import list_artifacts, time_made
 from stages.runtime.artifact import ArtifactError

@@ -9,6 +9,7 @@ from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError
 from stages.render.units import format_duration
 from stages.runs.lineage import RECIPE, section_name
+from stages.runs.seeds import FOLDER
 from stages.runtime.files import read_json_object
 from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD
 
@@ -35,7 +36,15 @@ def estimate_seconds(recipe: Recipe, folders: Iterable[Path]) -> dict[str, float
 def describe_plan(run: str, seconds: dict[str, float | None]) -> str:
     """Return the first line of a run: what is made, and how long that took before, if that is known."""
     note = "" if None in seconds.values() else f"; it took about {format_duration(sum(seconds.values()))} before"
-    return f"{run}: {len(seconds)} stages to run: {', '.join(Path(folder).name for folder in seconds)}{note}"
+    stages, seeds = {}, {}
+    for folder in map(Path, seconds):
+        is_seeded = FOLDER.fullmatch(folder.parent.name)
+        (seeds.setdefault(folder.parent.name, {}) if is_seeded else stages)[folder.name] = None
+    per_seed = {}  # seeds of which the same stages are run, in one piece of text
+    for seed, names in seeds.items():
+        per_seed.setdefault(", ".join(names), []).append(seed)
+    parts = [", ".join(stages), *(f"in {', '.join(folders)}: {names}" for names, folders in per_seed.items())]
+    return f"{run}: {len(seconds)} stages to run: {'; '.join(filter(None, parts))}{note}"
 
 
 def _list_seconds(name: str, runs: list[Path], recipe: Recipe) -> list[float]:

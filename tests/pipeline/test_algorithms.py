@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs.algorithms import SIBLINGS
+from stages.recipe.algorithms import SIBLINGS
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def project(tmp_path_factory) -> Path:
     write_change(recipe, "    evaluate: Evaluate", f"{field}    evaluate: Evaluate")
     write_change(recipe, "from stages.recipe.sections.models", "from stages.recipe.sections.extra import Extra\n"
                  "from stages.recipe.sections.models")
-    write_change(folder / "stages/runs/algorithms.py", "Algorithm(FIRST),",
+    write_change(folder / "stages/recipe/algorithms.py", "Algorithm(FIRST),",
                  'Algorithm(FIRST), Algorithm("extra", ("policy", "pairs")),')
     (folder / "a dump.xml").write_text("posts")
     subprocess.run([sys.executable, "-c", MAKE], cwd=folder, check=True, capture_output=True,

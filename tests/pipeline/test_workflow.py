@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs.algorithms import ALGORITHMS, SIBLINGS
+from stages.recipe.algorithms import ALGORITHMS, SIBLINGS
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def test_every_program_of_a_rule_was_checked():
     programs = [program for program, _ in shells_of_rules()]
     assert sorted(programs) == sorted([
         "posts", "pairs", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "evaluate", "report",
-        *ALGORITHMS])
+        "pool_seeds", *ALGORITHMS])
 
 
 @pytest.mark.parametrize(("command", "status"), [("echo made", 0), ("exit 3", 3)])

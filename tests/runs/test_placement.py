@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from stages.recipe.algorithms import ALGORITHMS
 from stages.recipe.schema import SettingsError
-from stages.runs.algorithms import ALGORITHMS
 from stages.runs.placement import GPUS, Placement
 from stages.runs.run_folder import parse_placement
 

@@ -9,7 +9,7 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
             posts=rules.posts.output,
             base=rules.base.output,
             sft=MERGED["sft"],
-            policy=ALGORITHM.policy_inputs(ALGORITHM.result(RUN)),
+            policy=ALGORITHM.policy_inputs(f"{RUN}/{ALGORITHM.result}/manifest.json"),
             reward=MERGED["reward"],
             judge=JUDGE_MERGED,
             pairs=rules.pairs.output,
@@ -22,7 +22,7 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
             config=recipes.section_settings(RECIPE, "evaluate"),
             launcher=PLACEMENT.launcher,
             processes=PLACEMENT.options,
-        threads: workflow.cores
+        threads: THREADS
         resources:
             **PLACEMENT.resources,
         conda:
@@ -51,10 +51,10 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
             evaluate=f"{RUN}/{ALGORITHM.folder('evaluate')}/manifest.json",
         output:
             manifest=f"{RUN}/{ALGORITHM.folder('report')}/manifest.json",
-            page=report(f"{RUN}/{ALGORITHM.folder('report')}/report.html", caption="../report/page.rst", category="Report", labels={"run": RECIPE.name, "policy": ALGORITHM.name, "shows": "the whole page"}),
-            stages=report(f"{RUN}/{ALGORITHM.folder('report')}/figures/pipeline.png", caption="../report/stages.rst", category="Figures", labels={"run": RECIPE.name, "policy": ALGORITHM.name, "shows": "stages, time, memory"}),
-            frontier=report(f"{RUN}/{ALGORITHM.folder('report')}/figures/evaluate-frontier.png", caption="../report/frontier.rst", category="Figures", labels={"run": RECIPE.name, "policy": ALGORITHM.name, "shows": "reward against KL"}),
-            rewards=report(f"{RUN}/{ALGORITHM.folder('report')}/figures/evaluate-rewards.png", caption="../report/rewards.rst", category="Figures", labels={"run": RECIPE.name, "policy": ALGORITHM.name, "shows": "rewards of the answers"}),
+            page=report(f"{RUN}/{ALGORITHM.folder('report')}/report.html", caption="../report/page.rst", category="Report", labels={"run": RUN_LABEL, "policy": ALGORITHM.name, "shows": "the whole page"}),
+            stages=report(f"{RUN}/{ALGORITHM.folder('report')}/figures/pipeline.png", caption="../report/stages.rst", category="Figures", labels={"run": RUN_LABEL, "policy": ALGORITHM.name, "shows": "stages, time, memory"}),
+            frontier=report(f"{RUN}/{ALGORITHM.folder('report')}/figures/evaluate-frontier.png", caption="../report/frontier.rst", category="Figures", labels={"run": RUN_LABEL, "policy": ALGORITHM.name, "shows": "reward against KL"}),
+            rewards=report(f"{RUN}/{ALGORITHM.folder('report')}/figures/evaluate-rewards.png", caption="../report/rewards.rst", category="Figures", labels={"run": RUN_LABEL, "policy": ALGORITHM.name, "shows": "rewards of the answers"}),
         log:
             f"{RUN}/logs/{ALGORITHM.folder('report')}.log",
         params:
@@ -67,3 +67,30 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
             " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --judge {input.judge:q}"
             f" {ALGORITHM.policy_flag} --merged {{input.merged:q}} --evaluate {{input.evaluate:q}} --out {{output.manifest:q}}"
             " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+
+
+# Of several seeds: a report on all of them, with the evaluation of each.
+POOLED = {name: [] for name in algorithms.ALGORITHMS}
+if SEEDS.recipes:
+
+    for ALGORITHM in algorithms.ALGORITHMS.values():
+
+        rule:
+            name:
+                ALGORITHM.rule_name("seeds")
+            input:
+                evaluate=SEEDS.every(f"{RUN}/{ALGORITHM.folder('evaluate')}/manifest.json"),
+            output:
+                f"{ROOT}/{ALGORITHM.folder('seeds')}/manifest.json",
+            log:
+                f"{ROOT}/logs/{ALGORITHM.folder('seeds')}.log",
+            params:
+                recipe=f"{ROOT}/recipe.yaml",
+                config=recipes.section_settings(RECIPE, "evaluate"),
+            conda:
+                "../../environment.yml"
+            shell:
+                "python -m stages.pool_seeds --recipe {params.recipe:q} --evaluate {input.evaluate:q} --out {output:q}"
+                " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+
+        POOLED[ALGORITHM.name] = [f"{ROOT}/{ALGORITHM.folder('seeds')}/manifest.json"]

@@ -11,7 +11,7 @@ rule base:
         config=recipes.section_settings(RECIPE, "base"),
         launcher=PLACEMENT.launcher,
         processes=PLACEMENT.options,
-    threads: workflow.cores
+    threads: THREADS
     resources:
         **PLACEMENT.resources,
     conda:
@@ -36,7 +36,7 @@ rule sft:
         config=recipes.section_settings(RECIPE, "sft"),
         launcher=PLACEMENT.launcher,
         processes=PLACEMENT.options,
-    threads: workflow.cores
+    threads: THREADS
     resources:
         **PLACEMENT.resources,
     conda:
@@ -61,7 +61,7 @@ rule reward:
         config=recipes.section_settings(RECIPE, "reward"),
         launcher=PLACEMENT.launcher,
         processes=PLACEMENT.options,
-    threads: workflow.cores
+    threads: THREADS
     resources:
         **PLACEMENT.resources,
     conda:
@@ -86,7 +86,7 @@ rule judge:
         config=recipes.section_settings(RECIPE, "reward"),
         launcher=PLACEMENT.launcher,
         processes=PLACEMENT.options,
-    threads: workflow.cores
+    threads: THREADS
     resources:
         **PLACEMENT.resources,
     conda:
@@ -112,7 +112,7 @@ rule ppo_train:
         config=recipes.section_settings(RECIPE, "ppo"),
         launcher=PLACEMENT.launcher,
         processes=PLACEMENT.options,
-    threads: workflow.cores
+    threads: THREADS
     resources:
         **PLACEMENT.resources,
     conda:
@@ -140,7 +140,7 @@ for ALGORITHM in algorithms.SIBLINGS.values():
             config=recipes.section_settings(RECIPE, ALGORITHM.name),
             launcher=PLACEMENT.launcher,
             processes=PLACEMENT.options,
-        threads: workflow.cores
+        threads: THREADS
         resources:
             **PLACEMENT.resources,
         conda:
@@ -154,7 +154,7 @@ for ALGORITHM in algorithms.SIBLINGS.values():
 # The adapter that a stage has trained, merged into the weights that it was trained on.
 rule merge:
     input:
-        base=lookup(dpath="{stage}", within=START),
+        base=STARTS.find,
         adapter=f"{RUN}/{{stage}}/manifest.json",
         pairs=rules.pairs.output,
     output:
@@ -166,7 +166,7 @@ rule merge:
         config=recipes.section_settings(RECIPE, "merge"),
     wildcard_constraints:
         stage="|".join(START),
-    threads: workflow.cores
+    threads: THREADS
     conda:
         "../../environment.yml"
     shell:
@@ -182,4 +182,4 @@ for STAGE in START:
             f"{STAGE}_merged"
         localrule: True
         input:
-            f"{RUN}/{STAGE}-merged/manifest.json",
+            SEEDS.every(f"{RUN}/{STAGE}-merged/manifest.json"),

@@ -6,10 +6,8 @@ a run's folder it has NAME, NAME-merged, evaluate-NAME and report-NAME; PPO has 
 
 from dataclasses import dataclass
 
-from stages.runtime.finished import MANIFEST
-
 FIRST = "ppo"  # the algorithm whose evaluation and report bear no name
-REPORT, EVALUATE = "report", "evaluate"
+REPORT, EVALUATE, SEEDS = "report", "evaluate", "seeds"
 
 
 @dataclass(frozen=True)
@@ -40,16 +38,17 @@ class Algorithm:
         return [manifest] if self.trains_model else []
 
     def rule_name(self, stage: str) -> str:
-        """Return the name of its rule for a stage, evaluate or report."""
+        """Return the name of its rule for a stage: evaluate, report or seeds."""
         return stage if self.name == FIRST else f"{stage}_{self.name}"
 
     def folder(self, stage: str) -> str:
-        """Return the name of its folder for a stage, evaluate or report."""
+        """Return the name of its folder for a stage: evaluate, report or seeds."""
         return stage if self.name == FIRST else f"{stage}-{self.name}"
 
-    def result(self, run: str) -> str:
-        """Return the path of the manifest of what it makes: the merged model, or else its own artifact."""
-        return f"{run}/{self.name}{'-merged' if self.trains_model else ''}/{MANIFEST}"
+    @property
+    def result(self) -> str:
+        """Return the name of the folder of what it makes: the merged model, or else its own artifact."""
+        return f"{self.name}-merged" if self.trains_model else self.name
 
 
 ALGORITHMS = {algorithm.name: algorithm for algorithm in (Algorithm(FIRST),)}
