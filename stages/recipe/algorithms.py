@@ -51,5 +51,6 @@ class Algorithm:
         return f"{self.name}-merged" if self.trains_model else self.name
 
 
-ALGORITHMS = {algorithm.name: algorithm for algorithm in (Algorithm(FIRST),)}
+ALGORITHMS = {algorithm.name: algorithm for algorithm in (
+    Algorithm(FIRST), Algorithm("rloo"), Algorithm("grpo"))}
 SIBLINGS = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != FIRST}
