@@ -11,8 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
-PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "rloo", "grpo", "evaluate",
-            "report")
+PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "dpo", "rloo", "grpo", "best_of_n",
+            "expert_iteration", "ilql", "evaluate",
+            "report", "pool_seeds")
 TRAINED_LIKE = {"stages.judge": {"stages.reward"}}  # the one program that is another, with other data and another seed
 TOOLS = ("inspect", "compare", "demo")
 PROMPTS = ("stackexchange.pairs", "stackexchange.prompt")
@@ -38,9 +39,12 @@ ROOMS = {
                    "reward_modeling", "rewards", "stackexchange"),
     "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runs.origin", "runtime",
                   "render", "stackexchange.prompt"),
+    "pooling": ("evaluation.statistics", "evaluation.summary", "evaluation.reward_hacking", "reporting", "runtime",
+                "render"),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
-WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting")
+WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting",
+                 "pooling")
 READING = {"environ", "getenv", "glob", "rglob", "iterdir", "read_text", "read_bytes", "open", "exists", "is_file"}
 TORCH = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
