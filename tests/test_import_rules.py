@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
-PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "evaluate", "report")
+PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "dpo", "evaluate", "report")
 TRAINED_LIKE = {"stages.judge": {"stages.reward"}}  # the one program that is another, with other data and another seed
 TOOLS = ("inspect", "compare", "demo")
 PROMPTS = ("stackexchange.pairs", "stackexchange.prompt")
@@ -33,6 +33,8 @@ ROOMS = {
     "rewards": ("recipe.user_functions", "distributed", "modeling", "generation", "reward_modeling", *PROMPTS),
     "rl": ("runtime", "render", "distributed", "modeling", "training", "generation", "reward_modeling", "rewards",
            *PROMPTS),
+    "preference": ("runtime", "distributed", "modeling", "training", "reward_modeling", "evaluation.pair_accuracy",
+                   "evaluation.statistics", *PROMPTS),
     "evaluation": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation",
                    "reward_modeling", "rewards", "stackexchange"),
     "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runs.origin", "runtime",
@@ -125,7 +127,7 @@ def test_a_room_for_text_loads_no_torch(room):
         assert not {name.split(".")[0] for name in loaded_modules(module)} & TORCH, module
 
 
-@pytest.mark.parametrize("program", ["sft", "reward", "judge", "merge", "evaluate", "demo"])
+@pytest.mark.parametrize("program", ["sft", "reward", "judge", "dpo", "merge", "evaluate", "demo"])
 def test_these_programs_load_no_ppo_code(program):
     assert not {name for name in loaded_modules(f"stages.{program}") if is_below(name, "rl")}
 
@@ -143,7 +145,7 @@ def test_only_the_demo_imports_the_chat_page_and_only_the_chat_page_imports_grad
 
 
 def test_a_room_takes_no_recipe_object():
-    sections = tuple(f"recipe.{name}" for name in ("recipe", "data", "models", "sft", "reward", "ppo", "evaluate"))
+    sections = ("recipe.recipe", "recipe.sections")
     for module in set(MODULES) - {name for room in ("recipe", "command_line", "runs") for name in modules_in(room)}:
         if room_of(module) in ROOMS:
             assert not [name for name in imported_modules(parse(MODULES[module])) if is_below(name, *sections)], module
