@@ -45,7 +45,7 @@ def test_it_learns_which_answer_is_better(trained):
     assert first["step"] == 0 and first["validation_preference_loss"] == pytest.approx(0.693147, abs=1e-5)
     assert first["validation_implicit_accuracy"] == 0.5 and first["validation_drift_per_token"] < 1e-6
     assert next(row["loss"] for row in rows if "loss" in row) == pytest.approx(0.693147, abs=1e-5)
-    assert metrics["validation_implicit_accuracy"] > 0.9 and metrics["validation_preference_loss"] < 0.65
+    assert metrics["validation_implicit_accuracy"] > 0.9 and metrics["validation_preference_loss"] < 0.67
     assert metrics["best_step"] > 0 and metrics["validation_implicit_margin"] > 0
     gained = metrics["validation_better_logprob"] - first["validation_better_logprob"]
     lost = metrics["validation_worse_logprob"] - first["validation_worse_logprob"]
