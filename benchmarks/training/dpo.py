@@ -4,8 +4,8 @@
 
 Each contender runs in a separate process, in turns (A B A B), --rounds times, and trains once over the same pairs: the
 first --steps x --batch rows of the reward split, without those with a text over --length tokens. A LoRA adapter on
-PEFT's choice of layers, no dropout, fp32, the sigmoid loss with beta 0.1. Without --base the model is a LLaMA of 6 layers
-and width 256 with random weights. benchmarks/training/workload.py says what is measured; a check makes sure that all
+PEFT's choice of layers, no dropout, fp32, sigmoid loss, beta 0.1. Without --base the model is a LLaMA of 6 layers and
+width 256 with random weights. benchmarks/training/workload.py says what is measured; a check makes sure that all
 read the same texts. Ratios are of medians: of CPU seconds with one thread. `foreign` is the number of cores that other
 processes used. MB are 10^6 bytes, the peak of a process.
 

@@ -1,7 +1,8 @@
 """Run TRL's RewardTrainer, SFTTrainer or DPOTrainer on the benchmark's work, in one process.
 
 Nothing from stages/ is imported. The token ids are those that our trainer reads; collator, loss, packing and the rest
-are TRL's. Gradient checkpointing, on by default in TRL, is off, as in our trainer. PEER_F32=medium and PEER_ATTN=eager tune it for a CPU.
+are TRL's. Gradient checkpointing, on by default in TRL, is off, as in our trainer. PEER_F32=medium and
+PEER_ATTN=eager tune it for a CPU.
 """
 
 import os
