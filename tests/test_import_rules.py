@@ -35,6 +35,8 @@ ROOMS = {
     "rewards": ("recipe.user_functions", "distributed", "modeling", "generation", "reward_modeling", *PROMPTS),
     "rl": ("recipe", "runtime", "render", "runs.origin", "distributed", "modeling", "training", "generation",
            "reward_modeling", "rewards", "evaluation.reward_model_check", "reporting.card_metadata", *PROMPTS),
+    "preference": ("runtime", "distributed", "modeling", "training", "reward_modeling", "evaluation.pair_accuracy",
+                   "evaluation.statistics", *PROMPTS),
     "evaluation": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation",
                    "reward_modeling", "rewards", "stackexchange"),
     "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runs.origin", "runtime",
@@ -130,7 +132,7 @@ def test_a_room_for_text_loads_no_torch(room):
         assert not {name.split(".")[0] for name in loaded_modules(module)} & TORCH, module
 
 
-@pytest.mark.parametrize("program", ["sft", "reward", "judge", "merge", "evaluate", "demo"])
+@pytest.mark.parametrize("program", ["sft", "reward", "judge", "dpo", "merge", "evaluate", "demo"])
 def test_these_programs_load_no_ppo_code(program):
     assert not {name for name in loaded_modules(f"stages.{program}") if is_below(name, "rl")}
 
