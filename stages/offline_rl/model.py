@@ -8,7 +8,7 @@ import torch
 from stages.modeling.families import backbone, hidden_size
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
-from stages.modeling.merge_checks import probe_ids
+from stages.modeling.merging.checks import probe_ids
 from stages.modeling.packed.forward import packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import pack_responses
 from stages.modeling.packed.token_logprobs import selective_log_softmax

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stages.runtime import processes
 
-IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", "ppo", "ilql", "evaluate")  # stages that share their rows
+IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", "ppo", "dpo", "ilql", "evaluate")  # they share their rows
 GROUP = "stages.distributed.group"  # imported by name, where there are several processes: it loads torch
 
 

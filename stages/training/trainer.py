@@ -93,21 +93,14 @@ def train(
     set_seed(settings.seed)
     callback = HistoryCallback(
         out / BEST, label, evaluation, settings.patience_evaluations, logger or TrainingLogger(out, label))
-    sharded = sharding.has_shards(model)
-    trainer = (_ShardedTrainer if sharded else _Trainer)(
-        model=model, args=_arguments(settings, out, sharded), train_dataset=dataset, data_collator=collate,
-        callbacks=[*([StepCallback(after_step)] if after_step else []), callback],
-        optimizers=(_build_optimizer(model, settings), None),
-    )
-    trainer.loss_fn = loss_fn
-    trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the step's items itself
-    trainer.remove_callback(PrinterCallback)
+    trainer = _build_trainer(model, dataset, collate, loss_fn, settings, out,
+                             [*([StepCallback(after_step)] if after_step else []), callback])
     checkpoint = find_newest_intact(out / CHECKPOINTS)
     if checkpoint:
         print_line(f"{label}: resumed at {checkpoint.name}")
         trainer.add_callback(_RestoreLoss(trainer, checkpoint))
     with deferred() as request:
-        stop = StopCallback(request, all_save=sharded)
+        stop = StopCallback(request, all_save=sharding.has_shards(model))
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if stop.step is not None:
@@ -134,6 +127,18 @@ def _saved_parameters(model) -> list[torch.nn.Parameter]:
     if isinstance(model, PartialState):
         return list(model.saved_parameters().values())
     return [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
+
+
+def _build_trainer(model, dataset, collate: Callable, loss_fn: Callable, settings: TrainerSettings, out: Path,
+                   callbacks: list[TrainerCallback]) -> Trainer:
+    sharded = sharding.has_shards(model)
+    trainer = (_ShardedTrainer if sharded else _Trainer)(
+        model=model, args=_arguments(settings, out, sharded), train_dataset=dataset, data_collator=collate,
+        callbacks=callbacks, optimizers=(_build_optimizer(model, settings), None))
+    trainer.loss_fn = loss_fn
+    trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the step's items itself
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def _build_optimizer(model, settings: TrainerSettings) -> torch.optim.Optimizer | None:
@@ -287,5 +292,6 @@ def share_step(batches: list[dict], fill: bool) -> list[dict]:
              for number, (start, stop) in enumerate(pairwise(cuts))]
     if fill:
         for part in parts[:used]:
-            part |= {} if part["content"] else {"content": rows[:1], "weight": 0.0}
+            if not part["content"]:
+                part.update(content=rows[:1], weight=0.0)
     return parts

@@ -24,6 +24,10 @@ from stages.offline_rl.dataset import ScoredAnswer, collate_answers
 from stages.offline_rl.losses import LossSettings, token_losses, total_loss
 from stages.offline_rl.model import ILQLModel
 from stages.offline_rl.validation import measure_answers
+from stages.preference.logprobs import all_answer_logprobs, collate_rows
+from stages.preference.loss import PreferenceLoss
+from stages.preference.reference import compute_reference
+from stages.preference.startup import check_start
 from stages.reward_modeling.dataset import Example, collate_examples
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scorer import Scorer
@@ -33,7 +37,7 @@ from stages.rewards.shaping import RewardShaper, ShapingSettings
 from stages.rewards.sources import RewardFunction
 from stages.rl.advantages import gae_advantages
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import PPOTrainer, UpdateSettings, update_policy
+from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, UpdateSettings, update_policy
 from stages.rl.trajectory import Trajectory
 from stages.training.memory import retry_with_smaller_batches
 from stages.training.trainer import TrainerSettings, train
@@ -86,7 +90,7 @@ def check_ppo() -> tuple[dict, dict]:
     count = iter(range(100 * (1 + group.rank()), 10_000))  # a user's function that is another in every process
     functions = [RewardFunction("model", 1.0, "ids", scorer, part="model"),
                  RewardFunction("user", 0.01, "ids", lambda prompts, responses: [next(count) for _ in responses])]
-    trainer = PPOTrainer(
+    trainer = PolicyGradientTrainer(
         policy=policy, reward_shaper=RewardShaper(functions, None, ShapingSettings(reward_scaling="running")),
         kl_controller=KlController(0.1, 1.0, 20),
         optimizer=torch.optim.Adam(policy.trainable_parameters().values(), lr=0.0), update_settings=UPDATE,
@@ -162,6 +166,23 @@ def check_reward(out: Path) -> tuple[dict, dict]:
     return {"history": history}, weights(model)
 
 
+def check_dpo(out: Path) -> tuple[dict, dict]:
+    """Compute the reference and train; the loss is that of all rows of a step, and so is the validation."""
+    model = tiny_models.llama(tiny_models.tokenizer())
+    use_packed_attention(model)
+    examples = [Example(("tiny", i), [3 + i, 40, 50], [[60 + i, 70, 2], [80, 90 + i, 5, 2], [9, 2]][: 2 + i % 2],
+                        [(0, 1), (0, 2)][: 1 + i % 2], [1] * (1 + i % 2)) for i in range(11)]
+    out.mkdir(parents=True)
+    rows = compute_reference(model, examples, "fp32", out / "reference.parquet", "test")
+    loss = PreferenceLoss()
+    report = check_start(model, rows, loss, "fp32")
+    history = train(model, rows, collate_rows, lambda items: loss.summed_loss(model, items, "fp32"), TRAINING, out,
+                    "test")
+    after = all_answer_logprobs(model.eval(), examples, "fp32").tolist()
+    return {"history": history, "start": report.loss, "reference": [row.ref_logprobs for row in rows],
+            "after": after}, weights(model)
+
+
 def check_ilql(out: Path) -> tuple[dict, dict]:
     """Train adapter and heads; the targets are part of the weights that are compared."""
     torch.manual_seed(0)
@@ -183,6 +204,7 @@ def run_checks(own: Path) -> tuple[dict, dict]:
     for name, check in {"ppo": check_ppo, "sft": partial(check_finetuning, own / "sft", "adamw"),
                         "muon": partial(check_finetuning, own / "muon", "muon"),
                         "reward": partial(check_reward, own / "reward"),
+                        "dpo": partial(check_dpo, own / "dpo"),
                         "ilql": partial(check_ilql, own / "ilql")}.items():
         facts[name], trained = check()
         tensors |= {f"{name}.{key}": tensor for key, tensor in trained.items()}

@@ -23,7 +23,7 @@ from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from stages.rl.load import load_policy, load_scorers
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import UpdateSettings, update_policy
+from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
 from stages.rl.trajectory import score_rollout
 from stages.runtime import artifact, files
 from stages.training.memory_estimate import distinct_bytes, iter_tensors
@@ -352,6 +352,15 @@ def test_an_adapter_is_saved_alone_in_the_root_and_the_value_functions_beside_it
     targets = json.loads((tmp_path / "value/adapter_config.json").read_text())["target_modules"]
     assert targets == sorted(targets)
     assert torch.equal(load_file(tmp_path / "value_head.safetensors")["weight"], policy.value_head.weight)
+
+
+def test_a_value_head_that_diverged_is_not_published(base, reward, tmp_path):
+    policy = load(base, reward)
+    with torch.no_grad():
+        policy.value_head.bias.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"diverged, and nothing is published: .*: value_head\.bias has"):
+        policy.save(tmp_path / "out", tokenizer.load_tokenizer(base))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("precision", ["int8", "nf4"])

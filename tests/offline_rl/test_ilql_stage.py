@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from stages import evaluate, ilql, merge
 from stages.generation.sampler import sample
 from stages.modeling.load import load_causal
-from stages.modeling.merge_checks import probe_ids
+from stages.modeling.merging.checks import probe_ids
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.q_heads.files import SETTINGS, WEIGHTS, load_q_heads
 from stages.modeling.q_heads.shifted_output import ShiftedOutput

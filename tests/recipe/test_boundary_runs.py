@@ -25,6 +25,7 @@ ALONE = {
     "merge": "max_logit_difference- max_perplexity_change- max_accuracy_change-",
     "ppo": "lora.alpha+ lora.dropout+ max_prompt_tokens- min_response_tokens+ stop_ids+ temperature- top_p- "
            "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ min_entropy_nats+",
+    "dpo": "lora.alpha+ lora.dropout+ learning_rate+ beta- beta+ max_length_tokens- train_pairs- validation_share+",
     "ilql": "lora.alpha+ lora.dropout+ cql_scale+ awac_scale+ awac_beta+ sampling_beta+ max_length_tokens- "
             "learning_rate+",
     "evaluate": "max_prompt_tokens- temperature-",
@@ -35,6 +36,7 @@ NOT_RUN = {
     "sft": "lora.r+ max_steps+ epochs+",
     "reward": "lora.r+ members+ epochs+",
     "ppo": "lora.r+ iterations+ rollout_prompts+ minibatch_prompts+ microbatch_prompts+ epochs+ max_response_tokens+",
+    "dpo": "lora.r+ max_steps+ epochs+",
     "ilql": "lora.r+ max_steps+ epochs+",
     "evaluate": "best_of+ max_response_tokens+ bootstrap_samples+",
 }
@@ -44,6 +46,7 @@ BESIDE = {
     "base+": {"scratch.epochs": SMALL},
     "sft-": {"epochs": SMALL},
     "sft+": {"max_steps": 1},
+    "dpo+": {"max_steps": 1},
     "ilql-": {"epochs": SMALL},
     "ilql+": {"max_steps": 1},
     "ppo top_p-": {"top_k": 5},
