@@ -18,8 +18,7 @@ from pathlib import Path
 
 import torch
 
-from stages.distributed import sharding
-from stages.evaluation.reward_model_check import check_reward_model, describe_shortfall
+from stages.evaluation.reward_model_check import report_shortfalls
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
 from stages.modeling.load import check_whole_model
@@ -28,12 +27,11 @@ from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ppo import Ppo
 from stages.reporting.card_metadata import complete_adapter_cards
-from stages.reward_modeling.consistency import check_consistency, compare_with_training
 from stages.reward_modeling.scorer import Scorer
-from stages.reward_modeling.scoring_file import load_held_out, member_folders
+from stages.rewards import checked_models
 from stages.rewards.kl import KlController
 from stages.rewards.shaping import RewardShaper, ShapingSettings
-from stages.rewards.sources import MODEL, RewardFunction, is_reward_artifact, load_reward_functions
+from stages.rewards.sources import RewardFunction, load_reward_functions
 from stages.rl.advantages import gae_advantages
 from stages.rl.checks.memory_plan import classifier_models, longest_rollout, plan_memory
 from stages.rl.checks.startup import StartupReport, run_checks
@@ -98,22 +96,9 @@ def run(config: Ppo, out: Path, *, policy: Path, reward: Path, pairs: Path, cont
 
 
 def check_reward_models(config: Ppo, reward: Path) -> list[str]:
-    """Describe what the reward models do not beat on their held-out pairs; ValueError if it is what is required.
-
-    Reads no weights. Nothing is said of rewards that are no reward model of this pipeline.
-    """
-    artifacts = [reward_artifact(entry.source, reward) for entry in config.rewards if is_reward_artifact(entry.source)]
-    measured = {folder: numbers for artifact in artifacts for folder, numbers in load_held_out(artifact).items()}
-    if config.require_reward != "none":
-        for folder, numbers in measured.items():
-            if warning := check_reward_model(numbers, config.require_reward, str(folder)):
-                _say(f"WARNING: {warning}")
-    return [words for words in map(describe_shortfall, measured.values()) if words]
-
-
-def reward_artifact(source: str, reward: Path) -> Path:
-    """Return the folder of the reward models that a source names: 'model' names `reward`."""
-    return reward if source == MODEL else Path(source)
+    """Describe what the reward models do not beat on their held-out pairs; ValueError if it is what is required."""
+    measured = checked_models.load_held_out_accuracies([entry.source for entry in config.rewards], reward)
+    return report_shortfalls(measured, config.require_reward, _say)
 
 
 def load_prompts(config: Ppo, tokenizer, pairs: Path) -> tuple[list[list[int]], list[list[int]], int]:
@@ -179,16 +164,12 @@ def parameter_groups(config: Ppo, policy: Policy) -> list:
 
 def load_checked_models(config: Ppo, reward: Path, policy: Policy, policy_folder: Path, source: str) -> list[Scorer]:
     """Load the reward models of a source, and check that they score as they did in training."""
-    artifact = reward_artifact(source, reward)
+    artifact = checked_models.reward_artifact(source, reward)
     load_shared_tokenizer(policy_folder, artifact)
-    scorers = load_scorers(artifact, policy, policy_folder, config.forward_prompts, config.cpu_kernels)
-    for scorer, folder in zip(scorers, member_folders(artifact), strict=True):
-        families.check_length(scorer.model.config, config.max_prompt_tokens + config.max_response_tokens)
-        if config.sharding == "fsdp":
-            sharding.shard(families.backbone(scorer.model))
-        consistency = compare_with_training(scorer, folder)
-        _say(f"check  reward model  {check_consistency(consistency, folder, config.min_reward_correlation)}")
-    return scorers
+    return checked_models.check_scorers(
+        load_scorers(artifact, policy, policy_folder, config.forward_prompts, config.cpu_kernels), artifact,
+        longest_tokens=config.max_prompt_tokens + config.max_response_tokens, sharded=config.sharding == "fsdp",
+        min_correlation=config.min_reward_correlation, say=_say)
 
 
 def check_startup(config: Ppo, loop: TrainingLoop, tokenizer, reward_functions: list[RewardFunction]) -> StartupReport:

@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
-PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "evaluate", "report")
+PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo",
+            "best_of_n", "expert_iteration", "evaluate", "report")
 TRAINED_LIKE = {"stages.judge": {"stages.reward"}}  # the one program that is another, with other data and another seed
 TOOLS = ("inspect", "compare", "demo")
 PROMPTS = ("stackexchange.pairs", "stackexchange.prompt")
@@ -33,6 +34,8 @@ ROOMS = {
     "rewards": ("recipe.user_functions", "distributed", "modeling", "generation", "reward_modeling", *PROMPTS),
     "rl": ("runtime", "render", "distributed", "modeling", "training", "generation", "reward_modeling", "rewards",
            *PROMPTS),
+    "rejection_sampling": ("evaluation.statistics", "runtime", "render", "distributed", "modeling", "training",
+                           "finetuning", "generation", "reward_modeling", "rewards", *PROMPTS),
     "evaluation": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation",
                    "reward_modeling", "rewards", "stackexchange"),
     "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runs.origin", "runtime",
@@ -125,7 +128,8 @@ def test_a_room_for_text_loads_no_torch(room):
         assert not {name.split(".")[0] for name in loaded_modules(module)} & TORCH, module
 
 
-@pytest.mark.parametrize("program", ["sft", "reward", "judge", "merge", "evaluate", "demo"])
+@pytest.mark.parametrize("program", ["sft", "reward", "judge", "merge", "best_of_n", "expert_iteration", "evaluate",
+                                     "demo"])
 def test_these_programs_load_no_ppo_code(program):
     assert not {name for name in loaded_modules(f"stages.{program}") if is_below(name, "rl")}
 

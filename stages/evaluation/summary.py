@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 
 # How policies are called where people read; another policy is called by its name.
-DISPLAY_NAMES = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "rloo": "RLOO", "grpo": "GRPO", "ilql": "ILQL"}
+DISPLAY_NAMES = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "rloo": "RLOO", "grpo": "GRPO", "ilql": "ILQL",
+                 "expert_iteration": "expert iteration"}
 # Further policies, stages and columns of samples.parquet, which a policy cannot be named after.
 RESERVED_NAMES = re.compile(r"base|sft|human|samples|best_of_\d+|posts|pairs|reward|judge|evaluate|site|qid|question"
                             r"|url|authors|(reward|gold|judge)_.*|sft_greedy|.*_best")

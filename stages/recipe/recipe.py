@@ -10,8 +10,10 @@ from pathlib import Path
 
 from stages.recipe.recipe_file import find_recipe, read_mapping
 from stages.recipe.schema import flatten, logging_only, override, result_settings, setting
+from stages.recipe.sections.best_of_n import BestOfN
 from stages.recipe.sections.data import Pairs, Posts
 from stages.recipe.sections.evaluate import Evaluate, Report
+from stages.recipe.sections.expert_iteration import ExpertIteration
 from stages.recipe.sections.models import Base, Merge
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
@@ -35,6 +37,8 @@ class Recipe:
     reward: Reward = setting(Reward(), "reward model")
     merge: Merge = setting(Merge(), "merge adapters into the base weights, for sft, reward and ppo")
     ppo: Ppo = setting(Ppo(), "policy optimisation")
+    best_of_n: BestOfN = setting(BestOfN(), "rejection sampling: the best of several answers of the SFT model")
+    expert_iteration: ExpertIteration = setting(ExpertIteration(), "fine-tuning on the best sampled answers, in rounds")
     evaluate: Evaluate = setting(Evaluate(), "held-out evaluation")
     report: Report = setting(Report(), "the report page")
 

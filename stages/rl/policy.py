@@ -22,11 +22,11 @@ from torch import nn
 
 from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
-from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter
+from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter, merged_adapter
 from stages.modeling.families import backbone, hidden_size
 from stages.modeling.layer_calls import LayerCalls
 from stages.modeling.load import autocast
-from stages.modeling.lora import adapted_layers, unwrap_peft
+from stages.modeling.lora import unwrap_peft
 from stages.modeling.packed.forward import (
     chunk_by_length,
     last_hidden_states,
@@ -180,26 +180,9 @@ class Policy(nn.Module):
 
     @contextmanager
     def merge_adapter(self) -> Iterator[nn.Module]:
-        """Yield the policy as one model without an adapter, for sampling, and restore the exact weights afterwards.
-
-        Merges only in fp32: a sum rounded to fewer bits would differ from the update's forward pass, in which base and
-        adapter are separate. Weights that are sharded are not merged, either.
-        """
-        exact = self.precision == "fp32" and not sharding.has_shards(self.model)
-        layers = [layer for layer in adapted_layers(self.model) if exact and POLICY in layer.scaling]
-        base_weights = [layer.get_base_layer().weight.data for layer in layers]
-        if not layers:
-            yield self.model
-            return
-        try:
-            with torch.no_grad():
-                for layer, weight in zip(layers, base_weights, strict=True):
-                    layer.get_base_layer().weight.data = weight + layer.get_delta_weight(POLICY).to(weight)
-            with active_adapter(self.model, None):
-                yield self.causal_model
-        finally:
-            for layer, weight in zip(layers, base_weights, strict=True):
-                layer.get_base_layer().weight.data = weight
+        """Yield the policy as one model without an adapter, for sampling (adapters.merged_adapter)."""
+        with merged_adapter(self.model, self.precision) as model:
+            yield model
 
     def save(self, out: Path, tokenizer) -> None:
         """Save to `out` the adapter or the whole model with its tokenizer, value_head.safetensors, and the value

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from stages.runtime import processes
 
-IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", "ppo", "evaluate")  # stages that share their rows
+# Stages that share their rows.
+IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", "ppo", "best_of_n", "expert_iteration", "evaluate")
 GROUP = "stages.distributed.group"  # imported by name, where there are several processes: it loads torch
 
 

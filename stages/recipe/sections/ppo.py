@@ -35,7 +35,8 @@ from stages.recipe.schema import setting
 from stages.recipe.sections.models import Lora
 
 
-def _check_rewards(rewards: tuple, scaling: str) -> None:
+def check_rewards(rewards: tuple, scaling: str) -> None:
+    """Raise ValueError unless the sources are named once each, and the reward model is one if its scale is used."""
     names = [reward.source for reward in rewards]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"rewards must name at least one source, and none twice, not {', '.join(names) or 'nothing'}")
@@ -216,7 +217,7 @@ class Ppo:
         if self.top_p < 1 and not self.top_k:
             raise ValueError("top_p alone may keep any number of tokens, and each needs a log-probability under the "
                              "old, the new and the reference policy: set top_k, too, or leave top_p at 1")
-        _check_rewards(self.rewards, self.reward_scaling)
+        check_rewards(self.rewards, self.reward_scaling)
         if self.spread_penalty and self.reward_combine != "mean_minus_std":
             raise ValueError(f"spread_penalty is the coefficient of reward_combine 'mean_minus_std', and has no effect "
                              f"with {self.reward_combine!r}: set reward_combine, or leave spread_penalty at 0")
