@@ -17,10 +17,11 @@ from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample_in_batches
 from stages.rewards.shaping import RewardShaper
 from stages.runtime.disk_space import check_free_space
-from stages.runtime.files import atomic_path
 from stages.runtime.progress import Progress
 from stages.runtime.stage_lines import print_line
+from stages.training.checkpoint import SEAL, find_damage, seal_checkpoint
 
+PART, TABLE = "part-", "candidates.parquet"
 TOKENS = pa.list_(pa.list_(pa.int32()))
 SCHEMA = pa.schema([("responses", TOKENS), ("ended", pa.list_(pa.bool_())), ("rewards", pa.list_(pa.float32()))])
 TOKEN_BYTES, RESPONSE_BYTES = 4, 16  # of a part, uncompressed
@@ -66,11 +67,11 @@ class CandidateSampler:
         """
         progress = Progress(purpose, len(prompts), "prompts")
         for number, part in enumerate(_slices(prompts, self.settings.save_every_prompts)):
-            path = folder / f"part-{number:05d}.parquet"
-            candidates = _read(path)
+            place = folder / f"{PART}{number:05d}"
+            candidates = _read(place)
             if candidates is None:
                 candidates = self._sample_part(model, part, f"{purpose}/{number}")
-                _write(path, candidates)
+                _write(place, candidates)
             else:
                 progress.initial += len(part)
             yield candidates
@@ -105,29 +106,28 @@ class CandidateSampler:
 
 def read_parts(folder: Path) -> Iterator[Candidates]:
     """Yield the parts that `CandidateSampler.sample` has stored, in order."""
-    return filter(None, map(_read, sorted(folder.glob("part-*.parquet"))))
+    return filter(None, map(_read, sorted(folder.glob(f"{PART}*"))))
 
 
 def _slices(values: list, size: int) -> list[list]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-def _write(path: Path, candidates: Candidates) -> None:
+def _write(folder: Path, candidates: Candidates) -> None:
     columns = [candidates.responses, candidates.ended, candidates.rewards.tolist()]
     table = pa.table([pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)], SCHEMA)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path, sync=True) as draft:
-        pq.write_table(table, draft, compression="zstd", write_page_checksum=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, folder / TABLE, compression="zstd")
+    seal_checkpoint(folder)
 
 
-def _read(path: Path) -> Candidates | None:
+def _read(folder: Path) -> Candidates | None:
     """Read a part; None if there is none, or if it is damaged, which a line says."""
-    if not path.exists():
+    if not (folder / SEAL).exists():
         return None
-    try:
-        table = pq.read_table(path, schema=SCHEMA, page_checksum_verification=True)
-    except (OSError, pa.ArrowInvalid) as error:
-        print_line(f"{path} is damaged ({' '.join(str(error).split())[:100]}): sampling it again")
+    if damage := find_damage(folder):
+        print_line(f"{folder} is damaged ({damage}): sampling it again")
         return None
+    table = pq.read_table(folder / TABLE, schema=SCHEMA)
     responses, ended, rewards = (table[name].to_pylist() for name in SCHEMA.names)
     return Candidates(responses, ended, np.array(rewards, np.float32))

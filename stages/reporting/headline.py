@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall
-from stages.evaluation.summary import NO_JUDGE, capitalise, display_name, join_words, reward_model_verdict
+from stages.evaluation.summary import (
+    NO_JUDGE,
+    capitalise,
+    display_name,
+    join_words,
+    knows_gold,
+    reward_model_verdict,
+)
 from stages.evaluation.verdict import compare_with_sft, policy_verdict
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
@@ -65,9 +72,9 @@ def judge_warning(metrics: dict) -> list[Verdict]:
     if shortfall is None:
         return []
     words = describe_shortfall(metrics["reward_model"])
-    has_gold = any(comparison["gold"] for comparison in metrics["comparisons"].values())
-    end = ("Only the gold score judged these answers; a rise of the learnt reward says nothing about them." if has_gold
-           else "Nobody judged these answers, and no gold score is known: a rise of the learnt reward says nothing.")
+    end = ("Only the gold score judged these answers; a rise of the learnt reward says nothing about them."
+           if knows_gold(metrics) else
+           "Nobody judged these answers, and no gold score is known: a rise of the learnt reward says nothing.")
     return [Verdict("no-judge", SHORTFALLS[shortfall], {
         "Who judged the answers?": f"{capitalise(words)}. {end}"})]
 
