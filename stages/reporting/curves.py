@@ -53,6 +53,16 @@ CURVES = {
         CurveSpec("seconds", "seconds by phase", "iteration",
                   {"rollout": "rollout_seconds", "score": "score_seconds", "reference, values": "experience_seconds",
                    "update": "update_seconds"})],
+    "best_of_n": [
+        CurveSpec("reward", "mean reward of the best of n", "n", {"best of n": "reward"}),
+        CurveSpec("kl", "KL to SFT, nats a response", "n", {"log n - (n-1)/n": "kl"})],
+    "expert_iteration": [
+        CurveSpec("reward", "mean reward", "round",
+                  {"samples": "reward", "winners": "winners_reward", "validation": "validation_reward"}),
+        CurveSpec("kl", "KL to SFT, nats a response", "round", {"validation": "validation_kl"}),
+        CurveSpec("length", "response length, tokens", "round", {"validation": "validation_response_tokens"}),
+        CurveSpec("eos", "share ended by EOS", "round", {"samples": "eos_rate", "validation": "validation_eos_rate"},
+                  SHARE)],
 }
 
 

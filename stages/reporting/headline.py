@@ -127,11 +127,12 @@ def _base(manifest: dict) -> str:
 
 
 def _best_iteration(metrics: dict) -> str:
-    """Say which iteration's policy is the result; iteration 0 is the SFT model."""
-    if "best_iteration" not in metrics:
+    """Say which iteration's or round's policy is the result; number 0 is the SFT model."""
+    unit = next((unit for unit in ("iteration", "round") if f"best_{unit}" in metrics), None)
+    if unit is None:
         return ""
-    best, iterations = metrics["best_iteration"], metrics["iterations"]
+    best, count = metrics[f"best_{unit}"], f"{metrics[f'{unit}s']} {unit}s"
     if not best:
-        return (f" for {iterations} iterations, none of which was better than the start on held-out prompts: the "
-                f"result is the SFT model itself")
-    return f" for {iterations} iterations; number {best} was the best on held-out prompts and is the result"
+        return (f" for {count}, none of which was better than the start on held-out prompts: the result is the SFT "
+                f"model itself")
+    return f" for {count}; number {best} was the best on held-out prompts and is the result"

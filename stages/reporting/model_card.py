@@ -30,6 +30,8 @@ DESCRIPTIONS = {
              "settings, but one member, another seed (1000 was added) and other questions.",
     "ppo": "A language model, fine-tuned on questions with their preferred answers, then by PPO towards what a reward "
            "model scores high, kept near the fine-tuned model by a KL penalty.",
+    "expert_iteration": "A language model, fine-tuned on questions with their preferred answers, then, in rounds, on "
+                        "those of its own answers that a reward model scored highest.",
 }
 SCORERS = ("reward", "judge")
 OTHER_POLICY = "A language model, fine-tuned on questions with their preferred answers, then by {}."

@@ -39,9 +39,8 @@ TINY = {
                rewards=(RewardSource("response_tokens"),), **COMMON),
     "best_of_n": BestOfN(n=4, save_every_prompts=5, bootstrap_samples=10, **SAMPLING),
     "expert_iteration": ExpertIteration(
-        lora=LORA, n=4, rounds=1, save_every_prompts=5, sequence_length_tokens=64, batch_sequences=4,
-        microbatch_sequences=4, warmup_steps=1, save_every_steps=1, validation_prompts=3, learning_rate=1e-3,
-        **SAMPLING),
+        lora=LORA, n=4, rounds=1, save_every_prompts=5, sequence_length_tokens=64, batch_sequences=2,
+        microbatch_sequences=2, save_every_steps=1, validation_prompts=3, learning_rate=0.05, **SAMPLING),
     "evaluate": Evaluate(max_pairs=8, surface_pairs=8, prompts=2, best_of=(2,), batch_prompts=4, max_prompt_tokens=64,
                          max_response_tokens=4, temperatures=(1.0, 0.0), temperature_prompts=2, bootstrap_samples=10),
 }
@@ -73,7 +72,7 @@ def save_inputs(folder: Path) -> dict[str, dict]:
 
 def save_policy_inputs(folder: Path) -> dict[str, Path]:
     """Make a model and pairs, and return the inputs of a stage that samples from it; there is no reward model."""
-    return {"policy": tiny_models.save_base(folder / "base", width=8), "reward": folder / "none",
+    return {"policy": tiny_models.save_base(folder / "policy", width=8), "reward": folder / "reward",
             "pairs": tiny_models.save_pairs(folder / "pairs", questions_per_split=12)}
 
 

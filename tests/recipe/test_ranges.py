@@ -14,6 +14,8 @@ from tests.helpers.ranges import list_ranges
 
 BOUNDARIES = (-1, 0, 1e308, -1e308, math.nan, math.inf, -math.inf, 1e18, 10**18, 10**400)
 # What 0 means there: nothing is dropped, done or added; the first or the only one; greedy; all.
+REWARD = ("spread_penalty min_reward_correlation reward_baseline missing_eos_penalty short_response_tokens "
+          "short_response_penalty")
 ZERO = {
     "posts": "min_answers max_bad_rows_share seed",
     "pairs": "min_question_length min_answer_length finetune_share reward_share rl_share evaluation_share seed",
@@ -25,10 +27,13 @@ ZERO = {
     "ppo": "lora.dropout top_k weight_decay gamma gae_lambda critic_warmup_iterations value_coefficient "
            "kl_coefficient spread_penalty min_reward_correlation reward_baseline missing_eos_penalty "
            "short_response_tokens short_response_penalty max_skipped_in_a_row min_entropy_nats seed stop_ids",
+    "best_of_n": f"{REWARD} seed",
+    "expert_iteration": f"{REWARD} lora.dropout warmup_steps weight_decay kl_coefficient seed",
     "evaluate": "temperatures temperature_prompts seed",
     "report": "side_by_side",
 }
-MINUS_ONE = {"reward": "log_probability_weight", "ppo": "min_reward_correlation reward_baseline"}
+MINUS_ONE = {"reward": "log_probability_weight", **dict.fromkeys(
+    ("ppo", "best_of_n", "expert_iteration"), "min_reward_correlation reward_baseline")}
 
 
 def is_number(hint) -> bool:

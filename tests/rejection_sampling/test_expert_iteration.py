@@ -16,6 +16,7 @@ from stages.recipe.sections.expert_iteration import ExpertIteration
 from stages.rejection_sampling import rounds
 from stages.rejection_sampling.candidates import Candidates
 from stages.rejection_sampling.winners import choose_winners, list_winners
+from stages.training import callbacks
 from tests.helpers import tiny_stages
 
 REWARDS = np.array([[0.5, 2.0, 2.0], [1.0, -1.0, 0.0]])
@@ -43,14 +44,15 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def stop_after(function: Callable, calls: int) -> Callable:
-    """Return the function, but interrupted at the call after so many."""
-    count = iter(range(100))
+def stop_at(function: Callable, number: int) -> Callable:
+    """Return the function, but interrupted at the end of a call, by its number."""
+    numbers = iter(range(1, 100))
 
     def call(*arguments, **options):
-        if next(count) == calls:
+        result = function(*arguments, **options)
+        if next(numbers) == number:
             raise KeyboardInterrupt
-        return function(*arguments, **options)
+        return result
     return call
 
 
@@ -69,7 +71,7 @@ def test_it_raises_the_reward_and_publishes_the_best_round(inputs, tmp_path):
 
 def test_it_stops_at_a_round_that_is_no_better(inputs, tmp_path):
     """A KL coefficient that no reward is worth: the result is the SFT model, whose adapter changes nothing."""
-    metrics = make(tmp_path / "out", inputs, rounds=3, kl_coefficient=1000.0, learning_rate=0.1)
+    metrics = make(tmp_path / "out", inputs, rounds=3, kl_coefficient=1000.0, learning_rate=5.0)
     assert metrics["stopped_early"] and (metrics["best_round"], metrics["rounds"]) == (0, 1)
     adapter = load_file(tmp_path / "out" / "adapter_model.safetensors")
     assert adapter and not any(tensor.any() for name, tensor in adapter.items() if "lora_B" in name)
@@ -78,12 +80,12 @@ def test_it_stops_at_a_round_that_is_no_better(inputs, tmp_path):
 @pytest.mark.parametrize("start_from", ["sft", "previous"])
 def test_an_interrupted_run_resumes_to_equal_bytes(start_from, inputs, tmp_path, monkeypatch):
     """Stopped within the sampling of round 2, within its training, and before its result is stored."""
-    settings = {"start_from": start_from, "rounds": 2, "patience_rounds": None, "save_every_prompts": 4}
+    settings = {"start_from": start_from, "rounds": 2, "patience_rounds": None}
     metrics = make(tmp_path / "whole", inputs, **settings)
 
-    for owner, name, calls in ((rounds.CandidateSampler, "_sample_part", 4), (rounds, "train", 1),
-                               (rounds.RoundLoop, "_evaluate", 0)):
-        monkeypatch.setattr(owner, name, stop_after(getattr(owner, name), calls))
+    for owner, name, calls in ((rounds.CandidateSampler, "_sample_part", 4), (callbacks, "seal_checkpoint", 1),
+                               (rounds.RoundLoop, "_evaluate", 1)):
+        monkeypatch.setattr(owner, name, stop_at(getattr(owner, name), calls))
         with pytest.raises(KeyboardInterrupt):
             make(tmp_path / "cut", inputs, **settings)
         monkeypatch.undo()
@@ -98,7 +100,7 @@ def test_rounds_from_sft_and_from_the_previous_one_differ(inputs, tmp_path):
         histories.append(read_history(tmp_path / start_from))
     (_, *sft), (_, *previous) = histories
     assert sft[0] == previous[0]  # both start from SFT in the first round
-    assert sft[1]["reward"] == previous[1]["reward"] and sft[1]["loss"] != previous[1]["loss"]
+    assert sft[1]["reward"] == previous[1]["reward"] and sft[1]["validation_kl"] != previous[1]["validation_kl"]
 
 
 @pytest.mark.parametrize(("keep", "above", "share", "expected"), [

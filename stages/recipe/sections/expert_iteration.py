@@ -55,7 +55,7 @@ class ExpertIteration(RewardSettings):
     microbatch_sequences: int = setting_of(Sft, "microbatch_sequences")
     epochs: float = setting(1.0, "passes over the winners in each round [ours]", within=EPOCHS)
     learning_rate: float = setting_of(Sft, "learning_rate")
-    warmup_steps: int = setting_of(Sft, "warmup_steps", 10)
+    warmup_steps: int = setting_of(Sft, "warmup_steps", 0)
     weight_decay: float = setting_of(Sft, "weight_decay")
     gradient_checkpointing: bool = setting_of(Sft, "gradient_checkpointing")
     save_every_steps: int = setting_of(Sft, "save_every_steps", 100)
