@@ -4,10 +4,11 @@
         --base results/demo/base --sft results/demo/sft-merged --policy ppo=results/demo/ppo-merged \\
         --reward results/demo/reward-merged --out results/demo/evaluate
 
-Give --policy NAME=FOLDER once for each policy, and --judge FOLDER for another merged reward model that scores all
-answers and is used to choose nothing. Writes metrics.json (every number, and the short table), samples.parquet
-(each question with its answers) and per_pair.parquet. Rewards are the reward model's own: an answer that did not end
-pays no penalty here. All models run in fp32, one at a time. Every interval is at 95 %, from a bootstrap over questions.
+Give --policy NAME=FOLDER once for each policy, and none for SFT and its best-of-n alone; --judge FOLDER is another
+merged reward model that scores all answers and is used to choose nothing. Writes metrics.json (every number, and the
+short table), samples.parquet (each question with its answers) and per_pair.parquet. Rewards are the reward model's own:
+an answer that did not end pays no penalty here. All models run in fp32, one at a time. Every interval is at 95 %, from
+a bootstrap over questions.
 """
 
 from stages.command_line.start import main
@@ -52,13 +53,14 @@ SPLIT, BASELINE_SPLIT = "evaluation", "reward"
 Selection = dict[str, list[dict]]  # policy -> its mean reward by temperature
 
 
-def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, policy: dict[str, Path],
-        reward: Path, judge: Path | None = None) -> dict[str, float]:
+def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path,
+        policy: dict[str, Path] | None = None, reward: Path, judge: Path | None = None) -> dict[str, float]:
     """Fill `out` with metrics.json, samples.parquet and per_pair.parquet; return the headline metrics.
 
     base, sft, policy, reward, judge: plain model folders, merged. ValueError when no held-out question is short enough.
     """
     torch_setup.prepare()
+    policy = policy or {}
     summary.check_policy_names(policy)
     judge = _select_judge(judge, reward)
     gold_scorer, scorers = _load_scorers(config, pairs)
@@ -98,7 +100,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
 def _write(config: Evaluate, out: Path, metrics: dict, prompts: EvaluationPrompts, comparison: PolicyComparison,
            held_out: HeldOutPairs, pair_scores: dict[str, np.ndarray | None]) -> None:
     """Write metrics.json, samples.parquet and per_pair.parquet; pair_scores: of the held-out texts [M]."""
-    gold_known = any(compared["gold"] for compared in metrics["comparisons"].values())
+    gold_known = summary.knows_gold(metrics)
     if config.gold and not gold_known:
         print_line(f"evaluate: the gold scorer {config.gold} knows none of these questions")
     write_json(out / "metrics.json", metrics)

@@ -5,9 +5,9 @@
         --merged results/demo/sft-merged results/demo/reward-merged results/demo/ppo-merged \\
         --evaluate results/demo/evaluate --out results/demo/report
 
-Give --policy NAME=FOLDER once for each policy, with the folder of its training. Writes report.html (no network, one
-small script for its tables), metrics.json as evaluate wrote it, figures/*.png, and cards/NAME/README.md: the model card
-of each merged model that was evaluated, with the evaluation's numbers.
+Give --policy NAME=FOLDER once for each policy, if any, with the folder of its training. Writes report.html (no network,
+one small script for its tables), metrics.json as evaluate wrote it, figures/*.png, and cards/NAME/README.md: the model
+card of each merged model that was evaluated, with the evaluation's numbers.
 """
 
 from stages.command_line.start import main
@@ -47,8 +47,10 @@ HEADINGS = {"base": "Base", "sft": "SFT", "reward": "Reward model", "judge": "Ju
 
 
 def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, reward: Path,
-        policy: dict[str, Path], merged: list[str], evaluate: Path, judge: Path | None = None) -> dict[str, float]:
+        policy: dict[str, Path] | None = None, merged: list[str], evaluate: Path, judge: Path | None = None
+        ) -> dict[str, float]:
     """Fill `out` from finished artifacts; sft, reward, judge and policy: the trained adapters, with their histories."""
+    policy = policy or {}
     summary.check_policy_names(policy)
     trained = {"base": base, "sft": sft, "reward": reward, **({"judge": judge} if judge else {}), **policy}
     folders = {"posts": posts, "pairs": pairs, **trained,
@@ -165,7 +167,8 @@ def _policies(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html
     rewards = {label: [row[f"reward_{name}"] for row in samples if row[f"reward_{name}"] is not None]
                for label, name in list_writers(list(metrics["comparisons"]))}
     rewards = {label: values for label, values in rewards.items() if values}
-    gold = element("p", "No gold score applies to these questions: only the learnt reward is known.")
+    gold = "" if summary.knows_gold(metrics) else element(
+        "p", "No gold score applies to these questions: only the learnt reward is known.")
     if any(comparison["gold"] for comparison in metrics["comparisons"].values()):
         gold = join_html([element("h3", "Gold score: what the truth says"),
                           policy_section.render_gold_scores(metrics["comparisons"])])

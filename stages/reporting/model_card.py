@@ -33,6 +33,8 @@ DESCRIPTIONS = {
     "dpo": "A language model, fine-tuned on questions with their preferred answers, then by direct preference "
            "optimisation on pairs of answers: the preferred one became more probable than the other, relative to the "
            "fine-tuned model.",
+    "expert_iteration": "A language model, fine-tuned on questions with their preferred answers, then, in rounds, on "
+                        "those of its own answers that a reward model scored highest.",
     "ilql": "A language model, fine-tuned on questions with their preferred answers, then by ILQL on scored answers, "
             "without sampling any. Q heads beside the model (`q_heads.safetensors`) shift its logits; Transformers "
             "alone loads the model without them.",
