@@ -152,7 +152,7 @@ def _measure_samples(config: Evaluate, judged: RewardUnderTest, prompts: Evaluat
         own = sample(model, prompts=prompts.prompts, temperature=config.temperature, seed=config.seed,
                      label="evaluate_reward: SFT answers")
         measured["policy"] = _measure_policy(config, judged, prompts, tokenizer, own, moved, list(zip(
-            logprobs, _logprobs(model, prompts, moved, config.temperature), strict=True)))
+            logprobs, _logprobs(model, prompts, moved, config.temperature), strict=True)), gold_scorer)
     if gold_scorer:
         measured |= _measure_gold(config, judged, prompts, tokenizer, partial(sample, model), gold_scorer)
     return measured
@@ -163,22 +163,31 @@ def _logprobs(model, prompts: EvaluationPrompts, answers: Answers, temperature: 
 
 
 def _measure_policy(config: Evaluate, judged: RewardUnderTest, prompts: EvaluationPrompts, tokenizer, own: Answers,
-                    moved: Answers, logprobs: list[tuple]) -> dict:
-    """Estimate the policy's KL to SFT and the difference in reward; logprobs: of its answers, its own and SFT's."""
+                    moved: Answers, logprobs: list[tuple], gold_scorer: Callable | None) -> dict:
+    """Estimate the policy's KL to SFT, and the differences in reward and in gold (None where it is not known).
+
+    own, moved: answers of SFT and of the policy. logprobs: of the policy's answers, under the policy and under SFT.
+    """
     estimate_mean = partial(bootstrap_mean, samples=config.bootstrap_samples, seed=config.seed)
     rewards = [judged.score_sampled(prompts.questions, prompts.prompts, answers, tokenizer, "answers")
                for answers in (own, moved)]
     values = {name: np.array([float(kl(*rows).sum()) for rows in logprobs])
               for name, kl in (("kl_k1", kl_k1), ("kl_k3", kl_k3))} | {"reward_difference": rewards[1] - rewards[0]}
-    return {name: estimate_mean(each, np.arange(len(each))) for name, each in values.items()}
+    if gold_scorer:
+        gold = [_score_gold(gold_scorer, prompts.questions, answers.texts) for answers in (own, moved)]
+        values |= {"gold": gold[1], "gold_difference": gold[1] - gold[0]}
+    return {"gold": None, "gold_difference": None} | {
+        name: estimate_mean(each, np.arange(len(each))) for name, each in values.items()}
+
+
+def _score_gold(gold_scorer: Callable, questions: list[str], answers: list[str]) -> np.ndarray:
+    return gold_score.score_main_gold(gold_scorer, list(zip(questions, answers, strict=True)))
 
 
 def _measure_gold(config: Evaluate, judged: RewardUnderTest, prompts: EvaluationPrompts, tokenizer, sample: Callable,
                   gold_scorer: Callable) -> dict:
     """Measure gold of SFT's greedy answers, and of best-of-n by the reward model."""
-    def score(questions: list[str], answers: list[str]) -> np.ndarray:
-        return gold_score.score_main_gold(gold_scorer, list(zip(questions, answers, strict=True)))
-
+    score = partial(_score_gold, gold_scorer)
     estimate_mean = partial(bootstrap_mean, samples=config.bootstrap_samples, seed=config.seed)
     greedy = sample(prompts=prompts.prompts, temperature=0.0, seed=config.seed, label="evaluate_reward: SFT, greedy")
     count = max(config.best_of, default=1)

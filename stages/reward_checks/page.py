@@ -62,5 +62,6 @@ def _render_gold(curve: list[dict], figures: FigureFolder) -> Html:
 def _render_policy(policy: dict) -> Html:
     rows = [["KL to SFT, nats a response (k1)", *estimate_cells(policy["kl_k1"])],
             ["KL to SFT, nats a response (k3)", *estimate_cells(policy["kl_k3"])],
-            ["learnt reward minus SFT's", *estimate_cells(policy["reward_difference"], signed=True)]]
+            ["learnt reward minus SFT's", *estimate_cells(policy["reward_difference"], signed=True)],
+            ["gold minus SFT's", *estimate_cells(policy["gold_difference"], signed=True)]]
     return table(["of the policy's answers", "mean", "95 % interval", "questions"], rows)

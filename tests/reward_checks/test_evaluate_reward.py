@@ -57,6 +57,7 @@ def test_measures_an_artifact_and_its_policy(inputs, tmp_path, capsys):
     assert {"SFT log-probability", "base log-probability", "longer answer wins", "bag of words (logistic)"} <= set(
         metrics["reward_model"]["baselines"])
     assert metrics["policy"]["kl_k1"]["mean"] > 0.1  # other random weights
+    assert metrics["policy"]["gold_difference"]["count"] < 6  # gold does not know all of the six questions
     assert [point["n"] for point in metrics["gold_curve"]] == [1, 2]
     assert metrics["gold_curve"][1]["best_gold"]["mean"] >= metrics["gold_curve"][1]["gold"]["mean"]
     assert set(metrics["layout"]) == {"markdown stripped", "whitespace normalised", "fences removed"}
