@@ -1,7 +1,8 @@
 """Judge a reward model, this project's or anyone's, and say which part of a failing pipeline is at fault.
 
-    python -m stages.evaluate_reward --reward results/demo/reward-merged --pairs results/demo/pairs \\
-        --sft results/demo/sft-merged --policy results/demo/ppo-merged --out results/demo/evaluate-reward
+    python -m stages.evaluate_reward --recipe configs/demo.yaml --reward results/demo/reward-merged \\
+        --pairs results/demo/pairs --sft results/demo/sft-merged --policy results/demo/ppo-merged \\
+        --out results/demo/evaluate-reward
 
 --reward takes a merged reward artifact, or the folder or hub id of a sequence classifier with one output, which reads
 --template. Settings are those of the recipe's section evaluate; --gold FUNCTION and --sft together give the gold of

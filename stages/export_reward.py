@@ -1,6 +1,7 @@
 """Export a reward model as a plain classifier that TRL, OpenRLHF and verl load by path, with the same scores.
 
-    python -m stages.export_reward --reward results/demo/reward-merged --out results/demo/reward-export
+    python -m stages.export_reward --recipe configs/demo.yaml --reward results/demo/reward-merged \\
+        --out results/demo/reward-export
 
 The folder has the model with its head where each of them looks for it, a padding id with an embedding, a tokenizer
 whose chat template is the prompt that the model was trained with, and a README with the lines to use it in each. The
