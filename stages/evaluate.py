@@ -81,7 +81,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     comparison = PolicyComparison(prompts, answers, rewards, _gold_scores(gold_scorer, prompts, answers),
                                   _other_scores(scorers, prompts, answers), judged, used)
     pair_scores = {"reward": pair_rewards, "judge": pair_judge, "log_probability": logprobs,
-                   "gold": _pair_gold(gold_scorer, held_out)}
+                   "gold": gold_score.score_main_gold(gold_scorer, held_out.texts) if gold_scorer else None}
     estimate_mean, estimate = (partial(kind, samples=config.bootstrap_samples, seed=config.seed)
                                for kind in (bootstrap_mean, bootstrap_statistic))
     metrics = {
@@ -191,13 +191,6 @@ def _fit_baselines(config: Evaluate, pairs: Path, held_out: HeldOutPairs) -> dic
     """Score every held-out text [M] with each logistic regression, fitted on pairs of the reward model's split."""
     rows = sample_rows(read_pairs(pairs, BASELINE_SPLIT), config.surface_pairs, config.seed)
     return score_fitted_baselines(held_out, rows)
-
-
-def _pair_gold(gold_scorer: Callable | None, held_out: HeldOutPairs) -> np.ndarray | None:
-    if gold_scorer is None:
-        return None
-    questions, answers = zip(*held_out.texts, strict=True) if held_out.texts else ((), ())
-    return np.array(gold_score.score_gold(gold_scorer, list(questions), list(answers))[gold_score.MAIN_KEY])
 
 
 def _gold_scores(gold_scorer: Callable | None, prompts: EvaluationPrompts, answers: dict[str, Answers]

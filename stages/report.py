@@ -28,7 +28,7 @@ from stages.reporting import at_best_section, data_funnel, pipeline_graph, polic
 from stages.reporting.answer_cards import list_writers, render_answer_cards
 from stages.reporting.card_metadata import CARD, render_evaluated_card
 from stages.reporting.curves import build_curves
-from stages.reporting.figures import FigureFolder, Histogram, Intervals, Reliability
+from stages.reporting.figures import FigureFolder, Histogram
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, page_title
 from stages.reporting.healthy_bands import mark_short_row, measure_evaluation, measure_training, render_outside
 from stages.reporting.page import render_page
@@ -70,7 +70,7 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
         "Pipeline": pipeline_graph.render_pipeline(graph, manifests),
         "Data": _data(figures, manifests),
         "Learning curves": _learning_curves(figures, manifests, trained, histories),
-        "Reward model": _reward_model(figures, metrics["reward_model"]),
+        "Reward model": sections.render_reward_model(figures, metrics["reward_model"]),
         "Policies": _policies(figures, metrics, samples),
         "Reward hacking": _hacking(metrics["hacking"], samples),
         "Answers side by side": _side_by_side(examples, len(samples), metrics),
@@ -140,21 +140,6 @@ def _learning_curves(figures: FigureFolder, manifests: dict[str, dict], trained:
         parts += [element("h3", HEADINGS.get(name) or f"{summary.display_name(name)} dashboard"),
                   figures.draw(curves) if curves else element("p", words)]
     return join_html(parts)
-
-
-def _reward_model(figures: FigureFolder, reward: dict) -> Html:
-    rows = {"reward model": reward["accuracy"], **reward["baselines"], "oracle": reward["oracle"]}
-    rows = {name: estimate for name, estimate in rows.items() if estimate}
-    accuracy = {"evaluate-accuracy": Intervals("Held-out pairs ranked right", "share, 95 % interval", rows, 0.5)}
-    if bins := reward["calibration"]["bins"]:
-        accuracy["evaluate-calibration"] = Reliability(
-            f"Calibration (expected error {reward['calibration']['expected_error']:.3f})",
-            [(b["confidence"], b["accuracy"], b["pairs"]) for b in bins])
-    words = (f"{reward['pairs']:,} pairs of {reward['questions']:,} held-out questions; "
-             f"{reward['dropped_over_length']:,} pairs were dropped as too long. Ties count one half.")
-    return join_html([element("p", words, class_="faint"), sections.render_accuracy(reward),
-                      figures.draw(accuracy if rows else {}), element("h3", "Where it is right"),
-                      sections.render_breakdown(reward)])
 
 
 def _policies(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html:

@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
 PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "dpo", "rloo", "grpo",
-            "best_of_n", "expert_iteration", "ilql", "evaluate", "report", "pool_seeds")
+            "best_of_n", "expert_iteration", "ilql", "evaluate", "report", "pool_seeds", "evaluate_reward",
+            "export_reward")
 TRAINED_LIKE = {"stages.judge": {"stages.reward"}}  # the one program that is another, with other data and another seed
 TOOLS = ("inspect", "compare", "demo")
 PROMPTS = ("stackexchange.pairs", "stackexchange.prompt")
@@ -45,6 +46,8 @@ ROOMS = {
                   "render", "stackexchange.prompt"),
     "pooling": ("evaluation.statistics", "evaluation.summary", "evaluation.reward_hacking", "reporting", "runtime",
                 "render"),
+    "reward_checks": ("runtime", "render", "modeling", "generation", "reward_modeling", "rewards", "evaluation",
+                      "reporting", *PROMPTS),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting",

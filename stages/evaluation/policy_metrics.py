@@ -51,7 +51,8 @@ def column_mean(column: str) -> Metric:
     return Metric((column, "one"), lambda value, one: value / one)
 
 
-def _correlation(one, x, y, xx, yy, xy):
+def correlation(one, x, y, xx, yy, xy):
+    """Compute the correlation of x and y from sums over rows: of 1, x, y, x x, y y and x y."""
     return (one * xy - x * y) / np.sqrt((one * xx - x * x) * (one * yy - y * y))
 
 
@@ -65,7 +66,7 @@ POINT_METRICS = {
     "entropy": Metric(("logprob", "tokens"), lambda logprob, tokens: -logprob / tokens),
     "perplexity_under_sft": Metric(("sft_logprob", "tokens"), lambda logprob, tokens: np.exp(-logprob / tokens)),
     "reward_length_correlation": Metric(
-        ("one", "reward", "tokens", "reward_reward", "tokens_tokens", "reward_tokens"), _correlation)}
+        ("one", "reward", "tokens", "reward_reward", "tokens_tokens", "reward_tokens"), correlation)}
 
 
 def answer_columns(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray, scores: Columns) -> Columns:
