@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
-PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "evaluate", "report")
+PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "evaluate", "report",
+            "frontier")
 TRAINED_LIKE = {"stages.judge": {"stages.reward"}}  # the one program that is another, with other data and another seed
 TOOLS = ("inspect", "compare", "demo")
 PROMPTS = ("stackexchange.pairs", "stackexchange.prompt")
@@ -37,9 +38,11 @@ ROOMS = {
                    "reward_modeling", "rewards", "stackexchange"),
     "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runs.origin", "runtime",
                   "render", "stackexchange.prompt"),
+    "kl_frontier": ("evaluation.summary", "evaluation.statistics", "reporting", "runtime", "render"),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
-WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting")
+WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting",
+                 "kl_frontier")
 READING = {"environ", "getenv", "glob", "rglob", "iterdir", "read_text", "read_bytes", "open", "exists", "is_file"}
 TORCH = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
@@ -143,7 +146,7 @@ def test_only_the_demo_imports_the_chat_page_and_only_the_chat_page_imports_grad
 
 
 def test_a_room_takes_no_recipe_object():
-    sections = tuple(f"recipe.{name}" for name in ("recipe", "data", "models", "sft", "reward", "ppo", "evaluate"))
+    sections = ("recipe.recipe", "recipe.sections")
     for module in set(MODULES) - {name for room in ("recipe", "command_line", "runs") for name in modules_in(room)}:
         if room_of(module) in ROOMS:
             assert not [name for name in imported_modules(parse(MODULES[module])) if is_below(name, *sections)], module

@@ -12,6 +12,7 @@ from stages.recipe.recipe_file import find_recipe, read_mapping
 from stages.recipe.schema import flatten, logging_only, override, result_settings, setting
 from stages.recipe.sections.data import Pairs, Posts
 from stages.recipe.sections.evaluate import Evaluate, Report
+from stages.recipe.sections.frontier import Frontier
 from stages.recipe.sections.models import Base, Merge
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
@@ -35,6 +36,7 @@ class Recipe:
     reward: Reward = setting(Reward(), "reward model")
     merge: Merge = setting(Merge(), "merge adapters into the base weights, for sft, reward and ppo")
     ppo: Ppo = setting(Ppo(), "policy optimisation")
+    frontier: Frontier = setting(Frontier(), "ways to align, compared at equal KL")
     evaluate: Evaluate = setting(Evaluate(), "held-out evaluation")
     report: Report = setting(Report(), "the report page")
 
