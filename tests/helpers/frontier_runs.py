@@ -9,6 +9,7 @@ import pandas as pd
 from stages.generation.best_of_n import best_of_kl
 from stages.kl_frontier.fits import evaluate_fit
 from stages.runtime.artifact import digest
+from stages.runtime.files import hash_file
 
 BEST_OF = (2, 4, 8, 16, 32, 64)
 KL = {"ppo-kl-0_03": 11.0, "ppo-kl-0_1": 4.2, "ppo-kl-0_3": 1.6, "ppo-kl-1": 0.35, "rloo": 3.9, "grpo": 5.0,
@@ -60,11 +61,13 @@ def write_evaluation(folder: Path, *, questions: int = 200, seed: int = 0, truth
 
 def write_manifest(folder: Path, stage: str, seconds: float = 75.0, inputs: dict | None = None,
                    config: dict | None = None) -> str:
-    """Write a manifest into the folder; return its digest."""
+    """Write a manifest of the folder's files; return its digest, which differs by the folder's name."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "name").write_text(folder.name)
+    files = {file.name: {"bytes": file.stat().st_size, "sha256": hash_file(file)} for file in folder.iterdir()}
     (folder / "manifest.json").write_text(json.dumps(
         {"stage": stage, "config": config or {}, "inputs": inputs or {}, "metrics": {}, "seconds": seconds,
-         "name": folder.name}))
+         "files": files}))
     return digest(folder)
 
 

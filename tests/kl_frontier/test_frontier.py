@@ -1,7 +1,6 @@
 """The frontier: analysis, words and page, of evaluations whose gains follow known curves."""
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -31,14 +30,14 @@ class NoFigures:
         return ""
 
 
-def make_page(place: Path, seeds: int = 1, draws: bool = False, **options) -> tuple[dict, str]:
+def make_page(place: Path, seeds: int = 1, **options) -> tuple[dict, str]:
     """Make the frontier of synthetic evaluations; return its metrics and page."""
     folders, models = frontier_runs.write_trainings(place / "trained")
     evaluated = [str(frontier_runs.write_evaluation(place / f"evaluate-{seed}", seed=seed, models=models, **options))
                  for seed in range(seeds)]
     out = place / "out"
     out.mkdir()
-    with nullcontext() if draws else patch.object(frontier, "FigureFolder", NoFigures):
+    with patch.object(frontier, "FigureFolder", NoFigures):
         frontier.run(CONFIG, out, evaluate=evaluated, trained=[str(folder) for folder in folders])
     return json.loads((out / "metrics.json").read_text()), (out / "frontier.html").read_text()
 
@@ -47,7 +46,7 @@ def make_page(place: Path, seeds: int = 1, draws: bool = False, **options) -> tu
 def precise(tmp_path_factory) -> tuple[dict, str, Path]:
     """One seed with little noise: everything can be told apart."""
     place = tmp_path_factory.mktemp("precise")
-    return *make_page(place, draws=True, noise=0.02, questions=300), place
+    return *make_page(place, noise=0.02, questions=300), place
 
 
 def test_the_fits_recover_the_curves(precise):
