@@ -59,7 +59,7 @@ def widen(estimate: dict | None, comparisons: int) -> dict | None:
     """
     if estimate is None or estimate["low"] is None:
         return estimate
-    factor = stats.norm.ppf(1 - (1 - LEVEL) / (2 * comparisons)) / NORMAL_QUANTILE
+    factor = float(stats.norm.ppf(1 - (1 - LEVEL) / (2 * comparisons))) / NORMAL_QUANTILE
     mean = estimate["mean"]
     return estimate | {end: mean + factor * (estimate[end] - mean) for end in ("low", "high")}
 

@@ -12,6 +12,7 @@ from stages import frontier
 from stages.command_line import command
 from stages.evaluation.statistics import bootstrap_mean
 from stages.kl_frontier import wording
+from stages.kl_frontier.pooling import widen
 from stages.recipe.sections.frontier import Frontier
 from tests.helpers import frontier_runs
 
@@ -76,6 +77,17 @@ def test_differences_at_equal_kl_are_paired_and_interpolated_along_the_other_met
     assert ("ppo-kl-0_03", "best_of_n") not in rows, "beyond best-of-64"
     assert not {"ppo"} & {row["against"] for row in metrics["equal_kl"] if row["policy"].startswith("ppo")}
     assert {row["against"] for row in metrics["equal_kl"]} == {"best_of_n", "ppo", "dpo"}, "one policy is no curve"
+
+
+def test_the_best_of_each_method_are_compared_with_intervals_that_hold_all_at_once(precise):
+    metrics, _, place = precise
+    row = metrics["best_differences"][0]
+    table = pd.read_parquet(place / "evaluate-0/per_question.parquet").pivot(
+        index="qid", columns="policy", values="gold")
+    differences = (table[row["policy"]] - table[row["against"]]).to_numpy()
+    one = bootstrap_mean(differences, np.arange(len(table)), samples=200, seed=0)
+    assert len(metrics["best_differences"]) == 21
+    assert {key: row["difference"][key] for key in one} == pytest.approx(widen(one, 21))
 
 
 def test_costs_come_from_the_trainings_through_their_merges(precise):

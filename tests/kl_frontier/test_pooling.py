@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from stages.evaluation.statistics import bootstrap_mean
-from stages.kl_frontier.pooling import Pool, student_interval
+from stages.kl_frontier.pooling import Pool, student_interval, widen
 
 
 def test_one_seed_has_the_interval_by_question():
@@ -40,6 +40,14 @@ def test_the_interval_over_seeds_contains_the_truth_as_often_as_it_says():
         inside_by_question.append(estimate["by_question"]["low"] < 0 < estimate["by_question"]["high"])
     assert np.mean(inside) >= 0.93
     assert np.mean(inside_by_question) < 0.9, "else the test shows nothing"
+
+
+def test_an_interval_for_21_comparisons_is_that_of_normal_errors_at_1_minus_5_percent_in_21():
+    estimate = {"mean": 1.0, "low": 1.0 - 1.959964, "high": 1.0 + 2 * 1.959964}
+    half = stats.norm.ppf(1 - 0.05 / 42)
+    assert widen(estimate, 21) == pytest.approx({"mean": 1.0, "low": 1 - half, "high": 1 + 2 * half})
+    assert widen(estimate, 1) == pytest.approx(estimate)
+    assert widen(None, 3) is None
 
 
 def test_nothing_where_no_score_applies():
