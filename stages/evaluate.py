@@ -41,7 +41,7 @@ from stages.generation.text_metrics import has_code
 from stages.modeling import families, torch_setup
 from stages.modeling.tokenizer import load_shared_tokenizer, same_tokenizer
 from stages.recipe.sections.evaluate import Evaluate
-from stages.recipe.sections.ppo import RewardSource
+from stages.recipe.sections.rewards import RewardSource
 from stages.reward_modeling.no_model import read_no_model
 from stages.rewards.sources import RewardFunction, load_reward_functions
 from stages.runtime.files import write_json

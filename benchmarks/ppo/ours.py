@@ -1,6 +1,6 @@
 """Run our PPO step on the benchmark's workload, in the project's own environment: in one process, or as one of several.
 
-`take_step` makes the same calls as PPOTrainer.step.
+`take_step` makes the same calls as PolicyGradientTrainer.step.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ from stages.reward_modeling.scorer import Scorer
 from stages.rewards.kl import kl_penalised_rewards
 from stages.rl.advantages import gae_advantages
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import UpdateSettings, update_policy
+from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
 from stages.rl.trajectory import Trajectory, score_rollout
 from stages.runtime import processes
 

@@ -4,14 +4,16 @@
 {pairs, accuracy, baselines, best_cheap_baseline, above_best_cheap_baseline}. None: it was not measured.
 """
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
-from stages.evaluation.summary import change_direction, format_estimate
+from stages.evaluation.summary import capitalise, change_direction, display_name, format_estimate
 
 CHANCE = 0.5
 Shortfall = Literal["unknown", "chance", "baseline"]
 ADVICE = ("Train it on more pairs (pairs.reward_share, reward.train_pairs) or on another base (base.model), or set "
-          "ppo.require_reward to {} to go on with it")
+          "{}.require_reward to {} to go on with it")
 
 
 def find_shortfall(measured: dict | None) -> Shortfall | None:
@@ -44,14 +46,29 @@ def describe_shortfall(measured: dict | None) -> str:
             f"{format_estimate(above, signed=True)})")
 
 
-def check_reward_model(measured: dict | None, required: Literal["chance", "baseline"], name: str) -> str:
+def check_reward_models(measured: dict[Path, dict | None], required: Literal["chance", "baseline", "none"],
+                        say: Callable[[str], None], stage: str = "ppo") -> list[str]:
+    """Warn of the reward models, by folder, that beat too little, and return their shortfalls; see check_reward_model.
+    """
+    if required != "none":
+        for folder, numbers in measured.items():
+            if warning := check_reward_model(numbers, required, str(folder), stage):
+                say(f"WARNING: {warning}")
+    return [words for words in map(describe_shortfall, measured.values()) if words]
+
+
+def check_reward_model(measured: dict | None, required: Literal["chance", "baseline"], name: str, stage: str = "ppo"
+                       ) -> str:
     """Return a warning about the reward model `name`, '' where there is none; ValueError if it beats too little.
 
-    required: what it has to beat; the baseline includes chance. One that was not measured is only warned about.
+    Args:
+        required: what it has to beat; the baseline includes chance. One that was not measured is only warned about.
+        stage: that it is used in.
     """
     shortfall, words = find_shortfall(measured), describe_shortfall(measured)
     refused = {"chance": ("chance",), "baseline": ("chance", "baseline")}[required]
     if shortfall in refused:
         weaker = "none" if shortfall == "chance" else "chance or none"
-        raise ValueError(f"{name}: {words}. PPO would optimise what nobody asked for. {ADVICE.format(weaker)}")
+        raise ValueError(f"{name}: {words}. {capitalise(display_name(stage))} would optimise what nobody asked for. "
+                         f"{ADVICE.format(stage, weaker)}")
     return f"{name}: {words}" if words else ""

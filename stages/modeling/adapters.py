@@ -14,8 +14,9 @@ from peft import PeftConfig, TaskType
 from safetensors import safe_open
 from torch import nn
 
+from stages.distributed import sharding
 from stages.modeling.load import ADAPTER_CONFIG
-from stages.modeling.lora import adapted_layers
+from stages.modeling.lora import adapted_layers, unwrap_peft
 from stages.modeling.pretrained import ADAPTER_WEIGHTS
 from stages.runtime import artifact
 
@@ -36,6 +37,30 @@ def active_adapter(model: nn.Module, name: str | None) -> Iterator[None]:
         yield
     finally:
         _activate(layers, previous)
+
+
+@contextmanager
+def merged_adapter(model: nn.Module, precision: str) -> Iterator[nn.Module]:
+    """Yield the model with its adapter POLICY as one without an adapter, and restore the exact weights afterwards.
+
+    Merges only in fp32: a sum rounded to fewer bits would differ from the update's forward pass, in which base and
+    adapter are separate. Weights that are sharded are not merged, either; a model without adapters stays as it is.
+    """
+    exact = precision == "fp32" and not sharding.has_shards(model)
+    layers = [layer for layer in adapted_layers(model) if exact and POLICY in layer.scaling]
+    base_weights = [layer.get_base_layer().weight.data for layer in layers]
+    if not layers:
+        yield model
+        return
+    try:
+        with torch.no_grad():
+            for layer, weight in zip(layers, base_weights, strict=True):
+                layer.get_base_layer().weight.data = weight + layer.get_delta_weight(POLICY).to(weight)
+        with active_adapter(model, None):
+            yield unwrap_peft(model)
+    finally:
+        for layer, weight in zip(layers, base_weights, strict=True):
+            layer.get_base_layer().weight.data = weight
 
 
 def adapter_name(tensor_name: str) -> str | None:

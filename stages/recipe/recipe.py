@@ -5,7 +5,7 @@ The doc of each setting has its meaning, its unit (where the name does not say i
 [run] that folder's README, [card] the data set cards, [ours] chosen here.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 
 from stages.recipe.recipe_file import find_recipe, read_mapping
@@ -13,9 +13,11 @@ from stages.recipe.schema import flatten, logging_only, override, result_setting
 from stages.recipe.sections.data import Pairs, Posts
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.recipe.sections.frontier import Frontier
+from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.models import Base, Merge
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
+from stages.recipe.sections.rloo import Rloo
 from stages.recipe.sections.sft import Sft
 
 DEFAULT_RECIPE = "configs/demo.yaml"  # for the bundled site
@@ -36,6 +38,8 @@ class Recipe:
     reward: Reward = setting(Reward(), "reward model")
     merge: Merge = setting(Merge(), "merge adapters into the base weights, for sft, reward and ppo")
     ppo: Ppo = setting(Ppo(), "policy optimisation")
+    rloo: Rloo = setting(Rloo(), "policy optimisation by RLOO, in place of ppo")
+    grpo: Grpo = setting(Grpo(), "policy optimisation by GRPO, in place of ppo")
     frontier: Frontier = setting(Frontier(), "ways to align, compared at equal KL")
     evaluate: Evaluate = setting(Evaluate(), "held-out evaluation")
     report: Report = setting(Report(), "the report page")
@@ -66,8 +70,12 @@ def _apply_values(recipe: Recipe, values: dict, where: str, from_text: bool) -> 
 
 
 def select_settings(kind: type, settings: object) -> dict:
-    """Return the settings that the dataclass `kind` has fields for, as its keyword arguments."""
-    return {field.name: getattr(settings, field.name) for field in fields(kind)}
+    """Return the settings that the dataclass `kind` has fields for, as its keyword arguments.
+
+    A section may lack what has a default in `kind`: RLOO has no critic's settings.
+    """
+    return {field.name: getattr(settings, field.name) for field in fields(kind)
+            if field.default is MISSING or hasattr(settings, field.name)}
 
 
 def section_settings(recipe: Recipe, name: str) -> dict:

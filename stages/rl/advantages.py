@@ -1,7 +1,10 @@
-"""Advantage estimation. Shapes: B responses, R response tokens; `mask` [B, R] is 1.0 at response tokens, 0.0 elsewhere.
+"""Estimate advantages: by GAE from a critic, or by comparing the responses to one prompt (RLOO, GRPO).
 
-An advantage estimator maps token rewards, values and mask, all [B, R], to advantages and returns [B, R]. PPOTrainer
+An advantage estimator maps token rewards, values and mask, all [B, R], to advantages and returns [B, R]. The trainer
 takes it as an argument.
+
+Shapes: B responses, R response tokens; `mask` [B, R] is 1.0 at response tokens, 0.0 elsewhere. The k responses to a
+prompt are k rows, one after the other.
 """
 
 from collections.abc import Callable
@@ -11,6 +14,7 @@ import torch
 
 from stages.rl.losses import masked_mean, masked_sum
 
+GROUP_EPSILON = 1e-4  # added to a standard deviation of rewards, as in TRL
 AdvantageEstimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -26,6 +30,47 @@ def gae_advantages(
         token_rewards = whiten(token_rewards, mask, variance=variance, keep_mean=True)
     advantages = gae(token_rewards, values, mask, gamma, gae_lambda)
     return whiten(advantages, mask, variance=variance), advantages + values
+
+
+def rloo_advantages(
+    token_rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, responses_per_prompt: int,
+    normalize: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compare a response's reward with the mean of the other k - 1 to its prompt (RLOO, arXiv 2402.14740, eq. 6).
+
+    values: not read. normalize: scale the advantages of all responses to mean 0 and standard deviation 1, as an option
+    of TRL's RLOOTrainer does.
+    """
+    rewards = torch.where(mask.bool(), token_rewards, 0.0).sum(-1)
+    groups = rewards.view(-1, responses_per_prompt)
+    others = (groups.sum(-1, keepdim=True) - groups) / (responses_per_prompt - 1)
+    advantages = (groups - others).flatten()
+    if normalize:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + GROUP_EPSILON)
+    return _spread(advantages, mask), _spread(rewards, mask)
+
+
+def grpo_advantages(
+    token_rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, responses_per_prompt: int,
+    scale_rewards: Literal["group", "batch", "none"] = "group",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compare a response's reward with the mean of all k to its prompt (GRPO, arXiv 2402.03300, section 4.1.2).
+
+    values: not read. scale_rewards: divide by the standard deviation of the prompt's rewards ('group'), of all rewards
+    ('batch', arXiv 2508.08221), or by none (Dr. GRPO, arXiv 2503.20783).
+    """
+    rewards = torch.where(mask.bool(), token_rewards, 0.0).sum(-1)
+    groups = rewards.view(-1, responses_per_prompt)
+    advantages = groups - groups.mean(-1, keepdim=True)
+    if scale_rewards != "none":
+        std = groups.std(-1, keepdim=True) if scale_rewards == "group" else rewards.std()
+        advantages = advantages / (std + GROUP_EPSILON)
+    return _spread(advantages.flatten(), mask), _spread(rewards, mask)
+
+
+def _spread(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Give each token its response's value: [B] to [B, R], 0 outside the mask."""
+    return x[:, None] * mask
 
 
 def gae(

@@ -12,13 +12,13 @@ from stages.rl.policy import Policy
 
 
 def load_policy(
-    folder: Path, reward: Path, *, tune: str, value_model: str, lora: dict, precision: str, temperature: float,
+    folder: Path, reward: Path, *, tune: str, value_model: str | None, lora: dict, precision: str, temperature: float,
     gradient_checkpointing: bool = False, compiled: bool = False, cpu_kernels: str = "off",
 ) -> Policy:
     """Load the model in `folder` as an untrained policy; arguments are named as in the recipe's section `ppo`.
 
-    reward: what initialises a separate value function: the reward model's adapter, or a whole reward model. Raises
-    ValueError if it is the other one.
+    value_model: None: without a critic. reward: what initialises a separate value function: the reward model's adapter,
+    or a whole reward model. Raises ValueError if it is the other one.
     """
     if value_model == "adapter":
         if not is_adapter(reward):
@@ -31,8 +31,9 @@ def load_policy(
     model = load_causal(folder, precision, cpu_kernels)
     if tune == "lora":
         model = add_lora(model, precision=precision, **lora)
-    policy = Policy(model, temperature, precision, gradient_checkpointing=gradient_checkpointing, compiled=compiled)
-    if value_model != "head":
+    policy = Policy(model, temperature, precision, gradient_checkpointing=gradient_checkpointing, compiled=compiled,
+                    critic=value_model is not None)
+    if value_model in ("adapter", "model"):
         policy.init_value_from_reward(reward, cpu_kernels)
     return policy
 

@@ -1,6 +1,14 @@
-"""Losses per token, as pure functions. Shapes: [B, R], B responses by R tokens; masks are 1.0 at response tokens."""
+"""Compute losses per token, as pure functions.
+
+Shapes: [B, R], B responses by R tokens; masks are 1.0 at response tokens.
+"""
+
+from typing import Literal
 
 import torch
+
+RatioLevel = Literal["token", "sequence"]
+LossMean = Literal["token", "sequence"]
 
 
 def masked_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -11,6 +19,26 @@ def masked_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Average over the response tokens of all rows."""
     return masked_sum(x, mask) / mask.sum()
+
+
+def sum_means(x: torch.Tensor, mask: torch.Tensor, loss_mean: LossMean) -> torch.Tensor:
+    """Sum what a loss averages: x at every response token ('token'), or its mean over each response ('sequence')."""
+    if loss_mean == "token":
+        return masked_sum(x, mask)
+    return (torch.where(mask.bool(), x, 0.0).sum(-1) / mask.sum(-1)).sum()
+
+
+def probability_ratio(
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, mask: torch.Tensor, level: RatioLevel
+) -> torch.Tensor:
+    """Compute new / old probability: of each token, or of its whole response ('sequence'); 1 outside the mask.
+
+    A response's ratio is the product of its tokens' ratios, as in RLOO (arXiv 2402.14740; TRL's RLOOTrainer).
+    """
+    log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, 0.0)
+    if level == "sequence":
+        log_ratio = torch.where(mask.bool(), log_ratio.sum(-1, keepdim=True), 0.0)
+    return log_ratio.exp()
 
 
 def policy_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:

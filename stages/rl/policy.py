@@ -1,8 +1,8 @@
-"""The policy, its reference and its value function as roles on one frozen base (modeling/adapters.py).
+"""Compute policy, reference and value function, as roles on one frozen base (modeling/adapters.py).
 
 The policy is an adapter on the base, or a whole model (then the base is a frozen copy of it); the reference is the base
 alone. Values come from a linear head on the policy's last hidden state, whose gradient reaches the policy as in TRL's
-AutoModelForCausalLMWithValueHead, from a value adapter, or from a separate value model.
+AutoModelForCausalLMWithValueHead, from a value adapter, or from a separate value model. Without a critic they are 0.
 
 Dropout is off throughout: old, new and reference log-probabilities must come from the same function.
 Shapes: B responses (rows), R response tokens, K allowed token ids, M response tokens of all rows, D hidden size.
@@ -22,11 +22,11 @@ from torch import nn
 
 from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
-from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter
+from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter, merged_adapter
 from stages.modeling.families import backbone, hidden_size
 from stages.modeling.layer_calls import LayerCalls
 from stages.modeling.load import autocast
-from stages.modeling.lora import adapted_layers, unwrap_peft
+from stages.modeling.lora import unwrap_peft
 from stages.modeling.packed.forward import (
     chunk_by_length,
     last_hidden_states,
@@ -49,7 +49,7 @@ class TokenScores(NamedTuple):
 
 
 class Policy(nn.Module):
-    """A causal model that is trained whole or by a LoRA adapter, with a linear value head.
+    """A causal model that is trained whole or by a LoRA adapter, with a linear value head (critic) or without.
 
     The head starts at 0 ("The N Implementation Details of RLHF with PPO") unless `init_value_from_reward` is called.
     gradient_checkpointing: recompute activations in the backward pass of updates; sampling is not affected.
@@ -57,14 +57,17 @@ class Policy(nn.Module):
     """
 
     def __init__(
-        self, model, temperature: float, precision: str, *, gradient_checkpointing: bool = False, compiled: bool = False
+        self, model, temperature: float, precision: str, *, gradient_checkpointing: bool = False,
+        compiled: bool = False, critic: bool = True
     ):
         super().__init__()
         self.model, self.temperature, self.precision = model.eval(), temperature, precision
         _check_head(self.causal_model, precision)
         self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
         self.layers = LayerCalls(gradient_checkpointing, compiled)
-        self.value_shares_policy, self.value_model = True, None
+        self.value_shares_policy, self.value_model, self.value_head = critic, None, None
+        if not critic:
+            return
         self.value_head = nn.Linear(hidden_size(self.causal_model), 1, device=model.device, dtype=torch.float32)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
@@ -78,6 +81,11 @@ class Policy(nn.Module):
     def base(self) -> nn.Module:
         """Return the model with the frozen weights: the reference, and the carrier of the other roles' adapters."""
         return self.model if self.frozen_copy is None else self.frozen_copy
+
+    @property
+    def has_critic(self) -> bool:
+        """Tell whether there is a value function; without one, all values are 0."""
+        return self.value_head is not None
 
     def init_value_from_reward(self, reward: Path, cpu_kernels: str = "off") -> None:
         """Compute values by a separate adapter or model, initialised, with its head, from the reward model in `reward`.
@@ -113,6 +121,8 @@ class Policy(nn.Module):
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """List the trained parameters of the value function alone."""
+        if not self.has_critic:
+            return []
         separate = self.value_model.parameters() if self.value_model else adapter_parameters(self.base, VALUE).values()
         return [p for p in (*self.value_head.parameters(), *separate) if p.requires_grad]
 
@@ -131,7 +141,9 @@ class Policy(nn.Module):
         packed = pack_responses(prompts, responses, self.model.device)
         hidden = self._hidden_states(packed, POLICY)
         logprobs = self._logprobs(self.causal_model, hidden, packed, allowed_token_ids)
-        values = self._values(hidden if self.value_shares_policy else self._hidden_states(packed, VALUE))
+        values = torch.zeros_like(logprobs, requires_grad=False)
+        if self.has_critic:
+            values = self._values(hidden if self.value_shares_policy else self._hidden_states(packed, VALUE))
         return TokenScores(scatter_to_rows(logprobs, packed), scatter_to_rows(values, packed), packed.mask)
 
     @torch.no_grad()
@@ -144,7 +156,7 @@ class Policy(nn.Module):
         return scatter_to_rows(self._logprobs(unwrap_peft(self.base), hidden, packed, allowed_token_ids), packed)
 
     def values_from_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute values [M], fp32, from the policy's hidden states [M, D]; 0 if a separate adapter computes them."""
+        """Compute values [M], fp32, from the policy's hidden states [M, D]; 0 if they do not come from those."""
         if self.value_shares_policy:
             return self._values(hidden)
         return hidden.new_zeros(len(hidden), dtype=torch.float32)
@@ -155,7 +167,7 @@ class Policy(nn.Module):
 
         forward_prompts: rows per forward pass. The rows are shared among the processes.
         """
-        if self.value_shares_policy or rollout.values is None:
+        if self.value_shares_policy or not self.has_critic or rollout.values is None:
             return rollout
         rows = list(zip(rollout.prompts, rollout.responses, strict=True))
         values, lengths = torch.zeros_like(rollout.values), [len(prompt) + len(response) for prompt, response in rows]
@@ -180,34 +192,19 @@ class Policy(nn.Module):
 
     @contextmanager
     def merge_adapter(self) -> Iterator[nn.Module]:
-        """Yield the policy as one model without an adapter, for sampling, and restore the exact weights afterwards.
-
-        Merges only in fp32: a sum rounded to fewer bits would differ from the update's forward pass, in which base and
-        adapter are separate. Weights that are sharded are not merged, either.
-        """
-        exact = self.precision == "fp32" and not sharding.has_shards(self.model)
-        layers = [layer for layer in adapted_layers(self.model) if exact and POLICY in layer.scaling]
-        base_weights = [layer.get_base_layer().weight.data for layer in layers]
-        if not layers:
-            yield self.model
-            return
-        try:
-            with torch.no_grad():
-                for layer, weight in zip(layers, base_weights, strict=True):
-                    layer.get_base_layer().weight.data = weight + layer.get_delta_weight(POLICY).to(weight)
-            with active_adapter(self.model, None):
-                yield self.causal_model
-        finally:
-            for layer, weight in zip(layers, base_weights, strict=True):
-                layer.get_base_layer().weight.data = weight
+        """Yield the policy as one model without an adapter, for sampling (adapters.merged_adapter)."""
+        with merged_adapter(self.model, self.precision) as model:
+            yield model
 
     def save(self, out: Path, tokenizer) -> None:
         """Save to `out` the adapter or the whole model with its tokenizer, value_head.safetensors, and the value
-        adapter or model, if there is one, in value/."""
+        adapter or model, if there is one, in value/; without a critic, no value file."""
         if self.frozen_copy is None:
             save_adapter(self.model, tokenizer, out)
         else:
             save_model(self.model, tokenizer, out)
+        if not self.has_critic:
+            return
         if self.value_model is not None:
             save_model(self.value_model, tokenizer, out / VALUE)
         elif not self.value_shares_policy:

@@ -1,4 +1,4 @@
-"""The outer loop of PPO: train, evaluate on held-out prompts, keep the best policy, save checkpoints, stop early.
+"""Run the outer loop: train, evaluate on held-out prompts, keep the best policy, save checkpoints, stop early.
 
 All randomness of an iteration comes from generators seeded by (seed, purpose, iteration), so a resumed run equals the
 uninterrupted one bit for bit.
@@ -6,7 +6,6 @@ uninterrupted one bit for bit.
 
 import hashlib
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,8 +16,9 @@ from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample_in_batches
 from stages.rl.early_stopping import EarlyStopping, StopRules
-from stages.rl.ppo_trainer import PPOTrainer
+from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
 from stages.rl.trajectory import score_rollout
+from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, StopRequest, deferred
 from stages.stackexchange.prompt import PROMPT_PREFIX, PROMPT_SUFFIX
 from stages.training import checkpoint
@@ -29,33 +29,35 @@ LOGGED_SAMPLES = 8  # validation prompts whose answers are logged at every evalu
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Settings of the outer loop, named as in the recipe's section `ppo`."""
+    """Settings of the outer loop, named as in the recipe's sections."""
 
     iterations: int
     rollout_prompts: int
     learning_rate: float
     learning_rate_decay: bool
-    critic_warmup_iterations: int
     kl_coefficient: float
     evaluate_every_iterations: int
     save_every_iterations: int
     keep_checkpoints: int
     seed: int
+    critic_warmup_iterations: int = 0
+    responses_per_prompt: int = 1
 
 
 class TrainingLoop:
-    """A run of PPO: the trainer, the iteration, and the best policy so far.
+    """A run of a policy gradient method: the trainer, the iteration, and the best policy so far.
 
-    best: the evaluation row of the best policy, with its `iteration`. say: prints a line.
+    best: the evaluation row of the best policy, with its `iteration`. name: begins the lines it prints.
     """
 
     def __init__(
-        self, trainer: PPOTrainer, settings: LoopSettings, stop_rules: StopRules, *, prompts: list[list[int]],
-        validation_prompts: list[list[int]], tokenizer, logger: TrainingLogger, out: Path, say: Callable[[str], None],
+        self, trainer: PolicyGradientTrainer, settings: LoopSettings, stop_rules: StopRules, *,
+        prompts: list[list[int]], validation_prompts: list[list[int]], tokenizer, logger: TrainingLogger, out: Path,
+        name: str,
     ):
         self.trainer, self.settings, self.stopping = trainer, settings, EarlyStopping(stop_rules)
         self.prompts, self.validation_prompts, self.tokenizer = prompts, validation_prompts, tokenizer
-        self.logger, self.out, self.say, self.iteration = logger, out, say, 0
+        self.logger, self.out, self.name, self.iteration = logger, out, name, 0
         self.best: dict[str, float] = {}
         self.best_weights: dict[str, torch.Tensor] = {}
 
@@ -72,7 +74,7 @@ class TrainingLoop:
         self.iteration, self.best = facts["iteration"], facts["best"]
         self.stopping = EarlyStopping(self.stopping.rules, **facts["stopping"])
         self.trainer.restore(facts["trainer"])
-        self.say(f"resumed at iteration {self.iteration}")
+        print_line(f"{self.name}: resumed at iteration {self.iteration}")
         return True
 
     def train(self) -> None:
@@ -85,13 +87,14 @@ class TrainingLoop:
         with deferred() as request:
             self._iterate(request)
         if self.stopping.reason:
-            self.say(f"stopped: {self.stopping.reason}")
+            print_line(f"{self.name}: stopped: {self.stopping.reason}")
         self._load_weights(self.best_weights)
 
     def next_prompts(self) -> list[list[int]]:
-        """Return the prompts of the next iteration."""
+        """Return the prompts of the next iteration, one for each response: those to one prompt are together."""
         s = self.settings
-        return [self.prompts[i] for i in draw_prompts(len(self.prompts), s.rollout_prompts, self.iteration, s.seed)]
+        drawn = draw_prompts(len(self.prompts), s.rollout_prompts, self.iteration, s.seed)
+        return [self.prompts[i] for i in drawn for _ in range(s.responses_per_prompt)]
 
     def generator(self, purpose: str) -> torch.Generator:
         """Seed a generator by (seed, purpose, iteration)."""
@@ -100,7 +103,7 @@ class TrainingLoop:
 
     def _iterate(self, request: StopRequest) -> None:
         s = self.settings
-        progress = self.logger.progress("ppo", s.iterations, done=self.iteration)
+        progress = self.logger.progress(self.name, s.iterations, done=self.iteration)
         while self.iteration < s.iterations and not self.stopping.reason:
             row = self._step()
             progress.advance(note=f"reward {row['reward']:.2f}, KL {row['kl']:.2f}, beta {row['beta']:.3f}")
@@ -148,7 +151,8 @@ class TrainingLoop:
         policy, sampling = self.trainer.policy, self.trainer.sampling
         with policy.merge_adapter() as model:
             return sample_in_batches(
-                model, self.validation_prompts, self.settings.rollout_prompts, self.settings.seed,
+                model, self.validation_prompts, self.settings.rollout_prompts * self.settings.responses_per_prompt,
+                self.settings.seed,
                 precision=policy.precision, max_new_tokens=sampling.max_response_tokens,
                 temperature=sampling.temperature, stop_ids=sampling.stop_ids)
 

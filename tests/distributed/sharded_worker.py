@@ -24,7 +24,7 @@ from stages.rewards.shaping import RewardShaper, ShapingSettings
 from stages.rewards.sources import RewardFunction
 from stages.rl.advantages import gae_advantages
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import PPOTrainer
+from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
 from stages.training import checkpoint
 from tests.distributed import worker
 from tests.distributed.forked_ranks import run_in_ranks
@@ -60,7 +60,7 @@ def train_ppo(mode: str, tune: str, precision: str) -> tuple[dict, dict]:
         policy.shard()
         sharding.shard(backbone(scorer.model))
     optimizer = torch.optim.Adam(policy.trainable_parameters().values(), lr=0.0)
-    trainer = PPOTrainer(
+    trainer = PolicyGradientTrainer(
         policy=policy, kl_controller=KlController(0.1, 1.0, 20), optimizer=optimizer, update_settings=worker.UPDATE,
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
                                    ShapingSettings()),

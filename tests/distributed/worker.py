@@ -29,7 +29,7 @@ from stages.rewards.shaping import RewardShaper, ShapingSettings
 from stages.rewards.sources import RewardFunction
 from stages.rl.advantages import gae_advantages
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import PPOTrainer, UpdateSettings, update_policy
+from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, UpdateSettings, update_policy
 from stages.rl.trajectory import Trajectory
 from stages.training.memory import retry_with_smaller_batches
 from stages.training.trainer import TrainerSettings, train
@@ -82,7 +82,7 @@ def check_ppo() -> tuple[dict, dict]:
     count = iter(range(100 * (1 + group.rank()), 10_000))  # a user's function that is another in every process
     functions = [RewardFunction("model", 1.0, "ids", scorer, part="model"),
                  RewardFunction("user", 0.01, "ids", lambda prompts, responses: [next(count) for _ in responses])]
-    trainer = PPOTrainer(
+    trainer = PolicyGradientTrainer(
         policy=policy, reward_shaper=RewardShaper(functions, None, ShapingSettings(reward_scaling="running")),
         kl_controller=KlController(0.1, 1.0, 20),
         optimizer=torch.optim.Adam(policy.trainable_parameters().values(), lr=0.0), update_settings=UPDATE,

@@ -8,7 +8,7 @@ import torch
 from stages.generation.sampler import sample
 from stages.generation.token_sampling import allowed_token_ids
 from stages.recipe.sections.ppo import Ppo
-from stages.rl.ppo_trainer import update_policy
+from stages.rl.policy_gradient_trainer import update_policy
 from tests.helpers import tiny_models
 from tests.helpers.trajectories import build_trajectory
 from tests.rl.test_policy import PROMPTS, UPDATE, make_policy, perturb

@@ -7,8 +7,9 @@ from stages.recipe.schema import nest, override
 from stages.recipe.sections.data import Pairs, Posts
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.models import Base, Lora, Merge, Scratch
-from stages.recipe.sections.ppo import Ppo, RewardSource
+from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
+from stages.recipe.sections.rewards import RewardSource
 from stages.recipe.sections.sft import Sft
 from tests.helpers import tiny_models
 from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump

@@ -1,4 +1,7 @@
-"""Steps 2 to 4 of PPOTrainer.step on a given rollout. test_ppo_trainer.py checks that `step` does the same."""
+"""Run steps 2 to 4 of PolicyGradientTrainer.step on a given rollout.
+
+test_policy_gradient_trainer.py checks that `step` does the same.
+"""
 
 import torch
 

@@ -23,7 +23,7 @@ from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from stages.rl.load import load_policy, load_scorers
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import UpdateSettings, update_policy
+from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
 from stages.rl.trajectory import score_rollout
 from stages.runtime import artifact, files
 from stages.training.memory_estimate import distinct_bytes, iter_tensors

@@ -19,7 +19,7 @@ from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import UpdateSettings, update_policy
+from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
 from tests.helpers import tiny_models
 from tests.helpers.architectures import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, save
 from tests.helpers.trajectories import build_trajectory

@@ -15,7 +15,7 @@ from stages.modeling.lora import add_lora
 from stages.recipe.sections.ppo import Ppo
 from stages.rewards.kl import KlController
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import UpdateSettings, update_policy
+from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
 from stages.rl.trajectory import Trajectory
 from stages.training import optimizers
 from tests.helpers.trajectories import build_trajectory

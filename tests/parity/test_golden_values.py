@@ -11,7 +11,7 @@ from stages.generation.sampler import sample
 from stages.rewards.kl import KlController, kl_k1, kl_penalised_rewards
 from stages.rl import losses
 from stages.rl.advantages import gae, whiten
-from stages.rl.ppo_trainer import update_policy
+from stages.rl.policy_gradient_trainer import update_policy
 from stages.rl.trajectory import Trajectory
 from tests.parity.golden.support import (
     SETTINGS,
@@ -74,7 +74,7 @@ def test_other_penalties_against_trl_0_11(ours, theirs):
 @PEERS
 @pytest.mark.parametrize("together", [8, 3])
 def test_a_trajectory(peer, together):
-    """Map log-probabilities, values and rewards to advantages and returns, with the functions of PPOTrainer.step."""
+    """Map log-probabilities, values and rewards to advantages and returns, with the functions of the trainer."""
     x, golden = tensors(peer["inputs"]), tensors(peer["advantages"])
     policy = GivenPolicy(x["log_p"], x["values"], x["mask"], x["log_ref"])
     rollout = Rollout(**rows_of(x["mask"]), ended=[True] * 8)

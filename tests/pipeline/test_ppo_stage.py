@@ -8,7 +8,10 @@ import pytest
 from stages import ppo
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.models import Lora
-from stages.recipe.sections.ppo import Ppo, RewardSource
+from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.rewards import RewardSource
+from stages.rl.prompts import load_prompts
+from stages.rl.train import Sources, build_trainer
 from stages.rl.training_loop import LoopSettings, draw_prompts, scheduled_learning_rate
 from stages.stackexchange.prompt import prompt_ids
 from tests.helpers import tiny_models
@@ -21,21 +24,21 @@ def pairs(tmp_path_factory):
 
 def test_prompts_are_unique_questions_split_without_overlap(pairs):
     tok = tiny_models.tokenizer()
-    training, validation, too_long = ppo.load_prompts(Ppo(validation_prompts=6), tok, pairs)
+    training, validation, too_long = load_prompts(Ppo(validation_prompts=6), tok, pairs)
     assert len(training) == 34 and len(validation) == 6 and too_long == 0
     assert len({tuple(prompt) for prompt in training + validation}) == 40  # the table has up to three pairs of each
 
 
 def test_a_small_site_trains_on_three_quarters_of_its_prompts(pairs):
-    training, validation, _ = ppo.load_prompts(Ppo(validation_prompts=64), tiny_models.tokenizer(), pairs)
+    training, validation, _ = load_prompts(Ppo(validation_prompts=64), tiny_models.tokenizer(), pairs)
     assert (len(training), len(validation)) == (30, 10)
 
 
 def test_over_long_prompts_are_dropped_and_counted_never_cut(pairs):
     tok = tiny_models.tokenizer()
-    every = [prompt for part in ppo.load_prompts(Ppo(), tok, pairs)[:2] for prompt in part]
+    every = [prompt for part in load_prompts(Ppo(), tok, pairs)[:2] for prompt in part]
     limit = sorted(map(len, every))[20]
-    training, validation, too_long = ppo.load_prompts(Ppo(max_prompt_tokens=limit), tok, pairs)
+    training, validation, too_long = load_prompts(Ppo(max_prompt_tokens=limit), tok, pairs)
     prompts = training + validation
     assert max(map(len, prompts)) <= limit and too_long == sum(len(prompt) > limit for prompt in every) > 0
     assert all(prompt[-2:] == prompt_ids(tok, "x")[-2:] for prompt in prompts)
@@ -43,7 +46,7 @@ def test_over_long_prompts_are_dropped_and_counted_never_cut(pairs):
 
 def test_too_few_prompts_are_refused_in_one_line(pairs):
     with pytest.raises(ValueError, match="ppo needs at least 4"):
-        ppo.load_prompts(Ppo(max_prompt_tokens=3), tiny_models.tokenizer(), pairs)
+        load_prompts(Ppo(max_prompt_tokens=3), tiny_models.tokenizer(), pairs)
 
 
 def test_every_prompt_is_used_once_per_pass_in_a_new_order():
@@ -53,7 +56,7 @@ def test_every_prompt_is_used_once_per_pass_in_a_new_order():
 
 def test_dropout_in_ppo_is_refused():
     with pytest.raises(ValueError, match=r"lora\.dropout must be 0"):
-        Ppo(lora=ppo.Ppo().lora.__class__(dropout=0.1))
+        Ppo(lora=Ppo().lora.__class__(dropout=0.1))
 
 
 def test_the_learning_rate_decays_linearly_to_0_or_is_constant():
@@ -82,5 +85,6 @@ def test_stop_ids_come_from_the_tokenizer_or_the_recipe(tmp_path, pairs):
     tok = tiny_models.tokenizer()
     small = {"lora": Lora(r=2, dropout=0.0), "precision": "fp32", "rewards": (RewardSource("response_tokens"),)}
     for stop_ids, expected in ((None, (tok.eos_token_id,)), ((5, 7), (5, 7)), ((), ())):
-        trainer, _ = ppo.build_trainer(Ppo(stop_ids=stop_ids, **small), tok, base, tmp_path / "none", pairs)
+        config, sources = Ppo(stop_ids=stop_ids, **small), Sources(base, tmp_path / "none", pairs)
+        trainer, _ = build_trainer(config, ppo.make_algorithm(config), tok, sources)
         assert tuple(trainer.sampling.stop_ids) == expected

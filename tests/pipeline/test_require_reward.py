@@ -9,17 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages import merge, ppo, reward
+from stages import merge, reward
 from stages.evaluation.pair_accuracy import BAG_OF_WORDS, LONGER_ANSWER, SURFACE
+from stages.evaluation.reward_model_check import check_reward_models
 from stages.evaluation.surface_baseline import fit_surface_baseline
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Lora, Merge
-from stages.recipe.sections.ppo import Ppo, RewardSource
+from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
+from stages.recipe.sections.rewards import RewardSource
 from stages.reward_modeling.lexical_scorer import fit_lexical_scorer
 from stages.reward_modeling.scoring_file import SCORING, load_held_out
+from stages.rewards.checked_models import load_held_out_accuracies
 from stages.runtime.series import read_history
+from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import first_question_keys, question_key, read_pairs
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 from tests.helpers.trained_reward import save_trained_reward
@@ -152,7 +156,9 @@ def test_ppo_goes_on_where_nothing_is_required_and_its_manifest_says_so(made, tm
 
 
 def check(made: Path, scorer: Path, required: str, **changes) -> list[str]:
-    return ppo.check_reward_models(Ppo(require_reward=required, **changes), scorer)
+    config = Ppo(require_reward=required, **changes)
+    measured = load_held_out_accuracies([entry.source for entry in config.rewards], scorer)
+    return check_reward_models(measured, config.require_reward, print_line)
 
 
 def test_a_baseline_is_a_warning_or_an_error(made, tmp_path, capsys):

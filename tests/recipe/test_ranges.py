@@ -9,7 +9,7 @@ import pytest
 from stages.recipe.ranges import Range
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.schema import SettingsError, override
-from stages.recipe.sections.ppo import RewardSource
+from stages.recipe.sections.rewards import RewardSource
 from tests.helpers.ranges import list_ranges
 
 BOUNDARIES = (-1, 0, 1e308, -1e308, math.nan, math.inf, -math.inf, 1e18, 10**18, 10**400)

@@ -15,7 +15,7 @@ from stages.recipe import recipe as recipes
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.schema import SettingsError, flatten, to_dict
 from stages.recipe.sections.models import Lora
-from stages.recipe.sections.ppo import RewardSource
+from stages.recipe.sections.rewards import RewardSource
 from stages.rewards.sources import LEXICAL, MEASURES, MODEL, load_reward_functions
 
 ROOT = Path(__file__).parents[2]

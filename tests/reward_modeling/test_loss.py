@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,8 +19,9 @@ from stages.evaluation.pair_accuracy import calibration
 from stages.modeling import lora, tokenizer
 from stages.modeling.load import load_causal
 from stages.recipe.sections.models import Lora, Merge
-from stages.recipe.sections.ppo import Ppo, RewardSource
+from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
+from stages.recipe.sections.rewards import RewardSource
 from stages.reward_modeling import consistency
 from stages.reward_modeling.dataset import build_examples
 from stages.reward_modeling.load import load_classifier
@@ -27,6 +29,7 @@ from stages.reward_modeling.loss import PairwiseLoss, pairwise_losses
 from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer, combine_scores
 from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, member_folders
+from stages.rl.train import Sources, build_trainer
 from tests.helpers import tiny_models
 
 BETTER, WORSE, GAPS = [0.3, -2.0, 1.5], [0.1, -1.0, 4.0], [1, 3, 2]
@@ -225,6 +228,11 @@ PPO = Ppo(lora=Lora(r=2, dropout=0.0), precision="fp32", iterations=1, rollout_p
           microbatch_prompts=2, epochs=1, max_response_tokens=4, validation_prompts=2, require_reward="none")
 
 
+def build(config: Ppo, tok, inputs: dict[str, Path], reward: Path):
+    sources = Sources(inputs["base"], reward, inputs["pairs"])
+    return build_trainer(config, ppo.make_algorithm(config), tok, sources)
+
+
 @pytest.mark.parametrize("served_as", ["merged", "adapter"])
 def test_ppo_combines_the_members(trained, served_as, tmp_path, capsys):
     """Merged models, or adapters of the policy's base: the same rewards, and each compared at the start."""
@@ -240,7 +248,7 @@ def test_ppo_combines_the_members(trained, served_as, tmp_path, capsys):
     actual = {}
     for combine, penalty in (("mean", 0.0), ("min", 0.0), ("mean_minus_std", 2.0)):
         config = replace(PPO, reward_combine=combine, spread_penalty=penalty)
-        trainer, sources = ppo.build_trainer(config, tok, inputs["base"], given, inputs["pairs"])
+        trainer, sources = build(config, tok, inputs, given)
         assert [source.name for source in sources] == ["model 0", "model 1"]
         rollout = SimpleNamespace(prompts=texts[0], responses=texts[1], ended=[True, True])
         shaped = trainer.reward_shaper(rollout, update_statistics=False)
@@ -266,7 +274,7 @@ def test_ppo_refuses_a_reward_model_that_scores_otherwise_than_in_training(train
     save_file({name: -t if "score" in name else t for name, t in tensors.items()}, weights)
     tok = tokenizer.load_tokenizer(inputs["base"])
     with pytest.raises(ValueError, match=r"does not score as in training: correlation -1.*fp32, loaded in fp32"):
-        ppo.build_trainer(PPO, tok, inputs["base"], tmp_path / "damaged", inputs["pairs"])
+        build(PPO, tok, inputs, tmp_path / "damaged")
 
 
 @pytest.mark.parametrize("served_as", ["merged", "adapter"])
@@ -282,13 +290,13 @@ def test_reward_models_of_other_folders_are_combined_with_the_first(trained, ser
         entries = (RewardSource(), RewardSource(rewards_entry)) if rewards_entry else (RewardSource(),)
         config = replace(PPO, rewards=entries, reward_combine="min")
         tok = tokenizer.load_tokenizer(inputs["base"])
-        trainer, sources = ppo.build_trainer(config, tok, inputs["base"], given[0], inputs["pairs"])
+        trainer, sources = build(config, tok, inputs, given[0])
         assert len(sources) == (3 if rewards_entry else 2) and {source.part for source in sources} == {"model"}
         rewards[name] = trainer.reward_shaper(texts, update_statistics=False).rewards
     assert torch.allclose(rewards["each"], rewards["both"], atol=1e-4), "min: the same model once more changes nothing"
     entries = (RewardSource(), RewardSource(str(given[1]), weight=2.0))
     with pytest.raises(ValueError, match="give them the same weight"):
-        ppo.build_trainer(replace(PPO, rewards=entries), tok, inputs["base"], given[0], inputs["pairs"])
+        build(replace(PPO, rewards=entries), tok, inputs, given[0])
 
 
 def test_a_spread_penalty_needs_its_way_of_combining():

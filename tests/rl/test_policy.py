@@ -8,9 +8,9 @@ import torch
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
 from stages.modeling import lora
-from stages.rl import ppo_trainer
+from stages.rl import policy_gradient_trainer
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import UpdateSettings, ppo_loss, update_policy
+from stages.rl.policy_gradient_trainer import MinibatchSize, UpdateSettings, policy_gradient_loss, update_policy
 from tests.helpers import tiny_models
 from tests.helpers.trajectories import build_trajectory
 
@@ -104,12 +104,12 @@ def test_ratio_is_one_in_every_minibatch_when_nothing_is_learnt():
 def test_gradient_does_not_depend_on_the_microbatch(microbatch):
     policy = perturb(make_policy())
     trajectory = build_trajectory(policy, sample_rollout(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1)
-    tokens = float(trajectory.mask.sum())
+    size = MinibatchSize(trajectory.mask.sum(), 4)
 
-    def gradient(size):
+    def gradient(rows_at_once):
         policy.zero_grad()
-        for rows in torch.arange(4).split(size):
-            ppo_loss(policy, trajectory, rows, tokens, UPDATE)[0].backward()
+        for rows in torch.arange(4).split(rows_at_once):
+            policy_gradient_loss(policy, trajectory, rows, size, UPDATE)[0].backward()
         return torch.cat([p.grad.flatten() for p in policy.trainable_parameters().values()])
 
     whole = gradient(4)
@@ -123,9 +123,9 @@ def test_every_response_is_used_once_an_epoch_in_a_fresh_order(monkeypatch):
 
     def record(policy, trajectory, rows, *rest):
         used.append(rows.tolist())
-        return ppo_loss(policy, trajectory, rows, *rest)
+        return policy_gradient_loss(policy, trajectory, rows, *rest)
 
-    monkeypatch.setattr(ppo_trainer, "ppo_loss", record)
+    monkeypatch.setattr(policy_gradient_trainer, "policy_gradient_loss", record)
     still = torch.optim.SGD(policy.trainable_parameters().values(), lr=0.0)
     update_policy(policy, still, trajectory, UPDATE, torch.Generator().manual_seed(1))
     flat = [row for rows in used for row in rows]

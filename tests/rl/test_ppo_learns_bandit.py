@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stages.generation.sampler import sample
 from stages.modeling import lora
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import update_policy
+from stages.rl.policy_gradient_trainer import update_policy
 from tests.helpers.trajectories import build_trajectory
 from tests.rl import test_policy
 

@@ -9,7 +9,7 @@ from stages.generation.rollout import Rollout
 from stages.modeling import lora
 from stages.recipe.sections.ppo import Ppo
 from stages.rl.policy import Policy
-from stages.rl.ppo_trainer import update_policy
+from stages.rl.policy_gradient_trainer import update_policy
 from stages.rl.trajectory import Trajectory
 from tests.helpers import tiny_models
 from tests.helpers.trajectories import build_trajectory

@@ -3,125 +3,24 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import (
-    CpuKernels,
-    LogTo,
-    Precision,
-    Sharding,
-    check_divides,
-    check_full_precision,
-    check_log_to,
-    check_sharding,
-    cpu_kernels_setting,
-    log_to_setting,
-    sharding_setting,
-)
-from stages.recipe.ranges import (
-    BATCH,
-    COEFFICIENT,
-    COUNT,
-    COUNT_OR_NONE,
-    DECAY,
-    LEARNING_RATE,
-    POSITIVE,
-    SEED,
-    SHARE,
-    SIGNED,
-    TEMPERATURE,
-    TOKENS,
-    Range,
-)
+from stages.recipe.ranges import COEFFICIENT, COUNT_OR_NONE, LEARNING_RATE, POSITIVE, SHARE
 from stages.recipe.schema import setting
-from stages.recipe.sections.models import Lora
-
-
-def _check_rewards(rewards: tuple, scaling: str) -> None:
-    names = [reward.source for reward in rewards]
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"rewards must name at least one source, and none twice, not {', '.join(names) or 'nothing'}")
-    if scaling == "model" and not any(name == "model" or "/" in name for name in names):
-        raise ValueError("reward_scaling 'model' needs the reward model among rewards: {source: model}")
+from stages.recipe.sections.policy_gradient import PolicyGradient
 
 
 @dataclass(frozen=True)
-class RewardSource:
-    """One of the reward functions whose weighted sum is the reward of a response."""
-
-    source: str = setting(
-        "model", "'model': the reward stage's, each of its members a source; folder of another reward artifact; "
-        "'lexical': word counts, fitted on the reward split; a measure: repetition, has_code, response_tokens, "
-        "response_characters; 'package.module:function'; folder or hub id of a sequence classifier with one output "
-        "[script: model]")
-    weight: float = setting(1.0, "weight of its score in the sum [ours]", within=SIGNED)
-    reads: Literal["text", "ids"] = setting(
-        "text", "what a function receives: (questions, responses) as 'text', or (prompts, responses) as token 'ids' "
-        "[ours]")
-    template: str = setting(
-        "Question: {question}\n\nAnswer: {response}", "input of a classifier from a folder or the hub; write out "
-        "special tokens such as an end of sequence [script]")
-
-    def __post_init__(self):
-        if "{response}" not in self.template:
-            raise ValueError(f"template must contain {{response}}, and {self.template!r} does not")
-
-
-@dataclass(frozen=True)
-class Ppo:
-    """Proximal policy optimisation against the reward model, with a KL penalty to the SFT model."""
+class Ppo(PolicyGradient):
+    """Proximal policy optimisation against the reward model, with a critic and a KL penalty to the SFT model."""
 
     REMOVED_KEYS = dict.fromkeys(
         ("optimizer_in_backward",), "to save memory, lower microbatch_prompts or take a smaller optimizer")
 
-    lora: Lora = setting(
-        Lora(dropout=0.0), "the policy's adapter [script, but no dropout: ratios compare like with like]")
-    tune: Literal["lora", "full"] = setting(
-        "lora", "what is trained: an adapter, or all weights (the reference is then a frozen copy) [script]")
-    precision: Precision = setting("int8", "precision of the frozen base model [script]")
     value_model: Literal["head", "adapter", "model"] = setting(
         "head", "'head': a linear head on the policy's last hidden state, initially 0, whose gradient reaches the "
         "policy [script]; 'adapter': a separate adapter, initialised from the reward model, which --reward then "
         "gives unmerged; 'model': a separate model, initialised from the reward model, all of it trained [N+]")
-    gradient_checkpointing: bool = setting(False, "recompute activations in the update's backward pass [script: off]")
-    compile: bool = setting(False, "torch.compile the layers except in sampling; not for int8 and nf4 [ours: off]")
-    iterations: int = setting(2500, "number of rollouts [script: 20,000 'steps' over batches of 8]", within=COUNT)
-    rollout_prompts: int = setting(64, "prompts per rollout [run: 8 on each of 8 processes]", within=BATCH)
-    forward_prompts: int = setting(
-        16, "prompts per forward pass without gradients: reference, values, rewards [ours]", within=BATCH)
-    minibatch_prompts: int = setting(64, "prompts per optimizer step [run: 8 accumulated, 8 processes]", within=BATCH)
-    microbatch_prompts: int = setting(
-        8, "prompts per forward pass of the update; gradients are summed over the minibatch [ours]", within=BATCH)
-    epochs: int = setting(4, "passes over each rollout [run]", within=Range(1, 10**6))
-    max_prompt_tokens: int = setting(512, "drop and count longer prompts [script]", within=TOKENS)
-    max_response_tokens: int = setting(128, "maximum response length [run]", within=TOKENS)
-    response_length: Literal["until_stop", "sampled", "fixed"] = setting(
-        "until_stop", "'until_stop': sample up to a stop id; 'sampled': the same, with a maximum drawn uniformly from "
-        "min_ to max_response_tokens [script, without stop ids]; 'fixed': sample max_response_tokens and cut after "
-        "the first stop id [N implementation details]")
-    min_response_tokens: int = setting(32, "smallest maximum, if response_length is 'sampled' [script]", within=TOKENS)
-    stop_ids: tuple[int, ...] | None = setting(
-        None, "token ids that end a response; null: the tokenizer's EOS [ours; script: none that a model has]",
-        within=Range(0, 2**31 - 1))
-    temperature: float = setting(
-        1.0, "divides the logits of the old, the new and the reference policy alike [script]", within=TEMPERATURE)
-    top_k: int = setting(
-        0, "sample from, and compute log-probabilities over, the k most likely tokens; 0: all [script]",
-        within=Range(0, 10**9))
-    top_p: float = setting(
-        1.0, "of those, keep the most likely tokens up to this total probability; 1: all; needs top_k [script]",
-        within=Range(0, 1, above=True))
-    learning_rate: float = setting(1.4e-5, "learning rate [run]", within=LEARNING_RATE)
     critic_learning_rate: float | None = setting(
         None, "learning rate of the value function; null: learning_rate [script: one for both]", within=LEARNING_RATE)
-    learning_rate_decay: bool = setting(
-        False, "decay the learning rate linearly to 0 over the run [N implementation details; script: off]")
-    optimizer: Literal["adam", "adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor"] = setting(
-        "adam", "the last three use less memory, paged_adamw_8bit only on a CUDA GPU [TRL default]")
-    adam_epsilon: float = setting(
-        1e-5, "epsilon in Adam's denominator; Adafactor has its own [N implementation details]",
-        within=Range(0, 1, above=True))
-    weight_decay: float = setting(0.0, "weight decay of the optimizer [TRL default]", within=DECAY)
-    max_gradient_norm: float | None = setting(
-        1.0, "clip the global gradient norm to this; null: no clipping [Llama 2]", within=POSITIVE)
     gamma: float = setting(1.0, "discount factor [TRL default]", within=SHARE)
     gae_lambda: float = setting(0.95, "lambda of generalized advantage estimation [TRL default]", within=SHARE)
     advantage_variance: Literal["biased", "unbiased"] = setting(
@@ -131,97 +30,19 @@ class Ppo:
         0, "first iterations in which only the value head is trained [NeMo-Aligner]", within=COUNT_OR_NONE)
     whiten_rewards: bool = setting(
         False, "scale token rewards to a standard deviation of 1 and keep their mean [TRL default: off]")
-    clip_range: float = setting(
-        0.2, "clip range of the probability ratio [TRL default]", within=Range(0, 10, above=True))
     value_clip_range: float | None = setting(
         0.2, "clip range of the new value around the old one; null: no clipping [TRL default]", within=POSITIVE)
     value_coefficient: float = setting(0.1, "coefficient of the value loss [TRL default]", within=COEFFICIENT)
-    kl_coefficient: float = setting(0.2, "initial KL coefficient, beta [script]", within=COEFFICIENT)
     kl_estimator: Literal["k1", "k2", "k3", "absolute"] = setting(
         "k1", "estimator of the KL penalty in the reward; only the gradient of k1 is that of the KL [TRL default: "
         "'kl']")
-    kl_target_nats: float | None = setting(
-        6.0, "KL per response that an adaptive beta aims at; null: fixed beta [TRL default]", within=POSITIVE)
-    kl_horizon_responses: int = setting(10_000, "time constant of the adaptive beta [TRL default]", within=COUNT)
-    update_kl_limit: float | None = setting(
-        0.15, "stop an update once the KL between old and new policy is above this, nats per token [TRL: 1.5 x 0.1]",
-        within=POSITIVE)
-    max_ratio: float = setting(
-        10.0, "skip and count a minibatch with a mean probability ratio above this [TRL default]",
-        within=Range(1, 10**6))
-    rewards: tuple[RewardSource, ...] = setting(
-        (RewardSource(),), "reward functions whose weighted sum is the reward: a list of {source, weight, reads, "
-        "template} [script]")
-    reward_combine: Literal["mean", "min", "mean_minus_std"] = setting(
-        "mean", "how the scores of several reward models are combined [Coste et al. 2023]")
-    spread_penalty: float = setting(
-        0.0, "coefficient of the standard deviation in 'mean_minus_std' [Coste et al. 2023]", within=COEFFICIENT)
-    min_reward_correlation: float = setting(
-        0.95, "do not start if the reward model's scores of reference answers correlate less than this with those "
-        "from its training [ours]", within=Range(-1, 1))
-    require_reward: Literal["chance", "baseline", "none"] = setting(
-        "chance", "what each reward model must beat on its held-out pairs, by the whole 95 % interval: 'chance'; "
-        "'baseline', also the best cheap baseline, which otherwise gives a warning; 'none', nothing [ours]")
-    reward_baseline: float = setting(0.0, "subtracted from every sum [script]", within=SIGNED)
-    reward_scaling: Literal["none", "model", "running"] = setting(
-        "none", "divide rewards by a standard deviation: 'model', of the reward model's scores of reference answers; "
-        "'running', of all rollouts so far [script: none; TRL, trlX: either]")
-    reward_clip: float | None = setting(
-        None, "clip rewards to plus or minus this; null: no clipping [script]", within=POSITIVE)
-    missing_eos: Literal["reduce", "replace"] = setting(
-        "reduce", "if a response has no EOS: 'reduce' its reward by the penalty [ours]; 'replace' it by minus the "
-        "penalty [N+]")
-    missing_eos_penalty: float = setting(
-        1.0, "penalty for a response without EOS, after the clip [N+ implementation details]", within=COEFFICIENT)
-    short_response_tokens: int = setting(
-        0, "penalise responses with fewer tokens, EOS included [ours]", within=COUNT_OR_NONE)
-    short_response_penalty: float = setting(
-        0.0, "penalty for a short response, after the clip [torchtune: set to -3 under 18]", within=COEFFICIENT)
-    validation_prompts: int = setting(
-        64, "held-out prompts of the rl split, at most a quarter, to select the best policy [ours]", within=COUNT)
-    evaluate_every_iterations: int = setting(
-        10, "iterations between evaluations on the held-out prompts [ours]", within=COUNT)
-    max_kl_nats: float = setting(
-        10.0, "stop above this KL per response on held-out prompts, and never keep such a policy [ours]",
-        within=POSITIVE)
-    patience_evaluations: int | None = setting(
-        None, "stop after this many evaluations without a better validation_selection_score; null: never [ours]",
-        within=COUNT)
-    max_skipped_in_a_row: int | None = setting(
-        None, "stop after more skipped minibatches in a row; null: never [ours]", within=COUNT_OR_NONE)
-    min_entropy_nats: float = setting(
-        0.0, "stop if the policy's entropy per token falls below this; 0: never [ours]", within=COEFFICIENT)
-    save_every_iterations: int = setting(10, "iterations between checkpoints [ours]", within=COUNT)
-    keep_checkpoints: int = setting(
-        2, "newest checkpoints to keep, each with the best policy so far [ours]", within=COUNT)
-    sharding: Sharding = sharding_setting()
-    cpu_kernels: CpuKernels = cpu_kernels_setting()
-    log_to: LogTo = log_to_setting()
-    seed: int = setting(0, "seed of prompts, sampling and minibatches [script]", within=SEED)
 
     def __post_init__(self):
-        check_log_to(self.log_to)
-        check_full_precision(self.tune, self.precision)
-        check_sharding(
-            self.sharding, self.precision, trains_whole=self.tune == "full" or self.value_model == "model",
-            optimizer=self.optimizer, compiled=self.compile)
+        super().__post_init__()
         if self.value_model == "model" and self.precision in ("int8", "nf4"):
             raise ValueError(f"value_model 'model' trains all weights of the critic: it needs precision fp32, mixed or "
                              f"bf16, not {self.precision}; or set value_model to 'adapter'")
-        if self.compile and self.precision in ("int8", "nf4"):
-            raise ValueError(f"compile needs precision fp32, mixed or bf16: torch cannot trace the matrix products "
-                             f"of {self.precision}")
-        if self.lora.dropout:
-            raise ValueError("lora.dropout must be 0 in ppo: old and new log-probabilities must come from one function")
-        if self.top_p < 1 and not self.top_k:
-            raise ValueError("top_p alone may keep any number of tokens, and each needs a log-probability under the "
-                             "old, the new and the reference policy: set top_k, too, or leave top_p at 1")
-        _check_rewards(self.rewards, self.reward_scaling)
-        if self.spread_penalty and self.reward_combine != "mean_minus_std":
-            raise ValueError(f"spread_penalty is the coefficient of reward_combine 'mean_minus_std', and has no effect "
-                             f"with {self.reward_combine!r}: set reward_combine, or leave spread_penalty at 0")
-        check_divides(self.minibatch_prompts, self.rollout_prompts, "minibatch_prompts", "rollout_prompts")
-        check_divides(self.microbatch_prompts, self.minibatch_prompts, "microbatch_prompts", "minibatch_prompts")
-        if self.response_length == "sampled" and self.min_response_tokens > self.max_response_tokens:
-            raise ValueError(f"min_response_tokens ({self.min_response_tokens}) must be at most max_response_tokens "
-                             f"({self.max_response_tokens}) where response_length is 'sampled'")
+
+    def trains_whole_model(self) -> bool:
+        """Tell whether all weights of some model are trained, the policy's or the critic's."""
+        return super().trains_whole_model() or self.value_model == "model"

@@ -14,13 +14,14 @@ from stages.modeling.packed.token_logprobs import logits_chunk_tokens
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.classifier import ClassifierScorer
 from stages.rewards.sources import RewardFunction
-from stages.rl.ppo_trainer import PPOTrainer, backward_with_oom_retry
+from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, backward_with_oom_retry
 from stages.rl.trajectory import Trajectory, score_rollout
 from stages.training import memory, memory_estimate, optimizers
 
 
 def plan_memory(
-    trainer: PPOTrainer, optimizer_name: str, longest: list[list[int]], reward_functions: Sequence[RewardFunction]
+    trainer: PolicyGradientTrainer, optimizer_name: str, longest: list[list[int]],
+    reward_functions: Sequence[RewardFunction],
 ) -> list[str]:
     """Run every phase on the longest prompts with responses of full length; return the memory plan as lines.
 
@@ -57,7 +58,7 @@ def classifier_models(reward_functions: Sequence[RewardFunction], tokenizer) -> 
             for function in reward_functions for name, model in _models(function).items()}
 
 
-def _dry_run(trainer: PPOTrainer, longest: list[list[int]]) -> dict[str, memory.PhaseCost]:
+def _dry_run(trainer: PolicyGradientTrainer, longest: list[list[int]]) -> dict[str, memory.PhaseCost]:
     policy, response = trainer.policy, trainer.sampling.max_response_tokens
     rollout = Rollout(longest, [[0] * response for _ in longest], [True] * len(longest))
     full = [prompt + [0] * (response - 1) for prompt in longest]

@@ -29,13 +29,13 @@ ZERO_AT_START = ("lora_A", "lora_embedding_B")  # their gradient is 0 until the 
 class StartupReport:
     """Results of the checks, under the names of startup.json.
 
-    rollout_*_difference: None if the rollout has no log-probabilities or values. keep_rollout_log_p: whether the update
-    may reuse those of the sampler.
+    value_head_norm: None without a critic. rollout_*_difference: None if the rollout has no log-probabilities or
+    values. keep_rollout_log_p: whether the update may reuse those of the sampler.
     """
 
     eos_id: int
     pad_id: int
-    value_head_norm: float
+    value_head_norm: float | None
     reward_head_norms: dict[str, float]
     kl_nats: float
     noise_nats: float
@@ -72,8 +72,9 @@ def _check_parts(policy: Policy, tokenizer, classifiers: dict[str, tuple], line:
     same_tokenizer = {name: model for name, (its_tokenizer, model) in classifiers.items() if its_tokenizer is tokenizer}
     eos_id, pad_id = check_special_ids(tokenizer, {"policy": policy.model, **same_tokenizer})
     line("special tokens", f"EOS {eos_id}, pad {pad_id}", "the same in tokenizers, configs and generation configs")
-    value_norm = check_value_head(policy)
-    line("value head", f"norm {value_norm:.3g}", "as wide as the hidden states, finite")
+    value_norm = check_value_head(policy) if policy.has_critic else None
+    if value_norm is not None:
+        line("value head", f"norm {value_norm:.3g}", "as wide as the hidden states, finite")
     norms = {name: check_reward_head(name, model) for name, (_, model) in classifiers.items()}
     for name, norm in norms.items():
         line(f"head of {name}", f"norm {norm:.3g}", "one output, finite, not 0")

@@ -15,7 +15,7 @@ from stages.generation.rollout import Rollout
 from stages.modeling.lora import add_lora
 from stages.recipe.sections.ppo import Ppo
 from stages.rl.policy import Policy, TokenScores
-from stages.rl.ppo_trainer import UpdateSettings
+from stages.rl.policy_gradient_trainer import UpdateSettings
 from stages.rl.trajectory import Trajectory
 from tests.helpers.trajectories import build_trajectory
 

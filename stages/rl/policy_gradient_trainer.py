@@ -1,10 +1,11 @@
-"""Train a language model with PPO against a reward, with a KL penalty to a frozen reference.
+"""Train a language model with PPO, RLOO or GRPO against a reward, with a KL penalty to a frozen reference.
 
-`PPOTrainer.step` is one iteration of the algorithm. Its outer loop (evaluation, checkpoints, early stopping) is in
-training_loop.py.
+`PolicyGradientTrainer.step` is one iteration of the algorithm. Its outer loop (evaluation, checkpoints, early stopping)
+is in training_loop.py. The algorithms differ in the advantage estimator, in whether there is a critic, and in three
+settings of the loss (`UpdateSettings`).
 
 Sources: PPO (arXiv 1707.06347), its use on language models (arXiv 1909.08593 and 2203.02155), and "The N Implementation
-Details of RLHF with PPO".
+Details of RLHF with PPO"; RLOO (arXiv 2402.14740); GRPO (arXiv 2402.03300).
 Shapes: B responses (rows), R response tokens. Masks are 1.0 at response tokens, and tensors 0 elsewhere.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -23,7 +25,16 @@ from stages.rewards.kl import KlController, kl_k3, kl_penalised_rewards
 from stages.rewards.shaping import RewardShaper, ShapedRewards
 from stages.rl.advantages import AdvantageEstimator
 from stages.rl.collect_rollouts import collect_rollout
-from stages.rl.losses import masked_mean, masked_sum, policy_loss, value_loss
+from stages.rl.losses import (
+    LossMean,
+    RatioLevel,
+    masked_mean,
+    masked_sum,
+    policy_loss,
+    probability_ratio,
+    sum_means,
+    value_loss,
+)
 from stages.rl.phase_timer import PhaseTimer
 from stages.rl.policy import Policy
 from stages.rl.trajectory import Trajectory, score_rollout, select_allowed_token_ids
@@ -31,29 +42,45 @@ from stages.training.memory import retry_with_smaller_batches
 from stages.training.optimizers import clip_gradient_norm
 
 STATISTICS = ("policy_loss", "value_loss", "ratio", "clip_fraction", "update_kl")
+CRITIC_METRICS = ("value_loss", "explained_variance")
 
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """Settings of the update, named as in the recipe's section `ppo`."""
+    """Settings of the update, named as in the recipe's sections; a minibatch's size is in rows.
+
+    ratio_level: whose probability ratio is clipped, a token's or a response's. loss_mean: mean over all tokens, or over
+    responses of the mean over their tokens. kl_loss_coefficient: of the KL to the reference (k3) in the loss.
+    """
 
     epochs: int
     minibatch_prompts: int
     microbatch_prompts: int
     clip_range: float
-    value_clip_range: float | None
-    value_coefficient: float
     max_gradient_norm: float | None
     max_ratio: float
     update_kl_limit: float | None
+    value_clip_range: float | None = None
+    value_coefficient: float = 0.0
+    ratio_level: RatioLevel = "token"
+    loss_mean: LossMean = "token"
+    kl_loss_coefficient: float = 0.0
+
+
+class MinibatchSize(NamedTuple):
+    """What the losses of a minibatch are means of: its response tokens, a scalar tensor, and its responses."""
+
+    tokens: torch.Tensor
+    responses: int
 
 
 @dataclass
-class PPOTrainer:
-    """The parts of PPO and its `step`.
+class PolicyGradientTrainer:
+    """The parts of a policy gradient method and its `step`.
 
     The trainer has no random state: each step is given its generators, so a run can resume at any iteration.
-    forward_prompts: rows per forward pass without gradients. reuse_rollout_logprobs: see `score_rollout`.
+    forward_prompts: rows per forward pass without gradients. kl_in: whether the KL penalty is part of the reward or of
+    the loss. reuse_rollout_logprobs: see `score_rollout`.
     """
 
     policy: Policy
@@ -65,6 +92,7 @@ class PPOTrainer:
     update_settings: UpdateSettings
     kl_estimator: str
     forward_prompts: int
+    kl_in: Literal["reward", "loss"] = "reward"
     reuse_rollout_logprobs: bool = False
 
     def step(
@@ -73,6 +101,7 @@ class PPOTrainer:
     ) -> tuple[dict, dict]:
         """Run one iteration on a batch of prompts; return the rows of the history and of the timing.
 
+        prompts: a prompt with several responses is there several times, one after the other.
         generators: maps 'sampling' and 'minibatches' to this iteration's generators. critic_only: train only the value
         function.
         """
@@ -90,21 +119,23 @@ class PPOTrainer:
 
             # 3. Penalise: -beta KL at each token, plus the response's reward at its last token [B, R].
             token_rewards = kl_penalised_rewards(
-                shaped.rewards.to(scores.logprobs), scores.logprobs, scores.ref_logprobs, scores.mask, beta,
-                self.kl_estimator)
+                shaped.rewards.to(scores.logprobs), scores.logprobs, scores.ref_logprobs, scores.mask,
+                beta if self.kl_in == "reward" else 0.0, self.kl_estimator)
 
             # 4. Estimate advantages and returns [B, R].
             advantages, returns = self.estimate_advantages(token_rewards, scores.values, scores.mask)
             trajectory = Trajectory.from_scores(rollout, scores, advantages, returns)
 
-        # 5. Update policy and value function: epochs of minibatch steps on the clipped losses. Then adapt beta.
+        # 5. Update policy and critic, if there is one: epochs of minibatch steps on the clipped losses. Adapt beta.
         with timer.phase("update"), self.policy.critic_only() if critic_only else nullcontext():
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate * group.get("learning_rate_ratio", 1.0)
-            statistics = update_policy(
-                self.policy, self.optimizer, trajectory, self.update_settings, generators("minibatches"))
+            settings = replace(self.update_settings, kl_loss_coefficient=beta if self.kl_in == "loss" else 0.0)
+            statistics = update_policy(self.policy, self.optimizer, trajectory, settings, generators("minibatches"))
         self.update_settings = replace(self.update_settings, microbatch_prompts=statistics["microbatch_prompts"])
         row = {**self._metrics(rollout, shaped, trajectory), **statistics, "learning_rate": learning_rate}
+        if not self.policy.has_critic:
+            row = {name: value for name, value in row.items() if name not in CRITIC_METRICS}
         self.kl_controller.update(row["kl"], len(prompts))
         return row, _timing_row(timer, rollout, self.update_settings.epochs)
 
@@ -183,53 +214,58 @@ def backward_with_oom_retry(
 
     The rows are shared among the processes, the gradients are those of all rows.
     """
-    tokens = trajectory.mask[rows].sum()
+    size = MinibatchSize(trajectory.mask[rows].sum(), len(rows))
     own = rows[group.own_rows_by_length([trajectory.length(row) for row in rows.tolist()])]
-    backward = partial(_backward, policy, optimizer, trajectory, own, tokens, settings)
+    backward = partial(_backward, policy, optimizer, trajectory, own, size, settings)
     sums, microbatch = retry_with_smaller_batches(backward, settings.microbatch_prompts)
     group.sum_gradients(parameter for part in optimizer.param_groups for parameter in part["params"])
-    means = group.sum_tensor(sums) / tokens
+    means = group.sum_tensor(sums) / size.tokens
     return dict(zip(STATISTICS, means.tolist(), strict=True)), microbatch
 
 
 def _backward(
-    policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, tokens: torch.Tensor,
+    policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, size: MinibatchSize,
     settings: UpdateSettings, microbatch: int
 ) -> torch.Tensor:
-    """Accumulate the gradients of the microbatches of some rows, normalised by `tokens`; return summed STATISTICS."""
+    """Accumulate the gradients of the microbatches of some rows of a minibatch; return summed STATISTICS."""
     optimizer.zero_grad(set_to_none=True)
-    sums = torch.zeros(len(STATISTICS), device=tokens.device)
+    sums = torch.zeros(len(STATISTICS), device=size.tokens.device)
     microbatches = [(part, 1.0) for part in rows.split(microbatch)] if len(rows) else []
     # Sharded weights are gathered in passes that all processes take part in: some without a row of their own.
     microbatches += [(torch.zeros(1, dtype=torch.long), 0.0)] * sharding.count_missing_passes(len(microbatches))
     for microbatch_rows, weight in microbatches:
-        loss, microbatch_sums = ppo_loss(policy, trajectory, microbatch_rows, tokens, settings)
+        loss, microbatch_sums = policy_gradient_loss(policy, trajectory, microbatch_rows, size, settings)
         sums += weight * microbatch_sums
         (weight * loss).backward()
     return sums
 
 
-def ppo_loss(
-    policy: Policy, trajectory: Trajectory, rows: torch.Tensor, tokens: torch.Tensor, settings: UpdateSettings
+def policy_gradient_loss(
+    policy: Policy, trajectory: Trajectory, rows: torch.Tensor, size: MinibatchSize, settings: UpdateSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the loss of some rows as their share of the mean over `tokens`, and STATISTICS summed over their tokens.
+    """Compute the loss of some rows as their share of a minibatch's mean, and STATISTICS summed over their tokens.
 
-    Loss: clipped policy loss (arXiv 1707.06347, eq. 7) + value_coefficient * clipped value loss.
+    Loss: clipped policy loss (arXiv 1707.06347, eq. 7) + value_coefficient * clipped value loss
+    + kl_loss_coefficient * KL to the reference (k3; arXiv 2402.03300, eq. 4).
     """
     index = rows.tolist()
     new = policy([trajectory.prompts[i] for i in index], [trajectory.responses[i] for i in index],
                  select_allowed_token_ids(trajectory, index))
-    old_logprobs, old_values, advantages, returns = (
-        x[rows, : new.mask.shape[1]]
-        for x in (trajectory.logprobs, trajectory.values, trajectory.advantages, trajectory.returns))
-    ratio = torch.where(new.mask.bool(), new.logprobs - old_logprobs, 0.0).exp()
-    policy_part = masked_sum(policy_loss(ratio, advantages, settings.clip_range), new.mask)
+    old_logprobs, ref_logprobs, old_values, advantages, returns = (
+        x[rows, : new.mask.shape[1]] for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values,
+                                               trajectory.advantages, trajectory.returns))
+    ratio = probability_ratio(new.logprobs, old_logprobs, new.mask, settings.ratio_level)
+    policy_part = sum_means(policy_loss(ratio, advantages, settings.clip_range), new.mask, settings.loss_mean)
+    if settings.kl_loss_coefficient:
+        kl = sum_means(kl_k3(new.logprobs, ref_logprobs), new.mask, settings.loss_mean)
+        policy_part = policy_part + settings.kl_loss_coefficient * kl
     value_part = masked_sum(value_loss(new.values, old_values, returns, settings.value_clip_range), new.mask)
+    items = size.tokens if settings.loss_mean == "token" else size.responses
     with torch.no_grad():
         clipped = ((ratio - 1).abs() > settings.clip_range).float()
         monitored = [masked_sum(x, new.mask) for x in (ratio, clipped, kl_k3(old_logprobs, new.logprobs))]
-        sums = torch.stack([policy_part, value_part, *monitored])
-    return (policy_part + settings.value_coefficient * value_part) / tokens, sums
+        sums = torch.stack([policy_part * (size.tokens / items), value_part, *monitored])
+    return (policy_part + settings.value_coefficient * value_part) / items, sums
 
 
 def _optimizer_step(optimizer, means: dict[str, float], settings: UpdateSettings) -> dict[str, float]:

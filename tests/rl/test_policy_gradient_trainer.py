@@ -11,14 +11,15 @@ import torch
 from stages import ppo
 from stages.generation.sampling_params import SamplingParams
 from stages.recipe.sections.models import Lora
-from stages.recipe.sections.ppo import Ppo, RewardSource
+from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.rewards import RewardSource
 from stages.rewards.kl import KlController
 from stages.rewards.shaping import ShapedRewards
-from stages.rl import ppo_trainer
+from stages.rl import policy_gradient_trainer
 from stages.rl.advantages import gae_advantages
 from stages.rl.checks.memory_plan import longest_rollout, plan_memory
 from stages.rl.collect_rollouts import collect_rollout
-from stages.rl.ppo_trainer import PPOTrainer, ppo_loss, update_policy
+from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, policy_gradient_loss, update_policy
 from tests.helpers import tiny_models
 from tests.helpers.trajectories import build_trajectory
 from tests.rl.test_policy import PROMPTS, UPDATE, make_policy, perturb
@@ -34,7 +35,7 @@ class LengthReward:
 
 
 def make_trainer(policy, **settings):
-    return PPOTrainer(
+    return PolicyGradientTrainer(
         policy=policy, reward_shaper=LengthReward(), kl_controller=KlController(0.1, None, 1),
         optimizer=torch.optim.Adam(policy.trainable_parameters().values(), lr=0.0),
         update_settings=replace(UPDATE, **settings), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12),
@@ -56,7 +57,8 @@ def test_a_step_updates_on_the_trajectory_of_the_golden_values(monkeypatch, reus
     """The parity tests check tests/helpers/trajectories.py against the peers; here `step` is checked against that."""
     trainer, seen = make_trainer(perturb(make_policy())), []
     trainer.reuse_rollout_logprobs, trainer.kl_estimator = reuse, "k3"
-    monkeypatch.setattr(ppo_trainer, "update_policy", lambda *args: seen.append(args[2]) or update_policy(*args))
+    monkeypatch.setattr(
+        policy_gradient_trainer, "update_policy", lambda *args: seen.append(args[2]) or update_policy(*args))
     before = deepcopy(trainer.policy)
     step(trainer)
     generator = torch.Generator().manual_seed(0)
@@ -107,7 +109,7 @@ def test_each_phase_has_its_seconds_and_tokens_per_second():
 def test_the_dry_run_moves_nothing_and_makes_microbatches_that_fit(monkeypatch):
     policy = make_policy()
     trainer, before = make_trainer(policy, microbatch_prompts=4), weights(policy)
-    monkeypatch.setattr(ppo_trainer, "ppo_loss", out_of_memory_above(2))
+    monkeypatch.setattr(policy_gradient_trainer, "policy_gradient_loss", out_of_memory_above(2))
     lines = plan_memory(trainer, "adam", PROMPTS, [])
     assert trainer.update_settings.microbatch_prompts == 2
     parameters = policy.trainable_parameters()
@@ -130,7 +132,7 @@ def out_of_memory_above(max_rows):
     def loss(policy, trajectory, rows, tokens, settings):
         if len(rows) > max_rows:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return ppo_loss(policy, trajectory, rows, tokens, settings)
+        return policy_gradient_loss(policy, trajectory, rows, tokens, settings)
 
     return loss
 
@@ -141,7 +143,7 @@ def test_out_of_memory_in_an_update_takes_smaller_microbatches_and_learns_the_sa
         torch.manual_seed(0)
         trainer = make_trainer(make_policy(), microbatch_prompts=4)
         with monkeypatch.context() as patch:
-            patch.setattr(ppo_trainer, "ppo_loss", out_of_memory_above(max_rows))
+            patch.setattr(policy_gradient_trainer, "policy_gradient_loss", out_of_memory_above(max_rows))
             step(trainer)
         runs.append(torch.cat([p.flatten() for p in weights(trainer.policy).values()]))
     assert torch.allclose(*runs, atol=1e-5) and trainer.update_settings.microbatch_prompts == 1

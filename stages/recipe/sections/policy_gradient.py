@@ -1,0 +1,163 @@
+"""Settings that the policy gradient methods share: PPO, RLOO and GRPO."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stages.recipe.checks import (
+    CpuKernels,
+    LogTo,
+    Precision,
+    Sharding,
+    check_divides,
+    check_full_precision,
+    check_log_to,
+    check_sharding,
+    cpu_kernels_setting,
+    log_to_setting,
+    sharding_setting,
+)
+from stages.recipe.ranges import (
+    BATCH,
+    COEFFICIENT,
+    COUNT,
+    COUNT_OR_NONE,
+    DECAY,
+    LEARNING_RATE,
+    POSITIVE,
+    SEED,
+    TEMPERATURE,
+    TOKENS,
+    Range,
+)
+from stages.recipe.schema import setting
+from stages.recipe.sections.models import Lora
+from stages.recipe.sections.rewards import RewardSettings
+
+
+@dataclass(frozen=True)
+class PolicyGradient(RewardSettings):
+    """What a policy gradient method on sampled responses needs, without what a critic needs."""
+
+    lora: Lora = setting(
+        Lora(dropout=0.0), "the policy's adapter [script, but no dropout: ratios compare like with like]")
+    tune: Literal["lora", "full"] = setting(
+        "lora", "what is trained: an adapter, or all weights (the reference is then a frozen copy) [script]")
+    precision: Precision = setting("int8", "precision of the frozen base model [script]")
+    gradient_checkpointing: bool = setting(False, "recompute activations in the update's backward pass [script: off]")
+    compile: bool = setting(False, "torch.compile the layers except in sampling; not for int8 and nf4 [ours: off]")
+    iterations: int = setting(2500, "number of rollouts [script: 20,000 'steps' over batches of 8]", within=COUNT)
+    rollout_prompts: int = setting(64, "prompts per rollout [run: 8 on each of 8 processes]", within=BATCH)
+    forward_prompts: int = setting(
+        16, "prompts per forward pass without gradients: reference, values, rewards [ours]", within=BATCH)
+    minibatch_prompts: int = setting(64, "prompts per optimizer step [run: 8 accumulated, 8 processes]", within=BATCH)
+    microbatch_prompts: int = setting(
+        8, "prompts per forward pass of the update; gradients are summed over the minibatch [ours]", within=BATCH)
+    epochs: int = setting(4, "passes over each rollout [run]", within=Range(1, 10**6))
+    max_prompt_tokens: int = setting(512, "drop and count longer prompts [script]", within=TOKENS)
+    max_response_tokens: int = setting(128, "maximum response length [run]", within=TOKENS)
+    response_length: Literal["until_stop", "sampled", "fixed"] = setting(
+        "until_stop", "'until_stop': sample up to a stop id; 'sampled': the same, with a maximum drawn uniformly from "
+        "min_ to max_response_tokens [script, without stop ids]; 'fixed': sample max_response_tokens and cut after "
+        "the first stop id [N implementation details]")
+    min_response_tokens: int = setting(32, "smallest maximum, if response_length is 'sampled' [script]", within=TOKENS)
+    stop_ids: tuple[int, ...] | None = setting(
+        None, "token ids that end a response; null: the tokenizer's EOS [ours; script: none that a model has]",
+        within=Range(0, 2**31 - 1))
+    temperature: float = setting(
+        1.0, "divides the logits of the old, the new and the reference policy alike [script]", within=TEMPERATURE)
+    top_k: int = setting(
+        0, "sample from, and compute log-probabilities over, the k most likely tokens; 0: all [script]",
+        within=Range(0, 10**9))
+    top_p: float = setting(
+        1.0, "of those, keep the most likely tokens up to this total probability; 1: all; needs top_k [script]",
+        within=Range(0, 1, above=True))
+    learning_rate: float = setting(1.4e-5, "learning rate [run]", within=LEARNING_RATE)
+    learning_rate_decay: bool = setting(
+        False, "decay the learning rate linearly to 0 over the run [N implementation details; script: off]")
+    optimizer: Literal["adam", "adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor"] = setting(
+        "adam", "the last three use less memory, paged_adamw_8bit only on a CUDA GPU [TRL default]")
+    adam_epsilon: float = setting(
+        1e-5, "epsilon in Adam's denominator; Adafactor has its own [N implementation details]",
+        within=Range(0, 1, above=True))
+    weight_decay: float = setting(0.0, "weight decay of the optimizer [TRL default]", within=DECAY)
+    max_gradient_norm: float | None = setting(
+        1.0, "clip the global gradient norm to this; null: no clipping [Llama 2]", within=POSITIVE)
+    clip_range: float = setting(
+        0.2, "clip range of the probability ratio [TRL default]", within=Range(0, 10, above=True))
+    kl_coefficient: float = setting(0.2, "initial KL coefficient, beta [script]", within=COEFFICIENT)
+    kl_target_nats: float | None = setting(
+        6.0, "KL per response that an adaptive beta aims at; null: fixed beta [TRL default]", within=POSITIVE)
+    kl_horizon_responses: int = setting(10_000, "time constant of the adaptive beta [TRL default]", within=COUNT)
+    update_kl_limit: float | None = setting(
+        0.15, "stop an update once the KL between old and new policy is above this, nats per token [TRL: 1.5 x 0.1]",
+        within=POSITIVE)
+    max_ratio: float = setting(
+        10.0, "skip and count a minibatch with a mean probability ratio above this [TRL default]",
+        within=Range(1, 10**6))
+    reward_scaling: Literal["none", "model", "running"] = setting(
+        "none", "divide rewards by a standard deviation: 'model', of the reward model's scores of reference answers; "
+        "'running', of all rollouts so far [script: none; TRL, trlX: either]")
+    validation_prompts: int = setting(
+        64, "held-out prompts of the rl split, at most a quarter, to select the best policy [ours]", within=COUNT)
+    evaluate_every_iterations: int = setting(
+        10, "iterations between evaluations on the held-out prompts [ours]", within=COUNT)
+    max_kl_nats: float = setting(
+        10.0, "stop above this KL per response on held-out prompts, and never keep such a policy [ours]",
+        within=POSITIVE)
+    patience_evaluations: int | None = setting(
+        None, "stop after this many evaluations without a better validation_selection_score; null: never [ours]",
+        within=COUNT)
+    max_skipped_in_a_row: int | None = setting(
+        None, "stop after more skipped minibatches in a row; null: never [ours]", within=COUNT_OR_NONE)
+    min_entropy_nats: float = setting(
+        0.0, "stop if the policy's entropy per token falls below this; 0: never [ours]", within=COEFFICIENT)
+    save_every_iterations: int = setting(10, "iterations between checkpoints [ours]", within=COUNT)
+    keep_checkpoints: int = setting(
+        2, "newest checkpoints to keep, each with the best policy so far [ours]", within=COUNT)
+    sharding: Sharding = sharding_setting()
+    cpu_kernels: CpuKernels = cpu_kernels_setting()
+    log_to: LogTo = log_to_setting()
+    seed: int = setting(0, "seed of prompts, sampling and minibatches [script]", within=SEED)
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_log_to(self.log_to)
+        check_full_precision(self.tune, self.precision)
+        check_sharding(
+            self.sharding, self.precision, trains_whole=self.trains_whole_model(), optimizer=self.optimizer,
+            compiled=self.compile)
+        if self.compile and self.precision in ("int8", "nf4"):
+            raise ValueError(f"compile needs precision fp32, mixed or bf16: torch cannot trace the matrix products "
+                             f"of {self.precision}")
+        if self.lora.dropout:
+            raise ValueError("lora.dropout must be 0: old and new log-probabilities must come from one function")
+        if self.top_p < 1 and not self.top_k:
+            raise ValueError("top_p alone may keep any number of tokens, and each needs a log-probability under the "
+                             "old, the new and the reference policy: set top_k, too, or leave top_p at 1")
+        check_divides(self.minibatch_prompts, self.rollout_prompts, "minibatch_prompts", "rollout_prompts")
+        check_divides(self.microbatch_prompts, self.minibatch_prompts, "microbatch_prompts", "minibatch_prompts")
+        if self.response_length == "sampled" and self.min_response_tokens > self.max_response_tokens:
+            raise ValueError(f"min_response_tokens ({self.min_response_tokens}) must be at most max_response_tokens "
+                             f"({self.max_response_tokens}) where response_length is 'sampled'")
+
+    def trains_whole_model(self) -> bool:
+        """Tell whether all weights of some model are trained, not adapters only."""
+        return self.tune == "full"
+
+
+@dataclass(frozen=True)
+class GroupedPolicyGradient(PolicyGradient):
+    """A method without a critic that compares several responses to each prompt; `prompts` come with all responses."""
+
+    responses_per_prompt: int = setting(
+        4, "responses to each prompt of a rollout, whose rewards are compared [RLOO paper: 2, 4]",
+        within=Range(2, 1000))
+    rollout_prompts: int = setting(
+        16, "prompts per rollout, each with responses_per_prompt responses [ours: 64 responses, as in ppo]",
+        within=BATCH)
+    forward_prompts: int = setting(
+        4, "prompts per forward pass without gradients, each with its responses [ours]", within=BATCH)
+    minibatch_prompts: int = setting(
+        16, "prompts per optimizer step, each with its responses [ours: 64 responses, as in ppo]", within=BATCH)
+    microbatch_prompts: int = setting(
+        2, "prompts per forward pass of the update, each with its responses [ours]", within=BATCH)
