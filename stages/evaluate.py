@@ -6,9 +6,9 @@
 
 Give --policy NAME=FOLDER once for each policy, and none for SFT and its best-of-n alone; --judge FOLDER is another
 merged reward model that scores all answers and is used to choose nothing. Writes metrics.json (every number, and the
-short table), samples.parquet (each question with its answers) and per_pair.parquet. Rewards are the reward model's own:
-an answer that did not end pays no penalty here. All models run in fp32, one at a time. Every interval is at 95 %, from
-a bootstrap over questions.
+short table), samples.parquet (each question with its answers), per_question.parquet (the scores of each policy,
+best-of-n among them) and per_pair.parquet. Rewards are the reward model's own: an answer that did not end pays no
+penalty here. All models run in fp32, one at a time. Every interval is at 95 %, from a bootstrap over questions.
 """
 
 from stages.command_line.start import main
@@ -25,7 +25,7 @@ import numpy as np
 from stages.evaluation import at_best, gold_score, policy_answers, summary
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.heldout_prompts import EvaluationPrompts
-from stages.evaluation.output_tables import check_output_space, write_pairs, write_samples
+from stages.evaluation.output_tables import check_output_space, write_pairs, write_question_scores, write_samples
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
     draw_held_out_pairs,
@@ -55,7 +55,7 @@ Selection = dict[str, list[dict]]  # policy -> its mean reward by temperature
 
 def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path,
         policy: dict[str, Path] | None = None, reward: Path, judge: Path | None = None) -> dict[str, float]:
-    """Fill `out` with metrics.json, samples.parquet and per_pair.parquet; return the headline metrics.
+    """Fill `out` with metrics.json and its tables; return the headline metrics.
 
     base, sft, policy, reward, judge: plain model folders, merged. ValueError when no held-out question is short enough.
     """
@@ -99,12 +99,13 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
 
 def _write(config: Evaluate, out: Path, metrics: dict, prompts: EvaluationPrompts, comparison: PolicyComparison,
            held_out: HeldOutPairs, pair_scores: dict[str, np.ndarray | None]) -> None:
-    """Write metrics.json, samples.parquet and per_pair.parquet; pair_scores: of the held-out texts [M]."""
+    """Write metrics.json and the tables; pair_scores: of the held-out texts [M]."""
     gold_known = summary.knows_gold(metrics)
     if config.gold and not gold_known:
         print_line(f"evaluate: the gold scorer {config.gold} knows none of these questions")
     write_json(out / "metrics.json", metrics)
     write_samples(out / "samples.parquet", prompts.rows, comparison.texts(), _score_columns(comparison, gold_known))
+    write_question_scores(out / "per_question.parquet", prompts.rows, comparison.score_questions(config.best_of))
     write_pairs(out / "per_pair.parquet", held_out.rows, held_out.better, held_out.worse, pair_scores)
 
 

@@ -15,6 +15,7 @@ from stages.recipe.sections.data import Pairs, Posts
 from stages.recipe.sections.dpo import Dpo
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.recipe.sections.expert_iteration import ExpertIteration
+from stages.recipe.sections.frontier import Frontier
 from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.ilql import Ilql
 from stages.recipe.sections.models import Base, Merge
@@ -47,6 +48,7 @@ class Recipe:
     best_of_n: BestOfN = setting(BestOfN(), "rejection sampling: the best of several answers of the SFT model")
     expert_iteration: ExpertIteration = setting(ExpertIteration(), "fine-tuning on the best sampled answers, in rounds")
     ilql: Ilql = setting(Ilql(), "offline reinforcement learning from scored answers")
+    frontier: Frontier = setting(Frontier(), "ways to align, compared at equal KL")
     evaluate: Evaluate = setting(Evaluate(), "held-out evaluation")
     report: Report = setting(Report(), "the report page")
 
