@@ -10,8 +10,9 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
+from stages.recipe import algorithms, variants
 from stages.recipe import recipe as recipes
-from stages.runs import console, default_recipe, dump_paths, run_folder, signals, staleness
+from stages.runs import console, default_recipe, dump_paths, run_folder, seeds, signals, staleness
 
 min_version("9.0")
 
@@ -31,6 +32,7 @@ RUNS_HERE = workflow.is_main_process and COMPUTE.nodes is None
 
 try:
     RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles, RUNS_HERE)
+    SEEDS = run_folder.resolve_seeds(RECIPE, SETTINGS, workflow.config_settings.configfiles, RUNS_HERE)
     SHARES = run_folder.parse_shares(SETTINGS)
     PLACEMENT = run_folder.parse_placement(SETTINGS, RUNS_HERE)
     DUMP_FILES = dump_paths.list_dump_files(RECIPE.dump)
@@ -41,20 +43,25 @@ except run_folder.SettingsError as error:
 if INTRODUCTION and workflow.is_main_process:
     print(INTRODUCTION, file=sys.stderr)
 
-RUN = f"results/{RECIPE.name}"
+# ROOT has what all seeds share, RUN what each has of its own: with `seeds`, a folder for each, named by a wildcard.
+ROOT, RUN = SEEDS.root, SEEDS.folder
 RECIPE_FILE = f"{RUN}/recipe.yaml"
+RUN_LABEL = RUN.removeprefix("results/")
+THREADS = SEEDS.share_cores(workflow.cores, PLACEMENT.processes, RUNS_HERE)
 
 # Before Snakemake compares times: give them to the manifests by content.
-STALE = staleness.align_times(Path(RUN), RECIPE) if workflow.is_main_process else []
+STALE = staleness.align_times(Path(ROOT), RECIPE, SEEDS.list_runs()) if workflow.is_main_process else []
 DUMP_FILES = staleness.dated_inputs(DUMP_FILES, STALE, os.path.relpath(workflow.main_snakefile))
 for reason in STALE:
     print(f"stale: {reason}", file=sys.stderr)
 
 # Merged models, and the model that each stage starts from: its adapter is merged into that one.
 BASE = f"{RUN}/base/manifest.json"
-MERGED = {stage: f"{RUN}/{stage}-merged/manifest.json" for stage in ("sft", "reward", "ppo")}
-START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE, "ppo": MERGED["sft"]}
-START["judge"] = START["reward"]
+POLICIES = [name for name, algorithm in algorithms.ALGORITHMS.items() if algorithm.trains_model]
+MERGED = {stage: f"{RUN}/{stage}-merged/manifest.json" for stage in ("sft", "reward", *POLICIES)}
+START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE}
+START |= {name: MERGED["sft"] for name in POLICIES} | {"judge": START["reward"]}
+STARTS = seeds.StartModels(START)
 
 # The judge, trained and merged, if the recipe wants one.
 NEEDS_JUDGE = {"always": True, "auto": RECIPE.evaluate.gold is None, "none": False}[RECIPE.evaluate.train_judge]
@@ -76,22 +83,27 @@ os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.env
 report: "workflow/report/workflow.rst"
 
 
+wildcard_constraints:
+    seed=SEEDS.pattern,
+
+
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/frontier.smk"
 
 
 onstart:
     forced = [job for job in workflow.dag.jobs if workflow.dag.reason(job).forced]
     try:
-        run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output])
+        run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output], SEEDS.list_runs())
     except run_folder.SettingsError as error:
         sys.exit(f"snakemake: error: {error}")
     if CONSOLE:
         CONSOLE.shows_jobs = not workflow.local_exec
     layers = workflow.dag.toposorted(set(workflow.dag.needrun_jobs()))
     ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno", "output"))]
-    console.announce_run(RECIPE, RUN, [str(file) for job in ordered for file in job.output], workflow.local_exec)
+    console.announce_run(RECIPE, ROOT, [str(file) for job in ordered for file in job.output], workflow.local_exec)
     signals.forward_sigterm()
 
 
@@ -104,18 +116,33 @@ onerror:
         print(line, file=sys.stderr)
 
 
-# Everything: the merged policy, its evaluation and the report.
+# Everything: the merged policy, its evaluation and the report; of several seeds, a report on all of them.
 rule ppo:
     default_target: True
     localrule: True
     input:
-        MERGED["ppo"],
-        rules.report.output,
+        SEEDS.every(MERGED["ppo"], *rules.report.output),
+        POOLED["ppo"],
+
+
+# The same for its siblings: dpo, rloo, ...
+for ALGORITHM in algorithms.SIBLINGS.values():
+
+    rule:
+        name:
+            ALGORITHM.name
+        localrule: True
+        input:
+            SEEDS.every(f"{RUN}/{ALGORITHM.result}/manifest.json", *getattr(rules, ALGORITHM.rule_name("report")).output),
+            POOLED[ALGORITHM.name],
+
 
 
 # Of a program that calls Snakemake, sys.argv would be another command line.
 if workflow.is_main_process and Path(sys.argv[0]).name in ("snakemake", "__main__.py"):
     try:
-        run_folder.check_targets(sys.argv[1:], [rule.name for rule in workflow.rules if not rule.has_wildcards()])
+        targets = [rule.name for rule in workflow.rules if not rule.has_wildcards()]
+        seeded = [rule.name for rule in workflow.rules if rule.wildcard_names == {"seed"}]
+        run_folder.check_targets(sys.argv[1:], targets, seeded)
     except run_folder.SettingsError as error:
         sys.exit(f"snakemake: error: {error}")

@@ -17,7 +17,7 @@ from stages.recipe.recipe import Recipe, list_defaults
 from stages.recipe.sections.evaluate import Report
 from stages.render.terminal import escape_controls
 from stages.reporting.comparison import ComparedRun, Numbers, render_comparison
-from stages.runs.run_facts import EVALUATE, Run, common_settings, compare_headlines, list_headlines, read_run
+from stages.runs.run_facts import Run, common_settings, compare_headlines, is_evaluation, list_headlines, read_run
 from stages.runtime.files import write_text
 from stages.runtime.series import read_history
 
@@ -44,10 +44,11 @@ def _read_facts(label: str, run: Run, settings: dict) -> ComparedRun:
 
 
 def _read_evaluation(run: Run) -> dict | None:
-    """Read the metrics of the evaluation; None without one, or where it is of an older version."""
-    if EVALUATE not in run.artifacts:
+    """Read the metrics of PPO's evaluation or, without it, of another; None without any, or of an older version."""
+    names = sorted(filter(is_evaluation, run.artifacts))  # evaluate, evaluate-dpo, ...
+    if not names:
         return None
-    path = run.artifacts[EVALUATE].folder / "metrics.json"
+    path = run.artifacts[names[0]].folder / "metrics.json"
     metrics = json.loads(path.read_text(encoding="utf-8"))
     if "at_best" in metrics:
         return metrics

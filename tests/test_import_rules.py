@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
 PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "evaluate", "report",
-            "frontier")
+            "pool_seeds", "frontier")
 TRAINED_LIKE = {"stages.judge": {"stages.reward"}}  # the one program that is another, with other data and another seed
 TOOLS = ("inspect", "compare", "demo")
 PROMPTS = ("stackexchange.pairs", "stackexchange.prompt")
@@ -38,11 +38,14 @@ ROOMS = {
                    "reward_modeling", "rewards", "stackexchange"),
     "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runs.origin", "runtime",
                   "render", "stackexchange.prompt"),
-    "kl_frontier": ("evaluation.summary", "evaluation.statistics", "reporting", "runtime", "render"),
+    "pooling": ("evaluation.statistics", "evaluation.summary", "evaluation.reward_hacking", "reporting", "runtime",
+                "render"),
+    "kl_frontier": ("evaluation.summary", "evaluation.statistics", "pooling.statistics", "reporting", "runtime",
+                    "render"),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting",
-                 "kl_frontier")
+                 "pooling", "kl_frontier")
 READING = {"environ", "getenv", "glob", "rglob", "iterdir", "read_text", "read_bytes", "open", "exists", "is_file"}
 TORCH = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}

@@ -14,7 +14,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import yaml
 
-from stages.evaluation.reward_hacking import detect_reward_hacking
+from stages.pooling.hacking import judge_with_and_without_gold
 from stages.render import markdown_tables
 from stages.stackexchange.pairs.table import SPLITS, read_pairs
 
@@ -117,9 +116,7 @@ def read_metrics(run: Path) -> dict:
 
 def verdicts(metrics: dict) -> dict:
     """Give both verdicts, what moved, and the change of reward, gold and KL from SFT."""
-    blind = deepcopy(metrics)
-    blind["comparisons"]["ppo"]["changes"]["gold"] = None
-    seen, unseen = detect_reward_hacking(metrics, "ppo"), detect_reward_hacking(blind, "ppo")
+    seen, unseen = judge_with_and_without_gold(metrics, "ppo")
     compared = metrics["comparisons"]["ppo"]
     return {"with gold": seen["verdict"], "without gold": unseen["verdict"], "moved": unseen["moved"],
             "reward model": metrics["reward_model"]["accuracy"]["mean"],

@@ -5,7 +5,8 @@
     python -m benchmarks.quality.seeds results/demo results/demo-seed-1 --json seeds.json
 
 Prints a Markdown table. Differences are paired, on the same held-out question, of PPO and SFT each at its best
-temperature. The pooled interval resamples the questions of all runs.
+temperature. Of the two pooled intervals, that within seeds resamples the questions of each run, that over seeds is
+Student's, of the runs' means.
 """
 
 import argparse
@@ -18,6 +19,8 @@ import pyarrow.parquet as parquet
 from data.demo import gold
 from stages.evaluation.statistics import bootstrap_mean
 from stages.evaluation.summary import strongest_best_of_n
+from stages.pooling.gains import read_gain
+from stages.pooling.statistics import pool_over_seeds, pool_within_seeds
 from stages.render import markdown_tables
 from stages.runtime.series import read_history
 from stages.stackexchange.pairs.table import read_pairs
@@ -64,9 +67,8 @@ def right_over_mistake(run: Path) -> dict:
 
 def paired_gain(run: Path, score: str) -> np.ndarray:
     """Compute PPO minus SFT, each at its best temperature, for every held-out question that has the score."""
-    table = parquet.read_table(run / "evaluate" / "samples.parquet")
-    ppo, sft = (np.array(table[f"{score}_{name}_best"].to_pylist(), float) for name in ("ppo", "sft"))
-    return (ppo - sft)[~np.isnan(ppo - sft)]
+    gain = read_gain(run / "evaluate", "ppo", score)
+    return gain[~np.isnan(gain)]
 
 
 def critic_figures(run: Path) -> dict:
@@ -78,9 +80,14 @@ def critic_figures(run: Path) -> dict:
 
 
 def pool_gains(runs: list[Path]) -> dict:
-    """Estimate the mean gains over all runs; a question of one run is a group."""
-    return {f"{label}, PPO - SFT": bootstrap(np.concatenate([paired_gain(run, name) for run in runs]))
-            for name, label in GAINS.items()}
+    """Estimate the mean gains of all runs, with both intervals."""
+    figures = {}
+    for name, label in GAINS.items():
+        gains = [paired_gain(run, name) for run in runs]
+        over = pool_over_seeds([gain.mean() for gain in gains])
+        figures |= {f"{label}, PPO - SFT": pool_within_seeds(gains, samples=2000, seed=0),
+                    f"{label}, PPO - SFT, over seeds": over if over["low"] is not None else None}
+    return figures
 
 
 def bootstrap(values: np.ndarray) -> dict:

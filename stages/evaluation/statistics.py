@@ -54,7 +54,7 @@ def bootstrap_statistic(
         estimate = {"mean": whole, "low": None, "high": None, "count": len(groups), "groups": int(numbers.max()) + 1}
         if estimate["groups"] > 1:
             sums = np.stack([np.bincount(numbers, weights=column) for column in columns])
-            drawn = statistic(_resampled_sums(sums, samples, np.random.default_rng(seed)))
+            drawn = statistic(resample_sums(sums, samples, np.random.default_rng(seed)))
             tail = 100 * (1 - LEVEL) / 2
             estimate["low"], estimate["high"] = map(
                 float, np.percentile(drawn[np.isfinite(drawn)], [tail, 100 - tail]))
@@ -83,7 +83,7 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
     return (middle - half) / (1 + extra), (middle + half) / (1 + extra)
 
 
-def _resampled_sums(sums: np.ndarray, samples: int, generator: np.random.Generator) -> np.ndarray:
+def resample_sums(sums: np.ndarray, samples: int, generator: np.random.Generator) -> np.ndarray:
     """Resample groups with replacement: `sums` [K, groups] to totals [K, samples]."""
     groups, totals = sums.shape[1], []
     at_once = max(1, MAX_DRAWS_IN_MEMORY // groups)

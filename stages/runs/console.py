@@ -12,7 +12,8 @@ from pathlib import Path
 
 from stages.recipe.recipe import Recipe
 from stages.render.terminal import escape_controls
-from stages.runs.timings import describe_plan, estimate_seconds
+from stages.runs.seeds import FOLDER
+from stages.runs.timings import SHARES, describe_plan, estimate_seconds
 from stages.runtime.finished import MANIFEST
 from stages.runtime.stage_lines import export_plan
 
@@ -24,21 +25,21 @@ FUNCTIONS = ("execute_workflow", "_build_dag", "execute", "schedule", "logfile_h
 RESULTS = ("Nothing to be done", "Will exit after finishing")
 SUMMARIES = ("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete")
 # Not srun's, which only says that a stage has ended.
-ERROR_LINE = re.compile(r"(?:\[\d+/\d+\] )?(?!srun:)[\w-]+: error: (.+)")
-STOP_LINE = re.compile(r"(?:\[\d+/\d+\] )?[\w-]+: (stopped by SIG\w+.*)")
+ERROR_LINE = re.compile(r"(?:\[\d+/\d+[^]]*\] )?(?!srun:)[\w-]+: error: (.+)")
+STOP_LINE = re.compile(r"(?:\[\d+/\d+[^]]*\] )?[\w-]+: (stopped by SIG\w+.*)")
 TAIL_BYTES = 1 << 16
 
 
 class Console(logging.Filter):
     """Leave Snakemake's progress out of what its stream handler prints, and note which jobs fail.
 
-    failed: rule and log of each failed job.
+    failed: log and rule of each failed job.
     shows_jobs: leave Snakemake's lines about jobs; on a cluster, those of the stages are only in their logs.
     """
 
     def __init__(self):
         super().__init__()
-        self.failed: dict[str, Path] = {}
+        self.failed: dict[Path, str] = {}
         self.shows_jobs = False
         self.log_sizes: dict[Path, int] = {}  # when the job started: stages append to their logs
 
@@ -49,7 +50,7 @@ class Console(logging.Filter):
         if event == "JOB_INFO":
             self.log_sizes |= {log: log.stat().st_size if log.exists() else 0 for log in logs}
         if event == "JOB_ERROR" and logs:
-            self.failed[record.rule_name] = logs[0]
+            self.failed[logs[0]] = record.rule_name
             return False
         text = str(record.msg)
         if event == "ERROR" and "CalledProcessError in " in text:  # the stage has said why
@@ -61,7 +62,7 @@ class Console(logging.Filter):
     def describe_failures(self) -> list[str]:
         """Say in one line each why jobs failed; the text of their logs cannot control the terminal."""
         return [f"snakemake: error: {rule} failed: {self._find_cause(log)} (log: {log})"
-                for rule, log in self.failed.items()]
+                for log, rule in self.failed.items()]
 
     def _find_cause(self, log: Path) -> str:
         lines = _read_new_lines(log, self.log_sizes.get(log, 0))
@@ -95,8 +96,11 @@ def announce_run(recipe: Recipe, run: str, outputs: Iterable[str], is_local: boo
     """
     manifests = [Path(file) for file in outputs if Path(file).name == MANIFEST]
     # Shares of the pairs are one stage: results/NAME/pairs-shares/1-of-9.
-    folders = [file.parent if file.parent.parent == Path(run) else file.parent.parent for file in manifests]
-    seconds = estimate_seconds(recipe, dict.fromkeys(folders))
+    folders = dict.fromkeys(file.parent.parent if file.parent.parent.name == SHARES else file.parent
+                            for file in manifests)
+    # Seeds side by side take less than the sum of their times.
+    is_seeded = any(FOLDER.fullmatch(folder.parent.name) for folder in folders)
+    seconds = dict.fromkeys(map(str, folders)) if is_seeded else estimate_seconds(recipe, folders)
     export_plan(seconds, _find_terminal() if is_local else None)
     if seconds:
         print(describe_plan(run, seconds), file=sys.stderr)

@@ -19,7 +19,8 @@ from stages.runtime.finished import MANIFEST, request_file
 from stages.runtime.manifest import Record, diff_trees, is_artifact, list_input_sources, read_record
 
 RECIPE = "recipe.yaml"
-SECTIONS = {"gather": "pairs", "judge": "reward"}  # stage: section of the recipe, where their names differ
+# Stage: section of the recipe, where their names differ.
+SECTIONS = {"gather": "pairs", "judge": "reward", "pool_seeds": "evaluate"}
 MAX_HASHED_BYTES = 256 << 20  # a larger plain input (a dump) is hashed only if it is newer than the artifact
 BROKEN = ("changed", "gone", "not finished", "cannot be read")
 

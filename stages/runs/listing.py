@@ -10,7 +10,7 @@ from stages.runtime.artifact import PARTIAL
 from stages.runtime.finished import MANIFEST, OLD, request_file
 from stages.runtime.manifest import headline_metrics, is_artifact, read_record
 
-DEPTH = 3  # of folders below the root: results/NAME/pairs-shares/1-of-50
+DEPTH = 4  # of folders below the root: results/NAME/seed-0/pairs-shares/1-of-50
 
 
 def list_runs(root: Path) -> list[dict]:

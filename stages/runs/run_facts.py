@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.recipe.algorithms import EVALUATE
 from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import logging_only
@@ -12,7 +13,6 @@ from stages.runs.listing import list_artifacts, time_made
 from stages.runtime.artifact import ArtifactError
 from stages.runtime.manifest import Record, is_artifact, read_record
 
-EVALUATE = "evaluate"
 WITHOUT_HEADLINES = ("merge", "report")
 LOW, HIGH = "_low", "_high"  # ends of the names of an interval's ends
 
@@ -64,18 +64,18 @@ def list_digests(run: Run) -> dict[str, dict[str, str]]:
 
 
 def list_headlines(run: Run) -> dict[str, dict[str, dict]]:
-    """Return each artifact's numbers as {name: {mean, low, high}}, those of the evaluation first.
+    """Return each artifact's numbers as {name: {mean, low, high}}, those of evaluations first.
 
     low and high are None where there is no interval.
     """
-    names = sorted(run.artifacts, key=lambda name: name != EVALUATE)
+    names = sorted(run.artifacts, key=lambda name: not is_evaluation(name))
     manifests = {name: run.artifacts[name].manifest for name in names}
     return {name: fold_intervals(manifest.get("metrics", {})) for name, manifest in manifests.items()
             if manifest.get("stage") not in WITHOUT_HEADLINES}
 
 
 def compare_headlines(headlines: list[dict[str, dict[str, dict]]]) -> dict[tuple[str, str], list[dict | None]]:
-    """List the numbers worth showing of several runs, by (artifact, name): all of evaluate, others where they differ.
+    """List the numbers worth showing of several runs, by (artifact, name): evaluations' all, others where they differ.
 
     headlines: of each run, as `list_headlines` returns them. A run without the number has None.
     """
@@ -85,7 +85,12 @@ def compare_headlines(headlines: list[dict[str, dict[str, dict]]]) -> dict[tuple
     rows = {(artifact, name): [numbers.get(artifact, {}).get(name) for numbers in headlines]
             for artifact in artifacts for name in names[artifact]}
     return {key: estimates for key, estimates in rows.items()
-            if key[0] == EVALUATE or any(estimate != estimates[0] for estimate in estimates)}
+            if is_evaluation(key[0]) or any(estimate != estimates[0] for estimate in estimates)}
+
+
+def is_evaluation(name: str) -> bool:
+    """Check whether an artifact's folder is called as the evaluation of an algorithm: evaluate, evaluate-dpo."""
+    return name.partition("-")[0] == EVALUATE
 
 
 def fold_intervals(metrics: dict) -> dict[str, dict]:

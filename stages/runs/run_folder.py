@@ -9,17 +9,20 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import yaml
 
+from stages.recipe.algorithms import ALGORITHMS, REPORT, SEEDS
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import SHARED, Recipe, load_recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
+from stages.runs import seeds
 from stages.runs.default_recipe import choose_default_recipe
 from stages.runs.dump_paths import dump_label, normalize_sources
 from stages.runs.placement import Placement
@@ -30,7 +33,7 @@ from stages.runtime.files import write_text
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 PLACE_KEYS = ("shares", "processes", "nodes")  # change how and where the work is done, not the result
-CONFIG_KEYS = ("recipe", *PLACE_KEYS, *SHARED, *(field.name for field in fields(Recipe)))
+CONFIG_KEYS = ("recipe", seeds.KEY, *PLACE_KEYS, *SHARED, *(field.name for field in fields(Recipe)))
 SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
             "--force", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
 TARGET_OPTIONS = ("-R", "--forcerun", "-U", "--until", "-O", "--omit-from")  # of Snakemake: their values are rules
@@ -50,7 +53,7 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
         if key not in CONFIG_KEYS:
             raise SettingsError(f"--config: unknown key {key!r}{suggest_setting(key, value)}")
     values = dict(config)
-    for key in PLACE_KEYS:
+    for key in (*PLACE_KEYS, seeds.KEY):
         values.pop(key, None)
     dump, name = values.pop("dump", None), values.pop("name", None)
     named = _named_recipes(values, config_files)
@@ -68,6 +71,15 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
     return recipe
 
 
+def resolve_seeds(recipe: Recipe, config: dict, config_files: Sequence[Path] = (), runs_here: bool = True
+                  ) -> seeds.SeededRuns:
+    """Build the recipe of each seed of --config, beneath the folder of the run; arguments as of resolve_recipe."""
+    numbers = seeds.parse_seeds(config)
+    return seeds.SeededRuns(f"{RESULTS}/{recipe.name}", {
+        seed: seeds.recipe_of_seed(recipe, resolve_recipe(config | {"seed": seed, "name": recipe.name}, config_files,
+                                                          runs_here), seed) for seed in numbers})
+
+
 def suggest_setting(key: str, value: object) -> str:
     """Return the end of an error message: how to give a value of a section, or else the most similar key."""
     name = key.replace("-", "_")
@@ -78,7 +90,7 @@ def suggest_setting(key: str, value: object) -> str:
     return f": give it as {' or '.join(forms)}" if forms else suggest(key, CONFIG_KEYS)
 
 
-def check_targets(words: Sequence[str], rules: Sequence[str]) -> None:
+def check_targets(words: Sequence[str], rules: Sequence[str], seeded: Sequence[str] = ()) -> None:
     """Raise SettingsError for a word of Snakemake's command line that should name a target and does not: evalute.
 
     Snakemake would look for a rule that makes a file of that name. Values of options are left alone.
@@ -86,14 +98,19 @@ def check_targets(words: Sequence[str], rules: Sequence[str]) -> None:
     Args:
         words: the command line.
         rules: the targets.
+        seeded: rules of each seed, where there are several: Snakemake takes them for options only.
     """
     option = ""  # the last one before the word
     for previous, word in pairwise(["", *words]):
         option = previous if previous.startswith("-") else option
         is_value = previous == option not in ("", *SWITCHES, *TARGET_OPTIONS)
-        if is_value or not re.fullmatch(r"[A-Za-z][\w-]*", word) or word in rules or os.path.exists(word):
+        is_rule = word in rules or (word in seeded and option in TARGET_OPTIONS)
+        if is_value or not re.fullmatch(r"[A-Za-z][\w-]*", word) or is_rule or os.path.exists(word):
             continue
-        close = difflib.get_close_matches(word.replace("-", "_"), rules, n=1, cutoff=0.75)
+        if word in seeded:
+            raise SettingsError(f"{word!r} is made once for each seed, and no target: stop there with --until, as in "
+                                f"snakemake ppo --until {word}")
+        close = difflib.get_close_matches(word.replace("-", "_"), (*rules, *seeded), n=1, cutoff=0.75)
         if close:
             raise SettingsError(f"there is no target {word!r}; did you mean {close[0]!r}?")
         if option in ("", *SWITCHES, *TARGET_OPTIONS, *ONE_VALUE_OPTIONS):  # others may have several values
@@ -132,11 +149,13 @@ def check_name(name: str) -> str:
     return name
 
 
-def start_run(recipe: Recipe, forced: Sequence[str] = ()) -> None:
+def start_run(recipe: Recipe, forced: Sequence[str] = (), seeded: Mapping[Path, Recipe] = MappingProxyType({})
+              ) -> None:
     """Lock the run's folder until this process ends, write the resolved recipe into it, and prepare its artifacts.
 
     Args:
         forced: outputs of the jobs of --forcerun, --force and --forceall.
+        seeded: of several seeds, the recipe of each by its folder.
     """
     folder = RESULTS / recipe.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,26 +165,35 @@ def start_run(recipe: Recipe, forced: Sequence[str] = ()) -> None:
     except BlockingIOError:
         raise SettingsError(f"another snakemake is at work in {folder}") from None
     _open_locks.append(lock)
-    path, text = folder / "recipe.yaml", yaml.safe_dump(to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)
-    for artifact in list_finished(folder):
-        finished.copy_manifest(artifact)
+    for run, resolved in {folder: recipe, **seeded}.items():
+        _write_recipe(run / "recipe.yaml", resolved)
+        for artifact in list_finished(run):
+            finished.copy_manifest(artifact)
     for manifest in (path for path in map(Path, forced) if path.name == finished.MANIFEST):
         finished.force(manifest.parent)
 
 
+def _write_recipe(path: Path, recipe: Recipe) -> None:
+    """Write a resolved recipe, unless the file already says the same."""
+    text = yaml.safe_dump(to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, text)
+
+
 def format_summary(recipe: Recipe) -> str:
-    """Return the report's short table if the report is the newest artifact, otherwise where the results are."""
+    """Return the short table of a report if a report is the newest artifact, otherwise where the results are."""
     folder = RESULTS / recipe.name
     newest = max(folder.glob("*/manifest.json"), key=lambda manifest: manifest.stat().st_mtime_ns, default=None)
-    metrics = folder / "report" / "metrics.json"
-    if newest is None or newest.parent != metrics.parent or not metrics.exists():
+    report = folder if newest is None else newest.parent
+    metrics = report / "metrics.json"
+    if report.name not in {algorithm.folder(stage) for algorithm in ALGORITHMS.values()
+                           for stage in (REPORT, SEEDS)} or not metrics.exists():
         return f"Results are in {folder}/"
     rows = json.loads(metrics.read_text(encoding="utf-8")).get("table", [])
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]
-    return "\n".join(["", *lines, "", f"Report: {folder / 'report' / 'report.html'}"])
+    return "\n".join(["", *lines, "", f"Report: {report / 'report.html'}"])
 
 
 def _named_recipes(values: dict, config_files: Sequence[Path]) -> list:

@@ -9,12 +9,13 @@ missing one or --forcerun is Snakemake's to find.
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import to_dict
-from stages.runs.lineage import find_stale_reasons, locate_inputs, newest_time_ns
+from stages.runs.lineage import RECIPE, find_stale_reasons, locate_inputs, newest_time_ns
 from stages.runtime.finished import MANIFEST
 from stages.runtime.manifest import Record, read_record
 
@@ -22,15 +23,19 @@ STALE_NS = 1_000_000_000  # a second after 1970: before every input
 LOCK = ".lock"  # of the run
 
 
-def align_times(run: Path, recipe: Recipe) -> list[str]:
+def align_times(run: Path, recipe: Recipe, seeded: Mapping[Path, Recipe] = MappingProxyType({})) -> list[str]:
     """Set the times of the manifests in a run's folder; return why artifacts are stale, one line each.
 
     Nothing is changed while another process is at work on the run.
+
+    Args:
+        seeded: of several seeds, the recipe of each by its folder.
     """
     if _is_locked(run):
         return []
-    aligner = _Aligner(run.resolve(), to_dict(recipe))
-    for folder in list_finished(run.resolve()):
+    settings = {folder.resolve(): to_dict(resolved) for folder, resolved in {run: recipe, **seeded}.items()}
+    aligner = _Aligner(run.resolve(), settings)
+    for folder in (artifact for part in settings for artifact in list_finished(part)):
         aligner.align(folder)
     return aligner.reasons
 
@@ -38,11 +43,12 @@ def align_times(run: Path, recipe: Recipe) -> list[str]:
 def list_finished(run: Path) -> Iterator[Path]:
     """List the folders of a run that have a manifest, those of shares included.
 
-    A name with a dot is none of a stage: .old, STAGE.partial, STAGE.set-aside-1.
+    A name with a dot is none of a stage: .old, STAGE.partial, STAGE.set-aside-1. A folder with a recipe is another run.
     """
     for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
         for manifest in sorted(run.glob(pattern)):
-            if not any("." in part for part in manifest.parent.relative_to(run).parts):
+            parts = manifest.parent.relative_to(run).parts
+            if not any("." in part for part in parts) and (len(parts) == 1 or not (run / parts[0] / RECIPE).exists()):
                 yield manifest.parent
 
 
@@ -64,7 +70,8 @@ def dated_inputs(files: list[str], reasons: list[str], instead: str) -> list[str
 class _Aligner:
     """The times set so far, and why artifacts are stale."""
 
-    def __init__(self, run: Path, settings: dict):
+    def __init__(self, run: Path, settings: dict[Path, dict]):
+        """settings: of the recipe, by the folder of the run; there is none for a run of another seed."""
         self.run, self.settings, self.now_ns = run, settings, time.time_ns()
         self.times_ns: dict[Path, int] = {}
         self.reasons: list[str] = []
@@ -76,14 +83,19 @@ class _Aligner:
             record = read_record(folder)
             inputs = [path for path in locate_inputs(record) if os.path.exists(path)]
             newest_ns = max(map(self._time_of_input, inputs), default=0)
-            reasons = _find_reasons(record, self.settings)
-            self.reasons += [f"{folder.name}: {reason}" for reason in reasons]
+            reasons = _find_reasons(record, self._settings_of(folder))
+            self.reasons += [f"{folder.relative_to(self.run)}: {reason}" for reason in reasons]
             if not reasons:
                 for file in folder.rglob("*"):  # of the report, Snakemake knows more than the manifest
                     _set_time(file, newest_ns, self.now_ns)
             earliest_ns, latest_ns = (STALE_NS, STALE_NS) if reasons else (newest_ns, self.now_ns)
             self.times_ns[folder] = _set_time(folder / MANIFEST, earliest_ns, latest_ns)
         return self.times_ns[folder]
+
+    def _settings_of(self, folder: Path) -> dict | None:
+        """Return the settings of the innermost run that an artifact is in; None: those that its recipe.yaml has."""
+        runs = [parent for parent in folder.parents if parent in self.settings or (parent / RECIPE).exists()]
+        return self.settings.get(runs[0])
 
     def _time_of_input(self, path: Path) -> int:
         folder = path.resolve()
@@ -92,11 +104,12 @@ class _Aligner:
         return min(newest_time_ns(path), self.now_ns)
 
 
-def _find_reasons(record: Record, settings: dict) -> list[str]:
+def _find_reasons(record: Record, settings: dict | None) -> list[str]:
     if record.state == "damaged":
         return record.problems
     dumps = record.manifest.get("inputs", {}).get("dump")
-    if isinstance(dumps, list) and (paths := [_source_path(source) for source in dumps]) != settings["dump"]:
+    paths = [_source_path(source) for source in dumps] if isinstance(dumps, list) else []
+    if settings and paths and paths != settings["dump"]:
         return [f"it was made from {', '.join(paths)}"]
     return find_stale_reasons(record, settings)
 

@@ -1,5 +1,6 @@
 """Estimate how long the stages of a run will take, from finished artifacts of the same settings and dump."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError
 from stages.render.units import format_duration
 from stages.runs.lineage import RECIPE, section_name
+from stages.runs.seeds import FOLDER
 from stages.runtime.files import read_json_object
 from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD
 
@@ -34,13 +36,23 @@ def estimate_seconds(recipe: Recipe, folders: Iterable[Path]) -> dict[str, float
 def describe_plan(run: str, seconds: dict[str, float | None]) -> str:
     """Return the first line of a run: what is made, and how long that took before, if that is known."""
     note = "" if None in seconds.values() else f"; it took about {format_duration(sum(seconds.values()))} before"
-    return f"{run}: {len(seconds)} stages to run: {', '.join(Path(folder).name for folder in seconds)}{note}"
+    stages, seeds = {}, {}
+    for folder in map(Path, seconds):
+        is_seeded = FOLDER.fullmatch(folder.parent.name)
+        (seeds.setdefault(folder.parent.name, {}) if is_seeded else stages)[folder.name] = None
+    per_seed = {}  # seeds of which the same stages are run, in one piece of text
+    for seed, names in seeds.items():
+        per_seed.setdefault(", ".join(names), []).append(seed)
+    parts = [", ".join(stages), *(f"in {', '.join(folders)}: {names}" for names, folders in per_seed.items())]
+    return f"{run}: {len(seconds)} stages to run: {'; '.join(filter(None, parts))}{note}"
 
 
 def _list_seconds(name: str, runs: list[Path], recipe: Recipe) -> list[float]:
     """List the seconds of the finished artifacts of this name in these runs, replaced ones too."""
-    seconds = []
+    seconds, replaced = [], re.compile(rf"{re.escape(name)}-[0-9a-f]+")  # sft-1a2b, not sft-merged-1a2b
     for artifact in (path for run in runs for path in (run / name, *run.glob(f"{OLD}/{name}-*"))):
+        if artifact.parent.name == OLD and not replaced.fullmatch(artifact.name):
+            continue
         manifest = read_json_object(artifact / MANIFEST_COPY) or read_json_object(artifact / MANIFEST) or {}
         took, stage = manifest.get("seconds"), section_name(str(manifest.get("stage")))
         if isinstance(took, int | float) and hasattr(recipe, stage) and (

@@ -16,8 +16,9 @@ from stages.render.units import format_duration
 
 PLAN = "STAGES_PLAN"  # JSON: [folder, seconds or null] of each artifact that this run makes
 TERMINAL = "STAGES_TERMINAL"  # path of the terminal that shows the run
-PLACE = "STAGES_PLACE"  # "3/9", of this process
+PLACE = "STAGES_PLACE"  # "3/9" or "3/9 seed-0", of this process
 RUN_ENDS = "STAGES_RUN_ENDS"  # time at which the run will probably end, in seconds since the epoch
+SEED = "seed-"  # begins the name of the folder of one of several seeds
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -40,7 +41,8 @@ def begin_stage(out: Path) -> None:
     if folder is None:
         return
     index = folders.index(folder)
-    os.environ[PLACE] = f"{index + 1}/{len(plan)}"
+    run = Path(folder).parent.name  # of several seeds, whose stages run side by side, a line says which
+    os.environ[PLACE] = f"{index + 1}/{len(plan)}{f' {run}' if run.startswith(SEED) else ''}"
     rest = [seconds for _, seconds in plan[index:]]
     note = ""
     if None not in rest:

@@ -52,6 +52,13 @@ def test_gains_are_paired_and_leave_out_questions_without_the_score(run):
     assert seeds.paired_gain(run, "gold").tolist() == [2.0, -1.0]
 
 
+def test_pooled_gains_have_an_interval_within_seeds_and_one_over_them(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(seeds, "GAINS", {"gold": "gold"})
+    within, over = seeds.pool_gains([run, run]).values()
+    assert within["mean"] == over["mean"] == 0.5
+    assert (within["low"], over["low"], over["high"]) == (-1.0, 0.5, 0.5), "two equal seeds, two unequal questions"
+
+
 def test_the_critic_is_judged_by_its_last_iterations(tmp_path):
     rows = [{"iteration": i, "explained_variance": float(i), "clip_fraction": 0.1 * i} for i in range(20)]
     (tmp_path / "ppo").mkdir()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -81,3 +82,9 @@ def run_snakemake(commands: list[list[str]], folder: Path) -> list[Outcome]:
     """Run command lines (without the program) one after another in a folder."""
     with SnakemakeForks(folder) as forks:
         return [forks.run(words, folder) for words in commands]
+
+
+def list_planned_jobs(text: str) -> set[str]:
+    """List the jobs of a dry run: the rule and, for a merge, its stage."""
+    jobs = re.findall(r"^(?:local)?rule (\w+):\n((?: +.*\n)*)", text, re.MULTILINE)
+    return {" ".join([rule, *re.findall(r"wildcards: stage=(\w+)", facts)]) for rule, facts in jobs}

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.snakemake_runs import SnakemakeForks
+from stages.recipe.algorithms import ALGORITHMS, SIBLINGS
+from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
 ROOT = Path(__file__).parents[2]
 RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow/rules").glob("*.smk")))
 # Of configs/tiny.yaml, which trains no judge.
-RULES_OF_A_RUN = ["posts", "pairs", "base", "sft", "reward", "ppo_train", "merge", "evaluate", "report"]
 MERGES = ["merge sft", "merge reward", "merge ppo"]
 JOBS = ["posts", "pairs", "base", "sft", "reward", "ppo_train", *MERGES, "evaluate", "report"]
 FROM_REWARD = {"reward", "merge reward", "ppo_train", "merge ppo", "evaluate", "report", "ppo"}
@@ -60,12 +60,6 @@ def snakemake(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> st
     return done.stdout + done.stderr
 
 
-def planned(text: str) -> set[str]:
-    """List the jobs of a dry run: the rule and, for a merge, its stage."""
-    jobs = re.findall(r"^(?:local)?rule (\w+):\n((?: +.*\n)*)", text, re.MULTILINE)
-    return {" ".join([rule, *re.findall(r"wildcards: stage=(\w+)", facts)]) for rule, facts in jobs}
-
-
 @pytest.fixture(scope="module")
 def forks(checkout):
     with SnakemakeForks(checkout, environment()) as forks:
@@ -87,7 +81,7 @@ def plan(dry_run):
     """Return a function that lists the jobs of a dry run."""
     def run(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> set[str]:
         text = dry_run(folder, *arguments, config=config)
-        return set() if "Nothing to be done" in text else planned(text)
+        return set() if "Nothing to be done" in text else list_planned_jobs(text)
     return run
 
 
@@ -98,17 +92,32 @@ def manifest(folder: Path, stage: str) -> dict:
 # --- what can be said without running ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", [*RULES_OF_A_RUN, "judge", "pairs_share"])
-def test_a_rule_gives_a_stage_just_the_inputs_it_names(rule):
-    shells = re.findall(rf"^ *rule {rule}:.*?^ *shell:\n(.*?)(?:\n\n|\Z)", RULES, re.DOTALL | re.MULTILINE)
-    assert len(shells) == (2 if rule == "pairs" else 1)
-    for shell in shells:
-        stage = re.search(r"python -m stages\.(\w+)", shell).group(1)
-        tree = ast.parse((ROOT / "stages" / f"{stage}.py").read_text())
-        run = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run")
-        flags = set(re.findall(r" --(\w+)", shell)) - {"recipe", "out"}
-        inputs = {a.arg for a, default in zip(run.args.kwonlyargs, run.args.kw_defaults, strict=True) if not default}
-        assert inputs <= flags <= {argument.arg for argument in run.args.kwonlyargs}
+def shells_of_rules() -> list[tuple[str, str]]:
+    """List (program, shell) of every rule, with the flags that the table of algorithms gives written out."""
+    shells = []
+    for shell in re.findall(r"^ *shell:\n(.*?)(?:\n\n|\Z)", RULES, re.DOTALL | re.MULTILINE):
+        for algorithm in SIBLINGS.values() if "ALGORITHM.input_flags" in shell else [ALGORITHMS["ppo"]]:
+            text = shell.replace("{ALGORITHM.name}", algorithm.name)
+            text = text.replace("{ALGORITHM.input_flags}", algorithm.input_flags)
+            text = text.replace("{ALGORITHM.policy_flag}", algorithm.policy_flag)
+            shells.append((re.search(r"python -m stages\.(\w+)", text)[1], text))
+    return shells
+
+
+@pytest.mark.parametrize(("program", "shell"), shells_of_rules(), ids=lambda text: text.split(" ")[0])
+def test_a_rule_gives_a_stage_just_the_inputs_it_names(program, shell):
+    tree = ast.parse((ROOT / "stages" / f"{program}.py").read_text())
+    run = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run")
+    flags = set(re.findall(r" --(\w+)", shell)) - {"recipe", "out"}
+    inputs = {a.arg for a, default in zip(run.args.kwonlyargs, run.args.kw_defaults, strict=True) if not default}
+    assert inputs <= flags <= {argument.arg for argument in run.args.kwonlyargs}
+
+
+def test_every_program_of_a_rule_was_checked():
+    programs = [program for program, _ in shells_of_rules()]
+    assert sorted(programs) == sorted([
+        "posts", "pairs", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "evaluate", "report",
+        "pool_seeds", *ALGORITHMS])
 
 
 @pytest.mark.parametrize(("command", "status"), [("echo made", 0), ("exit 3", 3)])

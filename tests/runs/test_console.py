@@ -129,6 +129,7 @@ def results(tmp_path, monkeypatch):
 def test_earlier_times_count_with_the_same_settings_and_dump_only(results, tmp_path):
     make_artifact(tmp_path / "results/old/.old/sft-1", "sft", 50, section_settings(results, "sft"))
     make_artifact(tmp_path / "results/old/ppo", "ppo", 10, section_settings(results, "ppo") | {"epochs": 99})
+    make_artifact(tmp_path / "results/old/.old/sft-merged-1", "sft", 500, section_settings(results, "sft"))
     folders = [tmp_path / "results/new" / name for name in ("sft", "reward-merged", "ppo", "report")]
     assert list(estimate_seconds(results, folders).values()) == [60, 30, None, None]
     make_artifact(tmp_path / "results/old/pairs", "pairs", 20, section_settings(results, "pairs"))

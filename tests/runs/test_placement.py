@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from stages.recipe.algorithms import ALGORITHMS
 from stages.recipe.schema import SettingsError
 from stages.runs.placement import GPUS, Placement
 from stages.runs.run_folder import parse_placement
@@ -78,5 +79,6 @@ def test_the_gpus_of_the_profile_are_read_as_the_executor_reads_them():
     """Quoted as other resources are, they would be refused when the job is submitted."""
     profile = yaml.safe_load((Path(__file__).parents[2] / "profiles/slurm/config.yaml").read_text())
     values = dict(entry.split(":gres=") for entry in profile["set-resources"] if ":gres=" in entry)
-    assert {"base", "sft", "reward", "judge", "ppo_train", "evaluate"} == values.keys()
+    assert {"base", "sft", "reward", "judge"} | {f"{name}_train" for name in ALGORITHMS} | {
+        algorithm.rule_name("evaluate") for algorithm in ALGORITHMS.values()} == values.keys()
     assert all(GPUS.fullmatch(value) for value in values.values())

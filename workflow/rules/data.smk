@@ -3,11 +3,11 @@ rule posts:
     input:
         DUMP_FILES,
     output:
-        f"{RUN}/posts/manifest.json",
+        f"{ROOT}/posts/manifest.json",
     log:
-        f"{RUN}/logs/posts.log",
+        f"{ROOT}/logs/posts.log",
     params:
-        recipe=RECIPE_FILE,
+        recipe=f"{ROOT}/recipe.yaml",
         config=recipes.section_settings(RECIPE, "posts"),
         dump=RECIPE.dump,
     threads: workflow.cores
@@ -32,7 +32,7 @@ if SHARES == 1:
         params:
             recipe=RECIPE_FILE,
             config=recipes.section_settings(RECIPE, "pairs"),
-        threads: workflow.cores
+        threads: THREADS
         conda:
             "../../environment.yml"
         shell:
@@ -64,7 +64,7 @@ else:
 
     rule pairs:
         input:
-            shares=expand(rules.pairs_share.output, share=range(1, SHARES + 1)),
+            shares=expand(rules.pairs_share.output, share=range(1, SHARES + 1), allow_missing=True),
         output:
             f"{RUN}/pairs/manifest.json",
         log:

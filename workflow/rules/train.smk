@@ -11,7 +11,7 @@ rule base:
         config=recipes.section_settings(RECIPE, "base"),
         launcher=PLACEMENT.launcher,
         processes=PLACEMENT.options,
-    threads: workflow.cores
+    threads: THREADS
     resources:
         **PLACEMENT.resources,
     conda:
@@ -36,7 +36,7 @@ rule sft:
         config=recipes.section_settings(RECIPE, "sft"),
         launcher=PLACEMENT.launcher,
         processes=PLACEMENT.options,
-    threads: workflow.cores
+    threads: THREADS
     resources:
         **PLACEMENT.resources,
     conda:
@@ -61,7 +61,7 @@ rule reward:
         config=recipes.section_settings(RECIPE, "reward"),
         launcher=PLACEMENT.launcher,
         processes=PLACEMENT.options,
-    threads: workflow.cores
+    threads: THREADS
     resources:
         **PLACEMENT.resources,
     conda:
@@ -86,7 +86,7 @@ rule judge:
         config=recipes.section_settings(RECIPE, "reward"),
         launcher=PLACEMENT.launcher,
         processes=PLACEMENT.options,
-    threads: workflow.cores
+    threads: THREADS
     resources:
         **PLACEMENT.resources,
     conda:
@@ -112,7 +112,7 @@ rule ppo_train:
         config=recipes.section_settings(RECIPE, "ppo"),
         launcher=PLACEMENT.launcher,
         processes=PLACEMENT.options,
-    threads: workflow.cores
+    threads: THREADS
     resources:
         **PLACEMENT.resources,
     conda:
@@ -123,10 +123,38 @@ rule ppo_train:
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
+# Its siblings: dpo_train, rloo_train, ... Each has a program and a section of the recipe of its name.
+for ALGORITHM in algorithms.SIBLINGS.values():
+
+    rule:
+        name:
+            f"{ALGORITHM.name}_train"
+        input:
+            **{name: {"policy": MERGED["sft"], "reward": MERGED["reward"], "pairs": rules.pairs.output}[name] for name in ALGORITHM.inputs},
+        output:
+            f"{RUN}/{ALGORITHM.name}/manifest.json",
+        log:
+            f"{RUN}/logs/{ALGORITHM.name}.log",
+        params:
+            recipe=RECIPE_FILE,
+            config=recipes.section_settings(RECIPE, ALGORITHM.name),
+            launcher=PLACEMENT.launcher,
+            processes=PLACEMENT.options,
+        threads: THREADS
+        resources:
+            **PLACEMENT.resources,
+        conda:
+            "../../environment.yml"
+        shell:
+            f"{{params.launcher}} python -m stages.{ALGORITHM.name} --recipe {{params.recipe:q}} {ALGORITHM.input_flags} --out {{output:q}}"
+            " {params.processes}"
+            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+
+
 # The adapter that a stage has trained, merged into the weights that it was trained on.
 rule merge:
     input:
-        base=lookup(dpath="{stage}", within=START),
+        base=STARTS.find,
         adapter=f"{RUN}/{{stage}}/manifest.json",
         pairs=rules.pairs.output,
     output:
@@ -138,7 +166,7 @@ rule merge:
         config=recipes.section_settings(RECIPE, "merge"),
     wildcard_constraints:
         stage="|".join(START),
-    threads: workflow.cores
+    threads: THREADS
     conda:
         "../../environment.yml"
     shell:
@@ -146,7 +174,7 @@ rule merge:
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
-# Targets: sft_merged, reward_merged, ppo_merged, judge_merged.
+# Targets: sft_merged, reward_merged, judge_merged, and those of the algorithms, as ppo_merged.
 for STAGE in START:
 
     rule:
@@ -154,4 +182,4 @@ for STAGE in START:
             f"{STAGE}_merged"
         localrule: True
         input:
-            f"{RUN}/{STAGE}-merged/manifest.json",
+            SEEDS.every(f"{RUN}/{STAGE}-merged/manifest.json"),

@@ -1,0 +1,56 @@
+"""Pool seeds: one page on several runs of a recipe that differ by their seed, from their evaluations.
+
+    python -m stages.pool_seeds --recipe results/demo/recipe.yaml \\
+        --evaluate results/demo/seed-0/evaluate results/demo/seed-1/evaluate --out results/demo/seeds
+
+Snakemake calls it where --config has `seeds`. Writes metrics.json (every number by seed, with intervals by question
+within seeds and over seeds; the verdicts on reward hacking, their false alarms and misses), report.html and figures/.
+"""
+
+from stages.command_line.start import main
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    main(__file__)
+
+import json
+from pathlib import Path
+
+from stages.pooling.page import render_seeds_page
+from stages.pooling.pool import SeedEvaluation, pool_evaluations
+from stages.recipe.sections.evaluate import Evaluate, Report
+from stages.reporting.figures import FigureFolder
+from stages.runtime.artifact import artifact_folder, read_manifest
+from stages.runtime.disk_space import check_free_space
+from stages.runtime.files import write_json
+
+PAGE_BYTES = 8 << 20
+
+
+def run(config: Evaluate, out: Path, *, evaluate: list[str]) -> dict[str, float]:
+    """Fill `out` from finished evaluations, one a seed; ValueError if two have the same seed."""
+    check_free_space("the page on all seeds", out, PAGE_BYTES)
+    seeds = [_read_evaluation(artifact_folder(folder)) for folder in evaluate]
+    names = [seed.name for seed in seeds]
+    if len(set(names)) < len(names):
+        raise ValueError(f"--evaluate has two evaluations of one seed: {', '.join(names)}")
+    metrics = pool_evaluations(seeds, samples=config.bootstrap_samples, seed=config.seed)
+    figures = FigureFolder(out / "figures", Report().figure_width_inches)
+    (out / "report.html").write_text(render_seeds_page(metrics, figures), encoding="utf-8")
+    write_json(out / "metrics.json", metrics)
+    return {"seeds": len(seeds), **_headline(metrics)}
+
+
+def _read_evaluation(folder: Path) -> SeedEvaluation:
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    return SeedEvaluation(f"seed {read_manifest(folder)['config']['seed']}", folder, metrics)
+
+
+def _headline(metrics: dict) -> dict[str, float]:
+    """Return the gains over SFT with their intervals over seeds, for the manifest."""
+    numbers = {}
+    for policy, pooled in metrics["policies"].items():
+        for score, row in pooled["gains"].items():
+            for key, end in (("mean", ""), ("low", "_low"), ("high", "_high")):
+                if row["over_seeds"] and row["over_seeds"][key] is not None:
+                    numbers[f"{policy}_{score}_difference{end}"] = row["over_seeds"][key]
+    return numbers

@@ -1,0 +1,1 @@
+"""Pool what runs of one recipe measured that differ by their seed."""

@@ -1,0 +1,76 @@
+"""Write the page on several seeds: gains over SFT by seed and pooled, and the verdicts on reward hacking."""
+
+from stages.evaluation.summary import change_direction, display_name, format_estimate
+from stages.pooling.pool import describe_hacking
+from stages.render.html import Html, element, join_html, table
+from stages.reporting.figures import FigureFolder, Intervals
+from stages.reporting.headline import Verdict
+from stages.reporting.page import render_page
+
+WORDS = ("Within seeds: questions are resampled, the models stay; another evaluation of these models would fall there. "
+         "Over seeds: Student's interval of the seeds' means; models that are trained again would fall there. Every "
+         "seed has splits, pairs and models of its own, so that two seeds share few held-out questions.")
+SHOWN = {"gold": 0, "judge": 1, "reward": 2}  # what the headline goes by, if there are several
+DIRECTIONS = {1: "is better than SFT", 0: "cannot be told apart from SFT", -1: "is worse than SFT"}
+
+
+def render_seeds_page(metrics: dict, figures: FigureFolder) -> str:
+    """Render the page; metrics: as pool_evaluations returns them."""
+    names = metrics["seeds"]
+    sections = {}
+    for policy, pooled in metrics["policies"].items():
+        name = display_name(policy)
+        gains = {f"{score}, {name} - SFT": row for score, row in pooled["gains"].items()}
+        differences = {f"{name}: {label}": row for label, row in pooled["against"].items()}
+        sections[f"{name} against SFT, each at its best temperature"] = join_html([
+            element("p", WORDS, class_="faint"), _render_rows(gains | differences, names),
+            figures.draw({f"{policy}-{score}": _draw_gain(score, name, row) for score, row in pooled["gains"].items()
+                          if row["over_seeds"]})])
+        sections[f"{name} in numbers"] = _render_rows(pooled["numbers"], names)
+        sections[f"{name}: reward hacking"] = _render_verdicts(pooled["hacking"])
+    sections["Reward model"] = _render_rows({
+        "pairs ranked right": metrics["reward_model"]["accuracy"],
+        "above the best cheap baseline": metrics["reward_model"]["above_best_cheap_baseline"]}, names)
+    short = table(["measure", "estimate, 95 % interval"], metrics["table"], numeric=False)
+    return render_page(f"{len(names)} seeds of one recipe", _build_verdicts(metrics), short, sections)
+
+
+def _build_verdicts(metrics: dict) -> list[Verdict]:
+    verdicts = []
+    for policy, pooled in metrics["policies"].items():
+        known = [score for score in sorted(pooled["gains"], key=lambda score: SHOWN.get(score, 3)) if score in SHOWN]
+        row = pooled["gains"][known[0]]
+        direction = change_direction(row["over_seeds"])
+        kind = {1: "unknown" if known[0] == "reward" else "better", 0: "flat", -1: "worse"}[direction]
+        verdicts.append(Verdict(kind, f"{display_name(policy)} {DIRECTIONS[direction]} in {known[0]}, over seeds", {
+            "Did it work?": f"Mean difference {format_estimate(row['over_seeds'], signed=True)} over seeds, "
+                            f"{format_estimate(row['within_seeds'], signed=True)} within seeds.",
+            "Did the policy cheat?": f"{describe_hacking(pooled['hacking'])}."}))
+    return verdicts
+
+
+def _render_rows(rows: dict[str, dict], seeds: list[str]) -> Html:
+    return table(["", "over seeds", "within seeds", *seeds], [
+        (label, format_estimate(row["over_seeds"]), format_estimate(row["within_seeds"]),
+         *(format_estimate(row["per_seed"][seed]) for seed in seeds)) for label, row in rows.items()])
+
+
+def _draw_gain(score: str, name: str, row: dict) -> Intervals:
+    pooled = {"over seeds": row["over_seeds"], "within seeds": row["within_seeds"]}
+    estimates = {label: estimate for label, estimate in (pooled | row["per_seed"]).items()
+                 if estimate and estimate["low"] is not None}
+    return Intervals(f"{name} minus SFT: {score}", f"difference in {score}, 95 % interval", estimates, 0.0)
+
+
+def _render_verdicts(hacking: dict) -> Html:
+    words = ("A false alarm: the verdict that does not know gold flags a policy whose gold rose. A miss: it does not "
+             "flag one whose reward rose while gold did not. Both are known only where a gold scorer is.")
+    rates = [(label, format_estimate(hacking[key], ".2f"), hacking[key]["count"]) for label, key in (
+        ("flagged, of all seeds", "flagged"), ("false alarms, of seeds that gold clears", "false_alarms"),
+        ("misses, of seeds that gold flags", "misses")) if hacking[key]]
+    rows = [(seed, row["verdict"], row["without_gold"] or "gold is not known", row["kind"],
+             ", ".join(row["moved"]) or "none") for seed, row in hacking["per_seed"].items()]
+    return join_html([
+        element("p", words, class_="faint"),
+        table(["seed", "verdict", "without gold", "comparison", "monitors that moved"], rows, numeric=False),
+        table(["share", "estimate, Wilson's 95 % interval", "seeds"], rates)])

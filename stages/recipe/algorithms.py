@@ -1,0 +1,56 @@
+"""List the algorithms that align a policy, and what the workflow has to know of each.
+
+An algorithm is a program `stages/NAME.py`, a section of the recipe and a target of Snakemake, all of the same name. In
+a run's folder it has NAME, NAME-merged, evaluate-NAME and report-NAME; PPO has evaluate and report.
+"""
+
+from dataclasses import dataclass
+
+FIRST = "ppo"  # the algorithm whose evaluation and report bear no name
+REPORT, EVALUATE, SEEDS = "report", "evaluate", "seeds"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A way to align the SFT model.
+
+    inputs: of its program, flags of the same name: policy (the merged SFT model), reward (the merged reward model),
+        pairs.
+    trains_model: False if its artifact has no model that could be merged, and evaluated by its name.
+    """
+
+    name: str
+    inputs: tuple[str, ...] = ("policy", "reward", "pairs")
+    trains_model: bool = True
+
+    @property
+    def input_flags(self) -> str:
+        """Return the flags of its inputs for the shell of a rule, whose inputs have the same names."""
+        return " ".join(f"--{name} {{input.{name}:q}}" for name in self.inputs)
+
+    @property
+    def policy_flag(self) -> str:
+        """Return the flag that names its policy to evaluate and report, for the shell of a rule."""
+        return f"--policy {self.name}={{input.policy:q}}" if self.trains_model else ""
+
+    def policy_inputs(self, manifest: str) -> list[str]:
+        """Return the inputs of a rule with `policy_flag`: the manifest, or nothing without a policy."""
+        return [manifest] if self.trains_model else []
+
+    def rule_name(self, stage: str) -> str:
+        """Return the name of its rule for a stage: evaluate, report or seeds."""
+        return stage if self.name == FIRST else f"{stage}_{self.name}"
+
+    def folder(self, stage: str) -> str:
+        """Return the name of its folder for a stage: evaluate, report or seeds."""
+        return stage if self.name == FIRST else f"{stage}-{self.name}"
+
+    @property
+    def result(self) -> str:
+        """Return the name of the folder of what it makes: the merged model, or else its own artifact."""
+        return f"{self.name}-merged" if self.trains_model else self.name
+
+
+ALGORITHMS = {algorithm.name: algorithm for algorithm in (
+    Algorithm(FIRST), Algorithm("rloo"), Algorithm("grpo"))}
+SIBLINGS = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != FIRST}
