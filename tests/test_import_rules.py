@@ -48,7 +48,8 @@ ROOMS = {
                 "render"),
     "reward_checks": ("runtime", "render", "modeling", "generation", "reward_modeling", "rewards", "evaluation",
                       "reporting", *PROMPTS),
-    "kl_frontier": ("evaluation.summary", "evaluation.statistics", "reporting", "runtime", "render"),
+    "kl_frontier": ("evaluation.summary", "evaluation.statistics", "pooling.statistics", "reporting", "runtime",
+                    "render"),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting",

@@ -1,11 +1,12 @@
 """Estimate means over questions and, with several seeds, over seeds. Shapes: S seeds, N questions of a seed."""
 
 from collections.abc import Callable, Hashable, Sequence
+from statistics import NormalDist
 
 import numpy as np
-from scipy import stats
 
 from stages.evaluation.statistics import LEVEL, NORMAL_QUANTILE, bootstrap_mean, bootstrap_statistic
+from stages.pooling.statistics import pool_over_seeds
 
 
 class Pool:
@@ -32,9 +33,9 @@ class Pool:
         estimate = bootstrap_mean(np.concatenate(values), np.concatenate(self.groups), samples=self.samples,
                                   seed=self.seed)
         by_question = {end: estimate[end] for end in ("low", "high")}
-        over_seeds = student_interval(means)
+        over_seeds = {end: pool_over_seeds(means)[end] for end in ("low", "high")} if len(means) > 1 else None
         if over_seeds and by_question["low"] is not None:
-            half, mean = over_seeds["high"] - np.mean(means), estimate["mean"]
+            half, mean = (over_seeds["high"] - over_seeds["low"]) / 2, estimate["mean"]
             estimate |= {"low": mean - float(np.hypot(mean - by_question["low"], half)),
                          "high": mean + float(np.hypot(by_question["high"] - mean, half))}
         return estimate | {"by_question": by_question, "over_seeds": over_seeds}
@@ -59,14 +60,6 @@ def widen(estimate: dict | None, comparisons: int) -> dict | None:
     """
     if estimate is None or estimate["low"] is None:
         return estimate
-    factor = float(stats.norm.ppf(1 - (1 - LEVEL) / (2 * comparisons))) / NORMAL_QUANTILE
+    factor = NormalDist().inv_cdf(1 - (1 - LEVEL) / (2 * comparisons)) / NORMAL_QUANTILE
     mean = estimate["mean"]
     return estimate | {end: mean + factor * (estimate[end] - mean) for end in ("low", "high")}
-
-
-def student_interval(means: Sequence[float]) -> dict | None:
-    """Compute Student's 95 % interval of the mean over seeds; None with fewer than two."""
-    if len(means) < 2:
-        return None
-    half = stats.t.ppf((1 + LEVEL) / 2, len(means) - 1) * stats.sem(means)
-    return {"low": float(np.mean(means) - half), "high": float(np.mean(means) + half)}

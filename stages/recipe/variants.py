@@ -27,6 +27,26 @@ class Variant:
     mark: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def key(self) -> str:
+        """Return the name of an input of a rule."""
+        return self.name.replace("-", "_")
+
+    @property
+    def policy_flag(self) -> str:
+        """Return the flag that names its policy to evaluate, for the shell of a rule with the input `key`."""
+        return f"--policy {self.name}={{input.{self.key}:q}}"
+
+    def folder(self, recipe: Any) -> str:
+        """Return the folder of the training in a run: that of the run itself where no setting differs."""
+        differs = override(getattr(recipe, self.section), self.overrides, self.name) != getattr(recipe, self.section)
+        return f"{FOLDER}/{self.name}" if differs else self.section
+
+
+def list_own_trainings(recipe: Any, variants: list[Variant]) -> list[Variant]:
+    """List those of the variants that the run does not train anyway."""
+    return [variant for variant in variants if variant.folder(recipe) != variant.section]
+
 
 def list_variants(frontier: Frontier) -> list[Variant]:
     """List the trainings of the frontier; a KL coefficient of PPO is fixed, so that each gives another point."""

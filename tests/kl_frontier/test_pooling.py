@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from stages.evaluation.statistics import bootstrap_mean
-from stages.kl_frontier.pooling import Pool, student_interval, widen
+from stages.kl_frontier.pooling import Pool, widen
 
 
 def test_one_seed_has_the_interval_by_question():
@@ -21,11 +21,12 @@ def test_a_question_of_two_seeds_is_one_group():
     assert (estimate["count"], estimate["groups"], estimate["mean"]) == (4, 2, 2.5)
 
 
-def test_students_interval_is_that_of_a_t_test():
+def test_the_interval_over_seeds_is_that_of_a_t_test():
     means = [1.0, 1.5, 2.5]
     expected = stats.ttest_1samp(means, 0).confidence_interval(0.95)
-    assert student_interval(means) == pytest.approx({"low": expected.low, "high": expected.high})
-    assert student_interval([1.0]) is None
+    estimate = Pool([["a", "b"]] * 3, samples=50, seed=0).estimate([np.array([mean, mean]) for mean in means])
+    assert estimate["over_seeds"] == pytest.approx({"low": expected.low, "high": expected.high})
+    assert [estimate["low"], estimate["high"]] == pytest.approx([expected.low, expected.high]), "questions all agree"
 
 
 def test_the_interval_over_seeds_contains_the_truth_as_often_as_it_says():
