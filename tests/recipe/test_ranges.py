@@ -28,12 +28,14 @@ ZERO = {
               "language_model_weight weight_decay validation_share seed",
     "merge": "max_logit_difference max_perplexity_change max_accuracy_change",
     "ppo": f"{OF_POLICY_GRADIENTS} gamma gae_lambda critic_warmup_iterations value_coefficient",
+    "dpo": "lora.dropout label_smoothing warmup_steps weight_decay validation_share seed",
     "rloo": OF_POLICY_GRADIENTS,
     "grpo": OF_POLICY_GRADIENTS,
     "best_of_n": f"{REWARD} seed",
     "expert_iteration": f"{REWARD} lora.dropout warmup_steps weight_decay kl_coefficient seed",
     "ilql": "lora.dropout gamma cql_scale awac_scale awac_beta sampling_beta warmup_steps weight_decay "
             "validation_questions seed",
+    "frontier": "ppo_kl_coefficients seed",
     "evaluate": "temperatures temperature_prompts seed",
     "report": "side_by_side",
 }
