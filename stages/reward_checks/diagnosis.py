@@ -111,8 +111,8 @@ def _ceiling_words(metrics: dict) -> str:
     ceiling, oracle = metrics["noise_ceiling"]["all"], metrics["reward_model"]["oracle"]
     if not ceiling:
         return ""
-    known = f", an oracle that knows the truth reaches {format_percent(oracle)}" if oracle else ""
-    return f" The votes' own noise allows at most {format_percent(ceiling)}{known}."
+    known = f"; an oracle that knows the truth reaches {format_percent(oracle)}" if oracle else ""
+    return f" The votes' own noise allows at most {format_percent(ceiling)} if readers vote independently{known}."
 
 
 def _gold_words(curve: list[dict]) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from stages import export_reward
-from stages.modeling.tokenizer import PAD, load_tokenizer
+from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Merge
 from stages.reward_checks.export import encode_texts
 from stages.reward_modeling.load import load_reward_models
@@ -125,8 +125,9 @@ def test_a_special_token_that_a_text_spells_out_stays_text(exported):
     assert ids[-1] == tokenizer.eos_token_id and tokenizer.pad_token_id not in ids
 
 
-def test_a_padding_id_without_an_embedding_gets_one(exported, tmp_path):
+def test_a_padding_id_without_an_embedding_gets_one(tmp_path, monkeypatch):
     """A base without a padding token (LLaMA, GPT-2): ours pads with no id, others look its id up."""
+    monkeypatch.setattr("stages.modeling.tokenizer.PAD", "[PAD]")  # one that the vocabulary does not have
     base = tmp_path / "base"
     model = tiny_models.gpt2(len(tiny_models.tokenizer()))
     tokenizer = tiny_models.tokenizer()
@@ -138,7 +139,7 @@ def test_a_padding_id_without_an_embedding_gets_one(exported, tmp_path):
     numbers = export(reward, tmp_path / "out")
     assert numbers["same_ids_share"] == 1 and numbers["max_difference"] < 1e-5
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    assert classifier.config.pad_token_id == ours.convert_tokens_to_ids(PAD) < (
+    assert classifier.config.pad_token_id == ours.convert_tokens_to_ids("[PAD]") == model.config.vocab_size < (
         classifier.get_input_embeddings().num_embeddings)
 
 
