@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from stages.modeling.compatible_files import add_rope_of_transformers_4, chat_template, save_tokenizer
 from stages.modeling.load import check_whole_model
-from stages.modeling.merge import DTYPES
+from stages.modeling.merging.merge import DTYPES
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.no_model import read_no_model
