@@ -26,8 +26,8 @@ ALONE = {
     "ppo": "lora.alpha+ lora.dropout+ max_prompt_tokens- min_response_tokens+ stop_ids+ temperature- top_p- "
            "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ min_entropy_nats+",
     "best_of_n": "max_prompt_tokens- temperature-",
-    "expert_iteration": "lora.alpha+ lora.dropout+ max_prompt_tokens- temperature- learning_rate+ keep_above- keep_above+ "
-                        "keep_share- keep_share+",
+    "expert_iteration": "lora.alpha+ lora.dropout+ max_prompt_tokens- temperature- learning_rate+ keep_above- "
+                        "keep_above+ keep_share- keep_share+",
     "evaluate": "max_prompt_tokens- temperature-",
 }
 # Lengths of a run, and sizes of a model or a batch: hours, or more memory than there is, which is one line.
