@@ -76,6 +76,11 @@ def format_options(overrides: dict[str, Any]) -> list[str]:
             for word in (f"--{name.replace('_', '-')}", _format_value(value))]
 
 
+def format_inputs(wildcards: Any, input: Any) -> list[str]:
+    """Return a job's inputs as flags of the same names: a function that Snakemake calls for `params`."""
+    return [word for name, path in input.items() for word in (f"--{name}", str(path))]
+
+
 def overrides_of_folder(name: str, frontier: dict) -> dict[str, Any]:
     """Return the settings that differ in the folder `frontier/NAME` of a run, as plain values.
 

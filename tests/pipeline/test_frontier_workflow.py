@@ -33,7 +33,8 @@ def test_each_variant_is_trained_with_its_settings_and_all_are_evaluated_once(pl
     text = plan("frontier={algorithms: [ppo, rloo], ppo_kl_coefficients: [0.2, 0.03], best_of: [2, 4], prompts: 8}")
     assert list_planned_jobs(text) == UP_TO_REWARD | PAGE | {
         "frontier_ppo_kl_0_03", "frontier_ppo_kl_0_2", "frontier_merge", "rloo_train", "merge rloo"}
-    assert "--kl-coefficient 0.03 --kl-target-nats null" in text
+    training = next(line for line in text.splitlines() if "--kl-coefficient 0.03 --kl-target-nats null" in line)
+    assert re.search(r"stages.ppo .*--policy \S+/sft-merged/\S+ --reward \S+/reward-merged/\S+ --pairs ", training)
     evaluation = next(line for line in text.splitlines() if "stages.evaluate" in line)
     assert re.findall(r"--policy (\S+)=(\S+)/manifest.json", evaluation) == [
         (name, f"results/tiny-dump-{evaluation.split('results/tiny-dump-')[1].split('/')[0]}/{folder}-merged")
@@ -55,3 +56,11 @@ def test_several_seeds_have_one_page(plan):
     page = next(line for line in text.splitlines() if "stages.frontier" in line)
     assert "--evaluate results/s/seed-0/frontier/evaluate/manifest.json results/s/seed-1/frontier/" in page
     assert "--out results/s/frontier/page/manifest.json" in page
+
+
+def test_no_shell_command_reads_the_variable_of_a_loop():
+    """Snakemake makes a shell command when its job runs, and a loop's variable then has its last value."""
+    text = (ROOT / "workflow/rules/frontier.smk").read_text()
+    commands = re.findall(r"^ *shell:\n((?:^ +f?\".*\n)+)", text, re.MULTILINE)
+    assert len(commands) == 4
+    assert not [command for command in commands if "VARIANT." in command or "{VARIANT" in command]

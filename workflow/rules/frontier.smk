@@ -3,7 +3,8 @@ VARIANTS = [variant for variant in variants.list_variants(RECIPE.frontier) if va
 TRAINED = {variant.key: f"{RUN}/{variant.folder(RECIPE)}/manifest.json" for variant in VARIANTS}
 TRAINED_MERGED = {variant.key: f"{RUN}/{variant.folder(RECIPE)}-merged/manifest.json" for variant in VARIANTS}
 
-# A variant with other settings than the run's own training: frontier_ppo_kl_0_03, ...
+# A variant with other settings than the run's own training: frontier_ppo_kl_0_03, ... A shell command is made when its job
+# runs, after the loop: what differs by rule must be in params.
 for VARIANT in variants.list_own_trainings(RECIPE, VARIANTS):
 
     rule:
@@ -18,6 +19,8 @@ for VARIANT in variants.list_own_trainings(RECIPE, VARIANTS):
         params:
             recipe=RECIPE_FILE,
             config=variants.variant_settings(RECIPE, VARIANT.section, VARIANT.overrides),
+            program=VARIANT.section,
+            inputs=variants.format_inputs,
             options=variants.format_options(VARIANT.overrides),
             launcher=PLACEMENT.launcher,
             processes=PLACEMENT.options,
@@ -27,7 +30,7 @@ for VARIANT in variants.list_own_trainings(RECIPE, VARIANTS):
         conda:
             "../../environment.yml"
         shell:
-            f"{{params.launcher}} python -m stages.{VARIANT.section} --recipe {{params.recipe:q}} {algorithms.ALGORITHMS[VARIANT.section].input_flags} --out {{output:q}}"
+            "{params.launcher} python -m stages.{params.program} --recipe {params.recipe:q} {params.inputs:q} --out {output:q}"
             " {params.options:q} {params.processes}"
             " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
