@@ -10,7 +10,7 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
-from stages.recipe import algorithms
+from stages.recipe import algorithms, variants
 from stages.recipe import recipe as recipes
 from stages.runs import console, default_recipe, dump_paths, run_folder, seeds, signals, staleness
 
@@ -90,6 +90,7 @@ wildcard_constraints:
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/frontier.smk"
 
 
 onstart:

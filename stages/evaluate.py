@@ -4,10 +4,11 @@
         --base results/demo/base --sft results/demo/sft-merged --policy ppo=results/demo/ppo-merged \\
         --reward results/demo/reward-merged --out results/demo/evaluate
 
-Give --policy NAME=FOLDER once for each policy, and --judge FOLDER for another merged reward model that scores all
-answers and is used to choose nothing. Writes metrics.json (every number, and the short table), samples.parquet
-(each question with its answers) and per_pair.parquet. Rewards are the reward model's own: an answer that did not end
-pays no penalty here. All models run in fp32, one at a time. Every interval is at 95 %, from a bootstrap over questions.
+Give --policy NAME=FOLDER once for each policy, and none for SFT and its best-of-n alone; --judge FOLDER is another
+merged reward model that scores all answers and is used to choose nothing. Writes metrics.json (every number, and the
+short table), samples.parquet (each question with its answers), per_question.parquet (the scores of each policy,
+best-of-n among them) and per_pair.parquet. Rewards are the reward model's own: an answer that did not end pays no
+penalty here. All models run in fp32, one at a time. Every interval is at 95 %, from a bootstrap over questions.
 """
 
 from stages.command_line.start import main
@@ -24,7 +25,7 @@ import numpy as np
 from stages.evaluation import at_best, gold_score, policy_answers, summary
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.heldout_prompts import EvaluationPrompts
-from stages.evaluation.output_tables import check_output_space, write_pairs, write_samples
+from stages.evaluation.output_tables import check_output_space, write_pairs, write_question_scores, write_samples
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
     draw_held_out_pairs,
@@ -52,13 +53,14 @@ SPLIT, BASELINE_SPLIT = "evaluation", "reward"
 Selection = dict[str, list[dict]]  # policy -> its mean reward by temperature
 
 
-def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, policy: dict[str, Path],
-        reward: Path, judge: Path | None = None) -> dict[str, float]:
-    """Fill `out` with metrics.json, samples.parquet and per_pair.parquet; return the headline metrics.
+def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path,
+        policy: dict[str, Path] | None = None, reward: Path, judge: Path | None = None) -> dict[str, float]:
+    """Fill `out` with metrics.json and its tables; return the headline metrics.
 
     base, sft, policy, reward, judge: plain model folders, merged. ValueError when no held-out question is short enough.
     """
     torch_setup.prepare()
+    policy = policy or {}
     summary.check_policy_names(policy)
     judge = _select_judge(judge, reward)
     gold_scorer, scorers = _load_scorers(config, pairs)
@@ -79,7 +81,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     comparison = PolicyComparison(prompts, answers, rewards, _gold_scores(gold_scorer, prompts, answers),
                                   _other_scores(scorers, prompts, answers), judged, used)
     pair_scores = {"reward": pair_rewards, "judge": pair_judge, "log_probability": logprobs,
-                   "gold": _pair_gold(gold_scorer, held_out)}
+                   "gold": gold_score.score_main_gold(gold_scorer, held_out.texts) if gold_scorer else None}
     estimate_mean, estimate = (partial(kind, samples=config.bootstrap_samples, seed=config.seed)
                                for kind in (bootstrap_mean, bootstrap_statistic))
     metrics = {
@@ -97,12 +99,13 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
 
 def _write(config: Evaluate, out: Path, metrics: dict, prompts: EvaluationPrompts, comparison: PolicyComparison,
            held_out: HeldOutPairs, pair_scores: dict[str, np.ndarray | None]) -> None:
-    """Write metrics.json, samples.parquet and per_pair.parquet; pair_scores: of the held-out texts [M]."""
-    gold_known = any(compared["gold"] for compared in metrics["comparisons"].values())
+    """Write metrics.json and the tables; pair_scores: of the held-out texts [M]."""
+    gold_known = summary.knows_gold(metrics)
     if config.gold and not gold_known:
         print_line(f"evaluate: the gold scorer {config.gold} knows none of these questions")
     write_json(out / "metrics.json", metrics)
     write_samples(out / "samples.parquet", prompts.rows, comparison.texts(), _score_columns(comparison, gold_known))
+    write_question_scores(out / "per_question.parquet", prompts.rows, comparison.score_questions(config.best_of))
     write_pairs(out / "per_pair.parquet", held_out.rows, held_out.better, held_out.worse, pair_scores)
 
 
@@ -189,13 +192,6 @@ def _fit_baselines(config: Evaluate, pairs: Path, held_out: HeldOutPairs) -> dic
     """Score every held-out text [M] with each logistic regression, fitted on pairs of the reward model's split."""
     rows = sample_rows(read_pairs(pairs, BASELINE_SPLIT), config.surface_pairs, config.seed)
     return score_fitted_baselines(held_out, rows)
-
-
-def _pair_gold(gold_scorer: Callable | None, held_out: HeldOutPairs) -> np.ndarray | None:
-    if gold_scorer is None:
-        return None
-    questions, answers = zip(*held_out.texts, strict=True) if held_out.texts else ((), ())
-    return np.array(gold_score.score_gold(gold_scorer, list(questions), list(answers))[gold_score.MAIN_KEY])
 
 
 def _gold_scores(gold_scorer: Callable | None, prompts: EvaluationPrompts, answers: dict[str, Answers]

@@ -24,6 +24,7 @@ from stages.modeling import torch_setup
 from stages.modeling.adapters import check_base, is_adapter, is_reward_model
 from stages.modeling.families import max_positions
 from stages.modeling.merging.merge import check_order, merge
+from stages.modeling.q_heads.files import has_q_heads
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Merge
 from stages.reporting.model_card import MergedModel, render_model_card
@@ -77,7 +78,8 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
 def _describe(adapter: Path, base: Path, report: dict, pairs: Path) -> MergedModel:
     """Collect the model card's facts from the artifacts; a folder that is no artifact has few."""
     manifest = read_manifest(adapter) if (adapter / MANIFEST).is_file() else {}
-    stage = manifest.get("stage") or ("reward" if is_reward_model(adapter) else "sft")
+    unnamed = "reward" if is_reward_model(adapter) else "ilql" if has_q_heads(adapter) else "sft"
+    stage = manifest.get("stage") or unnamed
     metrics = manifest.get("metrics", {})
     if is_reward_model(adapter):
         shortfall = "; ".join(filter(None, map(describe_shortfall, load_held_out(adapter).values())))

@@ -5,9 +5,9 @@
         --merged results/demo/sft-merged results/demo/reward-merged results/demo/ppo-merged \\
         --evaluate results/demo/evaluate --out results/demo/report
 
-Give --policy NAME=FOLDER once for each policy, with the folder of its training. Writes report.html (no network, one
-small script for its tables), metrics.json as evaluate wrote it, figures/*.png, and cards/NAME/README.md: the model card
-of each merged model that was evaluated, with the evaluation's numbers.
+Give --policy NAME=FOLDER once for each policy, if any, with the folder of its training. Writes report.html (no network,
+one small script for its tables), metrics.json as evaluate wrote it, figures/*.png, and cards/NAME/README.md: the model
+card of each merged model that was evaluated, with the evaluation's numbers.
 """
 
 from stages.command_line.start import main
@@ -28,7 +28,7 @@ from stages.reporting import at_best_section, data_funnel, pipeline_graph, polic
 from stages.reporting.answer_cards import list_writers, render_answer_cards
 from stages.reporting.card_metadata import CARD, render_evaluated_card
 from stages.reporting.curves import build_curves
-from stages.reporting.figures import FigureFolder, Histogram, Intervals, Reliability
+from stages.reporting.figures import FigureFolder, Histogram
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, page_title
 from stages.reporting.healthy_bands import mark_short_row, measure_evaluation, measure_training, render_outside
 from stages.reporting.page import render_page
@@ -47,8 +47,10 @@ HEADINGS = {"base": "Base", "sft": "SFT", "reward": "Reward model", "judge": "Ju
 
 
 def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, reward: Path,
-        policy: dict[str, Path], merged: list[str], evaluate: Path, judge: Path | None = None) -> dict[str, float]:
+        policy: dict[str, Path] | None = None, merged: list[str], evaluate: Path, judge: Path | None = None
+        ) -> dict[str, float]:
     """Fill `out` from finished artifacts; sft, reward, judge and policy: the trained adapters, with their histories."""
+    policy = policy or {}
     summary.check_policy_names(policy)
     trained = {"base": base, "sft": sft, "reward": reward, **({"judge": judge} if judge else {}), **policy}
     folders = {"posts": posts, "pairs": pairs, **trained,
@@ -68,7 +70,7 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
         "Pipeline": pipeline_graph.render_pipeline(graph, manifests),
         "Data": _data(figures, manifests),
         "Learning curves": _learning_curves(figures, manifests, trained, histories),
-        "Reward model": _reward_model(figures, metrics["reward_model"]),
+        "Reward model": sections.render_reward_model(figures, metrics["reward_model"]),
         "Policies": _policies(figures, metrics, samples),
         "Reward hacking": _hacking(metrics["hacking"], samples),
         "Answers side by side": _side_by_side(examples, len(samples), metrics),
@@ -140,21 +142,6 @@ def _learning_curves(figures: FigureFolder, manifests: dict[str, dict], trained:
     return join_html(parts)
 
 
-def _reward_model(figures: FigureFolder, reward: dict) -> Html:
-    rows = {"reward model": reward["accuracy"], **reward["baselines"], "oracle": reward["oracle"]}
-    rows = {name: estimate for name, estimate in rows.items() if estimate}
-    accuracy = {"evaluate-accuracy": Intervals("Held-out pairs ranked right", "share, 95 % interval", rows, 0.5)}
-    if bins := reward["calibration"]["bins"]:
-        accuracy["evaluate-calibration"] = Reliability(
-            f"Calibration (expected error {reward['calibration']['expected_error']:.3f})",
-            [(b["confidence"], b["accuracy"], b["pairs"]) for b in bins])
-    words = (f"{reward['pairs']:,} pairs of {reward['questions']:,} held-out questions; "
-             f"{reward['dropped_over_length']:,} pairs were dropped as too long. Ties count one half.")
-    return join_html([element("p", words, class_="faint"), sections.render_accuracy(reward),
-                      figures.draw(accuracy if rows else {}), element("h3", "Where it is right"),
-                      sections.render_breakdown(reward)])
-
-
 def _policies(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html:
     words = (f"All policies answered the same {metrics['prompts']:,} held-out questions with the same random numbers; "
              f"best-of-n picks, among further answers of SFT, the one with the highest reward. "
@@ -165,7 +152,8 @@ def _policies(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html
     rewards = {label: [row[f"reward_{name}"] for row in samples if row[f"reward_{name}"] is not None]
                for label, name in list_writers(list(metrics["comparisons"]))}
     rewards = {label: values for label, values in rewards.items() if values}
-    gold = element("p", "No gold score applies to these questions: only the learnt reward is known.")
+    gold = "" if summary.knows_gold(metrics) else element(
+        "p", "No gold score applies to these questions: only the learnt reward is known.")
     if any(comparison["gold"] for comparison in metrics["comparisons"].values()):
         gold = join_html([element("h3", "Gold score: what the truth says"),
                           policy_section.render_gold_scores(metrics["comparisons"])])

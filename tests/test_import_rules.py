@@ -11,9 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
-PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "dpo", "rloo", "grpo", "best_of_n",
-            "expert_iteration", "ilql", "evaluate",
-            "report", "pool_seeds")
+PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "dpo", "rloo", "grpo",
+            "best_of_n", "expert_iteration", "ilql", "evaluate", "report", "frontier", "pool_seeds", "evaluate_reward",
+            "export_reward")
 TRAINED_LIKE = {"stages.judge": {"stages.reward"}}  # the one program that is another, with other data and another seed
 TOOLS = ("inspect", "compare", "demo")
 PROMPTS = ("stackexchange.pairs", "stackexchange.prompt")
@@ -37,16 +37,23 @@ ROOMS = {
            "reward_modeling", "rewards", "evaluation.reward_model_check", "reporting.card_metadata", *PROMPTS),
     "preference": ("runtime", "distributed", "modeling", "training", "reward_modeling", "evaluation.pair_accuracy",
                    "evaluation.statistics", *PROMPTS),
+    "rejection_sampling": ("evaluation.statistics", "runtime", "render", "distributed", "modeling", "training",
+                           "finetuning", "generation", "reward_modeling", "rewards", *PROMPTS),
+    "offline_rl": ("distributed", "modeling", "training", "generation", *PROMPTS),
     "evaluation": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation",
                    "reward_modeling", "rewards", "stackexchange"),
     "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runs.origin", "runtime",
                   "render", "stackexchange.prompt"),
     "pooling": ("evaluation.statistics", "evaluation.summary", "evaluation.reward_hacking", "reporting", "runtime",
                 "render"),
+    "reward_checks": ("runtime", "render", "modeling", "generation", "reward_modeling", "rewards", "evaluation",
+                      "reporting", *PROMPTS),
+    "kl_frontier": ("evaluation.summary", "evaluation.statistics", "pooling.statistics", "reporting", "runtime",
+                    "render"),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting",
-                 "pooling")
+                 "pooling", "kl_frontier")
 READING = {"environ", "getenv", "glob", "rglob", "iterdir", "read_text", "read_bytes", "open", "exists", "is_file"}
 TORCH = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
@@ -132,7 +139,8 @@ def test_a_room_for_text_loads_no_torch(room):
         assert not {name.split(".")[0] for name in loaded_modules(module)} & TORCH, module
 
 
-@pytest.mark.parametrize("program", ["sft", "reward", "judge", "dpo", "merge", "evaluate", "demo"])
+@pytest.mark.parametrize("program", ["sft", "reward", "judge", "dpo", "best_of_n", "expert_iteration", "ilql", "merge",
+                                     "evaluate", "demo"])
 def test_these_programs_load_no_ppo_code(program):
     assert not {name for name in loaded_modules(f"stages.{program}") if is_below(name, "rl")}
 

@@ -19,7 +19,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from stages.command_line.command_signature import CONTEXT, OPTIONAL_INPUT, Signature, read_signature
+from stages.command_line.command_signature import (
+    CONTEXT,
+    OPTIONAL_FOLDERS,
+    OPTIONAL_INPUT,
+    OPTIONAL_TYPES,
+    Signature,
+    read_signature,
+)
 from stages.command_line.failures import describe_failure, save_traceback
 from stages.command_line.input_kinds import check_input_kinds, parse_named_folders
 from stages.command_line.memory_limit import run_in_child_if_limited
@@ -39,6 +46,8 @@ INPUT_FLAGS = {
     "list[str]": {"metavar": "FOLDER", "nargs": "+", "help": "sources"},
     "dict[str, Path]": {"metavar": "NAME=FOLDER", "action": "append",
                         "help": "input artifact and its name; can be repeated"},
+    OPTIONAL_FOLDERS: {"metavar": "NAME=FOLDER", "action": "append",
+                       "help": "input artifact and its name; can be repeated, or left out"},
     OPTIONAL_INPUT: {"metavar": "FOLDER", "nargs": "?", "help": "input artifact; may be left out, or its folder"},
 }
 SETTING = "set "  # prefix of the settings among the parsed arguments
@@ -88,7 +97,7 @@ def build_parser(signature: Signature, here: object | None = None) -> argparse.A
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
     for name, hint in signature.inputs.items():
-        parser.add_argument(f"--{name}", required=hint != OPTIONAL_INPUT, **INPUT_FLAGS[hint])
+        parser.add_argument(f"--{name}", required=hint not in OPTIONAL_TYPES, **INPUT_FLAGS[hint])
     for name, default in signature.options.items():
         parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
@@ -216,7 +225,7 @@ def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Pat
     config = schema.override(config, schema.nest(settings), "command line", from_text=True)
     check_names(config, signature.section, runs_here=True)
     parse = {"Path": artifact.artifact_folder, OPTIONAL_INPUT: artifact.artifact_folder, "list[str]": list,
-             "dict[str, Path]": parse_named_folders}
+             "dict[str, Path]": parse_named_folders, OPTIONAL_FOLDERS: parse_named_folders}
     inputs = {name: parse[hint](arguments[name]) for name, hint in signature.inputs.items()
               if arguments[name] is not None}
     options = {name: arguments[name] for name in signature.options}

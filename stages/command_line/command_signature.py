@@ -6,7 +6,8 @@
 - `out`: the folder to fill.
 - Keyword-only arguments without a default are inputs: a `Path`, `list[str]` for several sources that may also be hub
   ids, or `dict[str, Path]` for folders by name, given as a repeated `--flag NAME=FOLDER`.
-- A keyword-only `Path | None = None` is an input that can be left out; it is then no part of the request.
+- A keyword-only `Path | None = None` or `dict[str, Path] | None = None` is an input that can be left out; it is then no
+  part of the request.
 - Other keyword-only arguments with a default are options: an int (`processes`) changes only how the work is done, a str
   (`share`) changes the result and is part of the request.
 - `context` is no flag: it says where to write what is not part of the artifact.
@@ -22,7 +23,9 @@ from stages.recipe.recipe import Recipe
 
 CONTEXT = "context"
 OPTIONAL_INPUT = "Path | None"
-INPUT_TYPES = ("Path", "list[str]", "dict[str, Path]", OPTIONAL_INPUT)
+OPTIONAL_FOLDERS = "dict[str, Path] | None"
+OPTIONAL_TYPES = (OPTIONAL_INPUT, OPTIONAL_FOLDERS)
+INPUT_TYPES = ("Path", "list[str]", "dict[str, Path]", *OPTIONAL_TYPES)
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ def read_signature(path: Path) -> Signature:
         module=_module_name(path),
         description=ast.get_docstring(tree) or "",
         section=next(field.name for field in fields(Recipe) if field.type.__name__ == config),
-        inputs={name: hint for name, (hint, default) in keywords.items() if default is None or hint == OPTIONAL_INPUT},
+        inputs={name: hint for name, (hint, default) in keywords.items() if default is None or hint in OPTIONAL_TYPES},
         options={name: ast.literal_eval(default) for name, (hint, default) in keywords.items()
-                 if default is not None and hint != OPTIONAL_INPUT},
+                 if default is not None and hint not in OPTIONAL_TYPES},
     )
 
 

@@ -10,7 +10,7 @@ from stages.runtime.finished import MANIFEST
 # Input -> stages that make it. Every other input is a model.
 MADE_BY = {"posts": ("posts",), "pairs": ("pairs", "gather"), "shares": ("pairs",), "evaluate": ("evaluate",)}
 INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-NO_MODELS = ("posts", "pairs", "gather", "evaluate", "report", "pool_seeds")
+NO_MODELS = ("posts", "pairs", "gather", "evaluate", "evaluate_reward", "report", "pool_seeds")
 
 
 def check_input_kinds(sources: dict[str, dict]) -> None:

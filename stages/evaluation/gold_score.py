@@ -5,7 +5,9 @@
 It returns scores under names, `gold` among them (higher is better), and None for a question that it does not know.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from stages.recipe import user_functions
 
@@ -27,3 +29,9 @@ def score_gold(function: Callable, questions: list[str], responses: list[str]) -
             raise ValueError(f"gold: the scorer gives {len(values)} values of {name!r} for {len(responses)} responses")
     return {name: [float("nan") if value is None else float(value) for value in values]
             for name, values in scores.items()}
+
+
+def score_main_gold(function: Callable, texts: Sequence[tuple[str, str]]) -> np.ndarray:
+    """Compute the gold score [M] of (question, answer) texts; NaN where it is not known."""
+    questions, answers = zip(*texts, strict=True) if texts else ((), ())
+    return np.array(score_gold(function, list(questions), list(answers))[MAIN_KEY])

@@ -39,6 +39,22 @@ def write_samples(path: Path, rows: list[dict], texts: dict[str, list[str]], num
     pq.write_table(pa.table(columns), path, compression="zstd")
 
 
+def write_question_scores(path: Path, rows: list[dict], scores: dict[str, dict[str, np.ndarray]]) -> None:
+    """Write per_question.parquet: a row for each policy and question, with the scores that are known.
+
+    Args:
+        rows: of the pairs table, one a question.
+        scores: by policy and by name [N].
+    """
+    names = dict.fromkeys(name for columns in scores.values() for name in columns)
+    unknown = np.full(len(rows), np.nan)
+    columns = {"policy": [policy for policy in scores for _ in rows],
+               **{key: [row[key] for _ in scores for row in rows] for key in ("site", "qid")},
+               **{name: _nullable(np.concatenate([columns.get(name, unknown) for columns in scores.values()]))
+                  for name in names}}
+    pq.write_table(pa.table(columns), path, compression="zstd")
+
+
 def write_pairs(
     path: Path, rows: list[dict], better: np.ndarray, worse: np.ndarray, scores: dict[str, np.ndarray | None]
 ) -> None:

@@ -10,11 +10,13 @@ import numpy as np
 
 from stages.evaluation import policy_metrics
 from stages.evaluation.at_best import compare_at_best
+from stages.evaluation.gold_score import MAIN_KEY
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.policy_answers import Answers
 from stages.evaluation.policy_metrics import Columns
 from stages.evaluation.summary import BEST, GREEDY
 from stages.generation.best_of_n import best_of_kl
+from stages.rewards.kl import kl_k1
 
 SAMPLES = "samples"  # several answers of SFT to each prompt, those of a prompt together: for best-of-n
 SAMPLE_SETS = (SAMPLES, SAMPLES + BEST)  # at the sampling temperature, and at SFT's best
@@ -66,6 +68,28 @@ class PolicyComparison:
             | self._changes(name, columns, estimate) for name in compared},
             "at_best": {name: compare_at_best(columns, name, estimate) for name in compared
                         if f"{name}{BEST}" in columns}}
+
+    def score_questions(self, best_of: Sequence[int]) -> dict[str, Columns]:
+        """Return scores of every policy at the sampling temperature: reward, gold, judge and kl_k1 [N].
+
+        What is not known is left out. Those of best-of-n are expected ones, and have no kl_k1.
+        """
+        at_temperature = [name for name in self.answers if name != GREEDY and not name.endswith(BEST)]
+        scores = {name: self._question_scores(name) for name in at_temperature}
+        if samples := scores.pop(SAMPLES, None):
+            count = len(samples["reward"]) // len(self.prompts.rows)
+            scores |= {f"best_of_{n}": policy_metrics.best_of_columns(samples, count, n) for n in best_of}
+        return scores
+
+    def _question_scores(self, name: str) -> Columns:
+        answers, scores = self.answers[name], {"reward": self.rewards[name]}
+        if self.gold:
+            scores["gold"] = np.array(self.gold[name][MAIN_KEY], float)
+        if self.judge:
+            scores["judge"] = self.judge[name]
+        if answers.logprobs is not None:
+            scores["kl_k1"] = policy_metrics.sum_kl(kl_k1, answers)
+        return scores
 
     def texts(self) -> dict[str, list[str]]:
         """Return one answer to each prompt, by policy and for 'human'."""

@@ -51,7 +51,8 @@ def column_mean(column: str) -> Metric:
     return Metric((column, "one"), lambda value, one: value / one)
 
 
-def _correlation(one, x, y, xx, yy, xy):
+def correlation(one, x, y, xx, yy, xy):
+    """Compute the correlation of x and y from sums over rows: of 1, x, y, x x, y y and x y."""
     return (one * xy - x * y) / np.sqrt((one * xx - x * x) * (one * yy - y * y))
 
 
@@ -65,7 +66,7 @@ POINT_METRICS = {
     "entropy": Metric(("logprob", "tokens"), lambda logprob, tokens: -logprob / tokens),
     "perplexity_under_sft": Metric(("sft_logprob", "tokens"), lambda logprob, tokens: np.exp(-logprob / tokens)),
     "reward_length_correlation": Metric(
-        ("one", "reward", "tokens", "reward_reward", "tokens_tokens", "reward_tokens"), _correlation)}
+        ("one", "reward", "tokens", "reward_reward", "tokens_tokens", "reward_tokens"), correlation)}
 
 
 def answer_columns(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray, scores: Columns) -> Columns:
@@ -88,11 +89,15 @@ def answer_columns(answers: Answers, reward: np.ndarray, sft_reward: np.ndarray,
     if answers.sft_logprobs is not None:
         columns["sft_logprob"] = np.array([float(row.sum()) for row in answers.sft_logprobs])
     if answers.logprobs is not None:
-        rows = list(zip(answers.logprobs, answers.sft_logprobs, strict=True))
         columns |= {"logprob": np.array([float(row.sum()) for row in answers.logprobs]),
-                    "kl_k1": np.array([float(kl_k1(*row).sum()) for row in rows]),
-                    "kl_k3": np.array([float(kl_k3(*row).sum()) for row in rows])}
+                    "kl_k1": sum_kl(kl_k1, answers), "kl_k3": sum_kl(kl_k3, answers)}
     return columns | scores
+
+
+def sum_kl(estimator: Callable, answers: Answers) -> np.ndarray:
+    """Sum a KL estimator, of two log-probabilities a token, over each response [N]: nats a response."""
+    rows = zip(answers.logprobs, answers.sft_logprobs, strict=True)
+    return np.array([float(estimator(*row).sum()) for row in rows])
 
 
 def best_of_columns(samples: Columns, count: int, n: int) -> Columns:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 
 # How policies are called where people read; another policy is called by its name.
-DISPLAY_NAMES = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "rloo": "RLOO", "grpo": "GRPO", "ilql": "ILQL"}
+DISPLAY_NAMES = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "rloo": "RLOO", "grpo": "GRPO", "ilql": "ILQL",
+                 "expert_iteration": "expert iteration"}
 # Further policies, stages and columns of samples.parquet, which a policy cannot be named after.
 RESERVED_NAMES = re.compile(r"base|sft|human|samples|best_of_\d+|posts|pairs|reward|judge|evaluate|site|qid|question"
                             r"|url|authors|(reward|gold|judge)_.*|sft_greedy|.*_best")
@@ -41,6 +42,8 @@ def short_table(metrics: dict) -> list[list[str]]:
         rows += [["best cheap baseline", f"{format_estimate(reward['baselines'][best])} ({best})"],
                  ["reward above baseline", format_estimate(reward["above_best_cheap_baseline"], signed=True)],
                  ["accuracy, both have code", format_estimate(reward["both_have_code"])]]
+    if not metrics["comparisons"]:
+        return rows + _rows_without_policies(metrics)
     return rows + [row for policy in metrics["comparisons"] for row in _policy_rows(metrics, policy)]
 
 
@@ -171,6 +174,20 @@ def choose_measure(against: dict) -> str:
     return "gold" if "gold" in against["gold"] else "judge" if against["judge"] else "reward"
 
 
+def choose_measure_of_sft(metrics: dict) -> str:
+    """Choose what SFT at its best is judged by: as the policies that are compared with it or, without one, likewise."""
+    best = f"sft{BEST}"
+    if metrics["at_best"]:
+        return choose_measure(next(iter(metrics["at_best"].values()))[best])
+    return "gold" if knows_gold(metrics) else "judge" if metrics["policies"][best]["judge"] else "reward"
+
+
+def knows_gold(metrics: dict) -> bool:
+    """Check whether a gold score applies to any question that policies answered."""
+    return bool(metrics["policies"]["sft"]["gold"]) or any(
+        comparison["gold"] for comparison in metrics["comparisons"].values())
+
+
 def mean_score(policy: dict, measure: str) -> float:
     """Return a policy's mean reward, judge's score or gold score."""
     return policy[measure]["mean"] if measure in ("judge", "reward") else policy["gold_scores"][measure]
@@ -200,6 +217,14 @@ def _policy_rows(metrics: dict, policy: str) -> list[list[str]]:
              [f"KL to SFT, nats a response{of_policy}", format_estimate(comparison["kl_k1"], ".2f")]]
     return rows + [[f"{label}, SFT -> {name}", f"{sft[key]:{form}} -> {tuned[key]:{form}}"]
                    for label, key, form in POINT_ROWS]
+
+
+def _rows_without_policies(metrics: dict) -> list[list[str]]:
+    """List the scores of SFT and of its best-of-n, at the sampling temperature and at the best one."""
+    policies = metrics["policies"]
+    names = ["sft", *best_of_n_policies(policies), *(n for n in cheaper_policies(policies) if n.endswith(BEST))]
+    return [[f"{measure}, {describe_policy(name, policies)}", format_estimate(policies[name][measure])]
+            for measure in ("gold", "judge", "reward") for name in names if policies[name][measure]]
 
 
 def _rows_at_best(metrics: dict, policy: str) -> list[list[str]]:

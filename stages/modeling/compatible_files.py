@@ -26,9 +26,12 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out:
     save_tokenizer(tokenizer, out)
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    """Save a tokenizer; its chat template is the prompt that the models of this project are trained with."""
-    tokenizer.chat_template = chat_template(tokenizer)
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, out: Path, template: str | None = None) -> None:
+    """Save a tokenizer; its chat template is the prompt that the models of this project are trained with.
+
+    template: another chat template of this prompt.
+    """
+    tokenizer.chat_template = template or chat_template(tokenizer)
     tokenizer.save_pretrained(out)
     file = out / "tokenizer_config.json"
     config = json.loads(file.read_text(encoding="utf-8"))

@@ -15,6 +15,8 @@ from stages.modeling.cpu_kernels.layers import replace_layers
 from stages.modeling.families import check_positions
 from stages.modeling.finite_weights import check_finite
 from stages.modeling.packed import attention
+from stages.modeling.q_heads.files import has_q_heads
+from stages.modeling.q_heads.shifted_output import shift_by_folder
 
 QUANTISED = ("int8", "nf4")
 ADAPTER_CONFIG = "adapter_config.json"  # PEFT's
@@ -67,8 +69,14 @@ def check_whole_model(folder: Path | str) -> None:
 
 
 def load_causal(folder: Path | str, precision: str = "fp32", cpu_kernels: str = "off") -> PreTrainedModel:
-    """Load a causal language model on this process's device, in eval mode."""
-    return load_pretrained(AutoModelForCausalLM, folder, precision, cpu_kernels)
+    """Load a causal language model on this process's device, in eval mode.
+
+    Q heads in its folder (of ilql) shift its logits: what is loaded is the policy that the heads define.
+    """
+    model = load_pretrained(AutoModelForCausalLM, folder, precision, cpu_kernels)
+    if has_q_heads(folder):
+        shift_by_folder(model, folder)
+    return model
 
 
 def load_pretrained(

@@ -17,6 +17,7 @@ from stages.modeling.families import backbone
 from stages.modeling.load import device, precision_arguments
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.merging.checks import probe_ids
+from stages.modeling.q_heads.files import has_q_heads
 
 # Largest relative difference (2-norm). Measured on the bundled site's SFT model: 1e-6, bf16 0.013, int8 0.04, nf4 0.016
 # from rounding (quantised models are trained with norms in fp32); 0.39 between it and its base.
@@ -34,7 +35,13 @@ class PlainOutputs(NamedTuple):
 
 
 def plain_outputs(folder: Path, precision: str) -> PlainOutputs:
-    """Load a causal model as Transformers alone does, and compute the probe's last hidden states and logits."""
+    """Load a causal model as Transformers alone does, and compute the probe's last hidden states and logits.
+
+    Raises ValueError for a folder with Q heads: what is trained from it would be merged into a model without them.
+    """
+    if has_q_heads(folder):
+        raise ValueError(f"{folder} is a policy with Q heads, made by ilql, which nothing can be trained from: give "
+                         f"the model that ilql started from")
     model = AutoModelForCausalLM.from_pretrained(
         folder, device_map={"": device()}, use_safetensors=True, **precision_arguments(precision)).eval()
     ids = probe_ids(model.config.vocab_size)

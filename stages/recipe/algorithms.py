@@ -52,5 +52,6 @@ class Algorithm:
 
 
 ALGORITHMS = {algorithm.name: algorithm for algorithm in (
-    Algorithm(FIRST), Algorithm("rloo"), Algorithm("grpo"))}
+    Algorithm(FIRST), Algorithm("dpo", ("policy", "pairs")), Algorithm("rloo"), Algorithm("grpo"),
+    Algorithm("best_of_n", trains_model=False), Algorithm("expert_iteration"), Algorithm("ilql", ("policy", "pairs")))}
 SIBLINGS = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != FIRST}

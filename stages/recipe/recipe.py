@@ -10,10 +10,14 @@ from pathlib import Path
 
 from stages.recipe.recipe_file import find_recipe, read_mapping
 from stages.recipe.schema import flatten, logging_only, override, result_settings, setting
+from stages.recipe.sections.best_of_n import BestOfN
 from stages.recipe.sections.data import Pairs, Posts
 from stages.recipe.sections.dpo import Dpo
 from stages.recipe.sections.evaluate import Evaluate, Report
+from stages.recipe.sections.expert_iteration import ExpertIteration
+from stages.recipe.sections.frontier import Frontier
 from stages.recipe.sections.grpo import Grpo
+from stages.recipe.sections.ilql import Ilql
 from stages.recipe.sections.models import Base, Merge
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
@@ -41,6 +45,10 @@ class Recipe:
     dpo: Dpo = setting(Dpo(), "direct preference optimisation")
     rloo: Rloo = setting(Rloo(), "policy optimisation by RLOO, in place of ppo")
     grpo: Grpo = setting(Grpo(), "policy optimisation by GRPO, in place of ppo")
+    best_of_n: BestOfN = setting(BestOfN(), "rejection sampling: the best of several answers of the SFT model")
+    expert_iteration: ExpertIteration = setting(ExpertIteration(), "fine-tuning on the best sampled answers, in rounds")
+    ilql: Ilql = setting(Ilql(), "offline reinforcement learning from scored answers")
+    frontier: Frontier = setting(Frontier(), "ways to align, compared at equal KL")
     evaluate: Evaluate = setting(Evaluate(), "held-out evaluation")
     report: Report = setting(Report(), "the report page")
 

@@ -38,6 +38,14 @@ def setting(default: Any, doc: str, *, within: Range | None = None, affects_resu
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def setting_of(section: type, name: str, default: Any = dataclasses.MISSING) -> Any:
+    """Declare the setting `name` of another section again: the same meaning and range, and default unless one is given.
+    """
+    field = section.__dataclass_fields__[name]
+    return dataclasses.field(default=field.default if default is dataclasses.MISSING else default,
+                             metadata=field.metadata)
+
+
 def to_dict(settings: Any) -> dict:
     """Convert settings to plain JSON values: tuples become lists, dataclasses mappings."""
     return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}

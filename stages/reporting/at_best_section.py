@@ -99,5 +99,7 @@ def _largest_best_of_n(policies: dict) -> list[str]:
 
 
 def _gold_scores(metrics: dict) -> list[str]:
+    if not metrics["at_best"]:
+        return [name for name in GOLD_ROWS if metrics["policies"][f"sft{BEST}"]["gold_scores"].get(name) is not None]
     known = {name for policy in metrics["at_best"].values() for name in policy[f"sft{BEST}"]["gold"]}
     return [name for name in GOLD_ROWS if name in known]

@@ -8,6 +8,7 @@ from huggingface_hub import EvalResult, ModelCard
 from stages.evaluation.summary import (
     BEST,
     choose_measure,
+    choose_measure_of_sft,
     describe_policy,
     difference_at_best,
     display_name,
@@ -93,7 +94,7 @@ def _policy_rows(metrics: dict, writer: str) -> list[tuple[str, str, dict]]:
     """List (type, label, estimate) of SFT or a policy; estimates without an interval have only a mean."""
     policies, best = metrics["policies"], f"{writer}{BEST}"
     against = metrics["at_best"].get(writer, {}).get(f"sft{BEST}")
-    measure = choose_measure(against or next(iter(metrics["at_best"].values()))[f"sft{BEST}"])
+    measure = choose_measure(against) if against else choose_measure_of_sft(metrics)
     at = f"at temperature {policies['sft']['temperature']:g}"
     rows = [(measure, f"{measure}, {describe_policy(best, policies)}", _point(mean_score(policies[best], measure)))]
     if against:

@@ -63,6 +63,27 @@ CURVES = {
                   {"better": "validation_better_logprob", "worse": "validation_worse_logprob"}),
         CurveSpec("drift", "distance from SFT on validation answers, nats a token", "step",
                   {"drift": "validation_drift_per_token"})],
+    "best_of_n": [
+        CurveSpec("reward", "mean reward of the best of n", "n", {"best of n": "reward"}),
+        CurveSpec("kl", "KL to SFT, nats a response", "n", {"log n - (n-1)/n": "kl"})],
+    "expert_iteration": [
+        CurveSpec("reward", "mean reward", "round",
+                  {"samples": "reward", "winners": "winners_reward", "validation": "validation_reward"}),
+        CurveSpec("kl", "KL to SFT, nats a response", "round", {"validation": "validation_kl"}),
+        CurveSpec("length", "response length, tokens", "round", {"validation": "validation_response_tokens"}),
+        CurveSpec("eos", "share ended by EOS", "round", {"samples": "eos_rate", "validation": "validation_eos_rate"},
+                  SHARE)],
+    "ilql": [
+        LOSS,
+        CurveSpec("validation-loss", "loss on held-out answers, a token", "step", {"validation": "validation_loss"}),
+        CurveSpec("terms", "terms of the loss on held-out answers, a token", "step",
+                  {"TD error of Q": "validation_td", "expectile loss of V": "validation_expectile",
+                   "CQL": "validation_cql", "AWAC": "validation_awac"}),
+        CurveSpec("values", "mean value of held-out tokens, standard deviations of the scores", "step",
+                  {"Q (targets)": "validation_q", "V": "validation_v"}),
+        CurveSpec("correlation", "correlation of an answer's last Q with its score", "step",
+                  {"validation": "validation_score_correlation"}),
+        CurveSpec("eos", "share of sampled answers that end", "step", {"validation": "validation_eos_rate"}, SHARE)],
 }
 
 

@@ -206,7 +206,8 @@ def draw_png(figure: AnyFigure, width_inches: float, dark: bool) -> bytes:
         canvas.draw()
         pixels = Image.frombytes("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
     stream = io.BytesIO()
-    pixels.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(stream, "png", optimize=True)
+    palette = getattr(figure, "palette", PALETTE)
+    pixels.convert("RGB").quantize(palette, dither=Image.Dither.NONE).save(stream, "png", optimize=True)
     return stream.getvalue()
 
 

@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall
-from stages.evaluation.summary import NO_JUDGE, capitalise, display_name, join_words, reward_model_verdict
+from stages.evaluation.summary import (
+    NO_JUDGE,
+    capitalise,
+    display_name,
+    join_words,
+    knows_gold,
+    reward_model_verdict,
+)
 from stages.evaluation.verdict import compare_with_sft, policy_verdict
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
@@ -65,9 +72,9 @@ def judge_warning(metrics: dict) -> list[Verdict]:
     if shortfall is None:
         return []
     words = describe_shortfall(metrics["reward_model"])
-    has_gold = any(comparison["gold"] for comparison in metrics["comparisons"].values())
-    end = ("Only the gold score judged these answers; a rise of the learnt reward says nothing about them." if has_gold
-           else "Nobody judged these answers, and no gold score is known: a rise of the learnt reward says nothing.")
+    end = ("Only the gold score judged these answers; a rise of the learnt reward says nothing about them."
+           if knows_gold(metrics) else
+           "Nobody judged these answers, and no gold score is known: a rise of the learnt reward says nothing.")
     return [Verdict("no-judge", SHORTFALLS[shortfall], {
         "Who judged the answers?": f"{capitalise(words)}. {end}"})]
 
@@ -120,13 +127,12 @@ def _base(manifest: dict) -> str:
 
 
 def _best_state(metrics: dict) -> str:
-    """Say which iteration's (or step's) policy is the result; that of number 0 is the SFT model."""
-    unit, count = ("iteration", metrics.get("iterations")) if "best_iteration" in metrics else (
-        "step", metrics.get("steps"))
-    best = metrics.get(f"best_{unit}")
-    if best is None:
+    """Say which iteration's, round's or step's policy is the result; that of number 0 is the SFT model."""
+    unit = next((unit for unit in ("iteration", "round", "step") if f"best_{unit}" in metrics), None)
+    if unit is None:
         return ""
+    best, count = metrics[f"best_{unit}"], f"{metrics[f'{unit}s']} {unit}s"
     if not best:
-        return (f" for {count} {unit}s, none of which was better than the start on held-out prompts: the "
-                f"result is the SFT model itself")
-    return f" for {count} {unit}s; number {best} was the best on held-out prompts and is the result"
+        return (f" for {count}, none of which was better than the start on held-out prompts: the result is the SFT "
+                f"model itself")
+    return f" for {count}; number {best} was the best on held-out prompts and is the result"

@@ -33,6 +33,11 @@ DESCRIPTIONS = {
     "dpo": "A language model, fine-tuned on questions with their preferred answers, then by direct preference "
            "optimisation on pairs of answers: the preferred one became more probable than the other, relative to the "
            "fine-tuned model.",
+    "expert_iteration": "A language model, fine-tuned on questions with their preferred answers, then, in rounds, on "
+                        "those of its own answers that a reward model scored highest.",
+    "ilql": "A language model, fine-tuned on questions with their preferred answers, then by ILQL on scored answers, "
+            "without sampling any. Q heads beside the model (`q_heads.safetensors`) shift its logits; Transformers "
+            "alone loads the model without them.",
 }
 SCORERS = ("reward", "judge")
 OTHER_POLICY = "A language model, fine-tuned on questions with their preferred answers, then by {}."
@@ -78,6 +83,20 @@ SCORE_WORDS = ("The reward is the logit minus `config.reward_mean`, the mean sco
                "answer are encoded separately, and EOS closes the answer:")
 CAUSAL_WORDS = ("`generate` samples as the run did: `generation_config.json` has its temperature, filters and maximum "
                 "length. The tokenizer's chat template is this prompt.")
+SHIFTED_USE = """import torch
+
+from stages.generation.sampler import sample
+from stages.modeling.load import load_causal
+from stages.modeling.tokenizer import load_tokenizer
+from stages.stackexchange.prompt import prompt_ids
+
+model, tokenizer = load_causal("THIS_FOLDER"), load_tokenizer("THIS_FOLDER")
+rollout = sample(model, [prompt_ids(tokenizer, "How do I stop the server?")], temperature=1.0, max_new_tokens=128,
+                 stop_ids=[tokenizer.eos_token_id], generator=torch.Generator().manual_seed(0))
+print(rollout.decode(tokenizer)[0])"""
+SHIFTED_WORDS = ("The policy that was measured is the model with its Q heads: logits plus beta times the smaller Q. "
+                 "`load_causal`, of the project that made it, loads both, with beta from `q_heads.json`. "
+                 "`from_pretrained` loads the model without them, and `generate` then samples from another policy:")
 OPTIONS_WORDS = ("This model reads more than the state at the last token (`scoring.json`): its rewards need the code "
                  "of the project that made it:")
 
@@ -137,6 +156,8 @@ def _usage(model: MergedModel) -> tuple[str, str]:
     has_plain_head = (model.config.get("pooling"), model.config.get("log_probability_weight")) == ("last", 0)
     words, code = (CAUSAL_WORDS, CAUSAL_USE) if model.stage not in SCORERS else (
         (SCORE_WORDS, SCORE_USE) if has_plain_head else (OPTIONS_WORDS, OPTIONS_USE))
+    if model.stage == "ilql":
+        words, code = SHIFTED_WORDS, SHIFTED_USE
     code = code.replace("{prompt!r}", repr(prompt_text("How do I stop the server?")))
     return words, f"```python\n{code}\n```"
 

@@ -1,24 +1,41 @@
-"""Tables of the report: accuracy of the reward model, and provenance."""
+"""Sections of the report: the reward model, and provenance."""
 
 from stages.render.html import Html, element, join_html, table
+from stages.reporting.figures import FigureFolder, Intervals, Reliability
 from stages.reporting.healthy_bands import mark_number
 from stages.runtime.manifest import list_input_sources
 
 
+def render_reward_model(figures: FigureFolder, reward: dict) -> Html:
+    """Render the accuracy of a reward model beside its baselines, its calibration, and the accuracy by kind of pair."""
+    rows = {"reward model": reward["accuracy"], **reward["baselines"], "oracle": reward["oracle"]}
+    rows = {name: estimate for name, estimate in rows.items() if estimate}
+    accuracy = {"evaluate-accuracy": Intervals("Held-out pairs ranked right", "share, 95 % interval", rows, 0.5)}
+    if bins := reward["calibration"]["bins"]:
+        accuracy["evaluate-calibration"] = Reliability(
+            f"Calibration (expected error {reward['calibration']['expected_error']:.3f})",
+            [(b["confidence"], b["accuracy"], b["pairs"]) for b in bins])
+    words = (f"{reward['pairs']:,} pairs of {reward['questions']:,} held-out questions; "
+             f"{reward['dropped_over_length']:,} pairs were dropped as too long. Ties count one half.")
+    return join_html([element("p", words, class_="faint"), render_accuracy(reward),
+                      figures.draw(accuracy if rows else {}), element("h3", "Where it is right"),
+                      render_breakdown(reward)])
+
+
 def render_accuracy(reward: dict) -> Html:
     """Render the share of held-out pairs ranked right by the reward model and by its baselines."""
-    rows = [["reward model", *_estimate_cells(reward["accuracy"], band="validation_accuracy_low")]]
-    rows += [[f"baseline: {name}", *_estimate_cells(estimate)] for name, estimate in reward["baselines"].items()]
+    rows = [["reward model", *estimate_cells(reward["accuracy"], band="validation_accuracy_low")]]
+    rows += [[f"baseline: {name}", *estimate_cells(estimate)] for name, estimate in reward["baselines"].items()]
     if reward["best_cheap_baseline"]:
         rows.append([f"reward model minus “{reward['best_cheap_baseline']}”",
-                     *_estimate_cells(reward["above_best_cheap_baseline"], signed=True,
+                     *estimate_cells(reward["above_best_cheap_baseline"], signed=True,
                                       band="validation_above_baseline_low")])
     if reward["oracle"]:
-        rows.append(["an oracle that knows the truth (ceiling)", *_estimate_cells(reward["oracle"])])
-    rows += [["reward model, both answers have code", *_estimate_cells(reward["both_have_code"])]]
+        rows.append(["an oracle that knows the truth (ceiling)", *estimate_cells(reward["oracle"])])
+    rows += [["reward model, both answers have code", *estimate_cells(reward["both_have_code"])]]
     if reward["oracle_both_have_code"]:
-        rows.append(["the oracle, both answers have code", *_estimate_cells(reward["oracle_both_have_code"])])
-    rows += [["reward model, better answer written later", *_estimate_cells(reward["better_is_later"])]]
+        rows.append(["the oracle, both answers have code", *estimate_cells(reward["oracle_both_have_code"])])
+    rows += [["reward model, better answer written later", *estimate_cells(reward["better_is_later"])]]
     error = reward["calibration"]["expected_error"]
     cell = mark_number(f"{error:.3f}", "validation_calibration_error", error if reward["pairs"] else None)
     rows += [["calibration: expected error", cell, "–", f"{reward['pairs']:,}"]]
@@ -29,7 +46,7 @@ def render_breakdown(reward: dict) -> Html:
     """Render the share ranked right by length, score gap, site and tag."""
     kinds = {"better answer is": "by_length", "score gap": "by_score_gap", "site": "by_site",
              "tag": "by_tag"}
-    rows = [[join_html([f"{kind}: ", element("bdi", name)]), *_estimate_cells(estimate)]
+    rows = [[join_html([f"{kind}: ", element("bdi", name)]), *estimate_cells(estimate)]
             for kind, key in kinds.items() for name, estimate in reward[key].items()]
     return table(["kind of pairs", "share ranked right", "95 % interval", "pairs"], rows)
 
@@ -61,8 +78,8 @@ def _short(path: str) -> str:
     return path.removesuffix("/manifest.json").rstrip("/").rsplit("/", 1)[-1]
 
 
-def _estimate_cells(estimate: dict | None, signed: bool = False, band: str | None = None) -> list[str]:
-    """Render mean, interval and count; band: that of the interval's lower end."""
+def estimate_cells(estimate: dict | None, signed: bool = False, band: str | None = None) -> list[str]:
+    """Render the cells mean, interval and count of an estimate; band: that of the interval's lower end."""
     if estimate is None:
         return ["–", "–", "0"]
     form = "+z.3f" if signed else "z.3f"

@@ -11,6 +11,7 @@ from pathlib import Path
 from stages.recipe.recipe import Recipe, section_settings
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, logging_only
+from stages.recipe.variants import FOLDER, overrides_of_folder
 from stages.render.units import format_bytes
 from stages.runtime.artifact import ArtifactError, artifact_folder, digest
 from stages.runtime.files import list_files
@@ -19,7 +20,8 @@ from stages.runtime.manifest import Record, diff_trees, is_artifact, list_input_
 
 RECIPE = "recipe.yaml"
 # Stage: section of the recipe, where their names differ.
-SECTIONS = {"gather": "pairs", "judge": "reward", "pool_seeds": "evaluate"}
+SECTIONS = {"gather": "pairs", "judge": "reward", "pool_seeds": "evaluate", "evaluate_reward": "evaluate",
+            "export_reward": "merge"}
 MAX_HASHED_BYTES = 256 << 20  # a larger plain input (a dump) is hashed only if it is newer than the artifact
 BROKEN = ("changed", "gone", "not finished", "cannot be read")
 
@@ -148,13 +150,22 @@ def _changed_settings(record: Record, recipe: dict | None) -> list[str]:
     if (run is None and recipe is None) or "config" not in record.manifest:
         return []
     try:
-        settings = (read_mapping(run / RECIPE) if recipe is None else recipe).get(section)
+        recipe = read_mapping(run / RECIPE) if recipe is None else recipe
+        settings, overrides = recipe.get(section), _variant_overrides(record.folder, run, recipe)
     except SettingsError as error:
         return [str(error)]
     if not isinstance(settings, dict):
         return []
+    settings = settings | overrides
     ignored = logging_only(getattr(Recipe(), section, None))
     rows = diff_trees(record.manifest["config"],
                       {name: value for name, value in settings.items() if name not in ignored})
     return [f"{section}.{row['name']} is {row.get('a', 'absent')!r}, {RECIPE} says {row.get('b', 'absent')!r}"
             for row in rows]
+
+
+def _variant_overrides(folder: Path, run: Path | None, recipe: dict) -> dict:
+    """Return the settings in which an artifact of the run's frontier differs from the recipe's section."""
+    frontier = recipe.get(FOLDER)
+    is_variant = run is not None and (run / FOLDER).resolve() == folder.resolve().parent
+    return overrides_of_folder(folder.name, frontier) if is_variant and isinstance(frontier, dict) else {}

@@ -96,6 +96,16 @@ class HistoryCallback(TrainerCallback):
         self.progress.finish()
 
 
+class StepCallback(TrainerCallback):
+    """Call a function with the number of each step when its update is done, before evaluations and checkpoints."""
+
+    def __init__(self, function: Callable[[int], None]):
+        self.function = function
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.function(state.global_step)
+
+
 class StopCallback(TrainerCallback):
     """On a request to stop, save a checkpoint after the step and end the training, unless it ends there anyway.
 

@@ -22,11 +22,12 @@ from stages.distributed import group, sharding
 from stages.runtime.files import read_json_object, write_json
 from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, deferred
-from stages.training.callbacks import Evaluation, HistoryCallback, StopCallback, load_trainable
+from stages.training.callbacks import Evaluation, HistoryCallback, StepCallback, StopCallback, load_trainable
 from stages.training.checkpoint import PREFIX, check_checkpoint_space, checkpoint_number, find_newest_intact
 from stages.training.disk_plan import check_training_space, count_saves
 from stages.training.loggers import TrainingLogger
 from stages.training.optimizers import MuonWithAdamW, clip_gradients
+from stages.training.partial_state import PartialState
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
@@ -66,6 +67,7 @@ class TrainerSettings:
 def train(
     model, dataset, collate: Callable, loss_fn: Callable, settings: TrainerSettings, out: Path, label: str,
     evaluation: Evaluation | None = None, logger: TrainingLogger | None = None,
+    after_step: Callable[[int], None] | None = None,
 ) -> list[dict]:
     """Train in place, resuming from the newest intact checkpoint under `out`; return the history.
 
@@ -78,6 +80,7 @@ def train(
             rows' tokens.
         loss_fn: maps a batch to the sum of its items' losses, a scalar computed with `model`.
         logger: left open; None: log to `out` and the terminal.
+        after_step: called with the number of each step after its update, before it is evaluated or saved.
 
     Raises ValueError, before anything is trained, if the disk has no room for the checkpoints.
     """
@@ -90,7 +93,8 @@ def train(
     set_seed(settings.seed)
     callback = HistoryCallback(
         out / BEST, label, evaluation, settings.patience_evaluations, logger or TrainingLogger(out, label))
-    trainer = _build_trainer(model, dataset, collate, loss_fn, settings, out, callback)
+    trainer = _build_trainer(model, dataset, collate, loss_fn, settings, out,
+                             [*([StepCallback(after_step)] if after_step else []), callback])
     checkpoint = find_newest_intact(out / CHECKPOINTS)
     if checkpoint:
         print_line(f"{label}: resumed at {checkpoint.name}")
@@ -120,15 +124,17 @@ def remove_checkpoints(out: Path) -> None:
 
 def _saved_parameters(model) -> list[torch.nn.Parameter]:
     """List the parameters of a checkpoint: of a PEFT model, those that are trained."""
+    if isinstance(model, PartialState):
+        return list(model.saved_parameters().values())
     return [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
 
 
 def _build_trainer(model, dataset, collate: Callable, loss_fn: Callable, settings: TrainerSettings, out: Path,
-                   callback: TrainerCallback) -> Trainer:
+                   callbacks: list[TrainerCallback]) -> Trainer:
     sharded = sharding.has_shards(model)
     trainer = (_ShardedTrainer if sharded else _Trainer)(
         model=model, args=_arguments(settings, out, sharded), train_dataset=dataset, data_collator=collate,
-        callbacks=[callback], optimizers=(_build_optimizer(model, settings), None))
+        callbacks=callbacks, optimizers=(_build_optimizer(model, settings), None))
     trainer.loss_fn = loss_fn
     trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the step's items itself
     trainer.remove_callback(PrinterCallback)

@@ -31,7 +31,7 @@ def test_sampled_token_ids_are_equal(results, count):
         assert actual["logprobs"] == [pytest.approx(row, **DIGITS) for row in expected["logprobs"]]
 
 
-@pytest.mark.parametrize("trained", ["ppo", "sft", "muon", "reward", "dpo"])
+@pytest.mark.parametrize("trained", ["ppo", "sft", "muon", "reward", "dpo", "ilql"])
 @pytest.mark.parametrize("count", SEVERAL)
 def test_weights_are_equal_up_to_rounding(results, count, trained):
     (_, expected), *_ = results[1]
@@ -44,13 +44,20 @@ def test_weights_are_equal_up_to_rounding(results, count, trained):
         assert first[name].equal(last[name]), f"{name} differs between the processes"
 
 
-@pytest.mark.parametrize("trained", ["sft", "muon", "reward", "dpo"])
+@pytest.mark.parametrize("trained", ["sft", "muon", "reward", "dpo", "ilql"])
 @pytest.mark.parametrize("count", SEVERAL)
 def test_histories_are_equal_to_the_digits_shown(results, count, trained):
     expected = results[1][0][0][trained]["history"]
     for facts, _ in results[count]:
         assert facts[trained]["history"] == [pytest.approx(row, rel=1e-4) for row in expected]
     assert len([row for row in expected if "loss" in row]) > 0
+
+
+@pytest.mark.parametrize("count", SEVERAL)
+def test_ilql_measures_the_same_on_held_out_answers(results, count):
+    expected = results[1][0][0]["ilql"]["validation"]
+    for facts, _ in results[count]:
+        assert facts["ilql"]["validation"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("count", SEVERAL)

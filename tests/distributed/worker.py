@@ -20,6 +20,10 @@ from stages.generation.sampling_params import SamplingParams
 from stages.modeling import lora
 from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.packed.token_logprobs import response_logprobs
+from stages.offline_rl.dataset import ScoredAnswer, collate_answers
+from stages.offline_rl.losses import LossSettings, token_losses, total_loss
+from stages.offline_rl.model import ILQLModel
+from stages.offline_rl.validation import measure_answers
 from stages.preference.logprobs import all_answer_logprobs, collate_rows
 from stages.preference.loss import PreferenceLoss
 from stages.preference.reference import compute_reference
@@ -179,13 +183,29 @@ def check_dpo(out: Path) -> tuple[dict, dict]:
             "after": after}, weights(model)
 
 
+def check_ilql(out: Path) -> tuple[dict, dict]:
+    """Train adapter and heads; the targets are part of the weights that are compared."""
+    torch.manual_seed(0)
+    causal = lora.add_lora(tiny_models.llama(tiny_models.tokenizer()), r=4, alpha=8, dropout=0.0, target_modules=(),
+                           precision="fp32")
+    learner = ILQLModel(causal, 2, "fp32")
+    rows = [ScoredAnswer([3 + i, 40, 50], [60 + i, *range(80, 80 + i % 4), 2], i % 3 - 1.0) for i in range(11)]
+    settings = LossSettings(gamma=0.9, tau=0.7, cql_scale=0.1, awac_scale=1.0, awac_beta=0.5)
+    out.mkdir(parents=True)
+    history = train(learner, rows, collate_answers,
+                    lambda batch: total_loss(token_losses(learner(batch), settings), settings).sum(), TRAINING, out,
+                    "test", after_step=lambda step: learner.heads.synchronise_targets(0.3))
+    return {"history": history, "validation": measure_answers(learner, rows, settings, 2)}, learner.state_dict()
+
+
 def run_checks(own: Path) -> tuple[dict, dict]:
     """Return facts and tensors by name."""
     facts, tensors = {"sampling": check_sampling(), "updates": check_updates()}, {}
     for name, check in {"ppo": check_ppo, "sft": partial(check_finetuning, own / "sft", "adamw"),
                         "muon": partial(check_finetuning, own / "muon", "muon"),
                         "reward": partial(check_reward, own / "reward"),
-                        "dpo": partial(check_dpo, own / "dpo")}.items():
+                        "dpo": partial(check_dpo, own / "dpo"),
+                        "ilql": partial(check_ilql, own / "ilql")}.items():
         facts[name], trained = check()
         tensors |= {f"{name}.{key}": tensor for key, tensor in trained.items()}
     return facts, tensors

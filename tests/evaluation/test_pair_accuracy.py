@@ -184,7 +184,22 @@ def test_the_stage_end_to_end(folders, tmp_path):
     pairs = pq.read_table(tmp_path / "out/per_pair.parquet").to_pandas()
     assert metrics["reward_model"]["accuracy"]["mean"] == pytest.approx(((pairs.reward_j > pairs.reward_k) + 0.5 * (
         pairs.reward_j == pairs.reward_k)).mean())
+    check_question_scores(pq.read_table(tmp_path / "out/per_question.parquet").to_pandas(), metrics, samples)
     assert run(folders, tmp_path / "again")[1] == metrics
+
+
+def check_question_scores(scores, metrics: dict, samples: list[dict]) -> None:
+    """The scores by question have the means of metrics.json, and those of samples.parquet where these have them."""
+    assert set(scores.policy) == {"base", "ppo", "sft", "best_of_2", "best_of_3"}
+    for policy, rows in scores.groupby("policy"):
+        expected = metrics["policies"][policy]
+        assert rows.reward.mean() == pytest.approx(expected["reward"]["mean"])
+        assert list(rows.qid) == [line["qid"] for line in samples]
+        if policy.startswith("best_of_"):
+            assert rows.kl_k1.isna().all()
+        else:
+            assert rows.kl_k1.mean() == pytest.approx(expected["kl_k1"]["mean"])
+            assert list(rows.reward) == [line[f"reward_{policy}"] for line in samples]
 
 
 def test_a_policy_against_itself_gains_nothing(folders, tmp_path):
@@ -247,6 +262,11 @@ def test_gold_is_told_where_it_applies(folders, tmp_path, monkeypatch, capsys):
         label for label, _ in metrics["table"]]
     samples = pq.read_table(tmp_path / "out/samples.parquet").to_pylist()
     assert {line["qid"] for line in samples if line["gold_ppo"] is None} == {1, 3, 5, 7, 9, 11}
+    scores = pq.read_table(tmp_path / "out/per_question.parquet").to_pandas().pivot(
+        index="qid", columns="policy", values="gold")
+    assert list(scores.ppo.dropna()) == [line["gold_ppo"] for line in samples if line["gold_ppo"] is not None]
+    assert set(scores.best_of_3.dropna().index) == {2, 4, 6, 8, 10}
+    assert scores.best_of_3.mean() == pytest.approx(metrics["policies"]["best_of_3"]["gold"]["mean"])
     metrics = run(folders, tmp_path / "none", replace(config, gold="truth_of_this_test:nothing"))[1]
     assert metrics["comparisons"]["ppo"]["gold"] is None and metrics["reward_model"]["oracle"] is None
     assert "knows none of these questions" in capsys.readouterr().err

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
-from stages import base, dpo, evaluate, merge, pairs, posts, ppo, reward, sft
+from stages import base, best_of_n, dpo, evaluate, expert_iteration, ilql, merge, pairs, posts, ppo, reward, sft
 from stages.recipe.schema import nest, override
+from stages.recipe.sections.best_of_n import BestOfN
 from stages.recipe.sections.data import Pairs, Posts
 from stages.recipe.sections.dpo import Dpo
 from stages.recipe.sections.evaluate import Evaluate
+from stages.recipe.sections.expert_iteration import ExpertIteration
+from stages.recipe.sections.ilql import Ilql
 from stages.recipe.sections.models import Base, Lora, Merge, Scratch
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
@@ -17,8 +20,11 @@ from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
 
 LORA = Lora(r=2, alpha=4, dropout=0.0)
 COMMON = {"precision": "fp32", "log_to": ("jsonl",)}
+SAMPLING = {"max_prompt_tokens": 64, "max_response_tokens": 4, "require_reward": "none", "missing_eos_penalty": 0.0,
+            "rewards": (RewardSource("tests.helpers.token_rewards:low_ids", reads="ids"),), **COMMON}
 RUNS = {"posts": posts.run, "pairs": pairs.run, "base": base.run, "sft": sft.run, "reward": reward.run,
-        "merge": merge.run, "ppo": ppo.run, "dpo": dpo.run, "evaluate": evaluate.run}
+        "merge": merge.run, "ppo": ppo.run, "dpo": dpo.run, "best_of_n": best_of_n.run,
+        "expert_iteration": expert_iteration.run, "ilql": ilql.run, "evaluate": evaluate.run}
 TINY = {
     "posts": Posts(), "pairs": Pairs(),
     "base": Base(model="scratch", scratch=Scratch(
@@ -36,6 +42,12 @@ TINY = {
                rewards=(RewardSource("response_tokens"),), **COMMON),
     "dpo": Dpo(lora=LORA, train_pairs=8, batch_pairs=4, microbatch_pairs=4, epochs=1.0, save_every_steps=1,
                warmup_steps=1, validation_share=0.2, max_length_tokens=64, **COMMON),
+    "ilql": Ilql(lora=LORA, batch_answers=4, microbatch_answers=2, max_steps=2, warmup_steps=1, save_every_steps=1,
+                 evaluate_every_steps=1, validation_questions=2, max_length_tokens=64, learning_rate=1e-3, **COMMON),
+    "best_of_n": BestOfN(n=4, save_every_prompts=5, bootstrap_samples=10, **SAMPLING),
+    "expert_iteration": ExpertIteration(
+        lora=LORA, n=4, rounds=1, save_every_prompts=5, sequence_length_tokens=64, batch_sequences=2,
+        microbatch_sequences=2, save_every_steps=1, validation_prompts=3, learning_rate=0.05, **SAMPLING),
     "evaluate": Evaluate(max_pairs=8, surface_pairs=8, prompts=2, best_of=(2,), batch_prompts=4, max_prompt_tokens=64,
                          max_response_tokens=4, temperatures=(1.0, 0.0), temperature_prompts=2, bootstrap_samples=10),
 }
@@ -52,19 +64,27 @@ def save_inputs(folder: Path) -> dict[str, dict]:
         tiny_models.save_base(paths[name], seed, width=8)
     tiny_models.save_pairs(paths["pairs"], questions_per_split=12)
     on_base = {"base": paths["base"], "pairs": paths["pairs"]}
+    on_policy = {"policy": paths["base"], "reward": paths["reward-merged"], "pairs": paths["pairs"]}
     sft.run(TINY["sft"], paths["sft"], **on_base)
     reward.run(TINY["reward"], paths["reward"], **on_base)
     merge.run(TINY["merge"], paths["reward-merged"], adapter=[str(paths["reward"])], **on_base)
     return {
         "posts": {"dump": [dump]}, "pairs": {"posts": paths["posts"]}, "base": {"pairs": paths["pairs"]},
         "sft": on_base, "reward": on_base, "merge": on_base | {"adapter": [str(paths["reward"])]},
-        "ppo": {"policy": paths["base"], "reward": paths["reward-merged"], "pairs": paths["pairs"]},
+        **dict.fromkeys(("ppo", "best_of_n", "expert_iteration"), on_policy),
         "dpo": {"policy": paths["base"], "pairs": paths["pairs"]},
+        "ilql": {"policy": paths["base"], "pairs": paths["pairs"]},
         "evaluate": {"posts": paths["posts"], "pairs": paths["pairs"], "base": paths["base"], "sft": paths["base"],
                      "policy": {"ppo": paths["other"]}, "reward": paths["reward-merged"]}}
 
 
-def run_stage(stage: str, settings: dict[str, object], out: Path, inputs: dict[str, dict]) -> None:
-    """Run one stage with these settings, by dotted names, instead of the tiny ones."""
-    out.mkdir(parents=True)
-    RUNS[stage](override(TINY[stage], nest(settings), stage), out, **inputs[stage])
+def save_policy_inputs(folder: Path) -> dict[str, Path]:
+    """Make a model and pairs, and return the inputs of a stage that samples from it; there is no reward model."""
+    return {"policy": tiny_models.save_base(folder / "policy", width=8), "reward": folder / "reward",
+            "pairs": tiny_models.save_pairs(folder / "pairs", questions_per_split=12)}
+
+
+def run_stage(stage: str, settings: dict[str, object], out: Path, inputs: dict[str, dict]) -> dict:
+    """Run one stage with these settings, by dotted names, instead of the tiny ones; return its metrics."""
+    out.mkdir(parents=True, exist_ok=True)
+    return RUNS[stage](override(TINY[stage], nest(settings), stage), out, **inputs[stage])

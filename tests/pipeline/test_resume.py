@@ -1,4 +1,4 @@
-"""A kill or a stop in the middle of sft, reward, judge, dpo, ppo, then the same command: the same artifact (M4, M5)."""
+"""A kill or a stop in the middle of a stage, then the same command: the same artifact (M4, M5)."""
 
 import json
 import os
@@ -26,13 +26,20 @@ ppo: {precision: fp32, iterations: 24, rollout_prompts: 8, minibatch_prompts: 4,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
       save_every_iterations: 3, require_reward: none, reward_scaling: running, optimizer: adamw_8bit,
       critic_warmup_iterations: 2}
+best_of_n: {precision: fp32, n: 4, save_every_prompts: 3, batch_prompts: 1, max_response_tokens: 8,
+            require_reward: none}
+expert_iteration: {precision: fp32, rounds: 2, n: 4, save_every_prompts: 8, max_response_tokens: 8, epochs: 4,
+                   sequence_length_tokens: 64, batch_sequences: 2, microbatch_sequences: 1, learning_rate: 1.0e-3,
+                   save_every_steps: 3, validation_prompts: 8, require_reward: none, patience_rounds: null}
+ilql: {precision: fp32, batch_answers: 4, microbatch_answers: 2, max_steps: 30, learning_rate: 1.0e-3, target_rate: 0.2,
+       target_every_steps: 2, max_length_tokens: 64, save_every_steps: 5, evaluate_every_steps: 10}
 """
 CHANGING = {"timing.jsonl"}  # seconds: the only file that may differ
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A recipe and the inputs of the five stages."""
+    """A recipe and the inputs of the stages."""
     folder = tmp_path_factory.mktemp("resume")
     (folder / "recipe.yaml").write_text(RECIPE)
     tiny_models.save_base(folder / "base")
@@ -94,6 +101,9 @@ def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, num
         ("dpo", signal.SIGKILL, "checkpoints/*/complete.json", {"policy": "base", "pairs": "pairs"}),
         ("ppo", signal.SIGTERM, "checkpoint-*/complete.json",
          {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
+        ("expert_iteration", signal.SIGKILL, "round-0002/checkpoints/*/complete.json",
+         {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
+        ("ilql", signal.SIGKILL, "checkpoints/*/complete.json", {"policy": "base", "pairs": "pairs"}),
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(made, stage, number, mark, inputs):
@@ -115,6 +125,15 @@ def test_killed_and_resumed_equals_uninterrupted(made, stage, number, mark, inpu
     assert "adapter_model.safetensors" in whole["files"] and "history.jsonl" in whole["files"]
     assert whole["metrics"] == cut["metrics"] and "resumed at" in said
     assert not (made / f"{stage}-cut.partial").exists()
+
+
+def test_best_of_n_killed_and_resumed_equals_uninterrupted(made):
+    inputs = {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}
+    run(made, "best_of_n", "best-whole", **inputs)
+    killed_after_a_checkpoint(made, "best_of_n", "best-cut", "parts/*/complete.json", **inputs)
+    run(made, "best_of_n", "best-cut", **inputs)
+    whole, cut = (read_manifest(made / f"best-{way}") for way in ("whole", "cut"))
+    assert whole["files"] == cut["files"] and whole["metrics"] == cut["metrics"]
 
 
 def test_a_flipped_byte_in_a_checkpoint_is_noticed_and_what_is_before_it_goes_on(made):

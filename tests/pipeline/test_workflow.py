@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from stages.recipe.algorithms import ALGORITHMS, SIBLINGS
+from stages.recipe.sections.frontier import Frontier
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
 ROOT = Path(__file__).parents[2]
 RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow/rules").glob("*.smk")))
+VARIANTS = Frontier().algorithms  # each has variants
 # Of configs/tiny.yaml, which trains no judge.
 MERGES = ["merge sft", "merge reward", "merge ppo"]
 JOBS = ["posts", "pairs", "base", "sft", "reward", "ppo_train", *MERGES, "evaluate", "report"]
@@ -96,8 +98,12 @@ def shells_of_rules() -> list[tuple[str, str]]:
     """List (program, shell) of every rule, with the flags that the table of algorithms gives written out."""
     shells = []
     for shell in re.findall(r"^ *shell:\n(.*?)(?:\n\n|\Z)", RULES, re.DOTALL | re.MULTILINE):
-        for algorithm in SIBLINGS.values() if "ALGORITHM.input_flags" in shell else [ALGORITHMS["ppo"]]:
-            text = shell.replace("{ALGORITHM.name}", algorithm.name)
+        of_variants = shell.replace("{VARIANT.section}", "{ALGORITHM.name}").replace(
+            "algorithms.ALGORITHMS[VARIANT.section]", "ALGORITHM")
+        of_rule = ([ALGORITHMS[name] for name in VARIANTS] if of_variants != shell else
+                   SIBLINGS.values() if "ALGORITHM.input_flags" in shell else [ALGORITHMS["ppo"]])
+        for algorithm in of_rule:
+            text = of_variants.replace("{ALGORITHM.name}", algorithm.name)
             text = text.replace("{ALGORITHM.input_flags}", algorithm.input_flags)
             text = text.replace("{ALGORITHM.policy_flag}", algorithm.policy_flag)
             shells.append((re.search(r"python -m stages\.(\w+)", text)[1], text))
@@ -117,7 +123,7 @@ def test_every_program_of_a_rule_was_checked():
     programs = [program for program, _ in shells_of_rules()]
     assert sorted(programs) == sorted([
         "posts", "pairs", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "evaluate", "report",
-        "pool_seeds", *ALGORITHMS])
+        "pool_seeds", "merge", "evaluate", "frontier", *ALGORITHMS, *VARIANTS])
 
 
 @pytest.mark.parametrize(("command", "status"), [("echo made", 0), ("exit 3", 3)])

@@ -26,6 +26,11 @@ ALONE = {
     "ppo": "lora.alpha+ lora.dropout+ max_prompt_tokens- min_response_tokens+ stop_ids+ temperature- top_p- "
            "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ min_entropy_nats+",
     "dpo": "lora.alpha+ lora.dropout+ learning_rate+ beta- beta+ max_length_tokens- train_pairs- validation_share+",
+    "best_of_n": "max_prompt_tokens- temperature-",
+    "expert_iteration": "lora.alpha+ lora.dropout+ max_prompt_tokens- temperature- learning_rate+ keep_above- "
+                        "keep_above+ keep_share- keep_share+",
+    "ilql": "lora.alpha+ lora.dropout+ cql_scale+ awac_scale+ awac_beta+ sampling_beta+ max_length_tokens- "
+            "learning_rate+",
     "evaluate": "max_prompt_tokens- temperature-",
 }
 # Lengths of a run, and sizes of a model or a batch: hours, or more memory than there is, which is one line.
@@ -35,6 +40,9 @@ NOT_RUN = {
     "reward": "lora.r+ members+ epochs+",
     "ppo": "lora.r+ iterations+ rollout_prompts+ minibatch_prompts+ microbatch_prompts+ epochs+ max_response_tokens+",
     "dpo": "lora.r+ max_steps+ epochs+",
+    "best_of_n": "n+ max_response_tokens+ bootstrap_samples+",
+    "expert_iteration": "rounds+ n+ max_response_tokens+ lora.r+ epochs+",
+    "ilql": "lora.r+ max_steps+ epochs+",
     "evaluate": "best_of+ max_response_tokens+ bootstrap_samples+",
 }
 # What the others need beside them.
@@ -44,7 +52,12 @@ BESIDE = {
     "sft-": {"epochs": SMALL},
     "sft+": {"max_steps": 1},
     "dpo+": {"max_steps": 1},
+    "ilql-": {"epochs": SMALL},
+    "ilql+": {"max_steps": 1},
     "ppo top_p-": {"top_k": 5},
+    **{f"expert_iteration keep_{keep}{end}": {"keep": keep} for keep in ("above", "share") for end in "-+"},
+    "best_of_n+": {"reward_combine": "mean_minus_std"},
+    "expert_iteration+": {"reward_combine": "mean_minus_std"},
     "ppo+": {"top_p": 1.0, "reward_combine": "mean_minus_std"},
 }
 REPORTS = {"-": Report(side_by_side=0, figure_width_inches=1),

@@ -14,10 +14,10 @@ from tests.helpers.ranges import list_ranges
 
 BOUNDARIES = (-1, 0, 1e308, -1e308, math.nan, math.inf, -math.inf, 1e18, 10**18, 10**400)
 # What 0 means there: nothing is dropped, done or added; the first or the only one; greedy; all.
+REWARD = ("spread_penalty min_reward_correlation reward_baseline missing_eos_penalty short_response_tokens "
+          "short_response_penalty")
 OF_POLICY_GRADIENTS = (
-    "lora.dropout top_k weight_decay kl_coefficient spread_penalty min_reward_correlation reward_baseline "
-    "missing_eos_penalty short_response_tokens short_response_penalty max_skipped_in_a_row min_entropy_nats seed "
-    "stop_ids"
+    f"{REWARD} lora.dropout top_k weight_decay kl_coefficient max_skipped_in_a_row min_entropy_nats seed stop_ids"
 )
 ZERO = {
     "posts": "min_answers max_bad_rows_share seed",
@@ -28,13 +28,19 @@ ZERO = {
               "language_model_weight weight_decay validation_share seed",
     "merge": "max_logit_difference max_perplexity_change max_accuracy_change",
     "ppo": f"{OF_POLICY_GRADIENTS} gamma gae_lambda critic_warmup_iterations value_coefficient",
+    "dpo": "lora.dropout label_smoothing warmup_steps weight_decay validation_share seed",
     "rloo": OF_POLICY_GRADIENTS,
     "grpo": OF_POLICY_GRADIENTS,
+    "best_of_n": f"{REWARD} seed",
+    "expert_iteration": f"{REWARD} lora.dropout warmup_steps weight_decay kl_coefficient seed",
+    "ilql": "lora.dropout gamma cql_scale awac_scale awac_beta sampling_beta warmup_steps weight_decay "
+            "validation_questions seed",
+    "frontier": "ppo_kl_coefficients seed",
     "evaluate": "temperatures temperature_prompts seed",
     "report": "side_by_side",
 }
 MINUS_ONE = {"reward": "log_probability_weight"} | dict.fromkeys(
-    ("ppo", "rloo", "grpo"), "min_reward_correlation reward_baseline")
+    ("ppo", "rloo", "grpo", "best_of_n", "expert_iteration"), "min_reward_correlation reward_baseline")
 
 
 def is_number(hint) -> bool:

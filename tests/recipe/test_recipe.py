@@ -162,10 +162,14 @@ def test_a_resolved_recipe_loads_as_itself(tmp_path):
 
 
 def wired_modules(module) -> list:
-    """List a program, and what it imports of the modules that take a section of the recipe (stages/rl/train.py)."""
+    """List a program, and what it imports of the modules that take a section of the recipe (stages/rl/train.py).
+
+    The modules that declare sections do not count.
+    """
     names = {node.module for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
              if isinstance(node, ast.ImportFrom) and node.module.startswith("stages.")}
-    imported = [importlib.import_module(name) for name in sorted(names) if not name.startswith("stages.recipe")]
+    declaring = ("stages.recipe.recipe", "stages.recipe.sections")
+    imported = [importlib.import_module(name) for name in sorted(names) if not name.startswith(declaring)]
     wired = [other for other in imported if "from stages.recipe.sections" in Path(other.__file__).read_text()]
     return [module, *(part for other in wired for part in wired_modules(other))]
 

@@ -19,7 +19,8 @@ def page(tmp_path_factory) -> str:
     folders = finished_run.artifacts(root)
     ppo, dpo = folders["policy"]["ppo"], root / "dpo"
     shutil.copytree(ppo, dpo)
-    manifest = json.loads((dpo / "manifest.json").read_text()) | {"stage": "dpo", "metrics": {"best_step": 0, "steps": 3}}
+    done = {"stage": "dpo", "metrics": {"best_step": 0, "steps": 3}}
+    manifest = json.loads((dpo / "manifest.json").read_text()) | done
     (dpo / "manifest.json").write_text(json.dumps(manifest))
     (dpo / "history.jsonl").write_text('{"step": 1, "loss": 0.7}\n{"step": 2, "loss": 0.6}\n')
     folders["policy"]["dpo"] = dpo

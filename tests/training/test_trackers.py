@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
-from stages import dpo, merge, ppo, reward, sft
+from stages import dpo, ilql, merge, ppo, reward, sft
 from stages.command_line import command
 from stages.recipe import lookups
 from stages.recipe.recipe import Recipe, load_recipe, section_settings
@@ -49,10 +49,12 @@ dpo: {precision: fp32, batch_pairs: 8, microbatch_pairs: 4, learning_rate: 1.0e-
 ppo: {precision: fp32, iterations: 16, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 1,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 2,
       save_every_iterations: 5, require_reward: none}
+ilql: {precision: fp32, batch_answers: 4, microbatch_answers: 4, max_steps: 12, max_length_tokens: 64,
+       evaluate_every_steps: 4}
 """
 # Folder of the series: stage.
-RUNS = {"sft": "sft", "reward": "reward", "reward/member-1": "reward", "dpo": "dpo", "ppo": "ppo"}
-COUNTS = {"sft": "step", "reward": "step", "dpo": "step", "ppo": "iteration"}
+RUNS = {"sft": "sft", "reward": "reward", "reward/member-1": "reward", "dpo": "dpo", "ilql": "ilql", "ppo": "ppo"}
+COUNTS = {"sft": "step", "reward": "step", "dpo": "step", "ilql": "step", "ppo": "iteration"}
 HOSTILE = ("<script>alert(1)</script> ![x](http://a/b) **bold**\n</pre><img src=x onerror=alert(2)>\r"
            "    \x1b[31m\x00\u202ered")
 
@@ -73,6 +75,7 @@ def made(tmp_path_factory):
     command.make(dpo.run, settings["dpo"], folder / "dpo", {"policy": folder / "base", "pairs": folder / "pairs"})
     given = {"policy": folder / "base", "reward": folder / "scorer", "pairs": folder / "pairs"}
     command.make(ppo.run, settings["ppo"], folder / "ppo", given)
+    command.make(ilql.run, settings["ilql"], folder / "ilql", {"policy": folder / "base", "pairs": folder / "pairs"})
     yield folder
     import wandb
 

@@ -17,6 +17,8 @@ from stages.modeling.load import load_causal
 from stages.modeling.merging.checks import check_report, layer_changes, max_difference, probe_outputs
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.pretrained import load_adapter
+from stages.modeling.q_heads.files import copy_q_heads, has_q_heads
+from stages.modeling.q_heads.shifted_output import shift_by_folder
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
 from stages.runtime.artifact import MANIFEST, read_manifest
 from stages.runtime.disk_space import check_free_space
@@ -41,9 +43,14 @@ class CausalTarget:
         return load_causal(folder, cpu_kernels=self.cpu_kernels)
 
     def prepare(self, model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrainedModel:
-        """Return the model that `adapter` goes on: `base`, or `model`, the merge so far; with a row for every token."""
+        """Return the model that `adapter` goes on: `base`, or `model`, the merge so far; with a row for every token.
+
+        Q heads beside the adapter shift its logits, so that the merge compares the policy that is sampled.
+        """
         model = self.load(base) if model is None else model
         resize_token_embeddings(model, load_tokenizer(adapter))
+        if has_q_heads(adapter):
+            shift_by_folder(model, adapter)
         return model
 
     def evaluate(self, model) -> dict[str, float]:
@@ -53,7 +60,10 @@ class CausalTarget:
         return {"perplexity": math.exp(-float(logprobs.double().mean()))}
 
     def save_settings(self, adapter: Path, out: Path, model: PreTrainedModel) -> None:
-        """Carry what an adapter has besides weights into the merged folder and the model's configs: how it sampled."""
+        """Carry what an adapter has besides weights into the merged folder and the model's configs: how it sampled,
+        and Q heads."""
+        if has_q_heads(adapter):
+            copy_q_heads(adapter, out)
         manifest = read_manifest(adapter) if (adapter / MANIFEST).is_file() else {}
         set_generation_config(model, load_tokenizer(adapter), manifest.get("config", {}))
 

@@ -81,13 +81,21 @@ def sample_rows(rows: Iterable[dict], count: int, seed: int) -> list[dict]:
 
 def read_answers(pairs: Path, split: str) -> Iterator[tuple[str, str]]:
     """Yield each (question, answer) of a split once, better and worse answers alike."""
+    for row, answer, _ in read_scored_answers(pairs, split):
+        yield row["question"], answer
+
+
+def read_scored_answers(pairs: Path, split: str) -> Iterator[tuple[dict, str, int]]:
+    """Yield (row, answer, score) of each answer of a split once; the row has site, qid and question."""
     keys = set()
-    for row in read_pairs(pairs, split, ["site", "qid", "question", "response_j", "response_k"]):
-        for answer in (row["response_j"], row["response_k"]):
+    columns = ["site", "qid", "question", "response_j", "response_k", "score_j", "score_k"]
+    for row in read_pairs(pairs, split, columns):
+        for side in ("j", "k"):
+            answer = row[f"response_{side}"]
             key = hash((row["site"], row["qid"], answer))
             if key not in keys:
                 keys.add(key)
-                yield row["question"], answer
+                yield row, answer, row[f"score_{side}"]
 
 
 def question_key(row: dict) -> tuple:

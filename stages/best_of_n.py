@@ -1,0 +1,107 @@
+"""Best-of-n: sample n responses of the SFT model to each prompt, and take the one with the highest reward.
+
+    python -m stages.best_of_n --recipe configs/demo.yaml --policy results/demo/sft-merged \\
+        --reward results/demo/reward-merged --pairs results/demo/pairs --out results/demo/best_of_n
+
+Writes samples.parquet (each question with its winner and all rewards), and history.jsonl and metrics.json with the mean
+reward of best-of-n for n = 1, 2, 4, ... beside its KL to SFT, log n - (n-1)/n. Nothing is trained. Responses that were
+scored before a kill are not sampled again, and a resumed run equals the uninterrupted one bit for bit.
+"""
+
+from stages.command_line.start import main
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    main(__file__)
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from stages.evaluation.reward_model_check import check_reward_models
+from stages.modeling import families, torch_setup
+from stages.modeling.load import check_whole_model, load_causal
+from stages.modeling.tokenizer import load_tokenizer
+from stages.recipe.recipe import select_settings
+from stages.recipe.sections.best_of_n import BestOfN
+from stages.rejection_sampling.candidates import Candidates, CandidateSettings
+from stages.rejection_sampling.prompts import Prompts, load_prompts
+from stages.rejection_sampling.reward_curve import measure_best_of_n
+from stages.rejection_sampling.sample_table import write_samples
+from stages.rejection_sampling.scored_sampler import build_sampler
+from stages.rewards import checked_models
+from stages.rewards.shaping import ShapingSettings
+from stages.runtime.artifact import RunContext
+from stages.runtime.files import write_json
+from stages.runtime.stage_lines import print_line
+from stages.training.loggers import open_logger
+
+SPLIT, PARTS = "rl", "parts"
+
+
+def run(config: BestOfN, out: Path, *, policy: Path, reward: Path, pairs: Path, context: RunContext | None = None
+        ) -> dict[str, float | str]:
+    """Fill `out` with samples.parquet, history.jsonl and metrics.json; return the metrics of the manifest.
+
+    policy: the model that is sampled, merged. reward: the merged reward model.
+    """
+    check_whole_model(policy)
+    measured = checked_models.load_held_out_accuracies([entry.source for entry in config.rewards], reward)
+    shortfalls = check_reward_models(measured, config.require_reward, _say, "best_of_n")
+    torch_setup.prepare()
+    tokenizer = load_tokenizer(policy)
+    prompts = _select_prompts(config, pairs, tokenizer)
+    longest_tokens = config.max_prompt_tokens + config.max_response_tokens
+    sampler = build_sampler(
+        CandidateSettings(**select_settings(CandidateSettings, config)),
+        ShapingSettings(**select_settings(ShapingSettings, config)), map(asdict, config.rewards), tokenizer,
+        policy=policy, reward=reward, pairs=pairs, longest_tokens=longest_tokens,
+        min_correlation=config.min_reward_correlation, cpu_kernels=config.cpu_kernels, say=_say)
+    sampler.check_space(out, 2 * len(prompts.ids))  # of parts, and of the table
+    model = load_causal(policy, config.precision, config.cpu_kernels)
+    families.check_length(model.config, longest_tokens)
+    collected = _Collected()
+    parts = sampler.sample(model, prompts.ids, out / PARTS, "best_of_n")
+    write_samples(out / "samples.parquet", prompts, collected.watch(parts), tokenizer)
+    curve = measure_best_of_n(np.concatenate(collected.rewards).astype(float), config.bootstrap_samples, config.seed)
+    write_json(out / "metrics.json", {"prompts": len(prompts.ids), "best_of_n": curve})
+    with open_logger(config.log_to, out, "best_of_n", context, asdict(config), step_name="n") as logger:
+        logger.resume(-1)
+        for row in curve:
+            ends = {f"reward_{end}": value for end in ("low", "high") if (value := row["reward"][end]) is not None}
+            logger.log_metrics(row["n"], {"kl": row["kl"], "reward": row["reward"]["mean"], **ends})
+    shutil.rmtree(out / PARTS)
+    return {
+        "prompts": len(prompts.ids), "prompts_over_length": prompts.over_length,
+        "responses": len(prompts.ids) * config.n, "reward_of_one": curve[0]["reward"]["mean"],
+        "reward": curve[-1]["reward"]["mean"], "kl": curve[-1]["kl"], "eos_rate": float(np.mean(collected.ended)),
+        **({"reward_model_shortfall": "; ".join(shortfalls)} if shortfalls else {})}
+
+
+class _Collected:
+    """What is kept in memory of the parts: all rewards, and which winners ended."""
+
+    def __init__(self):
+        self.rewards: list[np.ndarray] = []
+        self.ended: list[bool] = []
+
+    def watch(self, parts: Iterable[Candidates]) -> Iterable[Candidates]:
+        """Yield the parts, and note their numbers."""
+        for part in parts:
+            self.rewards.append(part.rewards)
+            self.ended += [ended[i] for ended, i in zip(part.ended, part.rewards.argmax(1), strict=True)]
+            yield part
+
+
+def _select_prompts(config: BestOfN, pairs: Path, tokenizer) -> Prompts:
+    """Select the prompts of the rl split, all or a seeded choice,."""
+    prompts = load_prompts(pairs, SPLIT, tokenizer, config.max_prompt_tokens, config.seed)
+    chosen = prompts.select(range(min(config.prompts or len(prompts.ids), len(prompts.ids))))
+    _say(f"{len(chosen.ids)} prompts x {config.n} responses of at most {config.max_response_tokens} tokens")
+    return chosen
+
+
+def _say(text: str) -> None:
+    print_line(f"best_of_n: {text}")

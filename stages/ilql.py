@@ -1,0 +1,181 @@
+"""ILQL: offline reinforcement learning from scored answers, by Q and V heads on the SFT model.
+
+    python -m stages.ilql --recipe configs/demo.yaml --policy results/demo/sft-merged \\
+        --pairs results/demo/pairs --out results/demo/ilql
+
+Nothing is sampled in training: the experience is every answer of the reward split, once, and its reward is its score,
+normalised to mean 0 and standard deviation 1 over the data, at its last token. The result is an adapter (or a whole
+model) and the Q heads that shift its logits when it is sampled from.
+"""
+
+from stages.command_line.start import main
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    main(__file__)
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from stages.modeling import families, lora, torch_setup
+from stages.modeling.finite_weights import check_finite
+from stages.modeling.load import check_whole_model, load_causal
+from stages.modeling.plain_load import check_trained_model, plain_outputs
+from stages.modeling.pretrained import DIVERGED, save_adapter, save_model
+from stages.modeling.q_heads.files import save_q_heads
+from stages.modeling.tokenizer import check_special_tokens, check_vocabulary, load_tokenizer
+from stages.offline_rl.dataset import (
+    ScoredAnswer,
+    ScoreScale,
+    collate_answers,
+    measure_scale,
+    normalise_rewards,
+    tokenize_answers,
+)
+from stages.offline_rl.losses import LossSettings, token_losses, total_loss
+from stages.offline_rl.model import ILQLModel
+from stages.offline_rl.validation import PREFIX, measure_answers, sample_shifted
+from stages.recipe.recipe import select_settings
+from stages.recipe.sections.ilql import Ilql
+from stages.reporting.card_metadata import complete_adapter_cards
+from stages.runs.origin import find_origin
+from stages.runtime.artifact import RunContext
+from stages.runtime.processes import is_main
+from stages.runtime.stage_lines import print_line
+from stages.stackexchange.pairs.table import (
+    best_rows,
+    first_question_keys,
+    question_key,
+    read_first_rows,
+    read_scored_answers,
+)
+from stages.stackexchange.prompt import prompt_ids
+from stages.training.callbacks import Evaluation
+from stages.training.loggers import TrainingLogger, open_logger
+from stages.training.trainer import TrainerSettings, remove_checkpoints, train
+
+SPLIT = "reward"
+VALIDATION_SHARE = 0.1  # of the questions, at most
+SAMPLE_TOKENS = 96  # length limit of a sampled answer
+TRAINING_HEADS = "training_heads.safetensors"  # Q and V heads, which sampling does not read
+
+
+def run(config: Ilql, out: Path, *, policy: Path, pairs: Path, context: RunContext | None = None) -> dict[str, float]:
+    """Fill `out` with a PEFT adapter (or the whole model), q_heads.safetensors and .json, the tokenizer, and the series
+    history and samples .jsonl."""
+    check_whole_model(policy)
+    torch_setup.prepare()
+    tokenizer = load_tokenizer(policy)
+    held_out = first_question_keys(pairs, SPLIT, VALIDATION_SHARE, config.validation_questions)
+    training, validation, scale, dropped = load_answers(config, tokenizer, pairs, held_out)
+    learner = load_learner(config, policy, tokenizer)
+    losses = LossSettings(**select_settings(LossSettings, config))
+    sizes = {"batch": config.batch_answers, "microbatch": config.microbatch_answers}
+    with open_logger(config.log_to, out, "ilql", context, asdict(config)) as logger:
+        questions = load_questions(config, tokenizer, pairs, held_out)
+        watch = Validation(config, learner, tokenizer, validation, questions, losses, logger)
+        history = train(
+            learner, training, collate_answers,
+            lambda rows: total_loss(token_losses(learner(rows), losses), losses).sum(),
+            TrainerSettings.from_section(config, **sizes, schedule="cosine"), out, "ilql",
+            Evaluation(watch.measure, config.evaluate_every_steps, at_start=True) if validation else None, logger,
+            lambda step: synchronise_targets(config, learner, step))
+    save(config, learner, tokenizer, out)
+    complete_adapter_cards(out, find_origin(policy, pairs))
+    remove_checkpoints(out)
+    return {"answers": len(training), "tokens": sum(len(row.answer) for row in training),
+            "dropped_over_length": dropped, "validation_answers": len(validation), "score_mean": scale.mean,
+            "score_std": scale.std, **last_validation(history)}
+
+
+def load_answers(
+    config: Ilql, tokenizer, pairs: Path, held_out: set[tuple]
+) -> tuple[list[ScoredAnswer], list[ScoredAnswer], ScoreScale, int]:
+    """Read the scored answers to train on and those to the held-out questions, the scale of the scores, and how many
+    are too long; ValueError if there is nothing to learn from."""
+    texts: dict[bool, list[tuple[str, str, int]]] = {True: [], False: []}
+    for row, answer, score in read_scored_answers(pairs, SPLIT):
+        texts[question_key(row) in held_out].append((row["question"], answer, score))
+    training, dropped = tokenize_answers(texts[False], tokenizer, config.max_length_tokens)
+    validation, too_long = tokenize_answers(texts[True], tokenizer, config.max_length_tokens)
+    if not training:
+        raise ValueError(f"{pairs} has no answer of at most {config.max_length_tokens} tokens in its {SPLIT} split "
+                         f"({dropped} are longer): raise ilql.max_length_tokens, or use more posts")
+    scale = measure_scale(training)
+    return normalise_rewards(training, scale), normalise_rewards(validation, scale), scale, dropped + too_long
+
+
+def load_questions(config: Ilql, tokenizer, pairs: Path, held_out: set[tuple]) -> list[tuple[dict, list[int]]]:
+    """Read the held-out questions that leave room for an answer: their best row of the pairs, and the prompt."""
+    rows = best_rows(read_first_rows(pairs, SPLIT, held_out))
+    prompts = (prompt_ids(tokenizer, row["question"]) for row in rows)
+    return [(row, prompt) for row, prompt in zip(rows, prompts, strict=True) if len(prompt) < config.max_length_tokens]
+
+
+def load_learner(config: Ilql, policy: Path, tokenizer) -> ILQLModel:
+    """Load the SFT model with an untrained adapter, or with all weights requiring gradients, and untrained heads; check
+    that they fit each other."""
+    plain = plain_outputs(policy, config.precision)
+    torch.manual_seed(config.seed)
+    model = load_causal(policy, config.precision, config.cpu_kernels)
+    check_special_tokens(tokenizer, model.config)
+    check_vocabulary(tokenizer, model)
+    families.check_length(model.config, config.max_length_tokens)
+    if config.tune == "full":
+        model.requires_grad_(True)
+    else:
+        model = lora.add_lora(model, precision=config.precision, **vars(config.lora))
+    learner = ILQLModel(model, 2 if config.two_q_heads else 1, config.precision)
+    print_line(f"ilql: check  {check_trained_model(model, plain)}")
+    print_line(f"ilql: check  {learner.check_shift()}")
+    return learner
+
+
+def synchronise_targets(config: Ilql, learner: ILQLModel, step: int) -> None:
+    """Move the target heads towards the Q heads at every `target_every_steps` steps."""
+    if step % config.target_every_steps == 0:
+        learner.heads.synchronise_targets(config.target_rate)
+
+
+def save(config: Ilql, learner: ILQLModel, tokenizer, out: Path) -> None:
+    """Save the adapter or the model, the heads that sampling reads, and those that only training reads."""
+    others = learner.heads.other_tensors()
+    check_finite(others.items(), DIVERGED)
+    (save_adapter if config.tune == "lora" else save_model)(learner.model, tokenizer, out)
+    save_q_heads(learner.heads.sampling_heads(config.sampling_beta), out)
+    if is_main():
+        save_file({name: tensor.cpu().contiguous() for name, tensor in others.items()}, out / TRAINING_HEADS)
+
+
+class Validation:
+    """Measure losses and values on held-out answers, and sample answers of the shifted policy to their questions."""
+
+    def __init__(self, config: Ilql, learner: ILQLModel, tokenizer, answers: list[ScoredAnswer],
+                 questions: list[tuple[dict, list[int]]], losses: LossSettings, logger: TrainingLogger):
+        self.config, self.learner, self.tokenizer, self.answers = config, learner, tokenizer, answers
+        self.questions, self.losses, self.logger = questions, losses, logger
+
+    def measure(self, step: int) -> dict[str, float]:
+        """Compute the metrics, and log a sampled answer to each question."""
+        config = self.config
+        metrics = measure_answers(self.learner, self.answers, self.losses, config.microbatch_answers)
+        prompts = [prompt for _, prompt in self.questions]
+        if not prompts:
+            return metrics
+        room = config.max_length_tokens - max(map(len, prompts))
+        rollout = sample_shifted(self.learner, prompts, config.sampling_beta, stop_id=self.tokenizer.eos_token_id,
+                                 max_new_tokens=min(SAMPLE_TOKENS, room), seed=config.seed)
+        self.logger.log_samples(step, [
+            {"question": row["question"], "answer": text, "ended": ended, "best_human_answer": row["response_j"],
+             "source": row["metadata"][0]}
+            for (row, _), text, ended in zip(
+                self.questions, rollout.decode(self.tokenizer), rollout.ended, strict=True)])
+        return metrics | {f"{PREFIX}eos_rate": sum(rollout.ended) / len(rollout.ended)}
+
+
+def last_validation(history: list[dict]) -> dict[str, float]:
+    """Return the validation metrics of the last state, which is the one that is saved."""
+    rows = [row for row in history if f"{PREFIX}loss" in row]
+    return {name: value for name, value in rows[-1].items() if name != "step"} if rows else {}

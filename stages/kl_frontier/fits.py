@@ -1,0 +1,63 @@
+"""Fit the gain of a family of policies to the distance from SFT (Gao et al. 2022, arXiv 2210.10760, equation 1).
+
+With d = sqrt(KL): best-of-n R(d) = d (a - b d), reinforcement learning R(d) = d (a - b log d). Both are 0 at d = 0,
+where SFT is, and linear in a and b. Shapes: P points.
+"""
+
+import numpy as np
+
+MIN_POINTS = 3  # two give any curve of two parameters
+FORMS = {"best_of_n": "d (a − b d)", "rl": "d (a − b log d)"}
+
+
+def design_matrix(form: str, distance: np.ndarray) -> np.ndarray:
+    """Return the columns [..., 2] that a and b multiply; distance above 0."""
+    distance = np.asarray(distance, float)
+    return np.stack([distance, -distance * (distance if form == "best_of_n" else np.log(distance))], -1)
+
+
+def solution_matrix(form: str, distance: np.ndarray) -> np.ndarray:
+    """Return the matrix [2, P] that turns gains into the least-squares a and b."""
+    return np.linalg.pinv(design_matrix(form, distance))
+
+
+def is_determined(form: str, distance: np.ndarray) -> bool:
+    """Check whether there are MIN_POINTS points at distances above 0, and two of them differ."""
+    return (len(distance) >= MIN_POINTS and min(distance) > 0
+            and np.linalg.matrix_rank(design_matrix(form, distance)) == 2)
+
+
+def fit(form: str, distance: np.ndarray, gain: np.ndarray) -> dict[str, float]:
+    """Fit a and b to points [P] by least squares: {a, b, a_error, b_error, residual}.
+
+    The errors are the standard errors of ordinary least squares, from P - 2 residuals; residual is their standard
+    deviation. SFT, at the origin, is no point: both forms pass through it.
+    """
+    columns, gain = design_matrix(form, distance), np.asarray(gain, float)
+    a, b = solution_matrix(form, distance) @ gain
+    variance = float(((columns @ (a, b) - gain) ** 2).sum()) / (len(gain) - 2)
+    errors = np.sqrt(variance * np.linalg.inv(columns.T @ columns).diagonal())
+    return {"a": float(a), "b": float(b), "a_error": float(errors[0]), "b_error": float(errors[1]),
+            "residual": variance ** 0.5}
+
+
+def evaluate_fit(form: str, a: float, b: float, distance: np.ndarray) -> np.ndarray:
+    """Compute the fitted gain at distances above 0."""
+    return design_matrix(form, distance) @ (a, b)
+
+
+def peak_distance(form: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Compute the distance of the highest fitted gain, where over-optimisation begins; NaN where there is none.
+
+    There is one if the curve bends down (b above 0) and, of best-of-n, rises at first (a above 0).
+    """
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    with np.errstate(all="ignore"):
+        peak = a / (2 * b) if form == "best_of_n" else np.exp(a / b - 1)
+        return np.where((b > 0) & ((a > 0) | (form == "rl")) & np.isfinite(peak), peak, np.nan)
+
+
+def peak_gain(form: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Compute the highest fitted gain; NaN where there is none."""
+    peak = peak_distance(form, a, b)
+    return peak * a / 2 if form == "best_of_n" else peak * b

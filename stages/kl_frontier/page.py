@@ -1,0 +1,172 @@
+"""Render the page of the frontier: verdict in words, figures, fits, the table at equal KL, and costs."""
+
+from stages.evaluation.summary import format_estimate
+from stages.kl_frontier import wording
+from stages.kl_frontier.figure import FrontierFigure, FrontierPoint, TrainingPaths
+from stages.kl_frontier.fits import FORMS
+from stages.render.html import Html, element, join_html, sortable_text, table
+from stages.render.units import format_duration
+from stages.reporting.figures import FigureFolder
+from stages.reporting.headline import Verdict
+from stages.reporting.page import render_page
+
+NONE = "\u2013"
+FAR = 2  # times the largest distance of the points: a peak beyond is no estimate
+SOURCE = ("Gao, Schulman, Hilton 2022, “Scaling laws for reward model overoptimization”, arXiv 2210.10760: with d the "
+          "square root of the KL to SFT, best-of-n R(d) = d (a − b d), reinforcement learning R(d) = d (a − b log d).")
+
+
+def render_frontier(metrics: dict, figures: FigureFolder) -> str:
+    """Render the whole page from the metrics of the analysis, `families`, `costs` and `training_paths` among them."""
+    verdict = Verdict("run", wording.describe_headline(metrics), wording.describe_paragraphs(metrics))
+    return render_page("Ways to align, at equal KL to SFT", [verdict], _points(metrics), {
+        "Score against KL": _curves(metrics, figures),
+        "Fits and over-optimisation": _fits(metrics),
+        "At equal KL": _equal_kl(metrics),
+        "Learnt reward along training": _training(metrics, figures),
+        "Costs": _costs(metrics)})
+
+
+def _points(metrics: dict) -> Html:
+    """Render every policy with its KL and its gains over SFT."""
+    measures = list(metrics["sft"])
+    head = ["policy", "KL to SFT, nats a response", *(f"{_measure(name)}, minus SFT's" for name in measures),
+            "time of training"]
+    rows = [[policy["label"], _kl_cell(policy), *(_cell(policy["gains"][name], signed=True) for name in measures),
+             _seconds(metrics["costs"]["policies"].get(name))] for name, policy in metrics["policies"].items()]
+    sft = ", ".join(f"{_measure(name)} {value:.3f}" for name, value in metrics["sft"].items())
+    words = f"SFT itself: {sft}. Intervals are at 95 %, paired by question. The KL of best-of-n is an upper bound."
+    return join_html([table(head, rows, class_="numbers"), element("p", words, class_="faint")])
+
+
+def _curves(metrics: dict, figures: FigureFolder) -> Html:
+    drawn = {f"frontier-{measure}": _figure(metrics, measure) for measure in metrics["sft"]}
+    words = ("Each point is one policy as it was published, at temperature "
+             f"{metrics['temperature']:g}; lines through points are the fits below, where there are three points or "
+             "more. Beside a point stands its n or its beta. Bars are 95 % intervals.")
+    return join_html([element("p", words, class_="faint"), figures.draw(drawn)])
+
+
+def _figure(metrics: dict, measure: str) -> FrontierFigure:
+    points: dict[str, list[FrontierPoint]] = {}
+    for policy in metrics["policies"].values():
+        gain = policy["gains"][measure]
+        if gain and policy["sqrt_kl"] is not None:
+            ends = {end: None if policy["kl"][end] is None else max(policy["kl"][end], 0.0) ** 0.5
+                    for end in ("low", "high")}
+            points.setdefault(metrics["families"][policy["family"]], []).append(
+                FrontierPoint({"mean": policy["sqrt_kl"]} | ends, gain, policy["mark"]))
+    fits = {metrics["families"][family]: (fit["form"], fit["a"], fit["b"])
+            for family, by_measure in metrics["fits"].items() if (fit := by_measure[measure])}
+    name = _measure(measure)
+    return FrontierFigure(f"{name[:1].upper()}{name[1:]} against KL", f"{name}, minus SFT's", points, fits)
+
+
+def _fits(metrics: dict) -> Html:
+    rows = [_fit_row(f"{metrics['families'][family]}: {_measure(measure)}", fit)
+            for measure in metrics["sft"] for family, by_measure in metrics["fits"].items()
+            if (fit := by_measure[measure])]
+    missing = [metrics["families"][family] for family, by_measure in metrics["fits"].items()
+               if not any(by_measure.values())]
+    words = (f"{SOURCE} Least squares through the points of a family; both forms pass through SFT at d = 0 by "
+             f"themselves. ± is the standard error of ordinary least squares. It takes points as independent; those of "
+             f"best-of-n are not, as they choose among the same samples. Intervals below are by question, with "
+             f"distances as measured. The over-optimisation point is the peak of the fit: beyond it, more KL costs "
+             f"score.")
+    none = f"No fit, for fewer than three points: {', '.join(missing)}." if missing else ""
+    head = ["family: score", "form", "points", "a", "b", "peak at KL, nats", "score there, minus SFT's",
+            "within the points?"]
+    return join_html([element("p", words, class_="faint"), table(head, rows, class_="numbers wide"),
+                      element("p", none, class_="faint") if none else ""])
+
+
+def _fit_row(label: str, fit: dict) -> list:
+    peak = fit["peak_sqrt_kl"]
+    numbers = [label, FORMS[fit["form"]], f"{fit['points']}", *(_parameter(fit, name) for name in ("a", "b"))]
+    if peak is None:
+        return [*numbers, "none", NONE, "no: the fit does not bend down"]
+    if peak["mean"] > FAR * fit["largest_sqrt_kl"]:
+        return [*numbers, NONE, NONE, f"no: far beyond a KL of {fit['largest_sqrt_kl'] ** 2:.1f}"]
+    squared = {end: None if peak[end] is None else peak[end] ** 2 for end in ("mean", "low", "high")}
+    certain = fit["peak_exists"]["low"] in (None, 1.0)
+    words = "yes" if peak["mean"] <= fit["largest_sqrt_kl"] else "no: extrapolated"
+    return [*numbers, _cell(squared, ".2f"), _cell(fit["peak_gain"], signed=True),
+            words if certain else f"{words}; in some resamples there is no peak"]
+
+
+def _equal_kl(metrics: dict) -> Html:
+    """Render each trained policy beside the other families' curves at its own KL; empty outside their range."""
+    measure, rows = metrics["measure"], {}
+    curves = wording.list_curves(metrics)
+    for row in metrics["equal_kl"]:
+        rows.setdefault(row["policy"], {})[row["against"]] = row[measure]
+    ordered = sorted(rows, key=lambda name: metrics["policies"][name]["kl"]["mean"])
+    body = [[metrics["policies"][name]["label"], f"{metrics['policies'][name]['kl']['mean']:.2f}",
+             _cell(metrics["policies"][name]["gains"][measure], signed=True),
+             *(cell for curve in curves for cell in _curve_cells(rows[name].get(curve)))] for name in ordered]
+    names = [metrics["families"][curve] for curve in curves]
+    head = ["policy", "its KL, nats", f"its {_measure(measure)}, minus SFT's",
+            *(text for name in names for text in (f"{name} at that KL", f"policy minus {name}"))]
+    words = ("Each policy is compared at its own KL, not at equal steps. Another method's value there is interpolated, "
+             "linearly in the square root of the KL, between that method's own policies and SFT. A cell is empty where "
+             "the KL lies outside that method's range, for a method of one policy, and within one method. Differences "
+             "are paired by question. The KL of best-of-n is an upper bound: where samples repeat, best-of-n is better "
+             "at equal KL than shown.")
+    return join_html([element("p", words, class_="faint"),
+                      table(head, body, class_="numbers wide") if body else element("p", "No such comparison.")])
+
+
+def _curve_cells(row: dict | None) -> list:
+    return [_cell(row["interpolated"], signed=True), _cell(row["difference"], signed=True)] if row else ["", ""]
+
+
+def _training(metrics: dict, figures: FigureFolder) -> Html:
+    lines = {metrics["policies"][name]["label"]: path for name, path in metrics["training_paths"].items()}
+    if not lines:
+        return element("p", "No training logged its reward and KL on validation prompts.")
+    words = ("On the validation prompts of each training, which are not those above, and in the reward after scaling. "
+             "The last evaluation is marked; the published policy may be an earlier one."
+             + (f" Of seed {metrics['seeds'][0]}." if len(metrics["seeds"]) > 1 else ""))
+    return join_html([element("p", words, class_="faint"), figures.draw({"training-paths": TrainingPaths(
+        "Learnt reward along training", "reward after scaling", lines)})])
+
+
+def _costs(metrics: dict) -> Html:
+    costs = metrics["costs"]
+    rows = [[policy["label"], _seconds(costs["policies"].get(name)), f"{policy['samples_per_answer']}"]
+            for name, policy in metrics["policies"].items()]
+    shared = [f"{label}: {format_duration(costs['shared'][name]['mean'])}" for name, label in (
+        ("sft", "SFT"), ("reward", "reward model")) if costs["shared"].get(name)]
+    words = ("From the manifest of each training" + (", the mean of the seeds" if len(metrics["seeds"]) > 1 else "")
+             + ". Best-of-n trains nothing, and pays at each answer instead. Not counted is what came before"
+             + (f" ({'; '.join(shared)})" if shared else "")
+             + ": all need SFT; all but DPO and ILQL need the reward model.")
+    return join_html([element("p", words, class_="faint"),
+                      table(["policy", "time of training", "samples an answer"], rows)])
+
+
+def _seconds(cost: dict | None) -> str:
+    return sortable_text(format_duration(cost["mean"]), cost["mean"]) if cost else NONE
+
+
+def _kl_cell(policy: dict) -> str:
+    if policy["kl"] is None:
+        return NONE
+    return join_html(["≤ ", f"{policy['kl']['mean']:.2f}"]) if policy["kl_is_bound"] else _cell(policy["kl"], ".2f")
+
+
+def _parameter(fit: dict, name: str) -> Html:
+    _, _, interval = format_estimate(fit[f"{name}_by_question"]).partition(" ")
+    return join_html([f"{fit[name]:z.3f} ± {fit[f'{name}_error']:.3f} ", element("small", interval)])
+
+
+def _cell(estimate: dict | None, form: str = ".3f", signed: bool = False) -> str:
+    """Render the mean with its interval below it: columns must be narrow."""
+    if estimate is None:
+        return NONE
+    mean, _, interval = format_estimate(estimate, form, signed).partition(" ")
+    return join_html([mean, " ", element("small", interval)])
+
+
+def _measure(name: str) -> str:
+    return wording.MEASURES[name]

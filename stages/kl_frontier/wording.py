@@ -1,0 +1,149 @@
+"""Say in words which policies can be told apart, and which cannot.
+
+Two policies are told apart where the whole 95 % interval of their paired difference lies on one side of 0.
+"""
+
+from stages.evaluation.summary import capitalise, change_direction, format_estimate, join_words
+from stages.kl_frontier.analysis import split_by_direction
+
+MEASURES = {"gold": "gold score", "judge": "judge's score", "reward": "learnt reward"}
+SOURCES = {
+    "gold": "The gold score knows the truth, and no method was trained on it.",
+    "judge": "Nobody knows the truth on this site. In its place stands the score of a judge: a held-out reward model, "
+             "of another seed and other questions, that ranks {accuracy} of the held-out pairs right. It shares its "
+             "architecture and voters with the reward model, so both can err in the same way.",
+    "reward": "Nobody knows the truth on this site, and there is no judge. The learnt reward is what the methods were "
+              "trained to raise: it cannot say which one is better."}
+TOLD_APART = ("Two policies are told apart where the whole 95\u00a0% interval of their paired difference lies on one "
+              "side of 0.")
+
+
+def describe_headline(metrics: dict) -> str:
+    """Say in one line which policy has the highest score, and whether it is told apart from the other families."""
+    first, *others = metrics["best"].values()
+    undecided = [row["against"] for row in _against_first(metrics) if change_direction(row["difference"]) <= 0]
+    start = f"{_label(metrics, first)} has the highest {MEASURES[metrics['measure']]}"
+    if not others:
+        return start
+    if not undecided:
+        return f"{start}, above each other method's best"
+    return f"{start}; it cannot be told apart from {_join(metrics, undecided)}"
+
+
+def describe_source(metrics: dict) -> str:
+    """Say whose score is compared."""
+    accuracy = metrics["judge_accuracy"]
+    share = f"{100 * accuracy['mean']:.1f}\u00a0%" if accuracy else "an unknown share"
+    return SOURCES[metrics["measure"]].format(accuracy=share)
+
+
+def describe_paragraphs(metrics: dict) -> dict[str, str]:
+    """Return what can and cannot be said, by question."""
+    return {"What is compared?": f"{describe_source(metrics)} {_describe_data(metrics)}",
+            "Which policies are better than SFT?": _describe_against_sft(metrics),
+            "Which method is best?": _describe_best(metrics),
+            "And at equal KL?": _describe_equal_kl(metrics),
+            "Is there over-optimisation?": _describe_declines(metrics),
+            "What can these intervals not say?": _describe_limits(metrics)}
+
+
+def _describe_data(metrics: dict) -> str:
+    seeds = len(metrics["seeds"])
+    return (f"All policies answered {metrics['questions']:,} held-out questions at temperature "
+            f"{metrics['temperature']:g}{f', in each of {seeds} seeds' if seeds > 1 else ''}. {TOLD_APART}")
+
+
+def _describe_against_sft(metrics: dict) -> str:
+    gains = {name: policy["gains"][metrics["measure"]] for name, policy in metrics["policies"].items()}
+    directions = split_by_direction({name: gain for name, gain in gains.items() if gain})
+    return _sentences(metrics, {"Better than SFT: {}.": directions[1], "Worse than SFT: {}.": directions[-1],
+                                "Not told apart from SFT: {}.": directions[0]})
+
+
+def _describe_best(metrics: dict) -> str:
+    first, *others = metrics["best"].values()
+    gain = metrics["policies"][first]["gains"][metrics["measure"]]
+    words = (f"Of each method we take the policy with the highest {MEASURES[metrics['measure']]}. The highest of all "
+             f"is {_label(metrics, first)}, {format_estimate(gain, signed=True)} above SFT.")
+    if not others:
+        return words
+    against = {row["against"]: row["difference"] for row in _against_first(metrics)}
+    directions = split_by_direction(against)
+    undecided = [row for row in metrics["best_differences"]
+                 if row["policy"] != first and change_direction(row["difference"]) == 0]
+    pairs = [f"{_label(metrics, row['policy'])} from {_label(metrics, row['against'])}" for row in undecided]
+    return " ".join(filter(None, [
+        words, _sentences(metrics, {"It is told apart from {}.": directions[1],
+                                    "It cannot be told apart from {}.": directions[0] + directions[-1]}),
+        f"Of the others, these cannot be told apart either: {join_words(pairs)}." if pairs else ""]))
+
+
+def _describe_equal_kl(metrics: dict) -> str:
+    """Say, for each curve, which policies lie above it, below it, or cannot be told apart from it."""
+    parts = []
+    for family in list_curves(metrics):
+        rows = {row["policy"]: row[metrics["measure"]]["difference"]
+                for row in metrics["equal_kl"] if row["against"] == family}
+        directions, curve = split_by_direction(rows), _family_label(metrics, family)
+        parts.append(_sentences(metrics, {
+            f"Better than {curve} at the same KL: {{}}.": directions[1],
+            f"Worse than {curve} at the same KL: {{}}.": directions[-1],
+            f"Not told apart from {curve} at the same KL: {{}}.": directions[0]}))
+    return " ".join(parts) or "No policy has a KL within the range of another method's curve, so nothing can be said."
+
+
+def list_curves(metrics: dict) -> list[str]:
+    """List the families that policies are compared with at equal KL."""
+    return [family for family in metrics["families"] if family in {row["against"] for row in metrics["equal_kl"]}]
+
+
+def _describe_declines(metrics: dict) -> str:
+    measure, parts = metrics["measure"], []
+    for family, decline in metrics["declines"].items():
+        change, reward = decline[measure], decline["reward"]
+        name, where = _family_label(metrics, family), _label(metrics, decline["to"])
+        if change is None:
+            parts.append(f"{capitalise(name)}: not seen, the {MEASURES[measure]} is highest at the largest KL, of "
+                         f"{where}.")
+        elif change_direction(change) < 0:
+            risen = " while the learnt reward rose" if measure != "reward" and change_direction(reward) > 0 else ""
+            parts.append(f"{capitalise(name)}: yes, from {_label(metrics, decline['from'])} to {where} the "
+                         f"{MEASURES[measure]} fell{risen} ({format_estimate(change, signed=True)}).")
+        else:
+            parts.append(f"{capitalise(name)}: {where} lies below {_label(metrics, decline['from'])}, but the two "
+                         f"cannot be told apart ({format_estimate(change, signed=True)}).")
+    return " ".join(parts) or "No method has several policies, so no curve can be seen to fall."
+
+
+def _describe_limits(metrics: dict) -> str:
+    seeds, count = len(metrics["seeds"]), len(metrics["policies"]) + len(metrics["equal_kl"])
+    scope = ("They are by question, of one training of each policy. They do not contain what another seed would "
+             "change: where policies are told apart, the trained models are, not yet the methods." if seeds == 1 else
+             f"They contain the questions and {seeds} seeds: the half width is the root of the sum of squares of both. "
+             f"Few seeds make them wide.")
+    return (f"{scope} There are {count} comparisons with SFT and at equal KL, each at 95\u00a0%: about "
+            f"{0.05 * count:.0f} would seem told apart if no policy differed from another. Between the best of each "
+            f"method, which are chosen by the same questions, the intervals are wider (Bonferroni); the choice still "
+            f"flatters methods with several policies.")
+
+
+def _against_first(metrics: dict) -> list[dict]:
+    first = next(iter(metrics["best"].values()))
+    return [row for row in metrics["best_differences"] if row["policy"] == first]
+
+
+def _sentences(metrics: dict, names: dict[str, list[str]]) -> str:
+    """Fill the policies' labels into the sentences; leave out those without a policy."""
+    return " ".join(sentence.format(_join(metrics, policies)) for sentence, policies in names.items() if policies)
+
+
+def _join(metrics: dict, names: list[str]) -> str:
+    return join_words([_label(metrics, name) for name in names])
+
+
+def _label(metrics: dict, name: str) -> str:
+    return metrics["policies"][name]["label"]
+
+
+def _family_label(metrics: dict, family: str) -> str:
+    return metrics["families"][family]

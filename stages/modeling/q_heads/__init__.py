@@ -1,0 +1,1 @@
+"""Q heads beside a causal model: their files, and the output layer that they shift."""

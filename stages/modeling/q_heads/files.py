@@ -1,0 +1,91 @@
+"""Save and load the Q heads that shift a model's logits: q_heads.safetensors and q_heads.json in the model's folder.
+
+Head i is a perceptron with the tensors i.hidden.weight [H, D], i.hidden.bias [H], i.out.weight [V, H] and i.out.bias
+[V], for a model of hidden size D with V tokens. The JSON file has their number, these sizes, and beta, the weight of
+the shift.
+"""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from stages.modeling.finite_weights import check_finite
+from stages.runtime.disk_space import check_free_space
+from stages.runtime.files import link_or_copy, read_json_object, write_json
+from stages.runtime.processes import is_main
+
+WEIGHTS, SETTINGS = "q_heads.safetensors", "q_heads.json"
+TENSORS = ("hidden.weight", "hidden.bias", "out.weight", "out.bias")
+DIVERGED = "training diverged, and nothing is published: lower the learning rate"
+
+
+class QHeads(NamedTuple):
+    """Q heads by the names of their tensors, and beta, the weight of the shift."""
+
+    tensors: dict[str, torch.Tensor]
+    beta: float
+
+    @property
+    def count(self) -> int:
+        """Number of heads."""
+        return len(self.tensors) // len(TENSORS)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes that the JSON file records."""
+        vocabulary, width = self.tensors["0.out.weight"].shape
+        return {"heads": self.count, "hidden_size": self.tensors["0.hidden.weight"].shape[1], "width": width,
+                "vocabulary_tokens": vocabulary}
+
+
+def has_q_heads(folder: Path | str) -> bool:
+    """Check whether a model's folder holds Q heads."""
+    return (Path(folder) / SETTINGS).is_file() or (Path(folder) / WEIGHTS).is_file()
+
+
+def save_q_heads(heads: QHeads, out: Path) -> None:
+    """Save Q heads; ValueError if a weight is not finite. Of several processes, only the first one saves."""
+    check_finite(heads.tensors.items(), DIVERGED)
+    if not is_main():
+        return
+    check_free_space("the Q heads", out, sum(tensor.nbytes for tensor in heads.tensors.values()))
+    save_file({name: t.detach().float().cpu().contiguous() for name, t in heads.tensors.items()}, out / WEIGHTS)
+    write_json(out / SETTINGS, heads.sizes() | {"beta": heads.beta})
+
+
+def load_q_heads(folder: Path | str) -> QHeads:
+    """Load Q heads; ValueError if a file is missing or damaged, or if both disagree."""
+    folder = Path(folder)
+    settings = read_json_object(folder / SETTINGS)
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder / WEIGHTS} cannot be read ({error}): copy both files of the Q heads, or run the "
+                         f"merge again") from None
+    beta = settings.get("beta") if settings else None
+    if not isinstance(beta, int | float) or isinstance(beta, bool) or not math.isfinite(beta):
+        raise ValueError(f"{folder / SETTINGS} has no number beta: copy both files of the Q heads, or run the merge "
+                         f"again")
+    heads = QHeads(tensors, float(beta))
+    _check_shapes(heads, settings, folder)
+    check_finite(tensors.items(), f"{folder / WEIGHTS} is damaged, or its training diverged")
+    return heads
+
+
+def copy_q_heads(source: Path, out: Path) -> None:
+    """Copy the files of the Q heads from one folder to another, as hard links if possible."""
+    for name in (WEIGHTS, SETTINGS):
+        link_or_copy(source / name, out / name)
+
+
+def _check_shapes(heads: QHeads, settings: dict, folder: Path) -> None:
+    count, states, width, vocabulary = (
+        settings.get(name) for name in ("heads", "hidden_size", "width", "vocabulary_tokens"))
+    numbers = range(count) if isinstance(count, int) and 0 < count < 1000 else ()
+    shapes = dict(zip(TENSORS, ([width, states], [width], [vocabulary, width], [vocabulary]), strict=True))
+    expected = {f"{number}.{name}": shape for number in numbers for name, shape in shapes.items()}
+    if not expected or {name: list(tensor.shape) for name, tensor in heads.tensors.items()} != expected:
+        raise ValueError(f"{folder / WEIGHTS} does not have the sizes in {SETTINGS}: copy both files from one folder")

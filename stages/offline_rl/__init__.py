@@ -1,0 +1,1 @@
+"""Offline reinforcement learning from scored answers: ILQL."""

@@ -1,0 +1,80 @@
+"""Settings of expert iteration."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stages.recipe.checks import (
+    CpuKernels,
+    LogTo,
+    Precision,
+    check_divides,
+    check_full_precision,
+    check_log_to,
+    cpu_kernels_setting,
+    log_to_setting,
+)
+from stages.recipe.ranges import COEFFICIENT, COUNT, EPOCHS, SEED, SIGNED, Range
+from stages.recipe.schema import setting, setting_of
+from stages.recipe.sections.best_of_n import BestOfN
+from stages.recipe.sections.models import Lora
+from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.rewards import RewardSettings
+from stages.recipe.sections.sft import Sft
+
+
+@dataclass(frozen=True)
+class ExpertIteration(RewardSettings):
+    """Rounds of sampling, and of fine-tuning on the sampled responses with the highest rewards."""
+
+    rounds: int = setting(3, "rounds of sampling and fine-tuning, at most [ReST^EM: 1 to 3]", within=Range(1, 1000))
+    start_from: Literal["sft", "previous"] = setting(
+        "sft", "model that each round fine-tunes: 'sft', the SFT model [ReST^EM]; 'previous', that of the round before "
+        "[RAFT]")
+    n: int = setting_of(BestOfN, "n")
+    round_prompts: int | None = setting(
+        None, "prompts of each round, other ones in the next; null: all of the rl split [ReST^EM: all; RAFT: 2048]",
+        within=COUNT)
+    keep: Literal["best", "above", "share"] = setting(
+        "best", "responses to fine-tune on: 'best', that with the highest reward to each prompt [RAFT]; 'above', all "
+        "distinct ones with a reward above keep_above [ReST^EM]; 'share', the keep_share of all distinct ones with "
+        "the highest rewards [ReST]")
+    keep_above: float | None = setting(None, "threshold if keep is 'above' [ReST^EM: 0 of 0 or 1]", within=SIGNED)
+    keep_share: float | None = setting(None, "share if keep is 'share' [ReST]", within=Range(0, 1, above=True))
+    temperature: float = setting_of(Ppo, "temperature")
+    max_prompt_tokens: int = setting_of(Ppo, "max_prompt_tokens")
+    max_response_tokens: int = setting_of(Ppo, "max_response_tokens")
+    batch_prompts: int = setting_of(BestOfN, "batch_prompts")
+    save_every_prompts: int = setting_of(BestOfN, "save_every_prompts")
+    lora: Lora = setting_of(Sft, "lora")
+    tune: Literal["lora", "full"] = setting_of(Sft, "tune")
+    precision: Precision = setting("bf16", "precision of the policy and the reward model [ours]")
+    packing: Literal["wrapped", "bfd"] = setting_of(Sft, "packing", "bfd")
+    loss_on: Literal["all", "answer"] = setting_of(Sft, "loss_on", "answer")
+    sequence_length_tokens: int = setting_of(Sft, "sequence_length_tokens")
+    batch_sequences: int = setting_of(Sft, "batch_sequences")
+    microbatch_sequences: int = setting_of(Sft, "microbatch_sequences")
+    epochs: float = setting(1.0, "passes over the winners in each round [ours]", within=EPOCHS)
+    learning_rate: float = setting_of(Sft, "learning_rate")
+    warmup_steps: int = setting_of(Sft, "warmup_steps", 0)
+    weight_decay: float = setting_of(Sft, "weight_decay")
+    gradient_checkpointing: bool = setting_of(Sft, "gradient_checkpointing")
+    save_every_steps: int = setting_of(Sft, "save_every_steps", 100)
+    validation_prompts: int = setting_of(Ppo, "validation_prompts")
+    kl_coefficient: float = setting(
+        0.2, "coefficient of the KL in validation_selection_score, which chooses the best round [as ppo]",
+        within=COEFFICIENT)
+    patience_rounds: int | None = setting(
+        1, "stop after this many rounds without a better validation_selection_score; null: never [ours]", within=COUNT)
+    cpu_kernels: CpuKernels = cpu_kernels_setting()
+    log_to: LogTo = log_to_setting()
+    seed: int = setting(0, "seed of the adapter, prompts, sampling and the data order [ours]", within=SEED)
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_log_to(self.log_to)
+        check_full_precision(self.tune, self.precision)
+        check_divides(self.microbatch_sequences, self.batch_sequences, "microbatch_sequences", "batch_sequences")
+        for name, keep in (("keep_above", "above"), ("keep_share", "share")):
+            if (getattr(self, name) is not None) != (self.keep == keep):
+                raise ValueError(f"{name} and keep {keep!r} belong together: set both or neither of them (keep is "
+                                 f"{self.keep!r})")

@@ -1,0 +1,1 @@
+"""Sample several responses to a prompt and take the best: best-of-n, and expert iteration."""

@@ -1,0 +1,133 @@
+"""Sample n responses to each prompt and score them, in parts: a part that is stored is not made again.
+
+Each part has random numbers of its own, so that a resumed run equals the uninterrupted one bit for bit. Of several
+processes, which share the rows of every part, each stores all parts in a folder of its own. Shapes: P prompts.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.generation.rollout import Rollout
+from stages.generation.sampler import sample_in_batches
+from stages.rewards.shaping import RewardShaper
+from stages.runtime.disk_space import check_free_space
+from stages.runtime.progress import Progress
+from stages.runtime.stage_lines import print_line
+from stages.training.checkpoint import SEAL, find_damage, seal_checkpoint
+
+PART, TABLE = "part-", "candidates.parquet"
+TOKENS = pa.list_(pa.list_(pa.int32()))
+SCHEMA = pa.schema([("responses", TOKENS), ("ended", pa.list_(pa.bool_())), ("rewards", pa.list_(pa.float32()))])
+TOKEN_BYTES, RESPONSE_BYTES = 4, 16  # of a part, uncompressed
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Responses [P][n] as token ids, whether each ended, and rewards [P, n]."""
+
+    responses: list[list[list[int]]]
+    ended: list[list[bool]]
+    rewards: np.ndarray
+
+    def distinct(self) -> np.ndarray:
+        """Mark the first of equal responses to a prompt, [P, n]."""
+        return np.array([[row.index(response) == i for i, response in enumerate(row)] for row in self.responses])
+
+
+@dataclass(frozen=True)
+class CandidateSettings:
+    """Settings of sampling, named as in the recipe's section `best_of_n`."""
+
+    n: int
+    temperature: float
+    max_response_tokens: int
+    batch_prompts: int
+    save_every_prompts: int
+    precision: str
+    seed: int
+
+
+class CandidateSampler:
+    """Sample and score candidates; tokenizer: the policy's."""
+
+    def __init__(self, tokenizer, reward_shaper: RewardShaper, settings: CandidateSettings):
+        self.stop_ids, self.reward_shaper, self.settings = (tokenizer.eos_token_id,), reward_shaper, settings
+
+    def sample(self, model, prompts: list[list[int]], folder: Path, purpose: str) -> Iterator[Candidates]:
+        """Yield the candidates of all prompts, part by part; a part that lies intact in `folder` is read from there.
+
+        Args:
+            purpose: another one has other random numbers; it also names the progress line.
+        """
+        progress = Progress(purpose, len(prompts), "prompts")
+        for number, part in enumerate(_slices(prompts, self.settings.save_every_prompts)):
+            place = folder / f"{PART}{number:05d}"
+            candidates = _read(place)
+            if candidates is None:
+                candidates = self._sample_part(model, part, f"{purpose}/{number}")
+                _write(place, candidates)
+            else:
+                progress.initial += len(part)
+            yield candidates
+            progress.advance(len(part), note=f"reward of the best {candidates.rewards.max(1).mean():.2f}")
+        progress.finish()
+
+    def check_space(self, folder: Path, prompts: int) -> None:
+        """Raise ValueError if the disk of `folder` has no room for the candidates of so many prompts."""
+        response_bytes = self.settings.max_response_tokens * TOKEN_BYTES + RESPONSE_BYTES
+        check_free_space("the sampled responses", folder, prompts * self.settings.n * response_bytes)
+
+    def sample_once(self, model, prompts: list[list[int]]) -> Rollout:
+        """Sample one response to each prompt, with the same random numbers each time."""
+        s = self.settings
+        return self._generate(model, prompts, s.batch_prompts * s.n, s.seed)
+
+    def _sample_part(self, model, prompts: list[list[int]], purpose: str) -> Candidates:
+        s = self.settings
+        name = f"{s.seed}/{purpose}".encode()
+        rollout = self._generate(model, [prompt for prompt in prompts for _ in range(s.n)], s.batch_prompts * s.n,
+                                 seed=int.from_bytes(hashlib.sha256(name).digest()[:5], "big"))
+        rewards = self.reward_shaper(rollout, update_statistics=False).rewards
+        return Candidates(_slices(rollout.responses, s.n), _slices(rollout.ended, s.n),
+                          rewards.numpy().reshape(-1, s.n))
+
+    def _generate(self, model, prompts: list[list[int]], batch_rows: int, seed: int) -> Rollout:
+        s = self.settings
+        return sample_in_batches(
+            model, prompts, batch_rows, seed, precision=s.precision, max_new_tokens=s.max_response_tokens,
+            temperature=s.temperature, stop_ids=self.stop_ids)
+
+
+def read_parts(folder: Path) -> Iterator[Candidates]:
+    """Yield the parts that `CandidateSampler.sample` has stored, in order."""
+    return filter(None, map(_read, sorted(folder.glob(f"{PART}*"))))
+
+
+def _slices(values: list, size: int) -> list[list]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+def _write(folder: Path, candidates: Candidates) -> None:
+    columns = [candidates.responses, candidates.ended, candidates.rewards.tolist()]
+    table = pa.table([pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)], SCHEMA)
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, folder / TABLE, compression="zstd")
+    seal_checkpoint(folder)
+
+
+def _read(folder: Path) -> Candidates | None:
+    """Read a part; None if there is none, or if it is damaged, which a line says."""
+    if not (folder / SEAL).exists():
+        return None
+    if damage := find_damage(folder):
+        print_line(f"{folder} is damaged ({damage}): sampling it again")
+        return None
+    table = pq.read_table(folder / TABLE, schema=SCHEMA)
+    responses, ended, rewards = (table[name].to_pylist() for name in SCHEMA.names)
+    return Candidates(responses, ended, np.array(rewards, np.float32))

@@ -1,0 +1,154 @@
+"""Write a reward model as a plain sequence classifier that other trainers load by path, and check what it scores.
+
+What each of them needs is in export_card.py. They read a question with its answer as one text, where this project
+encodes both separately: the tokenizer gets a rule that splits the text at the end of the prompt, if that gives the same
+ids. EOS is part of the text, by the chat template. Shapes: B texts.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from stages.modeling.compatible_files import add_rope_of_transformers_4, chat_template, save_tokenizer
+from stages.modeling.load import check_whole_model
+from stages.modeling.merging.merge import DTYPES
+from stages.modeling.tokenizer import load_tokenizer
+from stages.reward_modeling.load import load_classifier
+from stages.reward_modeling.no_model import read_no_model
+from stages.reward_modeling.scorer import Scorer
+from stages.reward_modeling.scoring_file import SCORING, load_scoring, member_folders, save_scoring
+from stages.stackexchange.prompt import PROMPT_SUFFIX, parse_question
+
+HEAD = "score"  # the head's name in Transformers' classifiers, and in OpenRLHF's by default
+MAX_DIFFERENCE = 1e-4  # in fp32, on reference answers; sums in another order differ by 1e-6
+BATCH_ROWS = 8
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """Facts about an export, on the reference answers stored with the model.
+
+    same_ids_share: of those that one text encodes to the ids that this project scores. max_difference: largest
+    difference in reward of these; max_difference_other: of the others, None without any.
+    """
+
+    examples: int
+    same_ids_share: float
+    max_difference: float
+    max_difference_other: float | None
+
+
+def read_exportable(reward: Path) -> dict:
+    """Return the content of scoring.json; ValueError if a plain classifier cannot score like this model."""
+    if reason := read_no_model(reward):
+        raise ValueError(f"{reward} has no model: {reason}")
+    check_whole_model(reward)
+    content = load_scoring(reward)
+    if content["log_probability_weight"]:
+        raise ValueError(f"{reward} adds {content['log_probability_weight']:g} times the answer's log-probability to "
+                         f"its score, which a plain classifier cannot: train it with reward.log_probability_weight 0")
+    if content["pooling"] != "last":
+        raise ValueError(f"{reward} reads every token of the answer (pooling {content['pooling']!r}), which a plain "
+                         f"classifier cannot: train it with reward.pooling last")
+    if (members := member_folders(reward))[1:]:
+        raise ValueError(f"{reward} holds {len(members)} models, and a plain classifier is one: export one of them, "
+                         f"such as --reward {members[1]}")
+    return content
+
+
+def export_reward_model(reward: Path, out: Path, dtype: str, max_shard_bytes: int) -> ExportReport:
+    """Write model, tokenizer and scoring.json to `out`, and compare the reloaded files with the model in `reward`.
+
+    Raises ValueError if it cannot be exported, or if rewards of the same ids differ in fp32.
+    """
+    content = read_exportable(reward)
+    model, tokenizer = load_classifier(reward), load_tokenizer(reward)
+    examples = [(example["prompt"], example["answer"]) for example in content["examples"]]
+    texts = [[{"role": "user", "content": parse_question(tokenizer, prompt)},
+              {"role": "assistant", "content": _decode_answer(tokenizer, answer)}] for prompt, answer in examples]
+    ids = [prompt + answer for prompt, answer in examples]
+    rewards = Scorer(model, "fp32")(*map(list, zip(*examples, strict=True)))
+    _complete_config(model, tokenizer, content["mean"])
+    model.to(DTYPES[dtype]).save_pretrained(out, max_shard_size=max_shard_bytes)
+    add_rope_of_transformers_4(out)
+    _save_joint_tokenizer(tokenizer, out, texts, ids)
+    save_scoring(out, content)
+    return _compare(out, texts, ids, rewards, content["mean"], exact=dtype == "fp32")
+
+
+def joint_chat_template(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the chat template with special tokens that a text spells out broken by a space: they stay text."""
+    content = "message['content']"
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special and token.content:
+            whole, broken = (json.dumps(text) for text in (token.content, f"{token.content[:1]} {token.content[1:]}"))
+            content += f" | replace({whole}, {broken})"
+    return chat_template(tokenizer).replace("message['content']", f"({content})")
+
+
+def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: list[list[dict]]) -> list[list[int]]:
+    """Encode conversations as other trainers do: one text each, whose special tokens the chat template has written."""
+    lines = [tokenizer.apply_chat_template(messages, tokenize=False) for messages in texts]
+    return tokenizer(lines, add_special_tokens=False).input_ids if lines else []
+
+
+def _complete_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, mean: float) -> None:
+    """Add what other trainers read: a padding id that has an embedding; the head's name, mean and std of OpenRLHF."""
+    pad, rows = tokenizer.pad_token_id, model.get_input_embeddings().num_embeddings
+    if pad >= rows:
+        model.resize_token_embeddings(pad + 1, mean_resizing=False)
+        with torch.no_grad():
+            model.get_input_embeddings().weight[rows:] = 0
+    model.config.pad_token_id = pad
+    model.config.value_head_prefix, model.config.mean, model.config.std = HEAD, mean, 1.0
+
+
+def _save_joint_tokenizer(tokenizer: PreTrainedTokenizerBase, out: Path, texts: list, ids: list) -> None:
+    """Save the tokenizer; with the rule that splits a text at the end of the prompt if more examples are then the same.
+
+    The rule splits after the prompt's last words, so that no merge crosses the boundary.
+    """
+    tokenizer.padding_side, tokenizer.truncation_side = "right", "left"
+    tokenizer.chat_template = template = joint_chat_template(tokenizer)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        before, without = backend.pre_tokenizer, _count_same(encode_texts(tokenizer, texts), ids)
+        split = pre_tokenizers.Split(PROMPT_SUFFIX, behavior="merged_with_previous")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split, *([before] if before else [])])
+        if _count_same(encode_texts(tokenizer, texts), ids) <= without and before is not None:
+            backend.pre_tokenizer = before
+    save_tokenizer(tokenizer, out, template)
+
+
+def _decode_answer(tokenizer: PreTrainedTokenizerBase, answer: list[int]) -> str:
+    """Decode an answer without the EOS at its end, which the chat template writes."""
+    ids = answer[:-1] if answer[-1:] == [tokenizer.eos_token_id] else answer
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def _count_same(encoded: list[list[int]], ids: list[list[int]]) -> int:
+    return sum(one == other for one, other in zip(encoded, ids, strict=True))
+
+
+@torch.no_grad()
+def _compare(out: Path, texts: list[list[dict]], ids: list[list[int]], rewards: torch.Tensor, mean: float, exact: bool
+             ) -> ExportReport:
+    """Score the reference answers with plain Transformers, from the files, in batches that are padded on the right."""
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    model = AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
+    encoded = encode_texts(tokenizer, texts)
+    scores = torch.cat([model(**tokenizer.pad({"input_ids": encoded[start:start + BATCH_ROWS]}, return_tensors="pt",
+                                              padding_side="right")).logits[:, 0]
+                        for start in range(0, len(encoded), BATCH_ROWS)]) - mean
+    same = torch.tensor([one == other for one, other in zip(encoded, ids, strict=True)])
+    differences = (scores - rewards).abs()
+    report = ExportReport(len(ids), float(same.double().mean()), float(differences[same].max()) if same.any() else 0.0,
+                          float(differences[~same].max()) if not same.all() else None)
+    if exact and not report.max_difference <= MAX_DIFFERENCE:
+        raise ValueError(f"the exported files score differently, by up to {report.max_difference:.2g} on {SCORING}'s "
+                         f"reference answers, and are not published")
+    return report

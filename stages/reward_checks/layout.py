@@ -1,0 +1,79 @@
+"""Measure how much a reward model's scores depend on the layout of an answer, its words being the same.
+
+Shapes: N pairs, M texts.
+"""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+from scipy.stats import rankdata
+
+from stages.evaluation.pair_accuracy import HeldOutPairs
+from stages.evaluation.policy_metrics import correlation
+from stages.generation.text_metrics import FENCE
+
+# Markup -> the text that remains of it. Each pattern is linear in the text: posts are untrusted.
+MARKUP = (
+    (re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+", re.MULTILINE), ""),  # headings
+    (re.compile(r"^[ \t]{0,3}>[ \t]?", re.MULTILINE), ""),  # quotations
+    (re.compile(r"^([ \t]*)(?:[-*+]|\d{1,9}[.)])[ \t]+", re.MULTILINE), r"\1"),  # list items
+    (re.compile(r"!?\[([^\[\]]{0,500})\]\([^()\s]{0,2000}\)"), r"\1"),  # links and images
+    (re.compile(r"(\*{1,3})(?=\S)([^*\n]{1,500})(?<=\S)\1"), r"\2"),  # emphasis
+    (re.compile(r"`([^`\n]{1,500})`"), r"\1"),  # inline code
+)
+
+
+def remove_fences(text: str) -> str:
+    """Drop the lines that open and close code blocks; the code stays."""
+    return "\n".join(line for line in text.split("\n") if not line.lstrip().startswith(FENCE))
+
+
+def strip_markdown(text: str) -> str:
+    """Drop fences, headings, list markers, quotation marks, emphasis and links' addresses; the words stay."""
+    text = remove_fences(text)
+    for pattern, remainder in MARKUP:
+        text = pattern.sub(remainder, text)
+    return text
+
+
+def normalise_whitespace(text: str) -> str:
+    """Turn every run of white space into one space, or into one line feed if it has any."""
+    return re.sub(r"\s+", lambda run: "\n" if "\n" in run[0] else " ", text.strip())
+
+
+# To add a paraphrase: a line here, a function of the answer's text.
+PARAPHRASES: dict[str, Callable[[str], str]] = {
+    "markdown stripped": strip_markdown, "whitespace normalised": normalise_whitespace, "fences removed": remove_fences}
+
+
+def measure_layout(pairs: HeldOutPairs, scores: np.ndarray, rescored: np.ndarray, changed: np.ndarray,
+                   estimate_mean: Callable, estimate: Callable) -> dict:
+    """Compare scores [M] with those of the same answers in another layout.
+
+    Args:
+        rescored: scores [M] of the answers in the other layout.
+        changed: whether the layout differs [M].
+        estimate_mean, estimate: statistics.bootstrap_mean and bootstrap_statistic with samples and seed.
+
+    Returns: the share of answers that change; of these, the rank correlation (Spearman) of both scores, and the mean
+        shift in standard deviations of all scores; of the pairs with one of these, the change of accuracy. An entry is
+        None where it does not apply.
+    """
+    groups = np.zeros(len(scores), dtype=int)
+    groups[pairs.better], groups[pairs.worse] = pairs.groups, pairs.groups
+    spread = scores.std()
+    shift = np.where(changed, rescored - scores, np.nan) / spread if spread > 0 else np.full(len(scores), np.nan)
+    touched = changed[pairs.better] | changed[pairs.worse]
+    gain = pairs.score_wins(rescored) - pairs.score_wins(scores)
+    return {"changed_share": float(changed.mean()) if len(changed) else 0.0,
+            "rank_correlation": _rank_correlation(scores[changed], rescored[changed], groups[changed], estimate),
+            "shift_stds": estimate_mean(shift, groups),
+            "accuracy_change": estimate_mean(np.where(touched, gain, np.nan), pairs.groups)}
+
+
+def _rank_correlation(one: np.ndarray, other: np.ndarray, groups: np.ndarray, estimate: Callable) -> dict | None:
+    if len(one) < 2:
+        return None
+    x, y = ((ranks - ranks.mean()) / len(ranks) for ranks in (rankdata(one), rankdata(other)))  # small sums of squares
+    return estimate(lambda sums: correlation(*sums), np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y]), groups)

@@ -1,0 +1,66 @@
+"""The target `frontier`: which trainings Snakemake plans for it, with which settings and inputs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
+
+ROOT = Path(__file__).parents[2]
+UP_TO_REWARD = {"posts", "pairs", "base", "sft", "merge sft", "reward", "merge reward"}
+PAGE = {"frontier_evaluate", "frontier_page", "frontier"}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """Return a function that gives the output of a dry run with the commands of the jobs."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "dump").mkdir()
+    (folder / "dump/Posts.xml").touch()
+    with SnakemakeForks(ROOT) as forks:
+        def run(*config: str) -> str:
+            outcome = forks.run(["--cores", "1", "-n", "-p", "frontier", "--config", "recipe=configs/tiny.yaml",
+                                 "dump=dump", *config], folder)
+            assert outcome.code == 0, outcome.text[-3000:]
+            return outcome.text
+        yield run
+
+
+def test_each_variant_is_trained_with_its_settings_and_all_are_evaluated_once(plan):
+    text = plan("frontier={algorithms: [ppo, rloo], ppo_kl_coefficients: [0.2, 0.03], best_of: [2, 4], prompts: 8}")
+    assert list_planned_jobs(text) == UP_TO_REWARD | PAGE | {
+        "frontier_ppo_kl_0_03", "frontier_ppo_kl_0_2", "frontier_merge", "rloo_train", "merge rloo"}
+    training = next(line for line in text.splitlines() if "--kl-coefficient 0.03 --kl-target-nats null" in line)
+    assert re.search(r"stages.ppo .*--policy \S+/sft-merged/\S+ --reward \S+/reward-merged/\S+ --pairs ", training)
+    evaluation = next(line for line in text.splitlines() if "stages.evaluate" in line)
+    assert re.findall(r"--policy (\S+)=(\S+)/manifest.json", evaluation) == [
+        (name, f"results/tiny-dump-{evaluation.split('results/tiny-dump-')[1].split('/')[0]}/{folder}-merged")
+        for name, folder in (("ppo-kl-0_2", "frontier/ppo-kl-0_2"), ("ppo-kl-0_03", "frontier/ppo-kl-0_03"),
+                             ("rloo", "rloo"))]
+    assert "--prompts 8 --best-of 2,4 --temperature-prompts 0" in evaluation
+
+
+def test_a_variant_with_the_runs_own_settings_is_not_trained_again(plan):
+    text = plan("ppo={kl_coefficient: 0.1, kl_target_nats: null}",
+                "frontier={algorithms: [ppo], ppo_kl_coefficients: [0.1, 0.3]}")
+    assert list_planned_jobs(text) == UP_TO_REWARD | PAGE | {
+        "ppo_train", "merge ppo", "frontier_ppo_kl_0_3", "frontier_merge"}
+
+
+def test_several_seeds_have_one_page(plan):
+    text = plan("frontier={algorithms: [ppo], ppo_kl_coefficients: [0.1]}", "seeds=[0, 1]", "name=s")
+    assert len(re.findall(r"^rule frontier_evaluate:", text, re.MULTILINE)) == 2
+    page = next(line for line in text.splitlines() if "stages.frontier" in line)
+    assert "--evaluate results/s/seed-0/frontier/evaluate/manifest.json results/s/seed-1/frontier/" in page
+    assert "--out results/s/frontier/page/manifest.json" in page
+
+
+def test_no_shell_command_reads_the_variable_of_a_loop():
+    """Snakemake makes a shell command when its job runs, and a loop's variable then has its last value."""
+    text = (ROOT / "workflow/rules/frontier.smk").read_text()
+    commands = re.findall(r"^ *shell:\n((?:^ +f?\".*\n)+)", text, re.MULTILINE)
+    assert len(commands) == 4
+    assert not [command for command in commands if "VARIANT." in command or "{VARIANT" in command]

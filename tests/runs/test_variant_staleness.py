@@ -1,0 +1,45 @@
+"""Artifacts of the frontier are compared with their own settings, not with the section of the recipe alone."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stages.recipe.recipe import Recipe
+from stages.recipe.schema import to_dict
+from stages.recipe.sections.frontier import Frontier
+from stages.recipe.variants import evaluation_overrides, list_variants, variant_settings
+from stages.runs.lineage import find_stale_reasons
+from stages.runtime.manifest import read_record
+
+RECIPE = replace(Recipe(), frontier=Frontier(algorithms=("ppo",), ppo_kl_coefficients=(0.03,)))
+PPO = list_variants(RECIPE.frontier)[0].overrides
+
+
+def reasons(run: Path, name: str, section: str, overrides: dict) -> list[str]:
+    folder = run / name
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = variant_settings(RECIPE, section, overrides)
+    (folder / "manifest.json").write_text(json.dumps({"stage": section, "config": settings, "inputs": {}}))
+    (run / "recipe.yaml").write_text(yaml.safe_dump(to_dict(RECIPE)))
+    return find_stale_reasons(read_record(folder))
+
+
+@pytest.mark.parametrize(("name", "section", "overrides"), [
+    ("frontier/ppo-kl-0_03", "ppo", PPO), ("frontier/evaluate", "evaluate", evaluation_overrides(RECIPE.frontier)),
+    ("ppo", "ppo", {})])
+def test_a_variant_with_its_own_settings_is_up_to_date(tmp_path, name, section, overrides):
+    assert reasons(tmp_path, name, section, overrides) == []
+
+
+@pytest.mark.parametrize(("name", "overrides", "setting"), [
+    ("frontier/ppo-kl-0_03", {}, "kl_coefficient"), ("frontier/ppo-kl-0_03", PPO | {"epochs": 9}, "epochs"),
+    ("ppo", PPO, "kl_coefficient"), ("other/ppo-kl-0_03", PPO, "kl_coefficient")])
+def test_a_variant_with_other_settings_is_stale(tmp_path, name, overrides, setting):
+    assert any(f"ppo.{setting} is" in reason for reason in reasons(tmp_path, name, "ppo", overrides))
+
+
+def test_a_run_that_is_named_frontier_has_no_variants(tmp_path):
+    assert reasons(tmp_path / "frontier", "evaluate", "evaluate", {}) == []
