@@ -51,6 +51,7 @@ class UpdateSettings:
 
     ratio_level: whose probability ratio is clipped, a token's or a response's. loss_mean: mean over all tokens, or over
     responses of the mean over their tokens. kl_loss_coefficient: of the KL to the reference (k3) in the loss.
+    kl_importance_weight: multiply that KL by the ratio, so that its gradient is the KL's (arXiv 2512.02556).
     """
 
     epochs: int
@@ -65,6 +66,7 @@ class UpdateSettings:
     ratio_level: RatioLevel = "token"
     loss_mean: LossMean = "token"
     kl_loss_coefficient: float = 0.0
+    kl_importance_weight: bool = False
 
 
 class MinibatchSize(NamedTuple):
@@ -257,8 +259,8 @@ def policy_gradient_loss(
     ratio = probability_ratio(new.logprobs, old_logprobs, new.mask, settings.ratio_level)
     policy_part = sum_means(policy_loss(ratio, advantages, settings.clip_range), new.mask, settings.loss_mean)
     if settings.kl_loss_coefficient:
-        kl = sum_means(kl_k3(new.logprobs, ref_logprobs), new.mask, settings.loss_mean)
-        policy_part = policy_part + settings.kl_loss_coefficient * kl
+        kl = kl_k3(new.logprobs, ref_logprobs) * (ratio if settings.kl_importance_weight else 1.0)
+        policy_part = policy_part + settings.kl_loss_coefficient * sum_means(kl, new.mask, settings.loss_mean)
     value_part = masked_sum(value_loss(new.values, old_values, returns, settings.value_clip_range), new.mask)
     items = size.tokens if settings.loss_mean == "token" else size.responses
     with torch.no_grad():
