@@ -18,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from stages.recipe.sections.reward import Reward
-from stages.reward import TooFewPairsError, train_members
+from stages.reward import train_members
 from stages.reward_modeling.no_model import write_no_model
+from stages.reward_modeling.pair_split import TooFewPairsError
 from stages.runtime.artifact import RunContext
 from stages.runtime.stage_lines import print_line
 

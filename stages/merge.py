@@ -23,7 +23,7 @@ from stages.evaluation.reward_model_check import describe_shortfall
 from stages.modeling import torch_setup
 from stages.modeling.adapters import check_base, is_adapter, is_reward_model
 from stages.modeling.families import max_positions
-from stages.modeling.merge import check_order, merge
+from stages.modeling.merging.merge import check_order, merge
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Merge
 from stages.reporting.model_card import MergedModel, render_model_card

@@ -41,9 +41,10 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.reward import Reward
 from stages.reporting.card_metadata import complete_adapter_cards
-from stages.reward_modeling.dataset import Example, build_examples, collate_examples, select_reference_answers
+from stages.reward_modeling.dataset import Example, collate_examples, select_reference_answers
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss
+from stages.reward_modeling.pair_split import PairSplit
 from stages.reward_modeling.reward_model import check_tied_embeddings, initialise_head
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import (
@@ -58,14 +59,13 @@ from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext
 from stages.runtime.series import append_row, read_history, read_rows, truncate_after
 from stages.runtime.stage_lines import print_line
-from stages.stackexchange.pairs.table import first_question_keys, question_key, read_first_rows, read_pairs, sample_rows
+from stages.stackexchange.pairs.table import sample_rows
 from stages.training.callbacks import Evaluation
 from stages.training.loggers import TrainingLogger, open_logger
 from stages.training.trainer import TrainerSettings, last_checkpoint_step, remove_checkpoints, train
 
 SPLIT = "reward"
 REFERENCE_ANSWERS = 2000  # whose mean score becomes 0
-VALIDATION_QUESTIONS = 2000  # at most
 BASELINE_PAIRS = 5000  # of the training questions, that the baselines are fitted on, at most
 START_LOG_PROBABILITY = "log-probability under the model before training"
 LOGGED_PAIRS = 8  # validation pairs logged with their scores at every evaluation
@@ -80,10 +80,6 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path, context: RunConte
     Returns the metrics of the manifest, averaged over members.
     """
     return train_members(config, out, base, pairs, context, stage="reward", split=SPLIT)
-
-
-class TooFewPairsError(ValueError):
-    """A split has too few usable pairs to train a reward model on."""
 
 
 def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: RunContext | None, *, stage: str,
@@ -129,25 +125,13 @@ class RewardData:
 
 def load_data(config: Reward, tokenizer, base: Path, pairs: Path, split: str) -> RewardData:
     """Tokenise one split; TooFewPairsError if fewer than two questions are left to train on."""
-    held_out = first_question_keys(pairs, split, config.validation_share, VALIDATION_QUESTIONS)
-
-    def training_rows() -> Iterable[dict]:
-        """Read the pairs of the other questions; each call reads them from the start."""
-        return (row for row in read_pairs(pairs, split) if question_key(row) not in held_out)
-
-    training, dropped = build_examples(
-        training_rows(),
-        tokenizer,
-        max_length_tokens=config.max_length_tokens,
-        by_question=config.batching == "question",
-        max_pairs=config.train_pairs,
-    )
-    if len({example.question for example in training}) < 2:
-        raise TooFewPairsError(f"{pairs} has hardly a usable pair in its {split} split ({dropped} are over "
-                               f"{config.max_length_tokens} tokens): there is nothing to learn from")
-    validation = draw_held_out_pairs(read_first_rows(pairs, split, held_out), tokenizer, max_pairs=config.train_pairs,
-                                max_tokens=config.max_length_tokens, seed=config.seed)
-    baselines = score_baselines(config, base, validation, training_rows()) if validation.rows else {}
+    parts = PairSplit.open(pairs, split, config.validation_share)
+    training, dropped = parts.training_examples(
+        tokenizer, max_length_tokens=config.max_length_tokens, max_pairs=config.train_pairs,
+        by_question=config.batching == "question")
+    validation = draw_held_out_pairs(parts.validation_rows(), tokenizer, max_pairs=config.train_pairs,
+                                     max_tokens=config.max_length_tokens, seed=config.seed)
+    baselines = score_baselines(config, base, validation, parts.training_rows()) if validation.rows else {}
     return RewardData(training, validation, baselines, dropped)
 
 

@@ -21,6 +21,8 @@ import yaml
 from benchmarks.common.process_cost import measured
 from benchmarks.common.tables import table
 from benchmarks.data.stage_runs import delete, say
+from stages.recipe.recipe import load_recipe
+from stages.recipe.schema import to_dict
 
 FEWER_STEPS = {
     "base": {"scratch": {"epochs": 10, "max_tokens": 250_000}},
@@ -41,13 +43,9 @@ INPUTS = {  # options of each stage, with the artifacts that they name
 
 def write_recipe(run: Path, folder: Path) -> Path:
     """Write the run's recipe with fewer steps."""
-    recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
-    for section, changes in FEWER_STEPS.items():
-        for name, value in changes.items():
-            inner = value if isinstance(value, dict) else {name: value}
-            (recipe[section][name] if isinstance(value, dict) else recipe[section]).update(inner)
     path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    recipe = load_recipe(run / "recipe.yaml", FEWER_STEPS)
+    path.write_text(yaml.safe_dump(to_dict(recipe)), encoding="utf-8")
     return path
 
 
@@ -83,6 +81,7 @@ def measure(stages: list[str], run: Path, counts: list[int], rounds: int) -> lis
 
 
 def main() -> None:
+    """Measure what the command line names, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], metavar="N")

@@ -1,6 +1,6 @@
-"""Run our reward training or SFT on the benchmark's work, in one process.
+"""Run our reward training, SFT or DPO on the benchmark's work, in one process.
 
-It uses the same parts and the same training loop as stages/reward.py and stages/sft.py.
+It uses the same parts and the same training loop as stages/reward.py, stages/sft.py and stages/dpo.py.
 """
 
 import tempfile
@@ -18,9 +18,12 @@ from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedBlocks, PackedRow
 from stages.finetuning.token_store import TokenizedDocuments
 from stages.modeling import lora
+from stages.modeling.adapters import active_adapter
 from stages.modeling.load import load_causal
 from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
+from stages.preference.logprobs import ReferencedExample, all_answer_logprobs
+from stages.preference.loss import PreferenceLoss
 from stages.reward_modeling.dataset import Example, build_examples, collate_examples
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss
@@ -47,6 +50,33 @@ def train_reward(work: Work, meter: Meter, batching: str):
 
     if batching == "question":
         work = replace(work, batch=work.questions, learning_rate=work.question_learning_rate)
+    _time(work, meter, model, data, collate_examples, loss)
+    return model
+
+
+def train_dpo(work: Work, meter: Meter):
+    """Train on all pairs once; return the model. The reference is computed at the first loss, to be in the time."""
+    tokenizer = load_tokenizer(work.path(MODEL))
+    data, _ = build_examples(read_pairs(Path(work.folder), "reward"), tokenizer, max_length_tokens=work.length,
+                             by_question=False, max_pairs=10 ** 9)
+    model, loss_fn, references = _load_with_lora(work, load_causal), PreferenceLoss(beta=work.beta), {}
+
+    def compute_references() -> None:
+        model.eval()
+        with active_adapter(model, None):
+            flat = all_answer_logprobs(model, data, work.precision).tolist()
+        model.train()
+        references.update((id(one), tuple(flat[2 * i: 2 * i + 2])) for i, one in enumerate(data))
+
+    def loss(items: list[Example]) -> torch.Tensor:
+        computed = sum(len(item.prompt) + sum(map(len, item.answers)) for item in items)
+        is_first = not meter.read["items"]  # of the warm-up's losses, each
+        meter.record_loss(len(items), (item.prompt + answer for item in items for answer in item.answers), computed)
+        if is_first:
+            compute_references()
+        return loss_fn.summed_loss(
+            model, [ReferencedExample(item, references[id(item)]) for item in items], work.precision)
+
     _time(work, meter, model, data, collate_examples, loss)
     return model
 
@@ -87,7 +117,10 @@ def _time(work: Work, meter: Meter, model, data, collate: Callable, loss: Callab
 def main() -> None:
     args = parse_worker_arguments(__doc__, Work, form=(str, "question"), adapter=(str, ""))
     meter = Meter()
-    model = (train_reward if args.form in ("question", "pair") else train_sft)(args.shape, meter, args.form)
+    if args.form == "dpo":
+        model = train_dpo(args.shape, meter)
+    else:
+        model = (train_reward if args.form in ("question", "pair") else train_sft)(args.shape, meter, args.form)
     write_results(args.out, meter.clock, PACKAGES, **meter.read)
     if args.adapter:
         save_adapter(model, load_tokenizer(args.shape.path(MODEL)), Path(args.adapter))

@@ -83,7 +83,7 @@ def measure(args: argparse.Namespace, folder: Path, setting: RunSettings) -> tup
 
 def prepare(work: Work, args: argparse.Namespace) -> None:
     """Write the model, and documents with exactly as many tokens as the blocks; SystemExit if the split has fewer."""
-    tokenizer = _write_model(work, args)
+    tokenizer = write_model(work, args)
     tokens = args.steps * work.batch * work.length
 
     def truncated_documents() -> Iterator[tuple[list[int], list[int]]]:
@@ -103,7 +103,7 @@ def prepare(work: Work, args: argparse.Namespace) -> None:
     say(f"{len(documents)} documents, {available:,} tokens; {longer} documents are longer than a block")
 
 
-def _write_model(work: Work, args: argparse.Namespace):
+def write_model(work: Work, args: argparse.Namespace):
     """Write the initial model: the base, or a random one; return its tokenizer."""
     if args.base:
         tokenizer, model = load_tokenizer(args.base), load_causal(args.base)

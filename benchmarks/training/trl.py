@@ -1,7 +1,8 @@
-"""Run TRL's RewardTrainer or SFTTrainer on the benchmark's work, in one process; nothing from stages/ is imported.
+"""Run TRL's RewardTrainer, SFTTrainer or DPOTrainer on the benchmark's work, in one process.
 
-The token ids are those that our trainer reads; collator, loss, packing and the rest are TRL's. Gradient checkpointing,
-on by default in TRL, is off, as in our trainer. PEER_F32=medium and PEER_ATTN=eager tune it for a CPU.
+Nothing from stages/ is imported. The token ids are those that our trainer reads; collator, loss, packing and the rest
+are TRL's. Gradient checkpointing, on by default in TRL, is off, as in our trainer. PEER_F32=medium and
+PEER_ATTN=eager tune it for a CPU.
 """
 
 import os
@@ -13,7 +14,7 @@ import torch
 from datasets import Dataset, disable_caching, disable_progress_bars
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, logging
-from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from benchmarks.ppo.workload import parse_worker_arguments, set_threads, write_results
 from benchmarks.training.workload import DOCUMENTS, MODEL, PAIRS, WARM_UP_STEPS, Meter, Work
@@ -31,6 +32,25 @@ def train_reward(work: Work, meter: Meter):
     model = _load(work, AutoModelForSequenceClassification, num_labels=1)
     lora = _lora(work, task_type="SEQ_CLS", modules_to_save=["score"])
     return _time(work, meter, (RewardTrainer, RewardConfig, {}), model, lora, read, few, data)
+
+
+class TokenizedDPOTrainer(DPOTrainer):
+    """TRL's trainer on pairs that are token ids already."""
+
+    def _prepare_dataset(self, dataset, *_, **__):
+        return dataset
+
+
+def train_dpo(work: Work, meter: Meter):
+    """Train on all pairs once, with the reference computed in each step; return the model."""
+    def read(inputs: dict) -> None:
+        meter.record_loss(len(inputs["input_ids"]) // 2, _texts(inputs), inputs["input_ids"].numel())
+
+    data = Dataset.from_parquet(str(work.path(PAIRS)), keep_in_memory=True)
+    few = data.select(range(min(len(data), WARM_UP_STEPS * work.batch)))
+    model = _load(work, AutoModelForCausalLM)
+    kind = (TokenizedDPOTrainer, DPOConfig, {"beta": work.beta})
+    return _time(work, meter, kind, model, _lora(work, task_type="CAUSAL_LM"), read, few, data)
 
 
 def train_sft(work: Work, meter: Meter, packing: str):
@@ -74,6 +94,8 @@ def _time(work: Work, meter: Meter, kind: tuple, model, lora: LoraConfig, read: 
 
     def pass_over(items, learning_rate: float) -> None:
         nonlocal model
+        if issubclass(trainer_kind, DPOTrainer) and isinstance(model, PeftModel):
+            model = model.unload()  # a trained adapter would become the reference, which costs more than none
         with tempfile.TemporaryDirectory() as folder:
             config = config_kind(
                 output_dir=folder, per_device_train_batch_size=work.batch, num_train_epochs=1,
@@ -82,7 +104,7 @@ def _time(work: Work, meter: Meter, kind: tuple, model, lora: LoraConfig, read: 
                 gradient_checkpointing=False, save_strategy="no", report_to=[], disable_tqdm=True,
                 dataloader_pin_memory=False, **extra)
             adapter = {} if isinstance(model, PeftModel) else {"peft_config": lora}
-            trainer = trainer_kind(model, config, train_dataset=items, processing_class=tokenizer, **adapter)
+            trainer = trainer_kind(model, args=config, train_dataset=items, processing_class=tokenizer, **adapter)
             loss = trainer.compute_loss
 
             def recorded_loss(model, inputs, *more, **named):
@@ -100,7 +122,8 @@ def _time(work: Work, meter: Meter, kind: tuple, model, lora: LoraConfig, read: 
 def main() -> None:
     args = parse_worker_arguments(__doc__, Work, form=(str, "pair"), adapter=(str, ""))
     meter = Meter()
-    model = train_reward(args.shape, meter) if args.form == "pair" else train_sft(args.shape, meter, args.form)
+    forms = {"pair": train_reward, "dpo": train_dpo}
+    model = forms[args.form](args.shape, meter) if args.form in forms else train_sft(args.shape, meter, args.form)
     write_results(args.out, meter.clock, PACKAGES, **meter.read)
     if args.adapter:
         model.save_pretrained(args.adapter)

@@ -42,6 +42,7 @@ class Work:
     alpha: int = 32
     dropout: float = 0.0
     precision: str = "fp32"
+    beta: float = 0.1
     seed: int = 0
 
     @classmethod

@@ -6,12 +6,12 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from stages.chat import views
-from stages.chat.blind_tab import add_blind_tab
 from stages.chat.controller import ChatController
 from stages.chat.model_background import ModelBackground
-from stages.chat.question_inputs import add_question_inputs
 from stages.chat.request_guard import RequestGuard
-from stages.chat.side_by_side_tab import add_side_by_side_tab
+from stages.chat.tabs.blind import add_blind_tab
+from stages.chat.tabs.question_inputs import add_question_inputs
+from stages.chat.tabs.side_by_side import add_side_by_side_tab
 
 STYLE, SCRIPT = (Path(__file__).with_name(name) for name in ("style.css", "keys.js"))
 FONTS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")  # of the reader's machine: none is downloaded

@@ -1,4 +1,4 @@
-"""The processes of a run as one group: which rows are this one's, sums over all, results in order.
+"""Join the processes of a run to one group: which rows are this one's, sums over all, results in order.
 
 Control is replicated: every process runs the same program on the same data with the same random numbers. Where rows
 are computed, each process computes its own and the results are summed or gathered, so that every process goes on with

@@ -49,11 +49,12 @@ def shard(backbone: nn.Module) -> None:
     _backbones.append(backbone)
     number = len(_backbones)
 
-    def announce(module: nn.Module, arguments: tuple) -> None:
+    def announce_pass(module: nn.Module, arguments: tuple) -> None:
+        """Say that a forward pass begins; `join_other_passes` has announced its own."""
         if not _idle[0]:
             _announce(number)
 
-    backbone.register_forward_pre_hook(announce, prepend=True)
+    backbone.register_forward_pre_hook(announce_pass, prepend=True)
 
 
 def is_active() -> bool:

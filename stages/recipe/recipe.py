@@ -11,6 +11,7 @@ from pathlib import Path
 from stages.recipe.recipe_file import find_recipe, read_mapping
 from stages.recipe.schema import flatten, logging_only, override, result_settings, setting
 from stages.recipe.sections.data import Pairs, Posts
+from stages.recipe.sections.dpo import Dpo
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.models import Base, Merge
@@ -37,6 +38,7 @@ class Recipe:
     reward: Reward = setting(Reward(), "reward model")
     merge: Merge = setting(Merge(), "merge adapters into the base weights, for sft, reward and ppo")
     ppo: Ppo = setting(Ppo(), "policy optimisation")
+    dpo: Dpo = setting(Dpo(), "direct preference optimisation")
     rloo: Rloo = setting(Rloo(), "policy optimisation by RLOO, in place of ppo")
     grpo: Grpo = setting(Grpo(), "policy optimisation by GRPO, in place of ppo")
     evaluate: Evaluate = setting(Evaluate(), "held-out evaluation")

@@ -18,7 +18,8 @@ from stages.runtime.finished import DIGEST_CHARACTERS
 from stages.runtime.manifest import flatten_tree
 
 COMPARED_CURVES = {"base": ("loss",), "sft": ("loss", "perplexity"), "reward": ("loss", "accuracy"),
-                   "judge": ("accuracy",), "ppo": ("reward", "kl", "length", "entropy", "eos", "explained")}
+                   "judge": ("accuracy",), "ppo": ("reward", "kl", "length", "entropy", "eos", "explained"),
+                   "dpo": ("loss", "accuracy", "margin", "logprob", "drift")}
 TEMPERATURES = re.compile(r" \(T ([^)]+)\) -> (\S+) \(T ([^)]+)\)")  # in a label of the short table
 LABEL_CHARACTERS = 24
 MISSING = "–"

@@ -53,6 +53,16 @@ CURVES = {
         CurveSpec("seconds", "seconds by phase", "iteration",
                   {"rollout": "rollout_seconds", "score": "score_seconds", "reference, values": "experience_seconds",
                    "update": "update_seconds"})],
+    "dpo": [
+        CurveSpec("loss", "loss of a pair", "step", {"training": "loss", "validation": "validation_preference_loss"}),
+        CurveSpec("accuracy", "accuracy of implicit rewards on validation pairs", "step",
+                  {"policy": "validation_implicit_accuracy"}),
+        CurveSpec("margin", "implicit reward, better minus worse answer", "step",
+                  {"validation": "validation_implicit_margin"}),
+        CurveSpec("logprob", "log-probability of validation answers, nats an answer", "step",
+                  {"better": "validation_better_logprob", "worse": "validation_worse_logprob"}),
+        CurveSpec("drift", "distance from SFT on validation answers, nats a token", "step",
+                  {"drift": "validation_drift_per_token"})],
 }
 
 

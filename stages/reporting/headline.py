@@ -86,7 +86,7 @@ def describe_run(manifests: dict[str, dict], policies: list[str]) -> str:
     seconds = sum(manifest["seconds"] for manifest in manifests.values())
     peak = max(manifest["peak_memory_mib"] for manifest in manifests.values())
     trained = "".join(f" {display_name(policy)} trained a policy from the SFT model"
-                      f"{_best_iteration(manifests[policy]['metrics'])}." for policy in policies)
+                      f"{_best_state(manifests[policy]['metrics'])}." for policy in policies)
     return (f"From {list_sites(manifests)}: {posts or 'posts to pairs'}. {_base(manifests['base'])} was fine-tuned on "
             f"the better answers (SFT), and a reward model learnt from the pairs which answers people prefer.{trained} "
             f"All stages took {format_duration(seconds)} and at most {peak:,} MiB on "
@@ -119,12 +119,14 @@ def _base(manifest: dict) -> str:
     return f"A small LLaMA{size}, trained from scratch on this text," if model == "scratch" else f"{model}{size}"
 
 
-def _best_iteration(metrics: dict) -> str:
-    """Say which iteration's policy is the result; iteration 0 is the SFT model."""
-    if "best_iteration" not in metrics:
+def _best_state(metrics: dict) -> str:
+    """Say which iteration's (or step's) policy is the result; that of number 0 is the SFT model."""
+    unit, count = ("iteration", metrics.get("iterations")) if "best_iteration" in metrics else (
+        "step", metrics.get("steps"))
+    best = metrics.get(f"best_{unit}")
+    if best is None:
         return ""
-    best, iterations = metrics["best_iteration"], metrics["iterations"]
     if not best:
-        return (f" for {iterations} iterations, none of which was better than the start on held-out prompts: the "
+        return (f" for {count} {unit}s, none of which was better than the start on held-out prompts: the "
                 f"result is the SFT model itself")
-    return f" for {iterations} iterations; number {best} was the best on held-out prompts and is the result"
+    return f" for {count} {unit}s; number {best} was the best on held-out prompts and is the result"

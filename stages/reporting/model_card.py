@@ -30,6 +30,9 @@ DESCRIPTIONS = {
              "settings, but one member, another seed (1000 was added) and other questions.",
     "ppo": "A language model, fine-tuned on questions with their preferred answers, then by PPO towards what a reward "
            "model scores high, kept near the fine-tuned model by a KL penalty.",
+    "dpo": "A language model, fine-tuned on questions with their preferred answers, then by direct preference "
+           "optimisation on pairs of answers: the preferred one became more probable than the other, relative to the "
+           "fine-tuned model.",
 }
 SCORERS = ("reward", "judge")
 OTHER_POLICY = "A language model, fine-tuned on questions with their preferred answers, then by {}."

@@ -1,4 +1,4 @@
-"""Load and evaluate a reward model in a merge (modeling.merge)."""
+"""Load and evaluate a reward model in a merge (modeling.merging)."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from stages.modeling.adapters import is_reward_model, load_score_head
 from stages.modeling.families import backbone
-from stages.modeling.merge import CausalTarget
+from stages.modeling.merging.merge import CausalTarget
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
 from stages.reward_modeling.dataset import Example, pair_indices
 from stages.reward_modeling.load import load_classifier

@@ -1,1 +1,1 @@
-"""PPO: rollouts, KL penalty, advantages, update."""
+"""Train with PPO: rollouts, KL penalty, advantages, update."""

@@ -1,4 +1,4 @@
-"""Rules that end a run early: KL too large, no progress, too many skipped updates, entropy too low."""
+"""End a run early by rules: KL too large, no progress, too many skipped updates, entropy too low."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -24,6 +24,7 @@ from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
 from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter, merged_adapter
 from stages.modeling.families import backbone, hidden_size
+from stages.modeling.finite_weights import check_finite
 from stages.modeling.layer_calls import LayerCalls
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
@@ -35,7 +36,7 @@ from stages.modeling.packed.forward import (
 )
 from stages.modeling.packed.sequences import PackedResponses, pack_responses, scatter_to_rows
 from stages.modeling.packed.token_logprobs import selective_log_softmax
-from stages.modeling.pretrained import save_adapter, save_adapters, save_model
+from stages.modeling.pretrained import DIVERGED, save_adapter, save_adapters, save_model
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.shared_base import RewardAdapter, SharedScorer, add_reward_adapter
 
@@ -198,7 +199,12 @@ class Policy(nn.Module):
 
     def save(self, out: Path, tokenizer) -> None:
         """Save to `out` the adapter or the whole model with its tokenizer, value_head.safetensors, and the value
-        adapter or model, if there is one, in value/; without a critic, no value file."""
+        adapter or model, if there is one, in value/; without a critic, no value file.
+
+        Raises ValueError if a weight is not finite.
+        """
+        if self.has_critic:
+            check_finite(self.value_head.named_parameters("value_head"), DIVERGED)
         if self.frozen_copy is None:
             save_adapter(self.model, tokenizer, out)
         else:

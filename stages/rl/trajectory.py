@@ -1,4 +1,4 @@
-"""What PPO computes for a rollout. Shapes: B responses (rows), R response tokens; padded on the right."""
+"""Compute what PPO needs of a rollout. Shapes: B responses (rows), R response tokens; padded on the right."""
 
 from dataclasses import dataclass
 

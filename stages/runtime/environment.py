@@ -57,9 +57,9 @@ def describe_environment() -> dict:
 def _describe_processes() -> dict:
     """Return the numbers of processes and nodes; of several, the seconds that the first one spent in their transfers.
     """
-    place, group = processes.place(), sys.modules.get("stages.distributed.group")
-    seconds = {"transfer_seconds": round(group.transfer_seconds(), 2)} if place.count > 1 and group else {}
-    return {"processes": place.count, "nodes": place.nodes, **seconds}
+    this_process, group = processes.place(), sys.modules.get("stages.distributed.group")
+    seconds = {"transfer_seconds": round(group.transfer_seconds(), 2)} if this_process.count > 1 and group else {}
+    return {"processes": this_process.count, "nodes": this_process.nodes, **seconds}
 
 
 def digest_code() -> str:

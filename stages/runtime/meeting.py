@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stages.runtime import processes
 
-IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", "ppo", "evaluate")  # stages that share their rows
+IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", "ppo", "dpo", "evaluate")  # stages that share their rows
 GROUP = "stages.distributed.group"  # imported by name, where there are several processes: it loads torch
 
 

@@ -1,1 +1,1 @@
-"""The training loop around Transformers' Trainer, checkpoints, optimizers, memory and loggers."""
+"""Train with Transformers' Trainer: loop, checkpoints, optimizers, memory and loggers."""

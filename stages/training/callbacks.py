@@ -1,4 +1,4 @@
-"""Callback of Transformers' Trainer: log metrics, show progress, evaluate, keep the best state."""
+"""Extend Transformers' Trainer by callbacks: log metrics, show progress, evaluate, keep the best state, stop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Trackers show logged metrics and sample answers: terminal, TensorBoard, W&B.
+"""Show logged metrics and sample answers in trackers: terminal, TensorBoard, W&B.
 
 Questions and answers are untrusted text: control characters never reach the terminal, and TensorBoard's Markdown and
 W&B's HTML show markup as text.

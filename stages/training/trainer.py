@@ -90,20 +90,13 @@ def train(
     set_seed(settings.seed)
     callback = HistoryCallback(
         out / BEST, label, evaluation, settings.patience_evaluations, logger or TrainingLogger(out, label))
-    sharded = sharding.has_shards(model)
-    trainer = (_ShardedTrainer if sharded else _Trainer)(
-        model=model, args=_arguments(settings, out, sharded), train_dataset=dataset, data_collator=collate,
-        callbacks=[callback], optimizers=(_build_optimizer(model, settings), None),
-    )
-    trainer.loss_fn = loss_fn
-    trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the step's items itself
-    trainer.remove_callback(PrinterCallback)
+    trainer = _build_trainer(model, dataset, collate, loss_fn, settings, out, callback)
     checkpoint = find_newest_intact(out / CHECKPOINTS)
     if checkpoint:
         print_line(f"{label}: resumed at {checkpoint.name}")
         trainer.add_callback(_RestoreLoss(trainer, checkpoint))
     with deferred() as request:
-        stop = StopCallback(request, all_save=sharded)
+        stop = StopCallback(request, all_save=sharding.has_shards(model))
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if stop.step is not None:
@@ -128,6 +121,18 @@ def remove_checkpoints(out: Path) -> None:
 def _saved_parameters(model) -> list[torch.nn.Parameter]:
     """List the parameters of a checkpoint: of a PEFT model, those that are trained."""
     return [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
+
+
+def _build_trainer(model, dataset, collate: Callable, loss_fn: Callable, settings: TrainerSettings, out: Path,
+                   callback: TrainerCallback) -> Trainer:
+    sharded = sharding.has_shards(model)
+    trainer = (_ShardedTrainer if sharded else _Trainer)(
+        model=model, args=_arguments(settings, out, sharded), train_dataset=dataset, data_collator=collate,
+        callbacks=[callback], optimizers=(_build_optimizer(model, settings), None))
+    trainer.loss_fn = loss_fn
+    trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the step's items itself
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def _build_optimizer(model, settings: TrainerSettings) -> torch.optim.Optimizer | None:
@@ -281,5 +286,6 @@ def share_step(batches: list[dict], fill: bool) -> list[dict]:
              for number, (start, stop) in enumerate(pairwise(cuts))]
     if fill:
         for part in parts[:used]:
-            part |= {} if part["content"] else {"content": rows[:1], "weight": 0.0}
+            if not part["content"]:
+                part.update(content=rows[:1], weight=0.0)
     return parts

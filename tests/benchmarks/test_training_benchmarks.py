@@ -15,8 +15,8 @@ import torch
 from benchmarks.common.tables import ROOT
 from benchmarks.ppo import processes
 from benchmarks.ppo.processes import OURS, RunSettings
+from benchmarks.training import dpo, reward, sft
 from benchmarks.training import processes as training_processes
-from benchmarks.training import reward, sft
 from benchmarks.training.ours import train_reward as train_reward
 from benchmarks.training.processes import TRL, TUNED
 from benchmarks.training.reward import BY_PAIR
@@ -97,6 +97,16 @@ def test_sft_beside_trl_on_a_model_made_for_it(here, monkeypatch, tmp_path, made
         assert actual[f"{packing}_ratio_to_trl"] == pytest.approx(ours["a_cpu_second"] / trl["a_cpu_second"])
         assert actual[f"{packing}_memory_ratio_to_trl"] == pytest.approx(ours["peak_mb"] / trl["peak_mb"])
     assert [(goal["value"], goal["at_least"]) for goal in actual["goals"]] == [(actual["wrapped_ratio_to_trl"], 1.2)]
+
+
+def test_dpo_beside_trl(here, monkeypatch, tmp_path, made):
+    actual = written(monkeypatch, tmp_path, dpo, "--pairs", made[0], "--base", made[1], "--steps", 2, "--batch", 3)
+    sums = actual["contenders"]
+    assert list(sums) == [TRL, OURS, TUNED] and actual["missing"] == {}
+    assert [(one["items"], one["steps"]) for one in sums.values()] == [(6, 2)] * 3
+    assert len({runs[0]["digest"] for runs in actual["runs"].values()}) == 1
+    assert sums[OURS]["computed_tokens"] < sums[OURS]["tokens"] == sums[TRL]["tokens"] < sums[TRL]["computed_tokens"]
+    assert actual["ratio_to_trl"] == pytest.approx(sums[TRL]["cpu"] / sums[OURS]["cpu"])
 
 
 def test_no_more_tokens_than_the_split_has(monkeypatch, tmp_path, made):

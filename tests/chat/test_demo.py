@@ -1,43 +1,25 @@
-"""What is behind the demo page: answers as they are written, votes that can be trained on, what it says when it cannot.
+"""What is behind the demo page: answers as they are written, blind comparisons, what it says when it cannot.
 
-The page itself, in a browser, is in test_demo_page.py.
+The page itself, in a browser, is in test_demo_page.py, votes in test_votes.py, the command in test_demo_command.py.
 """
 
-import json
 import math
-import os
 import random
-import shutil
-import socket
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
-import datasets
-import pyarrow.parquet as pq
 import pytest
 import torch
 
-from stages import demo, reward
-from stages.chat import checks, views
-from stages.chat import votes as votes_module
+from stages.chat import views
 from stages.chat.controller import ChatController
-from stages.chat.load import load_controller
 from stages.chat.streaming import BEST_OF_N, ChatModels, SamplingSettings
 from stages.chat.token_text import StreamingDecoder
-from stages.chat.votes import TIES, TYPED, VOTES, Question, VotedAnswer, Votes, parse_vote_models, vote_row
-from stages.command_line import command
+from stages.chat.votes import TIES, VOTES, Question, Votes, parse_vote_models, vote_row
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import sample
-from stages.modeling import torch_setup
 from stages.modeling.load import AutoModelForCausalLM
 from stages.modeling.packed.token_logprobs import response_logprobs
-from stages.recipe.recipe import load_recipe
 from stages.reward_modeling.load import load_reward_models
-from stages.runtime import artifact
-from stages.stackexchange.pairs.table import SCHEMA, read_pairs
 from tests.helpers import demo_run
 
 QUESTION = "which flag do I use to open the port"
@@ -258,111 +240,6 @@ def test_foreign_text_is_text(models):
     assert shown.count('dir="auto"') == 4
 
 
-# Votes
-
-
-def written(policy: str, text: str) -> VotedAnswer:
-    return VotedAnswer(policy, f"digest of {policy}", text, 0.5, True)
-
-
-def row(number: int, question: Question | None = None, tie: bool = False) -> dict:
-    question = question or Question(f"which flag {number}")
-    return vote_row(question, written("PPO", f"use the flag {number}"), written("SFT", "read the file"), HOW, tie)
-
-
-def test_votes_are_pairs_and_load_as_a_data_set(tmp_path, run):
-    votes, pair = Votes(tmp_path / "votes"), next(read_pairs(run / "pairs", "evaluation"))
-    votes.add(VOTES, row(1))
-    votes.add(VOTES, row(2, Question(pair["question"], pair)))
-    votes.add(TIES, row(3, tie=True))
-    assert pq.read_schema(tmp_path / "votes/reward/part-00000.parquet").equals(SCHEMA)
-    typed, known = read_pairs(tmp_path / "votes", "reward")
-    assert typed["site"] == TYPED and typed["qid"] > 0 and typed["score_j"] > typed["score_k"]
-    assert (known["site"], known["qid"], known["question"]) == (pair["site"], pair["qid"], pair["question"])
-    assert known["authors"][1:] == ["PPO", "SFT"] and len(known["licenses"]) == len(known["author_urls"]) == 3
-    assert known["metadata"][1] == "https://tiny"
-    assert parse_vote_models(known) == (("PPO", "digest of PPO"), ("SFT", "digest of SFT"))
-    assert json.loads(known["metadata"][3])["temperature"] == 0.7
-    assert Question("one").columns()["qid"] == Question("one").columns()["qid"] != Question("two").columns()["qid"]
-    loaded = datasets.load_dataset(str(tmp_path / "votes"), cache_dir=str(tmp_path / "cache"))
-    assert {name: len(split) for name, split in loaded.items()} == {"reward": 2, "ties": 1}
-    assert loaded["reward"][0]["response_j"] == "use the flag 1" and loaded["ties"][0]["score_j"] == 0
-
-
-def test_votes_of_older_versions_are_continued(tmp_path):
-    votes, file = Votes(tmp_path / "votes"), tmp_path / "votes/reward/part-00000.parquet"
-    votes.add(VOTES, row(1))
-    pq.write_table(pq.read_table(file).drop_columns(["date_j", "date_k"]), file)
-    votes.add(VOTES, row(2))
-    assert pq.read_schema(file).equals(SCHEMA) and len(votes.rows(VOTES)) == 2
-
-
-ADD_MANY = """
-import sys
-from stages.chat.votes import Question, VOTES, Votes, VotedAnswer, vote_row
-one, other = VotedAnswer("PPO", "", "yes", 0.5, True), VotedAnswer("SFT", "", "no", 0.5, True)
-for number in range(20):
-    Votes(sys.argv[1]).add(VOTES, vote_row(Question(f"{sys.argv[2]} {number}"), one, other, {}))
-"""
-
-
-def test_two_pages_at_once_lose_no_vote(tmp_path):
-    """In two processes, and two threads of this one."""
-    writers = [subprocess.Popen([sys.executable, "-c", ADD_MANY, str(tmp_path / "votes"), name]) for name in "ab"]
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda number: Votes(tmp_path / "votes").add(VOTES, row(number)), range(40)))
-    assert [writer.wait(60) for writer in writers] == [0, 0]
-    recorded = {recorded["question"] for recorded in Votes(tmp_path / "votes").rows(VOTES)}
-    assert recorded == {f"which flag {n}" for n in range(40)} | {f"{name} {n}" for name in "ab" for n in range(20)}
-
-
-@pytest.mark.parametrize("fails", ["write_table", "replace"])
-def test_a_crash_while_a_vote_is_written_leaves_the_old_ones(tmp_path, monkeypatch, fails):
-    votes = Votes(tmp_path / "votes")
-    votes.add(VOTES, row(1))
-
-    def torn(table, path, **_):
-        path.write_bytes(b"PAR1 half")
-        raise OSError("the disk is full")
-
-    def crash(*_):
-        raise OSError("the disk is full")
-
-    with monkeypatch.context() as patched:
-        if fails == "write_table":
-            patched.setattr(votes_module.pq, "write_table", torn)
-        else:
-            patched.setattr(os, "replace", crash)
-        with pytest.raises(OSError, match="full"):
-            votes.add(VOTES, row(2))
-    assert [recorded["question"] for recorded in votes.rows(VOTES)] == ["which flag 1"]
-    votes.add(VOTES, row(3))
-    assert len(list(read_pairs(tmp_path / "votes", "reward"))) == 2
-
-
-def test_what_is_no_table_of_votes_is_left_alone(tmp_path):
-    votes = Votes(tmp_path / "votes")
-    votes.add(VOTES, row(1))
-    part = tmp_path / "votes/reward/part-00000.parquet"
-    part.write_bytes(b"something of somebody")
-    with pytest.raises(ValueError, match="left alone"):
-        votes.add(VOTES, row(2))
-    assert part.read_bytes() == b"something of somebody"
-
-
-def test_the_reward_stage_trains_on_votes(run, tmp_path):
-    for number in range(8):
-        Votes(tmp_path / "votes").add(VOTES, row(number))
-    config = replace(load_recipe("configs/tiny.yaml").reward, validation_share=0.25)
-    inputs = {"base": run / "sft-merged", "pairs": tmp_path / "votes"}
-    command.make(reward.run, config, tmp_path / "reward", inputs)
-    manifest = json.loads((tmp_path / "reward/manifest.json").read_text())
-    assert manifest["metrics"]["pairs"] == 6 and "adapter_model.safetensors" in manifest["files"]
-    before = manifest["inputs"]["pairs"]["sha256"]
-    Votes(tmp_path / "votes").add(VOTES, row(9))
-    assert artifact.digest(tmp_path / "votes") != before, "another vote is another input"
-
-
 # Blind
 
 
@@ -436,83 +313,6 @@ def test_a_vote_that_cannot_be_kept_says_so(controller):
     assert result.can_retry and not any(result.lines), "still blind"
     (controller.votes.folder / VOTES / "part-00000.parquet").unlink()
     assert "Saved in" in controller.vote("page", 0).notice and len(controller.votes.rows(VOTES)) == 1
-
-
-# The command
-
-
-def test_a_missing_run_says_what_to_do_in_one_line(tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("")
-    for name, words in (("nothing", "not a folder"), ("file", "not a folder"), ("empty", "no finished pairs")):
-        assert demo.main(["--run", str(tmp_path / name)]) == 1
-        said = capsys.readouterr().err
-        assert said.startswith("demo: error: ") and words in said and "make ppo" in said and said.count("\n") == 1
-
-
-@pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_damaged_weights_are_one_line(run, tmp_path, capsys, monkeypatch, damage):
-    monkeypatch.setattr(torch_setup, "prepare", lambda: None)
-    for name, value in demo.OFFLINE_ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    shutil.copytree(run, tmp_path / "run")
-    weights = tmp_path / "run/ppo-merged/model.safetensors"
-    weights.unlink() if damage == "gone" else os.truncate(weights, 100)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    assert demo.main(["--run", str(tmp_path / "run"), "--port", str(port)]) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1].startswith("demo: error: ") and not [line for line in said if "Traceback" in line]
-
-
-def test_without_gradio_one_line_says_so(run, capsys, monkeypatch):
-    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
-    assert demo.main(["--run", str(run)]) == 1
-    said = capsys.readouterr().err
-    assert "make extras" in said and said.count("\n") == 1
-
-
-def test_a_port_that_is_taken_is_said_before_models_are_loaded(run, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert demo.main(["--run", str(run), "--port", str(taken.getsockname()[1])]) == 1
-    said = capsys.readouterr()
-    assert "give another --port" in said.err and said.err.count("\n") == 1 and not said.out
-
-
-@pytest.mark.parametrize("port", ["0", "-1", "70000"])
-def test_a_port_that_cannot_be_is_one_line(run, capsys, port):
-    assert demo.main(["--run", str(run), "--port", port]) == 1
-    said = capsys.readouterr().err
-    assert said == f"demo: error: --port must be from 1 to 65535, not {port}\n"
-
-
-def test_a_port_that_is_no_number_is_one_line(capsys):
-    with pytest.raises(SystemExit):
-        demo.main(["--port=abc"])  # as `make demo PORT=abc` calls it
-    assert capsys.readouterr().err == (
-        "demo: error: argument --port: invalid int value: 'abc' (--help lists the options)\n")
-
-
-def test_a_model_is_named_once_and_is_a_folder(run, capsys):
-    args = demo.build_parser().parse_args(["--run", str(run), "--model", f"SFT={run / 'ppo-merged'}"])
-    with pytest.raises(ValueError, match="already"):
-        load_controller(run, args.model, run / "votes", "fp32", "off")
-    with pytest.raises(SystemExit):
-        demo.build_parser().parse_args(["--model", "base"])
-    assert "NAME=FOLDER" in capsys.readouterr().err
-
-
-def test_only_this_machine_is_served_unless_asked_otherwise():
-    assert demo.build_parser().parse_args([]).host == "127.0.0.1"
-
-
-def test_controls_start_as_the_run_was_evaluated(run):
-    published = demo.evaluate_settings(run)
-    assert (published.temperature, published.max_response_tokens) == (1.0, 128)
-    expected = load_recipe("configs/demo.yaml").evaluate
-    (run / "recipe.yaml").write_text(Path("configs/demo.yaml").read_text())
-    assert demo.evaluate_settings(run) == expected
-    (run / "recipe.yaml").unlink()
 
 
 def test_log_probabilities_agree_with_the_evaluations(models):

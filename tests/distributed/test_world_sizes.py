@@ -31,7 +31,7 @@ def test_sampled_token_ids_are_equal(results, count):
         assert actual["logprobs"] == [pytest.approx(row, **DIGITS) for row in expected["logprobs"]]
 
 
-@pytest.mark.parametrize("trained", ["ppo", "sft", "muon", "reward"])
+@pytest.mark.parametrize("trained", ["ppo", "sft", "muon", "reward", "dpo"])
 @pytest.mark.parametrize("count", SEVERAL)
 def test_weights_are_equal_up_to_rounding(results, count, trained):
     (_, expected), *_ = results[1]
@@ -44,7 +44,7 @@ def test_weights_are_equal_up_to_rounding(results, count, trained):
         assert first[name].equal(last[name]), f"{name} differs between the processes"
 
 
-@pytest.mark.parametrize("trained", ["sft", "muon", "reward"])
+@pytest.mark.parametrize("trained", ["sft", "muon", "reward", "dpo"])
 @pytest.mark.parametrize("count", SEVERAL)
 def test_histories_are_equal_to_the_digits_shown(results, count, trained):
     expected = results[1][0][0][trained]["history"]
@@ -64,6 +64,15 @@ def test_ppo_has_the_same_history_and_state(results, count):
             assert row == pytest.approx(numbers, rel=1e-3, abs=1e-5)
         assert facts["ppo"]["state"]["kl_controller"] == pytest.approx(expected["state"]["kl_controller"])
         assert facts["ppo"]["state"]["reward_shaper"] == pytest.approx(expected["state"]["reward_shaper"], rel=1e-5)
+
+
+@pytest.mark.parametrize("count", SEVERAL)
+def test_dpo_has_the_same_reference_and_log_probabilities(results, count):
+    expected = results[1][0][0]["dpo"]
+    for facts, _ in results[count]:
+        assert facts["dpo"]["reference"] == [pytest.approx(row, **DIGITS) for row in expected["reference"]]
+        assert facts["dpo"]["after"] == pytest.approx(expected["after"], rel=1e-4)
+        assert facts["dpo"]["start"] == pytest.approx(expected["start"], rel=1e-5)
 
 
 @pytest.mark.parametrize("count", SEVERAL)

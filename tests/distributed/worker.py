@@ -20,6 +20,10 @@ from stages.generation.sampling_params import SamplingParams
 from stages.modeling import lora
 from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.packed.token_logprobs import response_logprobs
+from stages.preference.logprobs import all_answer_logprobs, collate_rows
+from stages.preference.loss import PreferenceLoss
+from stages.preference.reference import compute_reference
+from stages.preference.startup import check_start
 from stages.reward_modeling.dataset import Example, collate_examples
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scorer import Scorer
@@ -158,12 +162,30 @@ def check_reward(out: Path) -> tuple[dict, dict]:
     return {"history": history}, weights(model)
 
 
+def check_dpo(out: Path) -> tuple[dict, dict]:
+    """Compute the reference and train; the loss is that of all rows of a step, and so is the validation."""
+    model = tiny_models.llama(tiny_models.tokenizer())
+    use_packed_attention(model)
+    examples = [Example(("tiny", i), [3 + i, 40, 50], [[60 + i, 70, 2], [80, 90 + i, 5, 2], [9, 2]][: 2 + i % 2],
+                        [(0, 1), (0, 2)][: 1 + i % 2], [1] * (1 + i % 2)) for i in range(11)]
+    out.mkdir(parents=True)
+    rows = compute_reference(model, examples, "fp32", out / "reference.parquet", "test")
+    loss = PreferenceLoss()
+    report = check_start(model, rows, loss, "fp32")
+    history = train(model, rows, collate_rows, lambda items: loss.summed_loss(model, items, "fp32"), TRAINING, out,
+                    "test")
+    after = all_answer_logprobs(model.eval(), examples, "fp32").tolist()
+    return {"history": history, "start": report.loss, "reference": [row.ref_logprobs for row in rows],
+            "after": after}, weights(model)
+
+
 def run_checks(own: Path) -> tuple[dict, dict]:
     """Return facts and tensors by name."""
     facts, tensors = {"sampling": check_sampling(), "updates": check_updates()}, {}
     for name, check in {"ppo": check_ppo, "sft": partial(check_finetuning, own / "sft", "adamw"),
                         "muon": partial(check_finetuning, own / "muon", "muon"),
-                        "reward": partial(check_reward, own / "reward")}.items():
+                        "reward": partial(check_reward, own / "reward"),
+                        "dpo": partial(check_dpo, own / "dpo")}.items():
         facts[name], trained = check()
         tensors |= {f"{name}.{key}": tensor for key, tensor in trained.items()}
     return facts, tensors

@@ -8,7 +8,7 @@ import pyarrow.parquet as parquet
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from stages.modeling import merge as modeling_merge
+from stages.modeling.merging import merge as modeling_merge
 from stages.modeling.tiny_llama import build_small_llama, train_tokenizer
 from stages.recipe.sections.models import Merge
 from stages.reward_modeling.dataset import Example

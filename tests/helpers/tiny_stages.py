@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from stages import base, evaluate, merge, pairs, posts, ppo, reward, sft
+from stages import base, dpo, evaluate, merge, pairs, posts, ppo, reward, sft
 from stages.recipe.schema import nest, override
 from stages.recipe.sections.data import Pairs, Posts
+from stages.recipe.sections.dpo import Dpo
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.models import Base, Lora, Merge, Scratch
 from stages.recipe.sections.ppo import Ppo
@@ -17,7 +18,7 @@ from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
 LORA = Lora(r=2, alpha=4, dropout=0.0)
 COMMON = {"precision": "fp32", "log_to": ("jsonl",)}
 RUNS = {"posts": posts.run, "pairs": pairs.run, "base": base.run, "sft": sft.run, "reward": reward.run,
-        "merge": merge.run, "ppo": ppo.run, "evaluate": evaluate.run}
+        "merge": merge.run, "ppo": ppo.run, "dpo": dpo.run, "evaluate": evaluate.run}
 TINY = {
     "posts": Posts(), "pairs": Pairs(),
     "base": Base(model="scratch", scratch=Scratch(
@@ -33,6 +34,8 @@ TINY = {
                max_prompt_tokens=64, max_response_tokens=4, min_response_tokens=1, validation_prompts=2,
                evaluate_every_iterations=1, save_every_iterations=1, require_reward="none", optimizer="adamw",
                rewards=(RewardSource("response_tokens"),), **COMMON),
+    "dpo": Dpo(lora=LORA, train_pairs=8, batch_pairs=4, microbatch_pairs=4, epochs=1.0, save_every_steps=1,
+               warmup_steps=1, validation_share=0.2, max_length_tokens=64, **COMMON),
     "evaluate": Evaluate(max_pairs=8, surface_pairs=8, prompts=2, best_of=(2,), batch_prompts=4, max_prompt_tokens=64,
                          max_response_tokens=4, temperatures=(1.0, 0.0), temperature_prompts=2, bootstrap_samples=10),
 }
@@ -56,6 +59,7 @@ def save_inputs(folder: Path) -> dict[str, dict]:
         "posts": {"dump": [dump]}, "pairs": {"posts": paths["posts"]}, "base": {"pairs": paths["pairs"]},
         "sft": on_base, "reward": on_base, "merge": on_base | {"adapter": [str(paths["reward"])]},
         "ppo": {"policy": paths["base"], "reward": paths["reward-merged"], "pairs": paths["pairs"]},
+        "dpo": {"policy": paths["base"], "pairs": paths["pairs"]},
         "evaluate": {"posts": paths["posts"], "pairs": paths["pairs"], "base": paths["base"], "sft": paths["base"],
                      "policy": {"ppo": paths["other"]}, "reward": paths["reward-merged"]}}
 

@@ -354,6 +354,15 @@ def test_an_adapter_is_saved_alone_in_the_root_and_the_value_functions_beside_it
     assert torch.equal(load_file(tmp_path / "value_head.safetensors")["weight"], policy.value_head.weight)
 
 
+def test_a_value_head_that_diverged_is_not_published(base, reward, tmp_path):
+    policy = load(base, reward)
+    with torch.no_grad():
+        policy.value_head.bias.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"diverged, and nothing is published: .*: value_head\.bias has"):
+        policy.save(tmp_path / "out", tokenizer.load_tokenizer(base))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("precision", ["int8", "nf4"])
 def test_a_quantised_model_can_neither_learn_whole_nor_be_compiled(precision):
     with pytest.raises(ValueError, match="tune 'full' needs trainable weights"):

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import merge as stage
 from stages.command_line import command
-from stages.modeling import merge as modeling_merge
 from stages.modeling import tokenizer
 from stages.modeling.adapters import load_score_head
 from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
-from stages.modeling.merge_checks import check_report, probe_ids, probe_outputs
+from stages.modeling.merging import merge as modeling_merge
+from stages.modeling.merging.checks import check_report, probe_ids, probe_outputs
 from stages.recipe.sections.models import Merge
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring

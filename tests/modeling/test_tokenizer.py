@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.modeling.load import load_causal
-from stages.modeling.merge_checks import probe_outputs
+from stages.modeling.merging.checks import probe_outputs
 from stages.modeling.tokenizer import PAD, load_tokenizer, resize_token_embeddings
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring

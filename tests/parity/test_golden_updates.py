@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.generation.rollout import Rollout
 from stages.modeling.lora import add_lora
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ppo import Ppo
 from stages.rewards.kl import KlController
 from stages.rl.policy import Policy
@@ -76,7 +77,7 @@ def make_policy() -> Policy:
 def prepare_update(recipe: Ppo) -> tuple[Policy, torch.optim.Optimizer, Trajectory, UpdateSettings]:
     """Build what an update needs from the recipe, as the stage does."""
     policy = make_policy()
-    settings = UpdateSettings(**{field.name: getattr(recipe, field.name) for field in fields(UpdateSettings)})
+    settings = UpdateSettings(**select_settings(UpdateSettings, recipe))
     optimizer = optimizers.build_optimizer(
         recipe.optimizer,
         policy.trainable_parameters().values(),

@@ -1,4 +1,4 @@
-"""A kill or a stop in the middle of sft, reward, judge, ppo, then the same command: the same artifact (M4, M5)."""
+"""A kill or a stop in the middle of sft, reward, judge, dpo, ppo, then the same command: the same artifact (M4, M5)."""
 
 import json
 import os
@@ -20,6 +20,8 @@ sft: {precision: fp32, sequence_length_tokens: 64, batch_sequences: 2, microbatc
       learning_rate: 1.0e-3, warmup_steps: 2, save_every_steps: 5, evaluate_every_steps: 10}
 reward: {precision: fp32, batch_pairs: 2, microbatch_pairs: 1, epochs: 2.0, learning_rate: 1.0e-3, save_every_steps: 5,
          validation_share: 0.2}
+dpo: {precision: fp32, batch_pairs: 4, microbatch_pairs: 2, epochs: 2.0, learning_rate: 1.0e-3, save_every_steps: 5,
+      warmup_steps: 2, validation_share: 0.2, lora: {dropout: 0.1}}
 ppo: {precision: fp32, iterations: 24, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 2,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
       save_every_iterations: 3, require_reward: none, reward_scaling: running, optimizer: adamw_8bit,
@@ -30,7 +32,7 @@ CHANGING = {"timing.jsonl"}  # seconds: the only file that may differ
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A recipe and the inputs of the four stages."""
+    """A recipe and the inputs of the five stages."""
     folder = tmp_path_factory.mktemp("resume")
     (folder / "recipe.yaml").write_text(RECIPE)
     tiny_models.save_base(folder / "base")
@@ -89,6 +91,7 @@ def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, num
         ("sft", signal.SIGTERM, "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
         ("reward", signal.SIGINT, "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
         ("judge", signal.SIGKILL, "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
+        ("dpo", signal.SIGKILL, "checkpoints/*/complete.json", {"policy": "base", "pairs": "pairs"}),
         ("ppo", signal.SIGTERM, "checkpoint-*/complete.json",
          {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
     ],

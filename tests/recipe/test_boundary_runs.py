@@ -25,6 +25,7 @@ ALONE = {
     "merge": "max_logit_difference- max_perplexity_change- max_accuracy_change-",
     "ppo": "lora.alpha+ lora.dropout+ max_prompt_tokens- min_response_tokens+ stop_ids+ temperature- top_p- "
            "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ min_entropy_nats+",
+    "dpo": "lora.alpha+ lora.dropout+ learning_rate+ beta- beta+ max_length_tokens- train_pairs- validation_share+",
     "evaluate": "max_prompt_tokens- temperature-",
 }
 # Lengths of a run, and sizes of a model or a batch: hours, or more memory than there is, which is one line.
@@ -33,6 +34,7 @@ NOT_RUN = {
     "sft": "lora.r+ max_steps+ epochs+",
     "reward": "lora.r+ members+ epochs+",
     "ppo": "lora.r+ iterations+ rollout_prompts+ minibatch_prompts+ microbatch_prompts+ epochs+ max_response_tokens+",
+    "dpo": "lora.r+ max_steps+ epochs+",
     "evaluate": "best_of+ max_response_tokens+ bootstrap_samples+",
 }
 # What the others need beside them.
@@ -41,6 +43,7 @@ BESIDE = {
     "base+": {"scratch.epochs": SMALL},
     "sft-": {"epochs": SMALL},
     "sft+": {"max_steps": 1},
+    "dpo+": {"max_steps": 1},
     "ppo top_p-": {"top_k": 5},
     "ppo+": {"top_p": 1.0, "reward_combine": "mean_minus_std"},
 }

@@ -14,6 +14,11 @@ from tests.helpers.ranges import list_ranges
 
 BOUNDARIES = (-1, 0, 1e308, -1e308, math.nan, math.inf, -math.inf, 1e18, 10**18, 10**400)
 # What 0 means there: nothing is dropped, done or added; the first or the only one; greedy; all.
+OF_POLICY_GRADIENTS = (
+    "lora.dropout top_k weight_decay kl_coefficient spread_penalty min_reward_correlation reward_baseline "
+    "missing_eos_penalty short_response_tokens short_response_penalty max_skipped_in_a_row min_entropy_nats seed "
+    "stop_ids"
+)
 ZERO = {
     "posts": "min_answers max_bad_rows_share seed",
     "pairs": "min_question_length min_answer_length finetune_share reward_share rl_share evaluation_share seed",
@@ -22,13 +27,14 @@ ZERO = {
     "reward": "lora.dropout log_probability_weight margin_per_score label_smoothing centring_weight "
               "language_model_weight weight_decay validation_share seed",
     "merge": "max_logit_difference max_perplexity_change max_accuracy_change",
-    "ppo": "lora.dropout top_k weight_decay gamma gae_lambda critic_warmup_iterations value_coefficient "
-           "kl_coefficient spread_penalty min_reward_correlation reward_baseline missing_eos_penalty "
-           "short_response_tokens short_response_penalty max_skipped_in_a_row min_entropy_nats seed stop_ids",
+    "ppo": f"{OF_POLICY_GRADIENTS} gamma gae_lambda critic_warmup_iterations value_coefficient",
+    "rloo": OF_POLICY_GRADIENTS,
+    "grpo": OF_POLICY_GRADIENTS,
     "evaluate": "temperatures temperature_prompts seed",
     "report": "side_by_side",
 }
-MINUS_ONE = {"reward": "log_probability_weight", "ppo": "min_reward_correlation reward_baseline"}
+MINUS_ONE = {"reward": "log_probability_weight"} | dict.fromkeys(
+    ("ppo", "rloo", "grpo"), "min_reward_correlation reward_baseline")
 
 
 def is_number(hint) -> bool:

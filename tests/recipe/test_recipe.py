@@ -161,13 +161,27 @@ def test_a_resolved_recipe_loads_as_itself(tmp_path):
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
 
 
+def wired_modules(module) -> list:
+    """List a program, and what it imports of the modules that take a section of the recipe (stages/rl/train.py)."""
+    names = {node.module for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
+             if isinstance(node, ast.ImportFrom) and node.module.startswith("stages.")}
+    imported = [importlib.import_module(name) for name in sorted(names) if not name.startswith("stages.recipe")]
+    wired = [other for other in imported if "from stages.recipe.sections" in Path(other.__file__).read_text()]
+    return [module, *(part for other in wired for part in wired_modules(other))]
+
+
 def read_names(stage: str) -> str:
-    """Return a pattern of the settings that a stage reads.
+    """Return a pattern of the settings that a stage reads."""
+    return "|".join(map(read_names_of_module, wired_modules(importlib.import_module(f"stages.{stage}"))))
+
+
+def read_names_of_module(module) -> str:
+    """Return a pattern of the settings that a module reads.
 
     These are the attributes in its source, the fields of a dataclass X in `select_settings(X, ...)` and of
     `TrainerSettings` where a class method is called; `getattr(config, f"{x}_share")` reads every name like it.
     """
-    module, patterns = importlib.import_module(f"stages.{stage}"), []
+    patterns = []
     for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             patterns.append(re.escape(node.attr))

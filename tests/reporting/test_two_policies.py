@@ -19,8 +19,7 @@ def page(tmp_path_factory) -> str:
     folders = finished_run.artifacts(root)
     ppo, dpo = folders["policy"]["ppo"], root / "dpo"
     shutil.copytree(ppo, dpo)
-    manifest = json.loads((dpo / "manifest.json").read_text()) | {"stage": "dpo", "metrics": {"best_iteration": 0,
-                                                                                           "iterations": 3}}
+    manifest = json.loads((dpo / "manifest.json").read_text()) | {"stage": "dpo", "metrics": {"best_step": 0, "steps": 3}}
     (dpo / "manifest.json").write_text(json.dumps(manifest))
     (dpo / "history.jsonl").write_text('{"step": 1, "loss": 0.7}\n{"step": 2, "loss": 0.6}\n')
     folders["policy"]["dpo"] = dpo
@@ -39,10 +38,10 @@ def test_each_policy_has_its_verdict_curves_monitors_and_answers(page):
                   "|DPO's answers of the highest reward|", "|win rate at temperature 1, PPO against SFT|",
                   "|win rate at temperature 1, DPO against SFT|", "|reward, PPO − SFT|",
                   "|reward, DPO − SFT|", "|PPO: ",
-                  "|DPO: ", "DPO trained a policy from the SFT",
+                  "|DPO: ", "DPO trained a policy from the SFT model for 3 steps, none of which was better",
                   "ppo: 1 of", "dpo: "):
         assert words in text, words
-    assert 'alt="DPO: training loss"' in page and 'alt="PPO: KL to SFT, nats a response"' in page
+    assert 'alt="DPO: loss of a pair"' in page and 'alt="PPO: KL to SFT, nats a response"' in page
 
 
 def test_a_card_has_every_writer(page):

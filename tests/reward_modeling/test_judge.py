@@ -12,6 +12,7 @@ from stages.command_line import command
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.reward import Reward
+from stages.reward_modeling import pair_split
 from stages.reward_modeling.no_model import read_no_model
 from stages.runtime.artifact import read_manifest
 from stages.stackexchange.pairs.table import SPLITS, question_key, read_pairs
@@ -80,7 +81,7 @@ def test_a_site_with_too_few_pairs_gets_an_artifact_that_says_so(inputs, tmp_pat
     for name in ("judge", "judge-merged"):
         assert list(read_manifest(tmp_path / name)["files"]) == ["no_model.json"]
         assert "hardly a usable pair in its rl split" in read_no_model(tmp_path / name)
-    with pytest.raises(reward.TooFewPairsError, match="hardly a usable pair in its reward split"):
+    with pytest.raises(pair_split.TooFewPairsError, match="hardly a usable pair in its reward split"):
         run(reward, short, tmp_path / "reward", inputs)
     (tmp_path / "evaluation").mkdir()
     evaluated = tiny_evaluation.save_inputs(tmp_path / "evaluation", tiny_evaluation.make_tokenizer())

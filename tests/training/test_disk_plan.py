@@ -10,7 +10,8 @@ import torch
 from stages import evaluate, gather, pairs, report
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.finetuning.token_store import BATCH_DOCUMENTS, write_documents
-from stages.modeling import merge, pretrained
+from stages.modeling import pretrained
+from stages.modeling.merging import merge
 from stages.recipe.sections.data import Pairs
 from stages.recipe.sections.evaluate import Report
 from stages.training import checkpoint

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
-from stages import merge, ppo, reward, sft
+from stages import dpo, merge, ppo, reward, sft
 from stages.command_line import command
 from stages.recipe import lookups
 from stages.recipe.recipe import Recipe, load_recipe, section_settings
@@ -44,19 +44,22 @@ sft: {precision: fp32, sequence_length_tokens: 64, batch_sequences: 2, microbatc
       learning_rate: 1.0e-3, warmup_steps: 2, save_every_steps: 5, evaluate_every_steps: 4}
 reward: {precision: fp32, batch_pairs: 4, microbatch_pairs: 2, learning_rate: 1.0e-3, save_every_steps: 5,
          validation_share: 0.2, members: 2}
+dpo: {precision: fp32, batch_pairs: 8, microbatch_pairs: 4, learning_rate: 1.0e-3, warmup_steps: 2, save_every_steps: 5,
+      validation_share: 0.2}
 ppo: {precision: fp32, iterations: 16, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 1,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 2,
       save_every_iterations: 5, require_reward: none}
 """
-RUNS = {"sft": "sft", "reward": "reward", "reward/member-1": "reward", "ppo": "ppo"}  # folder of the series: stage
-COUNTS = {"sft": "step", "reward": "step", "ppo": "iteration"}
+# Folder of the series: stage.
+RUNS = {"sft": "sft", "reward": "reward", "reward/member-1": "reward", "dpo": "dpo", "ppo": "ppo"}
+COUNTS = {"sft": "step", "reward": "step", "dpo": "step", "ppo": "iteration"}
 HOSTILE = ("<script>alert(1)</script> ![x](http://a/b) **bold**\n</pre><img src=x onerror=alert(2)>\r"
            "    \x1b[31m\x00\u202ered")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A run's folder, with sft, reward and ppo logged to everything."""
+    """A run's folder, with sft, reward, dpo and ppo logged to everything."""
     folder = tmp_path_factory.mktemp("logs")
     (folder / "recipe.yaml").write_text(RECIPE)
     tiny_models.save_base(folder / "base")
@@ -67,6 +70,7 @@ def made(tmp_path_factory):
     command.make(reward.run, settings["reward"], folder / "reward", learnt)
     judged = {"base": folder / "base", "adapter": [str(folder / "reward")], "pairs": folder / "pairs"}
     command.make(merge.run, Merge(dtype="fp32"), folder / "scorer", judged)
+    command.make(dpo.run, settings["dpo"], folder / "dpo", {"policy": folder / "base", "pairs": folder / "pairs"})
     given = {"policy": folder / "base", "reward": folder / "scorer", "pairs": folder / "pairs"}
     command.make(ppo.run, settings["ppo"], folder / "ppo", given)
     yield folder
@@ -345,7 +349,7 @@ def test_where_it_cannot_go_is_one_line(tmp_path, log_to, says):
 def test_given_once_it_is_for_all_three(tmp_path):
     (tmp_path / "x.yaml").write_text("log_to: [jsonl, tensorboard]\nppo: {log_to: [jsonl]}\n")
     recipe = load_recipe(tmp_path / "x.yaml")
-    assert [getattr(recipe, name).log_to for name in COUNTS] == [("jsonl", "tensorboard")] * 2 + [("jsonl",)]
+    assert [getattr(recipe, name).log_to for name in COUNTS] == [("jsonl", "tensorboard")] * 3 + [("jsonl",)]
     assert load_recipe(tmp_path / "x.yaml", {"log_to": ["jsonl", "wandb"]}).ppo.log_to == ("jsonl", "wandb")
 
 

@@ -1,1 +1,1 @@
-"""Checks before the first update: log-probabilities, memory, the reward model."""
+"""Check before the first update: log-probabilities, memory, the reward model."""

@@ -11,6 +11,7 @@ from math import expm1
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
@@ -196,11 +197,11 @@ def check_gradients(policy: Policy, prompts: list[list[int]], responses: list[li
 
 
 def _differentiate(loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
-    if not any(sharding.local(p) is not p for p in parameters):
+    if not any(isinstance(p, DTensor) for p in parameters):
         return list(torch.autograd.grad(loss, parameters, allow_unused=True))
     loss.backward()  # the gradient of a sharded parameter is not in the graph, FSDP writes it into .grad
     # Every process has computed the same rows.
-    gradients = [p.grad if sharding.local(p) is p else p.grad / group.world_size() for p in parameters]
+    gradients = [p.grad / group.world_size() if isinstance(p, DTensor) else p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = None
     return gradients

@@ -18,6 +18,7 @@ class OneFileFactory(WriterFactory):
         self.file = BoundedFile(target, size, progress)
 
     def create(self, filename: str) -> Py7zIO:
+        """Return the writer of a member of the archive."""
         return self.file if re.split(r"[/\\]", filename)[-1].lower() == self.name else _Discard(self.progress)
 
 
@@ -44,6 +45,7 @@ class BoundedFile(BufferedWriter, Py7zIO):
         self.remaining, self.progress = limit, progress
 
     def write(self, data: bytes | bytearray) -> int:
+        """Write, and count as progress; ArchiveError, with nothing written, beyond the size."""
         self.remaining -= len(data)
         if self.remaining < 0:
             raise ArchiveError("unpacks to more than it states")
@@ -51,4 +53,5 @@ class BoundedFile(BufferedWriter, Py7zIO):
         return super().write(data)
 
     def size(self) -> int:
+        """Return the bytes written so far."""
         return self.tell()

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.generation.rollout import Rollout
 from stages.modeling.lora import add_lora
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ppo import Ppo
 from stages.rl.policy import Policy, TokenScores
 from stages.rl.policy_gradient_trainer import UpdateSettings
@@ -43,7 +43,7 @@ def same(computed, expected, rel: float = 1e-9, mask=None) -> None:
 def golden_settings(**changes) -> UpdateSettings:
     """Return the settings of the golden values: one epoch over all rows, no limits; the rest as in the recipe."""
     recipe = Ppo()
-    numbers = {field.name: getattr(recipe, field.name) for field in fields(UpdateSettings)} | {
+    numbers = select_settings(UpdateSettings, recipe) | {
         "epochs": 1,
         "minibatch_prompts": 8,
         "microbatch_prompts": 8,

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from stages.modeling.adapters import is_adapter, is_reward_adapter, load_score_head
 from stages.modeling.compatible_files import set_generation_config, write_model
 from stages.modeling.load import load_causal
-from stages.modeling.merge_checks import check_report, layer_changes, max_difference, probe_outputs
+from stages.modeling.merging.checks import check_report, layer_changes, max_difference, probe_outputs
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.pretrained import load_adapter
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
@@ -77,7 +77,7 @@ def merge(
     Args:
         adapters: in the order of training, the first on `base`, each further one on the merge so far; or one whole
             model, trained from `base`, in which there is nothing to merge.
-        limits: see merge_checks.check_report.
+        limits: see checks.check_report.
 
     Raises ValueError if the merged model does not compute the same; it must not be published.
     """

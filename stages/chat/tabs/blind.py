@@ -7,7 +7,7 @@ import gradio as gr
 
 from stages.chat import views
 from stages.chat.controller import ChatController
-from stages.chat.question_inputs import (
+from stages.chat.tabs.question_inputs import (
     IMMEDIATELY,
     ONE_AT_A_TIME,
     QuestionInputs,

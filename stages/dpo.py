@@ -1,0 +1,121 @@
+"""DPO: train the SFT model on preference pairs, without a reward model and without sampling.
+
+    python -m stages.dpo --recipe configs/demo.yaml --policy results/demo/sft-merged \\
+        --pairs results/demo/pairs --out results/demo/dpo
+
+It reads the pairs that the reward model is trained on, the reward split without the same held-out questions. The
+reference's log-probabilities are computed once, before training, and stored. The artifact is the policy with the lowest
+loss on the held-out pairs, which may be the SFT model itself. `loss: ipo` trains IPO.
+"""
+
+from stages.command_line.start import main
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    main(__file__)
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from stages.distributed import sharding
+from stages.evaluation.pair_accuracy import HeldOutPairs, draw_held_out_pairs
+from stages.modeling import families, lora, torch_setup
+from stages.modeling.load import check_whole_model, load_causal
+from stages.modeling.plain_load import check_trained_model, plain_outputs
+from stages.modeling.pretrained import save_adapter, save_model
+from stages.modeling.tokenizer import check_special_tokens, check_vocabulary, load_tokenizer
+from stages.preference.logprobs import collate_rows
+from stages.preference.loss import PreferenceLoss
+from stages.preference.reference import compute_reference
+from stages.preference.startup import check_start
+from stages.preference.validation import Validation
+from stages.recipe.recipe import select_settings
+from stages.recipe.sections.dpo import Dpo
+from stages.reporting.card_metadata import complete_adapter_cards
+from stages.reward_modeling.dataset import Example
+from stages.reward_modeling.pair_split import PairSplit
+from stages.runs.origin import find_origin
+from stages.runtime.artifact import RunContext
+from stages.runtime.files import write_json
+from stages.runtime.stage_lines import print_line
+from stages.training.loggers import TrainingLogger, open_logger
+from stages.training.trainer import TrainerSettings, remove_checkpoints, train
+
+SPLIT = "reward"
+REFERENCE, VALIDATION_REFERENCE = "reference.parquet", "validation_reference.parquet"
+STARTUP = "startup.json"
+
+
+def run(config: Dpo, out: Path, *, policy: Path, pairs: Path, context: RunContext | None = None
+        ) -> dict[str, float]:
+    """Fill `out` with a PEFT adapter or the whole model, the tokenizer, startup.json, the reference's log-probabilities
+    and the series history and samples .jsonl; return the metrics of the manifest."""
+    check_whole_model(policy)
+    torch_setup.prepare()
+    tokenizer = load_tokenizer(policy)
+    parts, limit = PairSplit.open(pairs, SPLIT, config.validation_share), config.max_length_tokens
+    training, dropped = parts.training_examples(
+        tokenizer, max_length_tokens=limit, max_pairs=config.train_pairs, by_question=config.batching == "question")
+    validation = draw_held_out_pairs(
+        parts.validation_rows(), tokenizer, max_pairs=config.train_pairs, max_tokens=limit, seed=config.seed)
+    model = load_trainable_model(config, policy, tokenizer)
+    with open_logger(config.log_to, out, "dpo", context, asdict(config)) as logger:
+        history = train_policy(config, out, model, training, validation, logger)
+    (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
+    complete_adapter_cards(out, find_origin(policy, pairs))
+    remove_checkpoints(out)
+    return {
+        "pairs": sum(len(example.pairs) for example in training),
+        "answers": sum(len(example.answers) for example in training),
+        "dropped_over_length": dropped,
+        "validation_pairs": len(validation.rows),
+        **best_validation(history),
+    }
+
+
+def load_trainable_model(config: Dpo, policy: Path, tokenizer):
+    """Load the policy with an untrained adapter, or with all weights requiring gradients; check that the tokenizer fits
+    it and that it computes what its folder holds."""
+    plain = plain_outputs(policy, config.precision)
+    torch.manual_seed(config.seed)
+    model = load_causal(policy, config.precision, config.cpu_kernels)
+    check_special_tokens(tokenizer, model.config)
+    check_vocabulary(tokenizer, model)
+    families.check_length(model.config, config.max_length_tokens)
+    if config.tune == "full":
+        model.requires_grad_(True)
+    else:
+        model = lora.add_lora(model, precision=config.precision, **vars(config.lora))
+    if config.sharding == "fsdp":
+        sharding.shard(families.backbone(lora.unwrap_peft(model)))
+    print_line(f"dpo: check  {check_trained_model(model, plain)}")
+    return model.eval()
+
+
+def train_policy(config: Dpo, out: Path, model, training: list[Example], held_out: HeldOutPairs,
+                 logger: TrainingLogger) -> list[dict]:
+    """Compute the reference, check the start, and train the model in place; return the history."""
+    loss = PreferenceLoss(**select_settings(PreferenceLoss, config))
+    rows = compute_reference(model, training, config.precision, out / REFERENCE, "dpo: reference")
+    report = check_start(model, rows, loss, config.precision)
+    print_line(f"dpo: check  {report}")
+    write_json(out / STARTUP, asdict(report))
+    evaluation = None
+    if held_out.rows:
+        validation = Validation(model, held_out, loss, config.precision, out / VALIDATION_REFERENCE, logger)
+        evaluation = validation.evaluation(config.save_every_steps)
+    settings = TrainerSettings.from_section(
+        config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="cosine")
+    return train(model, rows, collate_rows, lambda items: loss.summed_loss(model, items, config.precision), settings,
+                 out, "dpo", evaluation, logger)
+
+
+def best_validation(history: list[dict]) -> dict[str, float]:
+    """Return the validation metrics of the state that is saved, and its step; none if no pair is held out."""
+    rows = [row for row in history if "validation_preference_loss" in row]
+    if not rows:
+        return {}
+    best = min(rows, key=lambda row: row["validation_preference_loss"])
+    validation = {name: value for name, value in best.items() if name.startswith("validation_")}
+    return {"best_step": best["step"], "steps": history[-1]["step"], **validation}

@@ -1,0 +1,1 @@
+"""Learn from preference pairs without a reward model: losses, log-probabilities of policy and reference (DPO, IPO)."""
