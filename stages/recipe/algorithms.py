@@ -52,5 +52,5 @@ class Algorithm:
 
 
 ALGORITHMS = {algorithm.name: algorithm for algorithm in (
-    Algorithm(FIRST), Algorithm("rloo"), Algorithm("grpo"))}
+    Algorithm(FIRST), Algorithm("dpo", ("policy", "pairs")), Algorithm("rloo"), Algorithm("grpo"))}
 SIBLINGS = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != FIRST}
