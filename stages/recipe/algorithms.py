@@ -5,6 +5,7 @@ a run's folder it has NAME, NAME-merged, evaluate-NAME and report-NAME; PPO has 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 FIRST = "ppo"  # the algorithm whose evaluation and report bear no name
 REPORT, EVALUATE, SEEDS = "report", "evaluate", "seeds"
@@ -23,18 +24,12 @@ class Algorithm:
     inputs: tuple[str, ...] = ("policy", "reward", "pairs")
     trains_model: bool = True
 
-    @property
-    def input_flags(self) -> str:
-        """Return the flags of its inputs for the shell of a rule, whose inputs have the same names."""
-        return " ".join(f"--{name} {{input.{name}:q}}" for name in self.inputs)
-
-    @property
-    def policy_flag(self) -> str:
-        """Return the flag that names its policy to evaluate and report, for the shell of a rule."""
-        return f"--policy {self.name}={{input.policy:q}}" if self.trains_model else ""
+    def format_policy(self, wildcards: Any, input: Any) -> list[str]:
+        """Return the flag that names its policy to evaluate and report: a function that Snakemake calls for `params`."""
+        return ["--policy", f"{self.name}={input.policy}"] if self.trains_model else []
 
     def policy_inputs(self, manifest: str) -> list[str]:
-        """Return the inputs of a rule with `policy_flag`: the manifest, or nothing without a policy."""
+        """Return the input `policy` of a rule with `format_policy`: the manifest, or nothing without a policy."""
         return [manifest] if self.trains_model else []
 
     def rule_name(self, stage: str) -> str:

@@ -1,5 +1,6 @@
 """Read a run's finished artifacts, to compare runs: settings, digests of files, headline numbers with intervals."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from stages.recipe.algorithms import EVALUATE
 from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import logging_only
-from stages.runs.lineage import RECIPE, section_name
+from stages.runs.lineage import RECIPE, find_run_folder, section_name
 from stages.runs.listing import list_artifacts, time_made
 from stages.runtime.artifact import ArtifactError
 from stages.runtime.manifest import Record, is_artifact, read_record
@@ -32,6 +33,8 @@ def read_run(folder: Path) -> Run:
     if is_artifact(folder):
         raise ArtifactError(f"{folder} is an artifact, not a run: give the folder around it, or artifacts alone")
     folders = sorted(list_artifacts(folder), key=time_made)
+    if (folder / RECIPE).exists():  # then those with a recipe beneath it, of several seeds, are other runs
+        folders = [artifact for artifact in folders if os.path.samefile(find_run_folder(artifact), folder)]
     records = {str(artifact.relative_to(folder)): read_record(artifact) for artifact in folders}
     finished = {name: record for name, record in records.items() if record.state == "finished"}
     if not finished:

@@ -82,7 +82,7 @@ def parse_seeds(config: dict) -> list[int]:
                             f"as in 'seeds=[0, 1, 2]', not {str(config[KEY])!r}")
     if "seed" in config:
         raise SettingsError("--config: give seed=N for one run, or seeds=[...] for several, not both")
-    return seeds
+    return sorted(seeds)  # the order changes nothing
 
 
 def recipe_of_seed(recipe: Recipe, seeded: Recipe, seed: int) -> Recipe:

@@ -16,10 +16,12 @@ from types import MappingProxyType
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import to_dict
 from stages.runs.lineage import RECIPE, find_stale_reasons, locate_inputs, newest_time_ns
+from stages.runtime.artifact import artifact_folder
 from stages.runtime.finished import MANIFEST
 from stages.runtime.manifest import Record, read_record
 
 STALE_NS = 1_000_000_000  # a second after 1970: before every input
+POOLED = "pool_seeds"  # the stage that reports on several seeds
 LOCK = ".lock"  # of the run
 
 
@@ -83,7 +85,7 @@ class _Aligner:
             record = read_record(folder)
             inputs = [path for path in locate_inputs(record) if os.path.exists(path)]
             newest_ns = max(map(self._time_of_input, inputs), default=0)
-            reasons = _find_reasons(record, self._settings_of(folder))
+            reasons = _find_reasons(record, self._settings_of(folder)) + self._other_seeds(record)
             self.reasons += [f"{folder.relative_to(self.run)}: {reason}" for reason in reasons]
             if not reasons:
                 for file in folder.rglob("*"):  # of the report, Snakemake knows more than the manifest
@@ -96,6 +98,15 @@ class _Aligner:
         """Return the settings of the innermost run that an artifact is in; None: those that its recipe.yaml has."""
         runs = [parent for parent in folder.parents if parent in self.settings or (parent / RECIPE).exists()]
         return self.settings.get(runs[0])
+
+    def _other_seeds(self, record: Record) -> list[str]:
+        """Say which seeds a report on several is on, if they are not those that are asked for."""
+        wanted = [run.name for run in self.settings if run != self.run]
+        sources = record.manifest.get("inputs", {}).get("evaluate")
+        if record.manifest.get("stage") != POOLED or not wanted or not isinstance(sources, list):
+            return []
+        seeds = [artifact_folder(_source_path(source)).parent.name for source in sources]
+        return [] if seeds == wanted else [f"it is on {', '.join(seeds)}"]
 
     def _time_of_input(self, path: Path) -> int:
         folder = path.resolve()

@@ -95,17 +95,16 @@ def manifest(folder: Path, stage: str) -> dict:
 
 
 def shells_of_rules() -> list[tuple[str, str]]:
-    """List (program, shell) of every rule, with the flags that the table of algorithms gives written out."""
+    """List (program, shell) of every rule, with the flags that its params give written out."""
     shells = []
     for shell in re.findall(r"^ *shell:\n(.*?)(?:\n\n|\Z)", RULES, re.DOTALL | re.MULTILINE):
-        of_variants = shell.replace("{VARIANT.section}", "{ALGORITHM.name}").replace(
-            "algorithms.ALGORITHMS[VARIANT.section]", "ALGORITHM")
-        of_rule = ([ALGORITHMS[name] for name in VARIANTS] if of_variants != shell else
-                   SIBLINGS.values() if "ALGORITHM.input_flags" in shell else [ALGORITHMS["ppo"]])
+        of_rule = [ALGORITHMS["ppo"]]
+        if "params.inputs" in shell:
+            of_rule = [ALGORITHMS[name] for name in VARIANTS] if "params.options" in shell else SIBLINGS.values()
         for algorithm in of_rule:
-            text = of_variants.replace("{ALGORITHM.name}", algorithm.name)
-            text = text.replace("{ALGORITHM.input_flags}", algorithm.input_flags)
-            text = text.replace("{ALGORITHM.policy_flag}", algorithm.policy_flag)
+            text = shell.replace("{params.program}", algorithm.name)
+            text = text.replace("{params.inputs:q}", " ".join(f"--{name} PATH" for name in algorithm.inputs))
+            text = text.replace("{params.policy:q}", "--policy NAME=PATH")
             shells.append((re.search(r"python -m stages\.(\w+)", text)[1], text))
     return shells
 

@@ -39,7 +39,7 @@ def test_what_is_no_list_of_different_seeds_is_refused_with_the_form(seeds):
 
 
 def test_seeds_are_numbers_or_text_and_not_beside_a_seed():
-    assert parse_seeds({"seeds": ["3", 5, "0"]}) == [3, 5, 0] and parse_seeds({}) == []
+    assert parse_seeds({"seeds": ["3", 5, "0"]}) == [0, 3, 5] and parse_seeds({}) == []
     with pytest.raises(SettingsError, match="give seed=N for one run, or seeds="):
         parse_seeds({"seeds": [1, 2], "seed": 1})
 
@@ -130,7 +130,7 @@ def test_an_artifact_of_a_seed_is_compared_with_the_recipe_of_its_seed_alone(sit
         (run / "recipe.yaml").write_text("name: x\n")
     save_artifact("results/demo/posts", "posts")
     save_artifact("results/demo/seeds", "pool_seeds", evaluate=[
-        {"path": f"{run}/evaluate", "sha256": "0"} for run in seeded])
+        {"path": f"{run}/evaluate/manifest.json", "sha256": "0"} for run in seeded])
     staleness.align_times(Path("results/demo"), recipe, seeded)
     assert compared == {"results/demo/posts": 0, "results/demo/seeds": 0, "results/demo/seed-4/evaluate": 4,
                         "results/demo/seed-6/evaluate": 6}
@@ -138,3 +138,14 @@ def test_an_artifact_of_a_seed_is_compared_with_the_recipe_of_its_seed_alone(sit
     staleness.align_times(Path("results/demo"), recipe)
     assert compared == {"results/demo/posts": 0, "results/demo/seeds": 0, "results/demo/seed-4/evaluate": None,
                         "results/demo/seed-6/evaluate": None}, "None: by its own recipe.yaml"
+
+
+def test_a_report_on_other_seeds_is_stale(site, monkeypatch):
+    monkeypatch.setattr(staleness, "find_stale_reasons", lambda record, settings: [])
+    recipe, run = Recipe(name="demo", dump=("dump.7z",)), Path("results/demo")
+    save_artifact("results/demo/seeds-dpo", "pool_seeds", evaluate=[
+        {"path": f"results/demo/seed-{seed}/evaluate-dpo/manifest.json", "sha256": "0"} for seed in (4, 6)])
+    seeded = {run / f"seed-{seed}": recipe for seed in (4, 6, 7)}
+    assert staleness.align_times(run, recipe, dict(list(seeded.items())[:2])) == []
+    assert staleness.align_times(run, recipe, seeded) == ["seeds-dpo: it is on seed-4, seed-6"]
+    assert staleness.align_times(run, recipe) == [], "without seeds, nothing is said of them"

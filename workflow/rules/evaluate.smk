@@ -20,6 +20,7 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
         params:
             recipe=RECIPE_FILE,
             config=recipes.section_settings(RECIPE, "evaluate"),
+            policy=ALGORITHM.format_policy,
             launcher=PLACEMENT.launcher,
             processes=PLACEMENT.options,
         threads: THREADS
@@ -29,7 +30,7 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
             "../../environment.yml"
         shell:
             "{params.launcher} python -m stages.evaluate --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
-            f" --base {{input.base:q}} --sft {{input.sft:q}} {ALGORITHM.policy_flag}"
+            " --base {input.base:q} --sft {input.sft:q} {params.policy:q}"
             " --reward {input.reward:q} --judge {input.judge:q}"
             " --out {output:q}"
             " {params.processes}"
@@ -60,12 +61,13 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
         params:
             recipe=RECIPE_FILE,
             config=recipes.section_settings(RECIPE, "report"),
+            policy=ALGORITHM.format_policy,
         conda:
             "../../environment.yml"
         shell:
             "python -m stages.report --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
             " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --judge {input.judge:q}"
-            f" {ALGORITHM.policy_flag} --merged {{input.merged:q}} --evaluate {{input.evaluate:q}} --out {{output.manifest:q}}"
+            " {params.policy:q} --merged {input.merged:q} --evaluate {input.evaluate:q} --out {output.manifest:q}"
             " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 

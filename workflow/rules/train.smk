@@ -138,6 +138,8 @@ for ALGORITHM in algorithms.SIBLINGS.values():
         params:
             recipe=RECIPE_FILE,
             config=recipes.section_settings(RECIPE, ALGORITHM.name),
+            program=ALGORITHM.name,
+            inputs=variants.format_inputs,
             launcher=PLACEMENT.launcher,
             processes=PLACEMENT.options,
         threads: THREADS
@@ -146,7 +148,7 @@ for ALGORITHM in algorithms.SIBLINGS.values():
         conda:
             "../../environment.yml"
         shell:
-            f"{{params.launcher}} python -m stages.{ALGORITHM.name} --recipe {{params.recipe:q}} {ALGORITHM.input_flags} --out {{output:q}}"
+            "{params.launcher} python -m stages.{params.program} --recipe {params.recipe:q} {params.inputs:q} --out {output:q}"
             " {params.processes}"
             " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
