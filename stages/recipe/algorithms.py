@@ -25,7 +25,7 @@ class Algorithm:
     trains_model: bool = True
 
     def format_policy(self, wildcards: Any, input: Any) -> list[str]:
-        """Return the flag that names its policy to evaluate and report: a function that Snakemake calls for `params`."""
+        """Return the flag that names its policy to evaluate and report: a function that Snakemake calls."""
         return ["--policy", f"{self.name}={input.policy}"] if self.trains_model else []
 
     def policy_inputs(self, manifest: str) -> list[str]:
