@@ -83,7 +83,7 @@ def test_ratios_and_means_against_plain_python():
 
 # GRPO's mean over a group has the response itself in it: on average its advantage is (k - 1) / k of the other one, and
 # its KL coefficient must be, too, for the same optimum.
-GROUP = 4
+GROUP = 8
 SEEDS = range(int(os.environ.get("BANDIT_SEEDS", "2")))  # ten of them take five minutes
 METHODS = {
     "rloo": (partial(rloo_advantages, responses_per_prompt=GROUP), "reward",
