@@ -96,7 +96,7 @@ def measure_training(where: str, metrics: dict, history: list[dict]) -> list[Mea
 
     With one minibatch a rollout every ratio is 1: that none is clipped then says nothing.
     """
-    if all(row.get("minibatches", 1) == 1 for row in history):
+    if {row["minibatches"] for row in history if "minibatches" in row} == {1}:
         history = [{name: value for name, value in row.items() if name != "clip_fraction"} for row in history]
     values = {band: metrics.get(band.name, band.summarise(history)) for band in BANDS.values()}
     return [Measured(where, band, value) for band, value in values.items() if isinstance(value, int | float)]
