@@ -17,9 +17,10 @@ from stages.reporting.recipe_diff import format_setting
 from stages.runtime.finished import DIGEST_CHARACTERS
 from stages.runtime.manifest import flatten_tree
 
+GROUPED = ("reward", "kl", "length", "entropy", "eos")
 COMPARED_CURVES = {"base": ("loss",), "sft": ("loss", "perplexity"), "reward": ("loss", "accuracy"),
                    "judge": ("accuracy",), "ppo": ("reward", "kl", "length", "entropy", "eos", "explained"),
-                   "dpo": ("loss", "accuracy", "margin", "logprob", "drift")}
+                   "rloo": GROUPED, "grpo": GROUPED, "dpo": ("loss", "accuracy", "margin", "logprob", "drift")}
 TEMPERATURES = re.compile(r" \(T ([^)]+)\) -> (\S+) \(T ([^)]+)\)")  # in a label of the short table
 LABEL_CHARACTERS = 24
 MISSING = "–"

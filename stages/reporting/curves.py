@@ -26,6 +26,27 @@ REWARD_MODEL = [
     CurveSpec("accuracy", "accuracy on validation pairs", "step",
               {"reward model": "validation_accuracy", "longer answer": "validation_longer_answer_accuracy"}),
     CurveSpec("calibration", "expected calibration error", "step", {"validation": "validation_calibration_error"})]
+POLICY_GRADIENT = [
+    CurveSpec("reward", "mean reward", "iteration", {"rollouts": "reward", "validation": "validation_reward"}),
+    CurveSpec("kl", "KL to SFT, nats a response", "iteration", {"rollouts": "kl", "validation": "validation_kl"}),
+    CurveSpec("entropy", "entropy, nats a token", "iteration", {"entropy": "entropy"}),
+    CurveSpec("length", "response length, tokens", "iteration",
+              {"rollouts": "response_tokens", "validation": "validation_response_tokens"}),
+    CurveSpec("eos", "share ended by EOS", "iteration",
+              {"rollouts": "eos_rate", "validation": "validation_eos_rate"}, SHARE),
+    CurveSpec("perplexity", "perplexity of its responses under SFT", "iteration",
+              {"rollouts": "reference_perplexity"}),
+    CurveSpec("clip", "clipped share of the tokens", "iteration", {"update": "clip_fraction"}),
+    CurveSpec("update-kl", "KL of old to new policy, nats a token", "iteration", {"update": "update_kl"})]
+CRITIC = [
+    CurveSpec("value", "error of the value function", "iteration", {"value loss": "value_loss"}),
+    CurveSpec("explained", "share of the returns' variance that values explain", "iteration",
+              {"explained variance": "explained_variance"})]
+BETA = CurveSpec("beta", "weight of the KL", "iteration", {"beta": "beta"})
+SECONDS = CurveSpec(
+    "seconds", "seconds by phase", "iteration",
+    {"rollout": "rollout_seconds", "score": "score_seconds", "reference, values": "experience_seconds",
+     "update": "update_seconds"})
 CURVES = {
     "base": [TOKEN_LOSS],
     "sft": [
@@ -34,25 +55,9 @@ CURVES = {
         CurveSpec("eos", "share of sampled answers that end", "step", {"validation": "validation_eos_rate"}, SHARE)],
     "reward": REWARD_MODEL,
     "judge": REWARD_MODEL,
-    "ppo": [
-        CurveSpec("reward", "mean reward", "iteration", {"rollouts": "reward", "validation": "validation_reward"}),
-        CurveSpec("kl", "KL to SFT, nats a response", "iteration", {"rollouts": "kl", "validation": "validation_kl"}),
-        CurveSpec("entropy", "entropy, nats a token", "iteration", {"entropy": "entropy"}),
-        CurveSpec("length", "response length, tokens", "iteration",
-                  {"rollouts": "response_tokens", "validation": "validation_response_tokens"}),
-        CurveSpec("eos", "share ended by EOS", "iteration",
-                  {"rollouts": "eos_rate", "validation": "validation_eos_rate"}, SHARE),
-        CurveSpec("perplexity", "perplexity of its responses under SFT", "iteration",
-                  {"rollouts": "reference_perplexity"}),
-        CurveSpec("clip", "clipped share of the tokens", "iteration", {"update": "clip_fraction"}),
-        CurveSpec("update-kl", "KL of old to new policy, nats a token", "iteration", {"update": "update_kl"}),
-        CurveSpec("value", "error of the value function", "iteration", {"value loss": "value_loss"}),
-        CurveSpec("explained", "share of the returns' variance that values explain", "iteration",
-                  {"explained variance": "explained_variance"}),
-        CurveSpec("beta", "weight of the KL in the reward", "iteration", {"beta": "beta"}),
-        CurveSpec("seconds", "seconds by phase", "iteration",
-                  {"rollout": "rollout_seconds", "score": "score_seconds", "reference, values": "experience_seconds",
-                   "update": "update_seconds"})],
+    "ppo": [*POLICY_GRADIENT, *CRITIC, BETA, SECONDS],
+    "rloo": [*POLICY_GRADIENT, BETA, SECONDS],
+    "grpo": [*POLICY_GRADIENT, BETA, SECONDS],
     "dpo": [
         CurveSpec("loss", "loss of a pair", "step", {"training": "loss", "validation": "validation_preference_loss"}),
         CurveSpec("accuracy", "accuracy of implicit rewards on validation pairs", "step",

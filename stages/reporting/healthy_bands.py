@@ -92,7 +92,12 @@ class Measured:
 
 
 def measure_training(where: str, metrics: dict, history: list[dict]) -> list[Measured]:
-    """List the numbers of an artifact: of its manifest, which are those of the best state, or else of its history."""
+    """List the numbers of an artifact: of its manifest, which are those of the best state, or else of its history.
+
+    With one minibatch a rollout every ratio is 1: that none is clipped then says nothing.
+    """
+    if {row["minibatches"] for row in history if "minibatches" in row} == {1}:
+        history = [{name: value for name, value in row.items() if name != "clip_fraction"} for row in history]
     values = {band: metrics.get(band.name, band.summarise(history)) for band in BANDS.values()}
     return [Measured(where, band, value) for band, value in values.items() if isinstance(value, int | float)]
 

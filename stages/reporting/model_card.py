@@ -33,6 +33,10 @@ DESCRIPTIONS = {
     "dpo": "A language model, fine-tuned on questions with their preferred answers, then by direct preference "
            "optimisation on pairs of answers: the preferred one became more probable than the other, relative to the "
            "fine-tuned model.",
+    "rloo": "A language model, fine-tuned on questions with their preferred answers, then by REINFORCE leave-one-out "
+            "towards what a reward model scores high, kept near the fine-tuned model by a KL penalty.",
+    "grpo": "A language model, fine-tuned on questions with their preferred answers, then by group relative policy "
+            "optimisation towards what a reward model scores high, kept near the fine-tuned model by a KL penalty.",
     "expert_iteration": "A language model, fine-tuned on questions with their preferred answers, then, in rounds, on "
                         "those of its own answers that a reward model scored highest.",
     "ilql": "A language model, fine-tuned on questions with their preferred answers, then by ILQL on scored answers, "

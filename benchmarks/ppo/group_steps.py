@@ -1,0 +1,84 @@
+"""Run a step of PPO, RLOO or GRPO on the benchmark's workload: PolicyGradientTrainer.step, as the programs call it."""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import logging
+
+from benchmarks.ppo import workload
+from stages import grpo, ppo, rloo
+from stages.generation.sampling_params import SamplingParams
+from stages.modeling import torch_setup
+from stages.recipe.sections.grpo import Grpo
+from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.rloo import Rloo
+from stages.reward_modeling.load import load_classifier
+from stages.reward_modeling.scorer import Scorer
+from stages.rewards.kl import KlController
+from stages.rewards.shaping import RewardShaper, ShapingSettings
+from stages.rewards.sources import RewardFunction
+from stages.rl.load import load_policy
+from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
+from stages.rl.train import Algorithm, parameter_groups, update_settings
+
+PACKAGES = ("torch", "transformers", "peft")
+METHODS = {"ppo_head": (ppo, partial(Ppo, value_model="head")), "ppo_model": (ppo, partial(Ppo, value_model="model")),
+           "rloo": (rloo, Rloo), "grpo": (grpo, Grpo)}
+
+
+def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGradientTrainer, Algorithm]:
+    """Build the trainer of a method; `responses` to a prompt, for the methods that have several."""
+    program, section = METHODS[method]
+    grouped = {"responses_per_prompt": responses} if program is not ppo else {}
+    per_prompt = grouped.get("responses_per_prompt", 1)
+    config = section(precision="fp32", epochs=shape.epochs, rollout_prompts=shape.batch // per_prompt,
+                     minibatch_prompts=shape.minibatch // per_prompt, microbatch_prompts=shape.minibatch // per_prompt,
+                     update_kl_limit=None, kl_coefficient=workload.KL_COEFFICIENT, **grouped)
+    algorithm, lora = program.make_algorithm(config), workload.LORA
+    with tempfile.TemporaryDirectory() as folder:
+        workload.language_model(shape).save_pretrained(f"{folder}/lm")
+        workload.reward_model(shape).save_pretrained(f"{folder}/rm")
+        torch.manual_seed(0)
+        policy = load_policy(
+            Path(folder, "lm"), Path(folder, "rm"), tune="lora", value_model=algorithm.value_model, precision="fp32",
+            temperature=1.0, cpu_kernels="auto",
+            lora={"r": lora["r"], "alpha": lora["lora_alpha"], "dropout": 0.0,
+                  "target_modules": tuple(lora["target_modules"])})
+        scorer = Scorer(load_classifier(f"{folder}/rm", "fp32", cpu_kernels="auto"), "fp32")
+    optimizer = torch.optim.Adam([
+        {key: value for key, value in part.items() if key != "learning_rate_ratio"} if isinstance(part, dict)
+        else {"params": [part]} for part in parameter_groups(config, algorithm, policy)], lr=workload.LEARNING_RATE)
+    return PolicyGradientTrainer(
+        policy=policy, optimizer=optimizer, estimate_advantages=algorithm.estimate_advantages, kl_in=algorithm.kl_in,
+        reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
+                                   ShapingSettings()),
+        kl_controller=KlController(workload.KL_COEFFICIENT, None, 10_000),
+        sampling=SamplingParams(1.0, (workload.NO_EOS,), "until_stop", 1, shape.response),
+        update_settings=update_settings(config, algorithm), kl_estimator=algorithm.kl_estimator,
+        forward_prompts=shape.minibatch, reuse_rollout_logprobs=True), algorithm
+
+
+def main() -> None:
+    arguments = workload.parse_worker_arguments(__doc__, method=(str, "rloo"), responses=(int, 4))
+    shape, generator = arguments.shape, torch.Generator().manual_seed(0)
+    trainer, algorithm = build(shape, arguments.method, arguments.responses)
+    steps, clock = workload.prompts(shape, 1 + arguments.steps), workload.Clock()
+    clock.start_step()
+    for prompts in steps:
+        rows = [prompt for prompt in prompts[:shape.batch // algorithm.responses_per_prompt]
+                for _ in range(algorithm.responses_per_prompt)]
+        row, timing = trainer.step(rows, lambda purpose: generator, workload.LEARNING_RATE)
+        assert timing["tokens"] == shape.batch * shape.response and row["minibatches"] == (
+            shape.epochs * shape.batch // shape.minibatch)
+        clock.end_step()
+    workload.write_results(arguments.out, clock, PACKAGES)
+
+
+if __name__ == "__main__":
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    workload.set_threads()
+    torch_setup.prepare()
+    main()
