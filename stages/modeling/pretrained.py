@@ -44,7 +44,7 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
     check_free_space(f"the copy of {model}", out, copied_bytes)
     for file in files:
         link_or_copy(file.resolve(), out / file.name)
-    _check_loadable(model, out)
+    check_loadable(model, out)
     check_special_tokens(load_tokenizer(out), AutoConfig.from_pretrained(out))
     return {"bytes": sum(f.stat().st_size for f in out.glob("*.safetensors"))}
 
@@ -59,7 +59,7 @@ def _check_links(source: Path, files: list[Path]) -> None:
             raise ValueError(f"{file} is a link to {target}, outside of the model's folder: copy the file there")
 
 
-def _check_loadable(model: str, folder: Path) -> None:
+def check_loadable(model: str, folder: Path) -> None:
     """Raise ValueError if Transformers cannot load the folder, or if a weight is missing, odd in shape or not finite.
 
     Memory holds one tensor at a time: the base may be larger than it, and be quantised by the stages.
