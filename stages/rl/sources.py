@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.modeling.pretrained import check_loadable
+from stages.modeling.pretrained import check_causal
 from stages.recipe.sections.policy_gradient import PolicyGradient
 from stages.rewards.sources import LEXICAL, MODEL
 
@@ -21,7 +21,7 @@ class Sources:
 
 
 def check_sources(config: PolicyGradient, value_model: str | None, sources: Sources) -> None:
-    """Raise ValueError, in one line, for what is missing, given twice or without effect; a model is loaded by none.
+    """Raise ValueError, in one line, for what is missing, given twice or without effect, and for a policy that is none.
 
     value_model: of the algorithm.
     """
@@ -41,4 +41,4 @@ def check_sources(config: PolicyGradient, value_model: str | None, sources: Sour
         raise ValueError("prompt_column and prompt_template are those of --prompts FILE, and have no effect with "
                          "--pairs: leave them out")
     if sources.prompts is not None:
-        check_loadable(str(sources.policy), sources.policy)
+        check_causal(sources.policy)
