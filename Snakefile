@@ -12,7 +12,7 @@ from snakemake.utils import min_version
 
 from stages.recipe import algorithms, variants
 from stages.recipe import recipe as recipes
-from stages.runs import console, default_recipe, dump_paths, run_folder, seeds, signals, staleness
+from stages.runs import console, default_recipe, dump_paths, own_prompts, run_folder, seeds, signals, staleness
 
 min_version("9.0")
 
@@ -87,10 +87,17 @@ wildcard_constraints:
     seed=SEEDS.pattern,
 
 
-include: "workflow/rules/data.smk"
-include: "workflow/rules/train.smk"
-include: "workflow/rules/evaluate.smk"
-include: "workflow/rules/frontier.smk"
+if RECIPE.prompts:
+
+    include: "workflow/rules/own_prompts.smk"
+
+else:
+
+    include: "workflow/rules/data.smk"
+    include: "workflow/rules/train.smk"
+    include: "workflow/rules/evaluate.smk"
+    include: "workflow/rules/frontier.smk"
+    include: "workflow/rules/targets.smk"
 
 
 onstart:
@@ -116,33 +123,13 @@ onerror:
         print(line, file=sys.stderr)
 
 
-# Everything: the merged policy, its evaluation and the report; of several seeds, a report on all of them.
-rule ppo:
-    default_target: True
-    localrule: True
-    input:
-        SEEDS.every(MERGED["ppo"], *rules.report.output),
-        POOLED["ppo"],
-
-
-# The same for its siblings: dpo, rloo, ...
-for ALGORITHM in algorithms.SIBLINGS.values():
-
-    rule:
-        name:
-            ALGORITHM.name
-        localrule: True
-        input:
-            SEEDS.every(f"{RUN}/{ALGORITHM.result}/manifest.json", *getattr(rules, ALGORITHM.rule_name("report")).output),
-            POOLED[ALGORITHM.name],
-
-
-
 # Of a program that calls Snakemake, sys.argv would be another command line.
 if workflow.is_main_process and Path(sys.argv[0]).name in ("snakemake", "__main__.py"):
     try:
         targets = [rule.name for rule in workflow.rules if not rule.has_wildcards()]
         seeded = [rule.name for rule in workflow.rules if rule.wildcard_names == {"seed"}]
+        if RECIPE.prompts:
+            own_prompts.check_targets(RECIPE, sys.argv[1:], targets, algorithms.list_targets())
         run_folder.check_targets(sys.argv[1:], targets, seeded)
     except run_folder.SettingsError as error:
         sys.exit(f"snakemake: error: {error}")

@@ -36,12 +36,17 @@ DOCUMENTS = "documents.arrow"
 TRAINED_ON = ("finetune", "reward", "rl")
 
 
-def run(config: Base, out: Path, *, pairs: Path) -> dict[str, float]:
+def run(config: Base, out: Path, *, pairs: Path | None = None) -> dict[str, float]:
     """Fill `out` with a plain Hugging Face model folder and its tokenizer.
+
+    pairs: None for a pretrained model that is trained on other prompts.
 
     Raises ValueError if a later stage would have too few questions: this is the last moment before hours of training.
     """
-    check_split_sizes(pairs)
+    if pairs is not None:
+        check_split_sizes(pairs)
+    elif config.model == "scratch":
+        raise ValueError("model 'scratch' is trained on pairs: give --pairs FOLDER, or set model to a folder or hub id")
     torch_setup.prepare()
     if config.model != "scratch":
         return copy_pretrained(config.model, config.revision, out)

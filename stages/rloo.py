@@ -21,13 +21,14 @@ from stages.rl.train import Algorithm, Sources, train_policy
 from stages.runtime.artifact import RunContext
 
 
-def run(config: Rloo, out: Path, *, policy: Path, reward: Path, pairs: Path, context: RunContext | None = None
-        ) -> dict[str, float | str]:
+def run(config: Rloo, out: Path, *, policy: Path, reward: Path | None = None, pairs: Path | None = None,
+        prompts: Path | None = None, context: RunContext | None = None) -> dict[str, float | str]:
     """Train the policy and fill `out`; return the metrics of the manifest. See `train_policy`.
 
-    reward: the merged reward model, or its adapter, which then shares the policy's base.
+    reward: the merged reward model, or its adapter, which then shares the policy's base; None: the rewards name none.
+    pairs: their rl split has the questions. prompts: a file or folder of your own, in place of pairs.
     """
-    return train_policy(config, out, make_algorithm(config), Sources(policy, reward, pairs), context)
+    return train_policy(config, out, make_algorithm(config), Sources(policy, reward, pairs, prompts), context)
 
 
 def make_algorithm(config: Rloo) -> Algorithm:

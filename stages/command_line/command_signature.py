@@ -52,7 +52,7 @@ def read_signature(path: Path) -> Signature:
         stage=path.stem,
         module=_module_name(path),
         description=ast.get_docstring(tree) or "",
-        section=next(field.name for field in fields(Recipe) if field.type.__name__ == config),
+        section=next(field.name for field in fields(Recipe) if getattr(field.type, "__name__", "") == config),
         inputs={name: hint for name, (hint, default) in keywords.items() if default is None or hint in OPTIONAL_TYPES},
         options={name: ast.literal_eval(default) for name, (hint, default) in keywords.items()
                  if default is not None and hint not in OPTIONAL_TYPES},

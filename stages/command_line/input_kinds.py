@@ -9,6 +9,7 @@ from stages.runtime.finished import MANIFEST
 
 # Input -> stages that make it. Every other input is a model.
 MADE_BY = {"posts": ("posts",), "pairs": ("pairs", "gather"), "shares": ("pairs",), "evaluate": ("evaluate",)}
+PROMPTS = "prompts"  # a plain file or folder
 INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 NO_MODELS = ("posts", "pairs", "gather", "evaluate", "evaluate_reward", "report", "pool_seeds")
 
@@ -23,6 +24,9 @@ def check_input_kinds(sources: dict[str, dict]) -> None:
         name, path = label.partition("[")[0].partition(".")[0], source["path"]
         stage = (read_json_object(Path(path) / MANIFEST) or {}).get("stage")
         wanted = MADE_BY.get(name)
+        if stage is not None and name == PROMPTS:
+            raise ArtifactError(f"--{name}: {path} was made by {stage}: give a file of your own prompts, or the "
+                                f"folder that pairs made as --pairs")
         if stage is None or name == "dump":
             continue
         if wanted and stage not in wanted:

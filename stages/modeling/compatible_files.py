@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from stages.runtime.files import write_json
 from stages.stackexchange.prompt import adds_bos, prompt_text
 
+CHAT_TEMPLATE = "chat_template.jinja"
 NEW_CLASS, OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
 # What a stage samples with if its settings do not say; named as in the recipe's section `ppo`.
 SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_response_tokens": 128, "stop_ids": None}
@@ -31,7 +32,17 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, out: Path, template: str 
 
     template: another chat template of this prompt.
     """
-    tokenizer.chat_template = template or chat_template(tokenizer)
+    _write_tokenizer(tokenizer, out, template or chat_template(tokenizer))
+
+
+def save_chat_template(tokenizer: PreTrainedTokenizerBase, out: Path, template: str | None) -> None:
+    """Save a tokenizer again with the base's own chat template, or none: of a policy trained on plain prompts."""
+    (out / CHAT_TEMPLATE).unlink(missing_ok=True)
+    _write_tokenizer(tokenizer, out, template)
+
+
+def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, out: Path, template: str | None) -> None:
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(out)
     file = out / "tokenizer_config.json"
     config = json.loads(file.read_text(encoding="utf-8"))

@@ -9,6 +9,7 @@ from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from stages.distributed.sharding import gather_state
 from stages.modeling.adapter_card import write_adapter_card
@@ -44,7 +45,7 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
     check_free_space(f"the copy of {model}", out, copied_bytes)
     for file in files:
         link_or_copy(file.resolve(), out / file.name)
-    _check_loadable(model, out)
+    check_loadable(model, out)
     check_special_tokens(load_tokenizer(out), AutoConfig.from_pretrained(out))
     return {"bytes": sum(f.stat().st_size for f in out.glob("*.safetensors"))}
 
@@ -59,7 +60,17 @@ def _check_links(source: Path, files: list[Path]) -> None:
             raise ValueError(f"{file} is a link to {target}, outside of the model's folder: copy the file there")
 
 
-def _check_loadable(model: str, folder: Path) -> None:
+def check_causal(folder: Path) -> None:
+    """Raise ValueError for a folder with another kind of model, which may load as a causal one all the same: BERT does.
+    """
+    check_loadable(str(folder), folder)
+    names = AutoConfig.from_pretrained(folder).architectures or []
+    if names and not set(names) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise ValueError(f"{folder} holds a {names[0]}, which is no causal language model: give one that continues "
+                         f"texts, as LlamaForCausalLM")
+
+
+def check_loadable(model: str, folder: Path) -> None:
     """Raise ValueError if Transformers cannot load the folder, or if a weight is missing, odd in shape or not finite.
 
     Memory holds one tensor at a time: the base may be larger than it, and be quantised by the stages.

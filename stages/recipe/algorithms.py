@@ -50,3 +50,11 @@ ALGORITHMS = {algorithm.name: algorithm for algorithm in (
     Algorithm(FIRST), Algorithm("dpo", ("policy", "pairs")), Algorithm("rloo"), Algorithm("grpo"),
     Algorithm("best_of_n", trains_model=False), Algorithm("expert_iteration"), Algorithm("ilql", ("policy", "pairs")))}
 SIBLINGS = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != FIRST}
+
+
+def list_targets() -> list[str]:
+    """List the names that runs on a dump have for their stages and targets."""
+    stages = ("posts", "pairs", "sft", "reward", "judge", EVALUATE, REPORT, SEEDS)
+    merged = (f"{name}_merged" for name in ("sft", "reward", "judge", *ALGORITHMS))
+    named = (algorithm.rule_name(stage) for algorithm in ALGORITHMS.values() for stage in (EVALUATE, REPORT, SEEDS))
+    return [*dict.fromkeys((*stages, *merged, *ALGORITHMS, *named, "frontier"))]

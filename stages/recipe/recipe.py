@@ -35,6 +35,8 @@ class Recipe:
 
     name: str = setting("stackllama", "name of the run; results go to results/<name>/")
     dump: tuple[str, ...] = setting((), "folders, Posts.xml files, .7z archives, parquet folders or hub ids")
+    prompts: str | None = setting(
+        None, "your own prompts in place of a dump, for ppo, rloo, grpo: a .jsonl, .parquet or .txt file, or a folder")
     posts: Posts = setting(Posts(), "dump to questions with scored answers")
     pairs: Pairs = setting(Pairs(), "questions to preference pairs")
     base: Base = setting(Base(), "the pretrained model")

@@ -45,6 +45,9 @@ DESCRIPTIONS = {
 }
 SCORERS = ("reward", "judge")
 OTHER_POLICY = "A language model, fine-tuned on questions with their preferred answers, then by {}."
+OWN_PROMPTS = ("A language model, trained by {} on prompts of its maker's own, towards what the maker's reward scores "
+               "high, kept near the model it started from by a KL penalty. No evaluation on held-out pairs exists.")
+OWN_LIMITS = ["The reward is not the truth, and nothing here says whether the policy exploits it: read its answers."]
 LIMITS = [
     "It learnt from votes: what readers liked is not always true. Like its sources, it can be wrong, out of date or "
     "hostile.",
@@ -111,7 +114,7 @@ class MergedModel:
 
     stage: sft, reward, judge or a policy's. config, metrics: of that stage's manifest. merge: the merge's report.
     shortfall: what a reward model, or the one that a policy was trained against, was not
-    shown to beat on held-out pairs, as a clause; '' for nothing.
+    shown to beat on held-out pairs, as a clause; '' for nothing. own_prompts: a policy's, trained on them and no pairs.
     """
 
     stage: str
@@ -120,6 +123,7 @@ class MergedModel:
     merge: dict
     origin: Origin
     shortfall: str = ""
+    own_prompts: bool = False
 
 
 def render_model_card(model: MergedModel) -> str:
@@ -133,7 +137,8 @@ def render_model_card(model: MergedModel) -> str:
     return join_blocks(
         _front_matter(model),
         f"# A model that {does}: {model.stage}",
-        DESCRIPTIONS.get(model.stage) or OTHER_POLICY.format(display_name(model.stage)),
+        OWN_PROMPTS.format(display_name(model.stage)) if model.own_prompts
+        else DESCRIPTIONS.get(model.stage) or OTHER_POLICY.format(display_name(model.stage)),
         format_section("How to use it", *_usage(model)),
         format_section("Base", _base(base)),
         format_section("Data", sites_table(pairs, "questions", "pairs")),
@@ -143,14 +148,15 @@ def render_model_card(model: MergedModel) -> str:
                        _numbers(model.merge)),
         licence_section(pairs, "" if base == "scratch" else "The base model's own licence holds as well.")
         if pairs else "",
-        limits_section(*LIMITS, *stage_limits)) + "\n"
+        limits_section(*(OWN_LIMITS if model.own_prompts else [*LIMITS, *stage_limits]))) + "\n"
 
 
 def _front_matter(model: MergedModel) -> str:
     base = model.origin.base
     known = origin_metadata(model.origin) | ({} if base in (None, "scratch") else {"base_model": clean_name(base)})
+    sources = [] if model.own_prompts else ["stack-exchange", "human-feedback"]
     data = ModelCardData(
-        library_name="transformers", tags=["stack-exchange", "human-feedback", "rlhf", model.stage],
+        library_name="transformers", tags=[*sources, "rlhf", model.stage],
         pipeline_tag="text-classification" if model.stage in SCORERS else "text-generation", **known)
     return f"---\n{data.to_yaml()}\n---"
 
@@ -162,7 +168,10 @@ def _usage(model: MergedModel) -> tuple[str, str]:
         (SCORE_WORDS, SCORE_USE) if has_plain_head else (OPTIONS_WORDS, OPTIONS_USE))
     if model.stage == "ilql":
         words, code = SHIFTED_WORDS, SHIFTED_USE
-    code = code.replace("{prompt!r}", repr(prompt_text("How do I stop the server?")))
+    prompt = prompt_text("How do I stop the server?")
+    if model.config.get("prompt_template") == "none":
+        prompt, words = "A prompt in the form it was trained on", CAUSAL_WORDS.rpartition(" The tokenizer's")[0]
+    code = code.replace("{prompt!r}", repr(prompt))
     return words, f"```python\n{code}\n```"
 
 

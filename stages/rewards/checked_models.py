@@ -11,12 +11,12 @@ from stages.reward_modeling.scoring_file import load_held_out, member_folders
 from stages.rewards.sources import MODEL, is_reward_artifact
 
 
-def reward_artifact(source: str, reward: Path) -> Path:
-    """Return the folder of the reward models that a source names: 'model' names `reward`."""
+def reward_artifact(source: str, reward: Path | None) -> Path:
+    """Return the folder of the reward models that a source names: 'model' names `reward`, which is then given."""
     return reward if source == MODEL else Path(source)
 
 
-def load_held_out_accuracies(sources: Iterable[str], reward: Path) -> dict[Path, dict | None]:
+def load_held_out_accuracies(sources: Iterable[str], reward: Path | None) -> dict[Path, dict | None]:
     """Read the accuracy on held-out pairs of every reward model among the sources, by folder; None: not measured.
 
     Reads no weights, and nothing of sources that are no reward model of this pipeline.

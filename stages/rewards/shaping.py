@@ -8,7 +8,7 @@ import torch
 from stages.reward_modeling.scorer import Combine, combine_scores
 from stages.rewards.running_moments import RunningMoments
 from stages.rewards.sources import MODEL, RewardFunction
-from stages.stackexchange.prompt import parse_question
+from stages.stackexchange.prompt import Template, parse_question
 
 MIN_STD = 1e-6  # scores with a smaller standard deviation are equal, and are not divided by it
 
@@ -26,6 +26,7 @@ class ShapingSettings:
     missing_eos_penalty: float = 0.0
     short_response_tokens: int = 0
     short_response_penalty: float = 0.0
+    prompt_template: Template = "question"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class RewardShaper:
     def _parts(self, rollout) -> dict[str, torch.Tensor]:
         inputs = {"ids": (rollout.prompts, rollout.responses)}
         if any(source.reads == "text" for source in self.sources):
-            questions = [parse_question(self.tokenizer, prompt) for prompt in rollout.prompts]
+            questions = [parse_question(self.tokenizer, prompt, self.settings.prompt_template)
+                         for prompt in rollout.prompts]
             inputs["text"] = (questions, self.tokenizer.batch_decode(
                 rollout.responses, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         scores: dict[str, list[torch.Tensor]] = {part: [] for part in self.weights}

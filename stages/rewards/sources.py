@@ -87,7 +87,7 @@ def load_reward_functions(
     reads: str,
     template: str,
     precision: str,
-    pairs: Path,
+    pairs: Path | None,
     load_models: Callable[[str], list[Scorer]] | None = None,
 ) -> list[RewardFunction]:
     """Load what one entry of ppo.rewards (recipe.ppo.RewardSource) names: one function, or one per reward model.

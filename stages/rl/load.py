@@ -12,8 +12,8 @@ from stages.rl.policy import Policy
 
 
 def load_policy(
-    folder: Path, reward: Path, *, tune: str, value_model: str | None, lora: dict, precision: str, temperature: float,
-    gradient_checkpointing: bool = False, compiled: bool = False, cpu_kernels: str = "off",
+    folder: Path, reward: Path | None, *, tune: str, value_model: str | None, lora: dict, precision: str,
+    temperature: float, gradient_checkpointing: bool = False, compiled: bool = False, cpu_kernels: str = "off",
 ) -> Policy:
     """Load the model in `folder` as an untrained policy; arguments are named as in the recipe's section `ppo`.
 

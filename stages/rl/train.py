@@ -14,6 +14,7 @@ import torch
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
+from stages.modeling.compatible_files import save_chat_template
 from stages.modeling.load import check_whole_model
 from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
@@ -34,6 +35,7 @@ from stages.rl.load import load_policy, load_scorers
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, UpdateSettings
 from stages.rl.prompts import load_prompts
+from stages.rl.sources import Sources, check_sources
 from stages.rl.training_loop import LoopSettings, TrainingLoop
 from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext
@@ -67,15 +69,6 @@ class Algorithm:
         print_line(f"{self.name}: {text}")
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Folders that a program is given: SFT model, reward model and pairs."""
-
-    policy: Path
-    reward: Path
-    pairs: Path
-
-
 def train_policy(
     config: PolicyGradient, out: Path, algorithm: Algorithm, sources: Sources, context: RunContext | None
 ) -> dict[str, float | str]:
@@ -83,12 +76,15 @@ def train_policy(
     the tokenizer, startup.json, and the series history, timing and samples .jsonl; return the manifest's metrics.
     """
     check_whole_model(sources.policy)
+    check_sources(config, algorithm.value_model, sources)
     measured = checked_models.load_held_out_accuracies([entry.source for entry in config.rewards], sources.reward)
     shortfalls = check_reward_models(measured, config.require_reward, algorithm.say, algorithm.name)
     torch_setup.prepare()
     with open_logger(config.log_to, out, algorithm.name, context, asdict(config), step_name="iteration") as logger:
         tokenizer = load_tokenizer(sources.policy)
-        prompts, validation_prompts, too_long = load_prompts(config, tokenizer, sources.pairs, algorithm.name)
+        own_template = tokenizer.chat_template
+        prompts, validation_prompts, too_long = load_prompts(
+            config, tokenizer, sources.pairs, algorithm.name, own=sources.prompts)
         trainer, reward_functions = build_trainer(config, algorithm, tokenizer, sources)
         check_training_space(
             out, trainer.policy.trainable_parameters().values(), optimizer=config.optimizer,
@@ -103,6 +99,8 @@ def train_policy(
             write_json(out / STARTUP, asdict(report))
         loop.train()
     trainer.policy.save(out, tokenizer)
+    if config.prompt_template == "none":
+        save_chat_template(tokenizer, out, own_template)
     complete_adapter_cards(out, find_origin(sources.policy, sources.pairs))
     checkpoint.delete_checkpoints(out)
     return {

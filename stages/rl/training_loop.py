@@ -20,7 +20,7 @@ from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
 from stages.rl.trajectory import score_rollout
 from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, StopRequest, deferred
-from stages.stackexchange.prompt import PROMPT_PREFIX, PROMPT_SUFFIX
+from stages.stackexchange.prompt import PROMPT_PREFIX, PROMPT_SUFFIX, Template, parse_question
 from stages.training import checkpoint
 from stages.training.loggers import TIMING, TrainingLogger
 
@@ -42,6 +42,7 @@ class LoopSettings:
     seed: int
     critic_warmup_iterations: int = 0
     responses_per_prompt: int = 1
+    prompt_template: Template = "question"
 
 
 class TrainingLoop:
@@ -164,6 +165,8 @@ class TrainingLoop:
 
     def _decode_question(self, prompt: list[int]) -> str:
         """Decode a prompt for display; a tokenizer that does not round-trip only looks odd here."""
+        if self.settings.prompt_template == "none":
+            return parse_question(self.tokenizer, prompt, "none")
         text = self.tokenizer.decode(prompt, skip_special_tokens=True)
         return text.removeprefix(PROMPT_PREFIX).removesuffix(PROMPT_SUFFIX)
 

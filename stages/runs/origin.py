@@ -23,8 +23,12 @@ class Origin:
     datasets: list[str] = field(default_factory=list)
 
 
-def find_origin(base: Path, pairs: Path) -> Origin:
-    """Find the origin of a model that starts from `base` and learns from `pairs`; without manifests, less is known."""
+def find_origin(base: Path, pairs: Path | None) -> Origin:
+    """Find the origin of a model that starts from `base` and learns from `pairs`, if any; without manifests, less is
+    known.
+    """
+    if pairs is None:
+        return Origin(find_pretrained(base))
     counts = pairs / "metrics.json"
     return Origin(find_pretrained(base), json.loads(counts.read_text(encoding="utf-8")) if counts.is_file() else {},
                   find_hub_datasets(pairs))

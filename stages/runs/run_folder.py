@@ -22,7 +22,7 @@ from stages.recipe.lookups import check_names
 from stages.recipe.recipe import SHARED, Recipe, load_recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
-from stages.runs import seeds
+from stages.runs import own_prompts, seeds
 from stages.runs.default_recipe import choose_default_recipe
 from stages.runs.dump_paths import dump_label, normalize_sources
 from stages.runs.placement import Placement
@@ -52,7 +52,7 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
     for key, value in config.items():
         if key not in CONFIG_KEYS:
             raise SettingsError(f"--config: unknown key {key!r}{suggest_setting(key, value)}")
-    values = dict(config)
+    values = own_prompts.expand_base(config)
     for key in (*PLACE_KEYS, seeds.KEY):
         values.pop(key, None)
     dump, name = values.pop("dump", None), values.pop("name", None)
@@ -61,12 +61,15 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
     recipe = load_recipe(path, values)
     for field in fields(recipe):
         check_names(getattr(recipe, field.name), field.name, runs_here=runs_here)
+    if recipe.prompts is not None:
+        recipe = own_prompts.resolve_prompts(recipe, dump)
+        dump = (recipe.prompts,) if "prompts" in values else None  # it names the run
     dumps = normalize_sources(recipe.dump if dump is None else dump)
-    if not dumps:
+    if not dumps and recipe.prompts is None:
         raise SettingsError(f"{path} names no dump: give one with --config dump=FOLDER-OR-ARCHIVE")
     if name is None:
         name = recipe.name if dump is None else f"{recipe.name}-{dump_label(dumps)}"
-    recipe = replace(recipe, name=check_name(str(name)), dump=dumps)
+    recipe = replace(recipe, name=check_name(str(name)), dump=() if recipe.prompts else dumps)
     _check_same_dump(recipe)
     return recipe
 
@@ -184,6 +187,8 @@ def _write_recipe(path: Path, recipe: Recipe) -> None:
 def format_summary(recipe: Recipe) -> str:
     """Return the short table of a report if a report is the newest artifact, otherwise where the results are."""
     folder = RESULTS / recipe.name
+    if recipe.prompts:
+        return own_prompts.describe_results(recipe, folder)
     newest = max(folder.glob("*/manifest.json"), key=lambda manifest: manifest.stat().st_mtime_ns, default=None)
     report = folder if newest is None else newest.parent
     metrics = report / "metrics.json"
@@ -212,12 +217,14 @@ def _check_same_dump(recipe: Recipe) -> None:
     if not os.path.exists(path):
         return
     try:
-        dumps = read_mapping(path).get("dump")
+        recorded = read_mapping(path)
+        dumps, prompts = recorded.get("dump"), recorded.get("prompts")
         if not isinstance(dumps, list):
             raise SettingsError(f"{path} names no dump")
     except SettingsError as error:
         raise SettingsError(f"{error}. It only records what {path.parent} was made with: move it away, "
                             f"and it is written again") from None
-    if tuple(dumps) != recipe.dump:
-        raise SettingsError(f"{path.parent} holds a run on another dump ({', '.join(map(str, dumps))}): "
+    if (tuple(dumps), prompts) != (recipe.dump, recipe.prompts):
+        other = f"other prompts ({prompts})" if prompts else f"another dump ({', '.join(map(str, dumps))})"
+        raise SettingsError(f"{path.parent} holds a run on {other}: "
                             f"give --config name=..., or move that folder away")

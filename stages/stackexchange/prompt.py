@@ -7,7 +7,9 @@ never saw. The template is StackLLaMA's (supervised_finetuning.py, prepare_sampl
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Literal
 
+Template = Literal["question", "none"]  # how a prompt is made of a text: 'none' takes it as it is
 BATCH_TEXTS = 1000
 PROMPT_PREFIX, PROMPT_SUFFIX = "Question: ", "\n\nAnswer: "
 
@@ -23,8 +25,28 @@ def prompt_ids(tokenizer, question: str) -> list[int]:
     return start + _encode(tokenizer, prompt_text(question))
 
 
-def parse_question(tokenizer, prompt: list[int]) -> str:
-    """Decode a prompt and return its question. Raises ValueError if it does not follow the template."""
+def plain_prompt_ids(tokenizer, text: str) -> list[int]:
+    """Encode a user's own prompt as it is, with one BOS if the tokenizer adds one.
+
+    Special tokens written out in it, as those of a chat template, are read as such.
+    """
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    return ids if not adds_bos(tokenizer) or ids[:1] == [tokenizer.bos_token_id] else [tokenizer.bos_token_id, *ids]
+
+
+def encode_prompt(tokenizer, text: str, template: Template = "question") -> list[int]:
+    """Encode a prompt by the recipe's prompt_template."""
+    return (prompt_ids if template == "question" else plain_prompt_ids)(tokenizer, text)
+
+
+def parse_question(tokenizer, prompt: list[int], template: Template = "question") -> str:
+    """Decode a prompt and return its question; with template 'none', its text without the BOS at its start.
+
+    Raises ValueError if it does not follow the template.
+    """
+    if template == "none":
+        start = adds_bos(tokenizer) and prompt[:1] == [tokenizer.bos_token_id]
+        return tokenizer.decode(prompt[start:], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     text = tokenizer.decode(prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     if not (text.startswith(PROMPT_PREFIX) and text.endswith(PROMPT_SUFFIX)):
         raise ValueError(f"a prompt does not have the template's shape: {text[:80]!r}")

@@ -53,6 +53,11 @@ class PolicyGradient(RewardSettings):
     microbatch_prompts: int = setting(
         8, "prompts per forward pass of the update; gradients are summed over the minibatch [ours]", within=BATCH)
     epochs: int = setting(4, "passes over each rollout [run]", within=Range(1, 10**6))
+    prompt_column: str | None = setting(
+        None, "column of your own prompts (--prompts); null: the first of prompt, question, text [ours]")
+    prompt_template: Literal["question", "none"] = setting(
+        "question", "form of your own prompts (--prompts): 'question', the pipeline's Question and Answer; 'none', "
+        "the text as it is, in which special tokens can be written out [ours]")
     max_prompt_tokens: int = setting(512, "drop and count longer prompts [script]", within=TOKENS)
     max_response_tokens: int = setting(128, "maximum response length [run]", within=TOKENS)
     response_length: Literal["until_stop", "sampled", "fixed"] = setting(
@@ -98,7 +103,8 @@ class PolicyGradient(RewardSettings):
         "none", "divide rewards by a standard deviation: 'model', of the reward model's scores of reference answers; "
         "'running', of all rollouts so far [script: none; TRL, trlX: either]")
     validation_prompts: int = setting(
-        64, "held-out prompts of the rl split, at most a quarter, to select the best policy [ours]", within=COUNT)
+        64, "prompts held out, of the rl split or of your own, at most a quarter, to select the best policy [ours]",
+        within=COUNT)
     evaluate_every_iterations: int = setting(
         10, "iterations between evaluations on the held-out prompts [ours]", within=COUNT)
     max_kl_nats: float = setting(

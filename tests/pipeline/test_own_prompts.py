@@ -1,0 +1,50 @@
+"""Snakemake on the user's own prompts: what is planned, and one real tiny run."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helpers import tiny_models
+from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
+
+ROOT = Path(__file__).parents[2]
+LINKS = ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data")
+PPO = {"rewards": [{"source": "data.demo.short_answers:score"}], "lora": {"r": 2}, "precision": "fp32",
+       "iterations": 1, "rollout_prompts": 4, "minibatch_prompts": 4, "microbatch_prompts": 4, "epochs": 1,
+       "max_prompt_tokens": 100, "max_response_tokens": 4, "validation_prompts": 4}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    for name in LINKS:
+        (folder / name).symlink_to(ROOT / name)
+    tiny_models.save_base(folder / "model")
+    (folder / "p.txt").write_text("".join(f"use the flag port {number}\n" for number in range(20)))
+    (folder / "r.yaml").write_text(yaml.safe_dump({"merge": {"dtype": "fp32"}, "ppo": PPO, "rloo": PPO}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def snakemake(project):
+    with SnakemakeForks(project) as forks:
+        yield lambda *words: forks.run([*words, "--cores", "1", "--config", "recipe=r.yaml", "base=model",
+                                        "prompts=p.txt", "name=x"], project)
+
+
+def test_plans(snakemake):
+    for name in ("ppo", "rloo"):
+        assert list_planned_jobs(snakemake("-n", name).text) == {"base", f"{name}_train", f"merge {name}", name}
+    outcome = snakemake("-n", "evaluate")
+    assert outcome.code and re.search("'evaluate' needs pairs of answers", outcome.text)
+    assert "Traceback" not in outcome.text
+
+
+def test_a_tiny_run(snakemake, project):
+    outcome = snakemake("ppo")
+    assert outcome.code == 0, outcome.text
+    assert "No evaluation on held-out pairs exists" in outcome.text
+    assert (project / "results/x/ppo-merged/model.safetensors").exists()
+    assert "Nothing to be done" in snakemake("ppo").text

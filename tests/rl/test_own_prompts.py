@@ -1,0 +1,156 @@
+"""Own prompts and an own reward: formats, templates, all three algorithms without pairs, and every refusal."""
+
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+from stages import grpo, merge, ppo, rloo
+from stages.command_line.command import make
+from stages.recipe.sections.grpo import Grpo
+from stages.recipe.sections.models import Lora, Merge
+from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.rewards import RewardSource
+from stages.recipe.sections.rloo import Rloo
+from stages.rl.own_prompts import read_own_prompts
+from stages.rl.prompts import load_prompts
+from stages.rl.sources import Sources, check_sources
+from stages.stackexchange.prompt import encode_prompt, parse_question, prompt_ids
+from tests.helpers import tiny_models
+
+PROMPTS = [f"use the flag port file {number}" for number in range(20)]
+COMMON = {
+    "lora": Lora(r=2, dropout=0.0), "precision": "fp32", "log_to": ("jsonl",), "iterations": 2, "rollout_prompts": 4,
+    "minibatch_prompts": 4, "microbatch_prompts": 2, "epochs": 1, "max_prompt_tokens": 100, "max_response_tokens": 4,
+    "validation_prompts": 4, "evaluate_every_iterations": 1,
+    "rewards": (RewardSource("data.demo.short_answers:score"),)}
+PROGRAMS = {"ppo": (ppo, Ppo), "rloo": (rloo, Rloo), "grpo": (grpo, Grpo)}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_models.save_base(tmp_path_factory.mktemp("own") / "base")
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    return file
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_model_prompts_and_a_function_are_enough(name, base, prompts, tmp_path):
+    program, section = PROGRAMS[name]
+    out = tmp_path / name
+    make(program.run, section(**COMMON), out, {"policy": base, "prompts": prompts})
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert set(manifest["inputs"]) == {"policy", "prompts"} and manifest["metrics"]["prompts"] == 16
+    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert {row["question"] for row in samples} <= set(PROMPTS)
+    merged = tmp_path / "merged"
+    make(merge.run, Merge(dtype="fp32"), merged, {"base": base, "adapter": [str(out)], "prompts": prompts})
+    card = (merged / "README.md").read_text()
+    assert "No evaluation on held-out pairs exists" in card and "stack-exchange" not in card
+
+
+def test_template_none_gives_the_text_as_it_is_and_keeps_the_chat_template(base, prompts, tmp_path, monkeypatch):
+    seen = set()
+    monkeypatch.setattr("data.demo.short_answers.score", lambda questions, answers: seen.update(questions) or [
+        0.0 for _ in answers])
+    out = tmp_path / "ppo"
+    make(ppo.run, Ppo(prompt_template="none", **COMMON), out, {"policy": base, "prompts": prompts})
+    assert seen == set(PROMPTS)
+    rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert {row["question"] for row in rows} <= set(PROMPTS)
+    assert AutoTokenizer.from_pretrained(out).chat_template is None  # as in the base
+
+
+def test_a_prompt_is_decoded_to_its_text_by_either_template():
+    tok = tiny_models.tokenizer()
+    for text in (*PROMPTS, "Question: x\n\nAnswer: ", "a  b \n"):
+        assert parse_question(tok, encode_prompt(tok, text, "none"), "none") == text
+        assert parse_question(tok, encode_prompt(tok, text)) == text
+    assert encode_prompt(tok, "x") == prompt_ids(tok, "x") != encode_prompt(tok, "x", "none")
+
+
+def save_saved(folder, splits=("train",)):
+    from datasets import Dataset, DatasetDict
+    data = Dataset.from_dict({"text": ["a", "b"]})
+    (DatasetDict(dict.fromkeys(splits, data)) if splits else data).save_to_disk(str(folder))
+
+
+def test_formats(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"question": "q", "prompt": "a"}\n\n{"prompt": "b"}\n{"prompt": "a"}\n')
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\n\n")
+    pq.write_table(pa.table({"n": [1, 2], "text": ["a", "b"]}), tmp_path / "a.parquet")
+    save_saved(tmp_path / "saved")
+    save_saved(tmp_path / "plain", splits=())
+    for name in ("a.jsonl", "a.txt", "a.parquet", "saved", "plain"):
+        assert read_own_prompts(tmp_path / name, None) == ["a", "b"], name
+    (tmp_path / "folder").mkdir()
+    for name in ("a.jsonl", "a.parquet"):
+        (tmp_path / name).rename(tmp_path / "folder" / name)
+    assert read_own_prompts(tmp_path / "folder", None) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("name", "content", "column", "message"), [
+    ("a.jsonl", "", None, "has no prompts"), ("a.jsonl", "{", None, "line 1: is no JSON"),
+    ("a.jsonl", "[1]", None, "must be an object"), ("a.jsonl", '{"q": "x"}', None, "no column prompt or .* are: q "),
+    ("a.jsonl", '{"q": "x"}', "title", "no column title; there are: q "),
+    ("a.jsonl", '{"prompt": [{"role": "user"}]}', None, "must be text, not list"),
+    ("a.txt", "x", "title", "plain text and has no column 'title'"), ("a.csv", "x", None, r"read from \.jsonl"),
+    ("a.parquet", "x", None, "cannot be read as Parquet")])
+def test_what_cannot_be_read_is_refused_with_its_place(name, content, column, message, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message) as error:
+        read_own_prompts(tmp_path / name, column)
+    assert str(tmp_path / name) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_too_long_prompts_are_counted(prompts):
+    tok = tiny_models.tokenizer()
+    lengths = sorted(len(prompt_ids(tok, text)) for text in PROMPTS)
+    config = Ppo(max_prompt_tokens=lengths[9])
+    training, validation, too_long = load_prompts(config, tok, None, own=prompts)
+    assert too_long == sum(length > lengths[9] for length in lengths) == 20 - len(training) - len(validation)
+    with pytest.raises(ValueError, match=r"has 0 prompts of at most 3 tokens \(20 are longer\): rloo needs at least 4"):
+        load_prompts(Ppo(max_prompt_tokens=3), tok, None, "rloo", own=prompts)
+
+
+def test_what_is_missing_or_given_twice_is_refused_in_a_line(base, prompts, tmp_path):
+    own, model = Ppo(**COMMON), tmp_path / "reward"
+    lexical = replace(own, rewards=(RewardSource("lexical"),))
+    cases = [
+        (own, "head", Sources(base), "by one of --pairs FOLDER"),
+        (own, "head", Sources(base, pairs=tmp_path, prompts=prompts), "not both"),
+        (Ppo(), "head", Sources(base, prompts=prompts), "names 'model', and no reward model is given"),
+        (lexical, "head", Sources(base, prompts=prompts), "'lexical', which learns from pairs"),
+        (own, "model", Sources(base, prompts=prompts), "value_model to 'head'"),
+        (own, "adapter", Sources(base, prompts=prompts), "value_model to 'head'"),
+        (replace(own, prompt_template="none"), "head", Sources(base, model, tmp_path), "no effect with --pairs"),
+        (replace(own, prompt_column="x"), "head", Sources(base, model, tmp_path), "no effect with --pairs"),
+        (own, "head", Sources(tmp_path, prompts=prompts), "cannot be loaded as a causal language model")]
+    for config, value_model, sources, message in cases:
+        with pytest.raises(ValueError, match=message) as error:
+            check_sources(config, value_model, sources)
+        assert "\n" not in str(error.value)
+    check_sources(own, "head", Sources(base, prompts=prompts))
+    check_sources(Ppo(), "model", Sources(base, model, tmp_path))
+
+
+def test_an_encoder_is_refused(prompts, tmp_path):
+    BertForMaskedLM(BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                               intermediate_size=8)).save_pretrained(tmp_path / "bert")
+    with pytest.raises(ValueError, match="causal"):
+        check_sources(Ppo(**COMMON), "head", Sources(tmp_path / "bert", prompts=prompts))
+
+
+def test_an_artifact_is_no_file_of_prompts(base, tmp_path):
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs/manifest.json").write_text('{"stage": "pairs"}')
+    with pytest.raises(ValueError, match="was made by pairs: give a file of your own prompts"):
+        make(ppo.run, Ppo(**COMMON), tmp_path / "out", {"policy": base, "prompts": tmp_path / "pairs"})

@@ -1,0 +1,80 @@
+# The user's own prompts in place of a dump: base -> ppo, rloo or grpo -> merged. There are no pairs, and no report.
+OWN = {name: algorithms.ALGORITHMS[name] for name in own_prompts.ALGORITHMS}
+
+
+rule base:
+    output:
+        f"{RUN}/base/manifest.json",
+    log:
+        f"{RUN}/logs/base.log",
+    params:
+        recipe=RECIPE_FILE,
+        config=recipes.section_settings(RECIPE, "base"),
+    conda:
+        "../../environment.yml"
+    shell:
+        "python -m stages.base --recipe {params.recipe:q} --out {output:q}"
+        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+
+
+# ppo_train, rloo_train, grpo_train: from the base, with no reward model.
+for ALGORITHM in OWN.values():
+
+    rule:
+        name:
+            f"{ALGORITHM.name}_train"
+        input:
+            policy=BASE,
+            prompts=RECIPE.prompts,
+        output:
+            f"{RUN}/{ALGORITHM.name}/manifest.json",
+        log:
+            f"{RUN}/logs/{ALGORITHM.name}.log",
+        params:
+            recipe=RECIPE_FILE,
+            config=recipes.section_settings(RECIPE, ALGORITHM.name),
+            launcher=PLACEMENT.launcher,
+            processes=PLACEMENT.options,
+        threads: THREADS
+        resources:
+            **PLACEMENT.resources,
+        conda:
+            "../../environment.yml"
+        shell:
+            f"{{params.launcher}} python -m stages.{ALGORITHM.name} --recipe {{params.recipe:q}} --policy {{input.policy:q}} --prompts {{input.prompts:q}} --out {{output:q}}"
+            " {params.processes}"
+            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+
+
+rule merge:
+    input:
+        base=BASE,
+        adapter=f"{RUN}/{{stage}}/manifest.json",
+        prompts=RECIPE.prompts,
+    output:
+        f"{RUN}/{{stage}}-merged/manifest.json",
+    log:
+        f"{RUN}/logs/{{stage}}-merged.log",
+    params:
+        recipe=RECIPE_FILE,
+        config=recipes.section_settings(RECIPE, "merge"),
+    wildcard_constraints:
+        stage="|".join(OWN),
+    threads: THREADS
+    conda:
+        "../../environment.yml"
+    shell:
+        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --prompts {input.prompts:q} --out {output:q}"
+        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+
+
+# Targets: ppo, which is the default, rloo, grpo.
+for ALGORITHM in OWN.values():
+
+    rule:
+        name:
+            ALGORITHM.name
+        default_target: ALGORITHM.name == algorithms.FIRST
+        localrule: True
+        input:
+            SEEDS.every(f"{RUN}/{ALGORITHM.result}/manifest.json"),
