@@ -2,6 +2,7 @@
 
 import tempfile
 from functools import partial
+from pathlib import Path
 
 import torch
 from transformers import logging
@@ -41,7 +42,7 @@ def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGra
         workload.reward_model(shape).save_pretrained(f"{folder}/rm")
         torch.manual_seed(0)
         policy = load_policy(
-            f"{folder}/lm", f"{folder}/rm", tune="lora", value_model=algorithm.value_model, precision="fp32",
+            Path(folder, "lm"), Path(folder, "rm"), tune="lora", value_model=algorithm.value_model, precision="fp32",
             temperature=1.0, cpu_kernels="auto",
             lora={"r": lora["r"], "alpha": lora["lora_alpha"], "dropout": 0.0,
                   "target_modules": tuple(lora["target_modules"])})

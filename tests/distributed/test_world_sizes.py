@@ -31,7 +31,7 @@ def test_sampled_token_ids_are_equal(results, count):
         assert actual["logprobs"] == [pytest.approx(row, **DIGITS) for row in expected["logprobs"]]
 
 
-@pytest.mark.parametrize("trained", ["ppo", "sft", "muon", "reward", "dpo", "ilql"])
+@pytest.mark.parametrize("trained", ["ppo", "rloo", "grpo", "sft", "muon", "reward", "dpo", "ilql"])
 @pytest.mark.parametrize("count", SEVERAL)
 def test_weights_are_equal_up_to_rounding(results, count, trained):
     (_, expected), *_ = results[1]
@@ -60,17 +60,21 @@ def test_ilql_measures_the_same_on_held_out_answers(results, count):
         assert facts["ilql"]["validation"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("trained", ["ppo", "rloo", "grpo"])
 @pytest.mark.parametrize("count", SEVERAL)
-def test_ppo_has_the_same_history_and_state(results, count):
-    """Rewards, KL controller and running scale are those of the whole batch, a user's function is called once."""
-    expected = results[1][0][0]["ppo"]
+def test_policy_gradient_methods_have_the_same_history_and_state(results, count, trained):
+    """Rewards, KL controller and running scale are those of the whole batch, a user's function is called once; so are
+    the advantages of a prompt's responses, which are not all in one process.
+    """
+    expected = results[1][0][0][trained]
     for facts, _ in results[count]:
-        for row, expected_row in zip(facts["ppo"]["rows"], expected["rows"], strict=True):
+        assert facts[trained].get("tokens") == expected.get("tokens")
+        for row, expected_row in zip(facts[trained]["rows"], expected["rows"], strict=True):
             assert row.pop("skips") == expected_row["skips"]
             numbers = {name: value for name, value in expected_row.items() if name != "skips"}
             assert row == pytest.approx(numbers, rel=1e-3, abs=1e-5)
-        assert facts["ppo"]["state"]["kl_controller"] == pytest.approx(expected["state"]["kl_controller"])
-        assert facts["ppo"]["state"]["reward_shaper"] == pytest.approx(expected["state"]["reward_shaper"], rel=1e-5)
+        assert facts[trained]["state"]["kl_controller"] == pytest.approx(expected["state"]["kl_controller"])
+        assert facts[trained]["state"]["reward_shaper"] == pytest.approx(expected["state"]["reward_shaper"], rel=1e-5)
 
 
 @pytest.mark.parametrize("count", SEVERAL)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stages import grpo, rloo
 from stages.distributed import group
 from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedRow
@@ -28,6 +29,8 @@ from stages.preference.logprobs import all_answer_logprobs, collate_rows
 from stages.preference.loss import PreferenceLoss
 from stages.preference.reference import compute_reference
 from stages.preference.startup import check_start
+from stages.recipe.sections.grpo import Grpo
+from stages.recipe.sections.rloo import Rloo
 from stages.reward_modeling.dataset import Example, collate_examples
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scorer import Scorer
@@ -36,8 +39,10 @@ from stages.rewards.kl import KlController
 from stages.rewards.shaping import RewardShaper, ShapingSettings
 from stages.rewards.sources import RewardFunction
 from stages.rl.advantages import gae_advantages
+from stages.rl.collect_rollouts import collect_rollout
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, UpdateSettings, update_policy
+from stages.rl.train import Algorithm
 from stages.rl.trajectory import Trajectory
 from stages.training.memory import retry_with_smaller_batches
 from stages.training.trainer import TrainerSettings, train
@@ -99,6 +104,22 @@ def check_ppo() -> tuple[dict, dict]:
     rows = [trainer.step(PROMPTS, lambda purpose, i=i: torch.Generator().manual_seed(i), 3e-3, critic_only=i == 0)[0]
             for i in range(3)]
     return {"rows": rows, "state": trainer.state()}, weights(policy)
+
+
+def check_groups(algorithm: Algorithm) -> tuple[dict, dict]:
+    """Train three iterations with two responses to each prompt; four processes do not have whole groups each."""
+    policy = make_policy()
+    trainer = PolicyGradientTrainer(
+        policy=policy, optimizer=torch.optim.Adam(policy.policy_parameters(), lr=3e-3), kl_in=algorithm.kl_in,
+        reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", Scorer(classifier(1), "fp32"), part="model")],
+                                   None, ShapingSettings()),
+        kl_controller=KlController(0.1, 1.0, 20), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12),
+        update_settings=replace(UPDATE, minibatch_prompts=4, value_coefficient=0.0, loss_mean="sequence"),
+        kl_estimator="k1", forward_prompts=4, estimate_advantages=algorithm.estimate_advantages)
+    prompts = [prompt for prompt in PROMPTS for _ in range(algorithm.responses_per_prompt)]
+    rows = [trainer.step(prompts, lambda purpose, i=i: torch.Generator().manual_seed(i), 3e-3)[0] for i in range(3)]
+    after = collect_rollout(policy, prompts, trainer.sampling, torch.Generator().manual_seed(9), 4)
+    return {"rows": rows, "state": trainer.state(), "tokens": after.responses}, weights(policy)
 
 
 def check_updates() -> dict:
@@ -201,7 +222,10 @@ def check_ilql(out: Path) -> tuple[dict, dict]:
 def run_checks(own: Path) -> tuple[dict, dict]:
     """Return facts and tensors by name."""
     facts, tensors = {"sampling": check_sampling(), "updates": check_updates()}, {}
-    for name, check in {"ppo": check_ppo, "sft": partial(check_finetuning, own / "sft", "adamw"),
+    for name, check in {"ppo": check_ppo,
+                        "rloo": partial(check_groups, rloo.make_algorithm(Rloo(responses_per_prompt=2))),
+                        "grpo": partial(check_groups, grpo.make_algorithm(Grpo(responses_per_prompt=2))),
+                        "sft": partial(check_finetuning, own / "sft", "adamw"),
                         "muon": partial(check_finetuning, own / "muon", "muon"),
                         "reward": partial(check_reward, own / "reward"),
                         "dpo": partial(check_dpo, own / "dpo"),
