@@ -18,7 +18,7 @@ from stages.modeling.finite_weights import check_finite
 from stages.modeling.load import ADAPTER_CONFIG, check_whole_model
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.disk_space import check_free_space, used_bytes
-from stages.runtime.files import is_on_device, link_or_copy, write_json
+from stages.runtime.files import is_on_device, link_or_copy, read_json_object, write_json
 from stages.runtime.processes import is_main
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -63,11 +63,11 @@ def _check_links(source: Path, files: list[Path]) -> None:
 def check_causal(folder: Path) -> None:
     """Raise ValueError for a folder with another kind of model, which may load as a causal one all the same: BERT does.
     """
-    check_loadable(str(folder), folder)
-    names = AutoConfig.from_pretrained(folder).architectures or []
+    names = (read_json_object(folder / "config.json") or {}).get("architectures") or []
     if names and not set(names) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
         raise ValueError(f"{folder} holds a {names[0]}, which is no causal language model: give one that continues "
                          f"texts, as LlamaForCausalLM")
+    check_loadable(str(folder), folder)
 
 
 def check_loadable(model: str, folder: Path) -> None:

@@ -45,8 +45,9 @@ def parse_question(tokenizer, prompt: list[int], template: Template = "question"
     Raises ValueError if it does not follow the template.
     """
     if template == "none":
-        start = adds_bos(tokenizer) and prompt[:1] == [tokenizer.bos_token_id]
-        return tokenizer.decode(prompt[start:], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if adds_bos(tokenizer) and prompt[:1] == [tokenizer.bos_token_id]:
+            prompt = prompt[1:]
+        return tokenizer.decode(prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     text = tokenizer.decode(prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     if not (text.startswith(PROMPT_PREFIX) and text.endswith(PROMPT_SUFFIX)):
         raise ValueError(f"a prompt does not have the template's shape: {text[:80]!r}")

@@ -7,8 +7,8 @@ from tests.helpers.documentation import ROOT
 
 PAGE = (ROOT / "docs/own_prompts.md").read_text(encoding="utf-8")
 VALUES = {"running", "model", "none", "fixed", "mixed", "reduce", "replace", "full", "head", "adapter", "absolute",
-          "k1", "k2", "paged_adamw_8bit", "repetition", "response_tokens", "tune", "prompts", "base=", "--policy", "--reward",
-          "--prompts", "samples.jsonl"}
+          "k1", "k2", "paged_adamw_8bit", "repetition", "response_tokens", "tune", "prompts", "base=", "--policy",
+          "--reward", "--prompts", "samples.jsonl"}
 
 
 def test_every_setting_of_ours_in_the_tables_exists():

@@ -63,10 +63,10 @@ def test_template_none_gives_the_text_as_it_is_and_keeps_the_chat_template(base,
         0.0 for _ in answers])
     out = tmp_path / "ppo"
     make(ppo.run, Ppo(prompt_template="none", **COMMON), out, {"policy": base, "prompts": prompts})
-    assert seen == set(PROMPTS)
+    assert seen and seen <= set(PROMPTS)
     rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     assert {row["question"] for row in rows} <= set(PROMPTS)
-    assert AutoTokenizer.from_pretrained(out).chat_template is None  # as in the base
+    assert AutoTokenizer.from_pretrained(out).chat_template == AutoTokenizer.from_pretrained(base).chat_template
 
 
 def test_a_prompt_is_decoded_to_its_text_by_either_template():
@@ -145,7 +145,7 @@ def test_what_is_missing_or_given_twice_is_refused_in_a_line(base, prompts, tmp_
 def test_an_encoder_is_refused(prompts, tmp_path):
     BertForMaskedLM(BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
                                intermediate_size=8)).save_pretrained(tmp_path / "bert")
-    with pytest.raises(ValueError, match="causal"):
+    with pytest.raises(ValueError, match="BertForMaskedLM, which is no causal language model"):
         check_sources(Ppo(**COMMON), "head", Sources(tmp_path / "bert", prompts=prompts))
 
 
