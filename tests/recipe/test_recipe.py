@@ -203,7 +203,8 @@ def read_names_of_module(module) -> str:
 PASSED_WHOLE = {"lora"}  # lora.add_lora(**vars(config.lora)): an unknown field is a TypeError
 
 
-@pytest.mark.parametrize("section", [f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "dump")])
+@pytest.mark.parametrize("section", [
+    f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "dump", "prompts")])
 def test_every_setting_is_read_by_its_stage(section):
     read = re.compile(read_names(section))
     workflow, dead = (ROOT / "Snakefile").read_text(), []  # it may choose which folder a stage is given
