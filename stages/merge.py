@@ -33,12 +33,12 @@ from stages.reward_modeling.dataset import Example, build_examples
 from stages.reward_modeling.merge_target import select_target
 from stages.reward_modeling.no_model import read_no_model, write_no_model
 from stages.reward_modeling.scoring_file import load_held_out, member_folder, member_folders
-from stages.rl.own_prompts import read_own_prompts
 from stages.runs.origin import find_origin
 from stages.runtime.artifact import MANIFEST, artifact_folder, read_manifest
 from stages.runtime.files import write_text
 from stages.stackexchange.pairs.table import question_key, read_pairs
 from stages.stackexchange.prompt import encode_prompt
+from stages.stackexchange.prompt_file import read_own_prompts
 
 MAX_PAIRS = 64  # that a merge is evaluated on
 MAX_TOKENS = 2048  # of a question and an answer, or fewer if the model has fewer positions; longer ones are skipped

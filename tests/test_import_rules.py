@@ -34,7 +34,8 @@ ROOMS = {
     "reward_modeling": ("runtime", "render", "distributed", "modeling", *PROMPTS),
     "rewards": ("recipe.user_functions", "distributed", "modeling", "generation", "reward_modeling", *PROMPTS),
     "rl": ("recipe", "runtime", "render", "runs.origin", "distributed", "modeling", "training", "generation",
-           "reward_modeling", "rewards", "evaluation.reward_model_check", "reporting.card_metadata", *PROMPTS),
+           "reward_modeling", "rewards", "evaluation.reward_model_check", "reporting.card_metadata",
+           "stackexchange.prompt_file", *PROMPTS),
     "preference": ("runtime", "distributed", "modeling", "training", "reward_modeling", "evaluation.pair_accuracy",
                    "evaluation.statistics", *PROMPTS),
     "rejection_sampling": ("evaluation.statistics", "runtime", "render", "distributed", "modeling", "training",
@@ -159,7 +160,7 @@ def test_only_the_demo_imports_the_chat_page_and_only_the_chat_page_imports_grad
 
 def test_a_room_takes_no_recipe_object():
     """Beside the rooms that are about recipes, only the wiring that several programs share takes a section."""
-    wiring = {"stages.rl.train", "stages.rl.prompts"}
+    wiring = {"stages.rl.train", "stages.rl.prompts", "stages.rl.sources"}
     rooms = {name for room in ("recipe", "command_line", "runs") for name in modules_in(room)}
     for module in set(MODULES) - rooms - wiring:
         if room_of(module) in ROOMS:

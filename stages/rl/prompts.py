@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from stages.recipe.sections.policy_gradient import PolicyGradient
-from stages.rl.own_prompts import read_own_prompts
 from stages.stackexchange.pairs.table import read_best_rows
 from stages.stackexchange.prompt import encode_prompt
+from stages.stackexchange.prompt_file import read_own_prompts
 
 
 def load_prompts(

@@ -22,7 +22,8 @@ from stages.recipe.lookups import check_names
 from stages.recipe.recipe import SHARED, Recipe, load_recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
-from stages.runs import own_prompts, seeds
+from stages.runs import seeds
+from stages.runs.config import own_prompts
 from stages.runs.default_recipe import choose_default_recipe
 from stages.runs.dump_paths import dump_label, normalize_sources
 from stages.runs.placement import Placement

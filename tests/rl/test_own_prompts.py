@@ -15,10 +15,10 @@ from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
 from stages.recipe.sections.rloo import Rloo
-from stages.rl.own_prompts import read_own_prompts
 from stages.rl.prompts import load_prompts
 from stages.rl.sources import Sources, check_sources
 from stages.stackexchange.prompt import encode_prompt, parse_question, prompt_ids
+from stages.stackexchange.prompt_file import read_own_prompts
 from tests.helpers import tiny_models
 
 PROMPTS = [f"use the flag port file {number}" for number in range(20)]

@@ -66,8 +66,8 @@ def check_targets(recipe: Recipe, words: Sequence[str], rules: Sequence[str], ot
 
 def describe_results(recipe: Recipe, folder: object) -> str:
     """Say after a run where the policies are, and what is known of them."""
-    made = [name for name in ALGORITHMS if os.path.isfile(f"{folder}/{name}-merged/manifest.json")]
+    merged = [name for name in ALGORITHMS if os.path.isfile(f"{folder}/{name}-merged/manifest.json")]
     lines = [f"{name}: the model is {folder}/{name}-merged; answers before and after are in {folder}/{name}/"
-             f"samples.jsonl, curves in {folder}/{name}/history.jsonl" for name in made]
-    return "\n".join([*lines, "No evaluation on held-out pairs exists: read the answers."]) if made else (
+             f"samples.jsonl, curves in {folder}/{name}/history.jsonl" for name in merged]
+    return "\n".join([*lines, "No evaluation on held-out pairs exists: read the answers."]) if merged else (
         f"Results are in {folder}/")

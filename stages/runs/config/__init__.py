@@ -1,0 +1,1 @@
+"""What --config takes beside sections and their settings."""
