@@ -13,7 +13,7 @@ MARKERS = "osD^vPX*"
 FURTHER_COLOURS = ("#8B7FD6", "#A6761D", "#7F8C8D")  # after the page's four, on a light and on a dark ground
 CURVE_POINTS = 200
 MARK_SIZE = 11  # of letters, in points
-MARK_OFFSETS = ((6, -14), (-4, 14))  # by turns, in points: best-of-n below, PPO above
+MARK_OFFSETS = ((-7, 4, "right"), (8, -12, "left"))  # in points, with the alignment; neighbours by turns
 LEGEND_ROOM = 0.3  # of the axis, per three families, for the legend above the points
 
 
@@ -47,12 +47,12 @@ class FrontierFigure:
         axes.annotate("SFT", (0, 0), xytext=(8, -14), textcoords="offset points", fontsize=MARK_SIZE,
                       path_effects=halo, zorder=5)
         for number, ((label, points), colour, marker) in enumerate(_styled(self.points, colours)):
-            offset = MARK_OFFSETS[number % 2]
+            right, up, alignment = MARK_OFFSETS[number % 2]
             self._draw_fit(axes, label, points, colour)
             for point in points:
                 _draw_interval(axes, point, colour)
-                axes.annotate(point.mark, (point.x["mean"], point.y["mean"]), xytext=offset, fontsize=MARK_SIZE,
-                              textcoords="offset points", color=colour, path_effects=halo, zorder=5)
+                axes.annotate(point.mark, (point.x["mean"], point.y["mean"]), xytext=(right, up), ha=alignment,
+                              fontsize=MARK_SIZE, textcoords="offset points", color=colour, path_effects=halo, zorder=5)
             axes.plot([point.x["mean"] for point in points], [point.y["mean"] for point in points], marker,
                       color=colour, markersize=8, label=label)
         largest = max((point.x["mean"] for points in self.points.values() for point in points), default=1.0)
