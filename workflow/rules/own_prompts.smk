@@ -33,6 +33,7 @@ for ALGORITHM in OWN.values():
         params:
             recipe=RECIPE_FILE,
             config=recipes.section_settings(RECIPE, ALGORITHM.name),
+            program=ALGORITHM.name,
             launcher=PLACEMENT.launcher,
             processes=PLACEMENT.options,
         threads: THREADS
@@ -41,7 +42,7 @@ for ALGORITHM in OWN.values():
         conda:
             "../../environment.yml"
         shell:
-            f"{{params.launcher}} python -m stages.{ALGORITHM.name} --recipe {{params.recipe:q}} --policy {{input.policy:q}} --prompts {{input.prompts:q}} --out {{output:q}}"
+            "{params.launcher} python -m stages.{params.program} --recipe {params.recipe:q} --policy {input.policy:q} --prompts {input.prompts:q} --out {output:q}"
             " {params.processes}"
             " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
