@@ -228,7 +228,7 @@ def test_a_switch_is_a_switch(flags, value):
 @pytest.mark.parametrize(("words", "says"), [
     (["--lerning_rate", "1e-5"], "there is no option --lerning-rate; did you mean '--learning-rate'?"),
     (["--policy"], "argument --policy: expected one argument"), (["x"], "the following arguments are required: --pol"),
-    ([], "the following arguments are required: --policy, --reward, --pairs, --out")])
+    ([], "the following arguments are required: --policy, --out")])
 def test_a_mistake_in_the_command_line_is_one_line(words, says, capsys):
     parser = command.build_parser(read_signature(ROOT / "stages/ppo.py"))
     with pytest.raises(SystemExit) as ended:
@@ -264,7 +264,8 @@ def test_an_optional_input_is_part_of_the_request_only_where_it_is_given(probe):
 def test_the_signature_in_the_source_is_that_of_the_function(name):
     stage, run = read_signature(ROOT / f"stages/{name}.py"), importlib.import_module(f"stages.{name}").run
     keywords = {name: p for name, p in inspect.signature(run).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    types = {"Path": Path, "list[str]": list[str], "dict[str, Path]": dict[str, Path], "Path | None": Path | None}
+    types = {"Path": Path, "list[str]": list[str], "dict[str, Path]": dict[str, Path], "Path | None": Path | None,
+             "dict[str, Path] | None": dict[str, Path] | None}
     context = keywords.pop("context", None)
     assert context is None or context.default is None
     assert {name: types[hint] for name, hint in stage.inputs.items()} == {

@@ -148,5 +148,6 @@ def test_off_loads_no_library_and_the_manifest_says_what_was_loaded(fresh, tmp_p
 def test_every_section_of_a_stage_with_a_model_has_the_setting():
     recipe = load_recipe("configs/tiny.yaml", {"cpu_kernels": "off", "sft": {"cpu_kernels": "auto"}})
     chosen = {field.name: getattr(getattr(recipe, field.name), "cpu_kernels", None) for field in fields(recipe)}
-    assert {name for name, value in chosen.items() if value == "off"} == {"base", "reward", "merge", "ppo", "evaluate"}
+    assert {name for name, value in chosen.items() if value == "off"} == {
+        "base", "reward", "merge", "ppo", "dpo", "rloo", "grpo", "best_of_n", "expert_iteration", "ilql", "evaluate"}
     assert chosen["sft"] == "auto" and section_settings(recipe, "ppo")["cpu_kernels"] == "off"

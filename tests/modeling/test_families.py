@@ -28,7 +28,8 @@ PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34
 ANSWERS = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0], [21, 22, 23, 24, 25], [0]]
 ROWS = [prompt + answer for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
 SCORES = torch.tensor([3.0, -3.0, 2.0, -1.0])
-UPDATE = UpdateSettings(2, 4, 2, 0.2, 0.2, 0.1, 1.0, 10.0, None)
+UPDATE = UpdateSettings(epochs=2, minibatch_prompts=4, microbatch_prompts=2, clip_range=0.2, value_clip_range=0.2,
+                        value_coefficient=0.1, max_gradient_norm=1.0, max_ratio=10.0, update_kl_limit=None)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 

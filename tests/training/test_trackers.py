@@ -353,7 +353,8 @@ def test_where_it_cannot_go_is_one_line(tmp_path, log_to, says):
 def test_given_once_it_is_for_all_three(tmp_path):
     (tmp_path / "x.yaml").write_text("log_to: [jsonl, tensorboard]\nppo: {log_to: [jsonl]}\n")
     recipe = load_recipe(tmp_path / "x.yaml")
-    assert [getattr(recipe, name).log_to for name in COUNTS] == [("jsonl", "tensorboard")] * 3 + [("jsonl",)]
+    assert {name: getattr(recipe, name).log_to for name in COUNTS} == dict.fromkeys(
+        COUNTS, ("jsonl", "tensorboard")) | {"ppo": ("jsonl",)}
     assert load_recipe(tmp_path / "x.yaml", {"log_to": ["jsonl", "wandb"]}).ppo.log_to == ("jsonl", "wandb")
 
 
