@@ -101,6 +101,9 @@ else:
     include: "workflow/rules/targets.smk"
 
 
+workflow.default_target = algorithms.FIRST  # default_target in an included file is ignored
+
+
 onstart:
     forced = [job for job in workflow.dag.jobs if workflow.dag.reason(job).forced]
     try:

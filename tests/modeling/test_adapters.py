@@ -33,7 +33,8 @@ from tests.helpers.trajectories import build_trajectory
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
 ANSWERS = [[41, 42, 2], [43], [44, 45, 46, 47, 48, 2], [49, 2]]
-UPDATE = UpdateSettings(2, 4, 2, 0.2, None, 0.1, 1.0, 1e9, None)
+UPDATE = UpdateSettings(epochs=2, minibatch_prompts=4, microbatch_prompts=2, clip_range=0.2, value_coefficient=0.1,
+                        max_gradient_norm=1.0, max_ratio=1e9, update_kl_limit=None)
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ()}
 HOW = {"tune": "lora", "value_model": "head", "lora": LORA, "precision": "fp32", "temperature": 0.7}
 

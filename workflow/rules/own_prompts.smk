@@ -69,13 +69,12 @@ rule merge:
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
-# Targets: ppo, which is the default, rloo, grpo.
+# Targets: ppo, rloo, grpo.
 for ALGORITHM in OWN.values():
 
     rule:
         name:
             ALGORITHM.name
-        default_target: ALGORITHM.name == algorithms.FIRST
         localrule: True
         input:
             SEEDS.every(f"{RUN}/{ALGORITHM.result}/manifest.json"),

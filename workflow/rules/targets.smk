@@ -1,6 +1,5 @@
 # Everything: the merged policy, its evaluation and the report; of several seeds, a report on all of them.
 rule ppo:
-    default_target: True
     localrule: True
     input:
         SEEDS.every(MERGED["ppo"], *rules.report.output),
