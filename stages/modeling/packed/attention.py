@@ -19,6 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from stages.modeling.cpu_kernels import attention as kernels
 from stages.modeling.cpu_kernels.build import supports
+from stages.modeling.packed import varlen
 from stages.modeling.packed.sequences import PackedBatch
 
 PACKED, PACKED_CPU_KERNELS = "packed", "packed_cpu_kernels"
@@ -56,6 +57,8 @@ def attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
     if isinstance(batch, PackedBatch) and cpu_kernels and supports(query, key, value):
         return _KernelAttention.apply(query, key, value, batch, scaling, sliding_window), None
+    if isinstance(batch, PackedBatch) and varlen.supports(query, dtype := _product_dtype(query)):
+        return varlen.attend_varlen(query, key, value, batch.varlen_index, scaling, sliding_window, dtype), None
     groups = query.shape[1] // key.shape[1]
     if batch is not None and not isinstance(batch, PackedBatch):
         if batch.cpu_kernels:
