@@ -173,7 +173,7 @@ def _arguments(settings: TrainerSettings, out: Path, sharded: bool) -> TrainingA
         report_to=[],
         disable_tqdm=True,
         remove_unused_columns=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_pin_memory=False,  # batches are lists of rows on the CPU: there is no tensor to copy
     )
 
 

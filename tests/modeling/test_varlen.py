@@ -70,7 +70,8 @@ def test_offsets_counted_by_hand():
 def test_a_model_computes_the_same_as_without(family, tmp_path, monkeypatch, request):
     model = load_causal(save(FAMILIES[family], tmp_path)).requires_grad_(True)
     separate = [(prompt, answer) for prompt, own in zip(PROMPTS, ANSWERS, strict=True) for answer in own]
-    batches = pack_with_shared_prefix(PROMPTS, ANSWERS, CPU), pack_responses(*map(list, zip(*separate, strict=True)), CPU)
+    apart = pack_responses(*map(list, zip(*separate, strict=True)), CPU)
+    batches = pack_with_shared_prefix(PROMPTS, ANSWERS, CPU), apart
     results = []
     for way in ("cpu", "varlen"):
         if way == "varlen":

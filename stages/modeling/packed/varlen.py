@@ -2,8 +2,8 @@
 
 `index_rows` turns the rows of a batch into what torch.nn.attention.varlen.varlen_attn takes: the tokens of all rows,
 one row after the other, and the offsets at which rows begin. A row may have fewer queries than keys, where its first
-tokens are computed in another row (shared_prefix.py): its queries are then its last tokens, as the kernel's causal mask,
-which is aligned at the ends of both, assumes.
+tokens are computed in another row (shared_prefix.py). Its queries are then its last tokens, as the kernel's causal mask
+assumes, which is aligned at the ends of both.
 
 Shapes: B rows, H heads, N tokens of the batch, W width of a head.
 """
