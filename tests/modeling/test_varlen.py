@@ -14,6 +14,7 @@ from stages.modeling.packed.sequences import pack, pack_responses
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
 from tests.helpers import varlen_reference
 from tests.helpers.architectures import FAMILIES, save
+from tests.helpers.devices import on_gpu
 
 CPU = torch.device("cpu")
 PROMPTS = [[5] * 9, [6], [7] * 20]
@@ -120,6 +121,23 @@ def test_torchs_kernel_takes_what_it_is_given(name, window):
     out = varlen.attend_varlen(*states, index, 0.3, window, torch.bfloat16)
     assert out.shape == (1, batch.input_ids.shape[1], 4, 8) and out.dtype == torch.bfloat16
     assert [g.shape for g in torch.autograd.grad(out.sum(), states)] == [x.shape for x in states]
+
+
+@on_gpu
+@every_batch
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_torchs_kernel_computes_the_same_on_a_gpu(name, window, key_heads, device):
+    """Output and gradients in bf16; what rounding changes is within 0.02 of the largest number."""
+    batch = BATCHES[name]
+    expected = attend_both_ways(batch, (4, key_heads, key_heads), window, "padded")
+    states = [gaussian(1, count, batch.input_ids.shape[1], 8, seed=i).to(device, torch.bfloat16).requires_grad_()
+              for i, count in enumerate((4, key_heads, key_heads))]
+    index = varlen.index_rows(*batch.row_index, torch.device(device))
+    out = varlen.attend_varlen(*states, index, 0.3, window, torch.bfloat16)
+    weights = gaussian(*out.shape, seed=5).to(out)
+    for actual, other in zip([out, *torch.autograd.grad((out * weights).sum(), states)], expected, strict=True):
+        assert (actual.cpu().double() - other).abs().max() < 0.02 * other.abs().max()
 
 
 @pytest.mark.parametrize(("device", "dtype", "width", "capability", "expected"), [
