@@ -1,4 +1,4 @@
-"""Compute on a pretended GPU what a PPO iteration, rewards and the losses need, and compare it with the CPU.
+"""Compute on a pretended GPU what iterations of PPO and GRPO, rewards and the losses need, and compare it with the CPU.
 
     python -m tests.cuda.placement_worker FOLDER
 
@@ -73,9 +73,13 @@ def train_ilql(base: Path) -> list[torch.Tensor]:
     return gradients(total_loss(token_losses(model(rows), settings), settings).sum(), model)
 
 
-def take_ppo_iteration(base: Path) -> list[torch.Tensor]:
-    row, weights = iterate(base, "cpu")
+def take_ppo_iteration(base: Path, responses: int = 1) -> list[torch.Tensor]:
+    row, weights = iterate(base, "cpu", responses)
     return [*(torch.tensor(float(row[name])) for name in ("kl", "entropy", "policy_loss", "value_loss")), *weights]
+
+
+def take_grpo_iteration(base: Path) -> list[torch.Tensor]:
+    return take_ppo_iteration(base, responses=2)
 
 
 @contextmanager
@@ -90,8 +94,8 @@ def loading_onto(device: torch.device):
 
 
 def main(folder: Path) -> None:
-    base, parts = tiny_models.save_base(folder, width=64), (score, train_reward, train_dpo, train_ilql,
-                                                            take_ppo_iteration)
+    base = tiny_models.save_base(folder, width=64)
+    parts = (score, train_reward, train_dpo, train_ilql, take_ppo_iteration, take_grpo_iteration)
     device = pretended_gpu.pretend()  # before the first backward pass, which starts a thread for each device
     expected = [part(base) for part in parts]
     with ExitStack() as stack:

@@ -1,6 +1,7 @@
 """In fp32, a GPU computes what the CPU does: log-probabilities, rewards, samples, a PPO iteration, training steps."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.kl import KlController
 from stages.rewards.shaping import ShapedRewards
-from stages.rl.advantages import gae_advantages
+from stages.rl.advantages import gae_advantages, grpo_advantages
 from stages.rl.load import load_policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
 from stages.training.optimizers import build_optimizer
@@ -71,24 +72,29 @@ class MeanTokenReward:
         return ShapedRewards(torch.tensor([sum(r) / len(r) / 100 for r in rollout.responses]), {}, 1.0)
 
 
-def iterate(base: Path, device: str) -> tuple[dict, list[torch.Tensor]]:
-    """One PPO iteration: the row of the history, and the trained weights."""
+def iterate(base: Path, device: str, responses: int = 1) -> tuple[dict, list[torch.Tensor]]:
+    """One iteration of PPO, or of GRPO with several responses to a prompt: the row of the history, and the weights."""
+    ppo = partial(gae_advantages, gamma=0.98, gae_lambda=0.9)
+    grpo = partial(grpo_advantages, responses_per_prompt=responses, scale_rewards="none")
     with computing_on(device):
         policy = moved_policy(base)
         trainer = PolicyGradientTrainer(
             policy=policy, reward_shaper=MeanTokenReward(), kl_controller=KlController(0.1, None, 1),
             optimizer=build_optimizer("adam", policy.trainable_parameters().values(), learning_rate=0.0, epsilon=1e-5,
                                       weight_decay=0.0),
-            update_settings=UPDATE, sampling=SamplingParams(0.7, (2,), "until_stop", 1, 12, top_k=50, top_p=0.9),
-            estimate_advantages=partial(gae_advantages, gamma=0.98, gae_lambda=0.9), kl_estimator="k1",
-            forward_prompts=2, reuse_rollout_logprobs=True)
-        row, _ = trainer.step(PROMPTS, lambda purpose: torch.Generator().manual_seed(0), 1e-3)
+            update_settings=replace(UPDATE, minibatch_prompts=4 * responses, responses_per_prompt=responses),
+            sampling=SamplingParams(0.7, (2,), "until_stop", 1, 12, top_k=50, top_p=0.9),
+            estimate_advantages=ppo if responses == 1 else grpo, kl_estimator="k1", forward_prompts=2 * responses,
+            reuse_rollout_logprobs=responses == 1)
+        prompts = [prompt for prompt in PROMPTS for _ in range(responses)]
+        row, _ = trainer.step(prompts, lambda purpose: torch.Generator().manual_seed(0), 1e-3)
         return row, [p.detach().cpu() for p in policy.trainable_parameters().values()]
 
 
 @every_device
-def test_one_ppo_iteration(base, device):
-    (row, weights), (expected, expected_weights) = iterate(base, device), iterate(base, "cpu")
+@pytest.mark.parametrize("responses", [1, 2])
+def test_one_iteration(base, device, responses):
+    (row, weights), (expected, expected_weights) = (iterate(base, name, responses) for name in (device, "cpu"))
     assert row.keys() == expected.keys() and row["skips"] == expected["skips"] == [False] * 2
     for name, value in row.items():
         if name != "skips":

@@ -13,4 +13,4 @@ def test_nothing_mixes_devices_and_the_numbers_are_the_cpus(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == [
         "score equal", "train_reward equal", "train_dpo equal", "train_ilql equal", "take_ppo_iteration equal",
-        "aten.add.Tensor: tensors on the CPU and on the GPU"]
+        "take_grpo_iteration equal", "aten.add.Tensor: tensors on the CPU and on the GPU"]
