@@ -153,10 +153,11 @@ def _merge_adapters(base: Path, adapters: list[Path], target: CausalTarget
     for adapter in adapters:
         is_last = adapter == adapters[-1]
         model = (target if is_last else language_model).prepare(model, base, adapter)
+        rows = model.get_input_embeddings().num_embeddings
         model = load_adapter(model, adapter)
         before = target.evaluate(model) if is_last else {}
         with_adapter = probe_outputs(model)
-        adapter_layers.append(AdapterLayers(model, adapter))
+        adapter_layers.append(AdapterLayers(model, adapter, rows))
         layers += [{"adapter": str(adapter)} | row for row in layer_changes(model)]
         model = model.merge_and_unload(safe_merge=True)
         differences.append(max_difference(with_adapter, probe_outputs(model)))

@@ -28,9 +28,12 @@ LAYER_TOLERANCE = 1e-4  # of the largest output of a matrix in fp32: adapter bes
 
 
 class AdapterLayers:
-    """What one adapter changes in the model that it is loaded on: layers, whole tensors, and rows of new tokens."""
+    """What one adapter changes in the model that it is loaded on: layers, whole tensors, and rows of new tokens.
 
-    def __init__(self, model: PeftModel, adapter: Path):
+    rows: of the embedding that the adapter was trained on.
+    """
+
+    def __init__(self, model: PeftModel, adapter: Path, rows: int):
         inner = unwrap_peft(model)
         self.layers = {name.removesuffix(".token_adapter"): module for name, module in inner.named_modules()
                        if isinstance(module, LoraLayer | TrainableTokensLayer)}
@@ -39,13 +42,10 @@ class AdapterLayers:
                       if ".lora_" not in name and not name.endswith("trainable_tokens_delta")}
         self.token_rows = {_plain_name(name): tensor for name, tensor in saved.items()
                            if name.endswith("trainable_tokens_delta")}
-        embedding = inner.get_input_embeddings()
-        self.rows = (getattr(embedding, "base_layer", embedding)).num_embeddings
+        self.rows = rows
 
     def merge(self, name: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return one merged tensor. tensors: those of the same module before this adapter, in fp32, by full name."""
-        if name in self.whole:
-            return self.whole[name].float()
         path, _, leaf = name.rpartition(".")
         layer = self.layers.get(path)
         if isinstance(layer, TrainableTokensLayer) and leaf == "weight":
@@ -102,8 +102,8 @@ class MergedTensors:
         tensors = {each: self._load(each) for each in dict.fromkeys(names) if self._stored_name(each) in self._files}
         for adapter in self.adapters:
             tensors = {each: self._grow(each, tensor, adapter.rows) for each, tensor in tensors.items()}
-            present = [each for each in dict.fromkeys(names) if each in tensors or each in adapter.whole]
-            tensors |= {each: adapter.merge(each, tensors) for each in present}
+            tensors |= {each: adapter.whole[each].float() for each in names if each in adapter.whole}
+            tensors |= {each: adapter.merge(each, tensors) for each in tensors}
         return tensors[name]
 
     def _load(self, name: str) -> torch.Tensor:
