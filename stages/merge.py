@@ -55,7 +55,8 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
     check_order(adapters)
     if is_adapter(adapters[0]):
         check_base(adapters[0], base)
-    target = select_target(adapters[-1], _load_examples(base, adapters[-1], pairs), config.cpu_kernels)
+    target = select_target(adapters[-1], _load_examples(base, adapters[-1], pairs), config.cpu_kernels,
+                           config.check_precision)
     report, *_ = (
         merge(
             base,

@@ -70,6 +70,16 @@ def test_a_whole_model_is_written_with_the_same_bytes(chain, tmp_path, monkeypat
     assert actual == expected
 
 
+def test_checks_in_bf16_leave_the_weights_as_they_are(chain, tmp_path):
+    adapters = [chain / "sft", chain / "reward"]
+    for precision in ("fp32", "bf16"):
+        report = tiny_models.merge(chain / "base", adapters, tmp_path / precision, check_precision=precision)
+    actual, expected = ({name: tensor for file in (tmp_path / precision).glob("*.safetensors")
+                         for name, tensor in load_file(file).items()} for precision in ("bf16", "fp32"))
+    assert actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in actual)
+    assert report["check_precision"] == "bf16"
+
+
 def test_a_matrix_that_is_merged_otherwise_is_refused(chain, tmp_path, monkeypatch):
     """After the check in memory: a wrong scale in the files alone."""
     real = shards.write_shards

@@ -48,12 +48,12 @@ class CausalTarget:
         examples: with `prompt` and `answers` as token ids, and `pairs` of (better, worse) indices.
     """
 
-    def __init__(self, examples: Sequence, cpu_kernels: str = "off"):
-        self.examples, self.cpu_kernels = examples, cpu_kernels
+    def __init__(self, examples: Sequence, cpu_kernels: str = "off", precision: str = "fp32"):
+        self.examples, self.cpu_kernels, self.precision = examples, cpu_kernels, precision
 
     def load(self, folder: Path) -> PreTrainedModel:
-        """Load a whole model in fp32."""
-        return load_causal(folder, cpu_kernels=self.cpu_kernels)
+        """Load a whole model in the precision of the checks."""
+        return load_causal(folder, precision=self.precision, cpu_kernels=self.cpu_kernels)
 
     def prepare(self, model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrainedModel:
         """Return the model that `adapter` goes on: `base`, or `model`, the merge so far; with a row for every token.
@@ -121,12 +121,17 @@ def merge(
     if can_stream(model, tensors):
         release_weights(model, DTYPES[dtype])
         _save(model, tensors, tokenizer, out, max_shard_bytes)
+    elif target.precision != "fp32":
+        raise ValueError(f"the weights of {source} are converted as they are loaded, and are merged in memory: set "
+                         f"merge.check_precision to fp32")
     else:
         _cast(model, DTYPES[dtype])
         write_model(model, tokenizer, out, max_shard_size=max_shard_bytes)
     del model, tensors, layers
     gc.collect()  # it may be in a cycle, and the reloaded one needs as much memory
     report |= _compare_reloaded(target, out, adapters[-1], dtype, merged, rounded)
+    if target.precision != "fp32":
+        report["check_precision"] = target.precision
     report["layers"] = report.pop("layers")  # the long part last
     write_json(out / REPORT, report)
     check_report(report, **limits)
@@ -149,7 +154,7 @@ def _merge_adapters(base: Path, adapters: list[Path], target: CausalTarget
                     ) -> tuple[PreTrainedModel, dict, list[AdapterLayers]]:
     """Merge every adapter into the base, in fp32; return the model, the report so far and the adapters' layers."""
     model, differences, layers, before, adapter_layers = None, [], [], {}, []
-    language_model = CausalTarget(target.examples, target.cpu_kernels)
+    language_model = CausalTarget(target.examples, target.cpu_kernels, target.precision)
     for adapter in adapters:
         is_last = adapter == adapters[-1]
         model = (target if is_last else language_model).prepare(model, base, adapter)
@@ -191,7 +196,7 @@ def _compare_reloaded(target: CausalTarget, out: Path, adapter: Path, dtype: str
 def _check_head(model: PreTrainedModel, adapter: Path, dtype: str) -> None:
     """Raise ValueError unless a reward model's head equals the adapter's bit for bit, in this dtype."""
     if is_reward_adapter(adapter):
-        expected = load_score_head(adapter).float().to(DTYPES[dtype]).float()
+        expected = load_score_head(adapter).float().to(DTYPES[dtype]).to(model.score.weight.dtype).float()
         if not torch.equal(expected, model.score.weight.detach().float().cpu()):
             raise ValueError(f"the score head of {adapter} is not the one in the merged model: nothing is published")
 
