@@ -14,6 +14,7 @@ from stages.modeling.packed.sequences import pack
 
 PROBE_ROWS, PROBE_TOKENS = 4, 48
 RELOAD_TOLERANCE = 1e-4  # of the largest |output|: the same weights, computed again
+BF16_TOLERANCE = 0.1  # of the largest |output|: rounding of weights and activations to bf16 through all layers
 
 
 def probe_ids(vocabulary: int) -> torch.Tensor:
@@ -67,7 +68,11 @@ def check_report(
 ) -> None:
     """Raise ValueError if a merge changed more than the recipe's section `merge` allows, from which the names are."""
     merging, reloading = report["merge_difference"], report["reload_difference"]
-    reload_allowed = RELOAD_TOLERANCE * max(1.0, report["largest_output"])
+    largest = max(1.0, report["largest_output"])
+    reload_allowed = RELOAD_TOLERANCE * largest
+    if report.get("check_precision") == "bf16":
+        reload_allowed = BF16_TOLERANCE * largest
+        max_logit_difference = max(max_logit_difference, reload_allowed)
     if not merging <= max_logit_difference:
         _refuse(f"the merged model differs from base and adapter by {merging:.2g} in a logit",
                 f"merge.max_logit_difference {max_logit_difference:.2g}")

@@ -92,6 +92,9 @@ class Merge:
     max_logit_difference: float = setting(
         1e-3, "do not publish if a logit in fp32 differs by more between adapter and merged weights [ours]",
         within=COEFFICIENT)
+    check_precision: Literal["fp32", "bf16"] = setting(
+        "fp32", "precision of the models that the checks compare; 'bf16' needs half the memory, and lets logits "
+                "differ by 0.1 of the largest; the merged weights are the same [ours]")
     max_perplexity_change: float = setting(
         0.01, "do not publish if the perplexity of the saved model, reloaded, is off by more than this share [ours]",
         within=COEFFICIENT)
