@@ -5,11 +5,12 @@ import shutil
 import pytest
 import torch
 import transformers as hf
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import LoraLayer, LoraModel
 from safetensors.torch import load_file, save_file
 
+from stages.modeling.load import load_causal
+from stages.modeling.merging import checks, shards
 from stages.modeling.merging import merge as modeling_merge
-from stages.modeling.merging import shards
 from stages.modeling.tokenizer import load_tokenizer
 from tests.helpers import tiny_models
 from tests.helpers.architectures import FAMILIES, adapted, save
@@ -78,6 +79,21 @@ def test_checks_in_bf16_leave_the_weights_as_they_are(chain, tmp_path):
                          for name, tensor in load_file(file).items()} for precision in ("bf16", "fp32"))
     assert actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in actual)
     assert report["check_precision"] == "bf16"
+    assert 0 < report["merge_difference"] < report["merge_resolution"]
+    assert 0 < report["reload_difference"] < report["reload_resolution"]
+
+
+def test_the_resolution_is_that_of_bf16_and_leaves_the_weights_as_they_are(chain):
+    """A model of bf16 weights, computed in bf16 and in fp32, differs by rounding alone, and by less than this."""
+    rounded, exact = (load_causal(chain / "sft-merged", precision) for precision in ("bf16", "fp32"))
+    before = {name: weight.clone() for name, weight in rounded.named_parameters()}
+    for name, weight in exact.named_parameters():
+        weight.data = before[name].float()
+    resolution = checks.measure_bf16_resolution(rounded)
+    assert all(torch.equal(weight, before[name]) for name, weight in rounded.named_parameters())
+    difference = checks.max_difference(checks.probe_outputs(rounded), checks.probe_outputs(exact))
+    assert 0.1 * resolution < difference < resolution
+    assert checks.measure_bf16_resolution(exact) == 0.0  # nothing to move
 
 
 def test_a_matrix_that_is_merged_otherwise_is_refused(chain, tmp_path, monkeypatch):
@@ -95,6 +111,20 @@ def test_a_matrix_that_is_merged_otherwise_is_refused(chain, tmp_path, monkeypat
         tiny_models.merge(chain / "base", [chain / "sft"], tmp_path / "merged")
 
 
+def test_an_adapter_that_is_not_merged_is_refused_in_bf16(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(LoraModel, "merge_and_unload", lambda model, **_: model.unload())
+    with pytest.raises(ValueError, match=r"differs from base and adapter by .*, or the resolution of bf16: "):
+        tiny_models.merge(chain / "base", [chain / "sft"], tmp_path / "merged", check_precision="bf16")
+
+
+def test_weights_that_are_converted_on_loading_are_not_checked_in_bf16(tmp_path):
+    base = save(FAMILIES["pythia"], tmp_path / "base")
+    adapted(base).save_pretrained(tmp_path / "adapter")
+    load_tokenizer(base).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=r"set merge\.check_precision to fp32"):
+        tiny_models.merge(base, [tmp_path / "adapter"], tmp_path / "merged", check_precision="bf16")
+
+
 def test_a_base_whose_file_is_missing_is_refused(chain, tmp_path):
     base = shutil.copytree(chain / "base", tmp_path / "base")
     sorted(base.glob("*.safetensors"))[1].unlink()
@@ -103,7 +133,8 @@ def test_a_base_whose_file_is_missing_is_refused(chain, tmp_path):
     assert not list((tmp_path / "merged").glob("*.safetensors"))
 
 
-def test_a_tensor_that_the_files_lost_on_the_way_is_noticed(chain, tmp_path, monkeypatch):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_tensor_that_the_files_lost_on_the_way_is_noticed(chain, precision, tmp_path, monkeypatch):
     """Weights of another base in one file: the reloaded model differs from the one in memory."""
     real = shards.write_shards
 
@@ -114,4 +145,5 @@ def test_a_tensor_that_the_files_lost_on_the_way_is_noticed(chain, tmp_path, mon
 
     monkeypatch.setattr(modeling_merge, "write_shards", damaged)
     with pytest.raises(ValueError, match="reloaded from disk differs"):
-        tiny_models.merge(chain / "base", [chain / "sft"], tmp_path / "merged", max_shard_bytes=20_000)
+        tiny_models.merge(chain / "base", [chain / "sft"], tmp_path / "merged", max_shard_bytes=20_000,
+                          check_precision=precision)

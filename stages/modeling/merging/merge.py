@@ -20,7 +20,13 @@ from stages.modeling.compatible_files import (
     write_model,
 )
 from stages.modeling.load import load_causal
-from stages.modeling.merging.checks import check_report, layer_changes, max_difference, probe_outputs
+from stages.modeling.merging.checks import (
+    check_report,
+    layer_changes,
+    max_difference,
+    measure_bf16_resolution,
+    probe_outputs,
+)
 from stages.modeling.merging.shards import (
     AdapterLayers,
     MergedTensors,
@@ -112,8 +118,10 @@ def merge(
     else:
         source, layers = adapters[0], []
         model = target.load(source)
-        report = _report(0.0, target.evaluate(model), [])
+        report = _report([(0.0, 0.0 if target.precision == "bf16" else None)], target.evaluate(model), [])
     merged = probe_outputs(model)
+    if target.precision == "bf16":
+        report |= {"check_precision": "bf16", "reload_resolution": measure_bf16_resolution(model)}
     target.save_settings(adapters[-1], out, model)
     tokenizer, tensors = load_tokenizer(adapters[-1]), MergedTensors(source, layers, model)
     _check_space(model, out, dtype)
@@ -130,8 +138,6 @@ def merge(
     del model, tensors, layers
     gc.collect()  # it may be in a cycle, and the reloaded one needs as much memory
     report |= _compare_reloaded(target, out, adapters[-1], dtype, merged, rounded)
-    if target.precision != "fp32":
-        report["check_precision"] = target.precision
     report["layers"] = report.pop("layers")  # the long part last
     write_json(out / REPORT, report)
     check_report(report, **limits)
@@ -165,14 +171,18 @@ def _merge_adapters(base: Path, adapters: list[Path], target: CausalTarget
         adapter_layers.append(AdapterLayers(model, adapter, rows))
         layers += [{"adapter": str(adapter)} | row for row in layer_changes(model)]
         model = model.merge_and_unload(safe_merge=True)
-        differences.append(max_difference(with_adapter, probe_outputs(model)))
+        differences.append((max_difference(with_adapter, probe_outputs(model)),
+                            measure_bf16_resolution(model) if target.precision == "bf16" else None))
     _check_head(model, adapters[-1], "fp32")
-    return model, _report(max(differences), before, layers), adapter_layers
+    return model, _report(differences, before, layers), adapter_layers
 
 
-def _report(merge_difference: float, before: dict, layers: list[dict]) -> dict:
+def _report(differences: list[tuple[float, float | None]], before: dict, layers: list[dict]) -> dict:
+    """Begin the report. differences: of outputs, with their resolution in bf16, by adapter; the worst one counts."""
+    difference, resolution = max(differences, key=lambda pair: pair[0] / (pair[1] or 1.0))
     return {
-        "merge_difference": merge_difference,
+        "merge_difference": difference,
+        **({} if resolution is None else {"merge_resolution": resolution}),
         "largest_relative_change": max((row["relative_change"] for row in layers), default=0.0),
         **{f"{name}_before": value for name, value in before.items()},
         "layers": layers,
