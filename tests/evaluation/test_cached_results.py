@@ -69,7 +69,7 @@ def test_the_same_evaluation_loads_no_model_and_has_the_same_bytes(folders, stor
     folder, expected = stored
     assert run(folders, tmp_path / "again", folder) == expected
     assert work == {"loaded": [], "sampled": []}
-    assert f"results of models were taken from {folder / CACHE}" in capfd.readouterr().out
+    assert f"results of models were taken from {folder / CACHE}" in capfd.readouterr().err
 
 
 def test_stored_results_are_not_used_if_the_recipe_says_so(folders, stored, work, tmp_path):
@@ -114,7 +114,7 @@ def test_a_write_that_fails_or_is_killed_leaves_no_result(tmp_path, monkeypatch,
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         files.write({"a": 1}, b"data")
-    assert "not stored" in capfd.readouterr().out and not list((tmp_path / CACHE).iterdir())
+    assert "not stored" in capfd.readouterr().err and not list((tmp_path / CACHE).iterdir())
     draft = tmp_path / CACHE / f"0{SUFFIX}.1.tmp"  # of a process that was killed while it wrote
     draft.write_bytes(b"half")
     files.delete_excess()
@@ -131,7 +131,7 @@ def test_a_damaged_result_is_computed_again(tmp_path, capfd):
     for damaged in (file.read_bytes()[:-1], file.read_bytes()[:7], b""):
         file.write_bytes(damaged)
         assert files.read({"a": 1}) is None and not file.exists()
-        assert "is damaged and is deleted" in capfd.readouterr().out
+        assert "is damaged and is deleted" in capfd.readouterr().err
 
 
 def test_the_least_recently_used_results_are_deleted(tmp_path):
@@ -151,4 +151,4 @@ def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path, capfd):
     files = ResultFiles(tmp_path / CACHE)
     files.write({"a": 1}, b"data")
     files.delete_excess()
-    assert files.read({"a": 1}) is None and capfd.readouterr().out.count("\n") == 1
+    assert files.read({"a": 1}) is None and capfd.readouterr().err.count("\n") == 1

@@ -118,10 +118,8 @@ def merge(
     else:
         source, layers = adapters[0], []
         model = target.load(source)
-        report = _report([(0.0, 0.0 if target.precision == "bf16" else None)], target.evaluate(model), [])
+        report = _report([(0.0, _measure_resolution(model, target))], target.evaluate(model), [])
     merged = probe_outputs(model)
-    if target.precision == "bf16":
-        report |= {"check_precision": "bf16", "reload_resolution": measure_bf16_resolution(model)}
     target.save_settings(adapters[-1], out, model)
     tokenizer, tensors = load_tokenizer(adapters[-1]), MergedTensors(source, layers, model)
     _check_space(model, out, dtype)
@@ -171,18 +169,23 @@ def _merge_adapters(base: Path, adapters: list[Path], target: CausalTarget
         adapter_layers.append(AdapterLayers(model, adapter, rows))
         layers += [{"adapter": str(adapter)} | row for row in layer_changes(model)]
         model = model.merge_and_unload(safe_merge=True)
-        differences.append((max_difference(with_adapter, probe_outputs(model)),
-                            measure_bf16_resolution(model) if target.precision == "bf16" else None))
+        differences.append((max_difference(with_adapter, probe_outputs(model)), _measure_resolution(model, target)))
     _check_head(model, adapters[-1], "fp32")
     return model, _report(differences, before, layers), adapter_layers
+
+
+def _measure_resolution(model: PreTrainedModel, target: CausalTarget) -> float | None:
+    """Measure the resolution of the outputs where the checks run in bf16; None in fp32."""
+    return measure_bf16_resolution(model) if target.precision == "bf16" else None
 
 
 def _report(differences: list[tuple[float, float | None]], before: dict, layers: list[dict]) -> dict:
     """Begin the report. differences: of outputs, with their resolution in bf16, by adapter; the worst one counts."""
     difference, resolution = max(differences, key=lambda pair: pair[0] / (pair[1] or 1.0))
+    in_bf16 = {"check_precision": "bf16", "merge_resolution": resolution, "reload_resolution": differences[-1][1]}
     return {
         "merge_difference": difference,
-        **({} if resolution is None else {"merge_resolution": resolution}),
+        **({} if resolution is None else in_bf16),
         "largest_relative_change": max((row["relative_change"] for row in layers), default=0.0),
         **{f"{name}_before": value for name, value in before.items()},
         "layers": layers,
