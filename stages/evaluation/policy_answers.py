@@ -15,6 +15,7 @@ from stages.generation.sampler import sample_in_batches
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer, combine_scores
 from stages.reward_modeling.scoring_file import member_folders
+from stages.runtime.environment import return_freed_memory
 from stages.runtime.progress import Progress, track
 
 SCORED_AT_ONCE = 512  # texts
@@ -39,19 +40,20 @@ class LoadedModel:
     """The one model in memory, loaded when it is first computed with."""
 
     def __init__(self, load: Callable[[Path], torch.nn.Module]):
-        self._load = load
-        self.release()
+        self._load, self._model, self._folder = load, None, None
 
     def get(self, folder: Path) -> torch.nn.Module:
         """Return the model in this folder; another one is freed first."""
         if folder != self._folder:
-            self.release()
+            if self._folder is not None:
+                self.release()
             self._model, self._folder = self._load(folder), folder
         return self._model
 
     def release(self) -> None:
         """Free the memory."""
         self._model = self._folder = None
+        return_freed_memory()
 
 
 def sample_answers(

@@ -4,7 +4,6 @@ Merging into int8 or nf4 weights would round the change to the quantised grid, a
 weights or lose a head: what counts is what a model loaded from the files computes.
 """
 
-import gc
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +40,7 @@ from stages.modeling.q_heads.shifted_output import shift_by_folder
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
 from stages.runtime.artifact import MANIFEST, read_manifest
 from stages.runtime.disk_space import check_free_space
+from stages.runtime.environment import return_freed_memory
 from stages.runtime.files import write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -126,6 +126,7 @@ def merge(
     rounded = _round(model, dtype)
     if can_stream(model, tensors):
         release_weights(model, DTYPES[dtype])
+        return_freed_memory()
         _save(model, tensors, tokenizer, out, max_shard_bytes)
     elif target.precision != "fp32":
         raise ValueError(f"the weights of {source} are converted as they are loaded, and are merged in memory: set "
@@ -134,7 +135,7 @@ def merge(
         _cast(model, DTYPES[dtype])
         write_model(model, tokenizer, out, max_shard_size=max_shard_bytes)
     del model, tensors, layers
-    gc.collect()  # it may be in a cycle, and the reloaded one needs as much memory
+    return_freed_memory()  # the reloaded one needs as much
     report |= _compare_reloaded(target, out, adapters[-1], dtype, merged, rounded)
     report["layers"] = report.pop("layers")  # the long part last
     write_json(out / REPORT, report)
