@@ -31,7 +31,7 @@ class RewardTarget(CausalTarget):
         scorer = load_classifier(base, self.precision, new_head=True, cpu_kernels=self.cpu_kernels)
         if model is not None:
             scorer.resize_token_embeddings(model.get_input_embeddings().num_embeddings, mean_resizing=False)
-            backbone(scorer).load_state_dict(backbone(model).state_dict())
+            backbone(scorer).load_state_dict(backbone(model).state_dict(), assign=True)  # no copy of the weights
         tokenizer = load_tokenizer(adapter)
         resize_token_embeddings(scorer, tokenizer)
         # Only an id that the embedding has: most families could not be loaded with another one.

@@ -77,6 +77,26 @@ def test_stored_results_are_not_used_if_the_recipe_says_so(folders, stored, work
     assert {"ppo", "sft", "base", "reward"} <= set(work["loaded"])
 
 
+def test_a_result_is_named_by_all_that_it_depends_on(folders, stored, tmp_path, monkeypatch):
+    """What is not among these is the same in all evaluations of a run, or in the environment."""
+    names = {}
+    real = CachedResults.compute
+
+    def compute(cache, kind, model, function, **depends_on):
+        names.setdefault(kind, set()).add((*sorted(depends_on),))
+        assert {"code", "environment", "cpu_kernels"} == set(cache.depends_on)
+        return real(cache, kind, model, function, **depends_on)
+
+    monkeypatch.setattr(CachedResults, "compute", compute)
+    run(folders, tmp_path / "again", stored[0])
+    sampling = ("batch_prompts", "eos", "max_new_tokens", "precision", "prompts", "seed")
+    assert names == {
+        "answers": {(*sampling, "temperature"), (*sampling, "share_prefixes", "temperature")},
+        "log-probabilities": {("precision", "temperature", "texts")},
+        "mean log-probabilities": {("precision", "texts")},
+        "rewards": {("batch_texts", "precision", "texts")}}
+
+
 @pytest.mark.parametrize("change", [
     {"model": "b"}, {"kind": "other"}, {"seed": 1}, {"code": "new"}, {"environment": {"threads": 2}}])
 def test_whatever_a_result_depends_on_has_another_file(tmp_path, change):
