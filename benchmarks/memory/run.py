@@ -42,11 +42,10 @@ def main() -> None:
     sys.exit(int(max(gib for _, gib, _ in rows) > arguments.limit_gib))
 
 
-def run_stages(folder: Path) -> list[tuple[str, float, float]]:
-    """Run merges and an evaluation; return the peak GiB and CPU seconds of each."""
-    recipe = ("--recipe", ROOT / "configs/tiny.yaml")
+def list_commands(folder: Path) -> dict[str, tuple]:
+    """Return the stage and its options, by label."""
     base, pairs = ("--base", folder / "base"), ("--pairs", folder / "pairs")
-    commands = {
+    return {
         "merge, language model": ("merge", *base, *pairs, "--adapter", folder / "ppo", *MERGE, "--out",
                                   folder / "ppo-merged"),
         "merge, reward model": ("merge", *base, *pairs, "--adapter", folder / "reward", *MERGE, "--out",
@@ -55,9 +54,13 @@ def run_stages(folder: Path) -> list[tuple[str, float, float]]:
                      f"ppo={folder / 'ppo-merged'}", "--reward", folder / "reward-merged", *EVALUATE, "--out",
                      folder / "evaluate"),
     }
+
+
+def run_stages(folder: Path) -> list[tuple[str, float, float]]:
+    """Run merges and an evaluation; return the peak GiB and CPU seconds of each."""
     rows = []
-    for label, (stage, *options) in commands.items():
-        cost = measured("-m", f"stages.{stage}", *recipe, *options)
+    for label, (stage, *options) in list_commands(folder).items():
+        cost = measured("-m", f"stages.{stage}", "--recipe", ROOT / "configs/tiny.yaml", *options)
         rows.append((label, cost.peak_mb * 1e6 / 2**30, cost.cpu))
         print(f"{label}: {rows[-1][1]:.2f} GiB, {cost.cpu:.0f} CPU seconds", flush=True)
     return rows
