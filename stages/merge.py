@@ -64,7 +64,7 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
     if is_adapter(adapters[0]):
         check_base(adapters[0], base)
     examples = _load_examples(base, adapters[-1], pairs) if pairs else _load_prompts(base, adapters[-1], prompts)
-    target = select_target(adapters[-1], examples, config.cpu_kernels)
+    target = select_target(adapters[-1], examples, config.cpu_kernels, config.check_precision)
     report, *_ = (
         merge(
             base,

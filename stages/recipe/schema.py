@@ -32,7 +32,8 @@ def setting(default: Any, doc: str, *, within: Range | None = None, affects_resu
     Args:
         doc: one line with the meaning, the unit (where the name does not say it) and the [source] of the default.
         within: the range of a number, or of each number of a list; values that are given are checked against it.
-        affects_result: False for settings that change only logging; changing them does not make an artifact stale.
+        affects_result: False for settings that change only logging, checks or what is computed again; changing them
+            does not make an artifact stale.
     """
     metadata = {"doc": doc, "within": within, "affects_result": affects_result}
     return dataclasses.field(default=default, metadata=metadata)

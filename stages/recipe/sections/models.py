@@ -92,6 +92,10 @@ class Merge:
     max_logit_difference: float = setting(
         1e-3, "do not publish if a logit in fp32 differs by more between adapter and merged weights [ours]",
         within=COEFFICIENT)
+    check_precision: Literal["fp32", "bf16"] = setting(
+        "fp32", "precision of the models that the checks compare; 'bf16' needs half the memory, and lets logits "
+                "differ by 1.5 times what a unit in the last place of all weights changes; the merged weights are the "
+                "same [ours]", affects_result=False)
     max_perplexity_change: float = setting(
         0.01, "do not publish if the perplexity of the saved model, reloaded, is off by more than this share [ours]",
         within=COEFFICIENT)
