@@ -11,7 +11,7 @@ from stages.training.checkpoint import list_checkpoints
 from stages.training.optimizers import optimizer_state_bytes
 
 
-def check_training_space(out: Path, parameters: Iterable[torch.nn.Parameter], *, optimizer: str, saves: int | None,
+def check_training_space(out: Path, parameters: Iterable[torch.nn.Parameter], *, optimizer: str, saves: int,
                          keep_checkpoints: int, keeps_best: bool, checkpoints: Path) -> None:
     """Raise ValueError if the disk of `out` has no room for the checkpoints of a training and its result.
 
@@ -20,15 +20,14 @@ def check_training_space(out: Path, parameters: Iterable[torch.nn.Parameter], *,
 
     Args:
         parameters: those that are saved; only those that require gradients have optimizer state.
-        saves: number of checkpoints that will be written; None: unknown, as where they are saved by time, too.
+        saves: number of checkpoints that will be written, at most.
         keeps_best: the best weights so far are saved, too: with each checkpoint, and beside them.
         checkpoints: folder of the checkpoints.
     """
     parameters = list(parameters)
     weights_bytes = sum(p.nbytes for p in parameters) * (1 + keeps_best)
     state_bytes = optimizer_state_bytes(optimizer, (p for p in parameters if p.requires_grad))
-    at_once = keep_checkpoints + 1 if saves is None else min(saves, keep_checkpoints + 1)
-    needed_bytes = at_once * (weights_bytes + state_bytes) + weights_bytes
+    needed_bytes = min(saves, keep_checkpoints + 1) * (weights_bytes + state_bytes) + weights_bytes
     check_free_space("checkpoints and weights", out, needed_bytes - used_bytes(*list_checkpoints(checkpoints)))
 
 

@@ -90,8 +90,8 @@ def train(
         raise ValueError(f"{label} was started as one of several processes that have not met: start it by its command")
     check_training_space(
         out, _saved_parameters(model), optimizer=settings.optimizer, keep_checkpoints=KEEP_CHECKPOINTS,
-        saves=None if settings.save_every_minutes else count_saves(
-            len(dataset), settings.batch, settings.epochs, settings.max_steps, settings.save_every_steps),
+        saves=count_saves(len(dataset), settings.batch, settings.epochs, settings.max_steps,
+                          1 if settings.save_every_minutes else settings.save_every_steps),
         keeps_best=evaluation is not None and evaluation.score is not None, checkpoints=out / CHECKPOINTS)
     set_seed(settings.seed)
     callback = HistoryCallback(
