@@ -26,7 +26,8 @@ from stages.recipe.sections.sft import Sft
 
 DEFAULT_RECIPE = "configs/demo.yaml"  # for the bundled site
 REAL_SITES_RECIPE = "configs/sites.yaml"
-SHARED = ("seed", "cpu_kernels", "log_to")  # keys beside the sections; they set the value in every section that has it
+# Keys beside the sections; they set the value in every section that has it.
+SHARED = ("seed", "cpu_kernels", "save_every_minutes", "log_to")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def load_recipe(path: str | Path, overrides: dict | None = None) -> Recipe:
 def _apply_values(recipe: Recipe, values: dict, where: str, from_text: bool) -> Recipe:
     values = dict(values)
     for key in SHARED:
-        if (value := values.pop(key, None)) is not None:
+        if key in values:
+            value = values.pop(key)
             sections = [f.name for f in fields(recipe) if hasattr(getattr(recipe, f.name), key)]
             recipe = replace(recipe, **{
                 name: override(getattr(recipe, name), {key: value}, where, from_text=from_text) for name in sections})
