@@ -121,9 +121,6 @@ class SaveCallback(TrainerCallback):
     def __init__(self, request: StopRequest, timer: CheckpointTimer, all_save: bool):
         self.request, self.timer, self.all_save, self.stopped_at = request, timer, all_save, None
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.timer.restart()
-
     def on_step_end(self, args, state, control, **kwargs):
         stops, is_due = group.any_process_each([self.request.signal is not None, self.timer.is_due()])
         if control.should_training_stop or not (stops or is_due):

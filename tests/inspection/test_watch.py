@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -92,6 +93,8 @@ def test_another_process_of_the_same_id_is_another_one(out):
     with progress_file.follow(out):
         facts = progress_file.read_progress(out)
         assert progress_file.is_running(facts) and not progress_file.is_running(facts | {"process_start": "1"})
+    starts = [progress_file.read_process_start(pid) for pid in (os.getpid(), os.getppid(), os.getpid())]
+    assert starts[0] == starts[2] != starts[1], "what tells processes apart is when they began"
 
 
 @pytest.mark.parametrize(("error", "says"), [
