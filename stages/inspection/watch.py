@@ -108,7 +108,8 @@ def _describe_state(facts: dict) -> str:
         longest = format_duration(facts.get("longest_wait_seconds", 0.0))
         rest = "it still runs" if facts["is_here"] else "whether it still runs cannot be seen from this machine"
         return f"no progress for {waited}, the longest wait before was {longest}; {process}: {rest}"
-    return f"running for {format_duration(facts['seconds'])}, {process}, last progress {waited} ago"
+    progress = f"last progress {waited} ago" if "line" in facts else "no progress to show yet"
+    return f"running for {format_duration(facts['seconds'])}, {process}, {progress}"
 
 
 def _observe_finished(out: Path) -> dict:

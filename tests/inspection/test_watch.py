@@ -52,7 +52,7 @@ def test_the_page_shows_progress_checkpoint_and_metrics(out, monkeypatch):
                                            + '{"step": 9, "lo')
     with progress_file.follow(out):
         first = observe(out, time.time())
-        assert first["state"] == "running" and "line" not in first
+        assert first["state"] == "running" and format_line(first).endswith(", no progress to show yet")
         report_steps(monkeypatch)
         page = format_page(observe(partial, time.time() + 61))
         line = format_line(observe(out, time.time()))
@@ -93,8 +93,8 @@ def test_another_process_of_the_same_id_is_another_one(out):
     with progress_file.follow(out):
         facts = progress_file.read_progress(out)
         assert progress_file.is_running(facts) and not progress_file.is_running(facts | {"process_start": "1"})
-    starts = [progress_file.read_process_start(pid) for pid in (os.getpid(), os.getppid(), os.getpid())]
-    assert starts[0] == starts[2] != starts[1], "what tells processes apart is when they began"
+    own, parent = (int(progress_file.read_process_start(pid)) for pid in (os.getpid(), os.getppid()))
+    assert own >= parent > 0, "when they began tells processes apart"
 
 
 @pytest.mark.parametrize(("error", "says"), [
