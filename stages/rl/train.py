@@ -88,7 +88,8 @@ def train_policy(
         trainer, reward_functions = build_trainer(config, algorithm, tokenizer, sources)
         check_training_space(
             out, trainer.policy.trainable_parameters().values(), optimizer=config.optimizer,
-            saves=config.iterations // config.save_every_iterations, keep_checkpoints=config.keep_checkpoints,
+            saves=config.iterations // (1 if config.save_every_minutes else config.save_every_iterations),
+            keep_checkpoints=config.keep_checkpoints,
             keeps_best=True, checkpoints=out)
         settings = LoopSettings(**select_settings(LoopSettings, config))
         loop = TrainingLoop(

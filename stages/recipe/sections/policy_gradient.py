@@ -14,6 +14,7 @@ from stages.recipe.checks import (
     check_sharding,
     cpu_kernels_setting,
     log_to_setting,
+    save_every_minutes_setting,
     sharding_setting,
 )
 from stages.recipe.ranges import (
@@ -118,6 +119,7 @@ class PolicyGradient(RewardSettings):
     min_entropy_nats: float = setting(
         0.0, "stop if the policy's entropy per token falls below this; 0: never [ours]", within=COEFFICIENT)
     save_every_iterations: int = setting(10, "iterations between checkpoints [ours]", within=COUNT)
+    save_every_minutes: float | None = save_every_minutes_setting()
     keep_checkpoints: int = setting(
         2, "newest checkpoints to keep, each with the best policy so far [ours]", within=COUNT)
     sharding: Sharding = sharding_setting()
