@@ -100,7 +100,7 @@ def train_policy(
             write_json(out / STARTUP, asdict(report))
         loop.train()
     trainer.policy.save(out, tokenizer)
-    if config.prompt_template == "none":
+    if config.prompt_template != "question":
         save_chat_template(tokenizer, out, own_template)
     complete_adapter_cards(out, find_origin(sources.policy, sources.pairs))
     checkpoint.delete_checkpoints(out)

@@ -169,8 +169,8 @@ class TrainingLoop:
 
     def _decode_question(self, prompt: list[int]) -> str:
         """Decode a prompt for display; a tokenizer that does not round-trip only looks odd here."""
-        if self.settings.prompt_template == "none":
-            return parse_question(self.tokenizer, prompt, "none")
+        if self.settings.prompt_template != "question":
+            return parse_question(self.tokenizer, prompt, self.settings.prompt_template)
         text = self.tokenizer.decode(prompt, skip_special_tokens=True)
         return text.removeprefix(PROMPT_PREFIX).removesuffix(PROMPT_SUFFIX)
 
