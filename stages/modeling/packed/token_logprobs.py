@@ -15,7 +15,8 @@ from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states
 from stages.modeling.packed.sequences import pack_responses, round_up_tokens
 from stages.runtime.progress import Progress
 
-CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}  # in memory at once; on a CPU what fits its cache
+# In memory at once; on a CPU what fits its cache. meta: the shapes of a GPU (planning/).
+CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26, "meta": 1 << 26}
 MIN_CHUNK_TOKENS = 128
 FORWARD_TOKENS = 8192  # in one forward pass: bounds its memory
 
