@@ -42,7 +42,8 @@ def plan_recipe(recipe: Recipe, hardware: Hardware, pairs: Path | None
     }
     plans, changes = [stage_costs.plan_download(config, hardware)], {}
     for name, (settings, plan) in trainings.items():
-        plans += [plan(settings), stage_costs.plan_merge(f"{name}-merged", config, recipe.merge)]
+        plans += [plan(settings),
+                  stage_costs.plan_merge(f"{name}-merged", config, recipe.merge, scorer=name == "reward")]
         if not plans[-2].fits(hardware.card):
             change = find_smallest_change(settings, plan, hardware.card, hardware.devices)
             changes[name] = pages.Change(change[0], change[1].peak_bytes) if change else pages.Change({}, 0)
@@ -92,6 +93,7 @@ def main(words: list[str] | None = None) -> int:
         plans = plan_recipe(recipe, hardware, artifact_folder(arguments.pairs) if arguments.pairs else None)
         title = f"plan of {recipe.name}, base {recipe.base.model}"
         if arguments.out:
+            arguments.out.mkdir(parents=True, exist_ok=True)
             write_json(arguments.out / "plan.json", pages.plan_facts(*plans, hardware))
             write_text(arguments.out / "plan.html", pages.render_page(title, *plans, hardware))
     except (ValueError, OSError) as error:

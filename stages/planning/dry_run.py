@@ -7,7 +7,6 @@ kernel's, as on a GPU.
 
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
 META = torch.device("meta")
@@ -28,14 +27,19 @@ class StepCost(NamedTuple):
     flops: int
 
 
-def dry_run(step: Callable[[], object], count_flops: bool = True) -> StepCost:
+def dry_run(step: Callable[[], object]) -> StepCost:
     """Run `step`, which computes with models on the meta device; its models' weights are not part of the peak."""
-    counter = FlopCounterMode(display=False) if count_flops else nullcontext()
+    counter = FlopCounterMode(display=False, custom_mapping={
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+            lambda *shapes, out_shape=None, **more: sdpa_flop_count(*shapes[:3]),
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
+            lambda *shapes, out_shape=None, **more: sdpa_backward_flop_count(*shapes[:4]),
+    })
     peak = _PeakBytes()
     with counter, peak, _ValuesOfIndices():
         result = step()
     del result
-    return StepCost(peak.peak, counter.get_total_flops() if count_flops else 0)
+    return StepCost(peak.peak, counter.get_total_flops())
 
 
 class _PeakBytes(TorchDispatchMode):

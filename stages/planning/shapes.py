@@ -40,7 +40,8 @@ def build_causal(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMode
     """Build a causal model on the meta device, with packed attention."""
     attention.register()
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.PACKED).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.PACKED)
+    return model.eval().requires_grad_(False)
 
 
 def build_classifier(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -48,8 +49,9 @@ def build_classifier(config: PretrainedConfig, dtype: torch.dtype) -> PreTrained
     attention.register()
     config = type(config).from_dict(config.to_dict() | {"num_labels": 1})
     with torch.device("meta"):
-        return AutoModelForSequenceClassification.from_config(
-            config, dtype=dtype, attn_implementation=attention.PACKED).eval()
+        model = AutoModelForSequenceClassification.from_config(
+            config, dtype=dtype, attn_implementation=attention.PACKED)
+    return model.eval().requires_grad_(False)
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
@@ -94,7 +96,7 @@ def quantised_layers(model: nn.Module, precision: str) -> list[nn.Module]:
     """List the layers that bitsandbytes quantises."""
     skipped = precision_arguments(precision)["quantization_config"].llm_int8_skip_modules
     return [layer for name, layer in model.named_modules()
-            if type(layer) in (nn.Linear, Conv1D) and ".lora_" not in name
+            if type(layer) in (nn.Linear, Conv1D) and ".lora_" not in name and not layer.weight.requires_grad
             and not any(part in skipped for part in name.split("."))]
 
 

@@ -38,6 +38,7 @@ from stages.training.trainer import KEEP_CHECKPOINTS
 
 MEAN_LENGTH_SHARE = 0.5  # of the limit of a text; an assumption
 PRODUCTS_PER_PARAMETER = 2  # floating-point operations of a forward pass for each parameter and token
+MLP_TENSORS = 4  # of the MLP's width, in memory at once without gradients
 SAMPLER_LOGITS = 3  # copies of the fp32 logits of all rows in sampling: divided, softmax, sorted or drawn from
 
 
@@ -122,9 +123,9 @@ def plan_ppo(config: PretrainedConfig, settings: Any, reward_lora: Any, hardware
                      f"decoding step reads all weights once")
 
 
-def plan_merge(stage: str, config: PretrainedConfig, settings: Any) -> StagePlan:
+def plan_merge(stage: str, config: PretrainedConfig, settings: Any, scorer: bool) -> StagePlan:
     """Plan a merge: the model in fp32, once before it is saved and once reloaded, one at a time."""
-    model = shapes.build_causal(config, torch.float32)
+    model = (shapes.build_classifier if scorer else shapes.build_causal)(config, torch.float32)
     count, _ = shapes.count_parameters(model)
     bytes_each = 4 if settings.dtype == "fp32" else 2
     return StagePlan(stage, count, 0, [PlanRow("frozen base", 4 * count, "float32")], 0, 0, 0, bytes_each * count)
@@ -136,13 +137,13 @@ def plan_evaluate(config: PretrainedConfig, settings: Any, hardware: Hardware, p
     count, _ = shapes.count_parameters(model)
     length = settings.max_prompt_tokens + settings.max_response_tokens
     kv_bytes = kv_cache_bytes(config, settings.batch_prompts, length, torch.float32)
+    width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     chunk = logits_chunk_tokens(model.get_output_embeddings(), META)
     memory = [PlanRow("frozen base", 4 * count, "float32, one model at a time"),
               PlanRow("keys and values", kv_bytes, f"{settings.batch_prompts} rows of {length} tokens"),
               PlanRow("logits at once", 4 * max(chunk, SAMPLER_LOGITS * settings.batch_prompts) * config.vocab_size,
                       "at most"),
-              PlanRow("forward pass", 4 * FORWARD_TOKENS * 4 * getattr(config, "intermediate_size", None)
-                      if getattr(config, "intermediate_size", None) else 16 * FORWARD_TOKENS * config.hidden_size,
+              PlanRow("forward pass", MLP_TENSORS * 4 * FORWARD_TOKENS * width,
                       f"{FORWARD_TOKENS} tokens without gradients")]
     sweeps = len(settings.temperatures) * settings.temperature_prompts
     answers = settings.prompts * (policies + 4 + 2 * max(settings.best_of, default=0)) + sweeps * (policies + 1)
@@ -175,7 +176,8 @@ def _build_policy(config: PretrainedConfig, settings: Any, reward_lora: Any) -> 
     if critic == "adapter":
         raise ValueError("the plan does not know value_model 'adapter' yet: plan with 'head'; its adapter is small")
     if critic == "model":
-        policy.value_model, policy.value_shares_policy = shapes.build_classifier(config, dtype), False
+        policy.value_model = shapes.build_classifier(config, dtype).requires_grad_(True)
+        policy.value_shares_policy = False
         policy.value_model.score.requires_grad_(False)
     return policy, {"reward model": shapes.build_classifier(config, dtype)}
 
