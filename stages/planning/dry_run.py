@@ -48,7 +48,7 @@ class _PeakBytes(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.current, self.peak = 0, 0
-        self._sizes = WeakIdKeyDictionary(ref_type=weakref.ref)  # storage -> bytes, so that views count once
+        self._sizes = WeakIdKeyDictionary()  # storage -> bytes, so that views count once
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         inputs = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if _is_meta(leaf)}

@@ -194,7 +194,8 @@ def _measure(model, settings: Any, step, has_gradients: bool, checkpointing_here
     if checkpointing_here:
         model.train()
         if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            lora.unwrap_peft(model).activation_checkpointing_enable(
+                activation_checkpointing_kwargs={"use_reentrant": False})
     if has_gradients:
         preset_gradients(model)
     cost = dry_run(step)
