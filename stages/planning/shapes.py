@@ -1,5 +1,6 @@
 """Find the configuration of a base model, and build models on the meta device: shapes without weights."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -47,7 +48,8 @@ def build_causal(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMode
 def build_classifier(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Build a sequence classifier with one output on the meta device, with packed attention."""
     attention.register()
-    config = type(config).from_dict(config.to_dict() | {"num_labels": 1})
+    config = deepcopy(config)
+    config.num_labels = 1
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(
             config, dtype=dtype, attn_implementation=attention.PACKED)

@@ -103,7 +103,7 @@ def plan_ppo(config: PretrainedConfig, settings: Any, reward_lora: Any, hardware
         settings.minibatch_prompts > rows, checkpointing_here=False)
     base = policy.causal_model
     own_rows = -(-settings.rollout_prompts // hardware.devices)
-    kv_bytes = kv_cache_bytes(base.config, own_rows, length, shapes.weights_dtype(settings.precision))
+    kv_bytes = kv_cache_bytes(base.config, own_rows, length, next(base.parameters()).dtype)
     sampling_bytes = SAMPLER_LOGITS * 4 * own_rows * base.config.vocab_size + _merged_bytes(policy, settings)
     disk = _disk(policy, settings.optimizer, settings.iterations // settings.save_every_iterations, True,
                  settings.keep_checkpoints)

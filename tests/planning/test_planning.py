@@ -100,7 +100,8 @@ def test_the_peak_of_an_sft_step_is_within_15_percent_of_the_allocators(tune, mo
 SECTIONS = {
     "sft": Sft(precision="fp32", lora=Lora(), max_steps=10, sequence_length_tokens=64),
     "reward": Reward(precision="fp32", max_length_tokens=64),
-    "ppo": Ppo(precision="fp32", max_prompt_tokens=32, max_response_tokens=32),
+    "ppo": Ppo(precision="fp32", max_prompt_tokens=32, max_response_tokens=32, rollout_prompts=8,
+               minibatch_prompts=8),
 }
 PLANS = {
     "sft": lambda settings: stage_costs.plan_sft(SMALL, settings, HARDWARE, None),
