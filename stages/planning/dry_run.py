@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,8 +80,10 @@ class _ValuesOfIndices(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.backward:  # with this mode on, for layers that are computed again
-            with self:
-                return torch.autograd.backward(args[0])
+            with self:  # torch.autograd.backward would come here, too
+                return _engine_run_backward(
+                    (args[0],), (torch.ones_like(args[0]),), False, False, (), allow_unreachable=True,
+                    accumulate_grad=True)
         if func is torch.Tensor.to and args[0].device.type == "cpu" and _names_meta(args[1:], kwargs):
             return args[0]
         if func in (torch.tensor, torch.arange) and kwargs.get("device") == META:
