@@ -69,7 +69,7 @@ def _describe(hardware: Hardware) -> str:
 
 def _describe_change(change: Change) -> str:
     if not change.settings:
-        return "does not fit, and no setting makes it fit"
+        return "does not fit, and none of the settings that the plan tries makes it fit"
     settings = ", ".join(f"{name}: {_plain(value)}" for name, value in change.settings.items())
     return f"does not fit; it does with {{{settings}}}: {format_bytes(change.peak_bytes)}"
 
