@@ -253,6 +253,8 @@ def _check_head(model, precision: str) -> None:
     Scoring uses the output layer alone, and would score another distribution than the sampled one. The KL to the
     reference does not show it: both are scored alike.
     """
+    if model.device.type == "meta":  # shapes alone (planning/): no values to compare
+        return
     ids = torch.arange(2, device=model.device)[None]
     with autocast(precision):
         sampled = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
