@@ -15,10 +15,18 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
 META = torch.device("meta")
+# Floating-point operations of matrix products and attention, by operator; on the meta device attention is the CPU's.
+FLOPS = flop_registry | {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+        lambda query, key, value, *rest, **more: sdpa_flop_count(query.shape, key.shape, value.shape),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
+        lambda grad, query, key, value, *rest, **more: sdpa_backward_flop_count(
+            grad.shape, query.shape, key.shape, value.shape),
+}
 
 
 class StepCost(NamedTuple):
@@ -30,25 +38,22 @@ class StepCost(NamedTuple):
 
 def dry_run(step: Callable[[], object]) -> StepCost:
     """Run `step`, which computes with models on the meta device; its models' weights are not part of the peak."""
-    counter = FlopCounterMode(display=False, custom_mapping={
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
-            lambda *shapes, out_shape=None, **more: sdpa_flop_count(*shapes[:3]),
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
-            lambda *shapes, out_shape=None, **more: sdpa_backward_flop_count(*shapes[:4]),
-    })
-    peak = _PeakBytes()
-    with counter, peak, _ValuesOfIndices():
+    costs = _Costs()
+    with costs, _ValuesOfIndices():
         result = step()
     del result
-    return StepCost(peak.peak, counter.get_total_flops())
+    return StepCost(costs.peak, costs.flops)
 
 
-class _PeakBytes(TorchDispatchMode):
-    """Count the bytes of the meta tensors that are alive, by storage, and their peak."""
+class _Costs(TorchDispatchMode):
+    """Count the bytes of the meta tensors that are alive, by storage, their peak, and operations.
+
+    torch's FlopCounterMode is not used: its hooks on modules and on the graph keep recomputed tensors alive.
+    """
 
     def __init__(self):
         super().__init__()
-        self.current, self.peak = 0, 0
+        self.current, self.peak, self.flops = 0, 0, 0
         self._sizes = WeakIdKeyDictionary()  # storage -> bytes, so that views count once
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -57,6 +62,8 @@ class _PeakBytes(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if _is_meta(leaf) and leaf.untyped_storage()._cdata not in inputs:
                 self._add(leaf.untyped_storage())
+        if (count := FLOPS.get(func.overloadpacket)) is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=out)
         return out
 
     def _add(self, storage: torch.UntypedStorage) -> None:
