@@ -1,19 +1,10 @@
 """Published rates of common cards: memory, dense bf16 matrix products and memory bandwidth, from the makers' pages."""
 
-from typing import NamedTuple
-
 import torch
 
+from stages.planning.stage_plan import Card, Hardware
+
 GIB = 1 << 30
-
-
-class Card(NamedTuple):
-    """A card: memory in GiB, 10^12 floating-point operations a second in bf16 without sparsity, GB a second."""
-
-    name: str
-    memory_gib: float
-    tflops: float
-    bandwidth_gb_s: float
 
 
 CARDS = (
@@ -28,6 +19,18 @@ CARDS = (
     Card("3090", 24, 71, 936),
     Card("L4", 24, 121, 300),
 )
+
+
+def choose_hardware(name: str | None, memory_gib: float | None, tflops: float | None, devices: int | None,
+                    share: float) -> Hardware:
+    """Return the cards that are named, or those of this machine; ValueError, in one line, for what cannot be."""
+    for option, value in (("--device-memory-gib", memory_gib), ("--device-tflops", tflops), ("--devices", devices)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{option} must be above 0, not {value:g}")
+    if not 0 < share <= 1:
+        raise ValueError(f"--model-flops-share must be above 0 and at most 1, not {share:g}")
+    here = torch.cuda.device_count() if name is None and memory_gib is None else 1
+    return Hardware(choose_card(name, memory_gib, tflops), devices or max(1, here), share)
 
 
 def choose_card(name: str | None, memory_gib: float | None, tflops: float | None) -> Card:

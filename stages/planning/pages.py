@@ -2,13 +2,23 @@
 
 from typing import NamedTuple
 
-from stages.planning.stage_plan import Hardware, StagePlan
+from stages.planning.stage_plan import USABLE_SHARE, Hardware, StagePlan
 from stages.render.html import Html, element, join_html, table
 from stages.render.terminal import format_columns
 from stages.render.units import format_bytes, format_duration
-from stages.training.memory_estimate import format_plan
+from stages.training.memory_estimate import PlanRow
 
-HEAD = ("stage", "parameters", "trained", "memory", "fits", "PFLOP", "tokens", "disk", "time")
+# Columns of the table for the parts of the memory.
+COLUMNS = {
+    "weights": ("frozen base", "reward model", "gathered layers", "merged weights"),
+    "adapter": ("trained parameters",),
+    "grads": ("gradients",),
+    "optim": ("optimizer state", "optimizer step"),
+    "activ": ("activations, logits", "dequantised matrix", "bf16 copies", "forward pass"),
+    "KV": ("keys and values",),
+    "logits": ("logits",),
+}
+HEAD = ("stage", "params", "trained", *COLUMNS, "peak", "fits", "hours", "PFLOP", "tokens", "disk")
 
 
 class Change(NamedTuple):
@@ -19,14 +29,18 @@ class Change(NamedTuple):
 
 
 def format_plans(title: str, plans: list[StagePlan], changes: dict[str, Change], hardware: Hardware) -> list[str]:
-    """Format the plan of a recipe: a line a stage, what does not fit, and the parts of the memory of each training."""
-    lines = [title, _describe(hardware), *format_columns([HEAD, *(_row(plan, hardware) for plan in plans)])]
-    lines += [f"  {stage}: {_describe_change(change)}" for stage, change in changes.items()]
+    """Format the plan of a recipe: a line a stage, what does not fit, and what the numbers rest on."""
+    hours = sum(plan.seconds or 0 for plan in plans) / 3600
+    lines = [title, *_describe(hardware).split("\n"), *format_columns([HEAD, *(_row(plan, hardware) for plan in plans)]),
+             f"in all {_short(hours)} hours, one stage after the other, and "
+             f"{_gib(sum(plan.disk_bytes for plan in plans))} GiB of disk beside the data"]
+    if changes:
+        lines += ["does not fit, and the smallest change that makes it fit:",
+                  *(f"  {stage}: {_describe_change(stage, change)}" for stage, change in changes.items())]
+    notes: dict[str, list[str]] = {}
     for plan in plans:
-        if plan.trained:
-            lines += [f"memory of {plan.stage}; {plan.assumption}",
-                      *(f"  {line}" for line in format_plan([row for row in plan.memory if row.bytes]))]
-    return lines
+        notes.setdefault(_note(plan), []).append(plan.stage)
+    return [*lines, "the numbers rest on:", *(f"  {', '.join(stages)}: {note}" for note, stages in notes.items())]
 
 
 def plan_facts(plans: list[StagePlan], changes: dict[str, Change], hardware: Hardware) -> dict:
@@ -35,6 +49,7 @@ def plan_facts(plans: list[StagePlan], changes: dict[str, Change], hardware: Har
         "device": hardware.card._asdict(), "devices": hardware.devices, "share": hardware.share,
         "stages": {plan.stage: plan._asdict() | {
             "memory": {row.name: row.bytes for row in plan.memory}, "peak_bytes": plan.peak_bytes,
+            "other_times": [{row.name: row.bytes for row in phase} for phase in plan.other_times],
             "fits": plan.fits(hardware.card)} for plan in plans},
         "changes": {stage: change._asdict() for stage, change in changes.items()},
     }
@@ -42,36 +57,68 @@ def plan_facts(plans: list[StagePlan], changes: dict[str, Change], hardware: Har
 
 def render_page(title: str, plans: list[StagePlan], changes: dict[str, Change], hardware: Hardware) -> Html:
     """Build the page, without scripts and without anything loaded."""
-    parts = [join_html([element("h2", plan.stage), element("p", plan.assumption), table(
+    parts = [join_html([element("h2", plan.stage), element("p", _note(plan)), table(
         ("part", "memory", ""), [(row.name, format_bytes(row.bytes), row.note) for row in plan.memory])])
         for plan in plans if plan.memory]
     body = element(
         "body", element("h1", title), element("p", _describe(hardware)),
         table(HEAD, [_row(plan, hardware) for plan in plans]),
-        element("ul", *(element("li", f"{stage}: {_describe_change(change)}") for stage, change in changes.items())),
-        *parts)
+        element("ul", *(element("li", f"{stage}: {_describe_change(stage, change)}")
+                        for stage, change in changes.items())), *parts)
     return join_html([Html("<!doctype html>"), element(
         "html", element("head", element("meta", charset="utf-8"), element("title", title)), body, lang="en")])
 
 
 def _row(plan: StagePlan, hardware: Hardware) -> tuple[str, ...]:
-    return (plan.stage, f"{plan.parameters:,}", f"{plan.trained:,}", format_bytes(plan.peak_bytes),
-            "yes" if plan.fits(hardware.card) else "NO", f"{plan.flops / 1e15:,.0f}", f"{plan.tokens:,}",
-            format_bytes(plan.disk_bytes), format_duration(plan.seconds) if plan.seconds else "-")
+    sizes = {name: sum(row.bytes for row in plan.memory if row.name in parts) for name, parts in COLUMNS.items()}
+    hours = "?" if plan.seconds is None else _short(plan.seconds / 3600)
+    return (plan.stage, _count(plan.parameters), _count(plan.trained), *map(_gib, sizes.values()),
+            _gib(plan.peak_bytes), "yes" if plan.fits(hardware.card) else "NO", hours, _short(plan.flops / 1e15),
+            _count(plan.tokens), _gib(plan.disk_bytes))
+
+
+def _note(plan: StagePlan) -> str:
+    """Say what the numbers rest on, and which further memory is needed at other times."""
+    phases = [" + ".join(_part(row) for row in phase if row.bytes >> 30) for phase in plan.other_times]
+    return "; ".join(filter(None, [plan.assumption, *(f"at other times {phase}" for phase in phases if phase)]))
+
+
+def _part(row: PlanRow) -> str:
+    return f"{row.name} {format_bytes(row.bytes)}"
 
 
 def _describe(hardware: Hardware) -> str:
     card = hardware.card
     return (f"{hardware.devices} x {card.memory_gib:g} GiB ({card.name}), at {hardware.share:.0%} of {card.tflops:g} "
-            f"TFLOP/s (bf16) and of {card.bandwidth_gb_s:,.0f} GB/s; memory is of one card, without the "
-            f"allocator's own")
+            f"TFLOP/s (bf16) and of {card.bandwidth_gb_s:,.0f} GB/s\nmemory in GiB, of one card; a stage fits if it needs at "
+            f"most {USABLE_SHARE:.0%} of it, as CUDA and its allocator need the rest")
 
 
-def _describe_change(change: Change) -> str:
+def _describe_change(stage: str, change: Change) -> str:
     if not change.settings:
-        return "does not fit, and none of the settings that the plan tries makes it fit"
+        return "none of the settings that the plan tries makes it fit"
     settings = ", ".join(f"{name}: {_plain(value)}" for name, value in change.settings.items())
-    return f"does not fit; it does with {{{settings}}}: {format_bytes(change.peak_bytes)}"
+    section = {"judge": "reward"}.get(stage, stage)
+    return f"{section}={{{settings}}} needs {_gib(change.peak_bytes)} GiB"
+
+
+def _gib(size: int) -> str:
+    return _short(size / (1 << 30))
+
+
+def _short(number: float) -> str:
+    """Format with three digits that matter; next to nothing is a dash."""
+    if number < 0.005:
+        return "-"
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def _count(number: int) -> str:
+    """Format as 6.74 B or 8.4 M."""
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number) if number else "-"
 
 
 def _plain(value: object) -> object:

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from stages.modeling.load import QUANTISED, precision_arguments
 from stages.modeling.packed import attention
 from stages.modeling.tiny_llama import build_small_llama
+from stages.training.memory_estimate import distinct_bytes, iter_tensors
 
 BUNDLED = Path(__file__).parents[2] / "configs/shapes"
 NF4_BLOCK = 64  # weights that share a scale
@@ -56,6 +57,25 @@ def build_classifier(config: PretrainedConfig, dtype: torch.dtype) -> PreTrained
     return model.eval().requires_grad_(False)
 
 
+def layer_period(config: PretrainedConfig) -> int:
+    """Return the number of layers after which their kinds repeat; 1 if all are alike."""
+    layers = config.num_hidden_layers
+    kinds = [values for values in config.to_dict().values() if isinstance(values, list) and len(values) == layers]
+    periods = (period for period in range(1, layers) if all(
+        values[i] == values[i % period] for values in kinds for i in range(layers)))
+    return next(periods, layers)
+
+
+def with_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
+    """Return the configuration with the first layers only."""
+    shallow, total = deepcopy(config), config.num_hidden_layers
+    for name, values in config.to_dict().items():
+        if isinstance(values, list) and len(values) == total:
+            setattr(shallow, name, values[:layers])
+    shallow.num_hidden_layers = layers
+    return shallow
+
+
 def count_parameters(model: nn.Module) -> tuple[int, int]:
     """Count all parameters, tied ones once, and those that are trained."""
     parameters = list(model.parameters())
@@ -65,6 +85,24 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 def weights_dtype(precision: str) -> torch.dtype:
     """Return the number format of the weights that a precision loads."""
     return precision_arguments(precision)["dtype"]
+
+
+def states_dtype(precision: str) -> torch.dtype:
+    """Return the number format of hidden states, keys and values: with an adapter on quantised weights, fp32."""
+    return torch.float32 if precision in QUANTISED else weights_dtype(precision)
+
+
+def stored_bytes(config: PretrainedConfig, precision: str) -> int:
+    """Return the bytes of the weights of a causal model, tied ones once, as a precision stores them."""
+    model = build_causal(config, weights_dtype(precision))
+    store_quantised(model, precision)
+    return distinct_bytes(iter_tensors(model))
+
+
+def layer_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of the matrices of all layers."""
+    model = build_causal(config, dtype)
+    return sum(p.nbytes for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name)
 
 
 def cast_unquantised(model: nn.Module, precision: str) -> None:

@@ -5,11 +5,12 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from stages.planning.cards import Card
-from stages.planning.stage_plan import StagePlan
+from stages.planning.stage_plan import Card, StagePlan
 
-SMALLER = ("fp32", "mixed", "bf16", "int8", "nf4")  # precisions, each with weights no larger than the one before
-MICROBATCHES = ("microbatch_sequences", "microbatch_pairs", "microbatch_prompts")
+SMALLER = {"fp32": ("bf16", "int8", "nf4"), "mixed": ("bf16", "int8", "nf4"), "bf16": ("int8", "nf4"),
+           "int8": ("nf4",), "nf4": ()}
+# Rows that are computed at once: fewer of them give the same result.
+SIZES = ("microbatch_sequences", "microbatch_pairs", "microbatch_answers", "microbatch_prompts", "batch_prompts")
 
 
 def find_smallest_change(
@@ -17,38 +18,64 @@ def find_smallest_change(
 ) -> tuple[dict[str, object], StagePlan] | None:
     """Return the settings to change, with their new values, and the plan with them; None if nothing helps.
 
-    A smaller microbatch gives the same result, as do checkpointing and sharding up to rounding; a lower precision and
-    another critic do not. The settings are tried in this order: microbatch, gradient_checkpointing, precision,
-    value_model, sharding.
+    Tried in this order, alone and together: fewer rows at once, gradient_checkpointing, sharding over the cards, which
+    change nothing but rounding; then a lower precision, a smaller critic and at last fewer prompts in a rollout, which
+    change the result.
     """
     for change in _list_changes(settings, devices):
-        smallest = _valid(settings, change | {_microbatch(settings): 1})
+        smallest = _valid(settings, _with_sizes(settings, change, 1))
         if smallest is None or not plan(smallest).fits(card):
             continue
-        for size in _divisors(getattr(settings, _microbatch(settings))):
-            candidate = _valid(settings, change | {_microbatch(settings): size})
+        for fraction in _divisors(max((getattr(settings, name) for name in _sizes(settings)), default=1)):
+            candidate = _valid(settings, _with_sizes(settings, change, fraction))
             if candidate is not None and (changed := plan(candidate)).fits(card):
-                values = {name: value for name, value in {_microbatch(settings): size, **change}.items()
-                          if getattr(settings, name) != value}
-                return values, changed
+                return {name: value for name, value in _with_sizes(settings, change, fraction).items()
+                        if getattr(settings, name) != value}, changed
     return None
 
 
 def _list_changes(settings: Any, devices: int) -> Iterator[dict[str, object]]:
-    """Yield combinations of settings beside the microbatch, the least harmful first."""
-    critics = [settings.value_model] if hasattr(settings, "value_model") else []
-    if critics and critics[0] != "head":
-        critics.append("head")
-    shardings = ["none", "fsdp"] if devices > 1 and settings.sharding == "none" else [settings.sharding]
-    precisions = SMALLER[SMALLER.index(settings.precision):]
-    checkpointing = [False, True] if not settings.gradient_checkpointing else [True]
-    for sharding, critic, precision, recompute in product(shardings, critics or [None], precisions, checkpointing):
-        change = {"gradient_checkpointing": recompute, "precision": precision, "sharding": sharding}
-        yield change | ({"value_model": critic} if critics else {})
+    """Yield combinations of settings beside the rows at once, the least harmful first."""
+    options = {
+        "rollout_prompts": _smaller_rollouts(settings, devices),
+        "value_model": _options(settings, "value_model", lambda critic: () if critic == "head" else ("head",)),
+        "precision": _options(settings, "precision", SMALLER.__getitem__),
+        "sharding": _options(settings, "sharding", lambda sharding: ("fsdp",) if devices > 1 else ()),
+        "gradient_checkpointing": _options(settings, "gradient_checkpointing", lambda recompute: (True,)),
+    }
+    named = {name: values for name, values in options.items() if values}
+    for values in product(*named.values()):
+        change = dict(zip(named, values, strict=True))
+        if "rollout_prompts" in change:
+            change["minibatch_prompts"] = min(settings.minibatch_prompts, change["rollout_prompts"])
+        yield change
 
 
-def _microbatch(settings: Any) -> str:
-    return next(name for name in MICROBATCHES if hasattr(settings, name))
+def _options(settings: Any, name: str, others: Callable[[Any], tuple]) -> list:
+    """List the present value of a setting, and others to try; nothing if the section lacks it."""
+    if not hasattr(settings, name):
+        return []
+    value = getattr(settings, name)
+    return [value, *(other for other in others(value) if other != value)]
+
+
+def _smaller_rollouts(settings: Any, devices: int) -> list[int]:
+    """List the present size of a rollout, and smaller ones down to a prompt for each card."""
+    if not hasattr(settings, "rollout_prompts"):
+        return []
+    size = settings.rollout_prompts
+    return [size, *(part for part in _divisors(size) if devices <= part < size)]
+
+
+def _sizes(settings: Any) -> list[str]:
+    return [name for name in SIZES if hasattr(settings, name)]
+
+
+def _with_sizes(settings: Any, change: dict, limit: int) -> dict:
+    """Return the change with at most `limit` rows at once."""
+    batch = change.get("minibatch_prompts", limit)
+    return {name: min(getattr(settings, name), limit, batch if name == "microbatch_prompts" else limit)
+            for name in _sizes(settings)} | change
 
 
 def _valid(settings: Any, change: dict) -> Any | None:

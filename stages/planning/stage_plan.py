@@ -8,9 +8,20 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.planning import shapes
-from stages.planning.cards import Card
 from stages.training.memory_estimate import PlanRow, distinct_bytes, estimate_memory, iter_tensors
 from stages.training.optimizers import optimizer_state_bytes
+
+
+USABLE_SHARE = 0.9  # of a card's memory: the rest is for CUDA's context and the allocator's fragments
+
+
+class Card(NamedTuple):
+    """A card: memory in GiB, 10^12 floating-point operations a second in bf16 without sparsity, GB a second."""
+
+    name: str
+    memory_gib: float
+    tflops: float
+    bandwidth_gb_s: float
 
 
 class Hardware(NamedTuple):
@@ -24,6 +35,10 @@ class Hardware(NamedTuple):
         """Return the seconds of so many operations, shared among the cards."""
         return flops / (self.card.tflops * 1e12 * self.share * self.devices)
 
+    def own_rows(self, microbatch: int, batch: int) -> int:
+        """Return the rows of a forward pass on one card: the cards share a batch."""
+        return min(microbatch, -(-batch // self.devices))
+
     def read_seconds(self, read_bytes: float) -> float:
         """Return the seconds in which one card reads so many bytes of its memory."""
         return read_bytes / (self.card.bandwidth_gb_s * 1e9 * self.share)
@@ -32,7 +47,8 @@ class Hardware(NamedTuple):
 class StagePlan(NamedTuple):
     """One stage: parameters, memory of one card by part, and what the whole stage computes and writes.
 
-    trained: parameters that are trained. assumption: what tokens and seconds rest on.
+    trained: parameters that are trained. memory: parts that are there at once. other_times: those of phases that need
+    less. assumption: what tokens and seconds rest on. seconds: None if it is not known how much there is to do.
     """
 
     stage: str
@@ -41,18 +57,19 @@ class StagePlan(NamedTuple):
     memory: list[PlanRow]
     tokens: int
     flops: float
-    seconds: float
+    seconds: float | None
     disk_bytes: int
     assumption: str = ""
+    other_times: tuple[tuple[PlanRow, ...], ...] = ()
 
     @property
     def peak_bytes(self) -> int:
-        """Return the peak memory of one card: parts that are there at different times count once."""
+        """Return the peak memory of one card."""
         return sum(row.bytes for row in self.memory)
 
     def fits(self, card: Card) -> bool:
-        """Check whether the card has that much memory."""
-        return self.peak_bytes <= card.memory_gib * (1 << 30)
+        """Check whether the card has that much memory, beside what the allocator and CUDA need."""
+        return self.peak_bytes <= USABLE_SHARE * card.memory_gib * (1 << 30)
 
 
 def stored_memory(
@@ -75,11 +92,6 @@ def dequantised_bytes(model: nn.Module, precision: str) -> int:
     if precision not in shapes.QUANTISED:
         return 0
     return max(2 * layer.weight.numel() for layer in shapes.quantised_layers(model, precision))
-
-
-def gradient_bytes(model: nn.Module) -> int:
-    """Return the bytes of all gradients."""
-    return sum(p.nbytes for p in model.parameters() if p.requires_grad)
 
 
 def preset_gradients(model: nn.Module) -> None:
