@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 
 from stages.evaluation.reward_model_check import check_reward_models
+from stages.generation.prompts import Prompts, draw_prompts
 from stages.modeling import families, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.best_of_n import BestOfN
 from stages.rejection_sampling.candidates import Candidates, CandidateSettings
-from stages.rejection_sampling.prompts import Prompts, load_prompts
 from stages.rejection_sampling.reward_curve import measure_best_of_n
 from stages.rejection_sampling.sample_table import write_samples
 from stages.rejection_sampling.scored_sampler import build_sampler
@@ -36,6 +36,7 @@ from stages.rewards.shaping import ShapingSettings
 from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
+from stages.stackexchange.pairs.table import read_best_rows
 from stages.training.loggers import open_logger
 
 SPLIT, PARTS = "rl", "parts"
@@ -96,8 +97,12 @@ class _Collected:
 
 
 def _select_prompts(config: BestOfN, pairs: Path, tokenizer) -> Prompts:
-    """Select the prompts of the rl split, all or a seeded choice,."""
-    prompts = load_prompts(pairs, SPLIT, tokenizer, config.max_prompt_tokens, config.seed)
+    """Select the prompts of the rl split, all or a seeded choice; ValueError if none is short enough."""
+    limit = config.max_prompt_tokens
+    prompts = draw_prompts(read_best_rows(pairs, SPLIT), tokenizer, max_prompt_tokens=limit, seed=config.seed)
+    if not prompts.ids:
+        raise ValueError(f"{pairs} has no prompt of at most {limit} tokens in its {SPLIT} split "
+                         f"({prompts.over_length} are longer): raise max_prompt_tokens")
     chosen = prompts.select(range(min(config.prompts or len(prompts.ids), len(prompts.ids))))
     _say(f"{len(chosen.ids)} prompts x {config.n} responses of at most {config.max_response_tokens} tokens")
     return chosen

@@ -16,15 +16,12 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from stages.distributed import sharding
 from stages.evaluation.pair_accuracy import HeldOutPairs, draw_held_out_pairs
-from stages.modeling import families, lora, torch_setup
-from stages.modeling.load import check_whole_model, load_causal
-from stages.modeling.plain_load import check_trained_model, plain_outputs
+from stages.modeling import torch_setup
+from stages.modeling.load import check_whole_model
 from stages.modeling.pretrained import save_adapter, save_model
-from stages.modeling.tokenizer import check_special_tokens, check_vocabulary, load_tokenizer
+from stages.modeling.tokenizer import load_tokenizer
+from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.preference.logprobs import collate_rows
 from stages.preference.loss import PreferenceLoss
 from stages.preference.reference import compute_reference
@@ -59,7 +56,9 @@ def run(config: Dpo, out: Path, *, policy: Path, pairs: Path, context: RunContex
         tokenizer, max_length_tokens=limit, max_pairs=config.train_pairs, by_question=config.batching == "question")
     validation = draw_held_out_pairs(
         parts.validation_rows(), tokenizer, max_pairs=config.train_pairs, max_tokens=limit, seed=config.seed)
-    model = load_trainable_model(config, policy, tokenizer)
+    model = load_trainable_causal(
+        TrainableSettings(**select_settings(TrainableSettings, config)), policy, tokenizer,
+        max_length_tokens=limit, stage="dpo")
     with open_logger(config.log_to, out, "dpo", context, asdict(config)) as logger:
         history = train_policy(config, out, model, training, validation, logger)
     (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
@@ -72,25 +71,6 @@ def run(config: Dpo, out: Path, *, policy: Path, pairs: Path, context: RunContex
         "validation_pairs": len(validation.rows),
         **best_validation(history),
     }
-
-
-def load_trainable_model(config: Dpo, policy: Path, tokenizer):
-    """Load the policy with an untrained adapter, or with all weights requiring gradients; check that the tokenizer fits
-    it and that it computes what its folder holds."""
-    plain = plain_outputs(policy, config.precision)
-    torch.manual_seed(config.seed)
-    model = load_causal(policy, config.precision, config.cpu_kernels)
-    check_special_tokens(tokenizer, model.config)
-    check_vocabulary(tokenizer, model)
-    families.check_length(model.config, config.max_length_tokens)
-    if config.tune == "full":
-        model.requires_grad_(True)
-    else:
-        model = lora.add_lora(model, precision=config.precision, **vars(config.lora))
-    if config.sharding == "fsdp":
-        sharding.shard(families.backbone(lora.unwrap_peft(model)))
-    print_line(f"dpo: check  {check_trained_model(model, plain)}")
-    return model.eval()
 
 
 def train_policy(config: Dpo, out: Path, model, training: list[Example], held_out: HeldOutPairs,

@@ -17,19 +17,17 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from stages.evaluation.reward_model_check import check_reward_models
-from stages.modeling import families, lora, torch_setup
+from stages.generation.prompts import Prompts, draw_prompts, split_prompts
+from stages.modeling import torch_setup
 from stages.modeling.adapters import active_adapter
 from stages.modeling.load import check_whole_model, load_causal
-from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.pretrained import save_adapter, save_model
-from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
+from stages.modeling.tokenizer import load_tokenizer
+from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.expert_iteration import ExpertIteration
 from stages.rejection_sampling.candidates import CandidateSampler, CandidateSettings
-from stages.rejection_sampling.prompts import Prompts, load_prompts
 from stages.rejection_sampling.rounds import RoundLoop, RoundSettings
 from stages.rejection_sampling.scored_sampler import build_sampler
 from stages.reporting.card_metadata import complete_adapter_cards
@@ -38,13 +36,13 @@ from stages.rewards.shaping import ShapingSettings
 from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext
 from stages.runtime.stage_lines import print_line
+from stages.stackexchange.pairs.table import read_best_rows
 from stages.training import checkpoint
 from stages.training.disk_plan import check_training_space
 from stages.training.loggers import open_logger
 from stages.training.trainer import TrainerSettings
 
 SPLIT = "rl"
-MIN_PROMPTS = 4  # a quarter is held out
 
 
 def run(config: ExpertIteration, out: Path, *, policy: Path, reward: Path, pairs: Path,
@@ -59,8 +57,11 @@ def run(config: ExpertIteration, out: Path, *, policy: Path, reward: Path, pairs
     shortfalls = check_reward_models(measured, config.require_reward, _say, "expert_iteration")
     torch_setup.prepare()
     tokenizer = load_tokenizer(policy)
-    prompts, validation = split_prompts(config, pairs, tokenizer)
-    model = load_policy(config, policy, tokenizer)
+    prompts, validation = load_prompts(config, pairs, tokenizer)
+    model = load_trainable_causal(
+        TrainableSettings(**select_settings(TrainableSettings, config)), policy, tokenizer,
+        max_length_tokens=max(config.sequence_length_tokens, config.max_prompt_tokens + config.max_response_tokens),
+        stage="expert_iteration")
     sampler = _build_sampler(config, tokenizer, policy, reward, pairs)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     check_training_space(out, trained, optimizer="adamw", saves=2, keep_checkpoints=1, keeps_best=True, checkpoints=out)
@@ -84,34 +85,16 @@ def run(config: ExpertIteration, out: Path, *, policy: Path, reward: Path, pairs
         **({"reward_model_shortfall": "; ".join(shortfalls)} if shortfalls else {})}
 
 
-def split_prompts(config: ExpertIteration, pairs: Path, tokenizer) -> tuple[Prompts, Prompts]:
+def load_prompts(config: ExpertIteration, pairs: Path, tokenizer) -> tuple[Prompts, Prompts]:
     """Load the questions of the rl split as training and validation prompts: the same held-out ones as PPO's."""
-    prompts = load_prompts(pairs, SPLIT, tokenizer, config.max_prompt_tokens, config.seed)
-    count = len(prompts.ids)
-    if count < MIN_PROMPTS:
-        raise ValueError(f"{pairs} has {count} prompts of at most {config.max_prompt_tokens} tokens in its {SPLIT} "
-                         f"split ({prompts.over_length} are longer): expert_iteration needs at least {MIN_PROMPTS}")
-    held_out = min(config.validation_prompts, count // MIN_PROMPTS)
-    _say(f"{count - held_out} prompts, {held_out} more for validation; at most {config.rounds} rounds of {config.n} "
-         f"responses each to {min(config.round_prompts or count, count - held_out)} prompts")
-    return prompts.select(range(held_out, count)), prompts.select(range(held_out))
-
-
-def load_policy(config: ExpertIteration, policy: Path, tokenizer):
-    """Load the SFT model with a new adapter, or with all weights requiring gradients; check that it is what the folder
-    holds and has positions for the texts."""
-    plain = plain_outputs(policy, config.precision)
-    torch.manual_seed(config.seed)
-    model = load_causal(policy, config.precision, config.cpu_kernels)
-    check_special_tokens(tokenizer, model.config)
-    families.check_length(model.config, max(config.sequence_length_tokens,
-                                            config.max_prompt_tokens + config.max_response_tokens))
-    if config.tune == "full":
-        model.requires_grad_(True)
-    else:
-        model = lora.add_lora(model, precision=config.precision, **vars(config.lora)).eval()
-    _say(f"check  {check_trained_model(model, plain)}")
-    return model
+    limit = config.max_prompt_tokens
+    prompts = draw_prompts(read_best_rows(pairs, SPLIT), tokenizer, max_prompt_tokens=limit, seed=config.seed)
+    training, validation = split_prompts(prompts, config.validation_prompts, max_prompt_tokens=limit,
+                                         origin=f"the {SPLIT} split of {pairs}", stage="expert_iteration")
+    count = len(training.ids)
+    _say(f"{count} prompts, {len(validation.ids)} more for validation; at most {config.rounds} rounds of {config.n} "
+         f"responses each to {min(config.round_prompts or count, count)} prompts")
+    return training, validation
 
 
 def _build_sampler(config: ExpertIteration, tokenizer, policy: Path, reward: Path, pairs: Path) -> CandidateSampler:

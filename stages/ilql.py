@@ -16,16 +16,15 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 
-from stages.modeling import families, lora, torch_setup
+from stages.modeling import torch_setup
 from stages.modeling.finite_weights import check_finite
-from stages.modeling.load import check_whole_model, load_causal
-from stages.modeling.plain_load import check_trained_model, plain_outputs
+from stages.modeling.load import check_whole_model
 from stages.modeling.pretrained import DIVERGED, save_adapter, save_model
 from stages.modeling.q_heads.files import save_q_heads
-from stages.modeling.tokenizer import check_special_tokens, check_vocabulary, load_tokenizer
+from stages.modeling.tokenizer import load_tokenizer
+from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.offline_rl.dataset import (
     ScoredAnswer,
     ScoreScale,
@@ -115,20 +114,11 @@ def load_questions(config: Ilql, tokenizer, pairs: Path, held_out: set[tuple]) -
 
 
 def load_learner(config: Ilql, policy: Path, tokenizer) -> ILQLModel:
-    """Load the SFT model with an untrained adapter, or with all weights requiring gradients, and untrained heads; check
-    that they fit each other."""
-    plain = plain_outputs(policy, config.precision)
-    torch.manual_seed(config.seed)
-    model = load_causal(policy, config.precision, config.cpu_kernels)
-    check_special_tokens(tokenizer, model.config)
-    check_vocabulary(tokenizer, model)
-    families.check_length(model.config, config.max_length_tokens)
-    if config.tune == "full":
-        model.requires_grad_(True)
-    else:
-        model = lora.add_lora(model, precision=config.precision, **vars(config.lora))
+    """Load the SFT model as it is trained, with untrained heads, and check that these shift its logits."""
+    model = load_trainable_causal(
+        TrainableSettings(**select_settings(TrainableSettings, config)), policy, tokenizer,
+        max_length_tokens=config.max_length_tokens, stage="ilql")
     learner = ILQLModel(model, 2 if config.two_q_heads else 1, config.precision)
-    print_line(f"ilql: check  {check_trained_model(model, plain)}")
     print_line(f"ilql: check  {learner.check_shift()}")
     return learner
 

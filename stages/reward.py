@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.distributed import sharding
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
     accuracy_breakdown,
@@ -38,6 +37,7 @@ from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.plain_load import PlainOutputs, check_trained_model, plain_outputs
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import load_tokenizer
+from stages.modeling.trainable import shard_layers
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.reward import Reward
 from stages.reporting.card_metadata import complete_adapter_cards
@@ -140,8 +140,7 @@ def score_baselines(config: Reward, base: Path, validation: HeldOutPairs, rows: 
     """Score the held-out texts [M] with each baseline that is fitted, on a sample of `rows`, or needs a model."""
     fitted = score_fitted_baselines(validation, sample_rows(rows, BASELINE_PAIRS, config.seed))
     model = load_causal(base, config.precision, config.cpu_kernels)
-    if config.sharding == "fsdp":
-        sharding.shard(families.backbone(model))
+    shard_layers(model, config.sharding)
     return fitted | {START_LOG_PROBABILITY: mean_logprobs(validation, model, "reward: baselines")}
 
 
@@ -164,8 +163,7 @@ def train_member(config: Reward, out: Path, base: Path, plain: PlainOutputs, tok
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
     if config.tune == "lora":
         model = lora.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
-    if config.sharding == "fsdp":
-        sharding.shard(families.backbone(lora.unwrap_peft(model)))
+    shard_layers(model, config.sharding)
     print_line(f"{logs.stage}: check  {check_trained_model(model, plain)}")
     scorer = Scorer(model, config.precision, scoring)
 

@@ -20,23 +20,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.distributed import sharding
 from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedBlocks
 from stages.finetuning.token_store import TokenizedDocuments, write_documents
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
-from stages.modeling import families, lora, torch_setup
-from stages.modeling.load import autocast, check_whole_model, load_causal
+from stages.modeling import torch_setup
+from stages.modeling.load import autocast, check_whole_model
 from stages.modeling.packed import token_logprobs
-from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.pretrained import save_adapter, save_model
-from stages.modeling.tokenizer import check_special_tokens, check_vocabulary, load_tokenizer, resize_token_embeddings
+from stages.modeling.tokenizer import load_tokenizer
+from stages.modeling.trainable import TrainableSettings, load_trainable_causal
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.sft import Sft
 from stages.reporting.card_metadata import complete_adapter_cards
 from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext
-from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import (
     best_rows,
     count_pairs,
@@ -64,7 +63,9 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path, context: RunContext 
     documents = tokenize_documents(config, out, tokenizer, pairs, held_out)
     order = np.random.default_rng(config.seed).permutation(len(documents))
     blocks = PackedBlocks(documents, order, config.sequence_length_tokens, config.packing, config.loss_on == "answer")
-    model = load_trainable_model(config, base, tokenizer)
+    model = load_trainable_causal(
+        TrainableSettings(**select_settings(TrainableSettings, config)), base, tokenizer,
+        max_length_tokens=config.sequence_length_tokens, stage="sft")
     sizes = {"batch": config.batch_sequences, "microbatch": config.microbatch_sequences}
     with open_logger(config.log_to, out, "sft", context, asdict(config)) as logger:
         validation = Validation(model, tokenizer, pairs, held_out, config, logger)
@@ -78,26 +79,6 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path, context: RunContext 
     (out / DOCUMENTS).unlink()
     return {"documents": len(documents), "tokens": int(documents.lengths.sum()), "blocks": len(blocks),
             "validation_questions": len(validation.rows), **validation_metrics(history, config)}
-
-
-def load_trainable_model(config: Sft, base: Path, tokenizer):
-    """Load the base with an adapter, or with all weights requiring gradients; check that the tokenizer fits it
-    and that it computes what the base holds."""
-    plain = plain_outputs(base, config.precision)
-    torch.manual_seed(config.seed)
-    model = load_causal(base, config.precision, config.cpu_kernels)
-    check_special_tokens(tokenizer, model.config)
-    families.check_length(model.config, config.sequence_length_tokens)
-    new_tokens = resize_token_embeddings(model, tokenizer) if config.train_new_tokens else []
-    check_vocabulary(tokenizer, model)
-    if config.tune == "full":
-        model.requires_grad_(True)
-    else:
-        model = lora.add_lora(model, precision=config.precision, new_tokens=new_tokens, **vars(config.lora))
-    if config.sharding == "fsdp":
-        sharding.shard(families.backbone(lora.unwrap_peft(model)))
-    print_line(f"sft: check  {check_trained_model(model, plain)}")
-    return model
 
 
 def tokenize_documents(config: Sft, out: Path, tokenizer, pairs: Path, held_out: set[tuple]) -> TokenizedDocuments:

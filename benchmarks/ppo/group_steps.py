@@ -61,6 +61,7 @@ def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGra
 
 
 def main() -> None:
+    """Time the steps of one method, and write the seconds of each to the file in --out."""
     arguments = workload.parse_worker_arguments(__doc__, method=(str, "rloo"), responses=(int, 4))
     shape, generator = arguments.shape, torch.Generator().manual_seed(0)
     trainer, algorithm = build(shape, arguments.method, arguments.responses)

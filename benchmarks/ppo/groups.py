@@ -46,6 +46,7 @@ def compute_goals(sums: dict[str, dict], basis: str) -> list[Goal]:
 
 
 def main() -> None:
+    """Run all contenders in turns, print the table of ratios, and write the figures as JSON if wanted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("width", 256), ("layers", 6), ("vocabulary", 4096), ("response", 64), ("batch", 32),
                           ("minibatch", 8), ("epochs", 1), ("responses", 4), ("steps", 2), ("rounds", 2),

@@ -40,6 +40,7 @@ class GoldCurves:
     rows: dict[str, dict]
 
     def draw(self, axes, colours) -> None:
+        """Draw the curves on Matplotlib axes."""
         for (size, row), colour in zip(self.rows.items(), cycle(colours)):
             points = [(sqrt(point["kl"]), point["gold"]["mean"]) for point in row["curve"]]
             axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, label=f"{size} pairs")
@@ -107,6 +108,7 @@ def parse_size(text: str) -> str:
 
 
 def main(words: list[str] | None = None) -> None:
+    """Measure each number of pairs, print the table, and write figures.json and gold.png."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN", help="results/NAME: its base, SFT model and pairs")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")

@@ -81,6 +81,7 @@ def prepare(work: Work, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    """Compare the contenders, and print and write what was measured."""
     parser = build_parser(__doc__, steps=20, batch=8, learning_rate=1e-4, rank=8)
     parser.add_argument("--base", type=Path, metavar="FOLDER", help="the initial causal model (default: see above)")
     parser.set_defaults(split=SPLIT)

@@ -115,6 +115,7 @@ def _time(work: Work, meter: Meter, model, data, collate: Callable, loss: Callab
 
 
 def main() -> None:
+    """Time one of our trainers, and write its figures."""
     args = parse_worker_arguments(__doc__, Work, form=(str, "question"), adapter=(str, ""))
     meter = Meter()
     if args.form == "dpo":

@@ -120,6 +120,7 @@ def _time(work: Work, meter: Meter, kind: tuple, model, lora: LoraConfig, read: 
 
 
 def main() -> None:
+    """Time one of TRL's trainers, and write its figures."""
     args = parse_worker_arguments(__doc__, Work, form=(str, "pair"), adapter=(str, ""))
     meter = Meter()
     forms = {"pair": train_reward, "dpo": train_dpo}

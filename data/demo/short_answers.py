@@ -11,8 +11,8 @@ def score(questions: list[str], answers: list[str]) -> list[float]:
 
 
 def _overlap(question: str, answer: str) -> float:
-    asked, said = (set(re.findall(r"\w{4,}", text.lower())) for text in (question, answer))
-    return len(asked & said) / max(len(asked), 1)
+    wanted, written = (set(re.findall(r"\w{4,}", text.lower())) for text in (question, answer))
+    return len(wanted & written) / max(len(wanted), 1)
 
 
 def _excess(answer: str) -> float:

@@ -41,6 +41,7 @@ class FrontierFigure:
     palette: int = 128
 
     def draw(self, axes, colours: Iterable[str]) -> None:
+        """Draw points, intervals and fits on Matplotlib axes, a colour a family."""
         axes.axhline(0, linestyle=":", linewidth=1.5, color="gray")
         axes.plot([0], [0], "x", color="gray", markersize=9, markeredgewidth=2)
         halo = [withStroke(linewidth=3, foreground=axes.get_facecolor())]
@@ -82,6 +83,7 @@ class TrainingPaths:
     palette: int = 128
 
     def draw(self, axes, colours: Iterable[str]) -> None:
+        """Draw a line a policy on Matplotlib axes, with its last point marked."""
         for (label, points), colour, marker in _styled(self.lines, colours):
             kl, rewards = zip(*points, strict=True)
             distances = np.sqrt(np.maximum(kl, 0))

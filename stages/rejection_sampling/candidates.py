@@ -67,11 +67,11 @@ class CandidateSampler:
         """
         progress = Progress(purpose, len(prompts), "prompts")
         for number, part in enumerate(_slices(prompts, self.settings.save_every_prompts)):
-            place = folder / f"{PART}{number:05d}"
-            candidates = _read(place)
+            path = folder / f"{PART}{number:05d}"
+            candidates = _read(path)
             if candidates is None:
                 candidates = self._sample_part(model, part, f"{purpose}/{number}")
-                _write(place, candidates)
+                _write(path, candidates)
             else:
                 progress.initial += len(part)
             yield candidates

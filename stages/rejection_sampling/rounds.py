@@ -18,11 +18,11 @@ import torch
 from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedBlocks
 from stages.finetuning.token_store import TokenizedDocuments, write_documents
+from stages.generation.prompts import Prompts
 from stages.modeling.adapters import merged_adapter
 from stages.modeling.load import autocast
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.rejection_sampling.candidates import CandidateSampler, read_parts
-from stages.rejection_sampling.prompts import Prompts
 from stages.rejection_sampling.winners import choose_winners, list_winners
 from stages.training import checkpoint
 from stages.training.loggers import TrainingLogger

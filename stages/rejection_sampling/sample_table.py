@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.generation.prompts import Prompts
 from stages.rejection_sampling.candidates import Candidates
-from stages.rejection_sampling.prompts import Prompts
 from stages.runtime.files import atomic_path
 from stages.stackexchange.prompt import prompt_text
 

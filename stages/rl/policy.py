@@ -35,6 +35,7 @@ from stages.modeling.packed.forward import (
     uses_cpu_kernels,
 )
 from stages.modeling.packed.sequences import PackedResponses, pack_responses, scatter_to_rows
+from stages.modeling.packed.shared_prefix import pack_with_repeated_prompts
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.modeling.pretrained import DIVERGED, save_adapter, save_adapters, save_model
 from stages.reward_modeling.load import load_classifier
@@ -139,7 +140,7 @@ class Policy(nn.Module):
 
         allowed_token_ids: [B, R or more, K], the ids that each token was sampled from (see Rollout).
         """
-        packed = pack_responses(prompts, responses, self.model.device)
+        packed = pack_with_repeated_prompts(prompts, responses, self.model.device)
         hidden = self._hidden_states(packed, POLICY)
         logprobs = self._logprobs(self.causal_model, hidden, packed, allowed_token_ids)
         values = torch.zeros_like(logprobs, requires_grad=False)
@@ -152,7 +153,7 @@ class Policy(nn.Module):
         self, prompts: list[list[int]], responses: list[list[int]], allowed_token_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute log-probabilities [B, R] under the reference, by a softmax over the same ids."""
-        packed = pack_responses(prompts, responses, self.model.device)
+        packed = pack_with_repeated_prompts(prompts, responses, self.model.device)
         hidden = self._hidden_states(packed, None)
         return scatter_to_rows(self._logprobs(unwrap_peft(self.base), hidden, packed, allowed_token_ids), packed)
 

@@ -193,7 +193,8 @@ def check_startup(
         algorithm.say(line)
     microbatch = config.microbatch_prompts * algorithm.responses_per_prompt
     rollout = collect_rollout(trainer.policy, loop.next_prompts()[:microbatch], trainer.sampling,
-                              loop.generator("startup"), microbatch)
+                              loop.generator("startup"), microbatch,
+                              share_prefixes=algorithm.responses_per_prompt > 1)
     report = run_checks(trainer.policy, rollout, tokenizer, classifier_models(reward_functions, tokenizer),
                         clip_range=config.clip_range, microbatch_prompts=microbatch, say=algorithm.say)
     trainer.reuse_rollout_logprobs = report.keep_rollout_log_p

@@ -26,6 +26,14 @@ ppo: {precision: fp32, iterations: 24, rollout_prompts: 8, minibatch_prompts: 4,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
       save_every_iterations: 3, require_reward: none, reward_scaling: running, optimizer: adamw_8bit,
       critic_warmup_iterations: 2}
+rloo: {precision: fp32, iterations: 16, rollout_prompts: 4, responses_per_prompt: 2, minibatch_prompts: 2,
+       microbatch_prompts: 2,
+       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
+       save_every_iterations: 3, require_reward: none, optimizer: adamw_8bit}
+grpo: {precision: fp32, iterations: 16, rollout_prompts: 4, responses_per_prompt: 2, minibatch_prompts: 2,
+       microbatch_prompts: 2,
+       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
+       save_every_iterations: 3, require_reward: none, epochs: 2}
 best_of_n: {precision: fp32, n: 4, save_every_prompts: 3, batch_prompts: 1, max_response_tokens: 8,
             require_reward: none}
 expert_iteration: {precision: fp32, rounds: 2, n: 4, save_every_prompts: 8, max_response_tokens: 8, epochs: 4,
@@ -100,6 +108,10 @@ def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, num
         ("judge", signal.SIGKILL, "checkpoints/*/complete.json", {"base": "base", "pairs": "pairs"}),
         ("dpo", signal.SIGKILL, "checkpoints/*/complete.json", {"policy": "base", "pairs": "pairs"}),
         ("ppo", signal.SIGTERM, "checkpoint-*/complete.json",
+         {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
+        ("rloo", signal.SIGKILL, "checkpoint-*/complete.json",
+         {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
+        ("grpo", signal.SIGKILL, "checkpoint-*/complete.json",
          {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),
         ("expert_iteration", signal.SIGKILL, "round-0002/checkpoints/*/complete.json",
          {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}),

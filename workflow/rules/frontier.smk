@@ -1,5 +1,5 @@
 # Ways to align, compared at equal KL: further trainings of some algorithms, one evaluation of all, one page.
-VARIANTS = [variant for variant in variants.list_variants(RECIPE.frontier) if variant.section in algorithms.ALGORITHMS]
+VARIANTS = variants.list_variants(RECIPE.frontier)
 TRAINED = {variant.key: f"{RUN}/{variant.folder(RECIPE)}/manifest.json" for variant in VARIANTS}
 TRAINED_MERGED = {variant.key: f"{RUN}/{variant.folder(RECIPE)}-merged/manifest.json" for variant in VARIANTS}
 

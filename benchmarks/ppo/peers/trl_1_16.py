@@ -46,6 +46,7 @@ def settings(shape: workload.Shape, responses: int, steps: int, folder: str) -> 
 
 
 def main() -> None:
+    """Time the steps of one of TRL's trainers, and write the seconds of each to the file in --out."""
     arguments = workload.parse_worker_arguments(__doc__, method=(str, "rloo"), responses=(int, 4))
     shape, clock, tokenizer = arguments.shape, workload.Clock(), workload.word_tokenizer(arguments.shape)
     kind, config = KINDS[arguments.method]
