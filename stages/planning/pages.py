@@ -5,7 +5,7 @@ from typing import NamedTuple
 from stages.planning.stage_plan import USABLE_SHARE, Hardware, StagePlan
 from stages.render.html import Html, element, join_html, table
 from stages.render.terminal import format_columns
-from stages.render.units import format_bytes, format_duration
+from stages.render.units import format_bytes
 from stages.training.memory_estimate import PlanRow
 
 # Columns of the table for the parts of the memory.
@@ -31,7 +31,8 @@ class Change(NamedTuple):
 def format_plans(title: str, plans: list[StagePlan], changes: dict[str, Change], hardware: Hardware) -> list[str]:
     """Format the plan of a recipe: a line a stage, what does not fit, and what the numbers rest on."""
     hours = sum(plan.seconds or 0 for plan in plans) / 3600
-    lines = [title, *_describe(hardware).split("\n"), *format_columns([HEAD, *(_row(plan, hardware) for plan in plans)]),
+    rows = [_row(plan, hardware) for plan in plans]
+    lines = [title, *_describe(hardware), *format_columns([HEAD, *rows]),
              f"in all {_short(hours)} hours, one stage after the other, and "
              f"{_gib(sum(plan.disk_bytes for plan in plans))} GiB of disk beside the data"]
     if changes:
@@ -61,7 +62,7 @@ def render_page(title: str, plans: list[StagePlan], changes: dict[str, Change], 
         ("part", "memory", ""), [(row.name, format_bytes(row.bytes), row.note) for row in plan.memory])])
         for plan in plans if plan.memory]
     body = element(
-        "body", element("h1", title), element("p", _describe(hardware)),
+        "body", element("h1", title), *(element("p", line) for line in _describe(hardware)),
         table(HEAD, [_row(plan, hardware) for plan in plans]),
         element("ul", *(element("li", f"{stage}: {_describe_change(stage, change)}")
                         for stage, change in changes.items())), *parts)
@@ -87,11 +88,12 @@ def _part(row: PlanRow) -> str:
     return f"{row.name} {format_bytes(row.bytes)}"
 
 
-def _describe(hardware: Hardware) -> str:
+def _describe(hardware: Hardware) -> list[str]:
     card = hardware.card
-    return (f"{hardware.devices} x {card.memory_gib:g} GiB ({card.name}), at {hardware.share:.0%} of {card.tflops:g} "
-            f"TFLOP/s (bf16) and of {card.bandwidth_gb_s:,.0f} GB/s\nmemory in GiB, of one card; a stage fits if it needs at "
-            f"most {USABLE_SHARE:.0%} of it, as CUDA and its allocator need the rest")
+    return [f"{hardware.devices} x {card.memory_gib:g} GiB ({card.name}), at {hardware.share:.0%} of {card.tflops:g} "
+            f"TFLOP/s (bf16) and of {card.bandwidth_gb_s:,.0f} GB/s",
+            f"memory in GiB, of one card; a stage fits if it needs at most {USABLE_SHARE:.0%} of it: CUDA and its "
+            f"allocator need the rest"]
 
 
 def _describe_change(stage: str, change: Change) -> str:

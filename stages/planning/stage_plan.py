@@ -11,7 +11,6 @@ from stages.planning import shapes
 from stages.training.memory_estimate import PlanRow, distinct_bytes, estimate_memory, iter_tensors
 from stages.training.optimizers import optimizer_state_bytes
 
-
 USABLE_SHARE = 0.9  # of a card's memory: the rest is for CUDA's context and the allocator's fragments
 
 

@@ -82,7 +82,9 @@ def policy_gradient_step(config: PretrainedConfig, settings: Any, rows: int, val
     """
     policy = _build_policy(config, settings, value_model, reward_lora)
     update = UpdateSettings(**_select(UpdateSettings, settings))
-    trajectory = _longest_trajectory(rows, settings.max_prompt_tokens, settings.max_response_tokens)
+    group = getattr(settings, "responses_per_prompt", 1)
+    prompts = [[row // group] + [0] * (settings.max_prompt_tokens - 1) for row in range(rows)]
+    trajectory = _longest_trajectory(prompts, settings.max_response_tokens)
     return Step(policy, _reward_models(config, policy, settings, value_model, reward_lora, members),
                 lambda: policy_gradient_loss(policy, trajectory, torch.arange(rows), MinibatchSize(1, rows), update)[0]
                 .backward())
@@ -162,10 +164,12 @@ def _longest_pair(settings: Any) -> Example:
     return Example((), [0], [[0] * (settings.max_length_tokens - 1)] * 2, [(0, 1)], [1])
 
 
-def _longest_trajectory(rows: int, prompt: int, response: int) -> Trajectory:
+def _longest_trajectory(prompts: list[list[int]], response: int) -> Trajectory:
+    """Return responses of full length; prompts that are equal are computed once."""
+    rows = len(prompts)
     logprobs, ref_logprobs, values, advantages, returns = torch.zeros(5, rows, response, device=META)
-    return Trajectory(logprobs, ref_logprobs, values, torch.ones(rows, response), [[0] * prompt] * rows,
-                      [[0] * response] * rows, advantages, returns)
+    return Trajectory(logprobs, ref_logprobs, values, torch.ones(rows, response), prompts, [[0] * response] * rows,
+                      advantages, returns)
 
 
 def _select(kind: type, settings: Any) -> dict:

@@ -116,7 +116,8 @@ def plan_policy_gradient(stage: str, meter: StepMeter, settings: Any, hardware: 
         value_model in ("adapter", "model"))  # rollout, old and reference log-probabilities; rewards; values
     base_parameters = shapes.count_parameters(shapes.build_causal(meter.config, shapes.weights_dtype("bf16")))[0]
     tokens = int(samples * length * MEAN_LENGTH_SHARE)
-    forward = PRODUCTS_PER_PARAMETER * base_parameters * tokens * models
+    computed = int(samples * (settings.max_prompt_tokens / group + response) * MEAN_LENGTH_SHARE)  # a prompt once
+    forward = PRODUCTS_PER_PARAMETER * base_parameters * computed * models
     read_bytes = settings.iterations * response * MEAN_LENGTH_SHARE * (
         _weights_bytes(plan) + rollout_rows(meter.config, rollout)[0].bytes / 2)
     return plan._replace(tokens=tokens, flops=plan.flops + forward, seconds=plan.seconds + hardware.compute_seconds(
