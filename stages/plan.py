@@ -10,6 +10,7 @@ searched. Time is work over a share of the card's published rate: an estimate. N
 """
 
 import argparse
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -131,13 +132,15 @@ def main(words: list[str] | None = None) -> int:
     """Print the plan; return 1, after one line, for a user's mistake."""
     parser = build_parser()
     arguments = parser.parse_args(words)
-    warnings.filterwarnings("ignore")  # of libraries, about settings that a dry run does not reach
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it lacks a kernel that nothing here would call
     try:
         hardware = cards.choose_hardware(arguments.device, arguments.device_memory_gib, arguments.device_tflops,
                                          arguments.devices, arguments.model_flops_share)
         recipe = load_recipe(arguments.recipe)
         algorithms = tuple(ALGORITHMS) if arguments.algorithm == ALL else (arguments.algorithm,)
-        plans = plan_recipe(recipe, hardware, _data_size(recipe, arguments.pairs), algorithms)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of libraries, about settings that a dry run does not reach
+            plans = plan_recipe(recipe, hardware, _data_size(recipe, arguments.pairs), algorithms)
         title = f"plan of {recipe.name}, base {recipe.base.model}"
         if arguments.out:
             arguments.out.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
-META = torch.device("meta")
+from stages.planning.shapes import META
+
 # Floating-point operations of matrix products and attention, by operator; on the meta device attention is the CPU's.
 FLOPS = flop_registry | {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:

@@ -7,7 +7,6 @@ from transformers import PretrainedConfig
 
 from stages.modeling.packed.token_logprobs import FORWARD_TOKENS, logits_chunk_tokens
 from stages.planning import shapes, steps
-from stages.planning.dry_run import META
 from stages.planning.sampling_memory import Rollout, rollout_rows
 from stages.planning.stage_plan import Hardware, StagePlan
 from stages.planning.step_meter import StepMeter
@@ -116,7 +115,7 @@ def _forward_row(config: PretrainedConfig, dtype: torch.dtype) -> PlanRow:
     """Return the memory of a forward pass without gradients: the MLP's tensors, or the logits at once if larger."""
     width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     head = shapes.build_causal(config, dtype).get_output_embeddings()
-    logits = 4 * logits_chunk_tokens(head, META) * config.vocab_size
+    logits = 4 * logits_chunk_tokens(head, shapes.META) * config.vocab_size
     return PlanRow("forward pass", max(MLP_TENSORS * dtype.itemsize * FORWARD_TOKENS * width, logits),
                    f"{FORWARD_TOKENS} tokens without gradients")
 

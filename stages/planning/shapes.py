@@ -20,6 +20,7 @@ from stages.modeling.tiny_llama import build_small_llama
 from stages.training.memory_estimate import distinct_bytes, iter_tensors
 
 BUNDLED = Path(__file__).parents[2] / "configs/shapes"
+META = torch.device("meta")
 NF4_BLOCK = 64  # weights that share a scale
 
 
@@ -41,7 +42,7 @@ def find_config(model: str, revision: str | None, scratch: object) -> Pretrained
 def build_causal(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Build a causal model on the meta device, with packed attention."""
     attention.register()
-    with torch.device("meta"):
+    with META:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.PACKED)
     return model.eval().requires_grad_(False)
 
@@ -51,7 +52,7 @@ def build_classifier(config: PretrainedConfig, dtype: torch.dtype) -> PreTrained
     attention.register()
     config = deepcopy(config)
     config.num_labels = 1
-    with torch.device("meta"):
+    with META:
         model = AutoModelForSequenceClassification.from_config(
             config, dtype=dtype, attn_implementation=attention.PACKED)
     return model.eval().requires_grad_(False)
@@ -127,9 +128,9 @@ def store_quantised(model: nn.Module, precision: str) -> None:
     for layer in quantised_layers(model, precision) if precision in QUANTISED else ():
         rows, count = layer.weight.shape[0], layer.weight.numel()
         stored, scales = (count, rows) if precision == "int8" else (count // 2, count // NF4_BLOCK)
-        layer.weight = nn.Parameter(torch.empty(stored, dtype=torch.int8, device="meta"), requires_grad=False)
+        layer.weight = nn.Parameter(torch.empty(stored, dtype=torch.int8, device=META), requires_grad=False)
         layer.weight.quant_type = precision
-        layer.register_buffer("scales", torch.empty(scales, device="meta"))
+        layer.register_buffer("scales", torch.empty(scales, device=META))
 
 
 def quantised_layers(model: nn.Module, precision: str) -> list[nn.Module]:
@@ -153,7 +154,7 @@ def _download(model: str, revision: str | None) -> Path:
 
 
 def _scratch_config(scratch: object) -> PretrainedConfig:
-    with torch.device("meta"):
+    with META:
         return build_small_llama(
             _Tokenizer(scratch.vocabulary_tokens), hidden_size=scratch.hidden_size,
             intermediate_size=scratch.intermediate_size, layers=scratch.layers, heads=scratch.heads,

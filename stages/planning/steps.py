@@ -13,12 +13,11 @@ from transformers import PretrainedConfig
 from stages.finetuning.lm_loss import summed_lm_loss
 from stages.finetuning.packing import PackedRow
 from stages.modeling import lora
-from stages.modeling.adapters import POLICY, VALUE, adapter_parameters
+from stages.modeling.adapters import VALUE, adapter_parameters
 from stages.offline_rl.dataset import ScoredAnswer
 from stages.offline_rl.losses import LossSettings, token_losses, total_loss
 from stages.offline_rl.model import ILQLModel
 from stages.planning import shapes
-from stages.planning.dry_run import META
 from stages.preference.logprobs import ReferencedExample
 from stages.preference.loss import PreferenceLoss
 from stages.reward_modeling.dataset import Example
@@ -66,7 +65,7 @@ def dpo_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
 def ilql_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
     """Build a step of ILQL on so many answers."""
     model = _trainable(shapes.build_causal(config, shapes.weights_dtype(settings.precision)), settings)
-    with META:
+    with shapes.META:
         learner = ILQLModel(model, 2 if settings.two_q_heads else 1, settings.precision)
     losses = LossSettings(**_select(LossSettings, settings))
     answers = [ScoredAnswer([0], [0] * (settings.max_length_tokens - 1), 0.0)] * rows
@@ -147,16 +146,14 @@ def _add_role(policy: Policy, role: str, adapter: Any, learns: bool) -> None:
     config = LoraConfig(task_type=TaskType.CAUSAL_LM, r=adapter.r, lora_alpha=adapter.alpha, lora_dropout=0.0,
                         target_modules=list(adapter.target_modules) or None)
     required = [(p, p.requires_grad) for p in policy.base.parameters()]
-    if isinstance(policy.base, PeftModel):
-        model = policy.base
-        model.add_adapter(role, config)
-    else:
-        model = get_peft_model(policy.base, config, adapter_name=role)
-        policy.frozen_copy = model
+    model = policy.base
+    with shapes.META:
+        if isinstance(model, PeftModel):
+            model.add_adapter(role, config)
+        else:
+            policy.frozen_copy = model = get_peft_model(model, config, adapter_name=role)
     for parameter, flag in [*required, *((p, learns) for p in adapter_parameters(model, role).values())]:
         parameter.requires_grad_(flag)
-    if isinstance(policy.model, PeftModel):
-        policy.model.set_adapter(POLICY)
 
 
 def _longest_pair(settings: Any) -> Example:
@@ -167,7 +164,7 @@ def _longest_pair(settings: Any) -> Example:
 def _longest_trajectory(prompts: list[list[int]], response: int) -> Trajectory:
     """Return responses of full length; prompts that are equal are computed once."""
     rows = len(prompts)
-    logprobs, ref_logprobs, values, advantages, returns = torch.zeros(5, rows, response, device=META)
+    logprobs, ref_logprobs, values, advantages, returns = torch.zeros(5, rows, response, device=shapes.META)
     return Trajectory(logprobs, ref_logprobs, values, torch.ones(rows, response), prompts, [[0] * response] * rows,
                       advantages, returns)
 
