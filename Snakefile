@@ -54,6 +54,11 @@ RECIPE_FILE = f"{RUN}/recipe.yaml"
 RUN_LABEL = RUN.removeprefix("results/")
 THREADS = SEEDS.share_cores(workflow.cores, PLACEMENT.processes, RUNS_HERE)
 
+# The trainings of the target `frontier` do not depend on each other: each takes one core for each of its processes, so
+# that several run at once.
+THREADS_SIDE_BY_SIDE = min(THREADS, PLACEMENT.processes or 1) if RUNS_HERE and THREADS else THREADS or 1
+POLICY_THREADS = lambda wildcards: THREADS_SIDE_BY_SIDE if "frontier" in workflow.dag_settings.targets else THREADS or 1
+
 # Before Snakemake compares times: give them to the manifests by content.
 STALE = staleness.align_times(Path(ROOT), RECIPE, SEEDS.list_runs()) if workflow.is_main_process and not PLANS else []
 DUMP_FILES = staleness.dated_inputs(DUMP_FILES, STALE, os.path.relpath(workflow.main_snakefile))
