@@ -16,7 +16,8 @@ from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states
 from stages.modeling.packed.sequences import pack_responses, round_up_tokens
 from stages.runtime.progress import Progress
 
-CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}  # in memory at once; on a CPU what fits its cache
+# In memory at once; on a CPU what fits its cache. meta: the shapes of a GPU (planning/).
+CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26, "meta": 1 << 26}
 MIN_CHUNK_TOKENS = 128
 FORWARD_TOKENS = 8192  # in one forward pass: bounds its memory
 
@@ -86,10 +87,11 @@ class _FrozenLayer(torch.autograd.Function):
         tokens = len(token_ids)
         states = functional.pad(hidden, (0, 0, 0, round_up_tokens(tokens) - tokens))
         dtype = weight.dtype
-        if torch.is_autocast_enabled(hidden.device.type):
-            dtype = torch.get_autocast_dtype(hidden.device.type)
+        kind = "cpu" if hidden.is_meta else hidden.device.type  # autocast knows no meta device
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         weight = weight.to(dtype)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(kind, enabled=False):
             logits = functional.linear(states.to(dtype), weight, None if bias is None else bias.to(dtype)).float()
             logits = logits if temperature == 1 else logits.div_(temperature)
             logprobs = _softmax_(logits, token_ids, cpu_kernels)
