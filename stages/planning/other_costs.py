@@ -24,11 +24,11 @@ def plan_download(config: PretrainedConfig) -> StagePlan:
 
 
 def plan_merge(stage: str, config: PretrainedConfig, settings: Any, scorer: bool = False) -> StagePlan:
-    """Plan a merge: the model in fp32, before it is saved and once reloaded, one at a time."""
-    count = _parameters(config, scorer)
-    bytes_each = 4 if settings.dtype == "fp32" else 2
-    return StagePlan(stage, count, 0, [PlanRow("frozen base", 4 * count, "float32")], 0, 0, 0, bytes_each * count,
-                     "the model in fp32; minutes of reading and writing")
+    """Plan a merge: the model in the precision of its checks, before it is saved and once reloaded, one at a time."""
+    count, bytes_each = _parameters(config, scorer), {"fp32": 4, "bf16": 2, "fp16": 2}
+    row = PlanRow("frozen base", bytes_each[settings.check_precision] * count, settings.check_precision)
+    return StagePlan(stage, count, 0, [row], 0, 0, 0, bytes_each[settings.dtype] * count,
+                     f"the model in {settings.check_precision}; minutes of reading and writing")
 
 
 def plan_evaluate(config: PretrainedConfig, settings: Any, hardware: Hardware, policies: int = 1) -> StagePlan:
