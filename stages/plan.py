@@ -87,8 +87,8 @@ def _list_stages(recipe: Recipe, meter: StepMeter, hardware: Hardware, size: Dat
 def _with_merge(stage: PlannedStage, recipe: Recipe, meter: StepMeter) -> Iterator[PlannedStage]:
     yield stage
     is_scorer = stage.name in ("reward", "judge")
-    yield PlannedStage(f"{stage.name}-merged", None, lambda section: other_costs.plan_merge(
-        f"{stage.name}-merged", meter.config, recipe.merge, is_scorer))
+    yield PlannedStage(f"{stage.name}-merged", recipe.merge, lambda section: other_costs.plan_merge(
+        f"{stage.name}-merged", meter.config, section, is_scorer))
 
 
 def _plan_algorithm(name: str, recipe: Recipe, meter: StepMeter, hardware: Hardware, size: DataSize

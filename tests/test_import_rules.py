@@ -41,7 +41,7 @@ ROOMS = {
     "rejection_sampling": ("evaluation.statistics", "runtime", "render", "distributed", "modeling", "training",
                            "finetuning", "generation", "reward_modeling", "rewards", *PROMPTS),
     "offline_rl": ("distributed", "modeling", "training", "generation", *PROMPTS),
-    "evaluation": ("recipe.user_functions", "runtime", "render", "modeling", "training", "generation",
+    "evaluation": ("recipe.user_functions", "runtime", "render", "distributed", "modeling", "training", "generation",
                    "reward_modeling", "rewards", "stackexchange"),
     "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check", "runs.origin", "runtime",
                   "render", "stackexchange.prompt"),

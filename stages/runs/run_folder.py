@@ -44,7 +44,7 @@ _open_locks = []  # lock files of this process; the kernel releases the locks wh
 
 def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: bool = True, plans: bool = False
                    ) -> Recipe:
-    """Build one checked recipe from --config: recipe, dump, name, seed, log_to, sections of the recipe.
+    """Build one checked recipe from --config: recipe, dump, name, keys of SHARED, sections of the recipe.
 
     Args:
         config: the values of --config alone. Snakemake's own `config` also has those of the files, but not which file.

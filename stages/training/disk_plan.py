@@ -20,7 +20,7 @@ def check_training_space(out: Path, parameters: Iterable[torch.nn.Parameter], *,
 
     Args:
         parameters: those that are saved; only those that require gradients have optimizer state.
-        saves: number of checkpoints that will be written.
+        saves: number of checkpoints that will be written, at most.
         keeps_best: the best weights so far are saved, too: with each checkpoint, and beside them.
         checkpoints: folder of the checkpoints.
     """

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from snakemake.cli import get_argument_parser, parse_config
 
+from stages import plan as plan_program
 from stages.recipe.algorithms import ALGORITHMS, EVALUATE, REPORT, SEEDS
 from stages.recipe.schema import SettingsError
 from stages.recipe.sections.data import Pairs
@@ -112,7 +113,7 @@ def test_snakemake_with_needs_is_well_formed(command, checkout, monkeypatch):
     given = get_argument_parser().parse_args(words)
     config, plans = config_of(words), plan_target.plans_only(words)
     if plans:
-        build_parser().parse_args(["--recipe", "demo", *plan_target.take_options(config)])
+        plan_program.build_parser().parse_args(["--recipe", "demo", *plan_target.take_options(config)])
     resolve_recipe(config, plans=plans)
     assert all((ROOT / profile / "config.yaml").exists() for profile in given.profile or ())
     targets = {word for word in words if re.fullmatch(r"[a-z_]+", word) and words[words.index(word) - 1] != "--cores"}

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from stages.distributed import group, sharding
 from stages.modeling.cpu_kernels.bindings import call
 from stages.modeling.cpu_kernels.build import supports
+from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import pack_responses, round_up_tokens
 from stages.runtime.progress import Progress
@@ -121,7 +122,7 @@ def response_logprobs(
         packed = pack_responses([prompts[i] for i in chunk], [responses[i] for i in chunk], model.device)
         hidden = packed_hidden_states(model, packed.batch, packed.predictor_positions)
         flat = selective_log_softmax(
-            model.get_output_embeddings(), hidden, packed.token_ids, temperature, cpu_kernels=uses_cpu_kernels(model)
+            output_layer(model), hidden, packed.token_ids, temperature, cpu_kernels=uses_cpu_kernels(model)
         ).cpu()
         for i, row in zip(chunk, flat.split([len(responses[i]) for i in chunk]), strict=True):
             logprobs[i] = row
