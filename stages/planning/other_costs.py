@@ -38,7 +38,7 @@ def plan_evaluate(config: PretrainedConfig, settings: Any, hardware: Hardware, p
     precision = settings.precision
     dtype = shapes.weights_dtype(precision)
     count, length = _parameters(config), settings.max_prompt_tokens + settings.max_response_tokens
-    rollout = Rollout(settings.batch_prompts, length, precision)
+    rollout = Rollout(settings.batch_prompts, length, _states_precision(precision))
     memory = [PlanRow("frozen base", shapes.stored_bytes(config, precision), f"{precision}, one model at a time"),
               *rollout_rows(config, rollout), _forward_row(config, dtype)]
     sweeps = len(settings.temperatures) * settings.temperature_prompts
@@ -90,7 +90,7 @@ def _sampling_memory(config: PretrainedConfig, settings: Any, hardware: Hardware
     memory = [PlanRow("frozen base", stored, settings.precision)]
     if steps.reads_reward_model(settings):
         memory.append(PlanRow("reward model", members * stored, "at most"))
-    return [*memory, *rollout_rows(config, Rollout(rows, length, settings.precision)),
+    return [*memory, *rollout_rows(config, Rollout(rows, length, _states_precision(settings.precision))),
             _forward_row(config, shapes.weights_dtype(settings.precision))]
 
 
@@ -125,3 +125,8 @@ def _forward_row(config: PretrainedConfig, dtype: torch.dtype) -> PlanRow:
 def _parameters(config: PretrainedConfig, scorer: bool = False) -> int:
     model = (shapes.build_classifier if scorer else shapes.build_causal)(config, torch.bfloat16)
     return shapes.count_parameters(model)[0]
+
+
+def _states_precision(precision: str) -> str:
+    """Return the precision of hidden states, keys and values: without an adapter, quantised weights leave bf16."""
+    return "bf16" if precision in shapes.QUANTISED else precision
