@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
 from stages.modeling.cpu_kernels.build import load_library
 from stages.modeling.cpu_kernels.layers import replace_layers
@@ -22,6 +22,7 @@ from stages.modeling.q_heads.shifted_output import shift_by_folder
 
 QUANTISED = ("int8", "nf4")
 ADAPTER_CONFIG = "adapter_config.json"  # PEFT's
+GPTJ = "gptj"  # the family whose attention has no interface in Transformers
 
 
 def device() -> torch.device:
@@ -97,10 +98,7 @@ def load_pretrained(
     config = AutoConfig.from_pretrained(folder)
     check_text_only(config)
     use_kernels = resolve_cpu_kernels(cpu_kernels) and not caps_attention(config)
-    is_gptj = config.model_type == "gptj"
-    attention.register()
-    if is_gptj:
-        gptj.register()
+    register_attention(config)
     model, info = auto_class.from_pretrained(
         folder, device_map={"": device()}, use_safetensors=True, output_loading_info=True,
         attn_implementation=attention.PACKED_CPU_KERNELS if use_kernels else attention.PACKED,
@@ -119,8 +117,20 @@ def load_pretrained(
     model.eval()
     if use_kernels:
         replace_layers(model)
-    if is_gptj:
-        gptj.carry_batch(backbone(model))
+    carry_batch(model)
     check_positions(model)
     check_packing(model)
     return model
+
+
+def register_attention(config: PretrainedConfig) -> None:
+    """Make packed attention known to Transformers, before a model of this family is built."""
+    attention.register()
+    if config.model_type == GPTJ:
+        gptj.register()
+
+
+def carry_batch(model: PreTrainedModel) -> None:
+    """Make the model's forward passes carry their argument `batch` to the attention; most families' do."""
+    if model.config.model_type == GPTJ:
+        gptj.carry_batch(backbone(model))

@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from stages.modeling.load import QUANTISED, precision_arguments
+from stages.modeling.load import QUANTISED, carry_batch, precision_arguments, register_attention
 from stages.modeling.packed import attention
 from stages.modeling.tiny_llama import build_small_llama
 from stages.training.memory_estimate import distinct_bytes, iter_tensors
@@ -41,20 +41,22 @@ def find_config(model: str, revision: str | None, scratch: object) -> Pretrained
 
 def build_causal(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Build a causal model on the meta device, with packed attention."""
-    attention.register()
+    register_attention(config)
     with META:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.PACKED)
+    carry_batch(model)
     return model.eval().requires_grad_(False)
 
 
 def build_classifier(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Build a sequence classifier with one output on the meta device, with packed attention."""
-    attention.register()
+    register_attention(config)
     config = deepcopy(config)
     config.num_labels = 1
     with META:
         model = AutoModelForSequenceClassification.from_config(
             config, dtype=dtype, attn_implementation=attention.PACKED)
+    carry_batch(model)
     return model.eval().requires_grad_(False)
 
 

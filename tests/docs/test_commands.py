@@ -212,8 +212,10 @@ def test_commands_in_the_text_are_well_formed(page, span, checkout, monkeypatch)
             parse(words[1:], monkeypatch)
     else:
         config = {name: value for name, value in config_of(words).items() if name != "dump"}
+        if plans := plan_target.plans_only(words):
+            plan_target.take_options(config)
         try:
-            resolve_recipe(config | {"dump": "data/demo/demo.stackexchange.com.7z"})
+            resolve_recipe(config | {"dump": "data/demo/demo.stackexchange.com.7z"}, plans=plans)
         except SettingsError as error:
             raise AssertionError(f"{page}: {span}: {error}") from None
 
