@@ -5,6 +5,7 @@ streams and signals of its request; it imports this project's modules itself, ru
 Python does. What libraries read from the environment when they are imported is the server's (`IMPORT_VARIABLES`).
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -204,7 +206,14 @@ def _run(words: list[str], folder: str, environment: dict[str, str]) -> None:
         del sys.modules[name]
     sys.path[:1] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv, sys.orig_argv = words, [sys.executable, "-m", *words]
-    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:  # Python ends by the signal then, once its exit handlers have run
+        traceback.print_exc()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":
