@@ -29,7 +29,7 @@ LIBRARIES = (
     "torch", "transformers", "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama",
     "peft", "accelerate", "bitsandbytes", "datasets", "pandas", "pyarrow.parquet", "scipy.stats", "safetensors.torch",
     "sklearn.linear_model", "matplotlib.figure")
-IMPORT_VARIABLES = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+IMPORT_VARIABLES = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 MAX_REQUEST_BYTES = 1 << 17
 # Runs a stage in a fork if the libraries would be imported the same, and everything else as Python.
 SHIM = f"""#!{sys.executable} -SE
@@ -195,8 +195,12 @@ def _finish(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Non
 
 def _run(words: list[str], folder: str, environment: dict[str, str]) -> None:
     """Run a module in this process as `python -m` does."""
+    import datasets
+    import huggingface_hub
     import numpy as np
 
+    for module in (huggingface_hub.constants, datasets.config):  # read when imported; a saved tokenizer tells of it
+        module.HF_HUB_OFFLINE = environment.get("HF_HUB_OFFLINE") == "1"
     np.random.seed()  # each process has another one
     os.chdir(folder)
     os.environ.clear()
