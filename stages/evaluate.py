@@ -8,7 +8,9 @@ Give --policy NAME=FOLDER once for each policy, and none for SFT and its best-of
 merged reward model that scores all answers and is used to choose nothing. Writes metrics.json (every number, and the
 short table), samples.parquet (each question with its answers), per_question.parquet (the scores of each policy,
 best-of-n among them) and per_pair.parquet. Rewards are the reward model's own: an answer that did not end pays no
-penalty here. All models run in fp32, one at a time. Every interval is at 95 %, from a bootstrap over questions.
+penalty here. Models run in the recipe's precision, one at a time. Samples, log-probabilities and rewards of earlier
+evaluations of the run are used again (cached_results), so that an added policy costs its own work. Every interval is
+at 95 %, from a bootstrap over questions.
 """
 
 from stages.command_line.start import main
@@ -24,6 +26,7 @@ import numpy as np
 
 from stages.evaluation import at_best, gold_score, policy_answers, summary
 from stages.evaluation.answer_sampler import AnswerSampler
+from stages.evaluation.cached_results.tensors import CachedResults
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.output_tables import check_output_space, write_pairs, write_question_scores, write_samples
 from stages.evaluation.pair_accuracy import (
@@ -44,6 +47,7 @@ from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.rewards import RewardSource
 from stages.reward_modeling.no_model import read_no_model
 from stages.rewards.sources import RewardFunction, load_reward_functions
+from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import question_key, read_pairs, sample_rows
@@ -54,10 +58,12 @@ Selection = dict[str, list[dict]]  # policy -> its mean reward by temperature
 
 
 def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path,
-        policy: dict[str, Path] | None = None, reward: Path, judge: Path | None = None) -> dict[str, float]:
+        policy: dict[str, Path] | None = None, reward: Path, judge: Path | None = None,
+        context: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with metrics.json and its tables; return the headline metrics.
 
-    base, sft, policy, reward, judge: plain model folders, merged. ValueError when no held-out question is short enough.
+    base, sft, policy, reward, judge: plain model folders, merged. context: None uses no results of earlier evaluations.
+    ValueError when no held-out question is short enough.
     """
     torch_setup.prepare()
     policy = policy or {}
@@ -68,14 +74,20 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     tokenizer, longest = load_shared_tokenizer(*models), families.max_positions(*models)
     held_out, prompts = _draw_questions(config, pairs, tokenizer, longest)
     check_output_space(out, prompts, len(policy), config.max_response_tokens, len(held_out.rows))
-    sampler = _make_sampler(config, tokenizer, prompts)
+    cache = (CachedResults.of_run(context.folder.parent, config.cpu_kernels) if context and config.cache
+             else CachedResults())
+    sampler = _make_sampler(config, tokenizer, prompts, cache)
+    answer_scorer = policy_answers.AnswerScorer(
+        precision=config.precision, batch_texts=config.batch_texts, cpu_kernels=config.cpu_kernels,
+        apart=list(policy)[1:], cache=cache)
     folders = policy | _base_if_comparable(base, tokenizer) | {"sft": sft}
     answers, swept, logprobs = sampler.sample_policies(folders, held_out)
-    selection = _measure_temperatures(swept, prompts, reward, gold_scorer, config.cpu_kernels)
+    selection = _measure_temperatures(swept, prompts, partial(answer_scorer.score, reward), gold_scorer)
     temperatures = _choose_temperatures(config, ("sft", *policy), selection)
     answers |= sampler.sample_at_best({"sft": sft} | policy, answers, temperatures)
-    pair_rewards, rewards = _score(reward, held_out, prompts, answers, config.cpu_kernels)
-    pair_judge, judged = _score(judge, held_out, prompts, answers, config.cpu_kernels) if judge else (None, {})
+    pair_rewards, rewards = _score(partial(answer_scorer.score, reward), held_out, prompts, answers)
+    pair_judge, judged = (_score(partial(answer_scorer.score, judge), held_out, prompts, answers) if judge
+                          else (None, {}))
     used = dict.fromkeys(answers, config.temperature) | {GREEDY: 0.0} | {
         f"{name}{BEST}": temperature for name, temperature in temperatures.items()}
     comparison = PolicyComparison(prompts, answers, rewards, _gold_scores(gold_scorer, prompts, answers),
@@ -94,6 +106,7 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     metrics["hacking"] = {name: detect_reward_hacking(metrics, name) for name in policy}
     metrics["table"] = summary.short_table(metrics)
     _write(config, out, metrics, prompts, comparison, held_out, pair_scores)
+    cache.finish()
     return summary.headline_metrics(metrics)
 
 
@@ -137,17 +150,18 @@ def _draw_questions(config: Evaluate, pairs: Path, tokenizer, longest: int) -> t
         seed=config.seed)
 
 
-def _make_sampler(config: Evaluate, tokenizer, prompts: EvaluationPrompts) -> AnswerSampler:
+def _make_sampler(config: Evaluate, tokenizer, prompts: EvaluationPrompts, cache: CachedResults) -> AnswerSampler:
     return AnswerSampler(
         tokenizer, prompts, batch_prompts=config.batch_prompts, max_new_tokens=config.max_response_tokens,
         temperature=config.temperature, temperatures=config.temperatures, best_of=max(config.best_of, default=0),
-        seed=config.seed, cpu_kernels=config.cpu_kernels)
+        seed=config.seed, cpu_kernels=config.cpu_kernels, precision=config.precision, cache=cache)
 
 
 def _load_scorers(config: Evaluate, pairs: Path) -> tuple[Callable | None, list[RewardFunction]]:
     """Load the gold scorer, if there is one, and the further scorers."""
     scorers = [scorer for name in config.scorers
-               for scorer in load_reward_functions(**vars(RewardSource(name)), precision="fp32", pairs=pairs)]
+               for scorer in load_reward_functions(**vars(RewardSource(name)), precision=config.precision,
+                                                   pairs=pairs)]
     return gold_score.load_gold_scorer(config.gold) if config.gold else None, scorers
 
 
@@ -158,13 +172,11 @@ def _base_if_comparable(base: Path, tokenizer) -> dict[str, Path]:
     return {}
 
 
-def _measure_temperatures(swept: dict[str, dict[float, Answers]], prompts: EvaluationPrompts, reward: Path,
-                          gold_scorer: Callable | None, cpu_kernels: str) -> Selection:
+def _measure_temperatures(swept: dict[str, dict[float, Answers]], prompts: EvaluationPrompts, score: Callable,
+                          gold_scorer: Callable | None) -> Selection:
     """Measure the mean learnt reward and gold of each policy at each temperature, on the selection's questions."""
     rows = {(name, at): answers for name, policy in swept.items() for at, answers in policy.items()}
-    scores = policy_answers.score_answers(
-        reward, [prompts.selection_prompts] * len(rows), [answers.responses for answers in rows.values()], cpu_kernels)
-    rewards = dict(zip(rows, scores, strict=True))
+    rewards = score({key: (prompts.selection_prompts, answers.responses) for key, answers in rows.items()})
     gold = {key: gold_score.score_gold(gold_scorer, prompts.selection_questions, answers.texts)[gold_score.MAIN_KEY]
             for key, answers in rows.items()} if gold_scorer else {}
     return {name: at_best.measure_temperatures(
@@ -178,14 +190,13 @@ def _choose_temperatures(config: Evaluate, policies: Iterable[str], selection: S
     return best | {SAMPLES: at_best.choose_best_of_n_temperature(best["sft"], config.temperatures, config.temperature)}
 
 
-def _score(reward: Path, held_out: HeldOutPairs, prompts: EvaluationPrompts, answers: dict[str, Answers],
-           cpu_kernels: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _score(score: Callable, held_out: HeldOutPairs, prompts: EvaluationPrompts, answers: dict[str, Answers]
+           ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Score the held-out texts [M], and the answers of each policy and of 'human'."""
     responses = {name: sampled.responses for name, sampled in answers.items()} | {"human": prompts.best_answer_ids}
-    repeated = [repeat_each(prompts.prompts, len(rows)) for rows in responses.values()]
-    first, *others = policy_answers.score_answers(
-        reward, [held_out.prompts, *repeated], [held_out.answers, *responses.values()], cpu_kernels)
-    return first, dict(zip(responses, others, strict=True))
+    scores = score({"": (held_out.prompts, held_out.answers)} | {
+        name: (repeat_each(prompts.prompts, len(rows)), rows) for name, rows in responses.items()})
+    return scores.pop(""), scores
 
 
 def _fit_baselines(config: Evaluate, pairs: Path, held_out: HeldOutPairs) -> dict[str, np.ndarray]:

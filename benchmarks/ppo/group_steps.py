@@ -60,6 +60,18 @@ def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGra
         forward_prompts=shape.minibatch, reuse_rollout_logprobs=True), algorithm
 
 
+def take_step(
+    trainer: PolicyGradientTrainer, algorithm: Algorithm, prompts: list[list[int]], shape: workload.Shape,
+    generator: torch.Generator
+) -> None:
+    """Take a step with `shape.batch` responses to the first of the prompts; assert that it did the whole work."""
+    rows = [prompt for prompt in prompts[:shape.batch // algorithm.responses_per_prompt]
+            for _ in range(algorithm.responses_per_prompt)]
+    row, timing = trainer.step(rows, lambda purpose: generator, workload.LEARNING_RATE)
+    assert timing["tokens"] == shape.batch * shape.response
+    assert row["minibatches"] == shape.epochs * shape.batch // shape.minibatch
+
+
 def main() -> None:
     """Time the steps of one method, and write the seconds of each to the file in --out."""
     arguments = workload.parse_worker_arguments(__doc__, method=(str, "rloo"), responses=(int, 4))
@@ -68,11 +80,7 @@ def main() -> None:
     steps, clock = workload.prompts(shape, 1 + arguments.steps), workload.Clock()
     clock.start_step()
     for prompts in steps:
-        rows = [prompt for prompt in prompts[:shape.batch // algorithm.responses_per_prompt]
-                for _ in range(algorithm.responses_per_prompt)]
-        row, timing = trainer.step(rows, lambda purpose: generator, workload.LEARNING_RATE)
-        assert timing["tokens"] == shape.batch * shape.response and row["minibatches"] == (
-            shape.epochs * shape.batch // shape.minibatch)
+        take_step(trainer, algorithm, prompts, shape, generator)
         clock.end_step()
     workload.write_results(arguments.out, clock, PACKAGES)
 

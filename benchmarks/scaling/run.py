@@ -29,7 +29,7 @@ FEWER_STEPS = {
     "sft": {"max_steps": 60, "evaluate_every_steps": 1000},
     "reward": {"train_pairs": 3000, "epochs": 1.0},
     "ppo": {"iterations": 6, "validation_prompts": 32, "learning_rate_decay": False},
-    "evaluate": {"prompts": 64, "temperature_prompts": 16, "max_pairs": 400},
+    "evaluate": {"prompts": 64, "temperature_prompts": 16, "max_pairs": 400, "cache": False},
 }
 INPUTS = {  # options of each stage, with the artifacts that they name
     "base": {"pairs": "pairs"},

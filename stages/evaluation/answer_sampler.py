@@ -1,4 +1,4 @@
-"""Sample the answers of all policies, with one model in memory at a time.
+"""Sample the answers of all policies, with one model in memory at a time, and none for results that are stored.
 
 First every policy at the sampling temperature, and at every candidate temperature on the questions that temperatures
 are chosen on; then, when they are chosen, each policy at its best one.
@@ -10,13 +10,16 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from stages.evaluation.cached_results.files import digest_value
+from stages.evaluation.cached_results.tensors import CachedResults, join_rows, split_rows
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.pair_accuracy import HeldOutPairs, mean_logprobs
-from stages.evaluation.policy_answers import Answers, sample_answers
+from stages.evaluation.policy_answers import Answers, LoadedModel, sample_answers
 from stages.evaluation.policy_comparison import SAMPLES, repeat_each
 from stages.evaluation.summary import BEST, GREEDY
-from stages.modeling.load import load_causal
+from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed import token_logprobs
 
 
@@ -24,15 +27,17 @@ class AnswerSampler:
     """Sample answers of models given as folders; all policies with the same random numbers.
 
     temperature: of all policies. temperatures: candidates for each policy's best. best_of: samples of SFT a prompt;
-    0: none.
+    0: none. cache: results of earlier evaluations.
     """
 
     def __init__(self, tokenizer, prompts: EvaluationPrompts, *, batch_prompts: int, max_new_tokens: int,
-                 temperature: float, temperatures: Sequence[float], best_of: int, seed: int, cpu_kernels: str):
-        self.prompts, self.temperature, self.temperatures = prompts, temperature, temperatures
-        self.best_of, self.seed, self.cpu_kernels = best_of, seed, cpu_kernels
-        self._sample = partial(sample_answers, tokenizer=tokenizer, batch_prompts=batch_prompts,
-                               max_new_tokens=max_new_tokens)
+                 temperature: float, temperatures: Sequence[float], best_of: int, seed: int, cpu_kernels: str,
+                 precision: str = "fp32", cache: CachedResults | None = None):
+        self.tokenizer, self.prompts, self.precision = tokenizer, prompts, precision
+        self.temperature, self.temperatures, self.best_of, self.seed = temperature, temperatures, best_of, seed
+        self._sampling = {"batch_prompts": batch_prompts, "max_new_tokens": max_new_tokens, "precision": precision}
+        self._model = LoadedModel(partial(load_causal, precision=precision, cpu_kernels=cpu_kernels))
+        self._cache = cache or CachedResults()
 
     def sample_policies(self, folders: dict[str, Path], held_out: HeldOutPairs
                         ) -> tuple[dict[str, Answers], dict[str, dict[float, Answers]], np.ndarray]:
@@ -43,21 +48,21 @@ class AnswerSampler:
         Returns: the answers by policy; the answers to the selection's questions by policy (base left out) and
             candidate temperature; SFT's mean log-probability of each held-out text [M].
         """
-        answers, swept = {}, {}
+        answers, swept, sft = {}, {}, folders["sft"]
         for name, folder in folders.items():
-            model = None  # one at a time in memory
-            model = self._load(folder)
-            sampled = self._answer(model, name, self.temperature)
-            answers[name] = replace(sampled, logprobs=self._logprobs(model, sampled, name))
+            sampled = self._answer(folder, name, self.temperature)
+            answers[name] = replace(sampled, logprobs=self._logprobs(folder, sampled, name))
             if name != "base" and self.prompts.selection_prompts:
-                swept[name] = self._sweep(model, name)
+                swept[name] = self._sweep(folder, name)
         if self.best_of:
-            answers[SAMPLES] = self._answer_often(model, self.temperature, share_prefixes=False)
+            answers[SAMPLES] = self._answer_often(sft, self.temperature, share_prefixes=False)
         for name, sampled in answers.items():
-            under_sft = sampled.logprobs if name == "sft" else self._logprobs(model, sampled, "sft")
+            under_sft = sampled.logprobs if name == "sft" else self._logprobs(sft, sampled, "sft")
             answers[name] = replace(sampled, sft_logprobs=under_sft)
-        answers[GREEDY] = self._answer(model, GREEDY, 0.0)
-        return answers, swept, mean_logprobs(held_out, model, "evaluate: SFT on pairs")
+        answers[GREEDY] = self._answer(sft, GREEDY, 0.0)
+        on_pairs = self._pair_logprobs(sft, held_out)
+        self._model.release()
+        return answers, swept, on_pairs
 
     def sample_at_best(self, folders: dict[str, Path], answers: dict[str, Answers], temperatures: dict[str, float]
                        ) -> dict[str, Answers]:
@@ -68,43 +73,66 @@ class AnswerSampler:
         """
         at_best = {}
         for name, folder in folders.items():
-            wanted = [name, *([SAMPLES] if name == "sft" and self.best_of else [])]
-            again = {each: self._sampled_before(each, temperatures[each], answers) for each in wanted}
-            model = None
-            model = None if all(again.values()) else self._load(folder)
-            for each, before in again.items():
-                at_best[f"{each}{BEST}"] = before or (
-                    self._answer_often(model, temperatures[each], share_prefixes=True) if each == SAMPLES
-                    else self._answer(model, f"{name} at best", temperatures[each]))
+            for each in [name, *([SAMPLES] if name == "sft" and self.best_of else [])]:
+                at_best[f"{each}{BEST}"] = self._sampled_before(each, temperatures[each], answers) or (
+                    self._answer_often(folder, temperatures[each], share_prefixes=True) if each == SAMPLES
+                    else self._answer(folder, f"{name} at best", temperatures[each]))
+        self._model.release()
         return at_best
 
     def _sampled_before(self, name: str, temperature: float, answers: dict[str, Answers]) -> Answers | None:
         source = name if temperature == self.temperature else GREEDY if (name, temperature) == ("sft", 0) else None
         return replace(answers[source], logprobs=None, sft_logprobs=None) if source else None
 
-    def _load(self, folder: Path):
-        return load_causal(folder, cpu_kernels=self.cpu_kernels)
+    def _answer(self, folder: Path, name: str, temperature: float) -> Answers:
+        return self._sample(folder, self.prompts.prompts, f"evaluate: {name} answers", temperature=temperature,
+                            seed=self.seed)
 
-    def _answer(self, model, name: str, temperature: float) -> Answers:
-        return self._sample(model, prompts=self.prompts.prompts, temperature=temperature, seed=self.seed,
-                            label=f"evaluate: {name} answers")
-
-    def _answer_often(self, model, temperature: float, share_prefixes: bool) -> Answers:
+    def _answer_often(self, folder: Path, temperature: float, share_prefixes: bool) -> Answers:
         """Sample several answers of SFT: with other random numbers than its own answers, which they are compared to.
 
         share_prefixes: pays where the temperature is low, and many samples of a prompt begin alike.
         """
         prompts = repeat_each(self.prompts.prompts, self.best_of * len(self.prompts.prompts))
-        return self._sample(model, prompts=prompts, temperature=temperature, seed=self.seed + 1,
-                            label=f"evaluate: {self.best_of} of SFT at temperature {temperature:g}",
-                            share_prefixes=share_prefixes)
+        return self._sample(folder, prompts, f"evaluate: {self.best_of} of SFT at temperature {temperature:g}",
+                            temperature=temperature, seed=self.seed + 1, share_prefixes=share_prefixes)
 
-    def _sweep(self, model, name: str) -> dict[float, Answers]:
+    def _sweep(self, folder: Path, name: str) -> dict[float, Answers]:
         return {temperature: self._sample(
-            model, prompts=self.prompts.selection_prompts, temperature=temperature, seed=self.seed,
-            label=f"evaluate: {name} at temperature {temperature:g}") for temperature in self.temperatures}
+            folder, self.prompts.selection_prompts, f"evaluate: {name} at temperature {temperature:g}",
+            temperature=temperature, seed=self.seed) for temperature in self.temperatures}
 
-    def _logprobs(self, model, answers: Answers, name: str) -> list:
+    def _sample(self, folder: Path, prompts: list[list[int]], label: str, **options) -> Answers:
+        """Sample with the model in `folder`, or take the answers of an earlier evaluation."""
+        options = self._sampling | options
+
+        def compute() -> dict[str, torch.Tensor]:
+            sampled = sample_answers(self._model.get(folder), self.tokenizer, prompts, label=label, **options)
+            return join_rows(sampled.responses) | {"ended": torch.tensor(sampled.ended, dtype=torch.bool)}
+
+        tensors = self._cache.compute("answers", folder, compute, prompts=digest_value(prompts),
+                                      eos=self.tokenizer.eos_token_id, **options)
+        responses = [row.tolist() for row in split_rows(tensors)]
+        return Answers(responses, self.tokenizer.batch_decode(responses, skip_special_tokens=True),
+                       tensors["ended"].tolist())
+
+    def _logprobs(self, folder: Path, answers: Answers, name: str) -> list[torch.Tensor]:
         prompts = repeat_each(self.prompts.prompts, len(answers.responses))
-        return token_logprobs.response_logprobs(
-            model, prompts, answers.responses, self.temperature, f"evaluate: KL, {name}")
+
+        def compute() -> dict[str, torch.Tensor]:
+            with autocast(self.precision):
+                return join_rows(token_logprobs.response_logprobs(
+                    self._model.get(folder), prompts, answers.responses, self.temperature, f"evaluate: KL, {name}"))
+
+        return split_rows(self._cache.compute(
+            "log-probabilities", folder, compute, texts=digest_value([prompts, answers.responses]),
+            temperature=self.temperature, precision=self.precision))
+
+    def _pair_logprobs(self, folder: Path, held_out: HeldOutPairs) -> np.ndarray:
+        def compute() -> dict[str, torch.Tensor]:
+            with autocast(self.precision):
+                means = mean_logprobs(held_out, self._model.get(folder), "evaluate: SFT on pairs")
+            return {"means": torch.from_numpy(means)}
+
+        return self._cache.compute("mean log-probabilities", folder, compute, precision=self.precision,
+                                   texts=digest_value([held_out.prompts, held_out.answers]))["means"].numpy()

@@ -1,14 +1,21 @@
 """Sample one answer of a policy to each prompt, and score answers with the reward model."""
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from stages.evaluation.cached_results.files import digest_value
+from stages.evaluation.cached_results.tensors import CachedResults
+from stages.evaluation.summary import BEST
 from stages.generation.sampler import sample_in_batches
-from stages.reward_modeling.load import load_reward_models
-from stages.reward_modeling.scorer import combine_scores
+from stages.reward_modeling.load import load_classifier
+from stages.reward_modeling.scorer import Scorer, combine_scores
+from stages.reward_modeling.scoring_file import member_folders
+from stages.runtime.environment import return_freed_memory
 from stages.runtime.progress import Progress, track
 
 SCORED_AT_ONCE = 512  # texts
@@ -29,9 +36,29 @@ class Answers:
     sft_logprobs: list[torch.Tensor] | None = None
 
 
+class LoadedModel:
+    """The one model in memory, loaded when it is first computed with."""
+
+    def __init__(self, load: Callable[[Path], torch.nn.Module]):
+        self._load, self._model, self._folder = load, None, None
+
+    def get(self, folder: Path) -> torch.nn.Module:
+        """Return the model in this folder; another one is freed first."""
+        if folder != self._folder:
+            if self._folder is not None:
+                self.release()
+            self._model, self._folder = self._load(folder), folder
+        return self._model
+
+    def release(self) -> None:
+        """Free the memory."""
+        self._model = self._folder = None
+        return_freed_memory()
+
+
 def sample_answers(
     model, tokenizer, prompts: list[list[int]], *, batch_prompts: int, max_new_tokens: int, temperature: float,
-    seed: int, label: str, share_prefixes: bool = False
+    seed: int, label: str, share_prefixes: bool = False, precision: str = "fp32"
 ) -> Answers:
     """Sample an answer to each prompt; two models with the same seed and prompts use the same random numbers.
 
@@ -40,27 +67,57 @@ def sample_answers(
     progress = Progress(label, len(prompts), "answers")
     rollout = sample_in_batches(
         model, prompts, batch_prompts, seed, progress.advance, max_new_tokens=max_new_tokens, temperature=temperature,
-        stop_ids=[tokenizer.eos_token_id], share_prefixes=share_prefixes)
+        stop_ids=[tokenizer.eos_token_id], share_prefixes=share_prefixes, precision=precision)
     progress.finish()
     return Answers(rollout.responses, rollout.decode(tokenizer), rollout.ended)
 
 
-def score_answers(
-    reward: Path, prompts: list[list], answers: list[list], cpu_kernels: str = "off"
-) -> list[np.ndarray]:
-    """Score lists of prompts with lists of answers by a merged reward model in fp32: one array a list.
+class AnswerScorer:
+    """Score answers by merged reward models.
 
-    An answer of None scores NaN. Each distinct text is scored once.
+    apart: policies whose answers are in batches of their own, so that the other scores are the same without them, also
+    in rounding. cache: results of earlier evaluations.
     """
-    scorers = load_reward_models(reward, "fp32", cpu_kernels=cpu_kernels)
-    texts = [[None if end is None else (tuple(start), tuple(end)) for start, end in zip(*both, strict=True)]
-             for both in zip(prompts, answers, strict=True)]
-    distinct = sorted({text for part in texts for text in part if text is not None},
-                      key=lambda text: (sum(map(len, text)), text))
-    rewards: dict = {None: float("nan")}
-    starts = range(0, len(distinct), SCORED_AT_ONCE)
-    for start in track(starts, "evaluate: rewards", len(starts), f"x {SCORED_AT_ONCE} texts"):
-        chunk = distinct[start:start + SCORED_AT_ONCE]
-        scores = combine_scores([scorer(*zip(*chunk, strict=True)) for scorer in scorers])
-        rewards |= zip(chunk, scores.tolist(), strict=True)
-    return [np.array([rewards[text] for text in part]) for part in texts]
+
+    def __init__(self, *, precision: str, batch_texts: int, cpu_kernels: str, apart: Sequence[str] = (),
+                 cache: CachedResults | None = None):
+        self.precision, self.batch_texts, self.cpu_kernels = precision, batch_texts, cpu_kernels
+        self.apart, self.cache = apart, cache or CachedResults()
+
+    def score(self, reward: Path, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, np.ndarray]:
+        """Score the answers to prompts of each writer.
+
+        An answer of None scores NaN. Each distinct text is scored once.
+
+        Args:
+            texts: lists of prompts and of answers, by writer: its name, or a tuple that begins with it.
+        """
+        rows = {writer: [None if end is None else (tuple(start), tuple(end)) for start, end in zip(*both, strict=True)]
+                for writer, both in texts.items()}
+        groups, rewards = {writer: self._group(writer) for writer in texts}, {}
+        model = LoadedModel(partial(load_classifier, precision=self.precision, cpu_kernels=self.cpu_kernels))
+        for group in dict.fromkeys(groups.values()):
+            members = (rows[writer] for writer in rows if groups[writer] == group)
+            distinct = sorted({text for part in members for text in part if text is not None},
+                              key=lambda text: (sum(map(len, text)), text))
+            scores = self.cache.compute(
+                "rewards", reward, partial(self._score_texts, reward, distinct, model), texts=digest_value(distinct),
+                precision=self.precision, batch_texts=self.batch_texts)["scores"]
+            rewards[group] = {None: float("nan")} | dict(zip(distinct, scores.tolist(), strict=True))
+        return {writer: np.array([rewards[groups[writer]][text] for text in part]) for writer, part in rows.items()}
+
+    def _group(self, writer: Hashable) -> str:
+        name = (writer[0] if isinstance(writer, tuple) else writer).removesuffix(BEST)
+        return name if name in self.apart else ""
+
+    def _score_texts(self, reward: Path, texts: list[tuple], model: LoadedModel) -> dict[str, torch.Tensor]:
+        """Score texts [N] by a reward model, or by the mean of its members, of which one is in memory at a time."""
+        by_member = []
+        for folder in member_folders(reward):
+            scorer = None  # the model of another member
+            scorer = Scorer(model.get(folder), self.precision, batch_rows=self.batch_texts)
+            starts = range(0, len(texts), SCORED_AT_ONCE)
+            by_member.append(torch.cat([torch.zeros(0), *(
+                scorer(*zip(*texts[start:start + SCORED_AT_ONCE], strict=True))
+                for start in track(starts, "evaluate: rewards", len(starts), f"x {SCORED_AT_ONCE} texts"))]))
+        return {"scores": combine_scores(by_member)}

@@ -38,8 +38,13 @@ def resize_token_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokeniz
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         for rows in (getattr(layer, "weight", None), getattr(layer, "bias", None)):
             if rows is not None:
-                rows[old:] = rows[:old].float().mean(0).to(rows)
+                rows[old:] = mean_row(rows[:old]).to(rows)
     return list(range(old, needed))
+
+
+def mean_row(rows: torch.Tensor) -> torch.Tensor:
+    """Return the mean of an embedding's rows in fp32, the initial row of a new token."""
+    return rows.float().mean(0)
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:

@@ -9,7 +9,7 @@ import torch
 from stages.distributed import group, sharding
 from stages.modeling.load import autocast
 from stages.modeling.packed.forward import chunk_by_length
-from stages.modeling.packed.sequences import pack_responses
+from stages.modeling.packed.shared_prefix import longest_rows_by_prompt, pack_with_repeated_prompts
 from stages.reward_modeling.reward_model import score_packed
 from stages.reward_modeling.scoring_file import Scoring
 
@@ -35,13 +35,14 @@ class Scorer:
     def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
         """Compute rewards [B], fp32 on the CPU, in the order of the rows; batches hold rows of similar length.
 
-        The rows are shared among the processes.
+        The rows are shared among the processes; a prompt with several answers in a batch is computed once.
         """
         assert not self.model.training, "dropout would act on the scores"
-        lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        lengths = longest_rows_by_prompt(prompts, answers)
         scores = torch.zeros(len(prompts))
         for chunk in chunk_by_length(lengths, self.batch_rows, group.own_rows_by_length(lengths)):
-            packed = pack_responses([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
+            packed = pack_with_repeated_prompts(
+                [prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
             with autocast(self.precision):
                 scores[chunk] = score_packed(self.model, packed, self.scoring).scores.cpu()
         sharding.join_other_passes()

@@ -9,11 +9,12 @@ from stages.rl.policy import Policy
 
 
 def collect_rollout(
-    policy: Policy, prompts: list[list[int]], sampling: SamplingParams, generator: torch.Generator, forward_prompts: int
+    policy: Policy, prompts: list[list[int]], sampling: SamplingParams, generator: torch.Generator,
+    forward_prompts: int, share_prefixes: bool = False
 ) -> Rollout:
     """Sample one response per prompt, with log-probabilities, values and entropies of its tokens.
 
-    forward_prompts: rows per forward pass of a separate value adapter.
+    forward_prompts: rows per forward pass of a separate value adapter. share_prefixes: see `generate_stepwise`.
     """
     limits: int | list[int] = sampling.max_response_tokens
     if sampling.response_length == "sampled":
@@ -25,5 +26,6 @@ def collect_rollout(
             model, prompts, max_new_tokens=limits, temperature=sampling.temperature, generator=generator,
             stop_ids=() if fixed else sampling.stop_ids, precision=policy.precision,
             value_fn=policy.values_from_hidden, top_k=sampling.top_k, top_p=sampling.top_p,
+            share_prefixes=share_prefixes,
         )
     return policy.fill_values(cut_at_stop(rollout, sampling.stop_ids) if fixed else rollout, forward_prompts)

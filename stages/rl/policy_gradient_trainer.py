@@ -52,6 +52,7 @@ class UpdateSettings:
     ratio_level: whose probability ratio is clipped, a token's or a response's. loss_mean: mean over all tokens, or over
     responses of the mean over their tokens. kl_loss_coefficient: of the KL to the reference (k3) in the loss.
     kl_importance_weight: multiply that KL by the ratio, so that its gradient is the KL's (arXiv 2512.02556).
+    responses_per_prompt: that are neighbours in a rollout. They are in one minibatch, which computes their prompt once.
     """
 
     epochs: int
@@ -67,6 +68,7 @@ class UpdateSettings:
     loss_mean: LossMean = "token"
     kl_loss_coefficient: float = 0.0
     kl_importance_weight: bool = False
+    responses_per_prompt: int = 1
 
 
 class MinibatchSize(NamedTuple):
@@ -111,7 +113,8 @@ class PolicyGradientTrainer:
 
         # 1. Collect: sample a response to each prompt.
         with timer.phase("rollout"):
-            rollout = collect_rollout(self.policy, prompts, self.sampling, generators("sampling"), self.forward_prompts)
+            rollout = collect_rollout(self.policy, prompts, self.sampling, generators("sampling"), self.forward_prompts,
+                                      share_prefixes=self.update_settings.responses_per_prompt > 1)
 
         # 2. Score: a reward for each response [B]; log-probabilities and a value for each of its tokens [B, R].
         with timer.phase("score"):
@@ -178,7 +181,7 @@ class PolicyGradientTrainer:
 def update_policy(
     policy: Policy, optimizer, trajectory: Trajectory, settings: UpdateSettings, generator: torch.Generator
 ) -> dict:
-    """Train on every response once per epoch, in a new order each epoch; return mean statistics.
+    """Train on every response once per epoch, in a new order of the prompts each epoch; return mean statistics.
 
     Stops once the policy has moved `update_kl_limit` nats per token from the rollout's. Skips a minibatch whose mean
     ratio is above `max_ratio` or whose gradient is not finite (`skips`: one flag per minibatch). Shrinks the microbatch
@@ -205,8 +208,11 @@ def update_policy(
 
 def draw_minibatches(rows: int, settings: UpdateSettings, generator: torch.Generator) -> Iterator[torch.Tensor]:
     """Yield the row indices of each minibatch [b], epoch after epoch."""
+    group_size = settings.responses_per_prompt
     for _ in range(settings.epochs):
-        yield from torch.randperm(rows, generator=generator).split(settings.minibatch_prompts)
+        groups = torch.randperm(rows // group_size, generator=generator)
+        order = groups[:, None] * group_size + torch.arange(group_size)
+        yield from order.flatten().split(settings.minibatch_prompts)
 
 
 def backward_with_oom_retry(

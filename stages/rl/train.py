@@ -88,7 +88,8 @@ def train_policy(
         trainer, reward_functions = build_trainer(config, algorithm, tokenizer, sources)
         check_training_space(
             out, trainer.policy.trainable_parameters().values(), optimizer=config.optimizer,
-            saves=config.iterations // config.save_every_iterations, keep_checkpoints=config.keep_checkpoints,
+            saves=config.iterations // (1 if config.save_every_minutes else config.save_every_iterations),
+            keep_checkpoints=config.keep_checkpoints,
             keeps_best=True, checkpoints=out)
         settings = LoopSettings(**select_settings(LoopSettings, config))
         loop = TrainingLoop(
@@ -99,7 +100,7 @@ def train_policy(
             write_json(out / STARTUP, asdict(report))
         loop.train()
     trainer.policy.save(out, tokenizer)
-    if config.prompt_template == "none":
+    if config.prompt_template != "question":
         save_chat_template(tokenizer, out, own_template)
     complete_adapter_cards(out, find_origin(sources.policy, sources.pairs))
     checkpoint.delete_checkpoints(out)
@@ -193,7 +194,8 @@ def check_startup(
         algorithm.say(line)
     microbatch = config.microbatch_prompts * algorithm.responses_per_prompt
     rollout = collect_rollout(trainer.policy, loop.next_prompts()[:microbatch], trainer.sampling,
-                              loop.generator("startup"), microbatch)
+                              loop.generator("startup"), microbatch,
+                              share_prefixes=algorithm.responses_per_prompt > 1)
     report = run_checks(trainer.policy, rollout, tokenizer, classifier_models(reward_functions, tokenizer),
                         clip_range=config.clip_range, microbatch_prompts=microbatch, say=algorithm.say)
     trainer.reuse_rollout_logprobs = report.keep_rollout_log_p

@@ -7,6 +7,7 @@ import torch
 from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
 from stages.modeling.packed.forward import chunk_by_length
+from stages.modeling.packed.shared_prefix import longest_rows_by_prompt
 from stages.rl.policy import Policy
 
 
@@ -66,7 +67,7 @@ def score_rollout(
     instead of the policy's forward pass. Only valid where the start-up checks found both equal.
     """
     reuse = reuse_rollout_logprobs and rollout.logprobs is not None
-    lengths = [len(prompt) + len(response) for prompt, response in zip(rollout.prompts, rollout.responses, strict=True)]
+    lengths = longest_rows_by_prompt(rollout.prompts, rollout.responses)
     columns = max(map(len, rollout.responses))
     scores = torch.zeros(4, len(lengths), columns, device=policy.model.device)
     for rows in chunk_by_length(lengths, forward_prompts, group.own_rows_by_length(lengths)):

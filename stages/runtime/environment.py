@@ -1,5 +1,7 @@
 """Describe what a stage runs on, for its manifest: memory, device, threads, package versions, commit."""
 
+import ctypes
+import gc
 import hashlib
 import importlib.metadata
 import logging
@@ -8,6 +10,7 @@ import platform
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from stages.runtime import processes
@@ -25,6 +28,16 @@ def let_idle_threads_sleep() -> None:
     With the default (spinning), a busy neighbour makes a stage of two threads several times slower.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def return_freed_memory() -> None:
+    """Collect garbage and return freed memory to the system, which glibc would keep (modeling.torch_setup).
+
+    Call it where a whole model has been freed and another one is loaded next.
+    """
+    gc.collect()
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def silence_missing_kernel() -> None:

@@ -3,8 +3,6 @@
 The device is the GPU if there is one. On a CPU it is the memory of this process, Python and libraries included.
 """
 
-import ctypes
-import gc
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +15,13 @@ from typing import TypeVar
 import torch
 
 from stages.distributed import group, sharding
+from stages.runtime.environment import return_freed_memory
 from stages.runtime.stage_lines import print_line
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 CLEAR_PEAK = "5"  # man 5 proc: resets VmHWM
-OUT_OF_MEMORY = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in torch's RuntimeErrors
+# In torch's RuntimeErrors; the last one is of libraries that allocate past torch.
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 Result = TypeVar("Result")
 _highest = 0
 
@@ -109,14 +109,9 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _release_memory() -> None:
-    gc.collect()
+    return_freed_memory()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-        return
-    try:
-        ctypes.CDLL(None).malloc_trim(0)  # torch_setup makes the C library keep freed memory
-    except (OSError, AttributeError, TypeError):  # another C library
-        return
 
 
 def _peak_since_reset() -> int:

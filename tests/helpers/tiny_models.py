@@ -57,7 +57,7 @@ def save_base(folder: Path, seed: int = 0, width: int = 32) -> Path:
 def merge(base: Path, adapters: list[Path], out: Path, **changes) -> dict:
     """A merge by the recipe's defaults, but in fp32; gives its report."""
     settings = vars(Merge(**({"dtype": "fp32"} | changes)))
-    target = select_target(adapters[-1], EXAMPLES, settings.pop("cpu_kernels"))
+    target = select_target(adapters[-1], EXAMPLES, settings.pop("cpu_kernels"), settings.pop("check_precision"))
     return modeling_merge.merge(base, adapters, out, target, **settings)
 
 

@@ -7,8 +7,12 @@ import torch
 
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
-from stages.modeling.packed.sequences import pack_responses
-from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
+from stages.modeling.packed.sequences import pack_responses, scatter_to_rows
+from stages.modeling.packed.shared_prefix import (
+    longest_rows_by_prompt,
+    pack_with_repeated_prompts,
+    pack_with_shared_prefix,
+)
 from tests.helpers.architectures import FAMILIES, save
 
 RNG = random.Random(0)
@@ -63,3 +67,34 @@ def test_states_and_gradients_are_those_of_separate_texts(family, tmp_path):
     for name, gradient in gradients.items():
         scale = max(1.0, float(gradients_[name].abs().max()))
         torch.testing.assert_close(gradient / scale, gradients_[name] / scale, atol=1e-5, rtol=0)
+
+
+def pack_both(prompts, answers):
+    device = torch.device("cpu")
+    return pack_with_repeated_prompts(prompts, answers, device), pack_responses(prompts, answers, device)
+
+
+def test_prompts_that_come_several_times_in_any_order_are_packed_once(tmp_path):
+    rows = [SEPARATE[i] for i in (5, 0, 3, 7, 1, 4, 2, 6)]
+    prompts, answers = map(list, zip(*rows, strict=True))
+    shared, apart = pack_both(prompts, answers)
+    assert shared.batch.num_tokens == sum(map(len, PROMPTS)) + sum(map(len, answers)) < apart.batch.num_tokens
+    assert torch.equal(shared.mask, apart.mask) and torch.equal(shared.batch.lengths, apart.batch.lengths)
+    model = load_causal(save(FAMILIES["llama"], tmp_path))
+    for name in ("token_ids", "positions", "predictor_positions"):
+        one, other = (scatter_to_rows(getattr(texts, name).float() if name == "token_ids" else
+                                      states(model, texts, getattr(texts, name)).sum(-1), texts)
+                      for texts in (shared, apart))
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+    last, last_ = (states(model, texts, texts.last_positions) for texts in (shared, apart))
+    torch.testing.assert_close(last, last_, atol=2e-5, rtol=1e-4)
+
+
+def test_prompts_that_differ_are_packed_as_they_were():
+    prompts, answers = PROMPTS, [own[0] for own in ANSWERS]
+    shared, apart = pack_both(prompts, answers)
+    assert not shared.batch.shares_prefixes and torch.equal(shared.batch.input_ids, apart.batch.input_ids)
+
+
+def test_rows_of_a_prompt_have_the_length_of_its_longest():
+    assert longest_rows_by_prompt([[1, 2], [3], [1, 2]], [[4], [5], [6, 7, 8]]) == [5, 2, 5]

@@ -21,8 +21,8 @@ def plan(tmp_path_factory):
     (folder / "dump").mkdir()
     (folder / "dump/Posts.xml").touch()
     with SnakemakeForks(ROOT) as forks:
-        def run(*config: str) -> str:
-            outcome = forks.run(["--cores", "1", "-n", "-p", "frontier", "--config", "recipe=configs/tiny.yaml",
+        def run(*config: str, target: str = "frontier", cores: int = 1) -> str:
+            outcome = forks.run(["--cores", str(cores), "-n", "-p", target, "--config", "recipe=configs/tiny.yaml",
                                  "dump=dump", *config], folder)
             assert outcome.code == 0, outcome.text[-3000:]
             return outcome.text
@@ -48,6 +48,13 @@ def test_a_variant_with_the_runs_own_settings_is_not_trained_again(plan):
                 "frontier={algorithms: [ppo], ppo_kl_coefficients: [0.1, 0.3]}")
     assert list_planned_jobs(text) == UP_TO_REWARD | PAGE | {
         "ppo_train", "merge ppo", "frontier_ppo_kl_0_3", "frontier_merge"}
+
+
+@pytest.mark.parametrize("target, threads", [("frontier", None), ("rloo_train", "4")])
+def test_trainings_of_the_frontier_take_a_core_each_and_a_single_one_takes_all(plan, target, threads):
+    text = plan("frontier={algorithms: [ppo, rloo], ppo_kl_coefficients: [0.2]}", target=target, cores=4)
+    (training,) = re.findall(r"^rule rloo_train:\n((?:    .*\n)*)", text, re.MULTILINE)
+    assert re.findall(r"threads: (\d+)", training) == ([threads] if threads else [])  # Snakemake shows no 1
 
 
 def test_several_seeds_have_one_page(plan):

@@ -40,6 +40,7 @@ ilql: {precision: fp32, batch_answers: 4, microbatch_answers: 2, max_steps: 30, 
        target_every_steps: 2, max_length_tokens: 64, save_every_steps: 5, evaluate_every_steps: 10}
 """
 CHANGING = {"timing.jsonl"}  # seconds: the only file that may differ
+BY_TIME = ("--save-every-minutes", "1e-9")  # a checkpoint after each step
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +62,21 @@ def made(tmp_path_factory, library_forks):
     return folder
 
 
-def command(folder: Path, stage: str, out: str, **inputs: str) -> list[str]:
+def command(folder: Path, stage: str, out: str, flags: tuple[str, ...] = (), **inputs: str) -> list[str]:
     named = [part for name, value in inputs.items() for part in (f"--{name}", str(folder / value))]
-    return [f"stages.{stage}", "--recipe", str(folder / "recipe.yaml"), *named, "--out", str(folder / out)]
+    return [f"stages.{stage}", "--recipe", str(folder / "recipe.yaml"), *named, *flags, "--out", str(folder / out)]
 
 
-def run(forks: LibraryForks, folder: Path, stage: str, out: str, **inputs: str) -> str:
-    done = forks.run(command(folder, stage, out, **inputs))
+def run(forks: LibraryForks, folder: Path, stage: str, out: str, flags: tuple[str, ...] = (), **inputs: str) -> str:
+    done = forks.run(command(folder, stage, out, flags, **inputs))
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stderr
 
 
 def killed_after_a_checkpoint(forks: LibraryForks, folder: Path, stage: str, out: str, mark: str,
-                              number=signal.SIGKILL, **inputs: str) -> tuple[int, str]:
+                              number=signal.SIGKILL, flags: tuple[str, ...] = (), **inputs: str) -> tuple[int, str]:
     """Return the exit code and the last line of the stage."""
-    process = forks.start(command(folder, stage, out, **inputs))
+    process = forks.start(command(folder, stage, out, flags, **inputs))
     partial = folder / f"{out}.partial"
     deadline = time.monotonic() + 120
     while not list(partial.glob(mark)):
@@ -106,8 +107,10 @@ def killed_after_a_checkpoint(forks: LibraryForks, folder: Path, stage: str, out
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(library_forks, others, made, stage, number, mark, inputs):
+    """Although the run that is killed saves after every step, and the other one does not."""
     run(others, made, stage, f"{stage}-whole", **inputs)
-    code, last_line = killed_after_a_checkpoint(library_forks, made, stage, f"{stage}-cut", mark, number, **inputs)
+    code, last_line = killed_after_a_checkpoint(library_forks, made, stage, f"{stage}-cut", mark, number, BY_TIME,
+                                                **inputs)
     if number == signal.SIGKILL:
         assert code == -number
     else:
@@ -116,7 +119,7 @@ def test_killed_and_resumed_equals_uninterrupted(library_forks, others, made, st
         assert code == 128 + number and stopped
         newest = max((made / f"{stage}-cut.partial").glob(mark), key=lambda file: file.stat().st_mtime).parent.name
         assert int(newest.removeprefix("checkpoint-")) == int(stopped[2])
-    said = run(library_forks, made, stage, f"{stage}-cut", **inputs)
+    said = run(library_forks, made, stage, f"{stage}-cut", BY_TIME, **inputs)
     whole, cut = (read_manifest(made / f"{stage}-{way}") for way in ("whole", "cut"))
     assert {name: f["sha256"] for name, f in whole["files"].items() if name not in CHANGING} == {
         name: f["sha256"] for name, f in cut["files"].items() if name not in CHANGING

@@ -9,7 +9,7 @@ from stages.generation.rollout import Rollout
 from stages.modeling import lora
 from stages.recipe.sections.ppo import Ppo
 from stages.rl.policy import Policy
-from stages.rl.policy_gradient_trainer import update_policy
+from stages.rl.policy_gradient_trainer import draw_minibatches, update_policy
 from stages.rl.trajectory import Trajectory
 from tests.helpers import tiny_models
 from tests.helpers.trajectories import build_trajectory
@@ -136,3 +136,13 @@ def test_every_response_is_forwarded_once_an_epoch_in_a_fresh_order():
 
 def test_adam_has_the_published_epsilon():
     assert (Ppo().optimizer, Ppo().adam_epsilon) == ("adam", 1e-5)
+
+
+def test_responses_to_a_prompt_stay_together_in_minibatches_and_every_row_comes_once_an_epoch():
+    changed = settings(epochs=2, minibatch_prompts=6, microbatch_prompts=3, responses_per_prompt=3)
+    batches = [rows.tolist() for rows in draw_minibatches(12, changed, torch.Generator().manual_seed(0))]
+    assert list(map(len, batches)) == [6] * 4
+    for epoch in (batches[0] + batches[1], batches[2] + batches[3]):
+        assert sorted(epoch) == list(range(12)) and epoch != list(range(12))
+    for rows in batches:
+        assert all(rows[i] % 3 == 0 and rows[i + 1:i + 3] == [rows[i] + 1, rows[i] + 2] for i in (0, 3))

@@ -3,9 +3,6 @@ VARIANTS = variants.list_variants(RECIPE.frontier)
 TRAINED = {variant.key: f"{RUN}/{variant.folder(RECIPE)}/manifest.json" for variant in VARIANTS}
 TRAINED_MERGED = {variant.key: f"{RUN}/{variant.folder(RECIPE)}-merged/manifest.json" for variant in VARIANTS}
 
-# Variants are independent of each other: each takes one core for each of its processes, so that several run at once.
-VARIANT_THREADS = min(THREADS, PLACEMENT.processes or 1) if RUNS_HERE else THREADS
-
 # A variant with other settings than the run's own training: frontier_ppo_kl_0_03, ... A shell command is made when its job
 # runs, after the loop: what differs by rule must be in params.
 for VARIANT in variants.list_own_trainings(RECIPE, VARIANTS):
@@ -27,7 +24,7 @@ for VARIANT in variants.list_own_trainings(RECIPE, VARIANTS):
             options=variants.format_options(VARIANT.overrides),
             launcher=PLACEMENT.launcher,
             processes=PLACEMENT.options,
-        threads: VARIANT_THREADS
+        threads: THREADS_SIDE_BY_SIDE
         resources:
             **PLACEMENT.resources,
         conda:

@@ -112,7 +112,7 @@ rule ppo_train:
         config=recipes.section_settings(RECIPE, "ppo"),
         launcher=PLACEMENT.launcher,
         processes=PLACEMENT.options,
-    threads: THREADS
+    threads: POLICY_THREADS
     resources:
         **PLACEMENT.resources,
     conda:
@@ -142,7 +142,7 @@ for ALGORITHM in algorithms.SIBLINGS.values():
             inputs=variants.format_inputs,
             launcher=PLACEMENT.launcher,
             processes=PLACEMENT.options,
-        threads: THREADS
+        threads: POLICY_THREADS
         resources:
             **PLACEMENT.resources,
         conda:

@@ -12,9 +12,27 @@ import torch
 from transformers import PreTrainedModel
 
 from stages.modeling.adapters import is_adapter, is_reward_adapter, load_score_head
-from stages.modeling.compatible_files import set_generation_config, write_model
+from stages.modeling.compatible_files import (
+    add_rope_of_transformers_4,
+    save_tokenizer,
+    set_generation_config,
+    write_model,
+)
 from stages.modeling.load import load_causal
-from stages.modeling.merging.checks import check_report, layer_changes, max_difference, probe_outputs
+from stages.modeling.merging.checks import (
+    check_report,
+    layer_changes,
+    max_difference,
+    measure_bf16_resolution,
+    probe_outputs,
+)
+from stages.modeling.merging.shards import (
+    AdapterLayers,
+    MergedTensors,
+    can_stream,
+    release_weights,
+    write_shards,
+)
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.pretrained import load_adapter
 from stages.modeling.q_heads.files import copy_q_heads, has_q_heads
@@ -22,6 +40,7 @@ from stages.modeling.q_heads.shifted_output import shift_by_folder
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
 from stages.runtime.artifact import MANIFEST, read_manifest
 from stages.runtime.disk_space import check_free_space
+from stages.runtime.environment import return_freed_memory
 from stages.runtime.files import write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -35,12 +54,12 @@ class CausalTarget:
         examples: with `prompt` and `answers` as token ids, and `pairs` of (better, worse) indices.
     """
 
-    def __init__(self, examples: Sequence, cpu_kernels: str = "off"):
-        self.examples, self.cpu_kernels = examples, cpu_kernels
+    def __init__(self, examples: Sequence, cpu_kernels: str = "off", precision: str = "fp32"):
+        self.examples, self.cpu_kernels, self.precision = examples, cpu_kernels, precision
 
     def load(self, folder: Path) -> PreTrainedModel:
-        """Load a whole model in fp32."""
-        return load_causal(folder, cpu_kernels=self.cpu_kernels)
+        """Load a whole model in the precision of the checks."""
+        return load_causal(folder, precision=self.precision, cpu_kernels=self.cpu_kernels)
 
     def prepare(self, model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrainedModel:
         """Return the model that `adapter` goes on: `base`, or `model`, the merge so far; with a row for every token.
@@ -94,15 +113,29 @@ def merge(
     check_order(adapters)
     out.mkdir(parents=True, exist_ok=True)
     if is_adapter(adapters[0]):
-        model, report = _merge_adapters(base, adapters, target)
+        source = base
+        model, report, layers = _merge_adapters(base, adapters, target)
     else:
-        model = target.load(adapters[0])
-        report = _report(0.0, target.evaluate(model), [])
+        source, layers = adapters[0], []
+        model = target.load(source)
+        report = _report([(0.0, _measure_resolution(model, target))], target.evaluate(model), [])
     merged = probe_outputs(model)
     target.save_settings(adapters[-1], out, model)
-    _save(model, load_tokenizer(adapters[-1]), out, dtype, max_shard_bytes)
-    rounded = probe_outputs(model)
-    del model  # in fp32, and the reloaded one needs as much memory
+    tokenizer, tensors = load_tokenizer(adapters[-1]), MergedTensors(source, layers, model)
+    _check_space(model, out, dtype)
+    rounded = _round(model, dtype)
+    if can_stream(model, tensors):
+        release_weights(model, DTYPES[dtype])
+        return_freed_memory()
+        _save(model, tensors, tokenizer, out, max_shard_bytes)
+    elif target.precision != "fp32":
+        raise ValueError(f"the weights of {source} are converted as they are loaded, and are merged in memory: set "
+                         f"merge.check_precision to fp32")
+    else:
+        _cast(model, DTYPES[dtype])
+        write_model(model, tokenizer, out, max_shard_size=max_shard_bytes)
+    del model, tensors, layers
+    return_freed_memory()  # the reloaded one needs as much
     report |= _compare_reloaded(target, out, adapters[-1], dtype, merged, rounded)
     report["layers"] = report.pop("layers")  # the long part last
     write_json(out / REPORT, report)
@@ -122,26 +155,38 @@ def check_order(adapters: list[Path]) -> None:
                              f"in the order they were trained, the reward model's last")
 
 
-def _merge_adapters(base: Path, adapters: list[Path], target: CausalTarget) -> tuple[PreTrainedModel, dict]:
-    """Merge every adapter into the base, in fp32; return the model and the report so far."""
-    model, differences, layers, before = None, [], [], {}
-    language_model = CausalTarget(target.examples, target.cpu_kernels)
+def _merge_adapters(base: Path, adapters: list[Path], target: CausalTarget
+                    ) -> tuple[PreTrainedModel, dict, list[AdapterLayers]]:
+    """Merge every adapter into the base, in fp32; return the model, the report so far and the adapters' layers."""
+    model, differences, layers, before, adapter_layers = None, [], [], {}, []
+    language_model = CausalTarget(target.examples, target.cpu_kernels, target.precision)
     for adapter in adapters:
         is_last = adapter == adapters[-1]
         model = (target if is_last else language_model).prepare(model, base, adapter)
+        rows = model.get_input_embeddings().num_embeddings
         model = load_adapter(model, adapter)
         before = target.evaluate(model) if is_last else {}
         with_adapter = probe_outputs(model)
+        adapter_layers.append(AdapterLayers(model, adapter, rows))
         layers += [{"adapter": str(adapter)} | row for row in layer_changes(model)]
         model = model.merge_and_unload(safe_merge=True)
-        differences.append(max_difference(with_adapter, probe_outputs(model)))
+        differences.append((max_difference(with_adapter, probe_outputs(model)), _measure_resolution(model, target)))
     _check_head(model, adapters[-1], "fp32")
-    return model, _report(max(differences), before, layers)
+    return model, _report(differences, before, layers), adapter_layers
 
 
-def _report(merge_difference: float, before: dict, layers: list[dict]) -> dict:
+def _measure_resolution(model: PreTrainedModel, target: CausalTarget) -> float | None:
+    """Measure the resolution of the outputs where the checks run in bf16; None in fp32."""
+    return measure_bf16_resolution(model) if target.precision == "bf16" else None
+
+
+def _report(differences: list[tuple[float, float | None]], before: dict, layers: list[dict]) -> dict:
+    """Begin the report. differences: of outputs, with their resolution in bf16, by adapter; the worst one counts."""
+    difference, resolution = max(differences, key=lambda pair: pair[0] / (pair[1] or 1.0))
+    in_bf16 = {"check_precision": "bf16", "merge_resolution": resolution, "reload_resolution": differences[-1][1]}
     return {
-        "merge_difference": merge_difference,
+        "merge_difference": difference,
+        **({} if resolution is None else in_bf16),
         "largest_relative_change": max((row["relative_change"] for row in layers), default=0.0),
         **{f"{name}_before": value for name, value in before.items()},
         "layers": layers,
@@ -165,18 +210,29 @@ def _compare_reloaded(target: CausalTarget, out: Path, adapter: Path, dtype: str
 def _check_head(model: PreTrainedModel, adapter: Path, dtype: str) -> None:
     """Raise ValueError unless a reward model's head equals the adapter's bit for bit, in this dtype."""
     if is_reward_adapter(adapter):
-        expected = load_score_head(adapter).float().to(DTYPES[dtype]).float()
+        expected = load_score_head(adapter).float().to(DTYPES[dtype]).to(model.score.weight.dtype).float()
         if not torch.equal(expected, model.score.weight.detach().float().cpu()):
             raise ValueError(f"the score head of {adapter} is not the one in the merged model: nothing is published")
 
 
-def _save(model: PreTrainedModel, tokenizer, out: Path, dtype: str, max_shard_bytes: int) -> None:
-    """Save in this dtype; leaves the model in fp32 with rounded weights. ValueError if the disk has no room for it."""
+def _check_space(model: PreTrainedModel, out: Path, dtype: str) -> None:
+    """Raise ValueError if the disk has no room for the merged weights."""
     size_bytes = sum(parameter.numel() for parameter in model.parameters()) * DTYPES[dtype].itemsize
     check_free_space("the merged weights", out, size_bytes)
-    _cast(model, DTYPES[dtype])
-    write_model(model, tokenizer, out, max_shard_size=max_shard_bytes)
-    _cast(model, torch.float32)
+
+
+def _round(model: PreTrainedModel, dtype: str) -> torch.Tensor:
+    """Round the weights to this dtype, as the files have them, one at a time; return the probe's outputs."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(DTYPES[dtype]).to(parameter.dtype)
+    return probe_outputs(model)
+
+
+def _save(model: PreTrainedModel, tensors: MergedTensors, tokenizer, out: Path, max_shard_bytes: int) -> None:
+    """Write the merged weights shard by shard from the base's files, and what belongs to them."""
+    write_shards(model, tensors, out, max_shard_bytes)
+    add_rope_of_transformers_4(out)
+    save_tokenizer(tokenizer, out)
 
 
 def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -6,7 +6,7 @@ of the work, process its tokens once. Scores and gradients equal those of separa
 Shapes: N tokens, H heads, W width of a head, B answers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -19,6 +19,7 @@ from stages.modeling.packed.sequences import (
     PackedResponses,
     RowIndex,
     index_responses,
+    pack_responses,
     round_up_columns,
     round_up_tokens,
     split_by_length,
@@ -100,6 +101,40 @@ def pack_with_shared_prefix(
     first = torch.tensor([row.answer for row in rows], device=device)
     prompt_end = torch.tensor([row.question + row.question_tokens - 1 for row in rows], device=device)
     return index_responses(batch, first, prompt_end, [row.answer_tokens for row in rows])
+
+
+def pack_with_repeated_prompts(
+    prompts: list[list[int]], responses: list[list[int]], device: torch.device
+) -> PackedResponses:
+    """Pack each prompt with its response, as `pack_responses`; a prompt that comes several times is packed once."""
+    rows_of: dict[tuple[int, ...], list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        rows_of.setdefault(tuple(prompt), []).append(row)
+    if len(rows_of) == len(prompts):
+        return pack_responses(prompts, responses, device)
+    groups = list(rows_of.values())
+    packed = pack_with_shared_prefix(
+        [prompts[rows[0]] for rows in groups], [[responses[row] for row in rows] for rows in groups], device)
+    return _reorder_rows(packed, torch.tensor([row for rows in groups for row in rows], device=device))
+
+
+def _reorder_rows(packed: PackedResponses, rows: torch.Tensor) -> PackedResponses:
+    """Number the rows anew: `rows` [B] has the new number of each."""
+    row, column = packed.scatter_index // packed.mask.shape[1], packed.scatter_index % packed.mask.shape[1]
+    old, batch = rows.argsort(), packed.batch
+    return packed._replace(
+        batch=replace(batch, starts=batch.starts[old], lengths=batch.lengths[old]),
+        scatter_index=rows[row] * packed.mask.shape[1] + column, mask=packed.mask[old],
+        last_positions=packed.last_positions[old])
+
+
+def longest_rows_by_prompt(prompts: list[list[int]], responses: list[list[int]]) -> list[int]:
+    """Return, for each row, the tokens of the longest row with its prompt: sorted by it, such rows stay together."""
+    longest: dict[tuple[int, ...], int] = {}
+    keys = list(map(tuple, prompts))
+    for key, response in zip(keys, responses, strict=True):
+        longest[key] = max(longest.get(key, 0), len(key) + len(response))
+    return [longest[key] for key in keys]
 
 
 def _row_index(rows: list[_Row]) -> RowIndex:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import CpuKernels, cpu_kernels_setting
+from stages.recipe.checks import CpuKernels, Precision, cpu_kernels_setting
 from stages.recipe.ranges import BATCH, COUNT, COUNT_OR_NONE, SEED, TEMPERATURE, TOKENS, Range
 from stages.recipe.schema import setting
 
@@ -19,7 +19,10 @@ class Evaluate:
     best_of: tuple[int, ...] = setting(
         (2, 4, 8, 16), "best-of-n of SFT for each n; SFT answers each prompt as often as the largest n; empty: none "
         "[ours]", within=Range(2, 100_000))
+    precision: Precision = setting(
+        "fp32", "precision of the policies, the reward model and the judge, of which one is in memory at a time [ours]")
     batch_prompts: int = setting(64, "prompts per forward pass [ours]", within=BATCH)
+    batch_texts: int = setting(64, "texts per forward pass of a reward model [ours]", within=BATCH)
     max_prompt_tokens: int = setting(512, "as in ppo [script]", within=TOKENS)
     max_response_tokens: int = setting(128, "as in ppo [run]", within=TOKENS)
     temperature: float = setting(
@@ -41,6 +44,9 @@ class Evaluate:
         (), "more scores of all policies, as sources in ppo.rewards that read text: 'package.module:function', "
         "has_code, ...; in the verdict, a rise in one counts as a rise in reward [ours]")
     cpu_kernels: CpuKernels = cpu_kernels_setting()
+    cache: bool = setting(
+        True, "take samples, log-probabilities and rewards of the same models, inputs, settings and code from .cache/ "
+        "in the run's folder, where earlier evaluations stored them [ours]", affects_result=False)
     seed: int = setting(0, "seed of sampling and bootstrap [ours]", within=SEED)
 
     def __post_init__(self):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import CpuKernels, check_divides, cpu_kernels_setting
+from stages.recipe.checks import CpuKernels, check_divides, cpu_kernels_setting, save_every_minutes_setting
 from stages.recipe.ranges import (
     BATCH,
     BLOCK,
@@ -67,6 +67,7 @@ class Base:
     model: str = setting("huggyllama/llama-7b", "hub id, local folder, or 'scratch' [paper: LLaMA 7B]")
     revision: str | None = setting(None, "commit or tag of a hub model; null: the newest [ours]")
     scratch: Scratch = setting(Scratch(), "used only if model is 'scratch'")
+    save_every_minutes: float | None = save_every_minutes_setting()
     cpu_kernels: CpuKernels = cpu_kernels_setting()
     seed: int = setting(42, "seed of the initial weights and of the data order [ours]", within=SEED)
 
@@ -92,6 +93,10 @@ class Merge:
     max_logit_difference: float = setting(
         1e-3, "do not publish if a logit in fp32 differs by more between adapter and merged weights [ours]",
         within=COEFFICIENT)
+    check_precision: Literal["fp32", "bf16"] = setting(
+        "fp32", "precision of the models that the checks compare; 'bf16' needs half the memory, and lets logits "
+                "differ by 1.5 times what a unit in the last place of all weights changes; the merged weights are the "
+                "same [ours]", affects_result=False)
     max_perplexity_change: float = setting(
         0.01, "do not publish if the perplexity of the saved model, reloaded, is off by more than this share [ours]",
         within=COEFFICIENT)
