@@ -9,8 +9,12 @@ that of the tensors it allocates; where a stage does not fit, the smallest chang
 searched. Time is work over a share of the card's published rate: an estimate. Not a stage: it makes no artifact.
 """
 
-import argparse
 import logging
+
+if __name__ == "__main__":  # before the imports below: bitsandbytes warns of a kernel that nothing here would call
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+import argparse
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -83,8 +87,8 @@ def _list_stages(recipe: Recipe, meter: StepMeter, hardware: Hardware, size: Dat
 def _with_merge(stage: PlannedStage, recipe: Recipe, meter: StepMeter) -> Iterator[PlannedStage]:
     yield stage
     is_scorer = stage.name in ("reward", "judge")
-    yield PlannedStage(f"{stage.name}-merged", None, lambda section: other_costs.plan_merge(
-        f"{stage.name}-merged", meter.config, recipe.merge, is_scorer))
+    yield PlannedStage(f"{stage.name}-merged", recipe.merge, lambda section: other_costs.plan_merge(
+        f"{stage.name}-merged", meter.config, section, is_scorer))
 
 
 def _plan_algorithm(name: str, recipe: Recipe, meter: StepMeter, hardware: Hardware, size: DataSize
@@ -132,7 +136,6 @@ def main(words: list[str] | None = None) -> int:
     """Print the plan; return 1, after one line, for a user's mistake."""
     parser = build_parser()
     arguments = parser.parse_args(words)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it lacks a kernel that nothing here would call
     try:
         hardware = cards.choose_hardware(arguments.device, arguments.device_memory_gib, arguments.device_tflops,
                                          arguments.devices, arguments.model_flops_share)

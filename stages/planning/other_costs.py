@@ -24,19 +24,21 @@ def plan_download(config: PretrainedConfig) -> StagePlan:
 
 
 def plan_merge(stage: str, config: PretrainedConfig, settings: Any, scorer: bool = False) -> StagePlan:
-    """Plan a merge: the model in fp32, before it is saved and once reloaded, one at a time."""
+    """Plan a merge: weights are merged tensor by tensor; its checks load the models, one at a time."""
     count = _parameters(config, scorer)
-    bytes_each = 4 if settings.dtype == "fp32" else 2
-    return StagePlan(stage, count, 0, [PlanRow("frozen base", 4 * count, "float32")], 0, 0, 0, bytes_each * count,
-                     "the model in fp32; minutes of reading and writing")
+    size = count * shapes.weights_dtype(settings.check_precision).itemsize
+    return StagePlan(stage, count, 0, [PlanRow("frozen base", size, settings.check_precision)], 0, 0, 0,
+                     count * shapes.weights_dtype(settings.dtype).itemsize,
+                     f"a model in {settings.check_precision} in the checks, one at a time; minutes of reading and "
+                     f"writing")
 
 
 def plan_evaluate(config: PretrainedConfig, settings: Any, hardware: Hardware, policies: int = 1) -> StagePlan:
     """Plan an evaluation: all models in its precision, one at a time; policies: beside base and SFT."""
-    precision = getattr(settings, "precision", "fp32")
+    precision = settings.precision
     dtype = shapes.weights_dtype(precision)
     count, length = _parameters(config), settings.max_prompt_tokens + settings.max_response_tokens
-    rollout = Rollout(settings.batch_prompts, length, precision)
+    rollout = Rollout(settings.batch_prompts, length, _states_precision(precision))
     memory = [PlanRow("frozen base", shapes.stored_bytes(config, precision), f"{precision}, one model at a time"),
               *rollout_rows(config, rollout), _forward_row(config, dtype)]
     sweeps = len(settings.temperatures) * settings.temperature_prompts
@@ -48,8 +50,8 @@ def plan_evaluate(config: PretrainedConfig, settings: Any, hardware: Hardware, p
     seconds = hardware._replace(devices=1).compute_seconds(flops) + _decode_seconds(
         config, memory, answers, settings.batch_prompts, settings.max_response_tokens, hardware)
     return StagePlan("evaluate", count, 0, memory, tokens + pair_tokens, flops, seconds, 0,
-                     f"{answers:,} answers and {settings.max_pairs:,} pairs, on one card, at its bf16 rate: fp32 "
-                     f"without TF32 is slower")
+                     f"{answers:,} answers and {settings.max_pairs:,} pairs, on one card, at its bf16 rate"
+                     + (": fp32 without TF32 is slower" if precision == "fp32" else ""))
 
 
 def plan_best_of_n(config: PretrainedConfig, settings: Any, hardware: Hardware, questions: int | None,
@@ -88,7 +90,7 @@ def _sampling_memory(config: PretrainedConfig, settings: Any, hardware: Hardware
     memory = [PlanRow("frozen base", stored, settings.precision)]
     if steps.reads_reward_model(settings):
         memory.append(PlanRow("reward model", members * stored, "at most"))
-    return [*memory, *rollout_rows(config, Rollout(rows, length, settings.precision)),
+    return [*memory, *rollout_rows(config, Rollout(rows, length, _states_precision(settings.precision))),
             _forward_row(config, shapes.weights_dtype(settings.precision))]
 
 
@@ -123,3 +125,8 @@ def _forward_row(config: PretrainedConfig, dtype: torch.dtype) -> PlanRow:
 def _parameters(config: PretrainedConfig, scorer: bool = False) -> int:
     model = (shapes.build_classifier if scorer else shapes.build_causal)(config, torch.bfloat16)
     return shapes.count_parameters(model)[0]
+
+
+def _states_precision(precision: str) -> str:
+    """Return the precision of hidden states, keys and values: without an adapter, quantised weights leave bf16."""
+    return "bf16" if precision in shapes.QUANTISED else precision

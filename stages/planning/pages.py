@@ -100,7 +100,7 @@ def _describe_change(stage: str, change: Change) -> str:
     if not change.settings:
         return "none of the settings that the plan tries makes it fit"
     settings = ", ".join(f"{name}: {_plain(value)}" for name, value in change.settings.items())
-    section = {"judge": "reward"}.get(stage, stage)
+    section = "merge" if stage.endswith("-merged") else {"judge": "reward"}.get(stage, stage)
     return f"{section}={{{settings}}} needs {_gib(change.peak_bytes)} GiB"
 
 

@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 from snakemake.cli import get_argument_parser, parse_config
 
+from stages import plan as plan_program
 from stages.recipe.algorithms import ALGORITHMS, EVALUATE, REPORT, SEEDS
 from stages.recipe.schema import SettingsError
 from stages.recipe.sections.data import Pairs
+from stages.runs.config import plan_target
 from stages.runs.run_folder import resolve_recipe
 from tests.helpers.documentation import ROOT, Command, read_blocks, read_code_spans, read_commands
 from tests.helpers.snakemake_runs import run_snakemake
@@ -109,7 +111,10 @@ def test_snakemake_with_needs_is_well_formed(command, checkout, monkeypatch):
     monkeypatch.chdir(checkout)
     words = local(command.words[1:])
     given = get_argument_parser().parse_args(words)
-    resolve_recipe(config_of(words))
+    config, plans = config_of(words), plan_target.plans_only(words)
+    if plans:
+        plan_program.build_parser().parse_args(["--recipe", "demo", *plan_target.take_options(config)])
+    resolve_recipe(config, plans=plans)
     assert all((ROOT / profile / "config.yaml").exists() for profile in given.profile or ())
     targets = {word for word in words if re.fullmatch(r"[a-z_]+", word) and words[words.index(word) - 1] != "--cores"}
     rules = "".join(path.read_text() for path in [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")])

@@ -140,13 +140,11 @@ def test_torchs_kernel_computes_the_same_on_a_gpu(name, window, key_heads, devic
         assert (actual.cpu().double() - other).abs().max() < 0.02 * other.abs().max()
 
 
-@pytest.mark.parametrize(("device", "dtype", "width", "capability", "expected"), [
-    ("cuda", torch.bfloat16, 128, (9, 0), True), ("cuda", torch.float16, 64, (8, 0), True),
-    ("cuda", torch.float32, 128, (9, 0), False), ("cuda", torch.bfloat16, 20, (9, 0), False),
-    ("cuda", torch.bfloat16, 264, (9, 0), False), ("cuda", torch.bfloat16, 128, (7, 5), False),
-    ("cpu", torch.bfloat16, 128, (9, 0), False),
+@pytest.mark.parametrize(("dtype", "width", "capability", "expected"), [
+    (torch.bfloat16, 128, (9, 0), True), (torch.float16, 64, (8, 0), True), (torch.float32, 128, (9, 0), False),
+    (torch.bfloat16, 20, (9, 0), False), (torch.bfloat16, 264, (9, 0), False), (torch.bfloat16, 128, (7, 5), False),
 ])  # fmt: skip
-def test_what_the_kernel_cannot_compute_is_padded(monkeypatch, device, dtype, width, capability, expected):
+def test_what_the_kernel_cannot_compute_is_padded(monkeypatch, dtype, width, capability, expected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    query = SimpleNamespace(device=torch.device(device), shape=(1, 4, 16, width))
+    query = SimpleNamespace(device=torch.device("cuda"), shape=(1, 4, 16, width))
     assert varlen.supports(query, dtype) is expected

@@ -8,6 +8,7 @@ from stages.planning import cards
 from stages.planning.smallest_change import find_smallest_change
 from stages.planning.stage_plan import USABLE_SHARE, StagePlan
 from stages.recipe.sections.evaluate import Evaluate
+from stages.recipe.sections.models import Merge
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.sft import Sft
 from stages.training.memory_estimate import PlanRow
@@ -53,6 +54,14 @@ def test_a_smaller_rollout_comes_last_and_its_sizes_divide_each_other():
     change, plan = find_smallest_change(settings, plan_ppo, card_of(4.5), 1)
     assert change == {"rollout_prompts": 16, "minibatch_prompts": 16, "microbatch_prompts": 4}
     assert plan.peak_bytes == plan_ppo(replace(settings, **change)).peak_bytes
+
+
+def test_a_merge_is_checked_in_bf16():
+    def plan_merge(settings) -> StagePlan:
+        return as_plan(4 * BYTES[settings.check_precision])
+
+    assert find_smallest_change(Merge(), plan_merge, card_of(8.5), 1)[0] == {"check_precision": "bf16"}
+    assert find_smallest_change(Merge(), plan_merge, card_of(7.5), 1) is None
 
 
 def test_an_evaluation_samples_fewer_prompts_at_once():
