@@ -20,3 +20,12 @@ def torch_as_in_a_stage():
         from stages.modeling import torch_setup
 
         torch_setup.prepare()
+
+
+@pytest.fixture(scope="session")
+def library_forks():
+    """Processes that have imported the libraries, for stages whose command line is not what is tested."""
+    from tests.helpers.library_forks import LibraryForks
+
+    with LibraryForks() as forks:
+        yield forks

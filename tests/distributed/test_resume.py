@@ -35,10 +35,14 @@ def inputs(tmp_path_factory):
     return folder
 
 
-def start(folder: Path, out: str, processes: int, *settings: str) -> subprocess.Popen:
+def words_of_stage(folder: Path, out: str) -> list[str]:
     named = {"policy": "base", "reward": "base", "pairs": "pairs", "recipe": "recipe.yaml", "out": out}
     flags = [word for name, value in named.items() for word in (f"--{name}", str(folder / value))]
-    return subprocess.Popen([sys.executable, "-m", "stages.ppo", *flags, *settings, "--processes", str(processes)],
+    return ["stages.ppo", *flags]
+
+
+def start_two(folder: Path, out: str, *settings: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", *words_of_stage(folder, out), *settings, "--processes", "2"],
                             cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
 
 
@@ -55,19 +59,18 @@ def read_history(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
 
 
-def test_a_killed_run_of_two_processes_is_continued_by_one(inputs):
-    alone = start(inputs, "alone", 1)
-    assert alone.wait() == 0, alone.stderr.read()
-    several = start(inputs, "several", 2, "--save-every-minutes", "1e-9")
+def test_a_killed_run_of_two_processes_is_continued_by_one(library_forks, inputs):
+    alone = library_forks.run(words_of_stage(inputs, "alone"))
+    assert alone.returncode == 0, alone.stderr
+    several = start_two(inputs, "several", "--save-every-minutes", "1e-9")
     kill_second_process(several, inputs / "several.partial")
     killed = time.monotonic()
     _, said = several.communicate()
     assert several.returncode == 1 and time.monotonic() - killed < ENDS_WITHIN_SECONDS
     (line,) = [line for line in said.splitlines() if "error:" in line]
     assert "the process of rank 1" in line
-    again = start(inputs, "several", 1)
-    _, said = again.communicate()
-    assert again.returncode == 0 and "resumed at iteration" in said, said
+    again = library_forks.run(words_of_stage(inputs, "several"))
+    assert again.returncode == 0 and "resumed at iteration" in again.stderr, again.stderr
 
     alone, several = inputs / "alone", inputs / "several"
     expected, actual = (load_file(out / "adapter_model.safetensors") for out in (alone, several))

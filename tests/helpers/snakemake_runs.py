@@ -12,6 +12,7 @@ from pathlib import Path
 FORKS = """
 import json, os, sys
 import snakemake.cli
+sys.executable = sys.argv[1]  # runs the stages
 import stages.runs.console, stages.runs.run_folder, stages.runs.staleness  # what the Snakefile needs
 snakemake.cli.get_argument_parser()  # finds the plugins
 for line in sys.stdin:
@@ -57,13 +58,16 @@ class Outcome:
 class SnakemakeForks:
     """A process that has imported Snakemake and this project, once, and runs command lines in children of its own.
 
-    project: the folder whose stages it imports.
+    Args:
+        project: the folder whose stages it imports.
+        shims: a folder of `LibraryForks`, whose `python` runs the stages; None: this process's.
     """
 
-    def __init__(self, project: Path, environment: dict[str, str] | None = None):
+    def __init__(self, project: Path, environment: dict[str, str] | None = None, shims: Path | None = None):
+        python = shims / "python" if shims else sys.executable
         self._process = subprocess.Popen(
-            [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=project,
-            env=(environment or os.environ) | {"PYTHONPATH": str(project)})
+            [sys.executable, "-c", FORKS, str(python)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=project, env=(environment or os.environ) | {"PYTHONPATH": str(project)})
 
     def __enter__(self) -> "SnakemakeForks":
         return self

@@ -1,5 +1,6 @@
 """Snakemake on the user's own prompts: what is planned, and one real tiny run."""
 
+import os
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from tests.helpers import tiny_models
+from tests.helpers.library_forks import IMPORT_VARIABLES
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +30,8 @@ def project(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def snakemake(project):
-    with SnakemakeForks(project) as forks:
+def snakemake(project, library_forks):
+    with SnakemakeForks(project, os.environ | IMPORT_VARIABLES, library_forks.shims) as forks:
         yield lambda *words: forks.run([*words, "--cores", "1", "--config", "recipe=r.yaml", "base=model",
                                         "prompts=p.txt", "name=x"], project)
 

@@ -1,9 +1,7 @@
 """What the reward stage measures on its held-out pairs, how it reaches PPO, and what PPO refuses to be trained on."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +25,7 @@ from stages.runtime.series import read_history
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import first_question_keys, question_key, read_pairs
 from stages.stackexchange.prompt import answer_ids, prompt_ids
+from tests.helpers.library_forks import LibraryForks
 from tests.helpers.trained_reward import save_trained_reward
 
 ROOT = Path(__file__).parents[2]
@@ -126,16 +125,14 @@ def judged(made: Path, out: Path, low: float | None, above: float = 0.05) -> Pat
     return out
 
 
-def run_ppo(made: Path, scorer: Path, out: Path, *settings: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "stages.ppo", "--recipe", made / "recipe.yaml", "--policy", made / "base", "--reward",
-         scorer, "--pairs", made / "pairs", "--out", out, *settings], capture_output=True, text=True, cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"})
+def run_ppo(forks: LibraryForks, made: Path, scorer: Path, out: Path, *settings: str) -> subprocess.CompletedProcess:
+    return forks.run(["stages.ppo", "--recipe", made / "recipe.yaml", "--policy", made / "base", "--reward", scorer,
+                      "--pairs", made / "pairs", "--out", out, *settings])
 
 
-def test_ppo_refuses_what_is_no_better_than_chance(made, tmp_path):
+def test_ppo_refuses_what_is_no_better_than_chance(library_forks, made, tmp_path):
     scorer = judged(made, tmp_path / "scorer", 0.44)
-    done = run_ppo(made, scorer, tmp_path / "out")
+    done = run_ppo(library_forks, made, scorer, tmp_path / "out")
     assert done.returncode == 1 and "Traceback" not in done.stderr and not (tmp_path / "out").exists()
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("ppo: error")]
     for words in (str(scorer), "0.460 [0.440, 0.480]", "no better than chance", "require_reward to none"):
@@ -143,9 +140,9 @@ def test_ppo_refuses_what_is_no_better_than_chance(made, tmp_path):
     assert "check " not in done.stderr, "before any model is loaded"
 
 
-def test_ppo_goes_on_where_nothing_is_required_and_its_manifest_says_so(made, tmp_path):
+def test_ppo_goes_on_where_nothing_is_required_and_its_manifest_says_so(library_forks, made, tmp_path):
     scorer = judged(made, tmp_path / "scorer", 0.44)
-    done = run_ppo(made, scorer, tmp_path / "out", "--require-reward", "none")
+    done = run_ppo(library_forks, made, scorer, tmp_path / "out", "--require-reward", "none")
     assert done.returncode == 0, done.stderr
     assert "WARNING: " not in done.stderr
     metrics = json.loads((tmp_path / "out/manifest.json").read_text())["metrics"]

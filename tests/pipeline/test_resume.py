@@ -1,11 +1,8 @@
 """A kill or a stop in the middle of a stage, then the same command: the same artifact (M4, M5)."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,8 +10,8 @@ import pytest
 
 from stages.runtime.artifact import read_manifest
 from tests.helpers import tiny_models
+from tests.helpers.library_forks import LibraryForks
 
-ROOT = Path(__file__).parents[2]
 RECIPE = """
 sft: {precision: fp32, sequence_length_tokens: 64, batch_sequences: 2, microbatch_sequences: 1, max_steps: 40,
       learning_rate: 1.0e-3, warmup_steps: 2, save_every_steps: 5, evaluate_every_steps: 10}
@@ -47,50 +44,39 @@ BY_TIME = ("--save-every-minutes", "1e-9")  # a checkpoint after each step
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def others():
+    """Forks with another order of sets of strings than those of `library_forks`, as two real processes have."""
+    with LibraryForks() as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, library_forks):
     """A recipe and the inputs of the stages."""
     folder = tmp_path_factory.mktemp("resume")
     (folder / "recipe.yaml").write_text(RECIPE)
     tiny_models.save_base(folder / "base")
     tiny_models.save_pairs(folder / "pairs")
-    run(folder, "reward", "scorer", base="base", pairs="pairs")
-    run(folder, "merge", "scorer-merged", base="base", adapter="scorer", pairs="pairs")
+    run(library_forks, folder, "reward", "scorer", base="base", pairs="pairs")
+    run(library_forks, folder, "merge", "scorer-merged", base="base", adapter="scorer", pairs="pairs")
     return folder
 
 
 def command(folder: Path, stage: str, out: str, flags: tuple[str, ...] = (), **inputs: str) -> list[str]:
     named = [part for name, value in inputs.items() for part in (f"--{name}", str(folder / value))]
-    return [
-        sys.executable,
-        "-m",
-        f"stages.{stage}",
-        "--recipe",
-        str(folder / "recipe.yaml"),
-        *named,
-        *flags,
-        "--out",
-        str(folder / out),
-    ]
+    return [f"stages.{stage}", "--recipe", str(folder / "recipe.yaml"), *named, *flags, "--out", str(folder / out)]
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1"}
-
-
-def run(folder: Path, stage: str, out: str, flags: tuple[str, ...] = (), **inputs: str) -> str:
-    done = subprocess.run(
-        command(folder, stage, out, flags, **inputs), cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
+def run(forks: LibraryForks, folder: Path, stage: str, out: str, flags: tuple[str, ...] = (), **inputs: str) -> str:
+    done = forks.run(command(folder, stage, out, flags, **inputs))
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stderr
 
 
-def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, number=signal.SIGKILL,
-                              flags: tuple[str, ...] = (), **inputs: str) -> tuple[int, str]:
+def killed_after_a_checkpoint(forks: LibraryForks, folder: Path, stage: str, out: str, mark: str,
+                              number=signal.SIGKILL, flags: tuple[str, ...] = (), **inputs: str) -> tuple[int, str]:
     """Return the exit code and the last line of the stage."""
-    process = subprocess.Popen(
-        command(folder, stage, out, flags, **inputs), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
-    )
+    process = forks.start(command(folder, stage, out, flags, **inputs))
     partial = folder / f"{out}.partial"
     deadline = time.monotonic() + 120
     while not list(partial.glob(mark)):
@@ -120,10 +106,11 @@ def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, num
         ("ilql", signal.SIGKILL, "checkpoints/*/complete.json", {"policy": "base", "pairs": "pairs"}),
     ],
 )
-def test_killed_and_resumed_equals_uninterrupted(made, stage, number, mark, inputs):
+def test_killed_and_resumed_equals_uninterrupted(library_forks, others, made, stage, number, mark, inputs):
     """Although the run that is killed saves after every step, and the other one does not."""
-    run(made, stage, f"{stage}-whole", **inputs)
-    code, last_line = killed_after_a_checkpoint(made, stage, f"{stage}-cut", mark, number, BY_TIME, **inputs)
+    run(others, made, stage, f"{stage}-whole", **inputs)
+    code, last_line = killed_after_a_checkpoint(library_forks, made, stage, f"{stage}-cut", mark, number, BY_TIME,
+                                                **inputs)
     if number == signal.SIGKILL:
         assert code == -number
     else:
@@ -132,7 +119,7 @@ def test_killed_and_resumed_equals_uninterrupted(made, stage, number, mark, inpu
         assert code == 128 + number and stopped
         newest = max((made / f"{stage}-cut.partial").glob(mark), key=lambda file: file.stat().st_mtime).parent.name
         assert int(newest.removeprefix("checkpoint-")) == int(stopped[2])
-    said = run(made, stage, f"{stage}-cut", BY_TIME, **inputs)
+    said = run(library_forks, made, stage, f"{stage}-cut", BY_TIME, **inputs)
     whole, cut = (read_manifest(made / f"{stage}-{way}") for way in ("whole", "cut"))
     assert {name: f["sha256"] for name, f in whole["files"].items() if name not in CHANGING} == {
         name: f["sha256"] for name, f in cut["files"].items() if name not in CHANGING
@@ -142,24 +129,24 @@ def test_killed_and_resumed_equals_uninterrupted(made, stage, number, mark, inpu
     assert not (made / f"{stage}-cut.partial").exists()
 
 
-def test_best_of_n_killed_and_resumed_equals_uninterrupted(made):
+def test_best_of_n_killed_and_resumed_equals_uninterrupted(library_forks, others, made):
     inputs = {"policy": "base", "reward": "scorer-merged", "pairs": "pairs"}
-    run(made, "best_of_n", "best-whole", **inputs)
-    killed_after_a_checkpoint(made, "best_of_n", "best-cut", "parts/*/complete.json", **inputs)
-    run(made, "best_of_n", "best-cut", **inputs)
+    run(others, made, "best_of_n", "best-whole", **inputs)
+    killed_after_a_checkpoint(library_forks, made, "best_of_n", "best-cut", "parts/*/complete.json", **inputs)
+    run(library_forks, made, "best_of_n", "best-cut", **inputs)
     whole, cut = (read_manifest(made / f"best-{way}") for way in ("whole", "cut"))
     assert whole["files"] == cut["files"] and whole["metrics"] == cut["metrics"]
 
 
-def test_a_flipped_byte_in_a_checkpoint_is_noticed_and_what_is_before_it_goes_on(made):
-    killed_after_a_checkpoint(made, "sft", "sft-flipped", "checkpoints/checkpoint-*/complete.json",
+def test_a_flipped_byte_in_a_checkpoint_is_noticed_and_what_is_before_it_goes_on(library_forks, made):
+    killed_after_a_checkpoint(library_forks, made, "sft", "sft-flipped", "checkpoints/checkpoint-*/complete.json",
                               base="base", pairs="pairs")
     checkpoints = (made / "sft-flipped.partial/checkpoints").glob("*/optimizer.pt")
     newest = max(checkpoints, key=lambda file: file.stat().st_mtime)
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    said = run(made, "sft", "sft-flipped", base="base", pairs="pairs")
+    said = run(library_forks, made, "sft", "sft-flipped", base="base", pairs="pairs")
     assert f"{newest.parent.name} is damaged (optimizer.pt has changed)" in said
     whole, flipped = (read_manifest(made / name)["files"] for name in ("sft-whole", "sft-flipped"))
     assert whole["adapter_model.safetensors"] == flipped["adapter_model.safetensors"]

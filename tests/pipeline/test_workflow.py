@@ -16,6 +16,7 @@ import pytest
 
 from stages.recipe.algorithms import ALGORITHMS, SIBLINGS
 from stages.recipe.sections.frontier import Frontier
+from tests.helpers.library_forks import IMPORT_VARIABLES
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
 ROOT = Path(__file__).parents[2]
@@ -52,10 +53,11 @@ def command(*arguments: str, config: tuple[str, ...] = ()) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    return os.environ | IMPORT_VARIABLES | {"HF_HUB_OFFLINE": "1"}
 
 
 def snakemake(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> str:
+    """Run the real command line; `run_forked` is the quicker one."""
     done = subprocess.run(command(*arguments, config=config), cwd=folder, capture_output=True, text=True,
                           env=environment())
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
@@ -63,19 +65,25 @@ def snakemake(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> st
 
 
 @pytest.fixture(scope="module")
-def forks(checkout):
-    with SnakemakeForks(checkout, environment()) as forks:
+def forks(checkout, library_forks):
+    with SnakemakeForks(checkout, environment(), library_forks.shims) as forks:
         yield forks
 
 
 @pytest.fixture(scope="module")
-def dry_run(forks):
-    """Return a function that makes a dry run and returns what it says."""
+def run_forked(forks):
+    """Return a function that runs Snakemake, and its jobs, in forks, and returns what it says."""
     def run(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> str:
-        outcome = forks.run(words("-n", *arguments, config=config), folder)
+        outcome = forks.run(words(*arguments, config=config), folder)
         assert outcome.code == 0, outcome.text[-3000:]
         return outcome.text
     return run
+
+
+@pytest.fixture(scope="module")
+def dry_run(run_forked):
+    """Return a function that makes a dry run and returns what it says."""
+    return lambda folder, *arguments, config=(): run_forked(folder, "-n", *arguments, config=config)
 
 
 @pytest.fixture(scope="module")
@@ -200,28 +208,28 @@ def test_the_plan_is_printed_without_cores_and_dump_and_leaves_no_folder(forks, 
     assert mistaken.code == 1 and "--device-memory-gib must be above 0, not -8" in mistaken.lines[-1], mistaken.text
 
 
-def test_lint(checkout):
-    assert "good condition" in snakemake(checkout, "--lint")
+def test_lint(run_forked, checkout):
+    assert "good condition" in run_forked(checkout, "--lint")
 
 
-def test_pairs_scattered_over_shares_are_the_same_pairs(plan, checkout):
+def test_pairs_scattered_over_shares_are_the_same_pairs(run_forked, plan, checkout):
     small_parts = "posts={part_bytes: 20000}"
     asked = ("name=scattered", small_parts, "shares=3")
     assert plan(checkout, "pairs", config=asked) == {"posts", "pairs_share", "pairs"}
-    snakemake(checkout, "pairs", config=asked)
-    snakemake(checkout, "pairs", config=("name=whole", small_parts))
+    run_forked(checkout, "pairs", config=asked)
+    run_forked(checkout, "pairs", config=("name=whole", small_parts))
     actual = {name: {str(file.relative_to(checkout / "results" / name)): file.read_bytes()
                     for file in (checkout / "results" / name / "pairs").rglob("*.parquet")}
              for name in ("scattered", "whole")}
     assert actual["scattered"] == actual["whole"] and len(actual["whole"]) >= 12
 
 
-def test_a_dump_dated_in_the_future_is_read_once(dry_run, checkout):
+def test_a_dump_dated_in_the_future_is_read_once(run_forked, dry_run, checkout):
     (dump,) = (checkout / "a dump's").iterdir()
     stat, tomorrow = dump.stat(), time.time() + 86_400
     try:
         os.utime(dump, (tomorrow, tomorrow))
-        snakemake(checkout, "posts", config=("name=future",))
+        run_forked(checkout, "posts", config=("name=future",))
         assert "Nothing to be done" in dry_run(checkout, "posts", config=("name=future",))
     finally:
         os.utime(dump, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -260,10 +268,11 @@ def test_a_run_makes_every_artifact_and_prints_the_table(finished):
 
 
 @pytest.mark.parametrize("kind", ["html", "zip"])
-def test_snakemakes_own_report_holds_the_page_and_figures_with_captions_and_labels(finished, tmp_path, kind):
+def test_snakemakes_own_report_holds_the_page_and_figures_with_captions_and_labels(run_forked, finished, tmp_path,
+                                                                                   kind):
     """Each under 2 MB: a browser shows nothing of an embedded file that is larger."""
     out = tmp_path / f"run.{kind}"
-    snakemake(finished[0], "--report", str(out))
+    run_forked(finished[0], "--report", str(out))
     names = ["report.html", "pipeline.png", "evaluate-frontier.png", "evaluate-rewards.png"]
     if kind == "zip":
         with zipfile.ZipFile(out) as opened:
@@ -281,8 +290,8 @@ def test_snakemakes_own_report_holds_the_page_and_figures_with_captions_and_labe
         assert phrase in text, phrase
 
 
-def test_a_second_run_does_nothing(finished):
-    assert "Nothing to be done" in snakemake(finished[0], "ppo")
+def test_a_second_run_does_nothing(run_forked, finished):
+    assert "Nothing to be done" in run_forked(finished[0], "ppo")
 
 
 @pytest.mark.parametrize("config", ["log_to=[jsonl]", "ppo={log_to: [terminal, jsonl]}", "sft={log_to: [jsonl]}"])
@@ -315,12 +324,12 @@ def test_another_dump_makes_everything_anew_and_a_newer_one_nothing(plan, finish
         os.utime(dump, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def test_a_judge_is_added_to_a_finished_run(plan, finished, tmp_path):
+def test_a_judge_is_added_to_a_finished_run(run_forked, plan, finished, tmp_path):
     folder = tmp_path / "project"
     shutil.copytree(finished[0], folder)
     config = ("evaluate={train_judge: always}",)
     assert plan(folder, config=config) == JUDGE | {"evaluate", "report", "ppo"}
-    snakemake(folder, "ppo", config=config)
+    run_forked(folder, "ppo", config=config)
     inputs = manifest(folder, "evaluate")["inputs"]
     assert inputs["judge"]["path"] == "results/tiny/judge-merged"
     assert "judge" not in manifest(finished[0], "evaluate")["inputs"]
@@ -332,32 +341,32 @@ def test_a_judge_is_added_to_a_finished_run(plan, finished, tmp_path):
     assert re.search(r"^ *judge +finished", stages, re.MULTILINE) and not re.search("partial|stale", stages)
 
 
-def test_an_override_is_in_the_manifest_and_earlier_stages_stay(finished):
+def test_an_override_is_in_the_manifest_and_earlier_stages_stay(run_forked, finished):
     folder, _ = finished
     before = manifest(folder, "sft-merged")
-    snakemake(folder, "reward", config=("reward={learning_rate: 2e-3}",))
+    run_forked(folder, "reward", config=("reward={learning_rate: 2e-3}",))
     assert manifest(folder, "reward")["config"]["learning_rate"] == 2e-3
     assert manifest(folder, "sft-merged") == before
-    assert "restored from .old/" in snakemake(folder, "reward")
+    assert "restored from .old/" in run_forked(folder, "reward")
     assert manifest(folder, "reward")["config"]["learning_rate"] == 1e-3
 
 
-def test_what_snakemake_counts_as_failed_is_taken_up_again(plan, finished):
+def test_what_snakemake_counts_as_failed_is_taken_up_again(run_forked, plan, finished):
     """Snakemake deletes the manifest then, as after an error of tee, or where an input is dated in the future."""
     folder, _ = finished
-    snakemake(folder, "base")
+    run_forked(folder, "base")
     before = (folder / "results/tiny/base/manifest.json").read_bytes()
     (folder / "results/tiny/base/manifest.json").unlink()
-    assert "results/tiny/base is already made" in snakemake(folder, "base")
+    assert "results/tiny/base is already made" in run_forked(folder, "base")
     assert (folder / "results/tiny/base/manifest.json").read_bytes() == before
     assert not plan(folder, "sft")
 
 
 @pytest.mark.parametrize("rule", ["ppo_train"])  # test_resume.py kills every stage, test_soak.py any of them
-def test_killed_in_the_middle_the_same_command_resumes_and_makes_the_same(finished, rule):
+def test_killed_in_the_middle_the_same_command_resumes_and_makes_the_same(run_forked, finished, rule):
     folder, _ = finished
     stage = rule.replace("_train", "")
-    snakemake(folder, rule)  # whatever an earlier test left
+    run_forked(folder, rule)  # whatever an earlier test left
     uninterrupted = manifest(folder, stage)
     shutil.rmtree(folder / "results/tiny" / stage)
     begun = folder / "results/tiny" / f"{stage}.partial"
@@ -372,7 +381,7 @@ def test_killed_in_the_middle_the_same_command_resumes_and_makes_the_same(finish
     process.wait()
     assert begun.exists(), "it was finished before it could be killed"
     same_folder = begun.stat().st_ino
-    snakemake(folder, rule)
+    run_forked(folder, rule)
     assert (folder / "results/tiny" / stage).stat().st_ino == same_folder, "begun anew, not resumed"
     again = manifest(folder, stage)
     weights = [name for name in again["files"] if name.endswith(".safetensors")]

@@ -32,6 +32,7 @@ from stages.runtime.series import append_row, read_rows, truncate_after
 from stages.training.loggers import TrainingLogger
 from stages.training.trackers import Terminal, WandB, format_markdown
 from tests.helpers import tiny_models
+from tests.helpers.library_forks import Fork, LibraryForks
 
 pytest.importorskip("tensorboard")
 pytest.importorskip("wandb")
@@ -169,16 +170,21 @@ def test_a_pair_is_shown_with_the_scores_that_decide_it(made):
 INPUTS = {"sft": {"base": "base", "pairs": "pairs"}, "ppo": {"policy": "base", "reward": "scorer", "pairs": "pairs"}}
 
 
-def start(folder: Path, stage: str, out: str, *flags: str, **more: str) -> subprocess.Popen:
+def words_of_stage(folder: Path, stage: str, out: str, *flags: str) -> list[str]:
     named = [part for name, value in INPUTS[stage].items() for part in (f"--{name}", str(folder / value))]
-    # Not this process's W&B.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    order = [sys.executable, "-m", f"stages.{stage}", "--recipe", str(folder / "recipe.yaml"), *named, "--out",
-             str(folder / out), *flags]
-    return subprocess.Popen(order, cwd=ROOT, env=own | more, stderr=subprocess.PIPE, text=True)
+    return [f"stages.{stage}", "--recipe", str(folder / "recipe.yaml"), *named, "--out", str(folder / out), *flags]
 
 
-def finished(process: subprocess.Popen) -> str:
+def environment() -> dict[str, str]:
+    """This process's, but not its W&B."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+
+
+def start(forks: LibraryForks, folder: Path, stage: str, out: str, *flags: str) -> Fork:
+    return forks.start(words_of_stage(folder, stage, out, *flags), environment=environment())
+
+
+def finished(process: subprocess.Popen | Fork) -> str:
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 0, said[-2000:]
     return said
@@ -191,9 +197,9 @@ def last_count(partial: Path, stage: str) -> int:
     return json.loads(lines[-1])[COUNTS[stage]] if lines else -1
 
 
-def kill_behind_a_checkpoint(folder: Path, stage: str, out: str, mark: str) -> None:
+def kill_behind_a_checkpoint(forks: LibraryForks, folder: Path, stage: str, out: str, mark: str) -> None:
     """When rows are logged that no checkpoint knows."""
-    process, partial = start(folder, stage, out), folder / f"{out}.partial"
+    process, partial = start(forks, folder, stage, out), folder / f"{out}.partial"
     deadline = time.monotonic() + 120
     while True:
         saved = [int(actual.parent.name.split("-")[1]) for actual in partial.glob(mark)]
@@ -207,10 +213,10 @@ def kill_behind_a_checkpoint(folder: Path, stage: str, out: str, mark: str) -> N
 
 @pytest.mark.parametrize(("stage", "mark"), [("sft", "checkpoints/checkpoint-*/complete.json"),
                                              ("ppo", "checkpoint-*/complete.json")])
-def test_killed_and_resumed_every_step_is_there_once(made, stage, mark):
+def test_killed_and_resumed_every_step_is_there_once(library_forks, made, stage, mark):
     cut = f"{stage}cut"
-    kill_behind_a_checkpoint(made, stage, cut, mark)
-    assert "resumed at" in finished(start(made, stage, cut))
+    kill_behind_a_checkpoint(library_forks, made, stage, cut, mark)
+    assert "resumed at" in finished(start(library_forks, made, stage, cut))
     expected = points(made / cut, stage)
     assert tensorboard(made / "logs/tensorboard" / cut) == as_32_bits(expected)
     assert wandb(made / "logs", cut) == expected
@@ -220,18 +226,18 @@ def test_killed_and_resumed_every_step_is_there_once(made, stage, mark):
     assert whole == again
 
 
-def test_what_is_logged_to_can_change_in_the_middle_and_changes_nothing(made):
+def test_what_is_logged_to_can_change_in_the_middle_and_changes_nothing(library_forks, made):
     """A run that went to its own files alone goes on into TensorBoard: all of it is there, and the same bits."""
     stage, quiet = "ppo", made / "quiet.yaml"
     quiet.write_text(RECIPE.replace("[terminal, jsonl, tensorboard, wandb]", "[jsonl]"))
     try:
         (made / "recipe.yaml").rename(made / "loud.yaml")
         quiet.rename(made / "recipe.yaml")
-        kill_behind_a_checkpoint(made, stage, "later", "checkpoint-*/complete.json")
+        kill_behind_a_checkpoint(library_forks, made, stage, "later", "checkpoint-*/complete.json")
     finally:
         (made / "loud.yaml").rename(made / "recipe.yaml")
     assert not (made / "logs/tensorboard/later").exists()
-    assert "resumed at" in finished(start(made, stage, "later", "--log-to", "jsonl,tensorboard"))
+    assert "resumed at" in finished(start(library_forks, made, stage, "later", "--log-to", "jsonl,tensorboard"))
     assert tensorboard(made / "logs/tensorboard/later") == as_32_bits(points(made / "later", stage))
     weights = [read_manifest(made / name)["files"]["adapter_model.safetensors"] for name in (stage, "later")]
     assert weights[0] == weights[1]
@@ -283,7 +289,10 @@ def test_nothing_reaches_for_the_network_or_an_account(made, tmp_path):
     with Listener() as listener:
         proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy",
                                  "WANDB_BASE_URL"), listener.address)
-        said = finished(start(made, "sft", "alone", HOME=str(tmp_path), NO_PROXY="", no_proxy="", **proxies))
+        home = {"HOME": str(tmp_path), "NO_PROXY": "", "no_proxy": ""}
+        said = finished(subprocess.Popen(
+            [sys.executable, "-m", *words_of_stage(made, "sft", "alone")], cwd=ROOT, env=environment() | home | proxies,
+            stderr=subprocess.PIPE, text=True))
     assert listener.calls == []
     assert "wandb" not in said.lower()  # nor does it ask for a key, or tell of itself
     assert wandb(made / "logs", "alone") == points(made / "alone", "sft")
