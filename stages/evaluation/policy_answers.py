@@ -100,6 +100,8 @@ class AnswerScorer:
             members = (part for writer, part in rows.items() if self._group(writer) == group)
             distinct = sorted({text for part in members for text in part} - rewards.keys(),
                               key=lambda text: (sum(map(len, text)), text))
+            if not distinct:
+                continue
             scores = self.cache.compute(
                 "rewards", reward, partial(self._score_texts, reward, distinct, model), texts=digest_value(distinct),
                 precision=self.precision, batch_texts=self.batch_texts)["scores"]
