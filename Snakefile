@@ -13,7 +13,7 @@ from snakemake.utils import min_version
 from stages.recipe import algorithms, variants
 from stages.recipe import recipe as recipes
 from stages.runs import console, default_recipe, dump_paths, run_folder, seeds, signals, staleness
-from stages.runs.config import own_prompts
+from stages.runs.config import own_prompts, plan_target
 
 min_version("9.0")
 
@@ -24,6 +24,10 @@ CONSOLE = console.quieten_snakemake() if IS_QUIET else None
 # Values of --config alone: `config` has those of --configfile too, which is another way to name the recipe.
 SETTINGS = dict(workflow.config_settings.config)
 
+# `snakemake plan` alone needs no dump, no cores and no folder; its options are in --config, too.
+PLANS = plan_target.plans_only(sys.argv[1:])
+PLAN_OPTIONS = plan_target.take_options(SETTINGS) if PLANS else []
+
 COMPUTE = workflow.resource_settings
 if COMPUTE.cores is None and COMPUTE.nodes is None and workflow.is_main_process:
     sys.exit("snakemake: error: say how many cores to use: snakemake --cores all ppo")
@@ -32,8 +36,8 @@ if COMPUTE.cores is None and COMPUTE.nodes is None and workflow.is_main_process:
 RUNS_HERE = workflow.is_main_process and COMPUTE.nodes is None
 
 try:
-    RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles, RUNS_HERE)
-    SEEDS = run_folder.resolve_seeds(RECIPE, SETTINGS, workflow.config_settings.configfiles, RUNS_HERE)
+    RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles, RUNS_HERE, PLANS)
+    SEEDS = run_folder.resolve_seeds(RECIPE, SETTINGS, workflow.config_settings.configfiles, RUNS_HERE, PLANS)
     SHARES = run_folder.parse_shares(SETTINGS)
     PLACEMENT = run_folder.parse_placement(SETTINGS, RUNS_HERE)
     DUMP_FILES = dump_paths.list_dump_files(RECIPE.dump)
@@ -56,7 +60,7 @@ THREADS_SIDE_BY_SIDE = min(THREADS, PLACEMENT.processes or 1) if RUNS_HERE and T
 POLICY_THREADS = lambda wildcards: THREADS_SIDE_BY_SIDE if "frontier" in workflow.dag_settings.targets else THREADS or 1
 
 # Before Snakemake compares times: give them to the manifests by content.
-STALE = staleness.align_times(Path(ROOT), RECIPE, SEEDS.list_runs()) if workflow.is_main_process else []
+STALE = staleness.align_times(Path(ROOT), RECIPE, SEEDS.list_runs()) if workflow.is_main_process and not PLANS else []
 DUMP_FILES = staleness.dated_inputs(DUMP_FILES, STALE, os.path.relpath(workflow.main_snakefile))
 for reason in STALE:
     print(f"stale: {reason}", file=sys.stderr)
@@ -93,6 +97,9 @@ wildcard_constraints:
     seed=SEEDS.pattern,
 
 
+include: "workflow/rules/plan.smk"
+
+
 if RECIPE.prompts:
 
     include: "workflow/rules/own_prompts.smk"
@@ -109,22 +116,23 @@ else:
 workflow.default_target = algorithms.FIRST  # default_target in an included file is ignored
 
 
-onstart:
-    forced = [job for job in workflow.dag.jobs if workflow.dag.reason(job).forced]
-    try:
-        run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output], SEEDS.list_runs())
-    except run_folder.SettingsError as error:
-        sys.exit(f"snakemake: error: {error}")
-    if CONSOLE:
-        CONSOLE.shows_jobs = not workflow.local_exec
-    layers = workflow.dag.toposorted(set(workflow.dag.needrun_jobs()))
-    ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno", "output"))]
-    console.announce_run(RECIPE, ROOT, [str(file) for job in ordered for file in job.output], workflow.local_exec)
-    signals.forward_sigterm()
+if not PLANS:
 
+    onstart:
+        forced = [job for job in workflow.dag.jobs if workflow.dag.reason(job).forced]
+        try:
+            run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output], SEEDS.list_runs())
+        except run_folder.SettingsError as error:
+            sys.exit(f"snakemake: error: {error}")
+        if CONSOLE:
+            CONSOLE.shows_jobs = not workflow.local_exec
+        layers = workflow.dag.toposorted(set(workflow.dag.needrun_jobs()))
+        ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno", "output"))]
+        console.announce_run(RECIPE, ROOT, [str(file) for job in ordered for file in job.output], workflow.local_exec)
+        signals.forward_sigterm()
 
-onsuccess:
-    print(run_folder.format_summary(RECIPE), file=sys.stderr)
+    onsuccess:
+        print(run_folder.format_summary(RECIPE), file=sys.stderr)
 
 
 onerror:

@@ -5,6 +5,7 @@
     python -m stages.inspect --diff results/demo results/demo-nf4      # two runs
     python -m stages.inspect results/
     python -m stages.inspect --verify results/demo               # hash every file of every artifact
+    python -m stages.inspect --watch results/demo/sft            # follow a stage that is at work
     python -m stages.inspect results/demo/pairs --id 17          # or --tag TAG: questions with answers or pairs
     python -m stages.inspect results/demo/pairs --export trl --out pairs.parquet
 
@@ -27,6 +28,7 @@ from stages.inspection.artifact_facts import describe_artifact
 from stages.inspection.row_pages import format_pairs, format_questions
 from stages.inspection.run_diff import diff_runs
 from stages.inspection.text_pages import format_artifact, format_difference, format_run_difference, format_runs
+from stages.inspection.watch import watch
 from stages.render.terminal import escape_controls
 from stages.runs.lineage import locate_inputs
 from stages.runs.listing import list_artifacts, list_runs
@@ -45,6 +47,7 @@ from stages.stackexchange.row_lookup import (
 )
 
 MAX_QUESTIONS = 3
+MAX_EVERY_SECONDS = 86_400
 
 
 def inspect_path(path: Path) -> tuple[list[str], Any]:
@@ -149,6 +152,8 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="two artifacts, or two runs, to compare")
     group.add_argument("--verify", type=Path, metavar="PATH",
                        help="an artifact, or a folder of runs: compare all files with the digests in the manifests")
+    group.add_argument("--watch", type=Path, metavar="PATH",
+                       help="an artifact that is being made: show its progress until it is finished")
     actions = parser.add_mutually_exclusive_group()
     actions.add_argument("--id", metavar="[SITE/]NUMBER", help="of a posts or pairs artifact: show this question")
     actions.add_argument("--tag", help="of a posts or pairs artifact: show the first questions with this tag")
@@ -157,6 +162,8 @@ def build_parser() -> argparse.ArgumentParser:
                         help=f"how many questions --id and --tag show at most (default: {MAX_QUESTIONS})")
     parser.add_argument("--split", choices=SPLITS, default="reward", help="that --export writes (default: reward)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="that --export writes: .parquet or .jsonl")
+    parser.add_argument("--every", type=float, metavar="SECONDS",
+                        help="time between two looks of --watch (default: 2 on a terminal, otherwise 60)")
     parser.add_argument("--json", action="store_true", help="print the same facts as JSON")
     return parser
 
@@ -169,7 +176,11 @@ def main(words: list[str] | None = None) -> int:
         parser.error("--id, --tag and --export need the folder of an artifact")
     if arguments.questions < 1:
         parser.error(f"--questions must be at least 1, not {arguments.questions}")
+    if arguments.every is not None and not (arguments.watch and 0 < arguments.every <= MAX_EVERY_SECONDS):
+        parser.error(f"--every belongs to --watch, and is above 0 and at most {MAX_EVERY_SECONDS} seconds")
     try:
+        if arguments.watch:
+            return _watch(arguments)
         lines, facts = _answer(arguments)
     except (ValueError, OSError) as error:  # ArtifactError is a ValueError
         print(f"inspect: error: {escape_controls(str(error))}", file=sys.stderr)
@@ -177,9 +188,24 @@ def main(words: list[str] | None = None) -> int:
     text = format_json(facts) if arguments.json else "\n".join(map(escape_controls, lines))
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        _close_output()
     return int(bool(arguments.verify) and any(facts.values()))
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    try:
+        return watch(arguments.watch, arguments.every, arguments.json)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _close_output()
+        return 0
+
+
+def _close_output() -> None:
+    """Drop what is still to be printed: the reader has closed the pipe, as `| head` does."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _answer(arguments: argparse.Namespace) -> tuple[list[str], Any]:

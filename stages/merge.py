@@ -79,7 +79,7 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
         )
         for number, last in enumerate(member_folders(adapters[-1]))  # one, unless there are several reward models
     )
-    if _settings(adapters[-1]).get("prompt_template") == "none":
+    if _settings(adapters[-1]).get("prompt_template", "question") != "question":
         save_chat_template(load_tokenizer(out), out, load_tokenizer(adapters[-1]).chat_template)
     numbers = {name: value for name, value in report.items() if name != "layers"}
     write_text(out / "README.md", render_model_card(_describe(adapters[-1], base, numbers, pairs)))

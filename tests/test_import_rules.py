@@ -15,7 +15,7 @@ PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge
             "best_of_n", "expert_iteration", "ilql", "evaluate", "report", "frontier", "pool_seeds", "evaluate_reward",
             "export_reward")
 TRAINED_LIKE = {"stages.judge": {"stages.reward"}}  # the one program that is another, with other data and another seed
-TOOLS = ("inspect", "compare", "demo")
+TOOLS = ("inspect", "compare", "plan", "demo")
 PROMPTS = ("stackexchange.pairs", "stackexchange.prompt")
 # Room -> rooms or modules that it may import, beside itself.
 ROOMS = {
@@ -51,6 +51,8 @@ ROOMS = {
                       "reporting", *PROMPTS),
     "kl_frontier": ("evaluation.summary", "evaluation.statistics", "pooling.statistics", "reporting", "runtime",
                     "render"),
+    "planning": ("render", "modeling", "training", "finetuning", "reward_modeling", "preference", "offline_rl", "rl",
+                 *PROMPTS),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting",

@@ -23,6 +23,7 @@ from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
 from stages.rl.trajectory import Trajectory, score_rollout
 from stages.runtime import processes
+from stages.training.optimizers import build_optimizer
 
 PACKAGES = ("torch", "transformers", "peft")
 
@@ -42,7 +43,9 @@ def load(
     model = add_lora(model, r=lora["r"], alpha=lora["lora_alpha"], dropout=lora["lora_dropout"],
                             target_modules=tuple(lora["target_modules"]), precision=precision)
     policy = Policy(model, 1.0, precision)
-    return policy, scorer, torch.optim.Adam(policy.trainable_parameters().values(), lr=workload.LEARNING_RATE, eps=1e-5)
+    optimizer = build_optimizer("adam", policy.trainable_parameters().values(), learning_rate=workload.LEARNING_RATE,
+                                epsilon=1e-5, weight_decay=0.0)
+    return policy, scorer, optimizer
 
 
 def take_step(policy: Policy, scorer: Scorer, optimizer, prompts: list[list[int]], shape: workload.Shape,

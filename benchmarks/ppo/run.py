@@ -18,11 +18,11 @@ that is not there is reported as missing, and its ratios are null. Each: python3
     modern_trl   install torch==2.13.0; install trl==1.12.0 transformers==5.23.0 peft psutil
     torchtune    install torch==2.13.0; install torchtune==0.6.1 torchao==0.10.0 psutil
 
---gpu: random LLaMA shapes of 1B and 7B in bf16, batch 32, prompts of 256, responses of 128, wall seconds. It has never
-been run. How to read it: a token step of the 7B model reads 13 GB of weights, 3 ms at 4.3 TB/s, while plain `generate`
-spends 25-30 ms per step on Python and launches. So "decode / floor" near 1-2 means that memory bounds decoding, as it
-should; near 10, that launches do. The goals are a step at least 3 times as fast as legacy TRL's, and decoding within 2
-times the floor.
+--gpu: random LLaMA shapes of 1B and 7B in bf16, batch 32, prompts of 256, responses of 128, wall seconds and tokens a
+second by phase. A test runs the same code on a CPU at a tiny shape; on a GPU it has never been run. How to read it: a
+token step of the 7B model reads 13 GB of weights, 3 ms at 4.3 TB/s, while plain `generate` spends 25-30 ms per step on
+Python and launches. So "decode / floor" near 1-2 means that memory bounds decoding, as it should; near 10, that
+launches do. The goals are a step at least 3 times as fast as legacy TRL's, and decoding within 2 times the floor.
 """
 
 import argparse
@@ -158,25 +158,42 @@ def gpu(options: argparse.Namespace, settings: RunSettings) -> dict | None:
     """Compare ours and legacy TRL on an accelerator; None without one."""
     import torch
     if not torch.cuda.is_available():
-        print("There is no CUDA device here: nothing was measured.")
+        print("benchmarks.ppo --gpu needs a CUDA device: nothing was measured.")
         return None
-    settings, report = replace(settings, gpu=True), {"device": torch.cuda.get_device_name()}
-    rates = measure_machine("bf16", settings)
-    for name, shape in GPU_SHAPES.items():
-        legacy = next(peer for peer in peer_contenders(options.peers, shape) if peer.name == LEGACY)
+    report = compare_phases(GPU_SHAPES, options.peers, replace(settings, gpu=True))
+    return {"device": torch.cuda.get_device_name()} | report
+
+
+def compare_phases(shapes: dict[str, Shape], peers: Path, settings: RunSettings) -> dict:
+    """Measure a bf16 step of ours and of legacy TRL by phase, and our decoding against its floor, at each shape."""
+    rates, report = measure_machine("bf16", settings), {}
+    for name, shape in shapes.items():
+        legacy = next(peer for peer in peer_contenders(peers, shape) if peer.name == LEGACY)
         runs, missing = run_in_turns([legacy, our_contender("bf16")], shape, settings)
         sums = {contender: summarise_runs(results, shape) for contender, results in runs.items()}
         floor = median_floor(shape, rates, settings.steps)
         decode = sums[OURS]["phases"]["generate"]["wall"] - runs[OURS][-1]["prefill"]["wall"]
         ratios = compute_ratios(sums, floor, "wall") | {"decode_ratio_to_floor": decode / floor["phases"]["decode"]}
-        print(f"\n{name}, {report['device']}, {rates.flops / 1e12:.0f} TFLOP/s, {rates.bytes / 1e12:.2f} TB/s")
+        print(f"\n{name}, {rates.flops / 1e12:.3g} TFLOP/s, {rates.bytes / 1e12:.3g} TB/s")
         show_contenders(sums, missing, settings)
+        rows = phase_rates(sums, shape)
+        print(f"\n{table(['contender', 'phase', 'wall s', 'tokens', 'tokens/s'], rows)}")
         goals = [Goal("decode / floor", ratios["decode_ratio_to_floor"], at_most=2.0)]
         if ratios["ratio_to_legacy_trl"] is not None:
             goals.append(Goal("ratio_to_legacy_trl", ratios["ratio_to_legacy_trl"], at_least=3.0))
         show_goals(goals)
-        report[name] = ratios | {"floor": floor, "contenders": sums, "missing": missing, "goals": goals_to_json(goals)}
+        report[name] = ratios | {"floor": floor, "contenders": sums, "missing": missing, "phases": rows,
+                                 "decode_seconds": decode, "goals": goals_to_json(goals)}
     return report | {"rates": asdict(rates)}
+
+
+def phase_rates(sums: dict[str, dict], shape: Shape) -> list[list]:
+    """List contender, phase, wall seconds, the tokens that the phase processes, and tokens per second."""
+    sampled = shape.batch * shape.response
+    every = sampled + shape.batch * sum(shape.prompts) // 2
+    tokens = {"generate": sampled, "reward": every, "old and reference": every, "optimise": every * shape.epochs}
+    return [[name, phase, seconds["wall"], tokens[phase], tokens[phase] / max(seconds["wall"], 1e-9)]
+            for name, row in sums.items() for phase, seconds in row["phases"].items() if phase in tokens]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import DecodeState, GenerationState, generate_stepwise
 from stages.modeling.families import max_positions
 from stages.modeling.load import load_causal
+from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import uses_cpu_kernels
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.modeling.tokenizer import load_shared_tokenizer
@@ -188,7 +189,7 @@ class _ReferenceScorer:
     """Score the tokens of another model's answer, one by one."""
 
     def __init__(self, model, prompt: list[int], temperature: float):
-        self.head, self.temperature = model.get_output_embeddings(), temperature
+        self.head, self.temperature = output_layer(model), temperature
         self.decoder, self.cpu_kernels = DecodeState(model, [prompt]), uses_cpu_kernels(model)
         self.last_token: torch.Tensor | None = None
 

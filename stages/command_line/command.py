@@ -35,7 +35,7 @@ from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.recipe.type_names import placeholder
-from stages.runtime import artifact, finished, meeting, processes
+from stages.runtime import artifact, finished, meeting, processes, progress_file
 from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, silence_missing_kernel
 from stages.runtime.manifest import headline_metrics, list_input_sources
 from stages.runtime.stage_lines import begin_stage, print_line
@@ -171,7 +171,7 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     sources = list_input_sources(request["inputs"])
     check_input_kinds(sources)
     verify_artifacts([Path(source["path"]) for source in sources.values()], out.parent / "logs", always=verify)
-    with artifact.build(out, request, digest_code()) as partial:
+    with artifact.build(out, request, digest_code()) as partial, progress_file.follow(out):
         result = artifact.load_result(partial)
         if result is None:
             start = time.monotonic()  # imports, of torch above all, are part of what a stage costs

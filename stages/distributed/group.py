@@ -95,7 +95,12 @@ def max_tensor(x: torch.Tensor) -> torch.Tensor:
 
 def any_process(flag: bool) -> bool:
     """Check whether the flag is set in any process."""
-    return bool(flag) if world_size() == 1 else bool(sum_tensor(torch.tensor(int(flag))))
+    return any_process_each([bool(flag)])[0]
+
+
+def any_process_each(flags: list[bool]) -> list[bool]:
+    """Check of each flag whether it is set in any process."""
+    return sum_tensor(torch.tensor(flags, dtype=torch.long)).bool().tolist()
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -8,6 +8,7 @@ import torch
 from stages.finetuning.packing import PackedRow
 from stages.modeling import lora
 from stages.modeling.load import autocast
+from stages.modeling.output_layer import output_layer
 from stages.modeling.packed import forward
 from stages.modeling.packed.sequences import pack
 from stages.modeling.packed.token_logprobs import selective_log_softmax
@@ -30,7 +31,7 @@ def summed_lm_loss(model, rows: list[PackedRow], precision: str) -> torch.Tensor
     with autocast(precision):
         hidden = forward.packed_hidden_states(model, batch, labels - 1)
         logprobs = selective_log_softmax(
-            model.get_output_embeddings(), hidden, batch.input_ids[0, labels], 1.0,
+            output_layer(model), hidden, batch.input_ids[0, labels], 1.0,
             cpu_kernels=forward.uses_cpu_kernels(model),
         )
         return -logprobs.sum()

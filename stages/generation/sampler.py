@@ -18,6 +18,7 @@ from stages.generation.kv_cache import PackedKVCache
 from stages.generation.rollout import Rollout
 from stages.generation.token_sampling import SampledTokens, sample_token
 from stages.modeling.load import autocast
+from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.attention import NO_MASK
 from stages.modeling.packed.forward import (
     chunk_by_length,
@@ -102,7 +103,7 @@ def generate_stepwise(
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     first, count = of_rows or (0, len(prompts))
-    device, head = next(model.parameters()).device, model.get_output_embeddings()
+    device, head = next(model.parameters()).device, output_layer(model)
     with rollout_mode(model):
         decoder = SharedPrefixState(model, prompts) if share_prefixes else DecodeState(model, prompts)
         state = GenerationState(limits, stop_ids, device, min(top_k, head.weight.shape[0]))

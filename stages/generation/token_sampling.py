@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 
 from stages.modeling.packed.token_logprobs import restricted_log_softmax
+from stages.modeling.torch_setup import allow_nondeterministic
 
 
 class SampledTokens(NamedTuple):
@@ -31,7 +32,8 @@ def sample_token(
     if temperature == 0:
         indices = logprobs.argmax(-1, keepdim=True)
     else:
-        cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+        with allow_nondeterministic():  # of one row, a GPU's sums may differ in the last of 53 bits
+            cumulative = probabilities.cumsum(-1, dtype=torch.float64)
         indices = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
         indices = indices.clamp(max=logprobs.shape[-1] - 1)
     # 0 log 0 is 0: a logit of -inf adds nothing to the entropy
@@ -47,5 +49,6 @@ def allowed_token_ids(logprobs: torch.Tensor, top_k: int, top_p: float) -> torch
     """
     likeliest = logprobs.topk(min(top_k, logprobs.shape[-1]), dim=-1)
     probabilities = likeliest.values.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities
+    with allow_nondeterministic():
+        before = probabilities.cumsum(-1) - probabilities
     return torch.where(before < top_p, likeliest.indices, -1)

@@ -1,6 +1,7 @@
 """Read differences between model families from the libraries or the model itself, without a table of names.
 
-Tested: LLaMA, Mistral, Qwen 2 and 3, GPT-2, GPT-NeoX (Pythia), OPT. Families that cannot work raise ValueError.
+Tested: LLaMA (2 and 3), Mistral, Qwen 2 and 3, Gemma 2 and 3 (text), OLMo 2, SmolLM 3, Phi, GPT-2, GPT-J, GPT-NeoX
+(Pythia), OPT; as policies, Granite and Cohere. Families that cannot work raise ValueError.
 """
 
 import inspect
@@ -19,6 +20,18 @@ def backbone(model: PreTrainedModel) -> PreTrainedModel:
 def hidden_size(model: PreTrainedModel) -> int:
     """Return the width of the last hidden states; OPT-350m projects them to another than its layers have."""
     return model.get_output_embeddings().in_features
+
+
+def caps_attention(config: PretrainedConfig) -> bool:
+    """Check whether the family caps its attention scores, as Gemma 2 does; the CPU kernels do not."""
+    return getattr(config, "attn_logit_softcapping", None) is not None
+
+
+def check_text_only(config: PretrainedConfig) -> None:
+    """Raise ValueError for a model of images or sounds too, in which an adapter's targets may be layers of those."""
+    if config.get_text_config() is not config:
+        raise ValueError(f"{config.model_type} models read more than text: give a model of text alone "
+                         f"(of Gemma 3, those of 270M and 1B parameters)")
 
 
 def check_positions(model: PreTrainedModel) -> None:

@@ -8,13 +8,15 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from stages.modeling.cpu_kernels.build import load_library
 from stages.modeling.cpu_kernels.layers import replace_layers
-from stages.modeling.families import check_positions
+from stages.modeling.families import backbone, caps_attention, check_positions, check_text_only
 from stages.modeling.finite_weights import check_finite
-from stages.modeling.packed import attention
+from stages.modeling.output_layer import check_logits
+from stages.modeling.packed import attention, gptj
+from stages.modeling.packed.forward import check_packing
 from stages.modeling.q_heads.files import has_q_heads
 from stages.modeling.q_heads.shifted_output import shift_by_folder
 
@@ -74,6 +76,7 @@ def load_causal(folder: Path | str, precision: str = "fp32", cpu_kernels: str = 
     Q heads in its folder (of ilql) shift its logits: what is loaded is the policy that the heads define.
     """
     model = load_pretrained(AutoModelForCausalLM, folder, precision, cpu_kernels)
+    check_logits(model)
     if has_q_heads(folder):
         shift_by_folder(model, folder)
     return model
@@ -91,8 +94,13 @@ def load_pretrained(
         more: arguments of `from_pretrained`.
     """
     check_whole_model(folder)
-    use_kernels = resolve_cpu_kernels(cpu_kernels)
+    config = AutoConfig.from_pretrained(folder)
+    check_text_only(config)
+    use_kernels = resolve_cpu_kernels(cpu_kernels) and not caps_attention(config)
+    is_gptj = config.model_type == "gptj"
     attention.register()
+    if is_gptj:
+        gptj.register()
     model, info = auto_class.from_pretrained(
         folder, device_map={"": device()}, use_safetensors=True, output_loading_info=True,
         attn_implementation=attention.PACKED_CPU_KERNELS if use_kernels else attention.PACKED,
@@ -111,5 +119,8 @@ def load_pretrained(
     model.eval()
     if use_kernels:
         replace_layers(model)
+    if is_gptj:
+        gptj.carry_batch(backbone(model))
     check_positions(model)
+    check_packing(model)
     return model

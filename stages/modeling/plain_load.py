@@ -17,6 +17,7 @@ from stages.modeling.families import backbone
 from stages.modeling.load import device, precision_arguments
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.merging.checks import probe_ids
+from stages.modeling.output_layer import output_layer
 from stages.modeling.q_heads.files import has_q_heads
 
 # Largest relative difference (2-norm). Measured on the bundled site's SFT model: 1e-6, bf16 0.013, int8 0.04, nf4 0.016
@@ -78,7 +79,7 @@ def _hidden_states(model, ids: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def _logits(model, states: torch.Tensor) -> torch.Tensor:
-    head = unwrap_peft(model).get_output_embeddings()
+    head = output_layer(model)
     return head(states.to(head.weight.dtype)).float().cpu()
 
 

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from stages.distributed.sharding import gather_state
 from stages.modeling.adapter_card import write_adapter_card
 from stages.modeling.compatible_files import save_tokenizer, write_model
+from stages.modeling.families import check_text_only
 from stages.modeling.finite_weights import check_finite
 from stages.modeling.load import ADAPTER_CONFIG, check_whole_model
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
@@ -76,7 +77,9 @@ def check_loadable(model: str, folder: Path) -> None:
     Memory holds one tensor at a time: the base may be larger than it, and be quantised by the stages.
     """
     try:
-        if getattr(AutoConfig.from_pretrained(folder), "quantization_config", None):
+        config = AutoConfig.from_pretrained(folder)
+        check_text_only(config)
+        if getattr(config, "quantization_config", None):
             return  # its weights are packed, and only its own library can load them
         _, info = AutoModelForCausalLM.from_pretrained(
             folder, device_map={"": "meta"}, use_safetensors=True, output_loading_info=True)

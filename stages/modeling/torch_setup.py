@@ -1,4 +1,5 @@
-"""Set up torch and the model libraries for a training process: matmul precision, allocator, log levels and warnings.
+"""Set up torch and the model libraries for a training process: matmul precision, determinism on a GPU, allocator, log
+levels and warnings.
 
 A program calls `prepare` once, before it loads a model. Importing this module changes nothing.
 """
@@ -6,6 +7,8 @@ A program calls `prepare` once, before it loads a model. Importing this module c
 import ctypes
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
@@ -22,12 +25,40 @@ def prepare() -> None:
 
     Says which GPU is used where there are several.
     """
+    if torch.cuda.is_available():
+        _set_up_gpu()
     _set_matmul_precision()
     _keep_freed_memory()
     _silence_libraries()
     if (count := torch.cuda.device_count()) > 1:
         print_line(f"{count} GPUs are visible, and a stage computes on one, the first: CUDA_VISIBLE_DEVICES chooses "
                    f"another")
+
+
+@contextmanager
+def allow_nondeterministic() -> Iterator[None]:
+    """Let torch call kernels for a GPU that it does not call deterministic, and for which it would raise otherwise."""
+    if not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True)
+
+
+def _set_up_gpu() -> None:
+    """Make a GPU's results repeat bit for bit, as a resumed run's must, and its products as exact as their precision.
+
+    fp32 is fp32: TF32 stays off, so that log-probabilities agree with a CPU's. Precision 'mixed' or 'bf16' uses the
+    tensor cores. Products in bf16 are summed in fp32 throughout.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with a fixed workspace only
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a help in debugging that costs time
 
 
 def _silence_libraries() -> None:
@@ -44,7 +75,7 @@ def _set_matmul_precision() -> None:
     """Multiply fp32 matrices on a CPU with oneDNN, where that is exact.
 
     'medium' lets oneDNN multiply in bf16, which it does only with AMX. Without AMX it multiplies in fp32, at 2.2 times
-    MKL's rate on an AMD core and at MKL's rate on an Intel one. A GPU's setting stays as it is.
+    MKL's rate on an AMD core and at MKL's rate on an Intel one.
     """
     if not torch.cuda.is_available() and torch.backends.mkldnn.is_available() and not _has_amx():
         torch.set_float32_matmul_precision("medium")

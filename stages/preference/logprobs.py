@@ -12,6 +12,7 @@ import torch
 from stages.distributed import group, sharding
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
+from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import scatter_to_rows
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
@@ -40,7 +41,7 @@ def answer_logprobs(model, examples: Sequence[Example]) -> torch.Tensor:
         [example.prompt for example in examples], [example.answers for example in examples], model.device)
     hidden = packed_hidden_states(model, packed.batch, packed.predictor_positions)
     logprobs = selective_log_softmax(
-        model.get_output_embeddings(), hidden, packed.token_ids, 1.0, cpu_kernels=uses_cpu_kernels(model))
+        output_layer(model), hidden, packed.token_ids, 1.0, cpu_kernels=uses_cpu_kernels(model))
     return scatter_to_rows(logprobs, packed).sum(-1)
 
 

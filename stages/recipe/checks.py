@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from stages.recipe.ranges import POSITIVE
 from stages.recipe.schema import setting
 
 Precision = Literal["fp32", "mixed", "bf16", "int8", "nf4"]
@@ -54,6 +55,13 @@ def cpu_kernels_setting():
     return setting(
         "auto", "'auto': compute with this project's C++ kernels on a CPU, if there is a C++ compiler; 'off': with "
         "torch only; results differ by rounding [ours]")
+
+
+def save_every_minutes_setting():
+    """Declare the setting save_every_minutes, the same in every section of a stage that saves checkpoints."""
+    return setting(
+        30.0, "minutes after a checkpoint until another one is saved, without an evaluation; null: never; the result "
+        "is the same bit for bit [ours]", within=POSITIVE, affects_result=False)
 
 
 def log_to_setting():

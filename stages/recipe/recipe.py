@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 
 from stages.recipe.recipe_file import find_recipe, read_mapping
-from stages.recipe.schema import flatten, logging_only, override, result_settings, setting
+from stages.recipe.schema import flatten, list_without_effect, override, result_settings, setting
 from stages.recipe.sections.best_of_n import BestOfN
 from stages.recipe.sections.data import Pairs, Posts
 from stages.recipe.sections.dpo import Dpo
@@ -26,7 +26,8 @@ from stages.recipe.sections.sft import Sft
 
 DEFAULT_RECIPE = "configs/demo.yaml"  # for the bundled site
 REAL_SITES_RECIPE = "configs/sites.yaml"
-SHARED = ("seed", "cpu_kernels", "log_to")  # keys beside the sections; they set the value in every section that has it
+# Keys beside the sections; they set the value in every section that has it.
+SHARED = ("seed", "cpu_kernels", "save_every_minutes", "log_to")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def load_recipe(path: str | Path, overrides: dict | None = None) -> Recipe:
 def _apply_values(recipe: Recipe, values: dict, where: str, from_text: bool) -> Recipe:
     values = dict(values)
     for key in SHARED:
-        if (value := values.pop(key, None)) is not None:
+        if key in values:
+            value = values.pop(key)
             sections = [f.name for f in fields(recipe) if hasattr(getattr(recipe, f.name), key)]
             recipe = replace(recipe, **{
                 name: override(getattr(recipe, name), {key: value}, where, from_text=from_text) for name in sections})
@@ -91,7 +93,7 @@ def select_settings(kind: type, settings: object) -> dict:
 def section_settings(recipe: Recipe, name: str) -> dict:
     """Return one section as plain values, for the `params` of a Snakemake rule.
 
-    Settings that change only logging are left out, so that changing them does not make an artifact stale.
+    Settings that do not affect the result are left out, so that changing them does not make an artifact stale.
     """
     return result_settings(getattr(recipe, name))
 
@@ -99,4 +101,4 @@ def section_settings(recipe: Recipe, name: str) -> dict:
 def list_defaults(name: str) -> list[tuple]:
     """List (dotted name, plain default, doc) of every setting of a section that a manifest records."""
     settings = getattr(Recipe(), name)
-    return [row for row in flatten(settings) if row[0] not in logging_only(settings)]
+    return [row for row in flatten(settings) if row[0] not in list_without_effect(settings)]

@@ -32,8 +32,8 @@ def setting(default: Any, doc: str, *, within: Range | None = None, affects_resu
     Args:
         doc: one line with the meaning, the unit (where the name does not say it) and the [source] of the default.
         within: the range of a number, or of each number of a list; values that are given are checked against it.
-        affects_result: False for settings that change only logging, checks or what is computed again; changing them
-            does not make an artifact stale.
+        affects_result: False for settings that change only logging, checks, what is computed again or how often a state
+            is saved; changing them does not make an artifact stale.
     """
     metadata = {"doc": doc, "within": within, "affects_result": affects_result}
     return dataclasses.field(default=default, metadata=metadata)
@@ -53,12 +53,12 @@ def to_dict(settings: Any) -> dict:
 
 
 def result_settings(settings: Any) -> dict:
-    """Convert settings to plain JSON values, without those that change only logging."""
-    return {name: value for name, value in to_dict(settings).items() if name not in logging_only(settings)}
+    """Convert settings to plain JSON values, without those that do not affect the result."""
+    return {name: value for name, value in to_dict(settings).items() if name not in list_without_effect(settings)}
 
 
-def logging_only(settings: Any) -> set[str]:
-    """Return the names of the fields that change only logging; for None, the empty set."""
+def list_without_effect(settings: Any) -> set[str]:
+    """List the names of the fields that do not affect the result; for None, the empty set."""
     fields = dataclasses.fields(settings) if settings else ()
     return {field.name for field in fields if not field.metadata["affects_result"]}
 

@@ -71,6 +71,14 @@ model, tokenizer = (kind.from_pretrained("THIS_FOLDER") for kind in (AutoModelFo
 prompt = tokenizer({prompt!r}, return_tensors="pt")
 answer = model.generate(**prompt)
 print(tokenizer.decode(answer[0, prompt.input_ids.shape[1]:], skip_special_tokens=True))"""
+CHAT_USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = (kind.from_pretrained("THIS_FOLDER") for kind in (AutoModelForCausalLM, AutoTokenizer))
+messages = [{"role": "user", "content": "How do I stop the server?"}]
+prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False, return_dict=True,
+                                       return_tensors="pt")
+answer = model.generate(**prompt)
+print(tokenizer.decode(answer[0, prompt.input_ids.shape[1]:], skip_special_tokens=True))"""
 SCORE_USE = """import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -171,6 +179,8 @@ def _usage(model: MergedModel) -> tuple[str, str]:
     prompt = prompt_text("How do I stop the server?")
     if model.config.get("prompt_template") == "none":
         prompt, words = "A prompt in the form it was trained on", CAUSAL_WORDS.rpartition(" The tokenizer's")[0]
+    if model.config.get("prompt_template") == "chat":
+        code = CHAT_USE
     code = code.replace("{prompt!r}", repr(prompt))
     return words, f"```python\n{code}\n```"
 

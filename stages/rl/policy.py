@@ -28,9 +28,9 @@ from stages.modeling.finite_weights import check_finite
 from stages.modeling.layer_calls import LayerCalls
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
+from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import (
     chunk_by_length,
-    last_hidden_states,
     packed_hidden_states,
     uses_cpu_kernels,
 )
@@ -64,7 +64,6 @@ class Policy(nn.Module):
     ):
         super().__init__()
         self.model, self.temperature, self.precision = model.eval(), temperature, precision
-        _check_head(self.causal_model, precision)
         self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
         self.layers = LayerCalls(gradient_checkpointing, compiled)
         self.value_shares_policy, self.value_model, self.value_head = critic, None, None
@@ -243,23 +242,5 @@ class Policy(nn.Module):
             allowed_token_ids = allowed_token_ids[:, : packed.mask.shape[1]].flatten(0, 1)[packed.scatter_index]
         with autocast(self.precision):
             return selective_log_softmax(
-                model.get_output_embeddings(), hidden, packed.token_ids, self.temperature, allowed_token_ids,
+                output_layer(model), hidden, packed.token_ids, self.temperature, allowed_token_ids,
                 uses_cpu_kernels(model))
-
-
-@torch.no_grad()
-def _check_head(model, precision: str) -> None:
-    """Raise ValueError if the model changes its logits after the output layer, as Gemma 2, Cohere and Granite do.
-
-    Scoring uses the output layer alone, and would score another distribution than the sampled one. The KL to the
-    reference does not show it: both are scored alike.
-    """
-    ids = torch.arange(2, device=model.device)[None]
-    with autocast(precision):
-        sampled = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-        scored = model.get_output_embeddings()(last_hidden_states(model, ids, torch.ones_like(ids)))
-    if not (sampled - scored).abs().max() <= 4 * torch.finfo(scored.dtype).eps * scored.abs().max():
-        raise ValueError(
-            f"{model.config.model_type} changes its logits after the output layer (it caps or scales them): "
-            f"this PPO would score another distribution than the one it samples from"
-        )

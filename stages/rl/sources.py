@@ -37,6 +37,9 @@ def check_sources(config: PolicyGradient, value_model: str | None, sources: Sour
     if sources.reward is None and value_model in ("adapter", "model"):
         raise ValueError(f"value_model '{value_model}' starts from a reward model: give --reward FOLDER, or set "
                          f"value_model to 'head'")
+    if config.prompt_template == "chat" and MODEL in names:
+        raise ValueError(f"rewards names '{MODEL}', which was trained on prompts of prompt_template 'question', and "
+                         f"would read those of a chat template: set prompt_template to question, or {OWN_REWARD}")
     if sources.prompts is None and (config.prompt_column is not None or config.prompt_template != "question"):
         raise ValueError("prompt_column and prompt_template are those of --prompts FILE, and have no effect with "
                          "--pairs: leave them out")

@@ -88,7 +88,8 @@ def train_policy(
         trainer, reward_functions = build_trainer(config, algorithm, tokenizer, sources)
         check_training_space(
             out, trainer.policy.trainable_parameters().values(), optimizer=config.optimizer,
-            saves=config.iterations // config.save_every_iterations, keep_checkpoints=config.keep_checkpoints,
+            saves=config.iterations // (1 if config.save_every_minutes else config.save_every_iterations),
+            keep_checkpoints=config.keep_checkpoints,
             keeps_best=True, checkpoints=out)
         settings = LoopSettings(**select_settings(LoopSettings, config))
         loop = TrainingLoop(
@@ -99,7 +100,7 @@ def train_policy(
             write_json(out / STARTUP, asdict(report))
         loop.train()
     trainer.policy.save(out, tokenizer)
-    if config.prompt_template == "none":
+    if config.prompt_template != "question":
         save_chat_template(tokenizer, out, own_template)
     complete_adapter_cards(out, find_origin(sources.policy, sources.pairs))
     checkpoint.delete_checkpoints(out)

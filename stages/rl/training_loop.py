@@ -22,6 +22,7 @@ from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, StopRequest, deferred
 from stages.stackexchange.prompt import PROMPT_PREFIX, PROMPT_SUFFIX, Template, parse_question
 from stages.training import checkpoint
+from stages.training.checkpoint_timer import CheckpointTimer
 from stages.training.loggers import TIMING, TrainingLogger
 
 LOGGED_SAMPLES = 8  # validation prompts whose answers are logged at every evaluation
@@ -38,6 +39,7 @@ class LoopSettings:
     kl_coefficient: float
     evaluate_every_iterations: int
     save_every_iterations: int
+    save_every_minutes: float | None
     keep_checkpoints: int
     seed: int
     critic_warmup_iterations: int = 0
@@ -103,7 +105,7 @@ class TrainingLoop:
         return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:7], "big"))
 
     def _iterate(self, request: StopRequest) -> None:
-        s = self.settings
+        s, timer = self.settings, CheckpointTimer(self.settings.save_every_minutes)
         progress = self.logger.progress(self.name, s.iterations, done=self.iteration)
         while self.iteration < s.iterations and not self.stopping.reason:
             row = self._step()
@@ -111,9 +113,11 @@ class TrainingLoop:
             if self.iteration % s.evaluate_every_iterations == 0 or self.iteration == s.iterations:
                 self._evaluate()
             is_last = self.iteration == s.iterations or bool(self.stopping.reason)
-            is_stop = group.any_process(request.signal is not None) and not is_last
-            if is_stop or self.iteration % s.save_every_iterations == 0:
+            has_signal, is_due = group.any_process_each([request.signal is not None, timer.is_due()])
+            is_stop = has_signal and not is_last
+            if is_stop or is_due or self.iteration % s.save_every_iterations == 0:
                 self._save_checkpoint()
+                timer.restart()
             if is_stop:
                 raise Stopped(request.signal or signal.SIGTERM, f"iteration {self.iteration}")
         progress.finish(note=f"best at iteration {self.best['iteration']}")
@@ -165,8 +169,8 @@ class TrainingLoop:
 
     def _decode_question(self, prompt: list[int]) -> str:
         """Decode a prompt for display; a tokenizer that does not round-trip only looks odd here."""
-        if self.settings.prompt_template == "none":
-            return parse_question(self.tokenizer, prompt, "none")
+        if self.settings.prompt_template != "question":
+            return parse_question(self.tokenizer, prompt, self.settings.prompt_template)
         text = self.tokenizer.decode(prompt, skip_special_tokens=True)
         return text.removeprefix(PROMPT_PREFIX).removesuffix(PROMPT_SUFFIX)
 

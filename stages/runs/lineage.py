@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stages.recipe.recipe import Recipe, section_settings
 from stages.recipe.recipe_file import read_mapping
-from stages.recipe.schema import SettingsError, logging_only
+from stages.recipe.schema import SettingsError, list_without_effect
 from stages.recipe.variants import FOLDER, overrides_of_folder
 from stages.render.units import format_bytes
 from stages.runtime.artifact import ArtifactError, artifact_folder, digest
@@ -157,7 +157,7 @@ def _changed_settings(record: Record, recipe: dict | None) -> list[str]:
     if not isinstance(settings, dict):
         return []
     settings = settings | overrides
-    ignored = logging_only(getattr(Recipe(), section, None))
+    ignored = list_without_effect(getattr(Recipe(), section, None))
     rows = diff_trees(record.manifest["config"],
                       {name: value for name, value in settings.items() if name not in ignored})
     return [f"{section}.{row['name']} is {row.get('a', 'absent')!r}, {RECIPE} says {row.get('b', 'absent')!r}"

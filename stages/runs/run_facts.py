@@ -8,7 +8,7 @@ from typing import Any
 from stages.recipe.algorithms import EVALUATE
 from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
-from stages.recipe.schema import logging_only
+from stages.recipe.schema import list_without_effect
 from stages.runs.lineage import RECIPE, find_run_folder, section_name
 from stages.runs.listing import list_artifacts, time_made
 from stages.runtime.artifact import ArtifactError
@@ -106,7 +106,7 @@ def fold_intervals(metrics: dict) -> dict[str, dict]:
 
 def _drop_logging(section: str, settings: dict) -> dict:
     """Drop the settings that change no result, which manifests do not have either."""
-    ignored = logging_only(getattr(Recipe(), section, None))
+    ignored = list_without_effect(getattr(Recipe(), section, None))
     return {name: value for name, value in settings.items() if name not in ignored}
 
 

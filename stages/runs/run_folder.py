@@ -42,13 +42,15 @@ ONE_VALUE_OPTIONS = ("--cores", "-c", "--jobs", "-j", "--config", "-C")  # --con
 _open_locks = []  # lock files of this process; the kernel releases the locks when it ends, however it ends
 
 
-def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: bool = True) -> Recipe:
-    """Build one checked recipe from --config: recipe, dump, name, seed, log_to, sections of the recipe.
+def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: bool = True, plans: bool = False
+                   ) -> Recipe:
+    """Build one checked recipe from --config: recipe, dump, name, keys of SHARED, sections of the recipe.
 
     Args:
         config: the values of --config alone. Snakemake's own `config` also has those of the files, but not which file.
         config_files: of --configfile, which means the same as recipe=FILE.
         runs_here: whether this machine does the work, so that it needs what settings name, as a GPU.
+        plans: whether the run is only planned: it needs no dump then, and no GPU.
     """
     for key, value in config.items():
         if key not in CONFIG_KEYS:
@@ -61,27 +63,28 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
     path = named[0] if named else choose_default_recipe(dump)
     recipe = load_recipe(path, values)
     for field in fields(recipe):
-        check_names(getattr(recipe, field.name), field.name, runs_here=runs_here)
+        check_names(getattr(recipe, field.name), field.name, runs_here=runs_here and not plans)
     if recipe.prompts is not None:
         recipe = own_prompts.resolve_prompts(recipe, dump)
         dump = (recipe.prompts,) if "prompts" in values else None  # it names the run
     dumps = normalize_sources(recipe.dump if dump is None else dump)
-    if not dumps and recipe.prompts is None:
+    if not dumps and recipe.prompts is None and not plans:
         raise SettingsError(f"{path} names no dump: give one with --config dump=FOLDER-OR-ARCHIVE")
     if name is None:
         name = recipe.name if dump is None else f"{recipe.name}-{dump_label(dumps)}"
     recipe = replace(recipe, name=check_name(str(name)), dump=() if recipe.prompts else dumps)
-    _check_same_dump(recipe)
+    if not plans:
+        _check_same_dump(recipe)
     return recipe
 
 
-def resolve_seeds(recipe: Recipe, config: dict, config_files: Sequence[Path] = (), runs_here: bool = True
-                  ) -> seeds.SeededRuns:
+def resolve_seeds(recipe: Recipe, config: dict, config_files: Sequence[Path] = (), runs_here: bool = True,
+                  plans: bool = False) -> seeds.SeededRuns:
     """Build the recipe of each seed of --config, beneath the folder of the run; arguments as of resolve_recipe."""
     numbers = seeds.parse_seeds(config)
     return seeds.SeededRuns(f"{RESULTS}/{recipe.name}", {
         seed: seeds.recipe_of_seed(recipe, resolve_recipe(config | {"seed": seed, "name": recipe.name}, config_files,
-                                                          runs_here), seed) for seed in numbers})
+                                                          runs_here, plans), seed) for seed in numbers})
 
 
 def suggest_setting(key: str, value: object) -> str:

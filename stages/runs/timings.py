@@ -34,8 +34,7 @@ def estimate_seconds(recipe: Recipe, folders: Iterable[Path]) -> dict[str, float
 
 
 def describe_plan(run: str, seconds: dict[str, float | None]) -> str:
-    """Return the first line of a run: what is made, and how long that took before, if that is known."""
-    note = "" if None in seconds.values() else f"; it took about {format_duration(sum(seconds.values()))} before"
+    """Return the first line of a run: what is made, and how long that took before, as far as that is known."""
     stages, seeds = {}, {}
     for folder in map(Path, seconds):
         is_seeded = FOLDER.fullmatch(folder.parent.name)
@@ -44,7 +43,17 @@ def describe_plan(run: str, seconds: dict[str, float | None]) -> str:
     for seed, names in seeds.items():
         per_seed.setdefault(", ".join(names), []).append(seed)
     parts = [", ".join(stages), *(f"in {', '.join(folders)}: {names}" for names, folders in per_seed.items())]
-    return f"{run}: {len(seconds)} stages to run: {'; '.join(filter(None, parts))}{note}"
+    return f"{run}: {len(seconds)} stages to run: {'; '.join(filter(None, parts))}; {_describe_time(seconds)}"
+
+
+def _describe_time(seconds: dict[str, float | None]) -> str:
+    """Say how long the stages took before, and which of them have no earlier time."""
+    known = [number for number in seconds.values() if number is not None]
+    if not known:
+        return "no estimate of the time"
+    unknown = dict.fromkeys(Path(folder).name for folder, number in seconds.items() if number is None)
+    rest = f" without {', '.join(unknown)}, for which there is no estimate" if unknown else ""
+    return f"it took about {format_duration(sum(known))} before{rest}"
 
 
 def _list_seconds(name: str, runs: list[Path], recipe: Recipe) -> list[float]:

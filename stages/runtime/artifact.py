@@ -16,13 +16,12 @@ from pathlib import Path
 
 from stages.runtime import finished
 from stages.runtime.files import hash_file, hash_input, list_files, read_json_object, sync_to_disk, write_json
-from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD_REQUEST, REQUEST, digest_request, request_file
+from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD_REQUEST, PARTIAL, REQUEST, digest_request, request_file
 from stages.runtime.stage_lines import print_line
 
 LOCK = ".lock"
 RESULT = "result.json"  # of a stage that has ended and is not published yet
 TRACEBACK = "traceback.txt"
-PARTIAL = ".partial"
 HASHING_THREADS = 4
 
 

@@ -16,6 +16,7 @@ from stages.runtime.files import atomic_path, read_json_object
 
 MANIFEST = "manifest.json"
 MANIFEST_COPY = ".manifest.json"
+PARTIAL = ".partial"  # end of the name of the folder of an unfinished one
 REQUEST = "request.json"
 OLD_REQUEST = "order.json"  # its name in artifacts of older versions
 CODE = "code"  # in the file of a request: the digest of the code at work, which is no part of the request

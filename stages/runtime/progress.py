@@ -1,4 +1,7 @@
-"""Show progress on stderr: a bar with rate and time left on a terminal, one line every few seconds in a log."""
+"""Show progress on stderr: a bar with rate and time left on a terminal, in a log a line now and then.
+
+Lines become rarer as the work goes on, down to one an hour: a log of days has some two hundred.
+"""
 
 import os
 import shutil
@@ -8,9 +11,12 @@ from collections.abc import Iterable, Iterator
 
 from stages.render.terminal import shorten
 from stages.render.units import format_duration
+from stages.runtime import progress_file
 from stages.runtime.stage_lines import CLEAR_LINE, add_place, format_run_left, open_terminal, print_line
 
-LOG_EVERY_SECONDS = 15.0
+LOG_EVERY_SECONDS = 15.0  # at first
+LOG_EVERY_SHARE = 1 / 12  # of the time that has passed, once that is more
+LOG_EVERY_SECONDS_AT_MOST = 3600.0
 LOG_BESIDE_BAR_EVERY_SECONDS = 600.0  # the terminal shows these lines, too
 BAR_EVERY_SECONDS = 0.2
 BAR_CELLS = 20
@@ -22,24 +28,32 @@ class Progress:
     Args:
         done: units that an earlier run has completed; the rate leaves them out.
         quiet: print nothing.
+        is_stage: the work is most of what its stage does, so that its time left is the stage's.
     """
 
-    def __init__(self, label: str, total: float | None, unit: str, done: float = 0, quiet: bool = False):
-        self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
+    def __init__(self, label: str, total: float | None, unit: str, done: float = 0, quiet: bool = False,
+                 is_stage: bool = False):
+        self.label, self.total, self.unit, self.quiet, self.is_stage = label, total, unit, quiet, is_stage
         self.done = self.initial = done
-        self.start = self.last_bar = self.last_line = time.monotonic()
+        self.start = self.last_bar = self.last_line = self.last_advance = time.monotonic()
+        self.longest_wait_seconds = 0.0
         self.terminal = None if quiet else open_terminal()
 
     def advance(self, amount: float = 1, note: str = "") -> None:
         """Count `amount` more units; `note` is a short text shown at the end (a loss, a reward)."""
         self.done += amount
         now = time.monotonic()
+        self.longest_wait_seconds = max(self.longest_wait_seconds, now - self.last_advance)
+        self.last_advance = now
+        if progress_file.is_due():
+            progress_file.report(self._describe(note))
         if self.terminal and now - self.last_bar >= BAR_EVERY_SECONDS:
             self.last_bar = now
             self._draw_bar(note)
         is_log = self.terminal is not sys.stderr
-        every = LOG_BESIDE_BAR_EVERY_SECONDS if self.terminal else LOG_EVERY_SECONDS
-        if is_log and now - self.last_line >= every:
+        least = LOG_BESIDE_BAR_EVERY_SECONDS if self.terminal else LOG_EVERY_SECONDS
+        every = max(least, (now - self.start) * LOG_EVERY_SHARE)
+        if is_log and now - self.last_line >= min(every, LOG_EVERY_SECONDS_AT_MOST):
             self.last_line = now
             self._print_line(note)
 
@@ -66,18 +80,28 @@ class Progress:
         if not self.quiet:
             print_line(f"{self._format(note)}, at {time.strftime('%H:%M:%S')}")
 
-    def _format(self, note: str) -> str:
+    def _measure(self) -> tuple[float, float, float]:
+        """Return the seconds since the start, the units a second, and the seconds left (0: unknown, or done)."""
         elapsed = max(time.monotonic() - self.start, 1e-9)
         rate = (self.done - self.initial) / elapsed
+        return elapsed, rate, (self.total - self.done) / rate if self.total and rate > 0 else 0.0
+
+    def _describe(self, note: str) -> dict:
+        """Return where the work is, for those who follow it from elsewhere."""
+        elapsed, _, left = self._measure()
+        return {"line": self._format(note), "bar_seconds": elapsed, "seconds_left": left, "done": self.done,
+                "total": self.total, "unit": self.unit, "longest_wait_seconds": self.longest_wait_seconds}
+
+    def _format(self, note: str) -> str:
+        elapsed, rate, left = self._measure()
         parts = [f"{self.label}: {_format_count(self.done)}"]
         if self.total:
             parts[0] += f"/{_format_count(self.total)} {self.unit} ({100 * self.done / self.total:.0f} %)"
         else:
             parts[0] += f" {self.unit}"
         parts.append(f"{_format_count(rate)} {self.unit}/s")
-        left = (self.total - self.done) / rate if self.total and rate > 0 else 0
         parts.append(f"{format_duration(elapsed)} elapsed" + (
-            f", {format_duration(left)} left{format_run_left()}" if left > 0 else ""))
+            f", {format_duration(left)} left{format_run_left(left, self.is_stage)}" if left > 0 else ""))
         return ", ".join(parts + [note] * bool(note))
 
 

@@ -9,17 +9,58 @@ import os
 import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
 from stages.render.units import format_duration
+from stages.runtime.finished import PARTIAL
 
 PLAN = "STAGES_PLAN"  # JSON: [folder, seconds or null] of each artifact that this run makes
 TERMINAL = "STAGES_TERMINAL"  # path of the terminal that shows the run
 PLACE = "STAGES_PLACE"  # "3/9" or "3/9 seed-0", of this process
-RUN_ENDS = "STAGES_RUN_ENDS"  # time at which the run will probably end, in seconds since the epoch
+SCHEDULE = "STAGES_SCHEDULE"  # JSON of the Schedule of this process
 SEED = "seed-"  # begins the name of the folder of one of several seeds
 CLEAR_LINE = "\r\x1b[K"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long the rest of a run will take, as far as earlier runs tell.
+
+    out: the artifact that is made. started: when, in seconds since the epoch. stage_seconds: of this stage; None:
+    unknown. later_seconds: of the stages after it, without those of unknown time. unknown: names of these.
+    """
+
+    out: str
+    started: float
+    stage_seconds: float | None
+    later_seconds: float
+    unknown: list[str]
+
+    def describe_start(self) -> str:
+        """Say how long the run will take from the start of this stage on."""
+        unknown = [Path(self.out).name] * (self.stage_seconds is None) + self.unknown
+        known_seconds = (self.stage_seconds or 0) + self.later_seconds
+        if not known_seconds:
+            return "no estimate for the whole run"
+        if unknown:
+            return (f"over {format_duration(known_seconds)} left for the whole run (no estimate for "
+                    f"{', '.join(unknown)})")
+        return f"about {format_duration(known_seconds)} left for the whole run"
+
+    def run_seconds_left(self, bar_seconds: float, is_stage: bool) -> float | None:
+        """Estimate how long the run will take from now on, stages of unknown time left out; None: no estimate.
+
+        Args:
+            bar_seconds: how long the work that is shown will take.
+            is_stage: it is most of the stage: then its progress tells more than earlier runs.
+        """
+        if is_stage:
+            return bar_seconds + self.later_seconds
+        if self.stage_seconds is None:
+            return None
+        return max(bar_seconds, self.stage_seconds - (time.time() - self.started)) + self.later_seconds
 
 
 def export_plan(seconds: dict[str, float | None], terminal: str | None) -> None:
@@ -43,12 +84,12 @@ def begin_stage(out: Path) -> None:
     index = folders.index(folder)
     run = Path(folder).parent.name  # of several seeds, whose stages run side by side, a line says which
     os.environ[PLACE] = f"{index + 1}/{len(plan)}{f' {run}' if run.startswith(SEED) else ''}"
-    rest = [seconds for _, seconds in plan[index:]]
-    note = ""
-    if None not in rest:
-        os.environ[RUN_ENDS] = str(time.time() + sum(rest))
-        note = f", about {format_duration(sum(rest))} left for the whole run"
-    print_line(f"{out.relative_to(Path(folder).parent)}: started at {time.strftime('%H:%M:%S')}{note}")
+    later = dict(plan[index + 1:])
+    schedule = Schedule(str(out), time.time(), plan[index][1], sum(filter(None, later.values())),
+                        [Path(path).name for path, seconds in later.items() if seconds is None])
+    os.environ[SCHEDULE] = json.dumps(asdict(schedule))
+    print_line(f"{out.relative_to(Path(folder).parent)}: started at {time.strftime('%H:%M:%S')}, "
+               f"{schedule.describe_start()}")
 
 
 def add_place(text: str) -> str:
@@ -56,10 +97,22 @@ def add_place(text: str) -> str:
     return f"[{os.environ[PLACE]}] {text}" if PLACE in os.environ else text
 
 
-def format_run_left() -> str:
-    """Return how long the whole run will probably take, as the end of a line; nothing if that is unknown."""
-    seconds = float(os.environ.get(RUN_ENDS, 0)) - time.time()
-    return f", {format_duration(seconds)} for the whole run" if seconds > 0 else ""
+def format_run_left(bar_seconds: float, is_stage: bool) -> str:
+    """Return how long the whole run will probably take, as the end of a line; nothing if that is unknown.
+
+    See Schedule.run_seconds_left for the arguments.
+    """
+    schedule = _read_schedule()
+    seconds = schedule and schedule.run_seconds_left(bar_seconds, is_stage)
+    if not seconds:
+        return ""
+    return f", {'over ' * bool(schedule.unknown)}{format_duration(seconds)} for the whole run"
+
+
+def is_stage_folder(folder: Path) -> bool:
+    """Check whether a folder is that of the artifact that is made, and not a folder in it."""
+    schedule = _read_schedule()
+    return schedule is not None and str(folder) == f"{schedule.out}{PARTIAL}"
 
 
 def print_line(text: str) -> None:
@@ -89,6 +142,13 @@ def open_terminal() -> TextIO | None:
         return stream
     stream.close()
     return None
+
+
+def _read_schedule() -> Schedule | None:
+    try:
+        return Schedule(**json.loads(os.environ[SCHEDULE]))
+    except (KeyError, ValueError, TypeError):
+        return None
 
 
 def _read_plan() -> list[tuple[str, float | None]]:

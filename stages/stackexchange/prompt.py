@@ -9,7 +9,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Literal
 
-Template = Literal["question", "none"]  # how a prompt is made of a text: 'none' takes it as it is
+from stages.stackexchange.chat_template import read_chat_frame
+
+# How a prompt is made of a text: 'none' takes it as it is, 'chat' puts it into the tokenizer's own chat template.
+Template = Literal["question", "none", "chat"]
 BATCH_TEXTS = 1000
 PROMPT_PREFIX, PROMPT_SUFFIX = "Question: ", "\n\nAnswer: "
 
@@ -34,9 +37,16 @@ def plain_prompt_ids(tokenizer, text: str) -> list[int]:
     return ids if not adds_bos(tokenizer) or ids[:1] == [tokenizer.bos_token_id] else [tokenizer.bos_token_id, *ids]
 
 
+def chat_prompt_ids(tokenizer, text: str) -> list[int]:
+    """Encode a text as the user's message in the tokenizer's own chat template, up to where the answer begins."""
+    frame = read_chat_frame(tokenizer)
+    return frame.before + _encode(tokenizer, text) + frame.after
+
+
 def encode_prompt(tokenizer, text: str, template: Template = "question") -> list[int]:
     """Encode a prompt by the recipe's prompt_template."""
-    return (prompt_ids if template == "question" else plain_prompt_ids)(tokenizer, text)
+    encode = {"question": prompt_ids, "none": plain_prompt_ids, "chat": chat_prompt_ids}[template]
+    return encode(tokenizer, text)
 
 
 def parse_question(tokenizer, prompt: list[int], template: Template = "question") -> str:
@@ -48,6 +58,12 @@ def parse_question(tokenizer, prompt: list[int], template: Template = "question"
         if adds_bos(tokenizer) and prompt[:1] == [tokenizer.bos_token_id]:
             prompt = prompt[1:]
         return tokenizer.decode(prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if template == "chat":
+        before, after = read_chat_frame(tokenizer)
+        if prompt[: len(before)] != before or prompt[len(prompt) - len(after) :] != after:
+            raise ValueError("a prompt does not have the shape of the tokenizer's chat template")
+        return tokenizer.decode(prompt[len(before) : len(prompt) - len(after)], skip_special_tokens=False,
+                                clean_up_tokenization_spaces=False)
     text = tokenizer.decode(prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     if not (text.startswith(PROMPT_PREFIX) and text.endswith(PROMPT_SUFFIX)):
         raise ValueError(f"a prompt does not have the template's shape: {text[:80]!r}")

@@ -1,4 +1,4 @@
-"""Extend Transformers' Trainer by callbacks: log metrics, show progress, evaluate, keep the best state, stop."""
+"""Extend Transformers' Trainer by callbacks: log metrics, show progress, evaluate, keep the best state, save, stop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from stages.runtime import processes
 from stages.runtime.files import atomic_path, link_or_copy
 from stages.runtime.stopping import StopRequest
 from stages.training.checkpoint import PREFIX, seal_checkpoint
+from stages.training.checkpoint_timer import CheckpointTimer
 from stages.training.loggers import TrainingLogger
 
 RENAMED_METRICS = {"grad_norm": "gradient_norm"}  # as in PPO's history
@@ -106,22 +107,30 @@ class StepCallback(TrainerCallback):
         self.function(state.global_step)
 
 
-class StopCallback(TrainerCallback):
-    """On a request to stop, save a checkpoint after the step and end the training, unless it ends there anyway.
+class SaveCallback(TrainerCallback):
+    """Save a checkpoint after a step if one is due by time, or if a signal asks to stop; then end the training, too.
+
+    Neither happens after a step that is the last one anyway. A checkpoint beside those of `save_every_steps` evaluates
+    nothing: the best state, and when training stops early, stay those of the evaluations.
 
     Of several processes, all stop after the step in which one has the request, and the first one saves.
 
-    step: the one that was saved; None if the training was not stopped.
+    stopped_at: the step that was saved; None if the training was not stopped.
     """
 
-    def __init__(self, request: StopRequest, all_save: bool):
-        self.request, self.all_save, self.step = request, all_save, None
+    def __init__(self, request: StopRequest, timer: CheckpointTimer, all_save: bool):
+        self.request, self.timer, self.all_save, self.stopped_at = request, timer, all_save, None
 
     def on_step_end(self, args, state, control, **kwargs):
-        if group.any_process(self.request.signal is not None) and not control.should_training_stop:
-            # Where a model is sharded, all processes take part in saving it.
-            control.should_save, control.should_training_stop = self.all_save or processes.is_main(), True
-            self.step = state.global_step
+        stops, is_due = group.any_process_each([self.request.signal is not None, self.timer.is_due()])
+        if control.should_training_stop or not (stops or is_due):
+            return
+        control.should_save = self.all_save or processes.is_main()  # all take part in saving a sharded model
+        if stops:
+            control.should_training_stop, self.stopped_at = True, state.global_step
+
+    def on_save(self, args, state, control, **kwargs):
+        self.timer.restart()
 
 
 def save_trainable(model, path: Path) -> None:

@@ -144,16 +144,17 @@ def restore_optimizer_state(optimizer, tensors: dict[str, torch.Tensor]) -> None
         parameter, group, group_index, parameter_index = parameters[index]
         if hasattr(optimizer, "init_state") and parameter not in optimizer.state:
             optimizer.init_state(group, parameter, group_index, parameter_index)  # bitsandbytes allocates, maybe paged
-        _restore_entry(optimizer.state[parameter], key, value, parameter)
+        _restore_entry(optimizer.state[parameter], key, value, parameter, group)
 
 
-def _restore_entry(state: dict, key: str, value, parameter: torch.Tensor) -> None:
+def _restore_entry(state: dict, key: str, value, parameter: torch.Tensor, group: dict) -> None:
     if not torch.is_tensor(value):
         state[key] = value
     elif torch.is_tensor(state.get(key)):
         state[key].copy_(value)
-    else:  # torch's optimizers keep counters on the CPU
-        state[key] = split_like(value.to(parameter.device if value.dim() else "cpu", copy=True), parameter)
+    else:  # torch's optimizers keep counters on the CPU; fused kernels read them on the parameter's device
+        beside_parameter = value.dim() or group.get("fused") or group.get("capturable")
+        state[key] = split_like(value.to(parameter.device if beside_parameter else "cpu", copy=True), parameter)
 
 
 def _indexed_parameters(optimizer) -> list[tuple]:

@@ -20,15 +20,22 @@ def check_training_space(out: Path, parameters: Iterable[torch.nn.Parameter], *,
 
     Args:
         parameters: those that are saved; only those that require gradients have optimizer state.
-        saves: number of checkpoints that will be written.
+        saves: number of checkpoints that will be written, at most.
         keeps_best: the best weights so far are saved, too: with each checkpoint, and beside them.
         checkpoints: folder of the checkpoints.
     """
+    needed_bytes = training_bytes(parameters, optimizer=optimizer, saves=saves, keep_checkpoints=keep_checkpoints,
+                                  keeps_best=keeps_best)
+    check_free_space("checkpoints and weights", out, needed_bytes - used_bytes(*list_checkpoints(checkpoints)))
+
+
+def training_bytes(parameters: Iterable[torch.nn.Parameter], *, optimizer: str, saves: int, keep_checkpoints: int,
+                   keeps_best: bool) -> int:
+    """Return the most bytes that a training has on the disk at once; arguments as in `check_training_space`."""
     parameters = list(parameters)
     weights_bytes = sum(p.nbytes for p in parameters) * (1 + keeps_best)
     state_bytes = optimizer_state_bytes(optimizer, (p for p in parameters if p.requires_grad))
-    needed_bytes = min(saves, keep_checkpoints + 1) * (weights_bytes + state_bytes) + weights_bytes
-    check_free_space("checkpoints and weights", out, needed_bytes - used_bytes(*list_checkpoints(checkpoints)))
+    return min(saves, keep_checkpoints + 1) * (weights_bytes + state_bytes) + weights_bytes
 
 
 def count_saves(items: int, batch: int, epochs: float, max_steps: int | None, every_steps: int) -> int:

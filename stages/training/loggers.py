@@ -14,6 +14,7 @@ from stages.runtime.files import write_text
 from stages.runtime.processes import is_main
 from stages.runtime.progress import Progress
 from stages.runtime.series import append_row, format_row, read_rows, truncate_after
+from stages.runtime.stage_lines import is_stage_folder
 from stages.training.trackers import TensorBoard, Terminal, Tracker, WandB
 
 HISTORY, TIMING, SAMPLES = "history", "timing", "samples"
@@ -64,7 +65,8 @@ class TrainingLogger:
 
     def progress(self, label: str, total: int, done: int) -> Progress:
         """Create the progress display of this run."""
-        return Progress(label, total, f"{self.step_name}s", done=done, quiet=self.quiet)
+        return Progress(label, total, f"{self.step_name}s", done=done, quiet=self.quiet,
+                        is_stage=is_stage_folder(self.out))
 
     def close(self) -> None:
         """Flush all trackers to disk."""

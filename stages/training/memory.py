@@ -20,7 +20,8 @@ from stages.runtime.stage_lines import print_line
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 CLEAR_PEAK = "5"  # man 5 proc: resets VmHWM
-OUT_OF_MEMORY = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in torch's RuntimeErrors
+# In torch's RuntimeErrors; the last one is of libraries that allocate past torch.
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 Result = TypeVar("Result")
 _highest = 0
 

@@ -67,8 +67,8 @@ def iter_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Sum the bytes of the tensors in this process; those at one address (tied weights, a shared base) count once."""
-    parts = map(local, tensors)
-    return sum({(t.data_ptr(), t.nbytes): t.nbytes for t in parts}.values())
+    parts = [local(tensor) for tensor in tensors]
+    return sum({(t.data_ptr() or id(t), t.nbytes): t.nbytes for t in parts}.values())  # on meta, all are at address 0
 
 
 def kv_cache_bytes(config, rows: int, tokens: int, dtype: torch.dtype) -> int:

@@ -33,13 +33,15 @@ def build_optimizer(
     if name == "adafactor":
         return Adafactor(parameters, **shared, scale_parameter=False, relative_step=False)
     if name in ("adam", "adamw"):
-        return (torch.optim.Adam if name == "adam" else torch.optim.AdamW)(parameters, **shared, eps=epsilon)
+        fused = _all_on_gpu(parameters) or None  # one kernel for all tensors; None: torch's default
+        return (torch.optim.Adam if name == "adam" else torch.optim.AdamW)(
+            parameters, **shared, eps=epsilon, fused=fused)
     if name not in ("adamw_8bit", "paged_adamw_8bit"):
         raise ValueError(f"there is no optimizer {name!r}")
     from bitsandbytes import optim  # slow to import, and most runs do without
 
     paged = name == "paged_adamw_8bit"
-    if paged and any(p.device.type != "cuda" for p in _flatten(parameters)):
+    if paged and not _all_on_gpu(parameters):
         # bitsandbytes would only warn, and run unpaged.
         raise ValueError("optimizer paged_adamw_8bit needs a CUDA GPU to page from: use adamw_8bit here")
     return (optim.PagedAdamW8bit if paged else optim.AdamW8bit)(parameters, **shared, eps=epsilon)
@@ -117,6 +119,10 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], limit: float | None
 def optimizer_state_bytes(name: str, parameters: Iterable[torch.nn.Parameter]) -> int:
     """Predict the bytes of the optimizer's state after its first step, without a few bytes of counters."""
     return sum(_parameter_state_bytes(name, parameter) for parameter in parameters)
+
+
+def _all_on_gpu(parameters: list) -> bool:
+    return all(p.device.type == "cuda" for p in _flatten(parameters))
 
 
 def _flatten(parameters: list) -> list[torch.nn.Parameter]:

@@ -22,8 +22,9 @@ from stages.distributed import group, sharding
 from stages.runtime.files import read_json_object, write_json
 from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, deferred
-from stages.training.callbacks import Evaluation, HistoryCallback, StepCallback, StopCallback, load_trainable
+from stages.training.callbacks import Evaluation, HistoryCallback, SaveCallback, StepCallback, load_trainable
 from stages.training.checkpoint import PREFIX, check_checkpoint_space, checkpoint_number, find_newest_intact
+from stages.training.checkpoint_timer import CheckpointTimer
 from stages.training.disk_plan import check_training_space, count_saves
 from stages.training.loggers import TrainingLogger
 from stages.training.optimizers import MuonWithAdamW, clip_gradients
@@ -50,6 +51,7 @@ class TrainerSettings:
     weight_decay: float
     seed: int
     save_every_steps: int
+    save_every_minutes: float | None = None
     optimizer: str = "adamw"
     max_steps: int | None = None
     epochs: float = 1.0
@@ -88,7 +90,8 @@ def train(
         raise ValueError(f"{label} was started as one of several processes that have not met: start it by its command")
     check_training_space(
         out, _saved_parameters(model), optimizer=settings.optimizer, keep_checkpoints=KEEP_CHECKPOINTS,
-        saves=count_saves(len(dataset), settings.batch, settings.epochs, settings.max_steps, settings.save_every_steps),
+        saves=count_saves(len(dataset), settings.batch, settings.epochs, settings.max_steps,
+                          1 if settings.save_every_minutes else settings.save_every_steps),
         keeps_best=evaluation is not None and evaluation.score is not None, checkpoints=out / CHECKPOINTS)
     set_seed(settings.seed)
     callback = HistoryCallback(
@@ -100,11 +103,12 @@ def train(
         print_line(f"{label}: resumed at {checkpoint.name}")
         trainer.add_callback(_RestoreLoss(trainer, checkpoint))
     with deferred() as request:
-        stop = StopCallback(request, all_save=sharding.has_shards(model))
-        trainer.add_callback(stop)
+        saving = SaveCallback(request, CheckpointTimer(settings.save_every_minutes), sharding.has_shards(model))
+        trainer.add_callback(saving)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if stop.step is not None:
-        raise Stopped(request.signal or signal.SIGTERM, f"step {stop.step}")  # another process may have had the signal
+    if saving.stopped_at is not None:
+        number = request.signal or signal.SIGTERM  # another process may have had the signal
+        raise Stopped(number, f"step {saving.stopped_at}")
     if evaluation and evaluation.score:
         load_trainable(model, out / BEST)
     return callback.rows
@@ -173,7 +177,7 @@ def _arguments(settings: TrainerSettings, out: Path, sharded: bool) -> TrainingA
         report_to=[],
         disable_tqdm=True,
         remove_unused_columns=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_pin_memory=False,  # batches are lists of rows on the CPU: there is no tensor to copy
     )
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of memory: the stages take its options and read its pairs; it fails above its limit."""
+"""The benchmark of memory gives stages options that they take and pairs that they read; it fails above its limit."""
 
 import subprocess
 import sys

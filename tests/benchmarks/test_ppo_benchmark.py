@@ -290,7 +290,32 @@ def test_without_a_gpu_there_are_no_figures(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["ppo", "--gpu", "--json", str(tmp_path / "gpu.json")])
     run.main()
-    assert "no CUDA device" in capsys.readouterr().out and not (tmp_path / "gpu.json").exists()
+    assert capsys.readouterr().out == "benchmarks.ppo --gpu needs a CUDA device: nothing was measured.\n"
+    assert not (tmp_path / "gpu.json").exists()
+
+
+def test_the_comparison_of_phases_runs_on_a_cpu(monkeypatch, tmp_path, capsys):
+    """All that --gpu does, in bf16 at a tiny shape; ours is the real worker, in this process."""
+    def once(contender, shape, setting):
+        if contender.name != OURS:
+            raise processes.ContenderFailedError("not installed")
+        out = tmp_path / "run.json"
+        monkeypatch.setattr(sys, "argv", ["ours", "--shape", shape.to_json(), "--steps", str(setting.steps), "--out",
+                                          str(out), *contender.arguments])
+        ours.main()
+        return json.loads(out.read_text())
+
+    monkeypatch.setattr(processes, "run_once", once)
+    monkeypatch.setattr(run, "measure_machine", lambda precision, setting: replace(RATES, precision=precision))
+    report = run.compare_phases({"tiny": TINY}, tmp_path, RunSettings(steps=1, rounds=1))
+    actual = report["tiny"]
+    tokens = {phase: count for _, phase, _, count, _ in actual["phases"]}
+    assert tokens == {"generate": 12, "reward": 26, "old and reference": 26, "optimise": 52}
+    assert all(rate == pytest.approx(count / seconds) for *_, seconds, count, rate in actual["phases"])
+    assert actual["decode_ratio_to_floor"] == pytest.approx(
+        actual["decode_seconds"] / actual["floor"]["phases"]["decode"])
+    assert actual["ratio_to_legacy_trl"] is None and actual["missing"] == {LEGACY: "not installed"}
+    assert [goal["name"] for goal in actual["goals"]] == ["decode / floor"] and "tokens/s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name, group", [

@@ -89,6 +89,7 @@ def test_dpo_has_the_same_reference_and_log_probabilities(results, count):
 @pytest.mark.parametrize("count", SEVERAL)
 def test_flags_of_one_process_are_agreed(results, count):
     expected = results[1][0][0]["updates"]
+    assert expected["flags"] == [True, False, True]
     assert expected["memory"] == [2, 2] and expected["limited"][0] == 1 and any(expected["not finite"][1])
     for facts, _ in results[count]:
         assert facts["updates"] == expected

@@ -146,7 +146,8 @@ def check_updates() -> dict:
             raise torch.OutOfMemoryError("out of memory, on purpose")
         return size
 
-    return facts | {"memory": retry_with_smaller_batches(call, 8)}
+    flags = [group.rank() == 0, False, group.rank() == group.world_size() - 1]
+    return facts | {"memory": retry_with_smaller_batches(call, 8), "flags": group.any_process_each(flags)}
 
 
 def check_finetuning(out: Path, optimizer: str) -> tuple[dict, dict]:

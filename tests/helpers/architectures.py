@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import transformers as hf
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULT_TARGETS
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -19,6 +20,10 @@ ENDS = {"vocab_size": VOCABULARY, "eos_token_id": EOS, "bos_token_id": EOS}
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": POSITIONS}
 ROTARY = ENDS | SHAPE | {"intermediate_size": 48, "initializer_range": 0.2, "pad_token_id": None}
 GROUPED = ROTARY | {"num_key_value_heads": 2}
+LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 7}  # the window is shorter than the rows
+GEMMA_LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
 GPT2 = ENDS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "initializer_range": 0.2}
 OPT = ENDS | SHAPE | {"ffn_dim": 48, "init_std": 0.2, "word_embed_proj_dim": 32, "pad_token_id": 1}
 FAMILIES = {
@@ -28,11 +33,28 @@ FAMILIES = {
     "qwen2": hf.Qwen2Config(**GROUPED, tie_word_embeddings=False),
     "qwen2 tied": hf.Qwen2Config(**GROUPED, tie_word_embeddings=True),
     "qwen3": hf.Qwen3Config(**GROUPED, head_dim=16, tie_word_embeddings=True),  # heads x head_dim is not the width
+    "llama 3": hf.LlamaConfig(**GROUPED, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True),
+    "gemma 3": hf.Gemma3TextConfig(**GROUPED, **GEMMA, **GEMMA_LAYERS),
+    "gemma 2": hf.Gemma2Config(**GROUPED, **GEMMA, **GEMMA_LAYERS, attn_logit_softcapping=0.5,
+                               final_logit_softcapping=1.0),
+    "olmo 2": hf.Olmo2Config(**GROUPED),
+    "smollm 3": hf.SmolLM3Config(**GROUPED, no_rope_layers=[1, 0]),
+    "phi": hf.PhiConfig(**ROTARY, rope_parameters={"rope_type": "default", "rope_theta": 100.0,
+                                                   "partial_rotary_factor": 0.5}, qk_layernorm=True),
+    "gptj": hf.GPTJConfig(**GPT2, rotary_dim=4),
     "gpt2": hf.GPT2Config(**GPT2),
     "pythia": hf.GPTNeoXConfig(**ROTARY),
     "pythia tied": hf.GPTNeoXConfig(**ROTARY, tie_word_embeddings=True),
     "opt": hf.OPTConfig(**OPT),
     "opt-350m": hf.OPTConfig(**OPT | {"word_embed_proj_dim": 16}, do_layer_norm_before=False),
+}
+
+
+# Families whose reward models Transformers cannot load: policies only.
+POLICIES = {
+    "granite": hf.GraniteConfig(**GROUPED, logits_scaling=3.0, attention_multiplier=0.2, embedding_multiplier=2.0,
+                                residual_multiplier=0.5),
+    "cohere": hf.CohereConfig(**GROUPED, logit_scale=0.3),
 }
 
 
@@ -56,12 +78,14 @@ def save(config, folder: Path) -> Path:
 
 
 def adapted(folder, scorer=False, moved=True):
-    """The base with an adapter where the family's own targets are, after some learning if `moved`."""
+    """The base with an adapter, on queries and values where PEFT has no targets, after some learning if `moved`."""
     model = load_classifier(folder, new_head=True) if scorer else load_causal(folder)
     if scorer:
         initialise_head(model, torch.Generator().manual_seed(0))
     torch.manual_seed(1)
-    model = lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32", scorer=scorer).eval()
+    targets = () if model.config.model_type in DEFAULT_TARGETS else ("q_proj", "v_proj")
+    model = lora.add_lora(
+        model, r=4, alpha=8, dropout=0.0, target_modules=targets, precision="fp32", scorer=scorer).eval()
     if moved:
         noisy([p for p in model.parameters() if p.requires_grad], 0.1)
     return model

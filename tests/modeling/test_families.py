@@ -13,15 +13,18 @@ from stages.generation import sampler
 from stages.modeling import lora
 from stages.modeling.adapters import load_score_head
 from stages.modeling.load import load_causal
+from stages.modeling.output_layer import check_logits
 from stages.modeling.packed import forward
 from stages.modeling.tokenizer import load_tokenizer
+from stages.preference.logprobs import answer_logprobs
+from stages.reward_modeling.dataset import Example
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
 from tests.helpers import tiny_models
-from tests.helpers.architectures import FAMILIES, GROUPED, POSITIONS, VOCABULARY, adapted, noisy, save
+from tests.helpers.architectures import FAMILIES, GROUPED, POLICIES, POSITIONS, VOCABULARY, adapted, noisy, save
 from tests.helpers.trajectories import build_trajectory
 
 PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34, 35, 36, 37]]
@@ -40,7 +43,7 @@ def bases(tmp_path_factory):
 
     def base(family):
         if family not in folders:
-            folders[family] = save(FAMILIES[family], tmp_path_factory.mktemp("base"))
+            folders[family] = save((FAMILIES | POLICIES)[family], tmp_path_factory.mktemp("base"))
         return folders[family]
 
     return base
@@ -103,6 +106,24 @@ def test_log_probabilities_are_the_row_alones_whatever_the_padding_and_the_batch
         ids, mask = forward.pad_batch(ROWS, side)
         states = real(forward.last_hidden_states(base, ids, mask), mask)
         assert all(torch.allclose(x, y, atol=2e-5) for x, y in zip(states, alone, strict=True))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *POLICIES])
+@torch.no_grad()
+def test_log_probabilities_are_those_of_transformers_own_logits(bases, family):
+    """Of rows one by one, by Transformers' attention; caps and scales of logits and of attention scores included."""
+    plain = hf.AutoModelForCausalLM.from_pretrained(bases(family), attn_implementation="eager").eval()
+    policy = policy_of(bases(family), moved=False)
+    scored = policy(PROMPTS, ANSWERS).logprobs
+    examples = [Example(("tiny", 0), prompt, [answer], []) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
+    sums = answer_logprobs(policy.model, examples)
+    for i, (prompt, answer) in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
+        log_p = plain(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+        expected = log_p.gather(-1, torch.tensor(answer)[:, None]).squeeze(-1)
+        assert torch.allclose(scored[i, : len(answer)].double(), expected, atol=2e-5)
+        assert float(sums[i]) == pytest.approx(float(expected.sum()), abs=1e-4)
+    drawn = draw(policy.model, temperature=1.0, value_fn=policy.values_from_hidden)
+    assert torch.allclose(policy(drawn.prompts, drawn.responses).logprobs, drawn.logprobs, atol=2e-5)
 
 
 @every_family
@@ -206,6 +227,18 @@ def test_packed_documents_do_not_see_each_other(bases, family):
     assert float(summed_lm_loss(model, rows, "fp32")) == pytest.approx(sum(alone), rel=1e-5)
 
 
+@pytest.mark.parametrize("family", ["gemma 2", "granite", "cohere", "gptj"])
+def test_gradients_are_those_of_transformers_own_loss(bases, family):
+    """Of what caps or scales, and of an attention of its own."""
+    plain = hf.AutoModelForCausalLM.from_pretrained(bases(family), attn_implementation="eager").eval()
+    for row in ROWS:
+        (plain(torch.tensor([row]), labels=torch.tensor([row])).loss * (len(row) - 1)).backward()
+    model = load_causal(bases(family))
+    summed_lm_loss(model, [PackedRow(np.array(row), np.arange(len(row)) > 0) for row in ROWS], "fp32").backward()
+    for (name, parameter), own in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(parameter.grad, own.grad, atol=1e-3, rtol=1e-3), name
+
+
 def test_a_table_of_positions_has_an_end_and_rotary_ones_do_not(bases):
     long = [[5] * (POSITIONS - 4)]
     for family in ("gpt2", "opt"):
@@ -225,17 +258,25 @@ def test_targets_that_are_not_there_are_refused(bases, tmp_path):
         lora.add_lora(unknown, target_modules=(), **settings)
 
 
-def test_logits_that_are_capped_after_the_output_layer_are_refused(tmp_path):
-    config = hf.Gemma2Config(**GROUPED, head_dim=8, final_logit_softcapping=1.0, attn_logit_softcapping=None)
-    model = load_causal(save(config, tmp_path))
-    with pytest.raises(ValueError, match="gemma2 changes its logits after the output layer"):
-        Policy(lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=(), precision="fp32"), 1.0, "fp32")
+def test_logits_that_change_in_an_unknown_way_are_refused(bases):
+    model = load_causal(bases("llama"))
+    check_logits(model)
+    model.register_forward_hook(lambda module, inputs, outputs: outputs | {"logits": 2 * outputs.logits})
+    with pytest.raises(ValueError, match="llama changes its logits after the output layer"):
+        check_logits(model)
 
 
-def test_attention_scores_that_are_capped_are_refused(tmp_path):
-    folder = save(hf.Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=5.0), tmp_path)
-    with pytest.raises(ValueError, match="gemma2 caps or shifts its attention scores"):
-        load_causal(folder)
+def test_a_family_whose_packed_rows_would_see_each_other_is_refused(tmp_path):
+    """CodeGen has a code of its own for attention, which knows nothing of rows."""
+    config = hf.CodeGenConfig(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=64)
+    with pytest.raises(ValueError, match="codegen models cannot be packed"):
+        load_causal(save(config, tmp_path))
+
+
+def test_a_model_of_images_is_refused(tmp_path):
+    hf.Gemma3Config(text_config=GROUPED, vision_config={"num_hidden_layers": 1}).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="gemma3 models read more than text: give a model of text alone"):
+        load_causal(tmp_path)
 
 
 def test_a_family_without_position_ids_is_refused(tmp_path):

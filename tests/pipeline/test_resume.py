@@ -43,6 +43,7 @@ ilql: {precision: fp32, batch_answers: 4, microbatch_answers: 2, max_steps: 30, 
        target_every_steps: 2, max_length_tokens: 64, save_every_steps: 5, evaluate_every_steps: 10}
 """
 CHANGING = {"timing.jsonl"}  # seconds: the only file that may differ
+BY_TIME = ("--save-every-minutes", "1e-9")  # a checkpoint after each step
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def made(tmp_path_factory):
     return folder
 
 
-def command(folder: Path, stage: str, out: str, **inputs: str) -> list[str]:
+def command(folder: Path, stage: str, out: str, flags: tuple[str, ...] = (), **inputs: str) -> list[str]:
     named = [part for name, value in inputs.items() for part in (f"--{name}", str(folder / value))]
     return [
         sys.executable,
@@ -66,6 +67,7 @@ def command(folder: Path, stage: str, out: str, **inputs: str) -> list[str]:
         "--recipe",
         str(folder / "recipe.yaml"),
         *named,
+        *flags,
         "--out",
         str(folder / out),
     ]
@@ -75,19 +77,19 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def run(folder: Path, stage: str, out: str, **inputs: str) -> str:
+def run(folder: Path, stage: str, out: str, flags: tuple[str, ...] = (), **inputs: str) -> str:
     done = subprocess.run(
-        command(folder, stage, out, **inputs), cwd=ROOT, env=environment(), capture_output=True, text=True
+        command(folder, stage, out, flags, **inputs), cwd=ROOT, env=environment(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stderr
 
 
-def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, number=signal.SIGKILL, **inputs: str
-                              ) -> tuple[int, str]:
+def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, number=signal.SIGKILL,
+                              flags: tuple[str, ...] = (), **inputs: str) -> tuple[int, str]:
     """Return the exit code and the last line of the stage."""
     process = subprocess.Popen(
-        command(folder, stage, out, **inputs), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
+        command(folder, stage, out, flags, **inputs), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
     )
     partial = folder / f"{out}.partial"
     deadline = time.monotonic() + 120
@@ -119,8 +121,9 @@ def killed_after_a_checkpoint(folder: Path, stage: str, out: str, mark: str, num
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(made, stage, number, mark, inputs):
+    """Although the run that is killed saves after every step, and the other one does not."""
     run(made, stage, f"{stage}-whole", **inputs)
-    code, last_line = killed_after_a_checkpoint(made, stage, f"{stage}-cut", mark, number, **inputs)
+    code, last_line = killed_after_a_checkpoint(made, stage, f"{stage}-cut", mark, number, BY_TIME, **inputs)
     if number == signal.SIGKILL:
         assert code == -number
     else:
@@ -129,7 +132,7 @@ def test_killed_and_resumed_equals_uninterrupted(made, stage, number, mark, inpu
         assert code == 128 + number and stopped
         newest = max((made / f"{stage}-cut.partial").glob(mark), key=lambda file: file.stat().st_mtime).parent.name
         assert int(newest.removeprefix("checkpoint-")) == int(stopped[2])
-    said = run(made, stage, f"{stage}-cut", **inputs)
+    said = run(made, stage, f"{stage}-cut", BY_TIME, **inputs)
     whole, cut = (read_manifest(made / f"{stage}-{way}") for way in ("whole", "cut"))
     assert {name: f["sha256"] for name, f in whole["files"].items() if name not in CHANGING} == {
         name: f["sha256"] for name, f in cut["files"].items() if name not in CHANGING

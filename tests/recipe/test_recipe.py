@@ -12,7 +12,7 @@ import yaml
 
 from stages.recipe import lookups
 from stages.recipe import recipe as recipes
-from stages.recipe.recipe import Recipe, load_recipe
+from stages.recipe.recipe import Recipe, load_recipe, section_settings
 from stages.recipe.schema import SettingsError, flatten, to_dict
 from stages.recipe.sections.models import Lora
 from stages.recipe.sections.rewards import RewardSource
@@ -229,3 +229,12 @@ def test_every_value_of_a_reward_source_says_its_meaning_and_is_read():
 def test_sections_are_plain_values():
     lora = {"r": 16, "alpha": 32, "dropout": 0.05, "target_modules": []}
     assert recipes.section_settings(Recipe(), "sft")["lora"] == lora
+
+
+@pytest.mark.parametrize(("value", "minutes"), [(10, 10.0), ("2.5", 2.5), (None, None), ("null", None)])
+def test_the_time_between_checkpoints_is_set_everywhere_and_is_no_part_of_the_result(tmp_path, value, minutes):
+    (tmp_path / "x.yaml").write_text("name: x\n")
+    recipe, plain = load_recipe(tmp_path / "x.yaml", {"save_every_minutes": value}), load_recipe(tmp_path / "x.yaml")
+    names = ("base", "sft", "reward", "ppo", "dpo", "rloo", "grpo", "expert_iteration", "ilql")
+    assert {getattr(recipe, name).save_every_minutes for name in names} == {minutes}
+    assert all(section_settings(recipe, name) == section_settings(plain, name) for name in names)

@@ -11,7 +11,7 @@ import pytest
 import stages
 from stages.evaluation import summary
 from stages.recipe import recipe
-from stages.recipe.schema import flatten, logging_only
+from stages.recipe.schema import flatten, list_without_effect
 from stages.recipe.sections import evaluate
 from stages.render.html import element, link, pre_text
 from stages.reporting import headline, pipeline_graph
@@ -97,7 +97,7 @@ def test_the_page_says_all(artifacts, tmp_path):
         assert text in page, text
     assert "no count" not in page
     sections = {name: getattr(recipe.Recipe(), name) for name in ("ppo", "sft")}
-    settings = {name: len(flatten(values)) - len(logging_only(values)) for name, values in sections.items()}
+    settings = {name: len(flatten(values)) - len(list_without_effect(values)) for name, values in sections.items()}
     assert f"ppo: 1 of {settings['ppo']} settings differ" in page
     assert f"sft: 0 of {settings['sft']} settings differ" in page
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == metrics()

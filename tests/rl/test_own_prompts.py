@@ -1,6 +1,7 @@
 """Own prompts and an own reward: formats, templates, all three algorithms without pairs, and every refusal."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pyarrow as pa
@@ -27,6 +28,8 @@ COMMON = {
     "minibatch_prompts": 4, "microbatch_prompts": 2, "epochs": 1, "max_prompt_tokens": 100, "max_response_tokens": 4,
     "validation_prompts": 4, "evaluate_every_iterations": 1,
     "rewards": (RewardSource("data.demo.short_answers:score"),)}
+CHATML = ("{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
+          "{% if add_generation_prompt %}<s>assistant\n{% endif %}")
 PROGRAMS = {"ppo": (ppo, Ppo), "rloo": (rloo, Rloo), "grpo": (grpo, Grpo)}
 
 
@@ -67,6 +70,21 @@ def test_template_none_gives_the_text_as_it_is_and_keeps_the_chat_template(base,
     questions = {row["question"] for row in rows}
     assert questions and questions <= seen & set(PROMPTS)  # the memory plan's made-up prompts are seen as well
     assert AutoTokenizer.from_pretrained(out).chat_template == AutoTokenizer.from_pretrained(base).chat_template
+
+
+def test_template_chat_trains_in_the_tokenizers_own_template_which_the_merged_model_keeps(base, prompts, tmp_path):
+    instruct = tmp_path / "instruct"
+    tok = AutoTokenizer.from_pretrained(shutil.copytree(base, instruct))
+    tok.chat_template = CHATML
+    tok.save_pretrained(instruct)
+    make(grpo.run, Grpo(prompt_template="chat", **COMMON), tmp_path / "grpo", {"policy": instruct, "prompts": prompts})
+    rows = [json.loads(line) for line in (tmp_path / "grpo/samples.jsonl").read_text().splitlines()]
+    assert rows and {row["question"] for row in rows} <= set(PROMPTS)
+    merged = tmp_path / "merged"
+    make(merge.run, Merge(dtype="fp32"), merged,
+         {"base": instruct, "adapter": [str(tmp_path / "grpo")], "prompts": prompts})
+    assert AutoTokenizer.from_pretrained(merged).chat_template == CHATML
+    assert "tokenizer.apply_chat_template" in (merged / "README.md").read_text()
 
 
 def test_a_prompt_is_decoded_to_its_text_by_either_template():
@@ -133,6 +151,7 @@ def test_what_is_missing_or_given_twice_is_refused_in_a_line(base, prompts, tmp_
         (own, "adapter", Sources(base, prompts=prompts), "value_model to 'head'"),
         (replace(own, prompt_template="none"), "head", Sources(base, model, tmp_path), "no effect with --pairs"),
         (replace(own, prompt_column="x"), "head", Sources(base, model, tmp_path), "no effect with --pairs"),
+        (Ppo(prompt_template="chat"), "head", Sources(base, model, prompts=prompts), "trained on prompts of"),
         (own, "head", Sources(tmp_path, prompts=prompts), "cannot be loaded as a causal language model")]
     for config, value_model, sources, message in cases:
         with pytest.raises(ValueError, match=message) as error:

@@ -114,7 +114,7 @@ def make_artifact(folder, stage: str, seconds: float, config: dict) -> None:
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in (stage_lines.PLAN, stage_lines.TERMINAL, stage_lines.PLACE, stage_lines.RUN_ENDS):
+    for name in (stage_lines.PLAN, stage_lines.TERMINAL, stage_lines.PLACE, stage_lines.SCHEDULE):
         monkeypatch.setenv(name, "")  # so that it is removed again after the test
         monkeypatch.delenv(name)
     recipe = Recipe(name="new", dump=("a.7z",))
@@ -152,7 +152,18 @@ def test_a_run_says_what_it_makes_and_each_stage_its_place_and_the_time_left(res
 def test_shares_are_one_stage_and_unknown_times_are_not_invented(results, tmp_path, capsys):
     outputs = [f"results/new/{name}/manifest.json" for name in ("pairs-shares/1-of-2", "pairs-shares/2-of-2", "pairs")]
     announce_run(results, "results/new", [*outputs, "results/new/report/report.html"], is_local=False)
-    assert capsys.readouterr().err == "results/new: 2 stages to run: pairs-shares, pairs\n"
+    assert capsys.readouterr().err == (
+        "results/new: 2 stages to run: pairs-shares, pairs; no estimate of the time\n")
     stage_lines.begin_stage(Path("results/new/pairs-shares/2-of-2"))
     line = capsys.readouterr().err
-    assert line.startswith("[1/2] pairs-shares/2-of-2: started at ") and "left" not in line
+    assert line.startswith("[1/2] pairs-shares/2-of-2: started at ") and line.endswith(
+        ", no estimate for the whole run\n")
+
+
+def test_a_stage_without_an_earlier_time_is_named_and_the_others_are_counted(results, capsys):
+    outputs = [f"results/new/{name}/manifest.json" for name in ("sft", "reward-merged", "ppo")]
+    announce_run(results, "results/new", outputs, is_local=True)
+    assert capsys.readouterr().err.endswith(
+        "; it took about 1 min 30 s before without ppo, for which there is no estimate\n")
+    stage_lines.begin_stage(Path("results/new/sft"))
+    assert capsys.readouterr().err.endswith(", over 1 min 30 s left for the whole run (no estimate for ppo)\n")

@@ -20,7 +20,7 @@ from stages.runtime import stage_lines
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in (stage_lines.PLAN, stage_lines.TERMINAL, stage_lines.PLACE, stage_lines.RUN_ENDS):
+    for name in (stage_lines.PLAN, stage_lines.TERMINAL, stage_lines.PLACE, stage_lines.SCHEDULE):
         monkeypatch.setenv(name, "")  # so that it is removed again after the test
         monkeypatch.delenv(name)
     (tmp_path / "configs").mkdir()
@@ -104,7 +104,8 @@ def test_the_lines_of_a_run_name_the_seed_and_invent_no_time(site, capsys):
         "posts", "seed-4/pairs-shares/1-of-2", "seed-4/pairs", "seed-6/pairs", "seed-4/sft", "seeds")]
     announce_run(Recipe(name="demo", dump=("dump.7z",)), "results/demo", outputs, is_local=False)
     assert capsys.readouterr().err == (
-        "results/demo: 6 stages to run: posts, seeds; in seed-4: pairs-shares, pairs, sft; in seed-6: pairs\n")
+        "results/demo: 6 stages to run: posts, seeds; in seed-4: pairs-shares, pairs, sft; in seed-6: pairs; no "
+        "estimate of the time\n")
     stage_lines.begin_stage(Path("results/demo/seed-6/pairs"))
     assert capsys.readouterr().err.startswith("[4/6 seed-6] pairs: started at ")
     stage_lines.begin_stage(Path("results/demo/posts"))

@@ -1,14 +1,18 @@
 """Progress: counts, rates that are not rounded to 0, time left, and the time of day in a log."""
 
+import json
 import os
 import pty
 import re
 import time
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from stages.runtime import progress, stage_lines
 from stages.runtime.progress import Progress
+from stages.runtime.stage_lines import Schedule
 
 
 @pytest.fixture
@@ -81,8 +85,36 @@ def test_what_is_no_terminal_gets_lines(path, monkeypatch, clock, capsys):
 
 
 def test_the_time_left_of_the_whole_run_is_shown_where_it_is_known(clock, monkeypatch, capsys):
-    monkeypatch.setenv(stage_lines.RUN_ENDS, str(time.time() + 3600.4))
-    shown = Progress("sft", 100, "steps")
-    clock[0] = 20.0
-    shown.advance()
-    assert re.search(r"33 min 00 s left, (1 h 00 min|59 min 5\d s) for the whole run", capsys.readouterr().err)
+    """A stage's own bar counts more than earlier runs; one of another work lasts as long as the stage did before."""
+    for is_stage, stage_seconds, unknown, ends in (
+            (True, None, [], ", 1 h 33 min for the whole run"),
+            (True, 7200.4, ["report"], ", over 1 h 33 min for the whole run"),
+            (False, 7200.4, [], ", (3 h 00 min|2 h 59 min) for the whole run"),
+            (False, 60.0, [], ", 1 h 33 min for the whole run"),
+            (False, None, [], "")):
+        schedule = Schedule("results/demo/sft", time.time(), stage_seconds, 3600.0, unknown)
+        monkeypatch.setenv(stage_lines.SCHEDULE, json.dumps(asdict(schedule)))
+        clock[0] = 0.0
+        shown = Progress("sft", 100, "steps", is_stage=is_stage)
+        clock[0] = 20.0
+        shown.advance()
+        assert re.search(rf"33 min 00 s left{ends}, at ", capsys.readouterr().err)
+
+
+def test_the_training_of_the_artifact_is_the_stage_and_that_of_a_part_is_not(monkeypatch):
+    schedule = Schedule("results/demo/reward", 0.0, None, 0.0, [])
+    monkeypatch.setenv(stage_lines.SCHEDULE, json.dumps(asdict(schedule)))
+    assert stage_lines.is_stage_folder(Path("results/demo/reward.partial"))
+    assert not stage_lines.is_stage_folder(Path("results/demo/reward.partial/member-1"))
+    monkeypatch.delenv(stage_lines.SCHEDULE)
+    assert not stage_lines.is_stage_folder(Path("results/demo/reward.partial"))
+
+
+def test_a_log_of_days_has_a_line_an_hour(clock, capsys):
+    shown = Progress("ppo", 4 * 24 * 360, "iterations")
+    for _ in range(4 * 24 * 360):
+        clock[0] += 10.0
+        shown.advance()
+    hours = [line.split(", ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert sum(text.endswith("min elapsed") and int(text.split(" h ")[0]) >= 24 for text in hours) == 3 * 24
+    assert len(hours) < 200 and "5 min 00 s elapsed" in hours[:20]

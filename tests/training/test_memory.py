@@ -160,11 +160,15 @@ def cuda_style():
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
+def past_torch():
+    raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
+
+
 def cpu_style():
     torch.empty(2**60)  # torch's own words, whatever they are
 
 
-@pytest.mark.parametrize("error", [cuda_style, cpu_style])
+@pytest.mark.parametrize("error", [cuda_style, past_torch, cpu_style])
 @pytest.mark.parametrize("fits", [3, 1])
 def test_halving_gives_the_same_gradient_and_says_so(error, fits, capsys):
     model = tiny_models.llama(tiny_models.tokenizer())

@@ -19,6 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from stages.modeling.cpu_kernels import attention as kernels
 from stages.modeling.cpu_kernels.build import supports
+from stages.modeling.packed import varlen
 from stages.modeling.packed.sequences import PackedBatch
 
 PACKED, PACKED_CPU_KERNELS = "packed", "packed_cpu_kernels"
@@ -36,36 +37,41 @@ def register() -> None:
 @torch.compiler.disable
 def attend(
     module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None, batch=None,
-    cpu_kernels=False, **more
+    cpu_kernels=False, softcap=None, **more
 ):
     """Attend with torch's operations (Transformers' attention interface).
 
     Args:
         query: [B, H, T, W], or [1, H, N, W] with a `batch`.
         batch: a PackedBatch, or a decoder's PackedKVCache, which determines the keys that each query attends to.
+        softcap: if given, scores become softcap * tanh(scores / softcap), as in Gemma 2.
 
     Returns:
         [B, T, H, W] and None (no attention weights).
     """
-    changes = [name for name in ("softcap", "position_bias", "s_aux") if more.get(name) is not None]
+    changes = [name for name in ("position_bias", "s_aux") if more.get(name) is not None]
     if changes:
-        raise ValueError(f"{module.config.model_type} caps or shifts its attention scores ({', '.join(changes)}): "
+        raise ValueError(f"{module.config.model_type} shifts its attention scores ({', '.join(changes)}): "
                          f"such families are not supported")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if batch is None and query.device.type != "cpu":
+    if batch is None and query.device.type != "cpu" and softcap is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
-    if isinstance(batch, PackedBatch) and cpu_kernels and supports(query, key, value):
+    if isinstance(batch, PackedBatch) and cpu_kernels and softcap is None and supports(query, key, value):
         return _KernelAttention.apply(query, key, value, batch, scaling, sliding_window), None
+    if isinstance(batch, PackedBatch) and query.is_cuda and varlen.supports(query, dtype := _product_dtype(query)):
+        return varlen.attend_varlen(query, key, value, batch.varlen_index, scaling, sliding_window, dtype), None
     groups = query.shape[1] // key.shape[1]
     if batch is not None and not isinstance(batch, PackedBatch):
         if batch.cpu_kernels:
             out = kernels.decode(query[:, :, 0], key, value, batch.lengths, scaling, sliding_window)
             return out[:, None], None
-        return _decode(query, key, value, batch.mask(sliding_window), scaling, groups), None
+        return _decode(query, key, value, batch.mask(sliding_window), scaling, groups, softcap), None
     if groups > 1:
         key, value = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (key, value))
     if batch is None:
-        return _attend_padded(query, key, value, attention_mask, scaling, dropout), None
+        return _attend_padded(query, key, value, attention_mask, scaling, dropout, softcap), None
+    if softcap is not None:
+        return _attend_capped(query, key, value, batch, scaling, sliding_window, softcap), None
     if query.device.type == "cpu":
         return _PackedAttention.apply(query, key, value, batch, scaling, sliding_window), None
     return _attend_fused(query, key, value, batch, scaling, sliding_window), None
@@ -77,12 +83,12 @@ def attend_with_kernels(*args, **kwargs):
     return attend(*args, cpu_kernels=True, **kwargs)
 
 
-def _decode(query, key, value, mask, scaling: float, groups: int) -> torch.Tensor:
+def _decode(query, key, value, mask, scaling: float, groups: int, softcap: float | None) -> torch.Tensor:
     """Attend from one new token per row, query [B, H, 1, W]; heads that share a key take the place of columns."""
     rows, heads, _, width = query.shape
     query = query.reshape(rows, heads // groups, groups, width)
-    if query.device.type == "cpu":
-        out = _attend_padded(query, key, value, mask, scaling, 0.0)
+    if query.device.type == "cpu" or softcap is not None:
+        out = _attend_padded(query, key, value, mask, scaling, 0.0, softcap)
     else:
         out = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling).transpose(1, 2)
     return out.transpose(1, 2).reshape(rows, 1, heads, width)
@@ -98,6 +104,19 @@ def _attend_fused(query, key, value, batch: PackedBatch, scaling: float, window:
     packed = out.new_zeros(query.shape[2], query.shape[1], query.shape[3])
     bucket.write(packed, out.flatten(0, 1))
     return packed[None]
+
+
+def _attend_capped(
+    query, key, value, batch: PackedBatch, scaling: float, window: int | None, softcap: float
+) -> torch.Tensor:
+    """Compute _PackedAttention with capped scores, by torch's own gradients: [1, H, N, W] to [1, N, H, W]."""
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    out = torch.zeros_like(value)
+    for bucket in batch.buckets:
+        q, k, v = (bucket.pad(x)[None] for x in (query, key, value))
+        mask = _causal_bias(bucket.num_columns, window, q)[0]
+        bucket.write(out, _attend_padded(q, k, v, mask, scaling, 0.0, softcap)[0].transpose(0, 1))
+    return out[None]
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -215,9 +234,13 @@ def _causal_bias(columns: int, window: int | None, like: torch.Tensor) -> torch.
     return future if window is None else future + hidden.tril(-window)
 
 
-def _attend_padded(query, key, value, mask, scaling: float, dropout: float) -> torch.Tensor:
+def _attend_padded(
+    query, key, value, mask, scaling: float, dropout: float, softcap: float | None = None
+) -> torch.Tensor:
     """Attend within padded rows [B, H, T, W]; mask: True or 0 where a key is visible, None: causal."""
     scores = query @ key.transpose(2, 3) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     if mask is None and query.shape[2] > 1:
         mask = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:

@@ -7,7 +7,9 @@ from transformers import PreTrainedModel
 
 from stages.modeling.families import backbone
 from stages.modeling.packed import attention, last_layer
-from stages.modeling.packed.sequences import PackedBatch
+from stages.modeling.packed.sequences import PackedBatch, pack
+
+PACKING_LIMIT = 0.2  # relative difference (2-norm) of two computations of one text, as in plain_load.py for int8
 
 
 def pad_batch(
@@ -70,7 +72,27 @@ def use_packed_attention(model: PreTrainedModel, cpu_kernels: bool = False) -> P
     if inner.config._attn_implementation != name:
         attention.register()
         inner.set_attn_implementation(name)
+        if inner.config._attn_implementation != name:  # Transformers only warns
+            raise ValueError(f"the attention of this {model.config.model_type} model cannot be replaced: load it with "
+                             f"stages.modeling.load")
     return inner
+
+
+@torch.no_grad()
+def check_packing(model: PreTrainedModel) -> None:
+    """Raise ValueError if a row's hidden states depend on the row beside it in a packed batch.
+
+    So it is in families with layers other than attention that look back, and where the attention is not ours.
+    """
+    rows = [[1, 2, 3], [3, 2]]
+    batch = pack(rows, model.device)
+    states = packed_hidden_states(model, batch, batch.starts + batch.lengths - 1).float()
+    for row, state in zip(rows, states, strict=True):
+        ids = torch.tensor([row], device=model.device)
+        alone = backbone(model)(input_ids=ids, use_cache=False).last_hidden_state[0, -1].float()
+        if not (state - alone).norm() <= PACKING_LIMIT * alone.norm():
+            raise ValueError(f"{model.config.model_type} models cannot be packed: a text would depend on its neighbour "
+                             f"in the batch; choose a base of another family")
 
 
 def uses_cpu_kernels(model: PreTrainedModel) -> bool:

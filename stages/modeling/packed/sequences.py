@@ -1,20 +1,23 @@
 """Packed (variable-length) batches: rows of tokens are concatenated, so that no layer but attention computes padding.
 
-Attention alone pads: it works on one `LengthBucket` of rows at a time.
+Attention alone pads: it works on one `LengthBucket` of rows at a time. On a GPU, in bf16, it does not (varlen.py).
 
 Shapes: B rows, N tokens of all rows, M response tokens, H heads, W width of a head.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
+from stages.modeling.packed.varlen import VarlenIndex, index_rows
+
 COLUMNS_STEP = 16  # sizes are rounded up: oneDNN compiles a product for every new size
 STEPS_PER_OCTAVE = 32
 # Attention scores per head in one bucket. On a CPU, as many as its cache holds (a fifth less time for attention).
-BUCKET_SCORES = {"cpu": 1 << 15, "cuda": 1 << 62}
+BUCKET_SCORES = {"cpu": 1 << 15, "cuda": 1 << 62, "meta": 1 << 62}  # meta: the shapes of a GPU (planning/)
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ class PackedBatch:
     buckets: list[LengthBucket]
     row_index: RowIndex
     shares_prefixes: bool = False
+
+    @cached_property
+    def varlen_index(self) -> VarlenIndex:
+        """The rows as torch's varlen kernel takes them, on the batch's device; built once for all layers."""
+        return index_rows(*self.row_index, self.input_ids.device)
 
 
 class PackedResponses(NamedTuple):

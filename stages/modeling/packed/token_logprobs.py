@@ -11,11 +11,13 @@ from torch.utils.checkpoint import checkpoint
 from stages.distributed import group, sharding
 from stages.modeling.cpu_kernels.bindings import call
 from stages.modeling.cpu_kernels.build import supports
+from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import pack_responses, round_up_tokens
 from stages.runtime.progress import Progress
 
-CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}  # in memory at once; on a CPU what fits its cache
+# In memory at once; on a CPU what fits its cache. meta: the shapes of a GPU (planning/).
+CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26, "meta": 1 << 26}
 MIN_CHUNK_TOKENS = 128
 FORWARD_TOKENS = 8192  # in one forward pass: bounds its memory
 
@@ -85,10 +87,11 @@ class _FrozenLayer(torch.autograd.Function):
         tokens = len(token_ids)
         states = functional.pad(hidden, (0, 0, 0, round_up_tokens(tokens) - tokens))
         dtype = weight.dtype
-        if torch.is_autocast_enabled(hidden.device.type):
-            dtype = torch.get_autocast_dtype(hidden.device.type)
+        kind = "cpu" if hidden.is_meta else hidden.device.type  # autocast knows no meta device
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         weight = weight.to(dtype)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(kind, enabled=False):
             logits = functional.linear(states.to(dtype), weight, None if bias is None else bias.to(dtype)).float()
             logits = logits if temperature == 1 else logits.div_(temperature)
             logprobs = _softmax_(logits, token_ids, cpu_kernels)
@@ -119,7 +122,7 @@ def response_logprobs(
         packed = pack_responses([prompts[i] for i in chunk], [responses[i] for i in chunk], model.device)
         hidden = packed_hidden_states(model, packed.batch, packed.predictor_positions)
         flat = selective_log_softmax(
-            model.get_output_embeddings(), hidden, packed.token_ids, temperature, cpu_kernels=uses_cpu_kernels(model)
+            output_layer(model), hidden, packed.token_ids, temperature, cpu_kernels=uses_cpu_kernels(model)
         ).cpu()
         for i, row in zip(chunk, flat.split([len(responses[i]) for i in chunk]), strict=True):
             logprobs[i] = row

@@ -12,6 +12,7 @@ from stages.recipe.checks import (
     check_log_to,
     cpu_kernels_setting,
     log_to_setting,
+    save_every_minutes_setting,
 )
 from stages.recipe.ranges import COEFFICIENT, COUNT, EPOCHS, SEED, SIGNED, Range
 from stages.recipe.schema import setting, setting_of
@@ -59,6 +60,7 @@ class ExpertIteration(RewardSettings):
     weight_decay: float = setting_of(Sft, "weight_decay")
     gradient_checkpointing: bool = setting_of(Sft, "gradient_checkpointing")
     save_every_steps: int = setting_of(Sft, "save_every_steps", 100)
+    save_every_minutes: float | None = save_every_minutes_setting()
     validation_prompts: int = setting_of(Ppo, "validation_prompts")
     kl_coefficient: float = setting(
         0.2, "coefficient of the KL in validation_selection_score, which chooses the best round [as ppo]",

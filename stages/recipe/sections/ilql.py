@@ -12,6 +12,7 @@ from stages.recipe.checks import (
     check_log_to,
     cpu_kernels_setting,
     log_to_setting,
+    save_every_minutes_setting,
 )
 from stages.recipe.ranges import (
     BATCH,
@@ -70,6 +71,7 @@ class Ilql:
     warmup_steps: int = setting(0, "steps with a linear warmup of the learning rate [trlX]", within=COUNT_OR_NONE)
     weight_decay: float = setting(1e-6, "weight decay of AdamW [trlX]", within=DECAY)
     save_every_steps: int = setting(1000, "steps between checkpoints [trlX]", within=COUNT)
+    save_every_minutes: float | None = save_every_minutes_setting()
     validation_questions: int = setting(
         64, "held-out questions of the reward split, at most a tenth, for losses and samples [ours]",
         within=COUNT_OR_NONE)

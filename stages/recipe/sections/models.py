@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import CpuKernels, check_divides, cpu_kernels_setting
+from stages.recipe.checks import CpuKernels, check_divides, cpu_kernels_setting, save_every_minutes_setting
 from stages.recipe.ranges import (
     BATCH,
     BLOCK,
@@ -67,6 +67,7 @@ class Base:
     model: str = setting("huggyllama/llama-7b", "hub id, local folder, or 'scratch' [paper: LLaMA 7B]")
     revision: str | None = setting(None, "commit or tag of a hub model; null: the newest [ours]")
     scratch: Scratch = setting(Scratch(), "used only if model is 'scratch'")
+    save_every_minutes: float | None = save_every_minutes_setting()
     cpu_kernels: CpuKernels = cpu_kernels_setting()
     seed: int = setting(42, "seed of the initial weights and of the data order [ours]", within=SEED)
 

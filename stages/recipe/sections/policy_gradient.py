@@ -14,6 +14,7 @@ from stages.recipe.checks import (
     check_sharding,
     cpu_kernels_setting,
     log_to_setting,
+    save_every_minutes_setting,
     sharding_setting,
 )
 from stages.recipe.ranges import (
@@ -55,9 +56,10 @@ class PolicyGradient(RewardSettings):
     epochs: int = setting(4, "passes over each rollout [run]", within=Range(1, 10**6))
     prompt_column: str | None = setting(
         None, "column of your own prompts (--prompts); null: the first of prompt, question, text [ours]")
-    prompt_template: Literal["question", "none"] = setting(
+    prompt_template: Literal["question", "none", "chat"] = setting(
         "question", "form of your own prompts (--prompts): 'question', the pipeline's Question and Answer; 'none', "
-        "the text as it is, in which special tokens can be written out [ours]")
+        "the text as it is, in which special tokens can be written out; 'chat', a user's message in the tokenizer's "
+        "own chat template [ours]")
     max_prompt_tokens: int = setting(512, "drop and count longer prompts [script]", within=TOKENS)
     max_response_tokens: int = setting(128, "maximum response length [run]", within=TOKENS)
     response_length: Literal["until_stop", "sampled", "fixed"] = setting(
@@ -118,6 +120,7 @@ class PolicyGradient(RewardSettings):
     min_entropy_nats: float = setting(
         0.0, "stop if the policy's entropy per token falls below this; 0: never [ours]", within=COEFFICIENT)
     save_every_iterations: int = setting(10, "iterations between checkpoints [ours]", within=COUNT)
+    save_every_minutes: float | None = save_every_minutes_setting()
     keep_checkpoints: int = setting(
         2, "newest checkpoints to keep, each with the best policy so far [ours]", within=COUNT)
     sharding: Sharding = sharding_setting()

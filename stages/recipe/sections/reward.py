@@ -14,6 +14,7 @@ from stages.recipe.checks import (
     check_sharding,
     cpu_kernels_setting,
     log_to_setting,
+    save_every_minutes_setting,
     sharding_setting,
 )
 from stages.recipe.ranges import (
@@ -85,6 +86,7 @@ class Reward:
         0.05, "share of the reward split's questions held out to select the best checkpoint [ours]",
         within=SHARE_BELOW_ALL)
     save_every_steps: int = setting(500, "steps between checkpoints and evaluations [script]", within=COUNT)
+    save_every_minutes: float | None = save_every_minutes_setting()
     patience_evaluations: int | None = setting(
         None, "stop after this many evaluations without a better one; null: never [script]", within=COUNT)
     sharding: Sharding = sharding_setting()

@@ -14,6 +14,7 @@ from stages.recipe.checks import (
     check_sharding,
     cpu_kernels_setting,
     log_to_setting,
+    save_every_minutes_setting,
     sharding_setting,
 )
 from stages.recipe.ranges import BATCH, BLOCK, COUNT, COUNT_OR_NONE, DECAY, EPOCHS, LEARNING_RATE, SEED
@@ -46,6 +47,7 @@ class Sft:
     weight_decay: float = setting(0.05, "weight decay of AdamW [script]", within=DECAY)
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass [script: off by default]")
     save_every_steps: int = setting(1000, "steps between checkpoints [script]", within=COUNT)
+    save_every_minutes: float | None = save_every_minutes_setting()
     validation_questions: int = setting(
         64, "held-out questions of the finetune split, at most a tenth, for perplexity, EOS rate and samples [ours]",
         within=COUNT_OR_NONE)

@@ -1,0 +1,1 @@
+"""Plan a run before it starts, from the shapes of its models."""

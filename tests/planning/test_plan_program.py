@@ -1,0 +1,42 @@
+"""The program: a table of all stages, what does not fit, errors in one line"""
+
+import json
+
+import pytest
+
+from stages import plan
+from stages.planning import shapes
+
+TINY = ["--recipe", "configs/tiny.yaml"]
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    status = plan.main(list(words))
+    return status, *capsys.readouterr()
+
+
+def test_the_table_has_every_stage(capsys, tmp_path):
+    status, out, _ = run(capsys, *TINY, "--device-memory-gib", "8", "--algorithm", "grpo", "--out", str(tmp_path))
+    facts = json.loads((tmp_path / "plan.json").read_text())
+    names = ["base", "sft", "sft-merged", "reward", "reward-merged", "grpo", "grpo-merged", "evaluate"]
+    assert status == 0 and list(facts["stages"]) == names
+    assert all(any(line.split()[:1] == [name] for line in out.splitlines()) for name in names)
+    assert "NO" not in out and "does not fit" not in out
+    assert "<h2>grpo</h2>" in (tmp_path / "plan.html").read_text()
+
+
+def test_what_does_not_fit_comes_with_a_change(capsys, monkeypatch):
+    monkeypatch.setattr(shapes, "_download", None)  # no network
+    stages = plan._list_stages
+    monkeypatch.setattr(plan, "_list_stages", lambda *words: [stage for stage in stages(*words) if stage.name == "sft"])
+    status, out, _ = run(capsys, "--recipe", "configs/stackllama.yaml", "--device-memory-gib", "24", "--devices", "8")
+    assert status == 0 and "NO" in out and "\n  sft: sft={microbatch_sequences: 1} needs 16.4 GiB\n" in out
+
+
+@pytest.mark.parametrize(("words", "reason"), [
+    ([*TINY, "--device", "TPU"], "--device TPU: unknown"),
+    ([*TINY, "--device-memory-gib", "8", "--pairs", "/nowhere"], "/nowhere"),
+    (["--recipe", "none.yaml", "--device-memory-gib", "8"], "none.yaml")])
+def test_a_mistake_is_one_line(capsys, words, reason):
+    status, out, error = run(capsys, *words)
+    assert status == 1 and not out and error.count("\n") == 1 and reason in error

@@ -1,0 +1,69 @@
+"""The smallest change that makes a stage fit."""
+
+from dataclasses import replace
+
+import pytest
+
+from stages.planning import cards
+from stages.planning.smallest_change import find_smallest_change
+from stages.planning.stage_plan import USABLE_SHARE, StagePlan
+from stages.recipe.sections.evaluate import Evaluate
+from stages.recipe.sections.models import Merge
+from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.sft import Sft
+from stages.training.memory_estimate import PlanRow
+
+CARD = cards.CARDS[0]
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1, "nf4": 0.5}
+
+
+def plan_sft(settings) -> StagePlan:
+    """16 GiB of weights in fp32, which fsdp halves, and a GiB a row, a quarter of it with checkpointing."""
+    weights = 4 * BYTES[settings.precision] / (2 if settings.sharding == "fsdp" else 1)
+    rows = settings.microbatch_sequences / (4 if settings.gradient_checkpointing else 1)
+    return as_plan(weights + rows)
+
+
+def plan_ppo(settings) -> StagePlan:
+    return as_plan(settings.rollout_prompts / 4 + settings.microbatch_prompts / 8)
+
+
+def as_plan(gib: float) -> StagePlan:
+    return StagePlan("stage", 0, 0, [PlanRow("activations, logits", int(gib * (1 << 30)), "")], 0, 0, 0, 0)
+
+
+def card_of(usable_gib: float) -> cards.Card:
+    return CARD._replace(memory_gib=usable_gib / USABLE_SHARE + 1e-6)
+
+
+@pytest.mark.parametrize(("gib", "devices", "change"), [
+    (18.5, 1, {"microbatch_sequences": 2}),
+    (16.6, 1, {"microbatch_sequences": 2, "gradient_checkpointing": True}),
+    (16.0, 1, {"precision": "bf16"}),
+    (9.0, 2, {"sharding": "fsdp", "microbatch_sequences": 1}),
+    (8.3, 2, {"sharding": "fsdp", "microbatch_sequences": 1, "gradient_checkpointing": True}),
+    (1.0, 2, None)])
+def test_the_first_that_fits_is_taken(gib, devices, change):
+    settings = Sft(precision="fp32")
+    result = find_smallest_change(settings, plan_sft, card_of(gib), devices)
+    assert (result and result[0]) == change
+
+
+def test_a_smaller_rollout_comes_last_and_its_sizes_divide_each_other():
+    settings = Ppo(precision="nf4", rollout_prompts=64, minibatch_prompts=32, microbatch_prompts=8)
+    change, plan = find_smallest_change(settings, plan_ppo, card_of(4.5), 1)
+    assert change == {"rollout_prompts": 16, "minibatch_prompts": 16, "microbatch_prompts": 4}
+    assert plan.peak_bytes == plan_ppo(replace(settings, **change)).peak_bytes
+
+
+def test_a_merge_is_checked_in_bf16():
+    def plan_merge(settings) -> StagePlan:
+        return as_plan(4 * BYTES[settings.check_precision])
+
+    assert find_smallest_change(Merge(), plan_merge, card_of(8.5), 1)[0] == {"check_precision": "bf16"}
+    assert find_smallest_change(Merge(), plan_merge, card_of(7.5), 1) is None
+
+
+def test_an_evaluation_samples_fewer_prompts_at_once():
+    change, _ = find_smallest_change(Evaluate(), lambda settings: as_plan(settings.batch_prompts), card_of(40), 1)
+    assert change == {"batch_prompts": 32}

@@ -1,0 +1,33 @@
+"""The command line of `snakemake plan`."""
+
+import pytest
+
+from stages.recipe.recipe import load_recipe
+from stages.runs.config import plan_target
+from stages.runs.run_folder import SettingsError, resolve_recipe
+
+
+@pytest.mark.parametrize(("words", "alone"), [
+    (["plan"], True), (["plan", "--config", "recipe=stackllama", "devices=8"], True), (["--cores", "1", "plan"], True),
+    (["plan", "ppo"], False), (["ppo_train", "plan"], False), (["--config", "name=plan"], False), ([], False)])
+def test_plan_alone_is_planned(words, alone):
+    assert plan_target.plans_only(words) == alone
+
+
+def test_the_options_of_the_plan_are_taken_out_of_config():
+    config = {"devices": 8, "recipe": "tiny", "device_memory_gib": 24, "pairs_artifact": "results/x/pairs"}
+    assert plan_target.take_options(config) == ["--device-memory-gib=24", "--devices=8", "--pairs=results/x/pairs"]
+    assert config == {"recipe": "tiny"}
+
+
+def test_the_plan_reads_the_resolved_recipe(tmp_path, monkeypatch):
+    recipe = load_recipe("configs/stackllama.yaml", {"ppo": {"iterations": 7}})
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe(plan_target.write_recipe(recipe)) == recipe
+
+
+def test_a_plan_needs_no_dump_and_a_run_does(tmp_path):
+    config = {"recipe": "configs/stackllama.yaml"}
+    assert resolve_recipe(config, plans=True).dump == ()
+    with pytest.raises(SettingsError, match="names no dump"):
+        resolve_recipe(config)
