@@ -75,8 +75,8 @@ def sample_answers(
 class AnswerScorer:
     """Score answers by merged reward models.
 
-    apart: policies whose answers are in batches of their own, so that the other scores are the same without them, also
-    in rounding. cache: results of earlier evaluations.
+    apart: policies of whose answers those that nobody before them gave are in batches of their own, so that the other
+    scores are the same without them, also in rounding. cache: results of earlier evaluations.
     """
 
     def __init__(self, *, precision: str, batch_texts: int, cpu_kernels: str, apart: Sequence[str] = (),
@@ -87,24 +87,26 @@ class AnswerScorer:
     def score(self, reward: Path, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, np.ndarray]:
         """Score the answers to prompts of each writer.
 
-        An answer of None scores NaN. Each distinct text is scored once.
+        An answer of None scores NaN. Each distinct text is scored once: who gives the same answer has the same score.
 
         Args:
             texts: lists of prompts and of answers, by writer: its name, or a tuple that begins with it.
         """
         rows = {writer: [None if end is None else (tuple(start), tuple(end)) for start, end in zip(*both, strict=True)]
                 for writer, both in texts.items()}
-        groups, rewards = {writer: self._group(writer) for writer in texts}, {}
+        rewards: dict = {None: float("nan")}
         model = LoadedModel(partial(load_classifier, precision=self.precision, cpu_kernels=self.cpu_kernels))
-        for group in dict.fromkeys(groups.values()):
-            members = (rows[writer] for writer in rows if groups[writer] == group)
-            distinct = sorted({text for part in members for text in part if text is not None},
+        for group in ("", *self.apart):
+            members = (part for writer, part in rows.items() if self._group(writer) == group)
+            distinct = sorted({text for part in members for text in part} - rewards.keys(),
                               key=lambda text: (sum(map(len, text)), text))
+            if not distinct:
+                continue
             scores = self.cache.compute(
                 "rewards", reward, partial(self._score_texts, reward, distinct, model), texts=digest_value(distinct),
                 precision=self.precision, batch_texts=self.batch_texts)["scores"]
-            rewards[group] = {None: float("nan")} | dict(zip(distinct, scores.tolist(), strict=True))
-        return {writer: np.array([rewards[groups[writer]][text] for text in part]) for writer, part in rows.items()}
+            rewards |= zip(distinct, scores.tolist(), strict=True)
+        return {writer: np.array([rewards[text] for text in part]) for writer, part in rows.items()}
 
     def _group(self, writer: Hashable) -> str:
         name = (writer[0] if isinstance(writer, tuple) else writer).removesuffix(BEST)
