@@ -14,8 +14,9 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
+from stages.modeling.families import backbone
 from stages.modeling.load import QUANTISED, precision_arguments
-from stages.modeling.packed import attention
+from stages.modeling.packed import attention, gptj
 from stages.modeling.tiny_llama import build_small_llama
 from stages.training.memory_estimate import distinct_bytes, iter_tensors
 
@@ -41,20 +42,24 @@ def find_config(model: str, revision: str | None, scratch: object) -> Pretrained
 
 def build_causal(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Build a causal model on the meta device, with packed attention."""
-    attention.register()
-    with META:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.PACKED)
-    return model.eval().requires_grad_(False)
+    return _build(AutoModelForCausalLM, config, dtype)
 
 
 def build_classifier(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Build a sequence classifier with one output on the meta device, with packed attention."""
-    attention.register()
     config = deepcopy(config)
     config.num_labels = 1
+    return _build(AutoModelForSequenceClassification, config, dtype)
+
+
+def _build(auto_class, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    attention.register()
+    if config.model_type == "gptj":  # as modeling/load.py
+        gptj.register()
     with META:
-        model = AutoModelForSequenceClassification.from_config(
-            config, dtype=dtype, attn_implementation=attention.PACKED)
+        model = auto_class.from_config(config, dtype=dtype, attn_implementation=attention.PACKED)
+    if config.model_type == "gptj":
+        gptj.carry_batch(backbone(model))
     return model.eval().requires_grad_(False)
 
 

@@ -41,7 +41,6 @@ def _list_changes(settings: Any, devices: int) -> Iterator[dict[str, object]]:
         "value_model": _options(settings, "value_model", lambda critic: () if critic == "head" else ("head",)),
         "precision": _options(settings, "precision", SMALLER.__getitem__),
         "check_precision": _options(settings, "check_precision", lambda precision: ("bf16",)),
-        "check_precision": _options(settings, "check_precision", lambda precision: ("bf16",)),
         "sharding": _options(settings, "sharding", lambda sharding: ("fsdp",) if devices > 1 else ()),
         "gradient_checkpointing": _options(settings, "gradient_checkpointing", lambda recompute: (True,)),
     }
