@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import select
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -52,7 +53,15 @@ def terminal(monkeypatch):
     screen, end = pty.openpty()
     monkeypatch.setenv(stage_lines.TERMINAL, os.ttyname(end))
     monkeypatch.setenv(stage_lines.PLACE, "3/9")
-    yield lambda: os.read(screen, 100_000).decode()
+
+    def read() -> str:
+        """Read until nothing more comes: the kernel hands a terminal's text on in pieces."""
+        pieces = []
+        while select.select([screen], [], [], 0.2)[0]:
+            pieces.append(os.read(screen, 100_000))
+        return b"".join(pieces).decode()
+
+    yield read
     os.close(screen)
     os.close(end)
 
