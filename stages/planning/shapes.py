@@ -41,21 +41,20 @@ def find_config(model: str, revision: str | None, scratch: object) -> Pretrained
 
 def build_causal(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Build a causal model on the meta device, with packed attention."""
-    register_attention(config)
-    with META:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.PACKED)
-    carry_batch(model)
-    return model.eval().requires_grad_(False)
+    return _build(AutoModelForCausalLM, config, dtype)
 
 
 def build_classifier(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Build a sequence classifier with one output on the meta device, with packed attention."""
-    register_attention(config)
     config = deepcopy(config)
     config.num_labels = 1
+    return _build(AutoModelForSequenceClassification, config, dtype)
+
+
+def _build(auto_class, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    register_attention(config)
     with META:
-        model = AutoModelForSequenceClassification.from_config(
-            config, dtype=dtype, attn_implementation=attention.PACKED)
+        model = auto_class.from_config(config, dtype=dtype, attn_implementation=attention.PACKED)
     carry_batch(model)
     return model.eval().requires_grad_(False)
 

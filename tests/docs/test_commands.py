@@ -88,6 +88,13 @@ def config_of(words) -> dict:
     return parse_config(values[:next((i for i, word in enumerate(values) if word.startswith("--")), len(values))])
 
 
+def take_plan_options(words: list[str], config: dict) -> bool:
+    """Tell whether the command is `snakemake plan`; then its program parses its options, and they leave `config`."""
+    if plans := plan_target.plans_only(words):
+        plan_program.build_parser().parse_args(["--recipe", "demo", *plan_target.take_options(config)])
+    return plans
+
+
 def test_blocks_name_their_language():
     """So that no command hides from these tests in a block of another name."""
     odd = {(block.page, block.language) for block in read_blocks() if block.language not in ("bash", "python", "text")}
@@ -111,10 +118,8 @@ def test_snakemake_with_needs_is_well_formed(command, checkout, monkeypatch):
     monkeypatch.chdir(checkout)
     words = local(command.words[1:])
     given = get_argument_parser().parse_args(words)
-    config, plans = config_of(words), plan_target.plans_only(words)
-    if plans:
-        plan_program.build_parser().parse_args(["--recipe", "demo", *plan_target.take_options(config)])
-    resolve_recipe(config, plans=plans)
+    config = config_of(words)
+    resolve_recipe(config, plans=take_plan_options(words, config))
     assert all((ROOT / profile / "config.yaml").exists() for profile in given.profile or ())
     targets = {word for word in words if re.fullmatch(r"[a-z_]+", word) and words[words.index(word) - 1] != "--cores"}
     rules = "".join(path.read_text() for path in [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")])
@@ -212,8 +217,7 @@ def test_commands_in_the_text_are_well_formed(page, span, checkout, monkeypatch)
             parse(words[1:], monkeypatch)
     else:
         config = {name: value for name, value in config_of(words).items() if name != "dump"}
-        if plans := plan_target.plans_only(words):
-            plan_target.take_options(config)
+        plans = take_plan_options(words, config)
         try:
             resolve_recipe(config | {"dump": "data/demo/demo.stackexchange.com.7z"}, plans=plans)
         except SettingsError as error:

@@ -197,9 +197,9 @@ def test_a_users_mistake_is_one_line(forks, checkout, config, says):
     assert len(outcome.lines) == 1 and outcome.lines[0].startswith(says)
 
 
-def test_the_plan_is_printed_without_cores_and_dump_and_leaves_no_folder(forks, checkout):
+def test_the_plan_is_printed_without_cores_and_leaves_no_folder(forks, checkout):
     """--config has the recipe's settings, and the options of the plan. A mistake is one line."""
-    config = ["recipe=configs/tiny.yaml", "name=planned", "sft={microbatch_sequences: 1}"]
+    config = ["recipe=configs/tiny.yaml", "dump=a dump's", "name=planned", "sft={microbatch_sequences: 1}"]
     outcome = forks.run(["plan", "--config", *config, "device_memory_gib=8"], checkout)
     assert outcome.code == 0 and "plan of planned, base scratch" in outcome.lines[0], outcome.text
     assert any(line.split()[:1] == ["evaluate"] for line in outcome.lines)

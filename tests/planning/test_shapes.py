@@ -3,14 +3,13 @@
 import pytest
 import torch
 import transformers as hf
-from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULT_TARGETS
 
 from stages.modeling import lora
 from stages.planning import cards, shapes
 from stages.recipe.sections.models import Scratch
-from tests.helpers.architectures import FAMILIES
+from tests.helpers.architectures import DEFAULT_TARGETS, FAMILIES
 
-LORA = {"precision": "fp32", "r": 8, "alpha": 16, "dropout": 0.0}
+LORA = {"r": 8, "alpha": 16, "dropout": 0.0}
 PUBLISHED = {"huggyllama/llama-7b": 6_738_415_616, "Qwen/Qwen2.5-0.5B": 494_032_768, "Qwen/Qwen2.5-3B": 3_085_938_688,
              "meta-llama/Llama-3.2-1B": 1_235_814_400, "meta-llama/Llama-3.1-8B": 8_030_261_248,
              "Qwen/Qwen3-0.6B-Base": 596_049_920, "HuggingFaceTB/SmolLM3-3B-Base": 3_075_098_624}
@@ -18,12 +17,13 @@ PUBLISHED = {"huggyllama/llama-7b": 6_738_415_616, "Qwen/Qwen2.5-0.5B": 494_032_
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_those_of_a_real_model(family):
+    known = FAMILIES[family].model_type in DEFAULT_TARGETS  # of LoRA, in PEFT
+    adapter = LORA | {"target_modules": () if known else ("q_proj", "v_proj")}
     real = hf.AutoModelForCausalLM.from_config(FAMILIES[family])
     planned = shapes.build_causal(FAMILIES[family], torch.float32)
     assert shapes.count_parameters(planned)[0] == sum(p.numel() for p in real.parameters())
     planned.requires_grad_(True)
-    targets = () if FAMILIES[family].model_type in DEFAULT_TARGETS else ("q_proj", "v_proj")
-    real, planned = (lora.add_lora(model, target_modules=targets, **LORA) for model in (real, planned))
+    real, planned = (lora.add_lora(model, precision="fp32", **adapter) for model in (real, planned))
     assert shapes.count_parameters(planned)[1] == sum(p.numel() for p in real.parameters() if p.requires_grad) > 0
 
 
