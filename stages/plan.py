@@ -9,34 +9,54 @@ that of the tensors it allocates; where a stage does not fit, the smallest chang
 searched. Time is work over a share of the card's published rate: an estimate. Not a stage: it makes no artifact.
 """
 
-import logging
-
-if __name__ == "__main__":  # before the imports below: bitsandbytes warns of a kernel that nothing here would call
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-
 import argparse
 import sys
+from pathlib import Path
+
+from stages.command_line.option_parser import OptionParser
+from stages.recipe.algorithms import ALGORITHMS, FIRST
+from stages.runtime.environment import silence_missing_kernel
+
+ALL = "all"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
+    parser = OptionParser(prog="python -m stages.plan", description=__doc__,
+                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--recipe", required=True, help="recipe file, or its name in configs/")
+    parser.add_argument("--algorithm", default=FIRST, choices=(*ALGORITHMS, ALL), help="what aligns the policy")
+    parser.add_argument("--device", metavar="NAME", help="the card, such as H100 or 4090; a wrong name lists all")
+    parser.add_argument("--device-memory-gib", type=float, metavar="GIB", help="memory of a card (default: this one's)")
+    parser.add_argument("--device-tflops", type=float, metavar="N", help="its bf16 rate without sparsity, TFLOP/s")
+    parser.add_argument("--devices", type=int, metavar="N", help="number of cards (default: those here, or 1)")
+    parser.add_argument("--model-flops-share", type=float, default=0.4, metavar="SHARE",
+                        help="share of the published rates that is reached (default: 0.4)")
+    parser.add_argument("--pairs", type=Path, metavar="FOLDER", help="a finished pairs artifact, to count its texts")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write plan.json and plan.html there")
+    return parser
+
+
+if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
+    build_parser().parse_args()
+    silence_missing_kernel()
+
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.command_line.option_parser import OptionParser
 from stages.planning import cards, data_size, other_costs, pages, shapes, training_costs
 from stages.planning.data_size import DataSize
 from stages.planning.smallest_change import find_smallest_change
 from stages.planning.stage_plan import Hardware, StagePlan
 from stages.planning.step_meter import StepMeter
-from stages.recipe.algorithms import ALGORITHMS, FIRST
 from stages.recipe.lookups import SCRATCH
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.render.terminal import escape_controls
 from stages.runs.dump_paths import list_dump_files
 from stages.runtime.artifact import artifact_folder
 from stages.runtime.files import write_json, write_text
-
-ALL = "all"
 
 
 class PlannedStage(NamedTuple):
@@ -115,44 +135,30 @@ def _data_size(recipe: Recipe, pairs: Path | None) -> DataSize:
     return data_size.measure_dump(list_dump_files(recipe.dump), shares.finetune_share / total)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the command line."""
-    parser = OptionParser(prog="python -m stages.plan", description=__doc__,
-                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--recipe", required=True, help="recipe file, or its name in configs/")
-    parser.add_argument("--algorithm", default=FIRST, choices=(*ALGORITHMS, ALL), help="what aligns the policy")
-    parser.add_argument("--device", metavar="NAME", help="one of " + ", ".join(card.name for card in cards.CARDS))
-    parser.add_argument("--device-memory-gib", type=float, metavar="GIB", help="memory of a card (default: this one's)")
-    parser.add_argument("--device-tflops", type=float, metavar="N", help="its bf16 rate without sparsity, TFLOP/s")
-    parser.add_argument("--devices", type=int, metavar="N", help="number of cards (default: those here, or 1)")
-    parser.add_argument("--model-flops-share", type=float, default=0.4, metavar="SHARE",
-                        help="share of the published rates that is reached (default: 0.4)")
-    parser.add_argument("--pairs", type=Path, metavar="FOLDER", help="a finished pairs artifact, to count its texts")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write plan.json and plan.html there")
-    return parser
+def print_plan(arguments: argparse.Namespace, algorithms: tuple[str, ...]) -> None:
+    """Print the plan of a recipe, and write it to a folder if wanted; ValueError or OSError for a user's mistake."""
+    hardware = cards.choose_hardware(arguments.device, arguments.device_memory_gib, arguments.device_tflops,
+                                     arguments.devices, arguments.model_flops_share)
+    recipe = load_recipe(arguments.recipe)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of libraries, about settings that a dry run does not reach
+        plans = plan_recipe(recipe, hardware, _data_size(recipe, arguments.pairs), algorithms)
+    title = f"plan of {recipe.name}, base {recipe.base.model}"
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        write_json(arguments.out / "plan.json", pages.plan_facts(*plans, hardware))
+        write_text(arguments.out / "plan.html", pages.render_page(title, *plans, hardware))
+    print("\n".join(map(escape_controls, pages.format_plans(title, *plans, hardware))))
 
 
 def main(words: list[str] | None = None) -> int:
     """Print the plan; return 1, after one line, for a user's mistake."""
-    parser = build_parser()
-    arguments = parser.parse_args(words)
+    arguments = build_parser().parse_args(words)
     try:
-        hardware = cards.choose_hardware(arguments.device, arguments.device_memory_gib, arguments.device_tflops,
-                                         arguments.devices, arguments.model_flops_share)
-        recipe = load_recipe(arguments.recipe)
-        algorithms = tuple(ALGORITHMS) if arguments.algorithm == ALL else (arguments.algorithm,)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries, about settings that a dry run does not reach
-            plans = plan_recipe(recipe, hardware, _data_size(recipe, arguments.pairs), algorithms)
-        title = f"plan of {recipe.name}, base {recipe.base.model}"
-        if arguments.out:
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            write_json(arguments.out / "plan.json", pages.plan_facts(*plans, hardware))
-            write_text(arguments.out / "plan.html", pages.render_page(title, *plans, hardware))
+        print_plan(arguments, tuple(ALGORITHMS) if arguments.algorithm == ALL else (arguments.algorithm,))
     except (ValueError, OSError) as error:
         print(f"plan: error: {escape_controls(str(error))}", file=sys.stderr)
         return 1
-    print("\n".join(map(escape_controls, pages.format_plans(title, *plans, hardware))))
     return 0
 
 

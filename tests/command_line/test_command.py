@@ -28,7 +28,7 @@ from stages.runtime.manifest import read_record
 from tests.helpers.ranges import list_ranges
 
 ROOT = Path(__file__).parents[2]
-NOT_STAGES = ("__init__", "inspect", "compare", "demo")  # the last three make no artifact: command lines of their own
+NOT_STAGES = ("__init__", "inspect", "compare", "plan", "demo")  # no artifacts: command lines of their own
 HEAVY = r"\b(torch|transformers|peft|pyarrow|numpy)$"  # as -X importtime ends its lines
 STAGES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in NOT_STAGES)
 PROBE = '''"""Probe: what a stage receives."""
@@ -77,7 +77,7 @@ def test_makes_an_artifact_that_tells_where_it_comes_from(probe):
     assert (probe.out / "seen.txt").read_text() == """fp32 0.001 base ['a b', "owner/it's"]"""
     manifest = json.loads((probe.out / "manifest.json").read_text())
     assert manifest["stage"] == "probe"
-    assert manifest["config"] == vars(Merge(dtype="fp32"))
+    assert manifest["config"] == schema.result_settings(Merge(dtype="fp32"))
     assert len(manifest["inputs"]["base"]["sha256"]) == 64
     assert manifest["inputs"]["dump"] == [{"path": "a b", "sha256": None}, {"path": "owner/it's", "sha256": None}]
     assert {"seconds", "peak_memory_mib", "device", "versions", "commit", "files"} <= set(manifest)
@@ -275,7 +275,7 @@ def test_the_signature_in_the_source_is_that_of_the_function(name):
     assert (stage.stage, stage.module) == (name, f"stages.{name}") and stage.section == lineage.section_name(name)
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", [*STAGES, "plan"])
 @pytest.mark.parametrize("flags", [["--help"], ["--nonsense", "1"]])
 def test_help_and_mistyped_flags_do_not_wait_for_the_stages_imports(name, flags):
     """0.15 s on an idle core; importing torch and transformers takes several seconds."""
@@ -283,7 +283,7 @@ def test_help_and_mistyped_flags_do_not_wait_for_the_stages_imports(name, flags)
     done = subprocess.run([sys.executable, "-X", "importtime", "-m", f"stages.{name}", *flags], cwd=ROOT,
                           capture_output=True, text=True)
     assert done.returncode == (0 if flags == ["--help"] else 2)
-    assert "stages.recipe.recipe" in done.stderr and not re.search(HEAVY, done.stderr, re.MULTILINE)
+    assert "stages.recipe" in done.stderr and not re.search(HEAVY, done.stderr, re.MULTILINE)
     assert os.times().children_user - before < 1
 
 

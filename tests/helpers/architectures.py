@@ -77,15 +77,20 @@ def save(config, folder: Path) -> Path:
     return folder
 
 
+def lora_targets(config) -> tuple[str, ...]:
+    """Return the targets to name in a recipe: none for a family that PEFT has targets for."""
+    return () if config.model_type in DEFAULT_TARGETS else ("q_proj", "v_proj")
+
+
 def adapted(folder, scorer=False, moved=True):
     """The base with an adapter, on queries and values where PEFT has no targets, after some learning if `moved`."""
     model = load_classifier(folder, new_head=True) if scorer else load_causal(folder)
     if scorer:
         initialise_head(model, torch.Generator().manual_seed(0))
     torch.manual_seed(1)
-    targets = () if model.config.model_type in DEFAULT_TARGETS else ("q_proj", "v_proj")
     model = lora.add_lora(
-        model, r=4, alpha=8, dropout=0.0, target_modules=targets, precision="fp32", scorer=scorer).eval()
+        model, r=4, alpha=8, dropout=0.0, target_modules=lora_targets(model.config), precision="fp32",
+        scorer=scorer).eval()
     if moved:
         noisy([p for p in model.parameters() if p.requires_grad], 0.1)
     return model

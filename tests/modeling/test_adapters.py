@@ -104,11 +104,12 @@ def same(actual: torch.Tensor, rows: list[torch.Tensor], atol=1e-5) -> bool:
 @pytest.mark.parametrize("family", architectures.FAMILIES)
 def test_a_reward_adapter_on_the_policys_base_scores_as_the_merged_model(family, tmp_path):
     base = architectures.save(architectures.FAMILIES[family], tmp_path / "base")
-    weight = 2.0 if load_causal(base).config.tie_word_embeddings and family != "opt-350m" else 0.0
+    config = load_causal(base).config
+    weight = 2.0 if config.tie_word_embeddings and family != "opt-350m" else 0.0
     reward = save_reward(base, tmp_path / "reward", weight)
     tiny_models.merge(base, [reward], tmp_path / "merged")
     expected = Scorer(load_classifier(tmp_path / "merged"), "fp32")
-    policy = moved(load(base, reward))
+    policy = moved(load(base, reward, lora=LORA | {"target_modules": architectures.lora_targets(config)}))
     before = policy(PROMPTS, ANSWERS).logprobs
     (scorer,) = load_scorers(reward, policy, base)
     scores = scorer(PROMPTS, ANSWERS)

@@ -7,7 +7,7 @@ import transformers as hf
 from stages.modeling import lora
 from stages.planning import cards, shapes
 from stages.recipe.sections.models import Scratch
-from tests.helpers.architectures import DEFAULT_TARGETS, FAMILIES
+from tests.helpers.architectures import FAMILIES, lora_targets
 
 LORA = {"r": 8, "alpha": 16, "dropout": 0.0}
 PUBLISHED = {"huggyllama/llama-7b": 6_738_415_616, "Qwen/Qwen2.5-0.5B": 494_032_768, "Qwen/Qwen2.5-3B": 3_085_938_688,
@@ -17,8 +17,7 @@ PUBLISHED = {"huggyllama/llama-7b": 6_738_415_616, "Qwen/Qwen2.5-0.5B": 494_032_
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_those_of_a_real_model(family):
-    known = FAMILIES[family].model_type in DEFAULT_TARGETS  # of LoRA, in PEFT
-    adapter = LORA | {"target_modules": () if known else ("q_proj", "v_proj")}
+    adapter = LORA | {"target_modules": lora_targets(FAMILIES[family])}
     real = hf.AutoModelForCausalLM.from_config(FAMILIES[family])
     planned = shapes.build_causal(FAMILIES[family], torch.float32)
     assert shapes.count_parameters(planned)[0] == sum(p.numel() for p in real.parameters())

@@ -53,8 +53,8 @@ def index_rows(
 
 
 def supports(query: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Check whether the kernel can compute with queries like these, on a GPU, in `dtype`."""
-    return (dtype in (torch.bfloat16, torch.float16)
+    """Check whether the kernel can compute with queries like these in `dtype`."""
+    return (query.device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
             and query.shape[-1] % WIDTH_STEP == 0 and query.shape[-1] <= LARGEST_WIDTH
             and torch.cuda.get_device_capability(query.device) >= FIRST_CAPABILITY)
 
