@@ -47,7 +47,7 @@ $(EXTRAS): constraints-extras.txt $(READY)
 	touch $@
 
 test: extras
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .
