@@ -67,7 +67,7 @@ def test_offsets_counted_by_hand():
     assert rows.key_positions == rows.query_positions == slice(4) and rows.key_starts.tolist() == [0, 1, 4]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gpt2", "gemma 2"])
 def test_a_model_computes_the_same_as_without(family, tmp_path, monkeypatch, request):
     model = load_causal(save(FAMILIES[family], tmp_path)).requires_grad_(True)
     separate = [(prompt, answer) for prompt, own in zip(PROMPTS, ANSWERS, strict=True) for answer in own]

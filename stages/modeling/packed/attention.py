@@ -58,7 +58,8 @@ def attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
     if isinstance(batch, PackedBatch) and cpu_kernels and softcap is None and supports(query, key, value):
         return _KernelAttention.apply(query, key, value, batch, scaling, sliding_window), None
-    if isinstance(batch, PackedBatch) and varlen.supports(query, dtype := _product_dtype(query)):
+    if (isinstance(batch, PackedBatch) and softcap is None
+            and varlen.supports(query, dtype := _product_dtype(query))):
         return varlen.attend_varlen(query, key, value, batch.varlen_index, scaling, sliding_window, dtype), None
     groups = query.shape[1] // key.shape[1]
     if batch is not None and not isinstance(batch, PackedBatch):
