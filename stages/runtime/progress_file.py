@@ -28,6 +28,7 @@ class _ProgressFile:
         self.write({})
 
     def write(self, facts: dict) -> None:
+        """Write the file anew, with these facts added and the time."""
         self.facts |= facts | {"at": time.time()}
         self.written = time.monotonic()
         with suppress(OSError):  # a full disk is for the stage to say

@@ -130,6 +130,7 @@ class SaveCallback(TrainerCallback):
             control.should_training_stop, self.stopped_at = True, state.global_step
 
     def on_save(self, args, state, control, **kwargs):
+        """Count the time until the next checkpoint from this one, whatever asked for it."""
         self.timer.restart()
 
 

@@ -95,7 +95,7 @@ class PackedBatch:
 
     @cached_property
     def varlen_index(self) -> VarlenIndex:
-        """The rows as torch's varlen kernel takes them, on the batch's device; built once for all layers."""
+        """Index the rows as torch's varlen kernel takes them, on the batch's device; built once for all layers."""
         return index_rows(*self.row_index, self.input_ids.device)
 
 
