@@ -1,5 +1,6 @@
 """Set up torch for the tests as a stage does."""
 
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,13 @@ def torch_as_in_a_stage():
         from stages.modeling import torch_setup
 
         torch_setup.prepare()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries_without_garbage_collection():
+    """Leave what is loaded by now out of garbage collections: a stage collects several times, at 0.4 s each otherwise."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
