@@ -25,7 +25,7 @@ def torch_as_in_a_stage():
 
 @pytest.fixture(scope="module", autouse=True)
 def libraries_without_garbage_collection():
-    """Leave what is loaded by now out of garbage collections: a stage collects several times, at 0.4 s each otherwise."""
+    """Leave what is loaded by now out of garbage collections: a stage has several, and each would take 0.4 s."""
     gc.collect()
     gc.freeze()
 
