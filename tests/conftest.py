@@ -1,5 +1,6 @@
 """Set up torch for the tests as a stage does."""
 
+import gc
 import os
 import signal
 import sys
@@ -10,8 +11,16 @@ from stages.runtime.environment import let_idle_threads_sleep
 
 let_idle_threads_sleep()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script, also by children
+# Files that take longest: last, one of them would keep one worker busy while the others have nothing to do.
+LONG_FILES = ("pipeline/test_slurm.py", "pipeline/test_workflow.py", "pipeline/test_soak.py", "pipeline/test_resume.py",
+              "training/test_trackers.py")
 if "PYTEST_XDIST_WORKER" in os.environ:  # one test process a core: more threads would only wait for each other
     os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the long files before all others."""
+    items.sort(key=lambda item: "/".join(item.path.parts[-2:]) not in LONG_FILES)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,6 +29,13 @@ def torch_as_in_a_stage():
         from stages.modeling import torch_setup
 
         torch_setup.prepare()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries_without_garbage_collection():
+    """Leave what is loaded by now out of garbage collections: a stage has several, and each would take 0.4 s."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Run checks in several processes, forks of one that has imported torch and the stages: that takes longer than they.
+"""Run checks in several processes, forks of one that has imported the libraries and the stages: that takes longer.
 
 A worker calls `run_in_ranks`; a test starts it with `start_worker`.
 """
@@ -6,8 +6,6 @@ A worker calls `run_in_ranks`; a test starts it with `start_worker`.
 import json
 import os
 import socket
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,19 +15,18 @@ from safetensors.torch import load_file, save_file
 from stages.distributed import group
 from stages.modeling import torch_setup
 from stages.runtime import processes
+from tests.helpers.library_forks import ROOT, LibraryForks
 
-ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 480
 Checks = Callable[[Path], tuple[dict, dict]]
 
 
-def start_worker(module: str, folders: dict[int, Path]) -> dict[int, list[tuple[dict, dict]]]:
+def start_worker(forks: LibraryForks, module: str, folders: dict[int, Path]) -> dict[int, list[tuple[dict, dict]]]:
     """Run a worker once for each number of processes; return facts and tensors of the first and the last process."""
     words = [word for count, folder in folders.items() for word in (str(folder), str(count))]
-    done = subprocess.run([sys.executable, "-m", module, *words], cwd=ROOT, text=True, stderr=subprocess.PIPE,
-                          timeout=LIMIT_SECONDS,
-                          env=os.environ | {"OMP_NUM_THREADS": "1", "STAGE_LIMIT_SECONDS": "120"})
-    assert done.returncode == 0, done.stderr[-3000:]
+    worker = forks.start([module, *words], ROOT, os.environ | {"STAGE_LIMIT_SECONDS": "120"})
+    _, said = worker.communicate(LIMIT_SECONDS)
+    assert worker.returncode == 0, said[-3000:]
     return {count: [(json.loads((folder / f"{rank}.json").read_text()), load_file(folder / f"{rank}.safetensors"))
                     for rank in (0, count - 1)] for count, folder in folders.items()}
 

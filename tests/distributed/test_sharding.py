@@ -15,10 +15,10 @@ ALWAYS, IN_TWO = {"ppo full", "sft full"}, {"ppo lora", "ppo lora bf16", "sft lo
 
 
 @pytest.fixture(scope="module")
-def all_results(tmp_path_factory):
+def all_results(tmp_path_factory, library_forks):
     folders = {count: tmp_path_factory.mktemp(f"sharded-{count}") for count in SEVERAL}
-    return {count: (count, *results[0], folders[count])
-            for count, results in start_worker("tests.distributed.sharded_worker", folders).items()}
+    results = start_worker(library_forks, "tests.distributed.sharded_worker", folders)
+    return {count: (count, *of_ranks[0], folders[count]) for count, of_ranks in results.items()}
 
 
 @pytest.fixture(params=SEVERAL)

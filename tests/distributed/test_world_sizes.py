@@ -12,10 +12,10 @@ DIGITS = {"rel": 2e-5, "abs": 2e-5}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, library_forks):
     """Facts and weights of the first and the last process, by the number of processes."""
     folders = {count: tmp_path_factory.mktemp(f"world-{count}") for count in (1, *SEVERAL)}
-    return start_worker("tests.distributed.worker", folders)
+    return start_worker(library_forks, "tests.distributed.worker", folders)
 
 
 @pytest.mark.parametrize("count", SEVERAL)

@@ -5,7 +5,6 @@ precision, targets of the adapter, packing, checkpointing, what the stages give 
 """
 
 import base64
-import gc
 import json
 from pathlib import Path
 
@@ -59,14 +58,6 @@ def save_base(config, folder: Path) -> Path:
     hf.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_objects():
-    """Keep what was imported out of the stages' garbage collections, which take a sixth of the time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

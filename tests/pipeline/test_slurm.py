@@ -29,6 +29,15 @@ CHANGES = {"base": {"scratch": {"max_tokens": 2000}}, "sft": {"max_steps": 2}, "
 CONFIG = ["recipe=configs/tiny.yaml", "dump=dump", "name=tiny", "shares=2",
           *(f"{section}={json.dumps(changes)}" for section, changes in CHANGES.items())]
 LIMIT_SECONDS = 1800
+# The plugin would ask Slurm for the states of its jobs after 40 s, or 1, 11, 21, ... s: longer than these jobs take.
+SNAKEMAKE = """
+import asyncio, sys
+from snakemake.cli import main
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+RemoteExecutor.sleep = lambda executor: asyncio.sleep(0.5)
+sys.argv[0] = "snakemake"
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +69,8 @@ def project(tmp_path_factory, cluster):
 
 
 def start(environment: dict, target: str, *config: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "snakemake", "--profile", "profiles/slurm", "--cores", "2",
-               "--slurm-status-command=squeue", "--slurm-init-seconds-before-status-checks=1", target,
-               "--config", *CONFIG, *config]
+    command = [sys.executable, "-c", SNAKEMAKE, "--profile", "profiles/slurm", "--cores", "2",
+               "--slurm-status-command=squeue", target, "--config", *CONFIG, *config]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -254,8 +254,10 @@ def test_a_failed_run_shows_the_stages_lines_and_ends_with_the_cause(checkout):
 
 
 @pytest.fixture(scope="module")
-def finished(checkout) -> tuple[Path, str]:
-    return checkout, snakemake(checkout, "ppo")
+def finished(checkout, run_forked) -> tuple[Path, str]:
+    """The folder of a run, whose first stages are processes of Python's own, and what Snakemake says of the others."""
+    snakemake(checkout, "base")
+    return checkout, run_forked(checkout, "ppo")
 
 
 def test_a_run_makes_every_artifact_and_prints_the_table(finished):

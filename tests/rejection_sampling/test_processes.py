@@ -5,11 +5,11 @@ import pytest
 from tests.distributed.forked_ranks import start_worker
 
 
-def test_two_processes_agree_with_one(tmp_path):
+def test_two_processes_agree_with_one(library_forks, tmp_path):
     folders = {count: tmp_path / str(count) for count in (1, 2)}
     for folder in folders.values():
         folder.mkdir()
-    results = start_worker("tests.rejection_sampling.worker", folders)
+    results = start_worker(library_forks, "tests.rejection_sampling.worker", folders)
     (expected, weights), _ = results[1]
     for facts, _ in results[2]:
         assert facts["winners"] == expected["winners"] and facts["best"] == pytest.approx(expected["best"])

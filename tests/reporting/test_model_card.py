@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +17,6 @@ from stages.runs.origin import Origin
 from stages.runtime.artifact import MANIFEST
 from tests.helpers import tiny_models
 
-ROOT = Path(__file__).parents[2]
 PAIRS = {"sites": {"a <script>alert(1)</script>": {"questions": 3, "pairs": 7}}, "licenses": {"CC BY-SA 4.0": 9}}
 MADE = MergedModel("ppo", {"lora": {"r": 4}, "seed": 1}, {"validation_kl": 0.25, "stopped_early": False, "note": "x"},
             {"merge_difference": 1e-6}, Origin("scratch", PAIRS))
@@ -89,13 +86,14 @@ def manifest(folder: Path, stage: str, config: dict, base: Path | None, metrics:
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
-def test_its_code_runs_as_written(made, stage):
+def test_its_code_runs_as_written(library_forks, made, tmp_path, stage):
     card = (made / f"{stage}-merged" / "README.md").read_text()
     code = card.split("```python\n")[1].split("```")[0].replace("THIS_FOLDER", str(made / f"{stage}-merged"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert stage == "sft" or done.stdout.startswith("tensor([")
+    (tmp_path / "code_of_card.py").write_text(code)
+    fork = library_forks.start(["code_of_card"], environment=os.environ | {"PYTHONPATH": str(tmp_path)})
+    said, errors = fork.communicate()
+    assert fork.returncode == 0, errors[-2000:]
+    assert stage == "sft" or said.startswith("tensor([")
 
 
 def test_the_base_is_found_through_the_ancestors(made):

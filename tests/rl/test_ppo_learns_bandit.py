@@ -4,14 +4,19 @@ Each of 16 first tokens has a fixed reward r, the second token is worth nothing.
 largest where the first token follows ref exp(r / beta) and the second the reference: beta log sum ref exp(r / beta).
 The reward comes after the second token: it must find its way back to the first. No sampling in what is judged: the
 objective is summed over all first tokens from the policy's own softmax.
+
+Three seeds are run. The issue's goal names ten: BANDIT_SEEDS=10 python -m pytest tests/rl/test_ppo_learns_bandit.py
 """
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
 from stages.modeling import lora
 from stages.rl.policy import Policy
@@ -22,7 +27,9 @@ from tests.rl import test_policy
 # As many arms as tokens, and fewer than the model is wide: with 320 tokens and a width of 32 no hidden state gives the
 # optimum's logits (gradient ascent on the exact objective ends at 20 to 90 %; here at 99 % or above).
 ARMS, WIDTH, PROMPT, BETA = 16, 64, [1, 2, 3], 0.5
+SEEDS = range(int(os.environ.get("BANDIT_SEEDS", "3")))
 ITERATIONS, RESPONSES, LEARNING_RATE = 250, 128, 0.01  # after 150 a seed in ten or twenty is at 0.94 to 0.96
+GOAL, ENOUGH, CHECK_EVERY = 0.95, 0.97, 10  # shares of the way to the optimum; training ends at the second one
 UPDATE = replace(
     test_policy.UPDATE, epochs=4, minibatch_prompts=RESPONSES, microbatch_prompts=RESPONSES
 )
@@ -55,30 +62,51 @@ def objective(shares, reference, rewards):
     return float((first.exp() * (rewards - BETA * (first - reference[0] + second_kl))).sum())
 
 
-def learn(policy, rewards, seed):
-    optimizer = torch.optim.Adam(policy.trainable_parameters().values(), lr=LEARNING_RATE, eps=1e-5)
-    for iteration in range(ITERATIONS):
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - iteration / ITERATIONS)
-        generator = torch.Generator().manual_seed(1000 * seed + iteration)
-        rollout = sample(
-            policy.model, [PROMPT] * RESPONSES, max_new_tokens=2, temperature=1.0, stop_ids=(), generator=generator
-        )
-        scores = torch.stack([rewards[response[0]] for response in rollout.responses]).float()
-        trajectory = build_trajectory(policy, rollout, scores, BETA, forward_prompts=RESPONSES)
-        update_policy(policy, optimizer, trajectory, UPDATE, generator)
+class Bandit:
+    """A policy that has learnt nothing yet, and the rewards of its first tokens."""
+
+    def __init__(self, seed: int):
+        self.policy = make_policy(seed)
+        self.rewards = torch.randn(ARMS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self.reference = token_logprobs(self.policy)
+        self.start = self.reached()
+        self.optimum = BETA * float(torch.logsumexp(self.reference[0] + self.rewards / BETA, 0))
+
+    def reached(self) -> float:
+        """Compute the objective of the present policy."""
+        return objective(token_logprobs(self.policy), self.reference, self.rewards)
+
+    def share(self) -> float:
+        """Return how much of the way from the start to the optimum the policy has gone."""
+        return (self.reached() - self.start) / (self.optimum - self.start)
+
+    def iterations(
+        self, optimizer: torch.optim.Optimizer, seed: int
+    ) -> Iterator[tuple[Rollout, torch.Tensor, torch.Generator]]:
+        """Yield rollouts, their rewards and generators, at falling learning rates, until the policy is good enough."""
+        for iteration in range(ITERATIONS):
+            if iteration % CHECK_EVERY == 0 and self.share() >= ENOUGH:
+                return
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - iteration / ITERATIONS)
+            generator = torch.Generator().manual_seed(1000 * seed + iteration)
+            rollout = sample(self.policy.model, [PROMPT] * RESPONSES, max_new_tokens=2, temperature=1.0, stop_ids=(),
+                             generator=generator)
+            yield rollout, torch.stack([self.rewards[response[0]] for response in rollout.responses]).float(), generator
+
+    def check(self, name: str) -> None:
+        """Check that the policy is near the optimum, and not above it."""
+        print(f"{name}: start {self.start:.3f}, reached {self.reached():.3f}, optimum {self.optimum:.3f}")
+        assert self.reached() <= self.optimum + 1e-9 and self.share() >= GOAL
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_ppo_goes_95_percent_of_the_way_to_the_optimum(seed):
-    policy = make_policy(seed)
-    rewards = torch.randn(ARMS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    reference = token_logprobs(policy)
-    start = objective(reference, reference, rewards)
-    optimum = BETA * float(torch.logsumexp(reference[0] + rewards / BETA, 0))
-    learn(policy, rewards, seed)
-    reached = objective(token_logprobs(policy), reference, rewards)
-    print(f"seed {seed}: start {start:.3f}, reached {reached:.3f}, optimum {optimum:.3f}")
-    assert reached <= optimum + 1e-9 and (reached - start) / (optimum - start) >= 0.95
+    bandit = Bandit(seed)
+    optimizer = torch.optim.Adam(bandit.policy.trainable_parameters().values(), lr=LEARNING_RATE, eps=1e-5)
+    for rollout, scores, generator in bandit.iterations(optimizer, seed):
+        trajectory = build_trajectory(bandit.policy, rollout, scores, BETA, forward_prompts=RESPONSES)
+        update_policy(bandit.policy, optimizer, trajectory, UPDATE, generator)
+    bandit.check(f"seed {seed}")
 
 
 def test_the_optimum_is_that_of_the_closed_form():

@@ -288,9 +288,9 @@ def run_with_kills(command: list[str], folder: Path) -> tuple[dict, dict]:
 
 
 def test_posts_killed_again_and_again_come_out_the_same(tmp_path):
-    dump = write_dump(tmp_path, questions_document(range(1, 60_000, 3)))
+    dump = write_dump(tmp_path, questions_document(range(1, 30_000, 3)))
     command = [sys.executable, "-c", SMALL_SPANS, "--recipe", str(ROOT / "configs/stackllama.yaml"), "--dump", dump,
-               "--part-bytes", "400000", "--processes", "2"]
+               "--part-bytes", "200000", "--processes", "2"]
     one, other = run_with_kills(command, tmp_path)
     assert one.keys() == other.keys() and len([name for name in one if name.startswith("part-")]) > 10
     assert all(one[name] == other[name] for name in one if not name.endswith("manifest.json"))
@@ -311,7 +311,7 @@ import sys
 sys.argv[0] = "posts"
 from stages import posts
 from stages.stackexchange.questions import plan
-plan.SPAN_BYTES = 300_000
+plan.SPAN_BYTES = 150_000
 from stages.command_line.start import main
 if __name__ == "__main__":
     main(posts.__file__)
