@@ -126,10 +126,11 @@ def test_batches_share_buffers_and_graphs(model):
     assert len(graphs) == 1 and graphs[0].replays > 30  # four batches, the last one with padding rows
 
 
-def test_weights_may_change_in_place_and_are_captured_anew_where_they_move(model):
+@pytest.mark.parametrize("precision", ["fp32", "mixed"])  # mixed: autocast caches bf16 copies of weights
+def test_weights_may_change_in_place_and_are_captured_anew_where_they_move(model, precision):
     decoders, expected = StaticDecoders(), []
-    run = partial(sample, model, PROMPTS[:4], max_new_tokens=12, temperature=0.0, stop_ids=(),
-                  generator=torch.Generator())
+    run = partial(sample, model, PROMPTS[:4], max_new_tokens=8, temperature=0.0, stop_ids=(),
+                  generator=torch.Generator(), precision=precision)
     weight = model.model.layers[0].mlp.down_proj.weight
     with capturing() as graphs, torch.no_grad():
         for change, captured in ((lambda: None, 1), (lambda: weight.mul_(-3), 1),
