@@ -315,7 +315,7 @@ def test_the_comparison_of_phases_runs_on_a_cpu(monkeypatch, tmp_path, capsys):
     assert actual["decode_ratio_to_floor"] == pytest.approx(
         actual["decode_seconds"] / actual["floor"]["phases"]["decode"])
     assert actual["ratio_to_legacy_trl"] is None and actual["missing"] == {LEGACY: "not installed"}
-    assert actual["graphs_seconds"] > 0 and actual["graphs_ratio_to_floor"] == pytest.approx(
+    assert actual["graphs_ratio_to_floor"] == pytest.approx(
         actual["graphs_seconds"] / actual["floor"]["phases"]["decode"])
     goals = [goal["name"] for goal in actual["goals"]]
     assert goals == ["decode / floor", "decode with CUDA graphs / floor"] and "tokens/s" in capsys.readouterr().out
