@@ -25,7 +25,8 @@ INTRO = """# Recipe
 Every setting of every stage. The defaults are StackLLaMA's published values where there is one. A recipe file in
 `configs/` lists differences only, `--config 'sft={learning_rate: 2e-5}'` overrides single values, and each stage has
 its settings as flags (`--learning-rate`, `--lora.r`). `--config seed=1`, `--config cpu_kernels=off`,
-`--config save_every_minutes=10` and `--config 'log_to=[jsonl]'` set these in every section that has them.
+`--config cuda_graphs=true`, `--config save_every_minutes=10` and `--config 'log_to=[jsonl]'` set these in every section
+that has them.
 
 | source | is |
 | --- | --- |

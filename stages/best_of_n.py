@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.evaluation.reward_model_check import check_reward_models
+from stages.generation.cuda_graphs import decode_with_graphs
 from stages.generation.prompts import Prompts, draw_prompts
 from stages.modeling import families, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
@@ -62,6 +63,7 @@ def run(config: BestOfN, out: Path, *, policy: Path, reward: Path, pairs: Path, 
         min_correlation=config.min_reward_correlation, cpu_kernels=config.cpu_kernels, say=_say)
     sampler.check_space(out, 2 * len(prompts.ids))  # of parts, and of the table
     model = load_causal(policy, config.precision, config.cpu_kernels)
+    decode_with_graphs(model, config.cuda_graphs)
     families.check_length(model.config, longest_tokens)
     collected = _Collected()
     parts = sampler.sample(model, prompts.ids, out / PARTS, "best_of_n")

@@ -154,7 +154,8 @@ def _make_sampler(config: Evaluate, tokenizer, prompts: EvaluationPrompts, cache
     return AnswerSampler(
         tokenizer, prompts, batch_prompts=config.batch_prompts, max_new_tokens=config.max_response_tokens,
         temperature=config.temperature, temperatures=config.temperatures, best_of=max(config.best_of, default=0),
-        seed=config.seed, cpu_kernels=config.cpu_kernels, precision=config.precision, cache=cache)
+        seed=config.seed, cpu_kernels=config.cpu_kernels, cuda_graphs=config.cuda_graphs, precision=config.precision,
+        cache=cache)
 
 
 def _load_scorers(config: Evaluate, pairs: Path) -> tuple[Callable | None, list[RewardFunction]]:

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stages.evaluation.reward_model_check import check_reward_models
+from stages.generation.cuda_graphs import decode_with_graphs
 from stages.generation.prompts import Prompts, draw_prompts, split_prompts
 from stages.modeling import torch_setup
 from stages.modeling.adapters import active_adapter
@@ -62,6 +63,7 @@ def run(config: ExpertIteration, out: Path, *, policy: Path, reward: Path, pairs
         TrainableSettings(**select_settings(TrainableSettings, config)), policy, tokenizer,
         max_length_tokens=max(config.sequence_length_tokens, config.max_prompt_tokens + config.max_response_tokens),
         stage="expert_iteration")
+    decode_with_graphs(model, config.cuda_graphs)
     sampler = _build_sampler(config, tokenizer, policy, reward, pairs)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     check_training_space(out, trained, optimizer="adamw", saves=2, keep_checkpoints=1, keeps_best=True, checkpoints=out)

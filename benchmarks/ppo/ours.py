@@ -11,6 +11,7 @@ from transformers import logging
 from benchmarks.ppo import workload
 from benchmarks.ppo.profile import profile_by_group
 from stages.distributed import group
+from stages.generation.cuda_graphs import set_static_decoding
 from stages.generation.sampler import sample
 from stages.modeling import torch_setup
 from stages.modeling.load import load_causal
@@ -76,8 +77,15 @@ def generate(policy: Policy, prompts: list[list[int]], tokens: int, generator: t
                       generator=generator, precision=policy.precision, value_fn=policy.values_from_hidden)
 
 
+def time_generation(clock: workload.Clock, name: str, *arguments) -> dict[str, float]:
+    """Time a call of `generate` outside the steps."""
+    with clock.phase(name):
+        generate(*arguments)
+    return {"wall": clock.wall[name], "cpu": clock.cpu[name]}
+
+
 def main() -> None:
-    arguments = workload.parse_worker_arguments(__doc__, precision=(str, "fp32"), profile=(int, 0))
+    arguments = workload.parse_worker_arguments(__doc__, precision=(str, "fp32"), profile=(int, 0), graphs=(int, 0))
     shape, generator = arguments.shape, torch.Generator().manual_seed(0)
     models, clock = load(shape, arguments.precision), workload.Clock()
     group.start()  # not before: in a group, Transformers saves a whole model in the first process only
@@ -87,9 +95,11 @@ def main() -> None:
         take_step(*models, prompts, shape, clock, generator)
         clock.end_step()
     results = {"peak_mb": workload.peak_mb()}
-    with clock.phase("prefill"):
-        generate(models[0], steps[-1], 1, generator)
-    results["prefill"] = {"wall": clock.wall["prefill"], "cpu": clock.cpu["prefill"]}
+    results["prefill"] = time_generation(clock, "prefill", models[0], steps[-1], 1, generator)
+    if arguments.graphs:
+        set_static_decoding(models[0].causal_model, True)
+        results["graphs"] = time_generation(clock, "graphs", models[0], steps[-1], shape.response, generator)
+        set_static_decoding(models[0].causal_model, False)
     if arguments.profile:
         results["operators"] = profile_by_group(
             lambda: take_step(*models, steps[-1], shape, workload.Clock(), generator))

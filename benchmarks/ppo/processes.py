@@ -29,8 +29,8 @@ class Contender:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def our_contender(precision: str, profile: bool = False) -> Contender:
-    arguments = ("--precision", precision, "--profile", str(int(profile)))
+def our_contender(precision: str, profile: bool = False, graphs: bool = False) -> Contender:
+    arguments = ("--precision", precision, "--profile", str(int(profile)), "--graphs", str(int(graphs)))
     return Contender(OURS, Path(sys.executable), "benchmarks.ppo.ours", arguments)
 
 

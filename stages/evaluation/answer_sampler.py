@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from stages.evaluation.cached_results.files import digest_value
 from stages.evaluation.cached_results.tensors import CachedResults, join_rows, split_rows
@@ -19,6 +20,7 @@ from stages.evaluation.pair_accuracy import HeldOutPairs, mean_logprobs
 from stages.evaluation.policy_answers import Answers, LoadedModel, sample_answers
 from stages.evaluation.policy_comparison import SAMPLES, repeat_each
 from stages.evaluation.summary import BEST, GREEDY
+from stages.generation.cuda_graphs import decode_with_graphs
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed import token_logprobs
 
@@ -32,11 +34,13 @@ class AnswerSampler:
 
     def __init__(self, tokenizer, prompts: EvaluationPrompts, *, batch_prompts: int, max_new_tokens: int,
                  temperature: float, temperatures: Sequence[float], best_of: int, seed: int, cpu_kernels: str,
-                 precision: str = "fp32", cache: CachedResults | None = None):
+                 cuda_graphs: bool = False, precision: str = "fp32", cache: CachedResults | None = None):
         self.tokenizer, self.prompts, self.precision = tokenizer, prompts, precision
         self.temperature, self.temperatures, self.best_of, self.seed = temperature, temperatures, best_of, seed
         self._sampling = {"batch_prompts": batch_prompts, "max_new_tokens": max_new_tokens, "precision": precision}
-        self._model = LoadedModel(partial(load_causal, precision=precision, cpu_kernels=cpu_kernels))
+        self._cuda_graphs = cuda_graphs
+        self._model = LoadedModel(partial(
+            _load_policy, precision=precision, cpu_kernels=cpu_kernels, cuda_graphs=cuda_graphs))
         self._cache = cache or CachedResults()
 
     def sample_policies(self, folders: dict[str, Path], held_out: HeldOutPairs
@@ -111,7 +115,7 @@ class AnswerSampler:
             return join_rows(sampled.responses) | {"ended": torch.tensor(sampled.ended, dtype=torch.bool)}
 
         tensors = self._cache.compute("answers", folder, compute, prompts=digest_value(prompts),
-                                      eos=self.tokenizer.eos_token_id, **options)
+                                      eos=self.tokenizer.eos_token_id, cuda_graphs=self._cuda_graphs, **options)
         responses = [row.tolist() for row in split_rows(tensors)]
         return Answers(responses, self.tokenizer.batch_decode(responses, skip_special_tokens=True),
                        tensors["ended"].tolist())
@@ -136,3 +140,9 @@ class AnswerSampler:
 
         return self._cache.compute("mean log-probabilities", folder, compute, precision=self.precision,
                                    texts=digest_value([held_out.prompts, held_out.answers]))["means"].numpy()
+
+
+def _load_policy(folder: Path, *, precision: str, cpu_kernels: str, cuda_graphs: bool) -> PreTrainedModel:
+    model = load_causal(folder, precision, cpu_kernels)
+    decode_with_graphs(model, cuda_graphs)
+    return model

@@ -87,6 +87,8 @@ def _matrix_names(model: PreTrainedModel) -> list[str]:
 
 
 def _check_position_ids(inner: nn.Module, args: tuple, kwargs: dict) -> None:
+    if getattr(kwargs.get("batch"), "positions_checked", False):
+        return
     position_ids = kwargs.get("position_ids")
     if position_ids is not None and getattr(inner.config, "rope_parameters", None) is None:
         check_length(inner.config, int(position_ids.max()) + 1)

@@ -57,6 +57,14 @@ def cpu_kernels_setting():
         "torch only; results differ by rounding [ours]")
 
 
+def cuda_graphs_setting():
+    """Declare the setting cuda_graphs, the same in every section of a stage that samples."""
+    return setting(
+        False, "on a GPU, sample with a key-value cache of one size, and launch a step's kernels by one CUDA graph; "
+        "not for int8, not with sharding; results differ by rounding; not yet run on a GPU [ours: off]",
+        absent_means=False)
+
+
 def save_every_minutes_setting():
     """Declare the setting save_every_minutes, the same in every section of a stage that saves checkpoints."""
     return setting(

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from stages.evaluation.reward_model_check import check_reward_models
+from stages.generation.cuda_graphs import decode_with_graphs
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
 from stages.modeling.compatible_files import save_chat_template
@@ -129,6 +130,7 @@ def build_trainer(
         cpu_kernels=config.cpu_kernels)
     if config.sharding == "fsdp":
         policy.shard()
+    decode_with_graphs(policy.causal_model, config.cuda_graphs)
     algorithm.say(f"check  {check_trained_model(policy.model, plain)}")
     families.check_length(policy.causal_model.config, config.max_prompt_tokens + config.max_response_tokens)
     reward_functions = [

@@ -315,7 +315,10 @@ def test_the_comparison_of_phases_runs_on_a_cpu(monkeypatch, tmp_path, capsys):
     assert actual["decode_ratio_to_floor"] == pytest.approx(
         actual["decode_seconds"] / actual["floor"]["phases"]["decode"])
     assert actual["ratio_to_legacy_trl"] is None and actual["missing"] == {LEGACY: "not installed"}
-    assert [goal["name"] for goal in actual["goals"]] == ["decode / floor"] and "tokens/s" in capsys.readouterr().out
+    assert actual["graphs_ratio_to_floor"] == pytest.approx(
+        actual["graphs_seconds"] / actual["floor"]["phases"]["decode"])
+    goals = [goal["name"] for goal in actual["goals"]]
+    assert goals == ["decode / floor", "decode with CUDA graphs / floor"] and "tokens/s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name, group", [

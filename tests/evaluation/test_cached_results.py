@@ -89,7 +89,7 @@ def test_a_result_is_named_by_all_that_it_depends_on(folders, stored, tmp_path, 
 
     monkeypatch.setattr(CachedResults, "compute", compute)
     run(folders, tmp_path / "again", stored[0])
-    sampling = ("batch_prompts", "eos", "max_new_tokens", "precision", "prompts", "seed")
+    sampling = ("batch_prompts", "cuda_graphs", "eos", "max_new_tokens", "precision", "prompts", "seed")
     assert names == {
         "answers": {(*sampling, "temperature"), (*sampling, "share_prefixes", "temperature")},
         "log-probabilities": {("precision", "temperature", "texts")},

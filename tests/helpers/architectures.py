@@ -63,7 +63,7 @@ def noisy(parameters, scale):
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in parameters:
-            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator).to(parameter))
 
 
 def save(config, folder: Path) -> Path:
@@ -87,9 +87,14 @@ def adapted(folder, scorer=False, moved=True):
     model = load_classifier(folder, new_head=True) if scorer else load_causal(folder)
     if scorer:
         initialise_head(model, torch.Generator().manual_seed(0))
+    return add_adapter(model, scorer, moved)
+
+
+def add_adapter(model, scorer=False, moved=True, precision="fp32"):
+    """Add an adapter to a loaded model."""
     torch.manual_seed(1)
     model = lora.add_lora(
-        model, r=4, alpha=8, dropout=0.0, target_modules=lora_targets(model.config), precision="fp32",
+        model, r=4, alpha=8, dropout=0.0, target_modules=lora_targets(model.config), precision=precision,
         scorer=scorer).eval()
     if moved:
         noisy([p for p in model.parameters() if p.requires_grad], 0.1)

@@ -11,6 +11,7 @@ from stages.recipe.checks import (
     check_full_precision,
     check_log_to,
     cpu_kernels_setting,
+    cuda_graphs_setting,
     log_to_setting,
     save_every_minutes_setting,
 )
@@ -68,6 +69,7 @@ class ExpertIteration(RewardSettings):
     patience_rounds: int | None = setting(
         1, "stop after this many rounds without a better validation_selection_score; null: never [ours]", within=COUNT)
     cpu_kernels: CpuKernels = cpu_kernels_setting()
+    cuda_graphs: bool = cuda_graphs_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the adapter, prompts, sampling and the data order [ours]", within=SEED)
 
