@@ -11,6 +11,7 @@ from stages.distributed import group
 from stages.generation.engines import continuous_batching
 from stages.generation.engines.build import build_engine
 from stages.generation.engines.exported_weights import WEIGHTS
+from stages.generation.engines.external import SampledResponse, sample_own_rows
 from stages.generation.engines.protocol import SamplingRequest
 from stages.generation.sampler import sample
 from stages.modeling.load import load_causal
@@ -93,6 +94,32 @@ def test_without_a_stop_id_every_response_has_its_full_length(policy):
     assert [len(response) for response in rollout.responses] == LIMITS and not any(rollout.ended)
 
 
+@pytest.mark.parametrize("own", [range(1, 3), range(0)])
+def test_each_process_samples_its_own_rows_with_a_seed_of_its_own(monkeypatch, own):
+    """The others' rows, here the first ones, come by `gather_in_order`."""
+    others, seeds = {int: [[9, 2]] * (3 - len(own)), float: [[-1.0, -2.0]] * (3 - len(own))}, []
+
+    def sample_rows(part, seed):
+        assert part.prompts == [[40 + row] for row in own] and part.max_new_tokens == list(own)
+        seeds.append(seed)
+        return [SampledResponse([row] * row, [-float(row)] * row) for row in own]
+
+    def gather(values):
+        kinds.append(kinds.pop(0))
+        return others[kinds[-1]] + values
+
+    for name, value in {"own_rows": lambda _: own, "rank": lambda: 1, "gather_in_order": gather}.items():
+        monkeypatch.setattr(group, name, value)
+    kinds, generator = [int, float], torch.Generator().manual_seed(0)
+    rollout = sample_own_rows(sample_rows, request([[40], [41], [42]], [0, 1, 2], stop_ids=(2,)), generator,
+                              torch.device("cpu"))
+    drawn = int(torch.randint(2**31 - 1, (1,), generator=torch.Generator().manual_seed(0)))
+    assert seeds == [drawn + 1] * bool(own)
+    assert rollout.responses == ([[9, 2], [1], [2, 2]] if own else [[9, 2]] * 3)
+    assert rollout.ended == ([True, False, True] if own else [True] * 3)
+    assert rollout.sampler_logprobs.tolist()[1] == ([-1.0, 0.0] if own else [-1.0, -2.0])
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     return tiny_models.save_base(tmp_path_factory.mktemp("engines") / "base", width=128)
@@ -123,15 +150,20 @@ def test_families_with_windows_and_other_layers_are_sampled_as_scored(tmp_path, 
         assert (expected - row[: len(response)]).abs().max() < 2e-5
 
 
-def test_what_continuous_batching_would_leave_out_is_refused_in_one_line(tmp_path, policy, monkeypatch):
+def test_a_cap_that_continuous_batching_would_leave_out_is_refused_in_one_line(tmp_path):
     capped = load_causal(architectures.save(architectures.FAMILIES["gemma 2"], tmp_path))
     with pytest.raises(ValueError, match=r"^sampling_engine transformers leaves out the cap .* gemma2 .* to own$"):
         build_engine("transformers", 64).sample(capped, request(), torch.Generator())
     assert capped.config._attn_implementation != continuous_batching.ATTENTION
-    monkeypatch.setattr(continuous_batching, "BATCH_TOKENS", 1)
-    monkeypatch.setattr(continuous_batching, "_generation_config", lambda _: SimpleNamespace(num_return_sequences=1))
-    with pytest.raises(ValueError, match=r"^sampling_engine transformers [^\n]*$"):
-        draw(policy)
+
+
+def test_a_failure_inside_of_transformers_is_one_line_and_leaves_the_model_as_it_was(policy, monkeypatch):
+    before = policy.causal_model.config._attn_implementation
+    with monkeypatch.context() as patch:
+        patch.setattr(policy.causal_model.get_output_embeddings(), "forward", lambda states: states.no_such_attribute)
+        with pytest.raises(ValueError, match=r"^sampling_engine transformers failed: [^\n]*no_such_attribute[^\n]*$"):
+            draw(policy)
+    assert policy.causal_model.config._attn_implementation == before and draw(policy).responses
 
 
 # --- vLLM: a stand-in with its interface ----------------------------------------------------------------------------
@@ -187,7 +219,8 @@ def test_vllm_is_given_the_weights_of_the_policy_before_every_rollout(vllm, base
     for _ in range(2):
         with policy.merge_adapter() as model:
             rollout = engine.sample(model, request(precision=precision), torch.Generator().manual_seed(0))
-        assert difference(policy, rollout) < (2e-5 if precision == "fp32" else 0.1)
+        mean = sampler_difference(fill_policy_scores(policy, rollout, 4))["sampler_logprob_difference"]
+        assert mean < {"fp32": 1e-5, "bf16": 0.1}[precision]
         perturb(policy)
     names = [name for name, _ in vllm.calls]
     assert names == ["start", "reload_weights", "reset_prefix_cache"]
