@@ -8,6 +8,7 @@ from stages.recipe.schema import setting
 Precision = Literal["fp32", "mixed", "bf16", "int8", "nf4"]
 CpuKernels = Literal["auto", "off"]
 Sharding = Literal["none", "fsdp"]
+SamplingEngine = Literal["own", "transformers", "vllm"]
 LogTo = tuple[Literal["terminal", "jsonl", "tensorboard", "wandb"], ...]
 
 
@@ -41,6 +42,22 @@ def check_sharding(
                          f"trained: set optimizer to adamw, or sharding to none")
     if compiled:
         raise ValueError("compile and sharding 'fsdp' exclude each other: set one of them to its default")
+
+
+def check_sampling_engine(engine: str, precision: str, *, sharding: str, top_k: int) -> None:
+    """Raise ValueError for what cannot be combined with a sampling engine outside of this project."""
+    if engine == "own":
+        return
+    if top_k:
+        raise ValueError(f"sampling_engine {engine} does not report the token ids that top_k and top_p leave, and the "
+                         f"old, new and reference log-probabilities are over those: set top_k to 0 and top_p to 1, or "
+                         f"sampling_engine to own")
+    if sharding == "fsdp":
+        raise ValueError(f"sampling_engine {engine} needs whole weights, and sharding 'fsdp' splits them: set one of "
+                         f"them to its default")
+    if engine == "vllm" and precision in ("int8", "nf4"):
+        raise ValueError(f"sampling_engine vllm is given the policy's merged weights, and {precision} is quantised: "
+                         f"set precision to fp32, mixed or bf16, or sampling_engine to own")
 
 
 def sharding_setting():

@@ -15,6 +15,8 @@ from stages.recipe.user_functions import check_function
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 SCRATCH = "scratch"
 LOGGING = ("tensorboard", "wandb")  # values of log_to; each is also the name of its package
+VLLM = "vllm"  # value of sampling_engine; also the name of its package
+VLLM_INSTALL = "pip install 'vllm==0.30.0' 'numpy<2.4'"
 # The sources of ppo.rewards that are no function, folder or hub id (stages/rewards/sources.py computes them).
 REWARD_NAMES = ("model", "lexical", "repetition", "has_code", "response_tokens", "response_characters")
 REWARD_FILES = ("scoring.json", "config.json")  # of a reward artifact; of a classifier
@@ -29,6 +31,8 @@ def check_names(section: object, where: str, *, runs_here: bool) -> None:
     """
     try:
         _check_packages(getattr(section, "log_to", ()))
+        if getattr(section, "sampling_engine", None) == VLLM and find_spec(VLLM) is None:
+            raise ValueError(f"sampling_engine asks for vllm, which is not installed: {VLLM_INSTALL}")
         if getattr(section, "gold", None):
             check_function(section.gold, "gold")
         for source in getattr(section, "scorers", ()):

@@ -29,14 +29,10 @@ from stages.modeling.layer_calls import LayerCalls
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.output_layer import output_layer
-from stages.modeling.packed.forward import (
-    chunk_by_length,
-    packed_hidden_states,
-    uses_cpu_kernels,
-)
+from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import PackedResponses, pack_responses, scatter_to_rows
 from stages.modeling.packed.shared_prefix import pack_with_repeated_prompts
-from stages.modeling.packed.token_logprobs import selective_log_softmax
+from stages.modeling.packed.token_logprobs import selective_log_softmax, token_entropies
 from stages.modeling.pretrained import DIVERGED, save_adapter, save_adapters, save_model
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.shared_base import RewardAdapter, SharedScorer, add_reward_adapter
@@ -140,12 +136,18 @@ class Policy(nn.Module):
         allowed_token_ids: [B, R or more, K], the ids that each token was sampled from (see Rollout).
         """
         packed = pack_with_repeated_prompts(prompts, responses, self.model.device)
+        return self._token_scores(packed, self._hidden_states(packed, POLICY), allowed_token_ids)
+
+    @torch.no_grad()
+    def forward_with_entropy(
+        self, prompts: list[list[int]], responses: list[list[int]]
+    ) -> tuple[TokenScores, torch.Tensor]:
+        """Score the responses under the policy; return with it the entropy at each token, in nats, [B, R]."""
+        packed = pack_with_repeated_prompts(prompts, responses, self.model.device)
         hidden = self._hidden_states(packed, POLICY)
-        logprobs = self._logprobs(self.causal_model, hidden, packed, allowed_token_ids)
-        values = torch.zeros_like(logprobs, requires_grad=False)
-        if self.has_critic:
-            values = self._values(hidden if self.value_shares_policy else self._hidden_states(packed, VALUE))
-        return TokenScores(scatter_to_rows(logprobs, packed), scatter_to_rows(values, packed), packed.mask)
+        with autocast(self.precision):
+            entropy = token_entropies(output_layer(self.causal_model), hidden, self.temperature)
+        return self._token_scores(packed, hidden, None), scatter_to_rows(entropy, packed)
 
     @torch.no_grad()
     def ref_logprobs(
@@ -231,6 +233,15 @@ class Policy(nn.Module):
         inner = unwrap_peft(model)
         with active_adapter(model, role), self.layers.applied_to(backbone(inner), role), autocast(self.precision):
             return packed_hidden_states(inner, packed.batch, packed.predictor_positions)
+
+    def _token_scores(
+        self, packed: PackedResponses, hidden: torch.Tensor, allowed_token_ids: torch.Tensor | None
+    ) -> TokenScores:
+        logprobs = self._logprobs(self.causal_model, hidden, packed, allowed_token_ids)
+        values = torch.zeros_like(logprobs, requires_grad=False)
+        if self.has_critic:
+            values = self._values(hidden if self.value_shares_policy else self._hidden_states(packed, VALUE))
+        return TokenScores(scatter_to_rows(logprobs, packed), scatter_to_rows(values, packed), packed.mask)
 
     def _values(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.value_head(hidden.float()).squeeze(-1)

@@ -12,18 +12,21 @@ Shapes: B responses (rows), R response tokens. Masks are 1.0 at response tokens,
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 
 from stages.distributed import group, sharding
+from stages.generation.engines.own import OwnEngine
+from stages.generation.engines.protocol import SamplingEngine
 from stages.generation.rollout import Rollout
 from stages.generation.sampling_params import SamplingParams
 from stages.rewards.kl import KlController, kl_k3, kl_penalised_rewards
 from stages.rewards.shaping import RewardShaper, ShapedRewards
 from stages.rl.advantages import AdvantageEstimator
+from stages.rl.checks.sampler_agreement import sampler_difference
 from stages.rl.collect_rollouts import collect_rollout
 from stages.rl.losses import (
     LossMean,
@@ -84,7 +87,7 @@ class PolicyGradientTrainer:
 
     The trainer has no random state: each step is given its generators, so a run can resume at any iteration.
     forward_prompts: rows per forward pass without gradients. kl_in: whether the KL penalty is part of the reward or of
-    the loss. reuse_rollout_logprobs: see `score_rollout`.
+    the loss. reuse_rollout_logprobs: see `score_rollout`. engine: what samples the rollouts.
     """
 
     policy: Policy
@@ -98,6 +101,7 @@ class PolicyGradientTrainer:
     forward_prompts: int
     kl_in: Literal["reward", "loss"] = "reward"
     reuse_rollout_logprobs: bool = False
+    engine: SamplingEngine = field(default_factory=OwnEngine)
 
     def step(
         self, prompts: list[list[int]], generators: Callable[[str], torch.Generator], learning_rate: float,
@@ -114,7 +118,8 @@ class PolicyGradientTrainer:
         # 1. Collect: sample a response to each prompt.
         with timer.phase("rollout"):
             rollout = collect_rollout(self.policy, prompts, self.sampling, generators("sampling"), self.forward_prompts,
-                                      share_prefixes=self.update_settings.responses_per_prompt > 1)
+                                      share_prefixes=self.update_settings.responses_per_prompt > 1,
+                                      engine=self.engine)
 
         # 2. Score: a reward for each response [B]; log-probabilities and a value for each of its tokens [B, R].
         with timer.phase("score"):
@@ -175,6 +180,7 @@ class PolicyGradientTrainer:
             "reference_perplexity": math.exp(-float(masked_mean(trajectory.ref_logprobs, trajectory.mask))),
             "explained_variance": trajectory.explained_variance(),
             **rollout.metrics(),
+            **sampler_difference(rollout),
         }
 
 

@@ -13,6 +13,7 @@ import torch
 
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.cuda_graphs import decode_with_graphs
+from stages.generation.engines.build import build_engine
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
 from stages.modeling.compatible_files import save_chat_template
@@ -29,6 +30,7 @@ from stages.rewards.shaping import RewardShaper, ShapingSettings
 from stages.rewards.sources import RewardFunction, load_reward_functions
 from stages.rl.advantages import AdvantageEstimator
 from stages.rl.checks.memory_plan import classifier_models, longest_rollout, plan_memory
+from stages.rl.checks.sampler_agreement import check_sampler, difference_limit
 from stages.rl.checks.startup import StartupReport, run_checks
 from stages.rl.collect_rollouts import collect_rollout
 from stages.rl.early_stopping import StopRules
@@ -94,7 +96,7 @@ def train_policy(
             keeps_best=True, checkpoints=out)
         settings = LoopSettings(**select_settings(LoopSettings, config))
         loop = TrainingLoop(
-            trainer, settings, StopRules(**select_settings(StopRules, config)), prompts=prompts,
+            trainer, settings, stop_rules(config), prompts=prompts,
             validation_prompts=validation_prompts, tokenizer=tokenizer, logger=logger, out=out, name=algorithm.name)
         if not loop.resume():
             report = check_startup(config, algorithm, loop, tokenizer, reward_functions)
@@ -121,6 +123,7 @@ def build_trainer(
     config: PolicyGradient, algorithm: Algorithm, tokenizer, sources: Sources
 ) -> tuple[PolicyGradientTrainer, list[RewardFunction]]:
     """Load the models and build the trainer; raise ValueError if a model has too few positions for the texts."""
+    engine = build_engine(config.sampling_engine, config.max_prompt_tokens + config.max_response_tokens)
     plain = plain_outputs(sources.policy, config.precision)
     torch.manual_seed(config.seed)
     policy = load_policy(
@@ -152,7 +155,14 @@ def build_trainer(
         kl_estimator=algorithm.kl_estimator,
         forward_prompts=config.forward_prompts * algorithm.responses_per_prompt,
         kl_in=algorithm.kl_in,
+        engine=engine,
     ), reward_functions
+
+
+def stop_rules(config: PolicyGradient) -> StopRules:
+    """Take the rules' limits from the section; that of the sampling engine's difference may depend on the precision."""
+    limit = difference_limit(config.max_sampler_difference_nats, config.precision)
+    return replace(StopRules(**select_settings(StopRules, config)), max_sampler_difference_nats=limit)
 
 
 def update_settings(config: PolicyGradient, algorithm: Algorithm) -> UpdateSettings:
@@ -197,7 +207,9 @@ def check_startup(
     microbatch = config.microbatch_prompts * algorithm.responses_per_prompt
     rollout = collect_rollout(trainer.policy, loop.next_prompts()[:microbatch], trainer.sampling,
                               loop.generator("startup"), microbatch,
-                              share_prefixes=algorithm.responses_per_prompt > 1)
+                              share_prefixes=algorithm.responses_per_prompt > 1, engine=trainer.engine)
+    check_sampler(trainer.engine.name, rollout, config.precision, loop.stopping.rules.max_sampler_difference_nats,
+                  algorithm.say)
     report = run_checks(trainer.policy, rollout, tokenizer, classifier_models(reward_functions, tokenizer),
                         clip_range=config.clip_range, microbatch_prompts=microbatch, say=algorithm.say)
     trainer.reuse_rollout_logprobs = report.keep_rollout_log_p

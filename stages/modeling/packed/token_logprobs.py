@@ -53,6 +53,17 @@ def selective_log_softmax(
     return torch.cat(chunks) if chunks else hidden.float().sum(-1)  # no token, but the graph of the forward pass
 
 
+@torch.no_grad()
+def token_entropies(layer: nn.Module, hidden: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Compute the entropy [N] of softmax(layer(hidden) / temperature), in nats, fp32."""
+    entropies = []
+    for states in hidden.split(logits_chunk_tokens(layer, hidden.device)):
+        logprobs = torch.log_softmax(layer(states).float() / temperature, -1)
+        # 0 log 0 is 0: a logit of -inf adds nothing
+        entropies.append(-(logprobs.exp() * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(-1))
+    return torch.cat(entropies)
+
+
 def logits_chunk_tokens(layer: nn.Module, device: torch.device) -> int:
     """Return the number of tokens whose logits are in memory at once."""
     vocabulary = getattr(layer, "token_adapter", layer).out_features  # PEFT's wrapper of trained rows has no size

@@ -7,10 +7,12 @@ from stages.recipe.checks import (
     CpuKernels,
     LogTo,
     Precision,
+    SamplingEngine,
     Sharding,
     check_divides,
     check_full_precision,
     check_log_to,
+    check_sampling_engine,
     check_sharding,
     cpu_kernels_setting,
     cuda_graphs_setting,
@@ -80,6 +82,13 @@ class PolicyGradient(RewardSettings):
     top_p: float = setting(
         1.0, "of those, keep the most likely tokens up to this total probability; 1: all; needs top_k [script]",
         within=Range(0, 1, above=True))
+    sampling_engine: SamplingEngine = setting(
+        "own", "what samples the rollouts: 'own', this project's sampler; 'transformers', its continuous batching; "
+        "'vllm', which needs a GPU and the package; old log-probabilities are the policy's in any case [ours]",
+        absent_means="own")
+    max_sampler_difference_nats: float | None = setting(
+        None, "stop above this mean difference of the engine's log-probabilities from the policy's, nats per token; "
+        "null: 0.001 in fp32, 0.05 in mixed and bf16, 0.1 in int8 and nf4 [ours]", within=POSITIVE, absent_means=None)
     learning_rate: float = setting(1.4e-5, "learning rate [run]", within=LEARNING_RATE)
     learning_rate_decay: bool = setting(
         False, "decay the learning rate linearly to 0 over the run [N implementation details; script: off]")
@@ -138,6 +147,7 @@ class PolicyGradient(RewardSettings):
         check_sharding(
             self.sharding, self.precision, trains_whole=self.trains_whole_model(), optimizer=self.optimizer,
             compiled=self.compile)
+        check_sampling_engine(self.sampling_engine, self.precision, sharding=self.sharding, top_k=self.top_k)
         if self.compile and self.precision in ("int8", "nf4"):
             raise ValueError(f"compile needs precision fp32, mixed or bf16: torch cannot trace the matrix products "
                              f"of {self.precision}")
