@@ -59,9 +59,10 @@ def run(config: BestOfN, out: Path, *, policy: Path, reward: Path, pairs: Path, 
         CandidateSettings(**select_settings(CandidateSettings, config)),
         ShapingSettings(**select_settings(ShapingSettings, config)), map(asdict, config.rewards), tokenizer,
         policy=policy, reward=reward, pairs=pairs, longest_tokens=longest_tokens,
-        min_correlation=config.min_reward_correlation, cpu_kernels=config.cpu_kernels, say=_say)
+        min_correlation=config.min_reward_correlation, cpu_kernels=config.cpu_kernels,
+        liger_kernels=config.liger_kernels, say=_say)
     sampler.check_space(out, 2 * len(prompts.ids))  # of parts, and of the table
-    model = load_causal(policy, config.precision, config.cpu_kernels)
+    model = load_causal(policy, config.precision, config.cpu_kernels, config.liger_kernels)
     families.check_length(model.config, longest_tokens)
     collected = _Collected()
     parts = sampler.sample(model, prompts.ids, out / PARTS, "best_of_n")

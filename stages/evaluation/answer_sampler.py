@@ -32,11 +32,12 @@ class AnswerSampler:
 
     def __init__(self, tokenizer, prompts: EvaluationPrompts, *, batch_prompts: int, max_new_tokens: int,
                  temperature: float, temperatures: Sequence[float], best_of: int, seed: int, cpu_kernels: str,
-                 precision: str = "fp32", cache: CachedResults | None = None):
+                 liger_kernels: str = "off", precision: str = "fp32", cache: CachedResults | None = None):
         self.tokenizer, self.prompts, self.precision = tokenizer, prompts, precision
         self.temperature, self.temperatures, self.best_of, self.seed = temperature, temperatures, best_of, seed
         self._sampling = {"batch_prompts": batch_prompts, "max_new_tokens": max_new_tokens, "precision": precision}
-        self._model = LoadedModel(partial(load_causal, precision=precision, cpu_kernels=cpu_kernels))
+        self._model = LoadedModel(partial(load_causal, precision=precision, cpu_kernels=cpu_kernels,
+                                          liger_kernels=liger_kernels))
         self._cache = cache or CachedResults()
 
     def sample_policies(self, folders: dict[str, Path], held_out: HeldOutPairs

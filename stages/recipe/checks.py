@@ -7,6 +7,7 @@ from stages.recipe.schema import setting
 
 Precision = Literal["fp32", "mixed", "bf16", "int8", "nf4"]
 CpuKernels = Literal["auto", "off"]
+LigerKernels = Literal["auto", "off"]
 Sharding = Literal["none", "fsdp"]
 LogTo = tuple[Literal["terminal", "jsonl", "tensorboard", "wandb"], ...]
 
@@ -55,6 +56,13 @@ def cpu_kernels_setting():
     return setting(
         "auto", "'auto': compute with this project's C++ kernels on a CPU, if there is a C++ compiler; 'off': with "
         "torch only; results differ by rounding [ours]")
+
+
+def liger_kernels_setting():
+    """Declare the setting liger_kernels, the same in every section of a stage that trains or samples on a GPU."""
+    return setting(
+        "off", "'auto': compute norms and gated MLPs with Liger's Triton kernels on a GPU, where liger-kernel is "
+        "installed and agrees with the model; 'off': with torch only; results differ by rounding [ours]")
 
 
 def save_every_minutes_setting():

@@ -27,7 +27,7 @@ from stages.recipe.sections.sft import Sft
 DEFAULT_RECIPE = "configs/demo.yaml"  # for the bundled site
 REAL_SITES_RECIPE = "configs/sites.yaml"
 # Keys beside the sections; they set the value in every section that has it.
-SHARED = ("seed", "cpu_kernels", "save_every_minutes", "log_to")
+SHARED = ("seed", "cpu_kernels", "liger_kernels", "save_every_minutes", "log_to")
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def build_trainer(
         sources.policy, sources.reward, tune=config.tune, value_model=algorithm.value_model, lora=asdict(config.lora),
         precision=config.precision, temperature=config.temperature,
         gradient_checkpointing=config.gradient_checkpointing, compiled=config.compile,
-        cpu_kernels=config.cpu_kernels)
+        cpu_kernels=config.cpu_kernels, liger_kernels=config.liger_kernels)
     if config.sharding == "fsdp":
         policy.shard()
     algorithm.say(f"check  {check_trained_model(policy.model, plain)}")
@@ -177,7 +177,8 @@ def load_checked_models(
     artifact = checked_models.reward_artifact(source, sources.reward)
     load_shared_tokenizer(sources.policy, artifact)
     return checked_models.check_scorers(
-        load_scorers(artifact, policy, sources.policy, config.forward_prompts, config.cpu_kernels), artifact,
+        load_scorers(artifact, policy, sources.policy, config.forward_prompts, config.cpu_kernels,
+                     config.liger_kernels), artifact,
         longest_tokens=config.max_prompt_tokens + config.max_response_tokens, sharded=config.sharding == "fsdp",
         min_correlation=config.min_reward_correlation, say=say)
 
