@@ -42,7 +42,7 @@ from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 from stages.training import checkpoint, optimizers
-from stages.training.disk_plan import check_training_space
+from stages.training.disk_plan import check_training_space, checkpoint_interval
 from stages.training.loggers import open_logger
 
 STARTUP = "startup.json"
@@ -88,7 +88,7 @@ def train_policy(
         trainer, reward_functions = build_trainer(config, algorithm, tokenizer, sources)
         check_training_space(
             out, trainer.policy.trainable_parameters().values(), optimizer=config.optimizer,
-            saves=config.iterations // (1 if config.save_every_minutes else config.save_every_iterations),
+            saves=config.iterations // checkpoint_interval(config.save_every_iterations, config.save_every_minutes),
             keep_checkpoints=config.keep_checkpoints,
             keeps_best=True, checkpoints=out)
         settings = LoopSettings(**select_settings(LoopSettings, config))
