@@ -25,8 +25,8 @@ from stages.generation.prompts import Prompts, draw_prompts
 from stages.modeling import families, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.tokenizer import load_tokenizer
-from stages.recipe.recipe import select_settings
 from stages.recipe.sections.best_of_n import BestOfN
+from stages.recipe.selection import select_settings
 from stages.rejection_sampling.candidates import Candidates, CandidateSettings
 from stages.rejection_sampling.reward_curve import measure_best_of_n
 from stages.rejection_sampling.sample_table import write_samples

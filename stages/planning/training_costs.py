@@ -108,8 +108,9 @@ def plan_policy_gradient(stage: str, meter: StepMeter, settings: Any, hardware: 
     rollout = Rollout(-(-settings.rollout_prompts // hardware.devices) * group, length, settings.precision,
                       merges_adapter=settings.tune == "lora" and settings.sharding == "none")
     work = Work(samples * settings.epochs, length, MEAN_LENGTH_SHARE, settings.minibatch_prompts * group,
-                settings.iterations // checkpoint_interval(settings.save_every_iterations, settings.save_every_minutes), True,
-                settings.keep_checkpoints)
+                settings.iterations // checkpoint_interval(settings.save_every_iterations,
+                                                           settings.save_every_minutes),
+                True, settings.keep_checkpoints)
     plan = _plan_training(
         stage, build, meter, settings, hardware, work, settings.microbatch_prompts * group,
         f"{samples:,} responses; prompts and responses of {MEAN_LENGTH_SHARE:.0%} of their limits; a decoding step "

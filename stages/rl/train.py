@@ -18,8 +18,8 @@ from stages.modeling.compatible_files import save_chat_template
 from stages.modeling.load import check_whole_model
 from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
-from stages.recipe.recipe import select_settings
 from stages.recipe.sections.policy_gradient import PolicyGradient
+from stages.recipe.selection import select_settings
 from stages.reporting.card_metadata import complete_adapter_cards
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards import checked_models
