@@ -62,7 +62,8 @@ def liger_kernels_setting():
     """Declare the setting liger_kernels, the same in every section of a stage that trains or samples on a GPU."""
     return setting(
         "off", "'auto': compute norms and gated MLPs with Liger's Triton kernels on a GPU, where liger-kernel is "
-        "installed and agrees with the model; 'off': with torch only; results differ by rounding [ours]")
+        "installed and agrees with the model; 'off': with torch only; results differ by rounding [ours]",
+        absent_means="off")
 
 
 def save_every_minutes_setting():
