@@ -26,8 +26,8 @@ from stages.generation.prompts import Prompts, draw_prompts
 from stages.modeling import families, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.tokenizer import load_tokenizer
-from stages.recipe.recipe import select_settings
 from stages.recipe.sections.best_of_n import BestOfN
+from stages.recipe.selection import select_settings
 from stages.rejection_sampling.candidates import Candidates, CandidateSettings
 from stages.rejection_sampling.reward_curve import measure_best_of_n
 from stages.rejection_sampling.sample_table import write_samples
@@ -60,9 +60,10 @@ def run(config: BestOfN, out: Path, *, policy: Path, reward: Path, pairs: Path, 
         CandidateSettings(**select_settings(CandidateSettings, config)),
         ShapingSettings(**select_settings(ShapingSettings, config)), map(asdict, config.rewards), tokenizer,
         policy=policy, reward=reward, pairs=pairs, longest_tokens=longest_tokens,
-        min_correlation=config.min_reward_correlation, cpu_kernels=config.cpu_kernels, say=_say)
+        min_correlation=config.min_reward_correlation, cpu_kernels=config.cpu_kernels,
+        liger_kernels=config.liger_kernels, say=_say)
     sampler.check_space(out, 2 * len(prompts.ids))  # of parts, and of the table
-    model = load_causal(policy, config.precision, config.cpu_kernels)
+    model = load_causal(policy, config.precision, config.cpu_kernels, config.liger_kernels)
     decode_with_graphs(model, config.cuda_graphs)
     families.check_length(model.config, longest_tokens)
     collected = _Collected()

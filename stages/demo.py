@@ -41,7 +41,8 @@ def serve(args: argparse.Namespace) -> None:
 
     settings = evaluate_settings(args.run)
     votes = args.votes or args.run / "votes"
-    controller = load_controller(args.run, args.model, votes, args.precision, settings.cpu_kernels)
+    controller = load_controller(args.run, args.model, votes, args.precision, settings.cpu_kernels,
+                                 settings.liger_kernels)
     defaults = {"temperature": settings.temperature, "most_tokens": settings.max_response_tokens}
     page = build_page(controller, f"Talking to {args.run}", read_model_background(args.run), defaults)
     serve_page(page, args.host, args.port)

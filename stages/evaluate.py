@@ -74,12 +74,13 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     tokenizer, longest = load_shared_tokenizer(*models), families.max_positions(*models)
     held_out, prompts = _draw_questions(config, pairs, tokenizer, longest)
     check_output_space(out, prompts, len(policy), config.max_response_tokens, len(held_out.rows))
-    cache = (CachedResults.of_run(context.folder.parent, config.cpu_kernels) if context and config.cache
+    cache = (CachedResults.of_run(context.folder.parent, config.cpu_kernels, config.liger_kernels)
+             if context and config.cache
              else CachedResults())
     sampler = _make_sampler(config, tokenizer, prompts, cache)
     answer_scorer = policy_answers.AnswerScorer(
         precision=config.precision, batch_texts=config.batch_texts, cpu_kernels=config.cpu_kernels,
-        apart=list(policy)[1:], cache=cache)
+        liger_kernels=config.liger_kernels, apart=list(policy)[1:], cache=cache)
     folders = policy | _base_if_comparable(base, tokenizer) | {"sft": sft}
     answers, swept, logprobs = sampler.sample_policies(folders, held_out)
     selection = _measure_temperatures(swept, prompts, partial(answer_scorer.score, reward), gold_scorer)
@@ -154,8 +155,8 @@ def _make_sampler(config: Evaluate, tokenizer, prompts: EvaluationPrompts, cache
     return AnswerSampler(
         tokenizer, prompts, batch_prompts=config.batch_prompts, max_new_tokens=config.max_response_tokens,
         temperature=config.temperature, temperatures=config.temperatures, best_of=max(config.best_of, default=0),
-        seed=config.seed, cpu_kernels=config.cpu_kernels, cuda_graphs=config.cuda_graphs, precision=config.precision,
-        cache=cache)
+        seed=config.seed, cpu_kernels=config.cpu_kernels, liger_kernels=config.liger_kernels,
+        cuda_graphs=config.cuda_graphs, precision=config.precision, cache=cache)
 
 
 def _load_scorers(config: Evaluate, pairs: Path) -> tuple[Callable | None, list[RewardFunction]]:

@@ -65,7 +65,7 @@ def run(config: Evaluate, out: Path, *, reward: list[str], pairs: Path, sft: Pat
     """
     torch_setup.prepare()
     _check_inputs(reward, sft, policy)
-    judged = load_reward(reward[0], template, config.cpu_kernels)
+    judged = load_reward(reward[0], template, config.cpu_kernels, config.liger_kernels)
     models = [folder for folder in (sft, base, policy) if folder]
     tokenizer = load_shared_tokenizer(*models) if models else judged.tokenizer
     longest = min([judged.max_tokens, *([families.max_positions(*models)] if models else [])])
@@ -107,7 +107,7 @@ def _measure_pairs(config: Evaluate, judged: RewardUnderTest, held_out: HeldOutP
                                for kind in (bootstrap_mean, bootstrap_statistic))
     questions, answers = zip(*held_out.texts, strict=True)
     scores = {"reward": judged.score_texts(questions, answers, "held-out pairs")}
-    likelihood = {name: mean_logprobs(held_out, load_causal(folder, cpu_kernels=config.cpu_kernels),
+    likelihood = {name: mean_logprobs(held_out, _load(folder, config),
                                       f"evaluate_reward: {name} on pairs") if folder else None
                   for name, folder in models.items()}
     scores |= {"log_probability": likelihood["sft"],
@@ -143,12 +143,12 @@ def _measure_samples(config: Evaluate, judged: RewardUnderTest, prompts: Evaluat
                      max_new_tokens=config.max_response_tokens)
     measured = {}
     if policy:
-        model = load_causal(policy, cpu_kernels=config.cpu_kernels)
+        model = _load(policy, config)
         moved = sample(model, prompts=prompts.prompts, temperature=config.temperature, seed=config.seed,
                        label="evaluate_reward: policy answers")
         logprobs = _logprobs(model, prompts, moved, config.temperature)
         model = None
-    model = load_causal(sft, cpu_kernels=config.cpu_kernels)
+    model = _load(sft, config)
     if policy:
         own = sample(model, prompts=prompts.prompts, temperature=config.temperature, seed=config.seed,
                      label="evaluate_reward: SFT answers")
@@ -157,6 +157,10 @@ def _measure_samples(config: Evaluate, judged: RewardUnderTest, prompts: Evaluat
     if gold_scorer:
         measured |= _measure_gold(config, judged, prompts, tokenizer, partial(sample, model), gold_scorer)
     return measured
+
+
+def _load(folder: Path, config: Evaluate):
+    return load_causal(folder, cpu_kernels=config.cpu_kernels, liger_kernels=config.liger_kernels)
 
 
 def _logprobs(model, prompts: EvaluationPrompts, answers: Answers, temperature: float) -> list:

@@ -36,8 +36,8 @@ from stages.offline_rl.dataset import (
 from stages.offline_rl.losses import LossSettings, token_losses, total_loss
 from stages.offline_rl.model import ILQLModel
 from stages.offline_rl.validation import PREFIX, measure_answers, sample_shifted
-from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ilql import Ilql
+from stages.recipe.selection import select_settings
 from stages.reporting.card_metadata import complete_adapter_cards
 from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext

@@ -86,7 +86,8 @@ def _list_stages(recipe: Recipe, meter: StepMeter, hardware: Hardware, size: Dat
     """Yield the stages with a model, in the order of the run."""
     if recipe.base.model == SCRATCH:
         yield PlannedStage("base", recipe.base.scratch, partial(
-            training_costs.plan_scratch, meter, hardware=hardware, tokens=size.finetune_tokens))
+            training_costs.plan_scratch, meter, hardware=hardware, tokens=size.finetune_tokens,
+            save_every_minutes=recipe.base.save_every_minutes))
     else:
         yield PlannedStage("base", None, lambda section: other_costs.plan_download(meter.config))
     if recipe.prompts is None:

@@ -31,8 +31,8 @@ from stages.modeling.packed import token_logprobs
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
-from stages.recipe.recipe import select_settings
 from stages.recipe.sections.sft import Sft
+from stages.recipe.selection import select_settings
 from stages.reporting.card_metadata import complete_adapter_cards
 from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext

@@ -51,8 +51,8 @@ ROOMS = {
                       "reporting", *PROMPTS),
     "kl_frontier": ("evaluation.summary", "evaluation.statistics", "pooling.statistics", "reporting", "runtime",
                     "render"),
-    "planning": ("render", "modeling", "training", "finetuning", "reward_modeling", "preference", "offline_rl", "rl",
-                 *PROMPTS),
+    "planning": ("recipe.selection", "render", "modeling", "training", "finetuning", "reward_modeling", "preference",
+                 "offline_rl", "rewards.sources", "rl", *PROMPTS),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "runs", "stackexchange", "inspection", "reporting",

@@ -11,7 +11,8 @@ from stages.runtime.finished import DIGEST_CHARACTERS, MANIFEST
 
 
 def load_controller(
-    run: Path, models: Sequence[tuple[str, Path]], votes: Path, precision: str, cpu_kernels: str
+    run: Path, models: Sequence[tuple[str, Path]], votes: Path, precision: str, cpu_kernels: str,
+    liger_kernels: str = "off",
 ) -> ChatController:
     """Load the run's SFT and PPO models, further `models` by name, and the reward model."""
     folders = {"SFT": run / "sft-merged", "PPO": run / "ppo-merged"}
@@ -23,7 +24,7 @@ def load_controller(
     digests = {name: model_digest(folder) for name, folder in folders.items()}
     digests[BEST_OF_N] = f"{digests['SFT']} by {model_digest(reward)}"
     print(f"demo: loading {', '.join(folders)} and the reward model", flush=True)
-    chat_models = ChatModels(folders, reward, precision, cpu_kernels)
+    chat_models = ChatModels(folders, reward, precision, cpu_kernels, liger_kernels)
     return ChatController(chat_models, run / "pairs", Votes(votes), digests)
 
 

@@ -100,12 +100,14 @@ class ChatModels:
         reward: a merged reward artifact of one or several models.
     """
 
-    def __init__(self, folders: dict[str, Path], reward: Path, precision: str = "fp32", cpu_kernels: str = "off"):
+    def __init__(self, folders: dict[str, Path], reward: Path, precision: str = "fp32", cpu_kernels: str = "off",
+                 liger_kernels: str = "off"):
         self.tokenizer = load_shared_tokenizer(*folders.values(), reward)
         self.max_positions = max_positions(*folders.values(), reward)
-        self.policies = {name: load_causal(folder, precision, cpu_kernels) for name, folder in folders.items()}
+        self.policies = {name: load_causal(folder, precision, cpu_kernels, liger_kernels)
+                         for name, folder in folders.items()}
         self.reference = next(iter(folders))
-        self.scorers = load_reward_models(reward, precision, cpu_kernels=cpu_kernels)
+        self.scorers = load_reward_models(reward, precision, cpu_kernels=cpu_kernels, liger_kernels=liger_kernels)
         self.names = [*folders, BEST_OF_N]
 
     def encode_prompt(self, question: str, sampling: SamplingSettings) -> list[int]:

@@ -79,9 +79,10 @@ class AnswerScorer:
     scores are the same without them, also in rounding. cache: results of earlier evaluations.
     """
 
-    def __init__(self, *, precision: str, batch_texts: int, cpu_kernels: str, apart: Sequence[str] = (),
-                 cache: CachedResults | None = None):
-        self.precision, self.batch_texts, self.cpu_kernels = precision, batch_texts, cpu_kernels
+    def __init__(self, *, precision: str, batch_texts: int, cpu_kernels: str, liger_kernels: str = "off",
+                 apart: Sequence[str] = (), cache: CachedResults | None = None):
+        self.precision, self.batch_texts = precision, batch_texts
+        self.cpu_kernels, self.liger_kernels = cpu_kernels, liger_kernels
         self.apart, self.cache = apart, cache or CachedResults()
 
     def score(self, reward: Path, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, np.ndarray]:
@@ -95,7 +96,8 @@ class AnswerScorer:
         rows = {writer: [None if end is None else (tuple(start), tuple(end)) for start, end in zip(*both, strict=True)]
                 for writer, both in texts.items()}
         rewards: dict = {None: float("nan")}
-        model = LoadedModel(partial(load_classifier, precision=self.precision, cpu_kernels=self.cpu_kernels))
+        model = LoadedModel(partial(load_classifier, precision=self.precision, cpu_kernels=self.cpu_kernels,
+                                    liger_kernels=self.liger_kernels))
         for group in ("", *self.apart):
             members = (part for writer, part in rows.items() if self._group(writer) == group)
             distinct = sorted({text for part in members for text in part} - rewards.keys(),

@@ -1,4 +1,4 @@
-"""Load models: precision, device, attention implementation and CPU kernels.
+"""Load models: precision, device, attention implementation, CPU kernels and Liger's kernels.
 
 Precisions: 'fp32'; 'mixed' (fp32 weights, bf16 matrix products by autocast); 'bf16' (bf16 weights); 'int8' and 'nf4'
 (bitsandbytes). fp16 is not offered: its range loses gradients without loss scaling.
@@ -19,6 +19,7 @@ from stages.modeling.packed import attention, gptj
 from stages.modeling.packed.forward import check_packing
 from stages.modeling.q_heads.files import has_q_heads
 from stages.modeling.q_heads.shifted_output import shift_by_folder
+from stages.modeling.replaced_layers import liger, liger_package
 
 QUANTISED = ("int8", "nf4")
 ADAPTER_CONFIG = "adapter_config.json"  # PEFT's
@@ -40,6 +41,11 @@ def autocast(precision: str):
 def resolve_cpu_kernels(setting: str) -> bool:
     """Check whether models of this process can use the CPU kernels; setting: 'auto', which compiles them, or 'off'."""
     return setting == "auto" and device().type == "cpu" and load_library() is not None
+
+
+def resolve_liger_kernels(setting: str) -> bool:
+    """Check whether models of this process can use Liger's kernels; setting: 'auto', which imports them, or 'off'."""
+    return setting == "auto" and device().type == liger_package.DEVICE and liger_package.load_functions() is not None
 
 
 def precision_arguments(precision: str) -> dict:
@@ -71,12 +77,14 @@ def check_whole_model(folder: Path | str) -> None:
         raise ValueError(f"{folder} is an adapter, and a whole model is needed here: {advice}")
 
 
-def load_causal(folder: Path | str, precision: str = "fp32", cpu_kernels: str = "off") -> PreTrainedModel:
+def load_causal(
+    folder: Path | str, precision: str = "fp32", cpu_kernels: str = "off", liger_kernels: str = "off"
+) -> PreTrainedModel:
     """Load a causal language model on this process's device, in eval mode.
 
     Q heads in its folder (of ilql) shift its logits: what is loaded is the policy that the heads define.
     """
-    model = load_pretrained(AutoModelForCausalLM, folder, precision, cpu_kernels)
+    model = load_pretrained(AutoModelForCausalLM, folder, precision, cpu_kernels, liger_kernels)
     check_logits(model)
     if has_q_heads(folder):
         shift_by_folder(model, folder)
@@ -84,13 +92,15 @@ def load_causal(folder: Path | str, precision: str = "fp32", cpu_kernels: str = 
 
 
 def load_pretrained(
-    auto_class, folder, precision: str, cpu_kernels: str = "off", optional_weights: tuple[str, ...] = (), **more
+    auto_class, folder, precision: str, cpu_kernels: str = "off", liger_kernels: str = "off",
+    optional_weights: tuple[str, ...] = (), **more
 ) -> PreTrainedModel:
     """Load a model in eval mode, with packed attention; ValueError if weights are missing.
 
     Args:
         auto_class: a class of Transformers with `from_pretrained`.
         cpu_kernels: 'auto' computes with the CPU kernels where possible, 'off' with torch only.
+        liger_kernels: the same on a GPU, with Liger's.
         optional_weights: names of weights that may be missing, and are then random.
         more: arguments of `from_pretrained`.
     """
@@ -117,6 +127,8 @@ def load_pretrained(
     model.eval()
     if use_kernels:
         replace_layers(model)
+    if resolve_liger_kernels(liger_kernels):
+        liger.replace_layers(model)
     carry_batch(model)
     check_positions(model)
     check_packing(model)

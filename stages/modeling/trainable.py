@@ -22,6 +22,7 @@ class TrainableSettings:
     tune: str
     precision: str
     cpu_kernels: str
+    liger_kernels: str
     seed: int
     sharding: str = "none"
     train_new_tokens: bool = False
@@ -37,7 +38,7 @@ def load_trainable_causal(
     """
     plain = plain_outputs(folder, settings.precision)
     torch.manual_seed(settings.seed)
-    model = load_causal(folder, settings.precision, settings.cpu_kernels)
+    model = load_causal(folder, settings.precision, settings.cpu_kernels, settings.liger_kernels)
     check_special_tokens(tokenizer, model.config)
     families.check_length(model.config, max_length_tokens)
     new_tokens = resize_token_embeddings(model, tokenizer) if settings.train_new_tokens else []

@@ -1,7 +1,6 @@
 """Build the steps of the trainings: the stages' own models and losses on the meta device, with texts of full length."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +19,14 @@ from stages.offline_rl.model import ILQLModel
 from stages.planning import shapes
 from stages.preference.logprobs import ReferencedExample
 from stages.preference.loss import PreferenceLoss
+from stages.recipe.selection import select_settings
 from stages.reward_modeling.dataset import Example
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scoring_file import Scoring
+from stages.rewards.sources import MODEL
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import MinibatchSize, UpdateSettings, policy_gradient_loss
 from stages.rl.trajectory import Trajectory
-
-MODEL_REWARD = "model"  # the source of rewards that is the reward stage's model
 
 
 class Step(NamedTuple):
@@ -49,7 +48,7 @@ def lm_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
 def reward_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
     """Build a step of the reward model on so many pairs."""
     model = _trainable(shapes.build_classifier(config, shapes.weights_dtype(settings.precision)), settings, True)
-    loss, scoring = PairwiseLoss(**_select(PairwiseLoss, settings)), Scoring(**_select(Scoring, settings))
+    loss, scoring = (kind(**select_settings(kind, settings)) for kind in (PairwiseLoss, Scoring))
     pairs = [_longest_pair(settings)] * rows
     return Step(model, {}, lambda: loss.summed_loss(model, pairs, scoring, settings.precision).backward())
 
@@ -57,7 +56,7 @@ def reward_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
 def dpo_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
     """Build a step of DPO on so many pairs; the reference's log-probabilities are stored beforehand."""
     model = _trainable(shapes.build_causal(config, shapes.weights_dtype(settings.precision)), settings)
-    loss = PreferenceLoss(**_select(PreferenceLoss, settings))
+    loss = PreferenceLoss(**select_settings(PreferenceLoss, settings))
     pairs = [ReferencedExample(_longest_pair(settings), (0.0, 0.0))] * rows
     return Step(model, {}, lambda: loss.summed_loss(model, pairs, settings.precision).backward())
 
@@ -67,7 +66,7 @@ def ilql_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
     model = _trainable(shapes.build_causal(config, shapes.weights_dtype(settings.precision)), settings)
     with shapes.META:
         learner = ILQLModel(model, 2 if settings.two_q_heads else 1, settings.precision)
-    losses = LossSettings(**_select(LossSettings, settings))
+    losses = LossSettings(**select_settings(LossSettings, settings))
     answers = [ScoredAnswer([0], [0] * (settings.max_length_tokens - 1), 0.0)] * rows
     return Step(learner, {}, lambda: total_loss(token_losses(learner(answers), losses), losses).sum().backward())
 
@@ -80,7 +79,7 @@ def policy_gradient_step(config: PretrainedConfig, settings: Any, rows: int, val
     reward models.
     """
     policy = _build_policy(config, settings, value_model, reward_lora)
-    update = UpdateSettings(**_select(UpdateSettings, settings))
+    update = UpdateSettings(**select_settings(UpdateSettings, settings))
     group = getattr(settings, "responses_per_prompt", 1)
     prompts = [[row // group] + [0] * (settings.max_prompt_tokens - 1) for row in range(rows)]
     trajectory = _longest_trajectory(prompts, settings.max_response_tokens)
@@ -91,7 +90,7 @@ def policy_gradient_step(config: PretrainedConfig, settings: Any, rows: int, val
 
 def reads_reward_model(settings: Any) -> bool:
     """Tell whether the reward stage's model is among the rewards of a section."""
-    return any(source.source == MODEL_REWARD for source in settings.rewards)
+    return any(source.source == MODEL for source in settings.rewards)
 
 
 def _trainable(model, settings: Any, scorer: bool = False):
@@ -167,8 +166,3 @@ def _longest_trajectory(prompts: list[list[int]], response: int) -> Trajectory:
     logprobs, ref_logprobs, values, advantages, returns = torch.zeros(5, rows, response, device=shapes.META)
     return Trajectory(logprobs, ref_logprobs, values, torch.ones(rows, response), prompts, [[0] * response] * rows,
                       advantages, returns)
-
-
-def _select(kind: type, settings: Any) -> dict:
-    """Return the settings that the dataclass `kind` has fields for."""
-    return {field.name: getattr(settings, field.name) for field in fields(kind) if hasattr(settings, field.name)}

@@ -12,7 +12,7 @@ from stages.planning.dry_run import StepCost
 from stages.planning.sampling_memory import Rollout, rollout_rows
 from stages.planning.stage_plan import Hardware, StagePlan
 from stages.planning.step_meter import BuildStep, StepMeter, TrainedModel
-from stages.training.disk_plan import count_saves, training_bytes
+from stages.training.disk_plan import checkpoint_interval, count_saves, training_bytes
 from stages.training.memory_estimate import PlanRow
 from stages.training.trainer import KEEP_CHECKPOINTS
 
@@ -24,7 +24,7 @@ FOREACH_OPTIMIZERS = ("adam", "adamw")  # torch's step over all tensors at once 
 class Work(NamedTuple):
     """What a training does: its rows in total, the tokens of each at most, and the share of them on average.
 
-    batch: rows of an optimizer step. saves: checkpoints that are written.
+    batch: rows of an optimizer step. saves: checkpoints that are written, at most: by time, one may follow each step.
     """
 
     rows: int
@@ -44,7 +44,7 @@ def plan_sft(meter: StepMeter, settings: Any, hardware: Hardware, tokens: int | 
                          "sft.max_steps")
     optimizer_steps = settings.max_steps or max(1, int(tokens / length * settings.epochs / batch))
     work = Work(optimizer_steps * batch, length, 1.0, batch,
-                count_saves(0, 1, 1, optimizer_steps, settings.save_every_steps),
+                _count_saves(settings, optimizer_steps),
                 settings.patience_evaluations is not None)
     return _plan_training("sft", steps.lm_step, meter, settings, hardware, work, settings.microbatch_sequences,
                           f"{optimizer_steps:,} steps of {batch} x {length} tokens")
@@ -53,20 +53,21 @@ def plan_sft(meter: StepMeter, settings: Any, hardware: Hardware, tokens: int | 
 def plan_lm_rows(stage: str, meter: StepMeter, settings: Any, hardware: Hardware, blocks: int) -> StagePlan:
     """Plan the fine-tuning on so many blocks of expert iteration."""
     work = Work(blocks, settings.sequence_length_tokens, 1.0, settings.batch_sequences,
-                count_saves(blocks, settings.batch_sequences, 1, None, settings.save_every_steps), False)
+                _count_saves(settings, blocks / settings.batch_sequences), False)
     return _plan_training(stage, steps.lm_step, meter, settings, hardware, work, settings.microbatch_sequences, "")
 
 
-def plan_scratch(meter: StepMeter, settings: Any, hardware: Hardware, tokens: int | None) -> StagePlan:
+def plan_scratch(meter: StepMeter, settings: Any, hardware: Hardware, tokens: int | None,
+                 save_every_minutes: float | None) -> StagePlan:
     """Plan the training of a base from scratch; tokens: of the site's text, None if not known.
 
-    settings: the section base.scratch.
+    settings: the section base.scratch. save_every_minutes: of the section base.
     """
     step_tokens = settings.batch_sequences * settings.sequence_length_tokens
     all_tokens = settings.max_tokens if tokens is None else min(settings.max_tokens, settings.epochs * tokens)
     optimizer_steps = max(1, int(all_tokens / step_tokens))
     work = Work(optimizer_steps * settings.batch_sequences, settings.sequence_length_tokens, 1.0,
-                settings.batch_sequences, count_saves(0, 1, 1, optimizer_steps, settings.save_every_steps), False)
+                settings.batch_sequences, _count_saves(settings, optimizer_steps, save_every_minutes), False)
     return _plan_training("base", steps.lm_step, meter, settings, hardware, work, settings.batch_sequences,
                           f"at most {optimizer_steps:,} steps of {step_tokens:,} tokens, from random weights")
 
@@ -77,7 +78,7 @@ def plan_pairwise(stage: str, meter: StepMeter, settings: Any, hardware: Hardwar
     max_steps = getattr(settings, "max_steps", None)
     count = max_steps * settings.batch_pairs if max_steps else count * getattr(settings, "members", 1)
     work = Work(count, 2 * settings.max_length_tokens, MEAN_LENGTH_SHARE, settings.batch_pairs,
-                count_saves(count, settings.batch_pairs, 1, None, settings.save_every_steps))
+                _count_saves(settings, count / settings.batch_pairs))
     build = steps.dpo_step if stage == "dpo" else steps.reward_step
     known = "" if pairs else "at most "
     return _plan_training(stage, build, meter, settings, hardware, work, settings.microbatch_pairs,
@@ -92,7 +93,7 @@ def plan_ilql(meter: StepMeter, settings: Any, hardware: Hardware, pairs: int | 
                          "ilql.max_steps")
     count = settings.max_steps * settings.batch_answers if settings.max_steps else int(pairs * settings.epochs)
     work = Work(count, settings.max_length_tokens, MEAN_LENGTH_SHARE, settings.batch_answers,
-                count_saves(count, settings.batch_answers, 1, None, settings.save_every_steps))
+                _count_saves(settings, count / settings.batch_answers))
     return _plan_training("ilql", steps.ilql_step, meter, settings, hardware, work, settings.microbatch_answers,
                           f"{count:,} answers of {MEAN_LENGTH_SHARE:.0%} of {settings.max_length_tokens} tokens")
 
@@ -107,7 +108,9 @@ def plan_policy_gradient(stage: str, meter: StepMeter, settings: Any, hardware: 
     rollout = Rollout(-(-settings.rollout_prompts // hardware.devices) * group, length, settings.precision,
                       merges_adapter=settings.tune == "lora" and settings.sharding == "none")
     work = Work(samples * settings.epochs, length, MEAN_LENGTH_SHARE, settings.minibatch_prompts * group,
-                settings.iterations // settings.save_every_iterations, True, settings.keep_checkpoints)
+                settings.iterations // checkpoint_interval(settings.save_every_iterations,
+                                                           settings.save_every_minutes),
+                True, settings.keep_checkpoints)
     plan = _plan_training(
         stage, build, meter, settings, hardware, work, settings.microbatch_prompts * group,
         f"{samples:,} responses; prompts and responses of {MEAN_LENGTH_SHARE:.0%} of their limits; a decoding step "
@@ -122,6 +125,12 @@ def plan_policy_gradient(stage: str, meter: StepMeter, settings: Any, hardware: 
         _weights_bytes(plan) + rollout_rows(meter.config, rollout)[0].bytes / 2)
     return plan._replace(tokens=tokens, flops=plan.flops + forward, seconds=plan.seconds + hardware.compute_seconds(
         forward) + hardware.read_seconds(read_bytes))
+
+
+def _count_saves(settings: Any, optimizer_steps: float, save_every_minutes: float | None = None) -> int:
+    """Return the number of checkpoints, at most; save_every_minutes: where the section has none itself."""
+    every_minutes = getattr(settings, "save_every_minutes", save_every_minutes)
+    return count_saves(0, 1, 1, optimizer_steps, checkpoint_interval(settings.save_every_steps, every_minutes))
 
 
 def _plan_training(stage: str, build: BuildStep, meter: StepMeter, settings: Any, hardware: Hardware, work: Work,

@@ -7,6 +7,7 @@ from stages.recipe.schema import setting
 
 Precision = Literal["fp32", "mixed", "bf16", "int8", "nf4"]
 CpuKernels = Literal["auto", "off"]
+LigerKernels = Literal["auto", "off"]
 Sharding = Literal["none", "fsdp"]
 SamplingEngine = Literal["own", "transformers", "vllm"]
 LogTo = tuple[Literal["terminal", "jsonl", "tensorboard", "wandb"], ...]
@@ -80,6 +81,14 @@ def cuda_graphs_setting():
         False, "on a GPU, sample with a key-value cache of one size, and launch a step's kernels by one CUDA graph; "
         "not for int8, not with sharding; results differ by rounding; not yet run on a GPU [ours: off]",
         absent_means=False)
+
+
+def liger_kernels_setting():
+    """Declare the setting liger_kernels, the same in every section of a stage that trains or samples on a GPU."""
+    return setting(
+        "off", "'auto': compute norms and gated MLPs with Liger's Triton kernels on a GPU, where liger-kernel is "
+        "installed and agrees with the model; 'off': with torch only; results differ by rounding [ours]",
+        absent_means="off")
 
 
 def save_every_minutes_setting():

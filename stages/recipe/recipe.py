@@ -5,7 +5,7 @@ The doc of each setting has its meaning, its unit (where the name does not say i
 [run] that folder's README, [card] the data set cards, [ours] chosen here.
 """
 
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from stages.recipe.recipe_file import find_recipe, read_mapping
@@ -27,7 +27,7 @@ from stages.recipe.sections.sft import Sft
 DEFAULT_RECIPE = "configs/demo.yaml"  # for the bundled site
 REAL_SITES_RECIPE = "configs/sites.yaml"
 # Keys beside the sections; they set the value in every section that has it.
-SHARED = ("seed", "cpu_kernels", "cuda_graphs", "save_every_minutes", "log_to")
+SHARED = ("seed", "cpu_kernels", "liger_kernels", "cuda_graphs", "save_every_minutes", "log_to")
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,6 @@ def _apply_values(recipe: Recipe, values: dict, where: str, from_text: bool) -> 
             recipe = replace(recipe, **{
                 name: override(getattr(recipe, name), {key: value}, where, from_text=from_text) for name in sections})
     return override(recipe, values, where, from_text=from_text)
-
-
-def select_settings(kind: type, settings: object) -> dict:
-    """Return the settings that the dataclass `kind` has fields for, as its keyword arguments.
-
-    A section may lack what has a default in `kind`: RLOO has no critic's settings.
-    """
-    return {field.name: getattr(settings, field.name) for field in fields(kind)
-            if field.default is MISSING or hasattr(settings, field.name)}
 
 
 def section_settings(recipe: Recipe, name: str) -> dict:

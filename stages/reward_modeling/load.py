@@ -1,5 +1,6 @@
 """Load reward models from folders."""
 
+from functools import partial
 from pathlib import Path
 
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
@@ -10,7 +11,8 @@ from stages.reward_modeling.scoring_file import SCORING, load_scoring, member_fo
 
 
 def load_classifier(
-    folder: Path | str, precision: str = "fp32", new_head: bool = False, cpu_kernels: str = "off"
+    folder: Path | str, precision: str = "fp32", new_head: bool = False, cpu_kernels: str = "off",
+    liger_kernels: str = "off",
 ) -> PreTrainedModel:
     """Load a sequence classifier with one output, in eval mode; ValueError if a weight, such as the head, is missing.
 
@@ -23,14 +25,15 @@ def load_classifier(
         folder,
         precision,
         cpu_kernels,
+        liger_kernels,
         num_labels=1,
         optional_weights=("score.weight",) if new_head else (),
     )
 
 
 def load_reward_models(
-    reward: Path, precision: str, batch_rows: int = 64, cpu_kernels: str = "off"
+    reward: Path, precision: str, batch_rows: int = 64, cpu_kernels: str = "off", liger_kernels: str = "off"
 ) -> list[Scorer]:
     """Load every model of a merged reward artifact."""
-    return [Scorer(load_classifier(folder, precision, cpu_kernels=cpu_kernels), precision, batch_rows=batch_rows)
-            for folder in member_folders(reward)]
+    load = partial(load_classifier, precision=precision, cpu_kernels=cpu_kernels, liger_kernels=liger_kernels)
+    return [Scorer(load(folder), precision, batch_rows=batch_rows) for folder in member_folders(reward)]

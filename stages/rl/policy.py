@@ -84,7 +84,7 @@ class Policy(nn.Module):
         """Tell whether there is a value function; without one, all values are 0."""
         return self.value_head is not None
 
-    def init_value_from_reward(self, reward: Path, cpu_kernels: str = "off") -> None:
+    def init_value_from_reward(self, reward: Path, cpu_kernels: str = "off", liger_kernels: str = "off") -> None:
         """Compute values by a separate adapter or model, initialised, with its head, from the reward model in `reward`.
 
         An adapter gives an adapter on the base, a whole model another whole model. Call it before building an
@@ -94,7 +94,8 @@ class Policy(nn.Module):
             model, head = add_reward_adapter(self.base, reward, VALUE, learns=True)
             self._rebind_base(model)
         else:
-            classifier = load_classifier(reward, self.precision, cpu_kernels=cpu_kernels)
+            classifier = load_classifier(
+                reward, self.precision, cpu_kernels=cpu_kernels, liger_kernels=liger_kernels)
             head, self.value_model = classifier.score.weight, classifier.requires_grad_(True)
             classifier.score.requires_grad_(False)  # the value head takes its place
         self.value_shares_policy = False

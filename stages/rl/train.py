@@ -20,8 +20,8 @@ from stages.modeling.compatible_files import save_chat_template
 from stages.modeling.load import check_whole_model
 from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
-from stages.recipe.recipe import select_settings
 from stages.recipe.sections.policy_gradient import PolicyGradient
+from stages.recipe.selection import select_settings
 from stages.reporting.card_metadata import complete_adapter_cards
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards import checked_models
@@ -45,7 +45,7 @@ from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 from stages.training import checkpoint, optimizers
-from stages.training.disk_plan import check_training_space
+from stages.training.disk_plan import check_training_space, checkpoint_interval
 from stages.training.loggers import open_logger
 
 STARTUP = "startup.json"
@@ -91,7 +91,7 @@ def train_policy(
         trainer, reward_functions = build_trainer(config, algorithm, tokenizer, sources)
         check_training_space(
             out, trainer.policy.trainable_parameters().values(), optimizer=config.optimizer,
-            saves=config.iterations // (1 if config.save_every_minutes else config.save_every_iterations),
+            saves=config.iterations // checkpoint_interval(config.save_every_iterations, config.save_every_minutes),
             keep_checkpoints=config.keep_checkpoints,
             keeps_best=True, checkpoints=out)
         settings = LoopSettings(**select_settings(LoopSettings, config))
@@ -130,7 +130,7 @@ def build_trainer(
         sources.policy, sources.reward, tune=config.tune, value_model=algorithm.value_model, lora=asdict(config.lora),
         precision=config.precision, temperature=config.temperature,
         gradient_checkpointing=config.gradient_checkpointing, compiled=config.compile,
-        cpu_kernels=config.cpu_kernels)
+        cpu_kernels=config.cpu_kernels, liger_kernels=config.liger_kernels)
     if config.sharding == "fsdp":
         policy.shard()
     decode_with_graphs(policy.causal_model, config.cuda_graphs)
@@ -189,7 +189,8 @@ def load_checked_models(
     artifact = checked_models.reward_artifact(source, sources.reward)
     load_shared_tokenizer(sources.policy, artifact)
     return checked_models.check_scorers(
-        load_scorers(artifact, policy, sources.policy, config.forward_prompts, config.cpu_kernels), artifact,
+        load_scorers(artifact, policy, sources.policy, config.forward_prompts, config.cpu_kernels,
+                     config.liger_kernels), artifact,
         longest_tokens=config.max_prompt_tokens + config.max_response_tokens, sharded=config.sharding == "fsdp",
         min_correlation=config.min_reward_correlation, say=say)
 

@@ -38,6 +38,16 @@ def training_bytes(parameters: Iterable[torch.nn.Parameter], *, optimizer: str, 
     return min(saves, keep_checkpoints + 1) * (weights_bytes + state_bytes) + weights_bytes
 
 
+def checkpoint_interval(every: int, every_minutes: float | None) -> int:
+    """Return the least number of steps or iterations between two checkpoints: by time, one may follow each.
+
+    Args:
+        every: of them, after which a checkpoint is written.
+        every_minutes: after which one is, too; None: never.
+    """
+    return 1 if every_minutes else every
+
+
 def count_saves(items: int, batch: int, epochs: float, max_steps: int | None, every_steps: int) -> int:
     """Return the number of checkpoints of a training on so many items; the Trainer also writes one at the end."""
     return math.ceil((max_steps or items * epochs / batch) / every_steps)

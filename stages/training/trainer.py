@@ -1,8 +1,9 @@
 """Train with Transformers' Trainer, with resumable checkpoints and a history that repeats bit for bit.
 
-The Trainer provides optimizer, schedule, data order, gradient accumulation and checkpoints. This module adds: a step's
-loss that is the mean over all its items, however they are split into microbatches; checkpoints that count only if they
-are complete, so that training survives kill -9; logs that hold each step once; the best state; one progress line.
+The Trainer provides optimizer, schedule, data order, gradient accumulation and checkpoints. This module and
+step_trainer.py add: a step's loss that is the mean over all its items, however they are split into microbatches;
+checkpoints that count only if they are complete, so that training survives kill -9; logs that hold each step once; the
+best state; one progress line.
 """
 
 import math
@@ -11,28 +12,24 @@ import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from itertools import chain, pairwise
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from stages.distributed import group, sharding
-from stages.runtime.files import read_json_object, write_json
 from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, deferred
 from stages.training.callbacks import Evaluation, HistoryCallback, SaveCallback, StepCallback, load_trainable
-from stages.training.checkpoint import PREFIX, check_checkpoint_space, checkpoint_number, find_newest_intact
+from stages.training.checkpoint import checkpoint_number, find_newest_intact
 from stages.training.checkpoint_timer import CheckpointTimer
-from stages.training.disk_plan import check_training_space, count_saves
+from stages.training.disk_plan import check_training_space, checkpoint_interval, count_saves
 from stages.training.loggers import TrainingLogger
-from stages.training.optimizers import MuonWithAdamW, clip_gradients
-from stages.training.partial_state import PartialState
+from stages.training.optimizers import MuonWithAdamW
+from stages.training.step_trainer import RestoreLoss, ShardedStepTrainer, StepTrainer, saved_parameters
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
-LOSS_SINCE_ROW = "loss_since_row.json"  # of a checkpoint between two rows of the history
 KEEP_CHECKPOINTS = 2
 LOG_EVERY_STEPS = 10
 
@@ -89,9 +86,9 @@ def train(
     if int(os.environ.get("WORLD_SIZE", "1")) > group.world_size():
         raise ValueError(f"{label} was started as one of several processes that have not met: start it by its command")
     check_training_space(
-        out, _saved_parameters(model), optimizer=settings.optimizer, keep_checkpoints=KEEP_CHECKPOINTS,
+        out, saved_parameters(model), optimizer=settings.optimizer, keep_checkpoints=KEEP_CHECKPOINTS,
         saves=count_saves(len(dataset), settings.batch, settings.epochs, settings.max_steps,
-                          1 if settings.save_every_minutes else settings.save_every_steps),
+                          checkpoint_interval(settings.save_every_steps, settings.save_every_minutes)),
         keeps_best=evaluation is not None and evaluation.score is not None, checkpoints=out / CHECKPOINTS)
     set_seed(settings.seed)
     callback = HistoryCallback(
@@ -101,7 +98,7 @@ def train(
     checkpoint = find_newest_intact(out / CHECKPOINTS)
     if checkpoint:
         print_line(f"{label}: resumed at {checkpoint.name}")
-        trainer.add_callback(_RestoreLoss(trainer, checkpoint))
+        trainer.add_callback(RestoreLoss(trainer, checkpoint))
     with deferred() as request:
         saving = SaveCallback(request, CheckpointTimer(settings.save_every_minutes), sharding.has_shards(model))
         trainer.add_callback(saving)
@@ -126,17 +123,10 @@ def remove_checkpoints(out: Path) -> None:
     (out / BEST).unlink(missing_ok=True)
 
 
-def _saved_parameters(model) -> list[torch.nn.Parameter]:
-    """List the parameters of a checkpoint: of a PEFT model, those that are trained."""
-    if isinstance(model, PartialState):
-        return list(model.saved_parameters().values())
-    return [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
-
-
 def _build_trainer(model, dataset, collate: Callable, loss_fn: Callable, settings: TrainerSettings, out: Path,
                    callbacks: list[TrainerCallback]) -> Trainer:
     sharded = sharding.has_shards(model)
-    trainer = (_ShardedTrainer if sharded else _Trainer)(
+    trainer = (ShardedStepTrainer if sharded else StepTrainer)(
         model=model, args=_arguments(settings, out, sharded), train_dataset=dataset, data_collator=collate,
         callbacks=callbacks, optimizers=(_build_optimizer(model, settings), None))
     trainer.loss_fn = loss_fn
@@ -190,112 +180,3 @@ class _OneDeviceArguments(TrainingArguments):
     @property
     def n_gpu(self) -> int:
         return min(1, super().n_gpu)
-
-
-class _Trainer(Trainer):
-    """Train on steps whose rows are shared among the processes; each process then has the gradient of the whole step.
-
-    A process takes its share of all rows of a step, in as few microbatches as hold it; others are empty.
-    """
-
-    loss_fn: Callable
-    own_loss = 0.0  # of this process's rows of the step so far
-
-    def _save_checkpoint(self, model, trial):
-        """Save, beside what the Trainer saves, the losses of the next row so far: it would begin that row anew."""
-        states = (value for state in self.optimizer.state.values() for value in state.values())
-        tensors = chain(_saved_parameters(model), filter(torch.is_tensor, states))
-        check_checkpoint_space(Path(self.args.output_dir).parent, tensors)
-        super()._save_checkpoint(model, trial)
-        folder = Path(self._get_output_dir(trial)) / f"{PREFIX}{self.state.global_step}"
-        write_json(folder / LOSS_SINCE_ROW, {"sum": self._tr_loss.item(), "row_step": self._globalstep_last_logged})
-
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        items = sum(batch["items"] for batch in batches)
-        if group.world_size() == 1:
-            return batches, items
-        return share_step(batches, fill=sharding.has_shards(self.model)), items
-
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        if group.world_size() == 1:
-            return super().training_step(model, inputs, num_items_in_batch)
-        if inputs["content"]:
-            with torch.random.fork_rng():  # dropout: other masks in each process, the same random state afterwards
-                torch.manual_seed(hash((self.args.seed, self.state.global_step, inputs["number"], group.rank())))
-                self.own_loss = self.own_loss + super().training_step(model, inputs, num_items_in_batch)
-        total = torch.zeros((), device=self.args.device)
-        if self.accelerator.sync_gradients:  # the step's last microbatch: before the gradient is clipped
-            group.sum_gradients(model.parameters())
-            total, self.own_loss = group.sum_tensor(total + self.own_loss), 0.0
-        return total
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return inputs.get("weight", 1.0) * self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
-
-    def floating_point_ops(self, inputs):
-        return 0
-
-
-class _RestoreLoss(TrainerCallback):
-    """On a resume, give the Trainer the losses of the next row so far."""
-
-    def __init__(self, trainer: _Trainer, checkpoint: Path):
-        self.trainer, self.saved = trainer, read_json_object(checkpoint / LOSS_SINCE_ROW)
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        if self.saved:  # a checkpoint of an older version has none, and is on a row
-            self.trainer._tr_loss += self.saved["sum"]
-            self.trainer._globalstep_last_logged = self.saved["row_step"]
-
-
-class _ShardedTrainer(_Trainer):
-    """Train a model whose layers are sharded; checkpoints are those of a whole model, whatever the number of processes.
-    """
-
-    def _clip_grad_norm(self, model):
-        return clip_gradients(model.parameters(), self.args.max_grad_norm)
-
-    def _save_checkpoint(self, model, trial):
-        self.whole_state = None if hasattr(self.model, "peft_config") else sharding.gather_state(self.model)
-        with sharding.whole_optimizer_state(self.optimizer):
-            if group.rank() == 0:
-                super()._save_checkpoint(model, trial)
-        self.whole_state = None
-
-    def _save(self, output_dir=None, state_dict=None):
-        super()._save(output_dir, self.whole_state)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        if hasattr(self.model, "peft_config"):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-            return
-        parameters = dict(self.model.named_parameters())
-        for file in Path(resume_from_checkpoint).glob("model*.safetensors"):
-            for name, tensor in load_file(file).items():
-                with torch.no_grad():
-                    parameters[name].copy_(sharding.split_like(tensor, parameters[name]))
-
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        super()._load_optimizer_and_scheduler(checkpoint)
-        for parameter, state in self.optimizer.state.items():
-            for key, value in state.items():
-                state[key] = sharding.split_like(value, parameter)
-
-
-def share_step(batches: list[dict], fill: bool) -> list[dict]:
-    """Return this process's rows of the microbatches of a step, as so many microbatches, of which some are empty.
-
-    fill: processes must have equally many that are not (sharding.py); one with too few takes a row at weight 0.
-    """
-    rows = [row for batch in batches for row in batch["content"]]
-    own = group.own_rows_by_length([length for batch in batches for length in batch["lengths"]])
-    used = -(-len(batches) // group.world_size())
-    cuts = [number * len(own) // used for number in range(used + 1)] + [len(own)] * (len(batches) - used)
-    parts = [{"content": [rows[i] for i in own[start:stop]], "number": number}
-             for number, (start, stop) in enumerate(pairwise(cuts))]
-    if fill:
-        for part in parts[:used]:
-            if not part["content"]:
-                part.update(content=rows[:1], weight=0.0)
-    return parts

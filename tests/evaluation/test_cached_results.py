@@ -84,7 +84,7 @@ def test_a_result_is_named_by_all_that_it_depends_on(folders, stored, tmp_path, 
 
     def compute(cache, kind, model, function, **depends_on):
         names.setdefault(kind, set()).add((*sorted(depends_on),))
-        assert {"code", "environment", "cpu_kernels"} == set(cache.depends_on)
+        assert {"code", "environment", "cpu_kernels", "liger_kernels"} == set(cache.depends_on)
         return real(cache, kind, model, function, **depends_on)
 
     monkeypatch.setattr(CachedResults, "compute", compute)

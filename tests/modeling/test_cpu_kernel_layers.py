@@ -12,6 +12,7 @@ from transformers.models.llama import LlamaConfig, modeling_llama
 from stages.modeling.cpu_kernels import bindings, build, layers
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
+from stages.modeling.replaced_layers.equivalence import subclass
 from tests.helpers.architectures import FAMILIES, save
 from tests.helpers.kernel_inputs import NEAR, dtypes, gaussian, is_close, llama_norm, pack_lengths, with_gradients
 
@@ -24,7 +25,7 @@ def llama(tmp_path):
 
 
 def with_kernel(module, mixin):
-    module.__class__ = layers._subclass(type(module), mixin)
+    module.__class__ = subclass(type(module), mixin)
     return module
 
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from stages import ppo
-from stages.recipe.recipe import select_settings
 from stages.recipe.sections.models import Lora
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
+from stages.recipe.selection import select_settings
 from stages.rl.prompts import load_prompts
 from stages.rl.train import Sources, build_trainer
 from stages.rl.training_loop import LoopSettings, draw_prompts, scheduled_learning_rate

@@ -10,6 +10,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from stages.modeling.replaced_layers import liger_package
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -21,7 +23,9 @@ def pins(lines) -> dict[str, str]:
 CORE = pins((ROOT / "constraints.txt").read_text().splitlines())
 EXTRAS = pins((ROOT / "constraints-extras.txt").read_text().splitlines())
 TESTED = CORE | EXTRAS
-RANGES = [Requirement(text) for text in sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])]
+OPTIONAL = PROJECT["optional-dependencies"]
+FOR_A_GPU = {"liger": [Requirement(text) for text in OPTIONAL.pop("liger")]}  # not in the tested set
+RANGES = [Requirement(text) for text in sum(OPTIONAL.values(), PROJECT["dependencies"])]
 
 
 @pytest.mark.parametrize("wanted", RANGES, ids=lambda wanted: wanted.name)
@@ -45,18 +49,24 @@ def test_conda_users_get_the_same_set():
 
 def test_extras_add_and_change_nothing():
     assert not CORE.keys() & EXTRAS.keys()
-    optional = {Requirement(text).name for group, texts in PROJECT["optional-dependencies"].items()
+    optional = {Requirement(text).name for group, texts in OPTIONAL.items()
                 for text in texts if group != "dev"}
     assert optional <= EXTRAS.keys() | CORE.keys()
     assert {Requirement(text).name for text in PROJECT["dependencies"]} <= CORE.keys()
+
+
+def test_the_version_that_a_line_asks_for_is_in_its_range():
+    line = Requirement(liger_package.INSTALL.removeprefix("pip install "))
+    (wanted,) = FOR_A_GPU["liger"]
+    assert line.name == wanted.name and all(wanted.specifier.contains(clause.version) for clause in line.specifier)
 
 
 def test_every_import_is_a_stated_dependency():
     source = "\n".join(path.read_text() for path in (ROOT / "stages").rglob("*.py"))
     imported = set(re.findall(r"^\s*(?:import|from) (\w+)", source, re.MULTILINE)) - set(sys.stdlib_module_names)
     renamed = {"pyyaml": "yaml", "beautifulsoup4": "bs4", "pillow": "PIL",
-               "scikit-learn": "sklearn", "markdown-it-py": "markdown_it"}
-    stated = {renamed.get(wanted.name, wanted.name) for wanted in RANGES} | {"stages"}
+               "scikit-learn": "sklearn", "markdown-it-py": "markdown_it", "liger-kernel": "liger_kernel"}
+    stated = {renamed.get(wanted.name, wanted.name) for wanted in sum(FOR_A_GPU.values(), RANGES)} | {"stages"}
     assert imported <= stated, f"not in pyproject.toml: {imported - stated}"
 
 

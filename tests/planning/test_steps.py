@@ -43,6 +43,15 @@ def test_a_plan_has_all_parts(stage):
     assert ("reward model" in rows) == (stage in ("ppo", "grpo"))
 
 
+def test_by_time_a_checkpoint_may_follow_every_step():
+    settings = replace(SECTIONS["sft"], max_steps=3, save_every_steps=100, save_every_minutes=None)
+    meter = StepMeter(small_config())
+    by_steps, by_time = (plan("sft", replace(settings, save_every_minutes=minutes), meter=meter).disk_bytes
+                         for minutes in (None, 30.0))
+    trained = plan("sft", settings, meter=meter).trained
+    assert by_time - by_steps == 2 * 3 * 4 * trained  # two more, each of weights and Adam's moments
+
+
 def test_fewer_rows_recomputation_and_fewer_bits_need_less():
     settings = SECTIONS["ppo"]
     whole = plan("ppo", settings)

@@ -104,6 +104,9 @@ def test_overrides_come_last_and_may_be_text(written):
 
 def test_off_needs_no_quotes(written):
     assert load_recipe(written("cpu_kernels: off\nppo: {cpu_kernels: auto}")).sft.cpu_kernels == "off"
+    recipe = load_recipe(written("liger_kernels: auto\nppo: {liger_kernels: off}"))
+    assert (recipe.sft.liger_kernels, recipe.ppo.liger_kernels, load_recipe("demo").sft.liger_kernels) == (
+        "auto", "off", "off")
 
 
 @pytest.mark.parametrize("day", ["2015-01-31", '"2015-01-31"'])

@@ -16,7 +16,7 @@ from stages.recipe.sections.data import Pairs
 from stages.recipe.sections.evaluate import Report
 from stages.training import checkpoint
 from stages.training.callbacks import Evaluation
-from stages.training.disk_plan import count_saves
+from stages.training.disk_plan import checkpoint_interval, count_saves
 from stages.training.trainer import TrainerSettings, train
 from tests.helpers import finished_run, tiny_evaluation
 from tests.helpers.stackexchange_dumps import document, make_posts, qa_rows, write_dump
@@ -87,6 +87,10 @@ def test_a_checkpoint_of_ppo_is_not_begun_without_room(tmp_path, free):
     (10, 1, 1.0, None, 5), (10, 4, 1.0, None, 2), (10, 1, 1.0, 3, 2), (10, 10, 0.1, None, 1)])
 def test_the_number_of_checkpoints(items, batch, epochs, max_steps, saves):
     assert count_saves(items, batch, epochs, max_steps, every_steps=2) == saves
+
+
+def test_a_checkpoint_by_time_may_follow_every_step():
+    assert [checkpoint_interval(250, minutes) for minutes in (None, 30.0)] == [250, 1]
 
 
 @pytest.mark.parametrize(("dtype", "size_bytes"), [("fp32", 4 * 72), ("bf16", 2 * 72)])

@@ -29,12 +29,12 @@ class CachedResults:
         self.used = self.computed = 0
 
     @classmethod
-    def of_run(cls, run_folder: Path, cpu_kernels: str) -> "CachedResults":
+    def of_run(cls, run_folder: Path, cpu_kernels: str, liger_kernels: str) -> "CachedResults":
         """Use the results that are stored in a run's folder."""
         resolve_cpu_kernels(cpu_kernels)  # so that the environment has them
         environment = describe_environment()
         return cls(ResultFiles(run_folder / CACHE), code=digest_code(), cpu_kernels=cpu_kernels,
-                   environment={name: environment.get(name) for name in ENVIRONMENT})
+                   liger_kernels=liger_kernels, environment={name: environment.get(name) for name in ENVIRONMENT})
 
     def compute(self, kind: str, model: Path, compute: Callable[[], dict[str, torch.Tensor]], **depends_on: object
                 ) -> dict[str, torch.Tensor]:

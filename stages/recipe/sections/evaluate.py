@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import CpuKernels, Precision, cpu_kernels_setting, cuda_graphs_setting
+from stages.recipe.checks import (
+    CpuKernels,
+    LigerKernels,
+    Precision,
+    cpu_kernels_setting,
+    cuda_graphs_setting,
+    liger_kernels_setting,
+)
 from stages.recipe.ranges import BATCH, COUNT, COUNT_OR_NONE, SEED, TEMPERATURE, TOKENS, Range
 from stages.recipe.schema import setting
 
@@ -44,6 +51,7 @@ class Evaluate:
         (), "more scores of all policies, as sources in ppo.rewards that read text: 'package.module:function', "
         "has_code, ...; in the verdict, a rise in one counts as a rise in reward [ours]")
     cpu_kernels: CpuKernels = cpu_kernels_setting()
+    liger_kernels: LigerKernels = liger_kernels_setting()
     cuda_graphs: bool = cuda_graphs_setting()
     cache: bool = setting(
         True, "take samples, log-probabilities and rewards of the same models, inputs, settings and code from .cache/ "

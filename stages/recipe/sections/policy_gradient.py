@@ -5,6 +5,7 @@ from typing import Literal
 
 from stages.recipe.checks import (
     CpuKernels,
+    LigerKernels,
     LogTo,
     Precision,
     SamplingEngine,
@@ -16,6 +17,7 @@ from stages.recipe.checks import (
     check_sharding,
     cpu_kernels_setting,
     cuda_graphs_setting,
+    liger_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
     sharding_setting,
@@ -136,6 +138,7 @@ class PolicyGradient(RewardSettings):
         2, "newest checkpoints to keep, each with the best policy so far [ours]", within=COUNT)
     sharding: Sharding = sharding_setting()
     cpu_kernels: CpuKernels = cpu_kernels_setting()
+    liger_kernels: LigerKernels = liger_kernels_setting()
     cuda_graphs: bool = cuda_graphs_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of prompts, sampling and minibatches [script]", within=SEED)

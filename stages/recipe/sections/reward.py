@@ -5,6 +5,7 @@ from typing import Literal
 
 from stages.recipe.checks import (
     CpuKernels,
+    LigerKernels,
     LogTo,
     Precision,
     Sharding,
@@ -13,6 +14,7 @@ from stages.recipe.checks import (
     check_log_to,
     check_sharding,
     cpu_kernels_setting,
+    liger_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
     sharding_setting,
@@ -91,6 +93,7 @@ class Reward:
         None, "stop after this many evaluations without a better one; null: never [script]", within=COUNT)
     sharding: Sharding = sharding_setting()
     cpu_kernels: CpuKernels = cpu_kernels_setting()
+    liger_kernels: LigerKernels = liger_kernels_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the head, the data order and dropout [script]", within=SEED)
 
