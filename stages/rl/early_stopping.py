@@ -16,7 +16,7 @@ class StopRules:
     patience_evaluations: int | None
     max_skipped_in_a_row: int | None
     min_entropy_nats: float
-    max_sampler_difference_nats: float = inf
+    max_sampler_difference_nats: float | None = None
 
 
 @dataclass
@@ -63,11 +63,11 @@ class EarlyStopping:
         if self.rules.min_entropy_nats and not row["entropy"] >= self.rules.min_entropy_nats:
             self._stop(f"the entropy, {row['entropy']:.3g} nats a token, is below min_entropy_nats "
                        f"({self.rules.min_entropy_nats:g}): the policy has collapsed to few answers")
-        difference = row.get("sampler_logprob_difference", 0.0)
-        if not difference <= self.rules.max_sampler_difference_nats:
+        difference, limit = row.get("sampler_logprob_difference", 0.0), self.rules.max_sampler_difference_nats
+        if limit is not None and not difference <= limit:
             self._stop(f"the sampling engine's log-probabilities differ from the policy's by {difference:.3g} nats a "
-                       f"token in the mean, more than max_sampler_difference_nats "
-                       f"({self.rules.max_sampler_difference_nats:g}): it samples from another distribution")
+                       f"token in the mean, more than max_sampler_difference_nats ({limit:g}): it samples from another "
+                       f"distribution")
 
     def state(self) -> dict:
         """Return the state as JSON for a checkpoint; continue with `EarlyStopping(rules, **state)`."""
