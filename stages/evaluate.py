@@ -42,9 +42,11 @@ from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.evaluation.summary import BEST, GREEDY
 from stages.generation.text_metrics import has_code
 from stages.modeling import families, torch_setup
+from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_shared_tokenizer, same_tokenizer
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.rewards import RewardSource
+from stages.recipe.selection import select_settings
 from stages.reward_modeling.no_model import read_no_model
 from stages.rewards.sources import RewardFunction, load_reward_functions
 from stages.runtime.artifact import RunContext
@@ -74,13 +76,12 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     tokenizer, longest = load_shared_tokenizer(*models), families.max_positions(*models)
     held_out, prompts = _draw_questions(config, pairs, tokenizer, longest)
     check_output_space(out, prompts, len(policy), config.max_response_tokens, len(held_out.rows))
-    cache = (CachedResults.of_run(context.folder.parent, config.cpu_kernels, config.liger_kernels)
-             if context and config.cache
-             else CachedResults())
-    sampler = _make_sampler(config, tokenizer, prompts, cache)
+    kernels = Kernels(**select_settings(Kernels, config))
+    cache = (CachedResults.of_run(context.folder.parent, kernels) if context and config.cache else CachedResults())
+    sampler = _make_sampler(config, tokenizer, prompts, kernels, cache)
     answer_scorer = policy_answers.AnswerScorer(
-        precision=config.precision, batch_texts=config.batch_texts, cpu_kernels=config.cpu_kernels,
-        liger_kernels=config.liger_kernels, apart=list(policy)[1:], cache=cache)
+        precision=config.precision, batch_texts=config.batch_texts, kernels=kernels, apart=list(policy)[1:],
+        cache=cache)
     folders = policy | _base_if_comparable(base, tokenizer) | {"sft": sft}
     answers, swept, logprobs = sampler.sample_policies(folders, held_out)
     selection = _measure_temperatures(swept, prompts, partial(answer_scorer.score, reward), gold_scorer)
@@ -151,12 +152,12 @@ def _draw_questions(config: Evaluate, pairs: Path, tokenizer, longest: int) -> t
         seed=config.seed)
 
 
-def _make_sampler(config: Evaluate, tokenizer, prompts: EvaluationPrompts, cache: CachedResults) -> AnswerSampler:
+def _make_sampler(config: Evaluate, tokenizer, prompts: EvaluationPrompts, kernels: Kernels, cache: CachedResults
+                  ) -> AnswerSampler:
     return AnswerSampler(
         tokenizer, prompts, batch_prompts=config.batch_prompts, max_new_tokens=config.max_response_tokens,
         temperature=config.temperature, temperatures=config.temperatures, best_of=max(config.best_of, default=0),
-        seed=config.seed, cpu_kernels=config.cpu_kernels, liger_kernels=config.liger_kernels,
-        cuda_graphs=config.cuda_graphs, precision=config.precision, cache=cache)
+        seed=config.seed, kernels=kernels, cuda_graphs=config.cuda_graphs, precision=config.precision, cache=cache)
 
 
 def _load_scorers(config: Evaluate, pairs: Path) -> tuple[Callable | None, list[RewardFunction]]:

@@ -24,6 +24,7 @@ from stages.modeling import torch_setup
 from stages.modeling.adapters import active_adapter
 from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.pretrained import save_adapter, save_model
+from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.recipe.sections.expert_iteration import ExpertIteration
@@ -105,15 +106,15 @@ def _build_sampler(config: ExpertIteration, tokenizer, policy: Path, reward: Pat
         ShapingSettings(**select_settings(ShapingSettings, config)), map(asdict, config.rewards), tokenizer,
         policy=policy, reward=reward, pairs=pairs,
         longest_tokens=config.max_prompt_tokens + config.max_response_tokens,
-        min_correlation=config.min_reward_correlation, cpu_kernels=config.cpu_kernels,
-        liger_kernels=config.liger_kernels, say=_say)
+        min_correlation=config.min_reward_correlation,
+        kernels=Kernels(**select_settings(Kernels, config)), say=_say)
 
 
 @contextmanager
 def _open_reference(config: ExpertIteration, policy: Path, model) -> Iterator:
     """Yield the SFT model: the policy without its adapter or, where all weights are trained, loaded for the block."""
     if config.tune == "full":
-        yield load_causal(policy, config.precision, config.cpu_kernels, config.liger_kernels)
+        yield load_causal(policy, config.precision, Kernels(**select_settings(Kernels, config)))
         return
     with active_adapter(model, None):
         yield model

@@ -36,6 +36,7 @@ from stages.modeling import families, lora, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.plain_load import PlainOutputs, check_trained_model, plain_outputs
 from stages.modeling.pretrained import save_adapter, save_model
+from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import shard_layers
 from stages.recipe.sections.reward import Reward
@@ -139,15 +140,15 @@ def score_baselines(config: Reward, base: Path, validation: HeldOutPairs, rows: 
                     ) -> dict[str, np.ndarray]:
     """Score the held-out texts [M] with each baseline that is fitted, on a sample of `rows`, or needs a model."""
     fitted = score_fitted_baselines(validation, sample_rows(rows, BASELINE_PAIRS, config.seed))
-    model = load_causal(base, config.precision, config.cpu_kernels, config.liger_kernels)
+    model = load_causal(base, config.precision, Kernels(**select_settings(Kernels, config)))
     shard_layers(model, config.sharding)
     return fitted | {START_LOG_PROBABILITY: mean_logprobs(validation, model, "reward: baselines")}
 
 
 def load_untrained(config: Reward, base: Path):
     """Load the base as a classifier without a head; ValueError if it does not fit the settings."""
-    model = load_classifier(base, config.precision, new_head=True, cpu_kernels=config.cpu_kernels,
-                            liger_kernels=config.liger_kernels)
+    model = load_classifier(base, config.precision, new_head=True,
+                            kernels=Kernels(**select_settings(Kernels, config)))
     families.check_length(model.config, config.max_length_tokens)
     for name in ("log_probability_weight", "language_model_weight"):
         check_tied_embeddings(model.config, getattr(config, name), name)

@@ -16,6 +16,7 @@ from stages.generation.sampler import sample
 from stages.modeling import torch_setup
 from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
+from stages.modeling.replaced_layers.kernels import Kernels
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.kl import kl_penalised_rewards
@@ -37,8 +38,8 @@ def load(
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         workload.language_model(shape).to(dtype).save_pretrained(f"{folder}/lm")
         workload.reward_model(shape).to(dtype).save_pretrained(f"{folder}/rm")
-        model = load_causal(f"{folder}/lm", precision, cpu_kernels)
-        scorer = Scorer(load_classifier(f"{folder}/rm", precision, cpu_kernels=cpu_kernels), precision)
+        model = load_causal(f"{folder}/lm", precision, Kernels(cpu_kernels))
+        scorer = Scorer(load_classifier(f"{folder}/rm", precision, kernels=Kernels(cpu_kernels)), precision)
     lora = workload.LORA
     torch.manual_seed(0)
     model = add_lora(model, r=lora["r"], alpha=lora["lora_alpha"], dropout=lora["lora_dropout"],

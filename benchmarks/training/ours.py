@@ -21,6 +21,7 @@ from stages.modeling import lora
 from stages.modeling.adapters import active_adapter
 from stages.modeling.load import load_causal
 from stages.modeling.pretrained import save_adapter
+from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_tokenizer
 from stages.preference.logprobs import ReferencedExample, all_answer_logprobs
 from stages.preference.loss import PreferenceLoss
@@ -97,7 +98,7 @@ def train_sft(work: Work, meter: Meter, packing: str):
 
 
 def _load_with_lora(work: Work, load: Callable, scorer: bool = False):
-    model = load(work.path(MODEL), work.precision, cpu_kernels="auto")
+    model = load(work.path(MODEL), work.precision, kernels=Kernels(cpu_kernels="auto"))
     torch.manual_seed(work.seed)
     return lora.add_lora(model, r=work.rank, alpha=work.alpha, dropout=work.dropout, target_modules=(),
                          precision=work.precision, scorer=scorer)

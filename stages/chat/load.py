@@ -6,13 +6,13 @@ from pathlib import Path
 from stages.chat.controller import ChatController
 from stages.chat.streaming import BEST_OF_N, ChatModels
 from stages.chat.votes import Votes
+from stages.modeling.replaced_layers.kernels import Kernels
 from stages.runtime.files import hash_file
 from stages.runtime.finished import DIGEST_CHARACTERS, MANIFEST
 
 
 def load_controller(
-    run: Path, models: Sequence[tuple[str, Path]], votes: Path, precision: str, cpu_kernels: str,
-    liger_kernels: str = "off",
+    run: Path, models: Sequence[tuple[str, Path]], votes: Path, precision: str, kernels: Kernels
 ) -> ChatController:
     """Load the run's SFT and PPO models, further `models` by name, and the reward model."""
     folders = {"SFT": run / "sft-merged", "PPO": run / "ppo-merged"}
@@ -24,7 +24,7 @@ def load_controller(
     digests = {name: model_digest(folder) for name, folder in folders.items()}
     digests[BEST_OF_N] = f"{digests['SFT']} by {model_digest(reward)}"
     print(f"demo: loading {', '.join(folders)} and the reward model", flush=True)
-    chat_models = ChatModels(folders, reward, precision, cpu_kernels, liger_kernels)
+    chat_models = ChatModels(folders, reward, precision, kernels)
     return ChatController(chat_models, run / "pairs", Votes(votes), digests)
 
 

@@ -19,6 +19,7 @@ from stages.modeling.load import load_causal
 from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import uses_cpu_kernels
 from stages.modeling.packed.token_logprobs import selective_log_softmax
+from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import combine_scores
@@ -100,14 +101,13 @@ class ChatModels:
         reward: a merged reward artifact of one or several models.
     """
 
-    def __init__(self, folders: dict[str, Path], reward: Path, precision: str = "fp32", cpu_kernels: str = "off",
-                 liger_kernels: str = "off"):
+    def __init__(self, folders: dict[str, Path], reward: Path, precision: str = "fp32",
+                 kernels: Kernels = TORCH_ONLY):
         self.tokenizer = load_shared_tokenizer(*folders.values(), reward)
         self.max_positions = max_positions(*folders.values(), reward)
-        self.policies = {name: load_causal(folder, precision, cpu_kernels, liger_kernels)
-                         for name, folder in folders.items()}
+        self.policies = {name: load_causal(folder, precision, kernels) for name, folder in folders.items()}
         self.reference = next(iter(folders))
-        self.scorers = load_reward_models(reward, precision, cpu_kernels=cpu_kernels, liger_kernels=liger_kernels)
+        self.scorers = load_reward_models(reward, precision, kernels=kernels)
         self.names = [*folders, BEST_OF_N]
 
     def encode_prompt(self, question: str, sampling: SamplingSettings) -> list[int]:

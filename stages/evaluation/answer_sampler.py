@@ -23,6 +23,7 @@ from stages.evaluation.summary import BEST, GREEDY
 from stages.generation.cuda_graphs import decode_with_graphs
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed import token_logprobs
+from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 
 
 class AnswerSampler:
@@ -33,16 +34,15 @@ class AnswerSampler:
     """
 
     def __init__(self, tokenizer, prompts: EvaluationPrompts, *, batch_prompts: int, max_new_tokens: int,
-                 temperature: float, temperatures: Sequence[float], best_of: int, seed: int, cpu_kernels: str,
-                 liger_kernels: str = "off", cuda_graphs: bool = False, precision: str = "fp32",
+                 temperature: float, temperatures: Sequence[float], best_of: int, seed: int,
+                 kernels: Kernels = TORCH_ONLY, cuda_graphs: bool = False, precision: str = "fp32",
                  cache: CachedResults | None = None):
         self.tokenizer, self.prompts, self.precision = tokenizer, prompts, precision
         self.temperature, self.temperatures, self.best_of, self.seed = temperature, temperatures, best_of, seed
         self._sampling = {"batch_prompts": batch_prompts, "max_new_tokens": max_new_tokens, "precision": precision}
         self._cuda_graphs = cuda_graphs
         self._model = LoadedModel(partial(
-            _load_policy, precision=precision, cpu_kernels=cpu_kernels, liger_kernels=liger_kernels,
-            cuda_graphs=cuda_graphs))
+            _load_policy, precision=precision, kernels=kernels, cuda_graphs=cuda_graphs))
         self._cache = cache or CachedResults()
 
     def sample_policies(self, folders: dict[str, Path], held_out: HeldOutPairs
@@ -144,9 +144,7 @@ class AnswerSampler:
                                    texts=digest_value([held_out.prompts, held_out.answers]))["means"].numpy()
 
 
-def _load_policy(
-    folder: Path, *, precision: str, cpu_kernels: str, liger_kernels: str, cuda_graphs: bool
-) -> PreTrainedModel:
-    model = load_causal(folder, precision, cpu_kernels, liger_kernels)
+def _load_policy(folder: Path, *, precision: str, kernels: Kernels, cuda_graphs: bool) -> PreTrainedModel:
+    model = load_causal(folder, precision, kernels)
     decode_with_graphs(model, cuda_graphs)
     return model

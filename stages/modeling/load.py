@@ -20,6 +20,7 @@ from stages.modeling.packed.forward import check_packing
 from stages.modeling.q_heads.files import has_q_heads
 from stages.modeling.q_heads.shifted_output import shift_by_folder
 from stages.modeling.replaced_layers import liger, liger_package
+from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 
 QUANTISED = ("int8", "nf4")
 ADAPTER_CONFIG = "adapter_config.json"  # PEFT's
@@ -77,14 +78,12 @@ def check_whole_model(folder: Path | str) -> None:
         raise ValueError(f"{folder} is an adapter, and a whole model is needed here: {advice}")
 
 
-def load_causal(
-    folder: Path | str, precision: str = "fp32", cpu_kernels: str = "off", liger_kernels: str = "off"
-) -> PreTrainedModel:
+def load_causal(folder: Path | str, precision: str = "fp32", kernels: Kernels = TORCH_ONLY) -> PreTrainedModel:
     """Load a causal language model on this process's device, in eval mode.
 
     Q heads in its folder (of ilql) shift its logits: what is loaded is the policy that the heads define.
     """
-    model = load_pretrained(AutoModelForCausalLM, folder, precision, cpu_kernels, liger_kernels)
+    model = load_pretrained(AutoModelForCausalLM, folder, precision, kernels)
     check_logits(model)
     if has_q_heads(folder):
         shift_by_folder(model, folder)
@@ -92,22 +91,19 @@ def load_causal(
 
 
 def load_pretrained(
-    auto_class, folder, precision: str, cpu_kernels: str = "off", liger_kernels: str = "off",
-    optional_weights: tuple[str, ...] = (), **more
+    auto_class, folder, precision: str, kernels: Kernels = TORCH_ONLY, optional_weights: tuple[str, ...] = (), **more
 ) -> PreTrainedModel:
     """Load a model in eval mode, with packed attention; ValueError if weights are missing.
 
     Args:
         auto_class: a class of Transformers with `from_pretrained`.
-        cpu_kernels: 'auto' computes with the CPU kernels where possible, 'off' with torch only.
-        liger_kernels: the same on a GPU, with Liger's.
         optional_weights: names of weights that may be missing, and are then random.
         more: arguments of `from_pretrained`.
     """
     check_whole_model(folder)
     config = AutoConfig.from_pretrained(folder)
     check_text_only(config)
-    use_kernels = resolve_cpu_kernels(cpu_kernels) and not caps_attention(config)
+    use_kernels = resolve_cpu_kernels(kernels.cpu_kernels) and not caps_attention(config)
     register_attention(config)
     model, info = auto_class.from_pretrained(
         folder, device_map={"": device()}, use_safetensors=True, output_loading_info=True,
@@ -127,7 +123,7 @@ def load_pretrained(
     model.eval()
     if use_kernels:
         replace_layers(model)
-    if resolve_liger_kernels(liger_kernels):
+    if resolve_liger_kernels(kernels.liger_kernels):
         liger.replace_layers(model)
     carry_batch(model)
     check_positions(model)

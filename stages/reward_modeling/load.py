@@ -6,13 +6,13 @@ from pathlib import Path
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from stages.modeling.load import load_pretrained
+from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import SCORING, load_scoring, member_folders
 
 
 def load_classifier(
-    folder: Path | str, precision: str = "fp32", new_head: bool = False, cpu_kernels: str = "off",
-    liger_kernels: str = "off",
+    folder: Path | str, precision: str = "fp32", new_head: bool = False, kernels: Kernels = TORCH_ONLY
 ) -> PreTrainedModel:
     """Load a sequence classifier with one output, in eval mode; ValueError if a weight, such as the head, is missing.
 
@@ -24,16 +24,15 @@ def load_classifier(
         AutoModelForSequenceClassification,
         folder,
         precision,
-        cpu_kernels,
-        liger_kernels,
+        kernels,
         num_labels=1,
         optional_weights=("score.weight",) if new_head else (),
     )
 
 
 def load_reward_models(
-    reward: Path, precision: str, batch_rows: int = 64, cpu_kernels: str = "off", liger_kernels: str = "off"
+    reward: Path, precision: str, batch_rows: int = 64, kernels: Kernels = TORCH_ONLY
 ) -> list[Scorer]:
     """Load every model of a merged reward artifact."""
-    load = partial(load_classifier, precision=precision, cpu_kernels=cpu_kernels, liger_kernels=liger_kernels)
+    load = partial(load_classifier, precision=precision, kernels=kernels)
     return [Scorer(load(folder), precision, batch_rows=batch_rows) for folder in member_folders(reward)]

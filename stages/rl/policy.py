@@ -34,6 +34,7 @@ from stages.modeling.packed.sequences import PackedResponses, pack_responses, sc
 from stages.modeling.packed.shared_prefix import pack_with_repeated_prompts
 from stages.modeling.packed.token_logprobs import selective_log_softmax, token_entropies
 from stages.modeling.pretrained import DIVERGED, save_adapter, save_adapters, save_model
+from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.shared_base import RewardAdapter, SharedScorer, add_reward_adapter
 
@@ -84,7 +85,7 @@ class Policy(nn.Module):
         """Tell whether there is a value function; without one, all values are 0."""
         return self.value_head is not None
 
-    def init_value_from_reward(self, reward: Path, cpu_kernels: str = "off", liger_kernels: str = "off") -> None:
+    def init_value_from_reward(self, reward: Path, kernels: Kernels = TORCH_ONLY) -> None:
         """Compute values by a separate adapter or model, initialised, with its head, from the reward model in `reward`.
 
         An adapter gives an adapter on the base, a whole model another whole model. Call it before building an
@@ -94,8 +95,7 @@ class Policy(nn.Module):
             model, head = add_reward_adapter(self.base, reward, VALUE, learns=True)
             self._rebind_base(model)
         else:
-            classifier = load_classifier(
-                reward, self.precision, cpu_kernels=cpu_kernels, liger_kernels=liger_kernels)
+            classifier = load_classifier(reward, self.precision, kernels=kernels)
             head, self.value_model = classifier.score.weight, classifier.requires_grad_(True)
             classifier.score.requires_grad_(False)  # the value head takes its place
         self.value_shares_policy = False

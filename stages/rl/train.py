@@ -19,6 +19,7 @@ from stages.modeling import families, torch_setup
 from stages.modeling.compatible_files import save_chat_template
 from stages.modeling.load import check_whole_model
 from stages.modeling.plain_load import check_trained_model, plain_outputs
+from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
 from stages.recipe.sections.policy_gradient import PolicyGradient
 from stages.recipe.selection import select_settings
@@ -130,7 +131,7 @@ def build_trainer(
         sources.policy, sources.reward, tune=config.tune, value_model=algorithm.value_model, lora=asdict(config.lora),
         precision=config.precision, temperature=config.temperature,
         gradient_checkpointing=config.gradient_checkpointing, compiled=config.compile,
-        cpu_kernels=config.cpu_kernels, liger_kernels=config.liger_kernels)
+        kernels=Kernels(**select_settings(Kernels, config)))
     if config.sharding == "fsdp":
         policy.shard()
     decode_with_graphs(policy.causal_model, config.cuda_graphs)
@@ -189,8 +190,8 @@ def load_checked_models(
     artifact = checked_models.reward_artifact(source, sources.reward)
     load_shared_tokenizer(sources.policy, artifact)
     return checked_models.check_scorers(
-        load_scorers(artifact, policy, sources.policy, config.forward_prompts, config.cpu_kernels,
-                     config.liger_kernels), artifact,
+        load_scorers(artifact, policy, sources.policy, config.forward_prompts,
+                     Kernels(**select_settings(Kernels, config))), artifact,
         longest_tokens=config.max_prompt_tokens + config.max_response_tokens, sharded=config.sharding == "fsdp",
         min_correlation=config.min_reward_correlation, say=say)
 

@@ -16,6 +16,7 @@ from stages.generation.engines.protocol import SamplingRequest
 from stages.generation.sampler import sample
 from stages.modeling.load import load_causal
 from stages.modeling.packed.forward import use_packed_attention, uses_cpu_kernels
+from stages.modeling.replaced_layers.kernels import Kernels
 from stages.rl.checks.sampler_agreement import LIMITS_NATS, sampler_difference
 from stages.rl.trajectory import fill_policy_scores
 from tests.helpers import architectures, tiny_models
@@ -133,7 +134,7 @@ def test_every_precision_is_sampled_nearly_as_scored(base, precision):
 
 
 def test_cpu_kernels_are_on_again_afterwards(base):
-    model = load_causal(base, cpu_kernels="auto")
+    model = load_causal(base, kernels=Kernels(cpu_kernels="auto"))
     before = uses_cpu_kernels(model)
     build_engine("transformers", 64).sample(model, request(), torch.Generator())
     assert uses_cpu_kernels(model) is before

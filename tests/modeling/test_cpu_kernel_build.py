@@ -15,6 +15,7 @@ from stages.generation.sampler import sample
 from stages.modeling.cpu_kernels import build
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward, token_logprobs
+from stages.modeling.replaced_layers.kernels import Kernels
 from stages.recipe.recipe import load_recipe, section_settings
 from stages.runtime.environment import describe_environment
 from tests.helpers.architectures import FAMILIES, save
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(build.load_library() is None, reason=f"no kernel
 
 @pytest.fixture
 def llama(tmp_path):
-    return load_causal(save(FAMILIES["llama"], tmp_path / "base"), cpu_kernels="auto")
+    return load_causal(save(FAMILIES["llama"], tmp_path / "base"), kernels=Kernels(cpu_kernels="auto"))
 
 
 SMALL = 'extern "C" { int one() { return 1; } long simd_width() { return 16; } }'

@@ -24,6 +24,7 @@ from stages.modeling.packed import forward
 from stages.modeling.packed.sequences import pack
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.modeling.replaced_layers import liger, liger_package
+from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 from stages.reward_modeling.load import load_classifier
 from stages.runtime.environment import describe_environment
 from tests.helpers import liger_reference
@@ -59,7 +60,7 @@ def package(monkeypatch):
 
 
 def load(name, tmp_path, **kwargs):
-    return load_causal(save(MODELS[name], tmp_path / "base"), **{"liger_kernels": "auto"} | kwargs)
+    return load_causal(save(MODELS[name], tmp_path / "base"), **{"kernels": Kernels(liger_kernels="auto")} | kwargs)
 
 
 def replaced_classes(model) -> set[str]:
@@ -113,10 +114,10 @@ def test_only_the_loaded_model_computes_with_them(package, tmp_path):
     before = [(kind, dict(vars(kind))) for kind in kinds], dict(vars(modeling_llama))
     model = load("llama", tmp_path)
     assert ([(kind, dict(vars(kind))) for kind in kinds], dict(vars(modeling_llama))) == before
-    reward = load_classifier(tmp_path / "base", new_head=True, liger_kernels="auto")
+    reward = load_classifier(tmp_path / "base", new_head=True, kernels=Kernels(liger_kernels="auto"))
     assert replaced_classes(model) == replaced_classes(reward) == {"LlamaMLP", "LlamaRMSNorm"}
     package.called.clear()
-    for other in (load_causal(tmp_path / "base"), load_causal(tmp_path / "base", cpu_kernels="auto")):
+    for other in (load_causal(tmp_path / "base"), load_causal(tmp_path / "base", kernels=Kernels(cpu_kernels="auto"))):
         other(torch.tensor(IDS[:1]))
     assert not package.called
     adapted = lora.add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=("gate_proj", "up_proj"),
@@ -177,7 +178,7 @@ def test_equal_code_of_another_formula_stays_its_own():
 
 def test_a_manifest_records_what_ran(package, tmp_path):
     assert describe_environment()["liger_kernels"] == "off"
-    load("llama", tmp_path, liger_kernels="off")
+    load("llama", tmp_path, kernels=TORCH_ONLY)
     assert describe_environment()["liger_kernels"] == "off"
     load("gpt2", tmp_path)
     assert describe_environment()["liger_kernels"] == "none: no layer of these models"

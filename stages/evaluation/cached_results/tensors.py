@@ -1,6 +1,7 @@
 """Compute tensors, unless an earlier evaluation of the run has computed the same."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import load, save
 from stages.distributed import group
 from stages.evaluation.cached_results.files import ResultFiles
 from stages.modeling.load import resolve_cpu_kernels
+from stages.modeling.replaced_layers.kernels import Kernels
 from stages.runtime.artifact import digest
 from stages.runtime.environment import describe_environment, digest_code
 from stages.runtime.stage_lines import print_line
@@ -29,12 +31,12 @@ class CachedResults:
         self.used = self.computed = 0
 
     @classmethod
-    def of_run(cls, run_folder: Path, cpu_kernels: str, liger_kernels: str) -> "CachedResults":
+    def of_run(cls, run_folder: Path, kernels: Kernels) -> "CachedResults":
         """Use the results that are stored in a run's folder."""
-        resolve_cpu_kernels(cpu_kernels)  # so that the environment has them
+        resolve_cpu_kernels(kernels.cpu_kernels)  # so that the environment has them
         environment = describe_environment()
-        return cls(ResultFiles(run_folder / CACHE), code=digest_code(), cpu_kernels=cpu_kernels,
-                   liger_kernels=liger_kernels, environment={name: environment.get(name) for name in ENVIRONMENT})
+        return cls(ResultFiles(run_folder / CACHE), code=digest_code(), **asdict(kernels),
+                   environment={name: environment.get(name) for name in ENVIRONMENT})
 
     def compute(self, kind: str, model: Path, compute: Callable[[], dict[str, torch.Tensor]], **depends_on: object
                 ) -> dict[str, torch.Tensor]:
