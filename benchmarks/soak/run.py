@@ -37,7 +37,6 @@ from benchmarks.soak.disturbances import (
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data")
-SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 RUN, DUMP, LOG = Path("results/tiny"), "dump", "soak.log"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 OUR_TRACEBACK = re.compile(r'^ +File ".*(/stages/.*\.py|/Snakefile|\.smk)", line', re.MULTILINE)
@@ -57,8 +56,8 @@ class Soak:
 
     def start(self, prepare=None) -> subprocess.Popen:
         """Start Snakemake as a process group of its own; its output is appended to LOG."""
-        command = [*SNAKEMAKE, "--cores", "1", self.target, "--config", "recipe=configs/tiny.yaml", f"dump={DUMP}",
-                   "name=tiny"]
+        command = [sys.executable, "-m", "snakemake", "--cores", "1", self.target, "--config",
+                   "recipe=configs/tiny.yaml", f"dump={DUMP}", "name=tiny"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         with open(self.folder / LOG, "ab") as log:
             self.process = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log,

@@ -1,9 +1,8 @@
 """Run `python -m MODULE` in forks of a process that has imported the libraries: that takes longer than most tests.
 
 The server imports third-party libraries alone. A fork is a process of its own, with the folder, environment, standard
-streams, signals and limit on the size of files of its request; it imports this project's modules itself, runs MODULE as
-`__main__` and exits as Python does. What libraries read from the environment when they are imported is the server's
-(`IMPORT_VARIABLES`).
+streams and signals of its request; it imports this project's modules itself, runs MODULE as `__main__` and exits as
+Python does. What libraries read from the environment when they are imported is the server's (`IMPORT_VARIABLES`).
 """
 
 import atexit
@@ -12,7 +11,6 @@ import importlib
 import json
 import logging
 import os
-import resource
 import runpy
 import selectors
 import signal
@@ -135,12 +133,11 @@ def request_fork(address: str, words: Sequence[str], folder: str, environment: d
     """Have the server fork; return the connection, from which the exit status can be read, and the process's id."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    socket.send_fds(connection, [json.dumps([list(words), folder, environment, limits]).encode()], streams)
+    socket.send_fds(connection, [json.dumps([list(words), folder, environment]).encode()], streams)
     return connection, int(connection.recv(64))
 
 
-def serve(address: str) -> tuple[list[str], str, dict[str, str], list[int]] | None:
+def serve(address: str) -> tuple[list[str], str, dict[str, str]] | None:
     """Fork for each request until the input ends. Returns in a fork, with its request; at the end None."""
     with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{address}.new")
@@ -196,8 +193,8 @@ def _finish(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Non
     connection.close()
 
 
-def _run(words: list[str], folder: str, environment: dict[str, str], file_bytes: tuple[int, int]) -> None:
-    """Run a module in this process as `python -m` does; file_bytes: the limits of a file's size."""
+def _run(words: list[str], folder: str, environment: dict[str, str]) -> None:
+    """Run a module in this process as `python -m` does."""
     import datasets
     import huggingface_hub
     import numpy as np
@@ -205,7 +202,6 @@ def _run(words: list[str], folder: str, environment: dict[str, str], file_bytes:
     for module in (huggingface_hub.constants, datasets.config):  # read when imported; a saved tokenizer tells of it
         module.HF_HUB_OFFLINE = environment.get("HF_HUB_OFFLINE") == "1"
     np.random.seed()  # each process has another one
-    resource.setrlimit(resource.RLIMIT_FSIZE, tuple(file_bytes))
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

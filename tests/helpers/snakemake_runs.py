@@ -38,13 +38,6 @@ for line in sys.stdin:
     _, status, usage = os.wait4(child, 0)
     print(json.dumps([os.waitstatus_to_exitcode(status), text, usage.ru_utime + usage.ru_stime]), flush=True)
 """
-STAGES_BY = """
-import sys
-import snakemake.cli
-sys.argv[0] = "snakemake"
-sys.executable = sys.argv.pop(1)
-snakemake.cli.main()
-"""
 PROFILE = "Using workflow specific profile"
 
 
@@ -87,11 +80,6 @@ class SnakemakeForks:
         self._process.stdin.write(json.dumps([str(folder), list(words)]) + "\n")
         self._process.stdin.flush()
         return Outcome(*json.loads(self._process.stdout.readline()))
-
-
-def snakemake_with_forks(shims: Path) -> list[str]:
-    """Return the words that start Snakemake in a process of its own; shims: of `LibraryForks`, which run the stages."""
-    return [sys.executable, "-c", STAGES_BY, str(shims / "python")]
 
 
 def run_snakemake(commands: list[list[str]], folder: Path) -> list[Outcome]:

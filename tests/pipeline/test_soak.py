@@ -4,11 +4,9 @@ import random
 
 from benchmarks.soak import run
 from benchmarks.soak.disturbances import flip_byte
-from tests.helpers.snakemake_runs import snakemake_with_forks
 
 
-def test_a_disturbed_run_finishes_with_the_same_artifacts(library_forks, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(run, "SNAKEMAKE", snakemake_with_forks(library_forks.shims))
+def test_a_disturbed_run_finishes_with_the_same_artifacts(tmp_path, capfd):
     words = ["--kills", "3", "--fills", "1", "--flips", "1", "--target", "base", "--folder", str(tmp_path / "soak")]
     code = run.main(words)
     said = capfd.readouterr().out

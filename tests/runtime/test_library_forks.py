@@ -9,7 +9,7 @@ import time
 import pytest
 
 PROBE = """
-import atexit, json, os, resource, signal, sys
+import atexit, json, os, signal, sys
 from pathlib import Path
 atexit.register(print, "at exit")
 print(json.dumps([__name__, sys.argv[1:], os.getcwd(), os.environ["WORD"], sys.path[0], sys.orig_argv[1:]]))
@@ -21,8 +21,6 @@ elif mode == "words":
     sys.exit("refused")
 elif mode == "error":
     raise ValueError("a bad value")
-elif mode == "limit":
-    print(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
 elif mode == "waits":
     Path("begun").touch()
     signal.pause()
@@ -70,13 +68,3 @@ def test_the_shim_gives_the_exit_status_and_leaves_other_programs_to_python(libr
     for words, code in ((["-m", "stages.probe", "code"], 3), (["-c", "import sys; sys.exit(4)"], 4)):
         done = subprocess.run([python, *words], cwd=folder, env=os.environ | {"WORD": "given"}, capture_output=True)
         assert done.returncode == code
-
-
-def test_the_limit_of_a_files_size_is_that_of_who_asks(library_forks, folder):
-    (folder / "stages").mkdir()
-    (folder / "probe.py").rename(folder / "stages/probe.py")
-    limit = ["bash", "-c", 'ulimit -S -f 40 && exec "$@"', "bash"]  # KiB
-    done = subprocess.run([*limit, library_forks.shims / "python", "-m", "stages.probe", "limit"], cwd=folder,
-                          env=os.environ | {"WORD": "given", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-                          capture_output=True, text=True)
-    assert done.stdout.splitlines()[1:] == ["40960", "at exit"], done.stderr
