@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -211,6 +212,15 @@ def test_a_step_that_cannot_be_captured_says_what_to_do(model):
         graphs.run(1, next(steps))
         with pytest.raises(ValueError, match="set cuda_graphs to false"):
             graphs.run(1, next(steps))
+
+
+@pytest.mark.parametrize(("int8", "sharded", "reason"), [
+    (True, False, "outlier columns"), (False, True, "of each layer from other processes"), (False, False, None)])
+def test_precisions_and_sharding_that_cannot_be_captured(int8, sharded, reason, monkeypatch):
+    monkeypatch.setattr(cuda_graphs.sharding, "has_shards", lambda model: sharded)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    said = cuda_graphs._obstacle(SimpleNamespace(parameters=lambda: iter([on_gpu]), is_loaded_in_8bit=int8))
+    assert reason in said if reason else said is None
 
 
 def test_without_a_gpu_a_line_says_so_and_nothing_changes(model, capsys):
