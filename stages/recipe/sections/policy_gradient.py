@@ -57,11 +57,12 @@ class PolicyGradient(RewardSettings):
         8, "prompts per forward pass of the update; gradients are summed over the minibatch [ours]", within=BATCH)
     epochs: int = setting(4, "passes over each rollout [run]", within=Range(1, 10**6))
     prompt_column: str | None = setting(
-        None, "column of your own prompts (--prompts); null: the first of prompt, question, text [ours]")
+        None, "column of your own prompts (--prompts); null: the first of prompt, question, text [ours]",
+        absent_means=None)
     prompt_template: Literal["question", "none", "chat"] = setting(
         "question", "form of your own prompts (--prompts): 'question', the pipeline's Question and Answer; 'none', "
         "the text as it is, in which special tokens can be written out; 'chat', a user's message in the tokenizer's "
-        "own chat template [ours]")
+        "own chat template [ours]", absent_means="question")
     max_prompt_tokens: int = setting(512, "drop and count longer prompts [script]", within=TOKENS)
     max_response_tokens: int = setting(128, "maximum response length [run]", within=TOKENS)
     response_length: Literal["until_stop", "sampled", "fixed"] = setting(
@@ -82,10 +83,11 @@ class PolicyGradient(RewardSettings):
         within=Range(0, 1, above=True))
     sampling_engine: SamplingEngine = setting(
         "own", "what samples the rollouts: 'own', this project's sampler; 'transformers', its continuous batching; "
-        "'vllm', which needs a GPU and the package; old log-probabilities are the policy's in any case [ours]")
+        "'vllm', which needs a GPU and the package; old log-probabilities are the policy's in any case [ours]",
+        absent_means="own")
     max_sampler_difference_nats: float | None = setting(
         None, "stop above this mean difference of the engine's log-probabilities from the policy's, nats per token; "
-        "null: 0.001 in fp32, 0.05 in mixed and bf16, 0.1 in int8 and nf4 [ours]", within=POSITIVE)
+        "null: 0.001 in fp32, 0.05 in mixed and bf16, 0.1 in int8 and nf4 [ours]", within=POSITIVE, absent_means=None)
     learning_rate: float = setting(1.4e-5, "learning rate [run]", within=LEARNING_RATE)
     learning_rate_decay: bool = setting(
         False, "decay the learning rate linearly to 0 over the run [N implementation details; script: off]")
