@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 
 from stages.recipe.recipe_file import find_recipe, read_mapping
-from stages.recipe.schema import flatten, list_without_effect, override, result_settings, setting
+from stages.recipe.schema import compared_settings, flatten, list_without_effect, override, setting
 from stages.recipe.sections.best_of_n import BestOfN
 from stages.recipe.sections.data import Pairs, Posts
 from stages.recipe.sections.dpo import Dpo
@@ -91,11 +91,8 @@ def select_settings(kind: type, settings: object) -> dict:
 
 
 def section_settings(recipe: Recipe, name: str) -> dict:
-    """Return one section as plain values, for the `params` of a Snakemake rule.
-
-    Settings that do not affect the result are left out, so that changing them does not make an artifact stale.
-    """
-    return result_settings(getattr(recipe, name))
+    """Return one section as plain values, for the `params` of a Snakemake rule: what makes an artifact stale."""
+    return compared_settings(getattr(recipe, name))
 
 
 def list_defaults(name: str) -> list[tuple]:

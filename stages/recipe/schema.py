@@ -26,7 +26,8 @@ class SettingsError(ValueError):
     """A setting is wrong; the message is one line that says where and what to do."""
 
 
-def setting(default: Any, doc: str, *, within: Range | None = None, affects_result: bool = True) -> Any:
+def setting(default: Any, doc: str, *, within: Range | None = None, affects_result: bool = True,
+            absent_means: Any = dataclasses.MISSING) -> Any:
     """Declare a field of a section.
 
     Args:
@@ -34,8 +35,10 @@ def setting(default: Any, doc: str, *, within: Range | None = None, affects_resu
         within: the range of a number, or of each number of a list; values that are given are checked against it.
         affects_result: False for settings that change only logging, checks, what is computed again or how often a state
             is saved; changing them does not make an artifact stale.
+        absent_means: of a setting that was added later, the plain value with which an artifact is the same as one made
+            before there was the setting; such an artifact is then not stale.
     """
-    metadata = {"doc": doc, "within": within, "affects_result": affects_result}
+    metadata = {"doc": doc, "within": within, "affects_result": affects_result, "absent_means": absent_means}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -55,6 +58,23 @@ def to_dict(settings: Any) -> dict:
 def result_settings(settings: Any) -> dict:
     """Convert settings to plain JSON values, without those that do not affect the result."""
     return {name: value for name, value in to_dict(settings).items() if name not in list_without_effect(settings)}
+
+
+def absent_values(settings: Any) -> dict:
+    """Return the values that count for settings which an older artifact lacks, by name; for None, nothing."""
+    fields = dataclasses.fields(settings) if settings else ()
+    values = {field.name: field.metadata["absent_means"] for field in fields}
+    return {name: value for name, value in values.items() if value is not dataclasses.MISSING}
+
+
+def compared_settings(settings: Any) -> dict:
+    """Convert settings to plain JSON values, without those at which an artifact is the same as one that lacks them.
+
+    These tell Snakemake which artifacts are stale: a setting that is added later leaves older ones as they are.
+    """
+    absent = absent_values(settings)
+    return {name: value for name, value in result_settings(settings).items()
+            if name not in absent or value != absent[name]}
 
 
 def list_without_effect(settings: Any) -> set[str]:

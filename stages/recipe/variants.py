@@ -7,7 +7,7 @@ its manifest records the settings that it was made with.
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.recipe.schema import override, result_settings
+from stages.recipe.schema import compared_settings, override
 from stages.recipe.sections.frontier import Frontier
 
 FOLDER = "frontier"  # of a run
@@ -67,7 +67,7 @@ def evaluation_overrides(frontier: Frontier) -> dict[str, Any]:
 
 def variant_settings(recipe: Any, section: str, overrides: dict[str, Any]) -> dict:
     """Return a section's settings with the overrides, for the `params` of a Snakemake rule."""
-    return result_settings(override(getattr(recipe, section), overrides, f"frontier, {section}"))
+    return compared_settings(override(getattr(recipe, section), overrides, f"frontier, {section}"))
 
 
 def format_options(overrides: dict[str, Any]) -> list[str]:

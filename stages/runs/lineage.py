@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stages.recipe.recipe import Recipe, section_settings
 from stages.recipe.recipe_file import read_mapping
-from stages.recipe.schema import SettingsError, list_without_effect
+from stages.recipe.schema import SettingsError, absent_values, list_without_effect
 from stages.recipe.variants import FOLDER, overrides_of_folder
 from stages.render.units import format_bytes
 from stages.runtime.artifact import ArtifactError, artifact_folder, digest
@@ -156,10 +156,11 @@ def _changed_settings(record: Record, recipe: dict | None) -> list[str]:
         return [str(error)]
     if not isinstance(settings, dict):
         return []
-    settings = settings | overrides
-    ignored = list_without_effect(getattr(Recipe(), section, None))
-    rows = diff_trees(record.manifest["config"],
-                      {name: value for name, value in settings.items() if name not in ignored})
+    kind = getattr(Recipe(), section, None)
+    absent, ignored = absent_values(kind), list_without_effect(kind)
+    settings = {name: value for name, value in (absent | settings | overrides).items() if name not in ignored}
+    config = record.manifest["config"]
+    rows = diff_trees(absent | config if isinstance(config, dict) else config, settings)
     return [f"{section}.{row['name']} is {row.get('a', 'absent')!r}, {RECIPE} says {row.get('b', 'absent')!r}"
             for row in rows]
 

@@ -16,12 +16,13 @@ from types import MappingProxyType
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import to_dict
 from stages.runs.lineage import RECIPE, find_stale_reasons, locate_inputs, newest_time_ns
+from stages.runs.seeds import FOLDER
 from stages.runtime.artifact import artifact_folder
 from stages.runtime.finished import MANIFEST
 from stages.runtime.manifest import Record, read_record
 
 STALE_NS = 1_000_000_000  # a second after 1970: before every input
-POOLED = "pool_seeds"  # the stage that reports on several seeds
+POOLED = ("pool_seeds", "frontier")  # stages that report on several seeds
 LOCK = ".lock"  # of the run
 
 
@@ -103,9 +104,10 @@ class _Aligner:
         """Say which seeds a report on several is on, if they are not those that are asked for."""
         wanted = [run.name for run in self.settings if run != self.run]
         sources = record.manifest.get("inputs", {}).get("evaluate")
-        if record.manifest.get("stage") != POOLED or not wanted or not isinstance(sources, list):
+        if record.manifest.get("stage") not in POOLED or not wanted or not isinstance(sources, list):
             return []
-        seeds = [artifact_folder(_source_path(source)).parent.name for source in sources]
+        parts = [artifact_folder(_source_path(source)).parts for source in sources]
+        seeds = [next(filter(FOLDER.fullmatch, path), "?") for path in parts]
         return [] if seeds == wanted else [f"it is on {', '.join(seeds)}"]
 
     def _time_of_input(self, path: Path) -> int:

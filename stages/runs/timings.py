@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from stages.recipe.recipe import Recipe, section_settings
+from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
-from stages.recipe.schema import SettingsError
+from stages.recipe.schema import SettingsError, absent_values, result_settings
 from stages.render.units import format_duration
 from stages.runs.lineage import RECIPE, section_name
 from stages.runs.seeds import FOLDER
@@ -64,14 +64,13 @@ def _list_seconds(name: str, runs: list[Path], recipe: Recipe) -> list[float]:
             continue
         manifest = read_json_object(artifact / MANIFEST_COPY) or read_json_object(artifact / MANIFEST) or {}
         took, stage = manifest.get("seconds"), section_name(str(manifest.get("stage")))
-        if isinstance(took, int | float) and hasattr(recipe, stage) and (
-                _without_seed(manifest.get("config")) == _without_seed(section_settings(recipe, stage))):
+        config = manifest.get("config")
+        if not (isinstance(took, int | float) and hasattr(recipe, stage) and isinstance(config, dict)):
+            continue
+        section = getattr(recipe, stage)
+        if absent_values(section) | config | {"seed": None} == result_settings(section) | {"seed": None}:
             seconds.append(took)
     return seconds
-
-
-def _without_seed(settings: object) -> object:
-    return {**settings, "seed": None} if isinstance(settings, dict) else None
 
 
 def _read_dump(recipe: Path) -> object:

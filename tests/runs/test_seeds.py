@@ -141,12 +141,14 @@ def test_an_artifact_of_a_seed_is_compared_with_the_recipe_of_its_seed_alone(sit
                         "results/demo/seed-6/evaluate": None}, "None: by its own recipe.yaml"
 
 
-def test_a_report_on_other_seeds_is_stale(site, monkeypatch):
+@pytest.mark.parametrize(("folder", "stage", "evaluation"), [
+    ("seeds-dpo", "pool_seeds", "evaluate-dpo"), ("frontier/page", "frontier", "frontier/evaluate")])
+def test_a_report_on_other_seeds_is_stale(site, monkeypatch, folder, stage, evaluation):
     monkeypatch.setattr(staleness, "find_stale_reasons", lambda record, settings: [])
     recipe, run = Recipe(name="demo", dump=("dump.7z",)), Path("results/demo")
-    save_artifact("results/demo/seeds-dpo", "pool_seeds", evaluate=[
-        {"path": f"results/demo/seed-{seed}/evaluate-dpo/manifest.json", "sha256": "0"} for seed in (4, 6)])
+    save_artifact(f"{run}/{folder}", stage, evaluate=[
+        {"path": f"{run}/seed-{seed}/{evaluation}/manifest.json", "sha256": "0"} for seed in (4, 6)])
     seeded = {run / f"seed-{seed}": recipe for seed in (4, 6, 7)}
     assert staleness.align_times(run, recipe, dict(list(seeded.items())[:2])) == []
-    assert staleness.align_times(run, recipe, seeded) == ["seeds-dpo: it is on seed-4, seed-6"]
+    assert staleness.align_times(run, recipe, seeded) == [f"{folder}: it is on seed-4, seed-6"]
     assert staleness.align_times(run, recipe) == [], "without seeds, nothing is said of them"

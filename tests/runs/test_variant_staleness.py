@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages.recipe.recipe import Recipe
-from stages.recipe.schema import to_dict
+from stages.recipe.recipe import Recipe, section_settings
+from stages.recipe.schema import result_settings, to_dict
 from stages.recipe.sections.frontier import Frontier
 from stages.recipe.variants import evaluation_overrides, list_variants, variant_settings
 from stages.runs.lineage import find_stale_reasons
@@ -39,6 +39,29 @@ def test_a_variant_with_its_own_settings_is_up_to_date(tmp_path, name, section, 
     ("ppo", PPO, "kl_coefficient"), ("other/ppo-kl-0_03", PPO, "kl_coefficient")])
 def test_a_variant_with_other_settings_is_stale(tmp_path, name, overrides, setting):
     assert any(f"ppo.{setting} is" in reason for reason in reasons(tmp_path, name, "ppo", overrides))
+
+
+def test_an_artifact_from_before_a_setting_is_up_to_date_while_its_value_changes_nothing(tmp_path):
+    folder = tmp_path / "ppo"
+    folder.mkdir()
+    manifest = {"stage": "ppo", "config": result_settings(RECIPE.ppo), "inputs": {}}
+
+    def stale_reasons(recipe: Recipe, *absent: str) -> list[str]:
+        config = {name: value for name, value in manifest["config"].items() if name not in absent}
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"config": config}))
+        return find_stale_reasons(read_record(folder), to_dict(recipe))
+
+    assert stale_reasons(RECIPE) == stale_reasons(RECIPE, "prompt_template") == []
+    older = to_dict(RECIPE)
+    del older["ppo"]["prompt_template"]
+    assert find_stale_reasons(read_record(folder), older) == [], "recipe.yaml may be from before, too"
+    assert "prompt_template" in result_settings(RECIPE.ppo), "the manifest has every setting"
+    assert "prompt_template" not in section_settings(RECIPE, "ppo"), "Snakemake compares these with those of before"
+    other = replace(RECIPE, ppo=replace(RECIPE.ppo, prompt_template="none"))
+    assert stale_reasons(other) == ["ppo.prompt_template is 'question', recipe.yaml says 'none'"]
+    assert stale_reasons(other, "prompt_template") == stale_reasons(other)
+    assert section_settings(other, "ppo")["prompt_template"] == "none"
+    assert stale_reasons(RECIPE, "epochs") == [f"ppo.epochs is 'absent', recipe.yaml says {RECIPE.ppo.epochs}"]
 
 
 def test_a_run_that_is_named_frontier_has_no_variants(tmp_path):

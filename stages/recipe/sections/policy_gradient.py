@@ -55,11 +55,12 @@ class PolicyGradient(RewardSettings):
         8, "prompts per forward pass of the update; gradients are summed over the minibatch [ours]", within=BATCH)
     epochs: int = setting(4, "passes over each rollout [run]", within=Range(1, 10**6))
     prompt_column: str | None = setting(
-        None, "column of your own prompts (--prompts); null: the first of prompt, question, text [ours]")
+        None, "column of your own prompts (--prompts); null: the first of prompt, question, text [ours]",
+        absent_means=None)
     prompt_template: Literal["question", "none", "chat"] = setting(
         "question", "form of your own prompts (--prompts): 'question', the pipeline's Question and Answer; 'none', "
         "the text as it is, in which special tokens can be written out; 'chat', a user's message in the tokenizer's "
-        "own chat template [ours]")
+        "own chat template [ours]", absent_means="question")
     max_prompt_tokens: int = setting(512, "drop and count longer prompts [script]", within=TOKENS)
     max_response_tokens: int = setting(128, "maximum response length [run]", within=TOKENS)
     response_length: Literal["until_stop", "sampled", "fixed"] = setting(
