@@ -2,7 +2,7 @@
 
 Memory is stated, not inferred, so that it also runs on a CPU. Attention is torch's scaled_dot_product_attention with a
 mask over the keys of all rows: the work of a decoding step grows with the square of the rows. Transformers would take
-FlashAttention where it is installed, or download it; it is told not to.
+FlashAttention where it is installed, or download it: that is turned off.
 """
 
 import math
