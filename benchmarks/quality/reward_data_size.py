@@ -23,7 +23,7 @@ import yaml
 from benchmarks.quality.hacking import stage
 from stages.evaluation.summary import format_estimate
 from stages.render.markdown_tables import format_table
-from stages.reporting.figures import draw_png
+from stages.reporting.figures import DASHES, draw_png
 from stages.runtime.artifact import read_manifest
 
 SIZES = ("500", "1000", "2000", "4000", "all")
@@ -41,9 +41,10 @@ class GoldCurves:
 
     def draw(self, axes, colours) -> None:
         """Draw the curves on Matplotlib axes."""
-        for (size, row), colour in zip(self.rows.items(), cycle(colours)):
+        for (size, row), colour, dash in zip(self.rows.items(), cycle(colours), cycle(DASHES), strict=False):
             points = [(sqrt(point["kl"]), point["gold"]["mean"]) for point in row["curve"]]
-            axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, label=f"{size} pairs")
+            axes.plot(*zip(*points, strict=True), "o", linestyle=dash, color=colour, markersize=4,
+                      label=f"{size} pairs")
             axes.plot(sqrt(row["peak"]["kl"]), row["peak"]["gold"]["mean"], "*", color=colour, markersize=16)
             if row["ppo"]:
                 axes.plot(sqrt(max(0.0, row["ppo"]["kl_k1"]["mean"])), row["ppo"]["gold"]["mean"], "s", color=colour)

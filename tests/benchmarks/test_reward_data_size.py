@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from benchmarks.quality import reward_data_size
 from stages import evaluate_reward, merge, reward
 from stages.command_line import command
 from stages.recipe.recipe import load_recipe
+from stages.reporting.figures import LIGHT
 from stages.runs.lineage import section_name
 from stages.runtime.files import write_json
 from tests.helpers import tiny_models
@@ -23,6 +25,15 @@ def points(*gold: float) -> list[dict]:
 def score_flag(questions, responses):
     """Gold for the test: the share of letters that are in 'flag'."""
     return {"gold": [sum(letter in "flag" for letter in text) / (1 + len(text)) for text in responses]}
+
+
+def test_each_number_of_pairs_has_a_line_of_its_own():
+    curve = points(1.0, 2.0, 1.5)
+    rows = {size: {"curve": curve, "peak": curve[1], "ppo": None} for size in reward_data_size.SIZES}
+    axes = Figure().add_subplot()
+    reward_data_size.GoldCurves("title", rows).draw(axes, LIGHT[-1])
+    lines = axes.get_legend_handles_labels()[0]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(rows)
 
 
 def test_the_peak_is_the_highest_mean_gold():
