@@ -8,9 +8,9 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stages.recipe.recipe import Recipe, section_settings
+from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
-from stages.recipe.schema import SettingsError, absent_values, list_without_effect
+from stages.recipe.schema import SettingsError, absent_values, list_without_effect, result_settings
 from stages.recipe.variants import FOLDER, overrides_of_folder
 from stages.render.units import format_bytes
 from stages.runtime.artifact import ArtifactError, artifact_folder, digest
@@ -97,10 +97,10 @@ def find_stale_reasons(record: Record, recipe: dict | None = None) -> list[str]:
 
 def diff_from_defaults(record: Record) -> list[dict]:
     """List the settings that differ from the recipe's defaults as {name, a (here), b (default)}."""
-    section = section_name(record.manifest.get("stage", ""))
-    if not hasattr(Recipe(), section) or "config" not in record.manifest:
+    defaults = getattr(Recipe(), section_name(record.manifest.get("stage", "")), None)
+    if defaults is None or "config" not in record.manifest:
         return []
-    return diff_trees(record.manifest["config"], section_settings(Recipe(), section))
+    return diff_trees(_read_settings(record, defaults), result_settings(defaults))
 
 
 def find_run_folder(artifact: Path) -> Path | None:
@@ -159,10 +159,15 @@ def _changed_settings(record: Record, recipe: dict | None) -> list[str]:
     kind = getattr(Recipe(), section, None)
     absent, ignored = absent_values(kind), list_without_effect(kind)
     settings = {name: value for name, value in (absent | settings | overrides).items() if name not in ignored}
-    config = record.manifest["config"]
-    rows = diff_trees(absent | config if isinstance(config, dict) else config, settings)
+    rows = diff_trees(_read_settings(record, kind), settings)
     return [f"{section}.{row['name']} is {row.get('a', 'absent')!r}, {RECIPE} says {row.get('b', 'absent')!r}"
             for row in rows]
+
+
+def _read_settings(record: Record, kind: object) -> object:
+    """Return an artifact's settings, with those that were added after it was made."""
+    config = record.manifest["config"]
+    return absent_values(kind) | config if isinstance(config, dict) else config
 
 
 def _variant_overrides(folder: Path, run: Path | None, recipe: dict) -> dict:

@@ -11,6 +11,7 @@ from stages import demo
 from stages.chat import checks
 from stages.chat.load import load_controller
 from stages.modeling import torch_setup
+from stages.modeling.replaced_layers.kernels import TORCH_ONLY
 from stages.recipe.recipe import load_recipe
 from tests.helpers import demo_run
 
@@ -75,7 +76,7 @@ def test_a_port_that_is_no_number_is_one_line(capsys):
 def test_a_model_is_named_once_and_is_a_folder(run, capsys):
     args = demo.build_parser().parse_args(["--run", str(run), "--model", f"SFT={run / 'ppo-merged'}"])
     with pytest.raises(ValueError, match="already"):
-        load_controller(run, args.model, run / "votes", "fp32", "off")
+        load_controller(run, args.model, run / "votes", "fp32", TORCH_ONLY)
     with pytest.raises(SystemExit):
         demo.build_parser().parse_args(["--model", "base"])
     assert "NAME=FOLDER" in capsys.readouterr().err

@@ -27,6 +27,7 @@ from stages.chat.markdown_html import render_markdown  # noqa: E402
 from stages.chat.model_background import ModelBackground  # noqa: E402
 from stages.chat.token_text import StreamingDecoder, TextPiece  # noqa: E402
 from stages.generation.sampler import sample  # noqa: E402
+from stages.modeling.replaced_layers.kernels import TORCH_ONLY  # noqa: E402
 from stages.stackexchange.prompt import prompt_ids  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -62,7 +63,7 @@ def connections():
 @pytest.fixture(scope="module")
 def controller(tmp_path_factory):
     run = demo_run.save_run(tmp_path_factory.mktemp("runs") / "tiny", EVIL, EVIL)
-    return load_controller(run, [("other", run / "other")], run / "votes", "fp32", "off")
+    return load_controller(run, [("other", run / "other")], run / "votes", "fp32", TORCH_ONLY)
 
 
 @pytest.fixture(scope="module")

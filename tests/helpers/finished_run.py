@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from stages import report
 from stages.evaluation import summary
 from stages.evaluation.reward_hacking import MONITORS, detect_reward_hacking
-from stages.recipe import recipe
+from stages.recipe import recipe, schema
 from stages.recipe.sections import evaluate
 
 EVIL = '<script>alert(1)</script> "quoted" \'single\' & <img src=x onerror=alert(2)> مرحبا \x08 </pre>'
@@ -116,7 +116,7 @@ def artifacts(place: Path) -> dict[str, Path | list[str]]:
     for stage, folder in folders.items():
         folder.mkdir()
         stage = "merge" if stage.endswith("-merged") else stage
-        config = recipe.section_settings(recipe.Recipe(), stage)
+        config = schema.result_settings(getattr(recipe.Recipe(), stage))
         if stage == "ppo":
             config = config | {"learning_rate": 0.0123}
         made = {"stage": stage, "config": config, "inputs": {"pairs": {"path": "results/x/pairs", "sha256": "0"}},

@@ -11,7 +11,7 @@ from stages.recipe.recipe import Recipe, section_settings
 from stages.recipe.schema import result_settings, to_dict
 from stages.recipe.sections.frontier import Frontier
 from stages.recipe.variants import evaluation_overrides, list_variants, variant_settings
-from stages.runs.lineage import find_stale_reasons
+from stages.runs.lineage import diff_from_defaults, find_stale_reasons
 from stages.runtime.manifest import read_record
 
 RECIPE = replace(Recipe(), frontier=Frontier(algorithms=("ppo",), ppo_kl_coefficients=(0.03,)))
@@ -52,6 +52,7 @@ def test_an_artifact_from_before_a_setting_is_up_to_date_while_its_value_changes
         return find_stale_reasons(read_record(folder), to_dict(recipe))
 
     assert stale_reasons(RECIPE) == stale_reasons(RECIPE, "prompt_template") == []
+    assert diff_from_defaults(read_record(folder)) == []
     older = to_dict(RECIPE)
     del older["ppo"]["prompt_template"]
     assert find_stale_reasons(read_record(folder), older) == [], "recipe.yaml may be from before, too"

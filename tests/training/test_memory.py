@@ -9,6 +9,7 @@ from transformers import DynamicCache
 from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
+from stages.runtime.environment import return_freed_memory
 from stages.training import memory, memory_estimate
 from tests.helpers import tiny_models
 
@@ -111,6 +112,7 @@ def test_the_table_is_aligned_and_in_units():
 
 
 def test_a_phase_is_measured_apart_from_the_others_and_the_run_as_a_whole(monkeypatch):
+    return_freed_memory()  # of earlier tests: a phase that takes it adds nothing to what is resident
     costs = memory.dry_run({
         "large": lambda: torch.ones(64 * MIB // 4).sum(), "small": lambda: torch.ones(16 * MIB // 4).sum()
     })  # fmt: skip
