@@ -78,9 +78,9 @@ def policy_gradient_step(config: PretrainedConfig, settings: Any, rows: int, val
     value_model: as in the section ppo; None: no critic. reward_lora: the reward model's adapter. members: number of
     reward models.
     """
-    policy = _build_policy(config, settings, value_model, reward_lora)
-    update = UpdateSettings(**select_settings(UpdateSettings, settings))
     group = getattr(settings, "responses_per_prompt", 1)
+    policy = _build_policy(config, settings, value_model, reward_lora, share_prompts=group > 1)
+    update = UpdateSettings(**select_settings(UpdateSettings, settings))
     prompts = [[row // group] + [0] * (settings.max_prompt_tokens - 1) for row in range(rows)]
     trajectory = _longest_trajectory(prompts, settings.max_response_tokens)
     return Step(policy, _reward_models(config, policy, settings, value_model, reward_lora, members),
@@ -112,12 +112,14 @@ def _adapt(model, settings: Any, scorer: bool = False):
     return model
 
 
-def _build_policy(config: PretrainedConfig, settings: Any, value_model: str | None, reward_lora: Any) -> Policy:
+def _build_policy(config: PretrainedConfig, settings: Any, value_model: str | None, reward_lora: Any,
+                  share_prompts: bool) -> Policy:
     dtype = shapes.weights_dtype(settings.precision)
     model = shapes.build_causal(config, dtype)
     model = model.requires_grad_(True) if settings.tune == "full" else _adapt(model, settings)
     policy = Policy(model, settings.temperature, settings.precision,
-                    gradient_checkpointing=settings.gradient_checkpointing, critic=value_model is not None)
+                    gradient_checkpointing=settings.gradient_checkpointing, critic=value_model is not None,
+                    share_prompts=share_prompts)
     if value_model == "adapter":
         _add_role(policy, VALUE, reward_lora, learns=True)
     if value_model == "model":

@@ -31,8 +31,9 @@ def load_classifier(
 
 
 def load_reward_models(
-    reward: Path, precision: str, batch_rows: int = 64, kernels: Kernels = TORCH_ONLY
+    reward: Path, precision: str, batch_rows: int = 64, kernels: Kernels = TORCH_ONLY, share_prompts: bool = False
 ) -> list[Scorer]:
-    """Load every model of a merged reward artifact."""
+    """Load every model of a merged reward artifact; share_prompts: see Scorer."""
     load = partial(load_classifier, precision=precision, kernels=kernels)
-    return [Scorer(load(folder), precision, batch_rows=batch_rows) for folder in member_folders(reward)]
+    return [Scorer(load(folder), precision, batch_rows=batch_rows, share_prompts=share_prompts)
+            for folder in member_folders(reward)]

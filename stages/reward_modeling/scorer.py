@@ -9,7 +9,7 @@ import torch
 from stages.distributed import group, sharding
 from stages.modeling.load import autocast
 from stages.modeling.packed.forward import chunk_by_length
-from stages.modeling.packed.shared_prefix import longest_rows_by_prompt, pack_with_repeated_prompts
+from stages.modeling.packed.shared_prefix import pack_rows, row_lengths
 from stages.reward_modeling.reward_model import score_packed
 from stages.reward_modeling.scoring_file import Scoring
 
@@ -22,10 +22,12 @@ class Scorer:
     The config of a merged model holds its scoring, `mean` and `std` as reward_* (scoring_file.apply_scoring). With
     pooling 'last' and log_probability_weight 0, the raw score is the logit of the plain
     AutoModelForSequenceClassification, so that reward = logit - config.reward_mean. scoring: None takes the config's.
+    share_prompts: compute a prompt that comes with several answers of a batch once (shared_prefix.pack_rows).
     """
 
-    def __init__(self, model, precision: str, scoring: Scoring | None = None, batch_rows: int = 64):
-        self.model, self.precision, self.batch_rows = model, precision, batch_rows
+    def __init__(self, model, precision: str, scoring: Scoring | None = None, batch_rows: int = 64,
+                 share_prompts: bool = False):
+        self.model, self.precision, self.batch_rows, self.share_prompts = model, precision, batch_rows, share_prompts
         settings = {f.name: getattr(model.config, f"reward_{f.name}", f.default) for f in fields(Scoring)}
         self.scoring = Scoring(**settings) if scoring is None else scoring
         self.mean = float(getattr(model.config, "reward_mean", 0.0))
@@ -35,14 +37,14 @@ class Scorer:
     def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
         """Compute rewards [B], fp32 on the CPU, in the order of the rows; batches hold rows of similar length.
 
-        The rows are shared among the processes; a prompt with several answers in a batch is computed once.
+        The rows are shared among the processes.
         """
         assert not self.model.training, "dropout would act on the scores"
-        lengths = longest_rows_by_prompt(prompts, answers)
+        lengths = row_lengths(prompts, answers, self.share_prompts)
         scores = torch.zeros(len(prompts))
         for chunk in chunk_by_length(lengths, self.batch_rows, group.own_rows_by_length(lengths)):
-            packed = pack_with_repeated_prompts(
-                [prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device)
+            packed = pack_rows([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device,
+                               self.share_prompts)
             with autocast(self.precision):
                 scores[chunk] = score_packed(self.model, packed, self.scoring).scores.cpu()
         sharding.join_other_passes()

@@ -15,11 +15,12 @@ from stages.rl.policy import Policy
 def load_policy(
     folder: Path, reward: Path | None, *, tune: str, value_model: str | None, lora: dict, precision: str,
     temperature: float, gradient_checkpointing: bool = False, compiled: bool = False, kernels: Kernels = TORCH_ONLY,
+    share_prompts: bool = False,
 ) -> Policy:
     """Load the model in `folder` as an untrained policy; arguments are named as in the recipe's section `ppo`.
 
     value_model: None: without a critic. reward: what initialises a separate value function: the reward model's adapter,
-    or a whole reward model. Raises ValueError if it is the other one.
+    or a whole reward model. share_prompts: see Policy. Raises ValueError if `reward` is the other one.
     """
     if value_model == "adapter":
         if not is_adapter(reward):
@@ -33,7 +34,7 @@ def load_policy(
     if tune == "lora":
         model = add_lora(model, precision=precision, **lora)
     policy = Policy(model, temperature, precision, gradient_checkpointing=gradient_checkpointing, compiled=compiled,
-                    critic=value_model is not None)
+                    critic=value_model is not None, share_prompts=share_prompts)
     if value_model in ("adapter", "model"):
         policy.init_value_from_reward(reward, kernels)
     return policy
@@ -47,7 +48,7 @@ def load_scorers(
     folder: the policy's base. Raises ValueError if an adapter was trained on another base.
     """
     if not is_adapter(reward):
-        return load_reward_models(reward, policy.precision, forward_prompts, kernels)
+        return load_reward_models(reward, policy.precision, forward_prompts, kernels, policy.share_prompts)
     check_base(reward, folder)
     first = len(getattr(policy.base, "peft_config", ()))  # adapters have unique names
     return [policy.add_scorer(member, forward_prompts, f"reward-{number}")

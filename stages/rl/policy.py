@@ -31,7 +31,7 @@ from stages.modeling.lora import unwrap_peft
 from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import PackedResponses, pack_responses, scatter_to_rows
-from stages.modeling.packed.shared_prefix import pack_with_repeated_prompts
+from stages.modeling.packed.shared_prefix import pack_rows
 from stages.modeling.packed.token_logprobs import selective_log_softmax, token_entropies
 from stages.modeling.pretrained import DIVERGED, save_adapter, save_adapters, save_model
 from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
@@ -53,13 +53,15 @@ class Policy(nn.Module):
     The head starts at 0 ("The N Implementation Details of RLHF with PPO") unless `init_value_from_reward` is called.
     gradient_checkpointing: recompute activations in the backward pass of updates; sampling is not affected.
     compiled: compile the layers with torch.compile in all forward passes but sampling's.
+    share_prompts: compute a prompt with several responses of a batch once; for methods that sample several.
     """
 
     def __init__(
         self, model, temperature: float, precision: str, *, gradient_checkpointing: bool = False,
-        compiled: bool = False, critic: bool = True
+        compiled: bool = False, critic: bool = True, share_prompts: bool = False
     ):
         super().__init__()
+        self.share_prompts = share_prompts
         self.model, self.temperature, self.precision = model.eval(), temperature, precision
         self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
         self.layers = LayerCalls(gradient_checkpointing, compiled)
@@ -106,7 +108,7 @@ class Policy(nn.Module):
         """Load the reward adapter in `reward` onto the base as a role, so that scoring needs no second base."""
         adapter = RewardAdapter(self.base, reward, role)
         self._rebind_base(adapter.model)
-        return SharedScorer(adapter, self.precision, batch_rows=forward_prompts)
+        return SharedScorer(adapter, self.precision, batch_rows=forward_prompts, share_prompts=self.share_prompts)
 
     def shard(self) -> None:
         """Split the layers of base, whole policy and value model over the processes (distributed/sharding.py)."""
@@ -136,7 +138,7 @@ class Policy(nn.Module):
 
         allowed_token_ids: [B, R or more, K], the ids that each token was sampled from (see Rollout).
         """
-        packed = pack_with_repeated_prompts(prompts, responses, self.model.device)
+        packed = pack_rows(prompts, responses, self.model.device, self.share_prompts)
         return self._token_scores(packed, self._hidden_states(packed, POLICY), allowed_token_ids)
 
     @torch.no_grad()
@@ -144,7 +146,7 @@ class Policy(nn.Module):
         self, prompts: list[list[int]], responses: list[list[int]]
     ) -> tuple[TokenScores, torch.Tensor]:
         """Score the responses under the policy; return with it the entropy at each token, in nats, [B, R]."""
-        packed = pack_with_repeated_prompts(prompts, responses, self.model.device)
+        packed = pack_rows(prompts, responses, self.model.device, self.share_prompts)
         hidden = self._hidden_states(packed, POLICY)
         with autocast(self.precision):
             entropy = token_entropies(output_layer(self.causal_model), hidden, self.temperature)
@@ -155,7 +157,7 @@ class Policy(nn.Module):
         self, prompts: list[list[int]], responses: list[list[int]], allowed_token_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute log-probabilities [B, R] under the reference, by a softmax over the same ids."""
-        packed = pack_with_repeated_prompts(prompts, responses, self.model.device)
+        packed = pack_rows(prompts, responses, self.model.device, self.share_prompts)
         hidden = self._hidden_states(packed, None)
         return scatter_to_rows(self._logprobs(unwrap_peft(self.base), hidden, packed, allowed_token_ids), packed)
 

@@ -3,7 +3,6 @@
 A program adds its `Algorithm`: the advantage estimator, whether there is a critic, and where the KL penalty is.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -131,7 +130,7 @@ def build_trainer(
         sources.policy, sources.reward, tune=config.tune, value_model=algorithm.value_model, lora=asdict(config.lora),
         precision=config.precision, temperature=config.temperature,
         gradient_checkpointing=config.gradient_checkpointing, compiled=config.compile,
-        kernels=Kernels(**select_settings(Kernels, config)))
+        kernels=Kernels(**select_settings(Kernels, config)), share_prompts=algorithm.responses_per_prompt > 1)
     if config.sharding == "fsdp":
         policy.shard()
     decode_with_graphs(policy.causal_model, config.cuda_graphs)
@@ -140,7 +139,7 @@ def build_trainer(
     reward_functions = [
         function for entry in config.rewards for function in load_reward_functions(
             **asdict(entry), precision=config.precision, pairs=sources.pairs,
-            load_models=partial(load_checked_models, config, algorithm.say, policy, sources))]
+            load_models=partial(load_checked_models, config, algorithm, policy, sources))]
     stop_ids = (tokenizer.eos_token_id,) if config.stop_ids is None else config.stop_ids
     return PolicyGradientTrainer(
         policy=policy,
@@ -184,7 +183,7 @@ def parameter_groups(config: PolicyGradient, algorithm: Algorithm, policy: Polic
 
 
 def load_checked_models(
-    config: PolicyGradient, say: Callable[[str], None], policy: Policy, sources: Sources, source: str
+    config: PolicyGradient, algorithm: Algorithm, policy: Policy, sources: Sources, source: str
 ) -> list[Scorer]:
     """Load the reward models of a source, and check that they score as they did in training."""
     artifact = checked_models.reward_artifact(source, sources.reward)
@@ -193,7 +192,7 @@ def load_checked_models(
         load_scorers(artifact, policy, sources.policy, config.forward_prompts,
                      Kernels(**select_settings(Kernels, config))), artifact,
         longest_tokens=config.max_prompt_tokens + config.max_response_tokens, sharded=config.sharding == "fsdp",
-        min_correlation=config.min_reward_correlation, say=say)
+        min_correlation=config.min_reward_correlation, say=algorithm.say)
 
 
 def check_startup(

@@ -8,7 +8,7 @@ import torch
 from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
 from stages.modeling.packed.forward import chunk_by_length
-from stages.modeling.packed.shared_prefix import longest_rows_by_prompt
+from stages.modeling.packed.shared_prefix import row_lengths
 from stages.rl.policy import Policy
 
 
@@ -100,7 +100,7 @@ def _score_in_chunks(
 ) -> torch.Tensor:
     """Apply `score(rows, prompts, responses, allowed_token_ids)` to chunks of rows; return its tensors [count, B, R].
     """
-    lengths = longest_rows_by_prompt(rollout.prompts, rollout.responses)
+    lengths = row_lengths(rollout.prompts, rollout.responses, policy.share_prompts)
     scores = torch.zeros(count, len(lengths), max(map(len, rollout.responses)), device=policy.model.device)
     for rows in chunk_by_length(lengths, forward_prompts, group.own_rows_by_length(lengths)):
         chunks = score(rows, [rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows],

@@ -224,3 +224,21 @@ def test_over_long_pairs_are_dropped_and_counted():
         rows([(1, "a", "b" * 400), (2, "a", "b")]), tok, max_length_tokens=60, by_question=False, max_pairs=9
     )
     assert len(made) == 1 and dropped == 1
+
+
+def test_a_prompt_is_computed_with_each_answer_unless_it_is_to_be_shared(base, scorer_model):
+    """Scores of answers to one prompt have the bits that they have beside other prompts: PPO's reward has them."""
+    prompts, answers = [[1, 40, 50, 60]] * 3, [[70, 2], [45, 46, 2], [90, 91, 92, 2]]
+    packed = pack_responses(prompts[::-1], answers[::-1], scorer_model.device)  # by length, as a batch is sorted
+    expected = score_packed(scorer_model, packed, Scoring()).scores.flip(0)
+    assert torch.equal(Scorer(scorer_model, "fp32")(prompts, answers), expected)
+    tokens = []
+    hook = scorer_model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True)
+    try:
+        shared = Scorer(scorer_model, "fp32", share_prompts=True)(prompts, answers)
+        Scorer(scorer_model, "fp32")(prompts, answers)
+    finally:
+        hook.remove()
+    torch.testing.assert_close(shared, expected, atol=1e-5, rtol=1e-5)
+    assert tokens[0] < tokens[1]

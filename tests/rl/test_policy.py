@@ -193,3 +193,18 @@ def test_rollouts_hold_the_ids_that_are_scored():
     rollout = Rollout([[1, 5]], [[7, 2]], [True])
     scored = make_policy()(rollout.prompts, rollout.responses)
     assert scored.mask.tolist() == [[1.0, 1.0]]
+
+
+def test_a_prompt_that_comes_twice_is_computed_twice_unless_prompts_are_shared():
+    """PPO's rollouts have one response per prompt, and repeat one by chance, where the prompts begin anew."""
+    policy, tokens = make_policy(), []
+    hook = policy.causal_model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True)
+    rows = [[5] * 40] * 2, [[50, 2], [60, 61, 2]]
+    with torch.no_grad():
+        apart = policy(*rows).logprobs
+        policy.share_prompts = True
+        shared = policy(*rows).logprobs
+    hook.remove()
+    torch.testing.assert_close(shared, apart, atol=1e-5, rtol=1e-5)
+    assert tokens[0] >= 2 * 40 > tokens[1]

@@ -103,6 +103,24 @@ def pack_with_shared_prefix(
     return index_responses(batch, first, prompt_end, [row.answer_tokens for row in rows])
 
 
+def pack_rows(
+    prompts: list[list[int]], responses: list[list[int]], device: torch.device, share_prompts: bool
+) -> PackedResponses:
+    """Pack each prompt with its response.
+
+    share_prompts: a prompt that comes several times is packed once, which changes the rounding of its rows. A method
+    with one response per prompt does without: that a prompt comes twice would be chance.
+    """
+    return (pack_with_repeated_prompts if share_prompts else pack_responses)(prompts, responses, device)
+
+
+def row_lengths(prompts: list[list[int]], responses: list[list[int]], share_prompts: bool) -> list[int]:
+    """Return the tokens of each row, by which batches are formed; share_prompts: of the longest with its prompt."""
+    if share_prompts:
+        return longest_rows_by_prompt(prompts, responses)
+    return [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+
+
 def pack_with_repeated_prompts(
     prompts: list[list[int]], responses: list[list[int]], device: torch.device
 ) -> PackedResponses:

@@ -78,6 +78,8 @@ def float64() -> Iterator[None]:
 class GivenPolicy(nn.Module):
     """A policy whose log-probabilities and values are its parameters; a prompt is the index of its row."""
 
+    share_prompts = False
+
     def __init__(self, logprobs, values, mask, ref_logprobs=None):
         super().__init__()
         self.logprobs, self.values = nn.Parameter(logprobs.clone()), nn.Parameter(values.clone())
