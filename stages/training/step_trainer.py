@@ -46,6 +46,7 @@ class StepTrainer(Trainer):
         write_json(folder / LOSS_SINCE_ROW, {"sum": self._tr_loss.item(), "row_step": self._globalstep_last_logged})
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """Return the microbatches of a step with this process's rows, and the number of all its items."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         items = sum(batch["items"] for batch in batches)
         if group.world_size() == 1:
@@ -53,6 +54,7 @@ class StepTrainer(Trainer):
         return share_step(batches, fill=sharding.has_shards(self.model)), items
 
     def training_step(self, model, inputs, num_items_in_batch=None):
+        """Accumulate the gradients of a microbatch; after a step's last one, sum gradients and loss over processes."""
         if group.world_size() == 1:
             return super().training_step(model, inputs, num_items_in_batch)
         if inputs["content"]:
@@ -66,9 +68,11 @@ class StepTrainer(Trainer):
         return total
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Compute a microbatch's share of the mean loss over the items of its step."""
         return inputs.get("weight", 1.0) * self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
 
     def floating_point_ops(self, inputs):
+        """Return 0: the Trainer's count needs padded inputs."""
         return 0
 
 
@@ -79,6 +83,7 @@ class RestoreLoss(TrainerCallback):
         self.trainer, self.saved = trainer, read_json_object(checkpoint / LOSS_SINCE_ROW)
 
     def on_train_begin(self, args, state, control, **kwargs):
+        """Add the losses of the checkpoint to the Trainer's."""
         if self.saved:  # a checkpoint of an older version has none, and is on a row
             self.trainer._tr_loss += self.saved["sum"]
             self.trainer._globalstep_last_logged = self.saved["row_step"]

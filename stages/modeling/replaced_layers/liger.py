@@ -56,6 +56,7 @@ class LigerNorm:
     liger_formula: NormFormula
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Normalise by the kernel where it supports the tensors, else as the class does."""
         if hidden_states.dtype != self.weight.dtype or not supports(hidden_states, self.weight):
             return super().forward(hidden_states)
         return self.compute(self, hidden_states)
@@ -92,6 +93,7 @@ class LigerMLP:
     liger_product: str
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute by the kernel where it supports the tensor, else as the class does."""
         return self.compute(self, x) if supports(x) else super().forward(x)
 
     @classmethod
@@ -127,6 +129,7 @@ class Phi3SwiGLU(LigerMLP):
 
     @staticmethod
     def project(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Callable]:
+        """Compute gate and up by their one matrix; also return the activation."""
         gate, up = module.gate_up_proj(x).chunk(2, dim=-1)
         return gate, up, module.activation_fn
 
