@@ -28,7 +28,7 @@ from stages.modeling.packed.forward import (
     use_packed_attention,
     uses_cpu_kernels,
 )
-from stages.modeling.packed.sequences import pack
+from stages.modeling.packed.sequences import distinct_rows, pack
 
 
 @contextmanager
@@ -159,9 +159,9 @@ class SharedPrefixState:
     """A model decoding rows of token ids, of which those that are equal so far are one row of the cache."""
 
     def __init__(self, model, rows: list[list[int]]):
-        distinct = {row: index for index, row in enumerate(dict.fromkeys(map(tuple, rows)))}
-        self.decoder = DecodeState(model, [list(row) for row in distinct])
-        self.shared_rows = torch.tensor([distinct[tuple(row)] for row in rows], device=self.decoder.hidden.device)
+        distinct, numbers = distinct_rows(rows)
+        self.decoder = DecodeState(model, distinct)
+        self.shared_rows = torch.tensor(numbers, device=self.decoder.hidden.device)
 
     @property
     def hidden(self) -> torch.Tensor:

@@ -17,7 +17,7 @@ from stages.generation.static_cache import StaticKVCache
 from stages.modeling.families import check_length
 from stages.modeling.packed.attention import NO_MASK
 from stages.modeling.packed.forward import packed_hidden_states, use_packed_attention
-from stages.modeling.packed.sequences import pack
+from stages.modeling.packed.sequences import distinct_rows, pack
 
 SMALLEST_BUCKET = 8  # rows: below it a step takes the time of reading the weights, whatever their number
 COLUMNS_STEP = 128  # sizes are rounded up: a batch of slightly longer prompts uses the same buffers and graphs
@@ -64,12 +64,9 @@ class StaticDecodeState:
 
     def start(self, prompts: list[list[int]], share_prefixes: bool) -> None:
         """Compute a batch of prompts; share_prefixes: equal ones once."""
-        distinct = list(dict.fromkeys(map(tuple, prompts))) if share_prefixes else prompts
-        index = {tuple(prompt): i for i, prompt in enumerate(distinct)} if share_prefixes else None
+        distinct, numbers = distinct_rows(prompts) if share_prefixes else (prompts, range(len(prompts)))
         device, size = self._tokens.device, bucket_size(len(prompts), self.cache.max_rows)
-        owners = torch.tensor([index[tuple(prompt)] for prompt in prompts] if index else range(len(prompts)),
-                              device=device)
-        batch = pack([list(prompt) for prompt in distinct], device)
+        owners, batch = torch.tensor(numbers, device=device), pack(distinct, device)
         self._rows = torch.arange(len(prompts), device=device)
         self.cache.start(batch, _fill_up(owners, size))
         ends = batch.starts + batch.lengths - 1

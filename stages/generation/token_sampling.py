@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from stages.modeling.packed.token_logprobs import restricted_log_softmax
+from stages.modeling.packed.token_logprobs import entropy, restricted_log_softmax
 from stages.modeling.torch_setup import allow_nondeterministic
 
 
@@ -36,10 +36,9 @@ def sample_token(
             cumulative = probabilities.cumsum(-1, dtype=torch.float64)
         indices = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
         indices = indices.clamp(max=logprobs.shape[-1] - 1)
-    # 0 log 0 is 0: a logit of -inf adds nothing to the entropy
-    entropy = -(probabilities * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(-1)
     tokens = indices if ids is None else ids.gather(-1, indices)
-    return SampledTokens(tokens.squeeze(-1), logprobs.gather(-1, indices).squeeze(-1), entropy, ids)
+    return SampledTokens(tokens.squeeze(-1), logprobs.gather(-1, indices).squeeze(-1),
+                         entropy(probabilities, logprobs), ids)
 
 
 def allowed_token_ids(logprobs: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:

@@ -12,12 +12,12 @@ from stages.rl.trajectory import fill_policy_scores
 
 def collect_rollout(
     policy: Policy, prompts: list[list[int]], sampling: SamplingParams, generator: torch.Generator,
-    forward_prompts: int, share_prefixes: bool = False, engine: SamplingEngine | None = None
+    forward_prompts: int, engine: SamplingEngine | None = None
 ) -> Rollout:
     """Sample one response per prompt, with log-probabilities, values and entropies of its tokens under the policy.
 
     forward_prompts: rows per forward pass of a separate value adapter, and of the policy where another engine samples.
-    share_prefixes: see `generate_stepwise`. engine: None: this project's sampler.
+    engine: None: this project's sampler.
     """
     limits = [sampling.max_response_tokens] * len(prompts)
     if sampling.response_length == "sampled":
@@ -26,7 +26,8 @@ def collect_rollout(
     fixed = sampling.response_length == "fixed"
     request = SamplingRequest(
         prompts, limits, sampling.temperature, stop_ids=() if fixed else sampling.stop_ids, precision=policy.precision,
-        top_k=sampling.top_k, top_p=sampling.top_p, share_prefixes=share_prefixes, value_fn=policy.values_from_hidden)
+        top_k=sampling.top_k, top_p=sampling.top_p, share_prefixes=policy.share_prompts,
+        value_fn=policy.values_from_hidden)
     with policy.merge_adapter() as model:
         rollout = (engine or OwnEngine()).sample(model, request, generator)
     rollout = cut_at_stop(rollout, sampling.stop_ids) if fixed else rollout

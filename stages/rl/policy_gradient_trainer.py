@@ -118,8 +118,7 @@ class PolicyGradientTrainer:
         # 1. Collect: sample a response to each prompt.
         with timer.phase("rollout"):
             rollout = collect_rollout(self.policy, prompts, self.sampling, generators("sampling"), self.forward_prompts,
-                                      share_prefixes=self.update_settings.responses_per_prompt > 1,
-                                      engine=self.engine)
+                                      self.engine)
 
         # 2. Score: a reward for each response [B]; log-probabilities and a value for each of its tokens [B, R].
         with timer.phase("score"):

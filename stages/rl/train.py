@@ -207,8 +207,7 @@ def check_startup(
         algorithm.say(line)
     microbatch = config.microbatch_prompts * algorithm.responses_per_prompt
     rollout = collect_rollout(trainer.policy, loop.next_prompts()[:microbatch], trainer.sampling,
-                              loop.generator("startup"), microbatch,
-                              share_prefixes=algorithm.responses_per_prompt > 1, engine=trainer.engine)
+                              loop.generator("startup"), microbatch, trainer.engine)
     check_sampler(trainer.engine.name, rollout, config.precision, loop.stopping.rules.max_sampler_difference_nats,
                   algorithm.say)
     report = run_checks(trainer.policy, rollout, tokenizer, classifier_models(reward_functions, tokenizer),

@@ -35,9 +35,10 @@ def base(tmp_path_factory) -> Path:
     return tiny_models.save_base(tmp_path_factory.mktemp("base"), width=64)
 
 
-def moved_policy(base: Path):
+def moved_policy(base: Path, share_prompts: bool = False):
     torch.manual_seed(0)
-    policy = load_policy(base, None, tune="lora", value_model="head", lora=ADAPTER, precision="fp32", temperature=0.7)
+    policy = load_policy(base, None, tune="lora", value_model="head", lora=ADAPTER, precision="fp32", temperature=0.7,
+                         share_prompts=share_prompts)
     move_adapter(policy)
     return policy
 
@@ -77,7 +78,7 @@ def iterate(base: Path, device: str, responses: int = 1) -> tuple[dict, list[tor
     ppo = partial(gae_advantages, gamma=0.98, gae_lambda=0.9)
     grpo = partial(grpo_advantages, responses_per_prompt=responses, scale_rewards="none")
     with computing_on(device):
-        policy = moved_policy(base)
+        policy = moved_policy(base, share_prompts=responses > 1)
         trainer = PolicyGradientTrainer(
             policy=policy, reward_shaper=MeanTokenReward(), kl_controller=KlController(0.1, None, 1),
             optimizer=build_optimizer("adam", policy.trainable_parameters().values(), learning_rate=0.0, epsilon=1e-5,

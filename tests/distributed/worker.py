@@ -109,10 +109,12 @@ def check_ppo() -> tuple[dict, dict]:
 def check_groups(algorithm: Algorithm) -> tuple[dict, dict]:
     """Train three iterations with two responses to each prompt; four processes do not have whole groups each."""
     policy = make_policy()
+    policy.share_prompts = True
+    scorer = Scorer(classifier(1), "fp32", share_prompts=True)
     trainer = PolicyGradientTrainer(
         policy=policy, optimizer=torch.optim.Adam(policy.policy_parameters(), lr=3e-3), kl_in=algorithm.kl_in,
-        reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", Scorer(classifier(1), "fp32"), part="model")],
-                                   None, ShapingSettings()),
+        reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
+                                   ShapingSettings()),
         kl_controller=KlController(0.1, 1.0, 20), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12),
         update_settings=replace(UPDATE, minibatch_prompts=4, value_coefficient=0.0, loss_mean="sequence"),
         kl_estimator="k1", forward_prompts=4, estimate_advantages=algorithm.estimate_advantages)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from stages.distributed import group
 from stages.generation.engines.protocol import SamplingRequest
@@ -35,12 +36,5 @@ def sample_own_rows(
     responses = group.gather_in_order([response.token_ids for response in part])
     logprobs = group.gather_in_order([response.logprobs for response in part])
     ended = [response[-1] in request.stop_ids for response in responses]
-    return Rollout(request.prompts, responses, ended, sampler_logprobs=_pad(logprobs, responses).to(device))
-
-
-def _pad(logprobs: list[list[float]], responses: list[list[int]]) -> torch.Tensor:
-    """Pad the log-probabilities of the responses with 0, to [B, R]."""
-    padded = torch.zeros(len(responses), max(map(len, responses)))
-    for row, values, response in zip(padded, logprobs, responses, strict=True):
-        row[: len(response)] = torch.tensor(values)
-    return padded
+    padded = pad_sequence(list(map(torch.tensor, logprobs)), batch_first=True)
+    return Rollout(request.prompts, responses, ended, sampler_logprobs=padded.to(device))

@@ -116,6 +116,12 @@ class PackedResponses(NamedTuple):
     last_positions: torch.Tensor
 
 
+def distinct_rows(rows: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """Return the rows without repetitions, in the order of their first, and the number of each row among them."""
+    numbers = {row: number for number, row in enumerate(dict.fromkeys(map(tuple, rows)))}
+    return [list(row) for row in numbers], [numbers[tuple(row)] for row in rows]
+
+
 def pack(rows: list[list[int]], device: torch.device | None = None) -> PackedBatch:
     """Concatenate rows of token ids, none of them empty, into one batch."""
     device = torch.device("cpu") if device is None else device

@@ -59,9 +59,13 @@ def token_entropies(layer: nn.Module, hidden: torch.Tensor, temperature: float) 
     entropies = []
     for states in hidden.split(logits_chunk_tokens(layer, hidden.device)):
         logprobs = torch.log_softmax(layer(states).float() / temperature, -1)
-        # 0 log 0 is 0: a logit of -inf adds nothing
-        entropies.append(-(logprobs.exp() * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(-1))
+        entropies.append(entropy(logprobs.exp(), logprobs))
     return torch.cat(entropies)
+
+
+def entropy(probabilities: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
+    """Compute the entropy of distributions over the last dimension, in nats; a logit of -inf adds 0 (0 log 0 is 0)."""
+    return -(probabilities * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(-1)
 
 
 def logits_chunk_tokens(layer: nn.Module, device: torch.device) -> int:
