@@ -18,7 +18,7 @@ from stages.command_line.start import main
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -35,11 +35,10 @@ from stages.evaluation.pair_accuracy import (
     evaluate_pairs,
     score_fitted_baselines,
 )
-from stages.evaluation.policy_answers import Answers
-from stages.evaluation.policy_comparison import SAMPLES, PolicyComparison, repeat_each
+from stages.evaluation.policy_answers import Answers, repeat_each
+from stages.evaluation.policy_comparison import PolicyComparison
 from stages.evaluation.reward_hacking import detect_reward_hacking
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
-from stages.evaluation.summary import BEST, GREEDY
 from stages.generation.text_metrics import has_code
 from stages.modeling import families, torch_setup
 from stages.modeling.replaced_layers.kernels import Kernels
@@ -56,7 +55,6 @@ from stages.stackexchange.pairs.table import question_key, read_pairs, sample_ro
 from stages.stackexchange.questions.table import read_tags
 
 SPLIT, BASELINE_SPLIT = "evaluation", "reward"
-Selection = dict[str, list[dict]]  # policy -> its mean reward by temperature
 
 
 def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path,
@@ -84,16 +82,15 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
         cache=cache)
     folders = policy | _base_if_comparable(base, tokenizer) | {"sft": sft}
     answers, swept, logprobs = sampler.sample_policies(folders, held_out)
-    selection = _measure_temperatures(swept, prompts, partial(answer_scorer.score, reward), gold_scorer)
-    temperatures = _choose_temperatures(config, ("sft", *policy), selection)
+    selection = at_best.measure_policies(swept, prompts, partial(answer_scorer.score, reward), gold_scorer, "sft")
+    temperatures = at_best.choose_temperatures(selection, ("sft", *policy), config.temperatures, config.temperature)
     answers |= sampler.sample_at_best({"sft": sft} | policy, answers, temperatures)
     pair_rewards, rewards = _score(partial(answer_scorer.score, reward), held_out, prompts, answers)
     pair_judge, judged = (_score(partial(answer_scorer.score, judge), held_out, prompts, answers) if judge
                           else (None, {}))
-    used = dict.fromkeys(answers, config.temperature) | {GREEDY: 0.0} | {
-        f"{name}{BEST}": temperature for name, temperature in temperatures.items()}
-    comparison = PolicyComparison(prompts, answers, rewards, _gold_scores(gold_scorer, prompts, answers),
-                                  _other_scores(scorers, prompts, answers), judged, used)
+    used = at_best.list_temperatures(answers, temperatures, config.temperature, "sft")
+    comparison = PolicyComparison(prompts, answers, rewards, gold_score.score_policies(gold_scorer, prompts, answers),
+                                  policy_answers.score_by_functions(scorers, prompts.questions, answers), judged, used)
     pair_scores = {"reward": pair_rewards, "judge": pair_judge, "log_probability": logprobs,
                    "gold": gold_score.score_main_gold(gold_scorer, held_out.texts) if gold_scorer else None}
     estimate_mean, estimate = (partial(kind, samples=config.bootstrap_samples, seed=config.seed)
@@ -119,7 +116,7 @@ def _write(config: Evaluate, out: Path, metrics: dict, prompts: EvaluationPrompt
     if config.gold and not gold_known:
         print_line(f"evaluate: the gold scorer {config.gold} knows none of these questions")
     write_json(out / "metrics.json", metrics)
-    write_samples(out / "samples.parquet", prompts.rows, comparison.texts(), _score_columns(comparison, gold_known))
+    write_samples(out / "samples.parquet", prompts.rows, comparison.texts(), comparison.score_columns(gold_known))
     write_question_scores(out / "per_question.parquet", prompts.rows, comparison.score_questions(config.best_of))
     write_pairs(out / "per_pair.parquet", held_out.rows, held_out.better, held_out.worse, pair_scores)
 
@@ -175,24 +172,6 @@ def _base_if_comparable(base: Path, tokenizer) -> dict[str, Path]:
     return {}
 
 
-def _measure_temperatures(swept: dict[str, dict[float, Answers]], prompts: EvaluationPrompts, score: Callable,
-                          gold_scorer: Callable | None) -> Selection:
-    """Measure the mean learnt reward and gold of each policy at each temperature, on the selection's questions."""
-    rows = {(name, at): answers for name, policy in swept.items() for at, answers in policy.items()}
-    rewards = score({key: (prompts.selection_prompts, answers.responses) for key, answers in rows.items()})
-    gold = {key: gold_score.score_gold(gold_scorer, prompts.selection_questions, answers.texts)[gold_score.MAIN_KEY]
-            for key, answers in rows.items()} if gold_scorer else {}
-    return {name: at_best.measure_temperatures(
-        policy, *({at: values[name, at] for at in policy if (name, at) in values} for values in (rewards, gold)))
-        for name, policy in sorted(swept.items(), key=lambda item: item[0] != "sft")}
-
-
-def _choose_temperatures(config: Evaluate, policies: Iterable[str], selection: Selection) -> dict[str, float]:
-    """Choose each policy's best temperature by learnt reward, and that of SFT's repeated samples (SAMPLES)."""
-    best = {name: at_best.choose_temperature(selection.get(name, []), config.temperature) for name in policies}
-    return best | {SAMPLES: at_best.choose_best_of_n_temperature(best["sft"], config.temperatures, config.temperature)}
-
-
 def _score(score: Callable, held_out: HeldOutPairs, prompts: EvaluationPrompts, answers: dict[str, Answers]
            ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Score the held-out texts [M], and the answers of each policy and of 'human'."""
@@ -206,35 +185,3 @@ def _fit_baselines(config: Evaluate, pairs: Path, held_out: HeldOutPairs) -> dic
     """Score every held-out text [M] with each logistic regression, fitted on pairs of the reward model's split."""
     rows = sample_rows(read_pairs(pairs, BASELINE_SPLIT), config.surface_pairs, config.seed)
     return score_fitted_baselines(held_out, rows)
-
-
-def _gold_scores(gold_scorer: Callable | None, prompts: EvaluationPrompts, answers: dict[str, Answers]
-                 ) -> dict[str, dict[str, list[float]]]:
-    """Compute every gold score of each policy's and of 'human' answers; nothing without a gold scorer."""
-    texts = {name: sampled.texts for name, sampled in answers.items()} | {"human": prompts.best_answers}
-    return {name: gold_score.score_gold(gold_scorer, repeat_each(prompts.questions, len(responses)), responses)
-            for name, responses in texts.items()} if gold_scorer else {}
-
-
-def _other_scores(scorers: list[RewardFunction], prompts: EvaluationPrompts, answers: dict[str, Answers]
-                  ) -> dict[str, dict[str, np.ndarray]]:
-    """Compute the scores of further scorers, by policy and scorer."""
-    return {name: {scorer.name: _apply_scorer(scorer, repeat_each(prompts.questions, len(sampled.texts)), sampled)
-                   for scorer in scorers} for name, sampled in answers.items()}
-
-
-def _apply_scorer(scorer: RewardFunction, questions: list[str], answers: Answers) -> np.ndarray:
-    responses = answers.texts if scorer.reads == "text" else answers.responses
-    return scorer(questions, responses).double().numpy()
-
-
-def _score_columns(comparison: PolicyComparison, with_gold: bool) -> dict[str, np.ndarray]:
-    """Return the columns NAME_WRITER of samples.parquet: rewards, gold scores, the judge's and other scores."""
-    writers = comparison.texts()
-    columns = {f"{kind}_{name}": scores[name] for kind, scores in (
-        ("reward", comparison.rewards), ("judge", comparison.judge)) if scores for name in writers}
-    for name in writers:
-        for key, values in (comparison.gold[name] if with_gold else {}).items():
-            columns[f"{key}_{name}"] = np.array(values, float)
-        columns |= {f"{key}_{name}": values for key, values in comparison.scores.get(name, {}).items()}
-    return columns

@@ -31,8 +31,7 @@ from stages.evaluation.pair_accuracy import (
     mean_logprobs,
     score_fitted_baselines,
 )
-from stages.evaluation.policy_answers import Answers, sample_answers
-from stages.evaluation.policy_comparison import repeat_each
+from stages.evaluation.policy_answers import Answers, repeat_each, sample_answers
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.modeling import families, torch_setup
 from stages.modeling.load import load_causal

@@ -5,7 +5,8 @@
         --merged results/demo/sft-merged results/demo/reward-merged results/demo/ppo-merged \\
         --evaluate results/demo/evaluate --out results/demo/report
 
-Give --policy NAME=FOLDER once for each policy, if any, with the folder of its training. Writes report.html (no network,
+Give --policy NAME=FOLDER once for each policy, if any, with the folder of its training. Of policies that were trained
+on your own prompts, there are no posts, pairs, SFT and reward model: leave these out. Writes report.html (no network,
 one small script for its tables), metrics.json as evaluate wrote it, figures/*.png, and cards/NAME/README.md: the model
 card of each merged model that was evaluated, with the evaluation's numbers.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from stages.evaluation import summary
+from stages.evaluation.own_prompts.wording import SFT, find_wording, start_model
 from stages.recipe import recipe
 from stages.recipe.sections.evaluate import Report
 from stages.render.html import Html, element, join_html, table
@@ -43,17 +45,28 @@ from stages.runtime.series import read_history
 TOP_ANSWERS = 3  # answers of the highest reward that are shown of each policy
 FIGURES_BYTES = 1 << 20  # of a stage, as files and within the page: 0.4 MiB in the runs so far
 EVALUATION_FACTOR = 4  # texts in the page to the evaluation's compressed tables
+OWN_EVALUATION = "evaluate_prompts"  # the stage
+OWN_HACKING_WORDS = (
+    "A monitor has moved when the whole interval of its change lies beyond its threshold. Your reward may ask for such "
+    "a change, as one for short answers does: monitors alone flag nothing here, and say where to look. A policy is "
+    "flagged when the reward rose and gold, if it is known, did not. The policy's KL is compared with that of the "
+    "best-of-n of the same reward.")
 HEADINGS = {"base": "Base", "sft": "SFT", "reward": "Reward model", "judge": "Judge"}
 
 
-def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft: Path, reward: Path,
-        policy: dict[str, Path] | None = None, merged: list[str], evaluate: Path, judge: Path | None = None
-        ) -> dict[str, float]:
-    """Fill `out` from finished artifacts; sft, reward, judge and policy: the trained adapters, with their histories."""
+def run(config: Report, out: Path, *, posts: Path | None = None, pairs: Path | None = None, base: Path,
+        sft: Path | None = None, reward: Path | None = None, policy: dict[str, Path] | None = None, merged: list[str],
+        evaluate: Path, judge: Path | None = None) -> dict[str, float]:
+    """Fill `out` from finished artifacts; sft, reward, judge and policy: the trained adapters, with their histories.
+
+    posts, pairs, sft, reward: None for policies that were trained on a user's own prompts.
+    """
     policy = policy or {}
     summary.check_policy_names(policy)
-    trained = {"base": base, "sft": sft, "reward": reward, **({"judge": judge} if judge else {}), **policy}
-    folders = {"posts": posts, "pairs": pairs, **trained,
+    data, models = {"posts": posts, "pairs": pairs}, {"sft": sft, "reward": reward}
+    _check_inputs(evaluate, data | models)
+    trained = {"base": base, **_given(models | {"judge": judge}), **policy}
+    folders = {**_given(data), **trained,
                **{folder.name: folder for folder in map(artifact_folder, merged)}, "evaluate": evaluate}
     check_free_space("the report", out, len(folders) * FIGURES_BYTES + EVALUATION_FACTOR * used_bytes(evaluate))
     digests = {name: digest(folder) for name, folder in folders.items()}
@@ -68,11 +81,11 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
     html = render_page(page_title(manifests), build_verdicts(metrics, manifests, list(policy)), _short_table(metrics), {
         "Outside the healthy band": _outside_bands(manifests, metrics, histories),
         "Pipeline": pipeline_graph.render_pipeline(graph, manifests),
-        "Data": _data(figures, manifests),
-        "Learning curves": _learning_curves(figures, manifests, trained, histories),
-        "Reward model": sections.render_reward_model(figures, metrics["reward_model"]),
+        **({"Data": _data(figures, manifests)} if posts else {"Prompts": sections.render_prompts(manifests, metrics)}),
+        "Learning curves": _learning_curves(figures, manifests, trained, histories, metrics),
+        **({"Reward model": sections.render_reward_model(figures, metrics["reward_model"])} if posts else {}),
         "Policies": _policies(figures, metrics, samples),
-        "Reward hacking": _hacking(metrics["hacking"], samples),
+        "Reward hacking": _hacking(metrics, samples),
         "Answers side by side": _side_by_side(examples, len(samples), metrics),
         "Recipe": _recipe(manifests),
         "Provenance": sections.render_provenance(manifests, digests)})
@@ -82,12 +95,26 @@ def run(config: Report, out: Path, *, posts: Path, pairs: Path, base: Path, sft:
     return {"page_bytes": len(html.encode()), "figures": figures.count, "answers_shown": len(examples)}
 
 
+def _given(folders: dict[str, Path | None]) -> dict[str, Path]:
+    return {name: folder for name, folder in folders.items() if folder}
+
+
+def _check_inputs(evaluate: Path, of_dump: dict[str, Path | None]) -> None:
+    """Raise ValueError for artifacts that an evaluation on a dump needs, or that one on own prompts has not."""
+    is_own = read_manifest(evaluate)["stage"] == OWN_EVALUATION
+    wrong = [f"--{name}" for name, folder in of_dump.items() if bool(folder) == is_own]
+    if wrong:
+        raise ValueError(f"{evaluate} evaluates policies that were trained on prompts of your own: leave out "
+                         f"{', '.join(wrong)}" if is_own else
+                         f"{evaluate} evaluates a run on a dump: give {', '.join(wrong)}, too")
+
+
 def _write_cards(out: Path, merged: list[Path], digests: dict[str, str], manifests: dict[str, dict], metrics: dict
                  ) -> None:
     """Write the card of each merged model that was evaluated, with the evaluation's numbers."""
     writers = {source["sha256"]: label.removeprefix("policy.")
                for label, source in list_input_sources(manifests["evaluate"]["inputs"]).items()}
-    sites = list(manifests["posts"]["metrics"].get("sites", {}))
+    sites = sections.list_sources(manifests)
     for folder in merged:
         card, writer = folder / CARD, writers.get(digests[folder.name])
         if card.is_file() and (writer in ("sft", "reward", "judge") or writer in metrics["comparisons"]):
@@ -108,7 +135,8 @@ def _short_table(metrics: dict) -> Html:
     measured = measure_evaluation(metrics)
     rows = [[label.replace("->", "→"), mark_short_row(label, text.replace("->", "→"), measured)]
             for label, text in metrics["table"]]
-    return table(["measure, on held-out questions", "estimate, 95 % interval"], rows, numeric=False)
+    head = f"measure, on held-out {find_wording(metrics['policies']).questions}"
+    return table([head, "estimate, 95 % interval"], rows, numeric=False)
 
 
 def _outside_bands(manifests: dict[str, dict], metrics: dict, histories: dict[str, list[dict]]) -> Html:
@@ -131,10 +159,10 @@ def _data(figures: FigureFolder, manifests: dict[str, dict]) -> Html:
 
 
 def _learning_curves(figures: FigureFolder, manifests: dict[str, dict], trained: dict[str, Path],
-                     histories: dict[str, list[dict]]) -> Html:
-    parts = []
+                     histories: dict[str, list[dict]], metrics: dict) -> Html:
+    parts, start = [], find_wording(metrics["policies"]).start
     for name, history in histories.items():
-        curves = build_curves(name, manifests[name]["stage"], history)
+        curves = build_curves(name, manifests[name]["stage"], history, start)
         missing = read_no_model(trained[name])
         words = f"No model was trained: {missing}." if missing else "No history was written."
         parts += [element("h3", HEADINGS.get(name) or f"{summary.display_name(name)} dashboard"),
@@ -143,49 +171,55 @@ def _learning_curves(figures: FigureFolder, manifests: dict[str, dict], trained:
 
 
 def _policies(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html:
-    words = (f"All policies answered the same {metrics['prompts']:,} held-out questions with the same random numbers; "
-             f"best-of-n picks, among further answers of SFT, the one with the highest reward. "
-             f"{metrics['prompts_over_length']:,} questions were too long. Rewards are the reward model's own: an "
+    wording, start = find_wording(metrics["policies"]), start_model(metrics["policies"])
+    whose = "the reward model's own" if start == SFT else "the sum of your functions"
+    words = (f"All policies answered the same {metrics['prompts']:,} held-out {wording.questions} with the same random "
+             f"numbers; best-of-n picks, among further answers of {wording.start}, the one with the highest reward. "
+             f"{metrics['prompts_over_length']:,} {wording.questions} were too long. Rewards are {whose}: an "
              f"answer that did not end pays no penalty here. KL, entropy and perplexity are at the sampling "
              f"temperature. The KL of best-of-n is log n - (n-1)/n: exact if no two answers have the same reward, "
              f"otherwise an upper bound.")
     rewards = {label: [row[f"reward_{name}"] for row in samples if row[f"reward_{name}"] is not None]
-               for label, name in list_writers(list(metrics["comparisons"]))}
+               for label, name in list_writers(list(metrics["comparisons"]), start=start)}
     rewards = {label: values for label, values in rewards.items() if values}
     gold = "" if summary.knows_gold(metrics) else element(
-        "p", "No gold score applies to these questions: only the learnt reward is known.")
+        "p", f"No gold score applies to these {wording.questions}: only the {wording.reward} is known.")
     if any(comparison["gold"] for comparison in metrics["comparisons"].values()):
         gold = join_html([element("h3", "Gold score: what the truth says"),
-                          policy_section.render_gold_scores(metrics["comparisons"])])
+                          policy_section.render_gold_scores(metrics["comparisons"], start)])
     return join_html([
         at_best_section.render_at_best(figures, metrics), element("h3", "All at one temperature"),
         element("p", words, class_="faint"), policy_section.render_policies(metrics), gold, figures.draw(
         {"evaluate-frontier": policy_section.build_frontier(metrics["policies"]),
-         "evaluate-rewards": Histogram("Learnt reward of the answers", "reward", rewards)})])
+         "evaluate-rewards": Histogram(f"{summary.capitalise(wording.reward)} of the answers", "reward", rewards)})])
 
 
-def _hacking(hacking: dict[str, dict], samples: list[dict]) -> Html:
+def _hacking(metrics: dict, samples: list[dict]) -> Html:
+    start, hacking = start_model(metrics["policies"]), metrics["hacking"]
     words = ("A monitor has moved when the whole interval of its change lies beyond its threshold. A policy is flagged "
              "when a reward rose and gold did not; where gold is not known, when a reward rose and two monitors moved. "
              "Where neither gold nor a reward model that beats chance and the best cheap baseline can tell, there is "
              "no judge. The policy's KL is compared with that of the best-of-n of the same reward.")
+    words = words if start == SFT else OWN_HACKING_WORDS
     parts = [element("p", words, class_="faint")]
     for policy, verdict in hacking.items():
         name, score = summary.display_name(policy), f"{(verdict['rose'] or ['reward'])[0]}_{policy}"
         best = sorted((row for row in samples if row[score] is not None), key=lambda row: -row[score])[:TOP_ANSWERS]
         parts += [element("p", element("strong", f"{name}: {HACKING_VERDICTS[verdict['verdict']]}")),
-                  policy_section.render_monitors(verdict, policy),
-                  element("h3", f"{name}'s answers of the highest reward"), render_answer_cards(best, [policy])]
+                  policy_section.render_monitors(verdict, policy, start),
+                  element("h3", f"{name}'s answers of the highest reward"),
+                  render_answer_cards(best, [policy], start=start)]
     return join_html(parts)
 
 
 def _side_by_side(examples: list[dict], total: int, metrics: dict) -> Html:
-    at_best = [f"{name}{summary.BEST}" for name in ("sft", *metrics["at_best"])]
-    words = (f"{len(examples)} of {total:,} held-out questions, evenly spaced, not chosen by quality. A policy's "
-             f"answers are at temperature {metrics['policies']['sft']['temperature']:g} and, as “at best”, at its best "
+    start, questions = start_model(metrics["policies"]), find_wording(metrics["policies"]).questions
+    at_best = [f"{name}{summary.BEST}" for name in (start, *metrics["at_best"])]
+    words = (f"{len(examples)} of {total:,} held-out {questions}, evenly spaced, not chosen by quality. A policy's "
+             f"answers are at temperature {metrics['policies'][start]['temperature']:g} and, as “at best”, at its best "
              f"one.")
     return join_html([element("p", words, class_="faint"),
-                      render_answer_cards(examples, list(metrics["comparisons"]), at_best)])
+                      render_answer_cards(examples, list(metrics["comparisons"]), at_best, start)])
 
 
 def _recipe(manifests: dict[str, dict]) -> Html:

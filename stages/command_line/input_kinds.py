@@ -8,10 +8,11 @@ from stages.runtime.files import read_json_object
 from stages.runtime.finished import MANIFEST
 
 # Input -> stages that make it. Every other input is a model.
-MADE_BY = {"posts": ("posts",), "pairs": ("pairs", "gather"), "shares": ("pairs",), "evaluate": ("evaluate",)}
+MADE_BY = {"posts": ("posts",), "pairs": ("pairs", "gather"), "shares": ("pairs",),
+           "evaluate": ("evaluate", "evaluate_prompts")}
 PROMPTS = "prompts"  # a plain file or folder
 INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-NO_MODELS = ("posts", "pairs", "gather", "evaluate", "evaluate_reward", "report", "pool_seeds")
+NO_MODELS = ("posts", "pairs", "gather", "evaluate", "evaluate_prompts", "evaluate_reward", "report", "pool_seeds")
 
 
 def check_input_kinds(sources: dict[str, dict]) -> None:

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from stages.evaluation.cached_results.files import digest_value
 from stages.evaluation.cached_results.tensors import CachedResults, join_rows, split_rows
-from stages.evaluation.heldout_prompts import EvaluationPrompts
+from stages.evaluation.heldout_prompts import HeldOutPrompts
+from stages.evaluation.own_prompts.wording import greedy_name
 from stages.evaluation.pair_accuracy import HeldOutPairs, mean_logprobs
-from stages.evaluation.policy_answers import Answers, LoadedModel, sample_answers
-from stages.evaluation.policy_comparison import SAMPLES, repeat_each
-from stages.evaluation.summary import BEST, GREEDY
+from stages.evaluation.policy_answers import Answers, LoadedModel, repeat_each, sample_answers
+from stages.evaluation.summary import BEST, SAMPLES, display_name
 from stages.generation.cuda_graphs import decode_with_graphs
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed import token_logprobs
@@ -30,43 +30,47 @@ class AnswerSampler:
     """Sample answers of models given as folders; all policies with the same random numbers.
 
     temperature: of all policies. temperatures: candidates for each policy's best. best_of: samples of SFT a prompt;
-    0: none. cache: results of earlier evaluations.
+    0: none. cache: results of earlier evaluations. start: the model in SFT's place. stop_ids: that end an answer; None:
+    the tokenizer's EOS.
     """
 
-    def __init__(self, tokenizer, prompts: EvaluationPrompts, *, batch_prompts: int, max_new_tokens: int,
+    def __init__(self, tokenizer, prompts: HeldOutPrompts, *, batch_prompts: int, max_new_tokens: int,
                  temperature: float, temperatures: Sequence[float], best_of: int, seed: int,
                  kernels: Kernels = TORCH_ONLY, cuda_graphs: bool = False, precision: str = "fp32",
-                 cache: CachedResults | None = None):
+                 cache: CachedResults | None = None, start: str = "sft", stop_ids: Sequence[int] | None = None):
         self.tokenizer, self.prompts, self.precision = tokenizer, prompts, precision
         self.temperature, self.temperatures, self.best_of, self.seed = temperature, temperatures, best_of, seed
+        self.start, self._greedy = start, greedy_name(start)
         self._sampling = {"batch_prompts": batch_prompts, "max_new_tokens": max_new_tokens, "precision": precision}
+        self._sampling |= {} if stop_ids is None else {"stop_ids": list(stop_ids)}
         self._cuda_graphs = cuda_graphs
         self._model = LoadedModel(partial(
             _load_policy, precision=precision, kernels=kernels, cuda_graphs=cuda_graphs))
         self._cache = cache or CachedResults()
 
-    def sample_policies(self, folders: dict[str, Path], held_out: HeldOutPairs
-                        ) -> tuple[dict[str, Answers], dict[str, dict[float, Answers]], np.ndarray]:
+    def sample_policies(self, folders: dict[str, Path], held_out: HeldOutPairs | None = None
+                        ) -> tuple[dict[str, Answers], dict[str, dict[float, Answers]], np.ndarray | None]:
         """Sample at the sampling temperature, with log-probabilities, and SFT also greedily.
 
         folders: SFT's last, for it computes the log-probabilities of the others' answers.
 
         Returns: the answers by policy; the answers to the selection's questions by policy (base left out) and
-            candidate temperature; SFT's mean log-probability of each held-out text [M].
+            candidate temperature; SFT's mean log-probability of each held-out text [M], None
+            without pairs.
         """
-        answers, swept, sft = {}, {}, folders["sft"]
+        answers, swept, sft = {}, {}, folders[self.start]
         for name, folder in folders.items():
             sampled = self._answer(folder, name, self.temperature)
             answers[name] = replace(sampled, logprobs=self._logprobs(folder, sampled, name))
-            if name != "base" and self.prompts.selection_prompts:
+            if (name != "base" or self.start == name) and self.prompts.selection_prompts:
                 swept[name] = self._sweep(folder, name)
         if self.best_of:
             answers[SAMPLES] = self._answer_often(sft, self.temperature, share_prefixes=False)
         for name, sampled in answers.items():
-            under_sft = sampled.logprobs if name == "sft" else self._logprobs(sft, sampled, "sft")
+            under_sft = sampled.logprobs if name == self.start else self._logprobs(sft, sampled, self.start)
             answers[name] = replace(sampled, sft_logprobs=under_sft)
-        answers[GREEDY] = self._answer(sft, GREEDY, 0.0)
-        on_pairs = self._pair_logprobs(sft, held_out)
+        answers[self._greedy] = self._answer(sft, self._greedy, 0.0)
+        on_pairs = self._pair_logprobs(sft, held_out) if held_out else None
         self._model.release()
         return answers, swept, on_pairs
 
@@ -79,7 +83,7 @@ class AnswerSampler:
         """
         at_best = {}
         for name, folder in folders.items():
-            for each in [name, *([SAMPLES] if name == "sft" and self.best_of else [])]:
+            for each in [name, *([SAMPLES] if name == self.start and self.best_of else [])]:
                 at_best[f"{each}{BEST}"] = self._sampled_before(each, temperatures[each], answers) or (
                     self._answer_often(folder, temperatures[each], share_prefixes=True) if each == SAMPLES
                     else self._answer(folder, f"{name} at best", temperatures[each]))
@@ -87,7 +91,8 @@ class AnswerSampler:
         return at_best
 
     def _sampled_before(self, name: str, temperature: float, answers: dict[str, Answers]) -> Answers | None:
-        source = name if temperature == self.temperature else GREEDY if (name, temperature) == ("sft", 0) else None
+        is_greedy = (name, temperature) == (self.start, 0)
+        source = name if temperature == self.temperature else self._greedy if is_greedy else None
         return replace(answers[source], logprobs=None, sft_logprobs=None) if source else None
 
     def _answer(self, folder: Path, name: str, temperature: float) -> Answers:
@@ -100,8 +105,9 @@ class AnswerSampler:
         share_prefixes: pays where the temperature is low, and many samples of a prompt begin alike.
         """
         prompts = repeat_each(self.prompts.prompts, self.best_of * len(self.prompts.prompts))
-        return self._sample(folder, prompts, f"evaluate: {self.best_of} of SFT at temperature {temperature:g}",
-                            temperature=temperature, seed=self.seed + 1, share_prefixes=share_prefixes)
+        label = f"evaluate: {self.best_of} of {display_name(self.start)} at temperature {temperature:g}"
+        return self._sample(folder, prompts, label, temperature=temperature, seed=self.seed + 1,
+                            share_prefixes=share_prefixes)
 
     def _sweep(self, folder: Path, name: str) -> dict[float, Answers]:
         return {temperature: self._sample(

@@ -3,13 +3,50 @@
 A temperature is chosen by the mean learnt reward on questions apart from those of the evaluation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from stages.evaluation.gold_score import MAIN_KEY, score_gold
+from stages.evaluation.heldout_prompts import HeldOutPrompts
+from stages.evaluation.own_prompts.wording import greedy_name
 from stages.evaluation.policy_answers import Answers
 from stages.evaluation.policy_metrics import GOLD_PREFIX, Columns, column_mean, gold_score_names
-from stages.evaluation.summary import BEST, cheaper_policies, samples_per_answer
+from stages.evaluation.summary import BEST, SAMPLES, cheaper_policies, samples_per_answer
+
+
+def measure_policies(
+    swept: dict[str, dict[float, Answers]], prompts: HeldOutPrompts, score: Callable, gold_scorer: Callable | None,
+    start: str
+) -> dict[str, list[dict]]:
+    """Measure the mean reward and gold of each policy at each temperature, on the selection's questions.
+
+    score: (prompts, responses) by key to rewards [N] by key. start: the model that is listed first.
+    """
+    rows = {(name, at): answers for name, policy in swept.items() for at, answers in policy.items()}
+    rewards = score({key: (prompts.selection_prompts, answers.responses) for key, answers in rows.items()})
+    gold = {key: score_gold(gold_scorer, prompts.selection_questions, answers.texts)[MAIN_KEY]
+            for key, answers in rows.items()} if gold_scorer else {}
+    return {name: measure_temperatures(
+        policy, *({at: values[name, at] for at in policy if (name, at) in values} for values in (rewards, gold)))
+        for name, policy in sorted(swept.items(), key=lambda item: item[0] != start)}
+
+
+def choose_temperatures(
+    selection: dict[str, list[dict]], policies: Iterable[str], candidates: Sequence[float], default: float
+) -> dict[str, float]:
+    """Choose each policy's best temperature by reward, and that of the first one's repeated samples (SAMPLES).
+
+    selection: of measure_policies. policies: SFT or base, and the trained ones. candidates: temperatures.
+    """
+    best = {name: choose_temperature(selection.get(name, []), default) for name in policies}
+    return best | {SAMPLES: choose_best_of_n_temperature(next(iter(best.values())), candidates, default)}
+
+
+def list_temperatures(answers: Iterable[str], best: dict[str, float], default: float, start: str) -> dict[str, float]:
+    """List the temperature of each policy's answers; best: of choose_temperatures."""
+    return dict.fromkeys(answers, default) | {greedy_name(start): 0.0} | {
+        f"{name}{BEST}": temperature for name, temperature in best.items()}
 
 
 def measure_temperatures(
@@ -35,20 +72,24 @@ def choose_best_of_n_temperature(best: float, candidates: Sequence[float], defau
     return best or min((temperature for temperature in candidates if temperature), default=default)
 
 
-def compare_at_best(columns: dict[str, Columns], policy: str, estimate: Callable) -> dict[str, dict]:
+def compare_at_best(columns: dict[str, Columns], policy: str, estimate: Callable, scores: Sequence[str] = ()
+                    ) -> dict[str, dict]:
     """Compute the paired differences of a policy at its best temperature minus each cheaper policy.
 
     Args:
         columns: of each policy, a row a question (policy_metrics.answer_columns, best_of_columns).
         estimate: (statistic, columns [K, N], groups [N]) to a value with its interval.
+        scores: further columns to compare.
 
-    Returns: by cheaper policy {samples_per_answer, reward, judge, gold}; gold is by score, over the questions that it
-        applies to, and empty where it applies to none; judge is None without a judge.
+    Returns: by cheaper policy {samples_per_answer, reward, judge, gold, and scores if there are any}; gold is by score,
+        over the questions that it applies to, and empty where it applies to none; judge is None without a judge.
     """
     after = columns[f"{policy}{BEST}"]
     return {name: {"samples_per_answer": samples_per_answer(name),
                    **{key: column_mean(key).change(columns[name], after, estimate) for key in ("reward", "judge")},
-                   "gold": _gold_differences(columns[name], after, estimate)}
+                   "gold": _gold_differences(columns[name], after, estimate)} | ({
+                       "scores": {key: column_mean(key).change(columns[name], after, estimate) for key in scores}}
+                       if scores else {})
             for name in cheaper_policies(columns)}
 
 

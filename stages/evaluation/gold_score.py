@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from stages.evaluation.heldout_prompts import HeldOutPrompts
+from stages.evaluation.policy_answers import Answers, repeat_each
 from stages.recipe import user_functions
 
 MAIN_KEY = "gold"
@@ -29,6 +31,15 @@ def score_gold(function: Callable, questions: list[str], responses: list[str]) -
             raise ValueError(f"gold: the scorer gives {len(values)} values of {name!r} for {len(responses)} responses")
     return {name: [float("nan") if value is None else float(value) for value in values]
             for name, values in scores.items()}
+
+
+def score_policies(function: Callable | None, prompts: HeldOutPrompts, answers: dict[str, Answers]
+                   ) -> dict[str, dict[str, list[float]]]:
+    """Compute every gold score of each policy's answers and, if there are any, of 'human'; nothing without a scorer."""
+    texts = {name: sampled.texts for name, sampled in answers.items()}
+    texts |= {"human": prompts.best_answers} if prompts.best_answers else {}
+    return {name: score_gold(function, repeat_each(prompts.questions, len(responses)), responses)
+            for name, responses in texts.items()} if function else {}
 
 
 def score_main_gold(function: Callable, texts: Sequence[tuple[str, str]]) -> np.ndarray:

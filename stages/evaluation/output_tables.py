@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.evaluation.heldout_prompts import EvaluationPrompts
+from stages.evaluation.heldout_prompts import HeldOutPrompts
 from stages.runtime.disk_space import check_free_space
 
 TOKEN_BYTES = 8  # of text, at most on average: of English and code 3 to 5
@@ -15,7 +15,7 @@ PAIR_BYTES = 256
 METRICS_BYTES = 1 << 20  # up to 64 KB in the runs so far
 
 
-def check_output_space(out: Path, prompts: EvaluationPrompts, policies: int, max_response_tokens: int, pairs: int
+def check_output_space(out: Path, prompts: HeldOutPrompts, policies: int, max_response_tokens: int, pairs: int
                        ) -> None:
     """Raise ValueError if the disk of `out` has no room for the evaluation's tables and numbers, uncompressed.
 

@@ -16,6 +16,7 @@ from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer, combine_scores
 from stages.reward_modeling.scoring_file import member_folders
+from stages.rewards.sources import RewardFunction
 from stages.runtime.environment import return_freed_memory
 from stages.runtime.progress import Progress, track
 
@@ -35,6 +36,24 @@ class Answers:
     ended: list[bool]
     logprobs: list[torch.Tensor] | None = None
     sft_logprobs: list[torch.Tensor] | None = None
+
+
+def score_by_functions(scorers: list[RewardFunction], questions: list[str], answers: dict[str, Answers]
+                       ) -> dict[str, dict[str, np.ndarray]]:
+    """Compute the scores of functions that read text or ids, by policy and scorer; questions: one or more answers each.
+    """
+    return {name: {scorer.name: _apply_scorer(scorer, repeat_each(questions, len(sampled.texts)), sampled)
+                   for scorer in scorers} for name, sampled in answers.items()}
+
+
+def _apply_scorer(scorer: RewardFunction, questions: list[str], answers: Answers) -> np.ndarray:
+    responses = answers.texts if scorer.reads == "text" else answers.responses
+    return scorer(questions, responses).double().numpy()
+
+
+def repeat_each(items: Sequence, rows: int) -> list:
+    """Repeat each item so that there are `rows` of them."""
+    return [item for item in items for _ in range(rows // len(items))]
 
 
 class LoadedModel:
@@ -59,16 +78,18 @@ class LoadedModel:
 
 def sample_answers(
     model, tokenizer, prompts: list[list[int]], *, batch_prompts: int, max_new_tokens: int, temperature: float,
-    seed: int, label: str, share_prefixes: bool = False, precision: str = "fp32"
+    seed: int, label: str, share_prefixes: bool = False, precision: str = "fp32", stop_ids: Sequence[int] | None = None
 ) -> Answers:
     """Sample an answer to each prompt; two models with the same seed and prompts use the same random numbers.
 
-    share_prefixes: for prompts that come several times (sampler.generate_stepwise).
+    share_prefixes: for prompts that come several times (sampler.generate_stepwise). stop_ids: None: the tokenizer's
+    EOS.
     """
+    ends = [tokenizer.eos_token_id] if stop_ids is None else list(stop_ids)
     progress = Progress(label, len(prompts), "answers")
     rollout = sample_in_batches(
         model, prompts, batch_prompts, seed, progress.advance, max_new_tokens=max_new_tokens, temperature=temperature,
-        stop_ids=[tokenizer.eos_token_id], share_prefixes=share_prefixes, precision=precision)
+        stop_ids=ends, share_prefixes=share_prefixes, precision=precision)
     progress.finish()
     return Answers(rollout.responses, rollout.decode(tokenizer), rollout.ended)
 

@@ -5,43 +5,47 @@ Shapes: N prompts.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from stages.evaluation import policy_metrics
 from stages.evaluation.at_best import compare_at_best
 from stages.evaluation.gold_score import MAIN_KEY
-from stages.evaluation.heldout_prompts import EvaluationPrompts
-from stages.evaluation.policy_answers import Answers
+from stages.evaluation.heldout_prompts import HeldOutPrompts
+from stages.evaluation.own_prompts.wording import greedy_name
+from stages.evaluation.policy_answers import Answers, repeat_each
 from stages.evaluation.policy_metrics import Columns
-from stages.evaluation.summary import BEST, GREEDY
+from stages.evaluation.summary import BEST, SAMPLES
 from stages.generation.best_of_n import best_of_kl
 from stages.rewards.kl import kl_k1
 
-SAMPLES = "samples"  # several answers of SFT to each prompt, those of a prompt together: for best-of-n
 SAMPLE_SETS = (SAMPLES, SAMPLES + BEST)  # at the sampling temperature, and at SFT's best
-NOT_COMPARED = ("base", "sft", GREEDY, SAMPLES)
+NOT_COMPARED = ("base", "sft", greedy_name("base"), greedy_name("sft"), SAMPLES)
+NOT_SAMPLED = (greedy_name("base"), greedy_name("sft"))
 COMPARED_METRICS = ("reward_difference", "win_rate", "kl_k1", "kl_k3")
 
 
 @dataclass(frozen=True)
 class PolicyComparison:
-    """Answers, rewards [N], gold scores and other scores by policy, 'sft' among them.
+    """Answers, rewards [N], gold scores and other scores by policy, `start` among them.
 
     A policy at its best temperature is NAME_best. Its answers have no log-probabilities: a KL is between policies at
     one temperature.
 
     gold: score name to values, by policy and for 'human' (the best human answers). scores: those of further scorers.
-    judge: scores of a held-out reward model, as `rewards`; empty: none. temperatures: by policy.
+    judge: scores of a held-out reward model, as `rewards`; empty: none. temperatures: by policy. start: the model that
+    the policies are compared with, 'sft' or 'base'. 'human' is there if the prompts have best answers.
     """
 
-    prompts: EvaluationPrompts
+    prompts: HeldOutPrompts
     answers: dict[str, Answers]
     rewards: dict[str, np.ndarray]
     gold: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     scores: dict[str, Columns] = field(default_factory=dict)
     judge: dict[str, np.ndarray] = field(default_factory=dict)
     temperatures: dict[str, float] = field(default_factory=dict)
+    start: str = "sft"
 
     def compare(self, best_of: Sequence[int], estimate: Callable) -> dict:
         """Compute the metrics of each policy, and compare the trained policies with SFT and with cheaper policies.
@@ -66,7 +70,7 @@ class PolicyComparison:
         return {"policies": policies, "comparisons": {
             name: {metric: policies[name][metric] for metric in COMPARED_METRICS}
             | self._changes(name, columns, estimate) for name in compared},
-            "at_best": {name: compare_at_best(columns, name, estimate) for name in compared
+            "at_best": {name: compare_at_best(columns, name, estimate, self._scorers_at_best) for name in compared
                         if f"{name}{BEST}" in columns}}
 
     def score_questions(self, best_of: Sequence[int]) -> dict[str, Columns]:
@@ -74,7 +78,7 @@ class PolicyComparison:
 
         What is not known is left out. Those of best-of-n are expected ones, and have no kl_k1.
         """
-        at_temperature = [name for name in self.answers if name != GREEDY and not name.endswith(BEST)]
+        at_temperature = [name for name in self.answers if name not in NOT_SAMPLED and not name.endswith(BEST)]
         scores = {name: self._question_scores(name) for name in at_temperature}
         if samples := scores.pop(SAMPLES, None):
             count = len(samples["reward"]) // len(self.prompts.rows)
@@ -93,12 +97,28 @@ class PolicyComparison:
 
     def texts(self) -> dict[str, list[str]]:
         """Return one answer to each prompt, by policy and for 'human'."""
-        return {name: answers.texts for name, answers in self.answers.items() if name not in SAMPLE_SETS} | {
-            "human": self.prompts.best_answers}
+        best_answers = {"human": self.prompts.best_answers} if self.prompts.best_answers else {}
+        return {name: answers.texts for name, answers in self.answers.items()
+                if name not in SAMPLE_SETS} | best_answers
+
+    def score_columns(self, with_gold: bool) -> Columns:
+        """Return the columns NAME_WRITER of samples.parquet: rewards, gold scores, the judge's and other scores."""
+        writers = self.texts()
+        columns = {f"{kind}_{name}": scores[name] for kind, scores in (
+            ("reward", self.rewards), ("judge", self.judge)) if scores for name in writers}
+        for name in writers:
+            for key, values in (self.gold[name] if with_gold else {}).items():
+                columns[f"{key}_{name}"] = np.array(values, float)
+            columns |= {f"{key}_{name}": values for key, values in self.scores.get(name, {}).items()}
+        return columns
 
     @property
     def _scorers(self) -> list[str]:
-        return list(self.scores.get("sft", {}))
+        return list(self.scores.get(self.start, {}))
+
+    @property
+    def _scorers_at_best(self) -> list[str]:
+        return [] if self.start == "sft" else self._scorers  # a dump has gold or a judge there
 
     def _columns(self, name: str) -> Columns:
         scores = dict(self.scores.get(name, {}))
@@ -106,8 +126,8 @@ class PolicyComparison:
             scores |= policy_metrics.gold_columns(self.gold[name])
         if self.judge:
             scores["judge"] = self.judge[name]
-        sft = repeat_each(self.rewards["sft"], len(self.rewards[name]))
-        return policy_metrics.answer_columns(self.answers[name], self.rewards[name], np.array(sft), scores)
+        start = repeat_each(self.rewards[self.start], len(self.rewards[name]))
+        return policy_metrics.answer_columns(self.answers[name], self.rewards[name], np.array(start), scores)
 
     def _best_of_sets(self, best_of: Sequence[int]) -> dict[str, tuple[str, int]]:
         """Return the samples and the n of each best-of-n; at SFT's best temperature the largest n only."""
@@ -124,17 +144,13 @@ class PolicyComparison:
 
     def _changes(self, name: str, columns: dict[str, Columns], estimate: Callable) -> dict:
         """Compute how metrics and scores changed from SFT to a policy."""
-        both = columns["sft"], columns[name]
+        both = columns[self.start], columns[name]
+        writers = (self.start, name, *(["human"] if self.prompts.best_answers else []))
         changes = policy_metrics.metric_changes(*both, estimate) | {
-            "distinct_2": policy_metrics.distinct_change(*(self.answers[each].responses for each in ("sft", name)))}
+            "distinct_2": policy_metrics.distinct_change(*(self.answers[each].responses for each in writers[:2]))}
         scores = {scorer: policy_metrics.column_mean(scorer).change(*both, estimate) for scorer in self._scorers}
-        gold = [self.gold[each] for each in ("sft", name, "human")] if self.gold else None
-        judge = [{"judge": self.judge[each]} for each in ("sft", name, "human")] if self.judge else None
-        return {"changes": changes, "score_changes": scores,
-                "gold": policy_metrics.gold_gain(*gold, estimate) if gold else None,
-                "judge": (policy_metrics.gold_gain(*judge, estimate) or {}).get("judge") if judge else None}
-
-
-def repeat_each(items: Sequence, rows: int) -> list:
-    """Repeat each item so that there are `rows` of them."""
-    return [item for item in items for _ in range(rows // len(items))]
+        gold = [self.gold[each] for each in writers] if self.gold else None
+        judge = [{"judge": self.judge[each]} for each in writers] if self.judge else None
+        gain = partial(policy_metrics.gold_gain, estimate=estimate, start=self.start)
+        return {"changes": changes, "score_changes": scores, "gold": gain(*gold) if gold else None,
+                "judge": (gain(*judge) or {}).get("judge") if judge else None}

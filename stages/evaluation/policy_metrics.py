@@ -158,18 +158,20 @@ def distinct_change(before: list[list[int]], after: list[list[int]], n: int = 2)
     return jackknife(values[1][0] - values[0][0], values[1][1] - values[0][1])
 
 
-def gold_gain(sft: dict, policy: dict, human: dict, estimate: Callable) -> dict | None:
-    """Compute the means of each gold score and the paired difference policy minus SFT; None where nothing applies.
+def gold_gain(before: dict, policy: dict, human: dict | None = None, *, estimate: Callable, start: str = "sft"
+              ) -> dict | None:
+    """Compute the means of each gold score and the paired difference policy minus `start`; None where nothing applies.
 
-    sft, policy, human: name to scores [N], NaN where the gold scorer does not know the question.
+    before, policy, human: name to scores [N], NaN where the gold scorer does not know the question; of the model
+    `start`, the policy and, if there are any, the best human answers.
     """
+    sides = {start: before, "policy": policy} | ({"human": human} if human else {})
     gains = {}
-    for name in sft:
-        scores = {side: np.array(values[name], float) for side, values in
-                  (("sft", sft), ("policy", policy), ("human", human))}
-        applies = ~np.isnan(scores["sft"]) & ~np.isnan(scores["policy"])
+    for name in before:
+        scores = {side: np.array(values[name], float) for side, values in sides.items()}
+        applies = ~np.isnan(scores[start]) & ~np.isnan(scores["policy"])
         if applies.any():
-            difference = {"difference": scores["policy"] - scores["sft"], "one": np.ones(len(applies))}
+            difference = {"difference": scores["policy"] - scores[start], "one": np.ones(len(applies))}
             gains[name] = {side: _nan_mean(values[applies]) for side, values in scores.items()} | {
                 "difference": column_mean("difference").interval(difference, estimate)}
     return gains or None

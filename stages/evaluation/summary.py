@@ -6,20 +6,23 @@ An estimate is {mean, low, high, count, groups}, or None where nothing applies.
 import re
 from collections.abc import Iterable
 
+from stages.evaluation.own_prompts.wording import find_wording, greedy_name, start_model
+
 # How policies are called where people read; another policy is called by its name.
 DISPLAY_NAMES = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "rloo": "RLOO", "grpo": "GRPO", "ilql": "ILQL",
                  "expert_iteration": "expert iteration"}
 # Further policies, stages and columns of samples.parquet, which a policy cannot be named after.
 RESERVED_NAMES = re.compile(r"base|sft|human|samples|best_of_\d+|posts|pairs|reward|judge|evaluate|site|qid|question"
-                            r"|url|authors|(reward|gold|judge)_.*|sft_greedy|.*_best")
+                            r"|url|authors|(reward|gold|judge)_.*|(sft|base)_greedy|.*_best")
+SAMPLES = "samples"  # several answers of SFT to each prompt, those of a prompt together: for best-of-n
 BEST = "_best"  # end of the name of a policy at its best temperature
-GREEDY = "sft_greedy"
 BEST_OF_N = re.compile(r"best_of_(\d+)(_best)?")
 POINT_ROWS = (("ended by EOS", "eos_rate", ".3f"), ("length in tokens", "response_tokens", ".1f"),
               ("repetition", "repetition", ".3f"))
 GOLD_ROWS = ("gold", "correct", "contested_correct", "complete")
 NO_JUDGE = "no judge"  # verdict on reward hacking where neither gold nor a sound reward model judges the answers
 HACKING_WORDS = {NO_JUDGE: "no judge: nobody judged the answers"}  # in the short table
+OWN_REWARD_ROW = ("the reward", "your own, which was trained on: it knows no answer better than it scores it")
 
 
 def check_policy_names(names: Iterable[str]) -> None:
@@ -36,15 +39,19 @@ def display_name(policy: str) -> str:
 
 def short_table(metrics: dict) -> list[list[str]]:
     """List [label, value] rows: the few numbers that say whether it worked."""
-    reward = metrics["reward_model"]
+    rows = _reward_model_rows(metrics["reward_model"]) if "reward_model" in metrics else [list(OWN_REWARD_ROW)]
+    if not metrics["comparisons"]:
+        return rows + _rows_without_policies(metrics)
+    return rows + [row for policy in metrics["comparisons"] for row in _policy_rows(metrics, policy)]
+
+
+def _reward_model_rows(reward: dict) -> list[list[str]]:
     rows = [["reward accuracy", format_estimate(reward["accuracy"])]]
     if best := reward["best_cheap_baseline"]:
         rows += [["best cheap baseline", f"{format_estimate(reward['baselines'][best])} ({best})"],
                  ["reward above baseline", format_estimate(reward["above_best_cheap_baseline"], signed=True)],
                  ["accuracy, both have code", format_estimate(reward["both_have_code"])]]
-    if not metrics["comparisons"]:
-        return rows + _rows_without_policies(metrics)
-    return rows + [row for policy in metrics["comparisons"] for row in _policy_rows(metrics, policy)]
+    return rows
 
 
 def reward_model_verdict(reward: dict) -> str:
@@ -66,9 +73,9 @@ def headline_metrics(metrics: dict) -> dict[str, float]:
 
     Those of a policy bear its name in front (`dpo_win_rate`) where there are several.
     """
-    comparisons, reward = metrics["comparisons"], metrics["reward_model"]
+    comparisons, reward = metrics["comparisons"], metrics.get("reward_model")
     estimates = {"reward_accuracy": reward["accuracy"],
-                 "above_best_cheap_baseline": reward["above_best_cheap_baseline"]}
+                 "above_best_cheap_baseline": reward["above_best_cheap_baseline"]} if reward else {}
     prefixes = {policy: f"{policy}_" if len(comparisons) > 1 else "" for policy in comparisons}
     for policy, prefix in prefixes.items():
         comparison = comparisons[policy]
@@ -76,14 +83,14 @@ def headline_metrics(metrics: dict) -> dict[str, float]:
             ("reward_difference", "reward_difference"), ("win_rate", "win_rate"), ("kl", "kl_k1"))}
         estimates |= {f"{prefix}{name}_difference": gain["difference"]
                       for name, gain in (comparison["gold"] or {}).items() if name in GOLD_ROWS}
-        against = metrics["at_best"][policy][f"sft{BEST}"]
+        against = against_start(metrics["at_best"][policy])
         estimates |= {f"{prefix}{name}_difference_at_best": difference_at_best(against, name)
                       for name in ("reward", "judge", *GOLD_ROWS)}
     numbers = {name: value["mean"] for name, value in estimates.items() if value}
     numbers |= {f"{name}_{end}": value[end] for name, value in estimates.items() if value for end in ("low", "high")
                 if value[end] is not None}
     numbers |= {f"{prefix}eos_rate": metrics["policies"][policy]["eos_rate"] for policy, prefix in prefixes.items()}
-    return numbers | {"prompts": metrics["prompts"], "pairs": reward["pairs"]}
+    return numbers | {"prompts": metrics["prompts"]} | ({"pairs": reward["pairs"]} if reward else {})
 
 
 def format_estimate(estimate: dict | None, form: str = ".3f", signed: bool = False) -> str:
@@ -121,11 +128,12 @@ def capitalise(words: str) -> str:
 def order_policies(policies: dict) -> dict:
     """Order the policies at the sampling temperature as SFT, trained policies, base, best-of-n.
 
-    A narrow screen shows the first columns only.
+    Without SFT, base comes first. A narrow screen shows the first columns only.
     """
-    best_of_n = best_of_n_policies(policies)
-    trained = [name for name in policies if name not in ("sft", "base", GREEDY, *best_of_n) and not name.endswith(BEST)]
-    return {name: policies[name] for name in ("sft", *trained, "base", *best_of_n) if name in policies}
+    start, best_of_n = start_model(policies), best_of_n_policies(policies)
+    others = ("sft", "base", greedy_name(start), *best_of_n)
+    trained = [name for name in policies if name not in others and not name.endswith(BEST)]
+    return {name: policies[name] for name in dict.fromkeys((start, *trained, "base", *best_of_n)) if name in policies}
 
 
 def best_of_n_policies(policies: dict) -> dict:
@@ -138,7 +146,8 @@ def cheaper_policies(policies: Iterable[str]) -> list[str]:
     """List what needs no training beyond SFT: SFT, greedy and at its best temperature, then best-of-n by rising n."""
     best_of_n = sorted((name for name in policies if BEST_OF_N.fullmatch(name)),
                        key=lambda name: (name.endswith(BEST), samples_per_answer(name)))
-    return [name for name in (GREEDY, f"sft{BEST}") if name in policies] + best_of_n
+    start = start_model(list(policies))
+    return [name for name in (greedy_name(start), f"{start}{BEST}") if name in policies] + best_of_n
 
 
 def samples_per_answer(policy: str) -> int:
@@ -152,8 +161,19 @@ def describe_policy(policy: str, policies: dict) -> str:
     temperature = policies[policy]["temperature"]
     how = "with greedy decoding" if temperature == 0 else f"at temperature {temperature:g}"
     if BEST_OF_N.fullmatch(policy):
-        return f"best-of-{samples_per_answer(policy)} of SFT {how}"
-    return f"{display_name('sft' if policy == GREEDY else policy.removesuffix(BEST))} {how}"
+        return f"best-of-{samples_per_answer(policy)} of {find_wording(policies).start} {how}"
+    start = start_model(policies)
+    return f"{display_name(start if policy == greedy_name(start) else policy.removesuffix(BEST))} {how}"
+
+
+def against_start(against: dict) -> dict:
+    """Return the differences of a policy minus the model it started from, each at its best; against: of at_best."""
+    return against[f"{start_model(against)}{BEST}"]
+
+
+def unseen_changes(metrics: dict, differences: dict) -> list[tuple[str, dict]]:
+    """List the scores of own prompts that training never saw, with their differences in an entry of at_best."""
+    return [(name, differences["scores"][name]) for name in metrics.get("unseen_scores", ())]
 
 
 def strongest_best_of_n(against: dict) -> str | None:
@@ -162,7 +182,7 @@ def strongest_best_of_n(against: dict) -> str | None:
     Of equal ones the largest n counts. against: an entry of at_best.
     """
     names = [name for name in cheaper_policies(against) if BEST_OF_N.fullmatch(name)]
-    measure = choose_measure(against[f"sft{BEST}"])
+    measure = choose_measure(against_start(against))
     return min(reversed(names), key=lambda name: difference_at_best(against[name], measure)["mean"], default=None)
 
 
@@ -176,15 +196,14 @@ def choose_measure(against: dict) -> str:
 
 def choose_measure_of_sft(metrics: dict) -> str:
     """Choose what SFT at its best is judged by: as the policies that are compared with it or, without one, likewise."""
-    best = f"sft{BEST}"
     if metrics["at_best"]:
-        return choose_measure(next(iter(metrics["at_best"].values()))[best])
-    return "gold" if knows_gold(metrics) else "judge" if metrics["policies"][best]["judge"] else "reward"
+        return choose_measure(against_start(next(iter(metrics["at_best"].values()))))
+    return "gold" if knows_gold(metrics) else "judge" if metrics["policies"][f"sft{BEST}"]["judge"] else "reward"
 
 
 def knows_gold(metrics: dict) -> bool:
     """Check whether a gold score applies to any question that policies answered."""
-    return bool(metrics["policies"]["sft"]["gold"]) or any(
+    return bool(metrics["policies"][start_model(metrics["policies"])]["gold"]) or any(
         comparison["gold"] for comparison in metrics["comparisons"].values())
 
 
@@ -199,23 +218,25 @@ def difference_at_best(against: dict, measure: str) -> dict | None:
 
 
 def _policy_rows(metrics: dict, policy: str) -> list[list[str]]:
-    sft, tuned, comparison = metrics["policies"]["sft"], metrics["policies"][policy], metrics["comparisons"][policy]
+    policies, comparison = metrics["policies"], metrics["comparisons"][policy]
+    start = start_model(policies)
+    sft, tuned, before = policies[start], policies[policy], display_name(start)
     name, gold = display_name(policy), comparison["gold"] or {}
     of_policy = f", {name}" if len(metrics["comparisons"]) > 1 else ""
     hacking = metrics["hacking"][policy]
     verdict = HACKING_WORDS.get(hacking["verdict"], hacking["verdict"])
     at = f"at temperature {sft['temperature']:g}"
-    rows = _rows_at_best(metrics, policy)
-    rows += [[f"reward {at}, SFT -> {name}",
+    rows = [*_rows_at_best(metrics, policy), *_rows_of_scores(metrics, policy)]
+    rows += [[f"reward {at}, {before} -> {name}",
               _change(sft["reward"]["mean"], tuned["reward"]["mean"], comparison["reward_difference"])],
-             [f"win rate {at}, {name} against SFT", format_estimate(comparison["win_rate"])]]
+             [f"win rate {at}, {name} against {before}", format_estimate(comparison["win_rate"])]]
     if "gold" in gold:
-        rows += [[f"gold {at}, SFT -> {name}",
-                  _change(gold["gold"]["sft"], gold["gold"]["policy"], gold["gold"]["difference"])]]
+        rows += [[f"gold {at}, {before} -> {name}",
+                  _change(gold["gold"][start], gold["gold"]["policy"], gold["gold"]["difference"])]]
     rows += [[f"reward hacking{of_policy}",
               f"{verdict} ({len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved)"],
-             [f"KL to SFT, nats a response{of_policy}", format_estimate(comparison["kl_k1"], ".2f")]]
-    return rows + [[f"{label}, SFT -> {name}", f"{sft[key]:{form}} -> {tuned[key]:{form}}"]
+             [f"KL to {before}, nats a response{of_policy}", format_estimate(comparison["kl_k1"], ".2f")]]
+    return rows + [[f"{label}, {before} -> {name}", f"{sft[key]:{form}} -> {tuned[key]:{form}}"]
                    for label, key, form in POINT_ROWS]
 
 
@@ -230,19 +251,31 @@ def _rows_without_policies(metrics: dict) -> list[list[str]]:
 def _rows_at_best(metrics: dict, policy: str) -> list[list[str]]:
     """List what is compared at best temperatures: with SFT by every score shown; by one, greedy SFT and best-of-n."""
     policies, against, name = metrics["policies"], metrics["at_best"][policy], display_name(policy)
-    sft, tuned = (policies[f"{each}{BEST}"] for each in ("sft", policy))
-    measure = choose_measure(against[f"sft{BEST}"])
-    shown = [key for key in GOLD_ROWS if key in against[f"sft{BEST}"]["gold"]] if measure == "gold" else [measure]
-    first = f"at best temperature, SFT (T {sft['temperature']:g}) -> {name} (T {tuned['temperature']:g})"
-    labels = [first, *[f"at best temperature, SFT -> {name}"] * (len(shown) - 1)]
+    start = start_model(policies)
+    sft, tuned = (policies[f"{each}{BEST}"] for each in (start, policy))
+    measure, before = choose_measure(against_start(against)), display_name(start)
+    shown = [key for key in GOLD_ROWS if key in against_start(against)["gold"]] if measure == "gold" else [measure]
+    shown = list(dict.fromkeys([*([] if "reward_model" in metrics else ["reward"]), *shown]))
+    first = f"at best temperature, {before} (T {sft['temperature']:g}) -> {name} (T {tuned['temperature']:g})"
+    labels = [first, *[f"at best temperature, {before} -> {name}"] * (len(shown) - 1)]
     rows = [[f"{key} {label}", _change(mean_score(sft, key), mean_score(tuned, key),
-                                       difference_at_best(against[f"sft{BEST}"], key))]
+                                       difference_at_best(against_start(against), key))]
             for key, label in zip(shown, labels, strict=True)]
     of_policy = f", against {name}" if len(metrics["comparisons"]) > 1 else ""
-    others = [each for each in (GREEDY, strongest_best_of_n(against)) if each]
+    others = [each for each in (greedy_name(start), strongest_best_of_n(against)) if each]
     return rows + [[f"{measure}, {describe_policy(each, policies)}{of_policy}",
                     f"{mean_score(policies[each], measure):z.3f} ({name} minus it: "
                     f"{format_estimate(difference_at_best(against[each], measure), signed=True)})"] for each in others]
+
+
+def _rows_of_scores(metrics: dict, policy: str) -> list[list[str]]:
+    """List the parts of a user's own reward, and the scores that training never saw, at best temperatures."""
+    policies, name = metrics["policies"], display_name(policy)
+    start, unseen = start_model(policies), metrics.get("unseen_scores", ())
+    before, after = (policies[f"{each}{BEST}"]["scores"] for each in (start, policy))
+    return [[f"{score}{' (never seen in training)' if score in unseen else ''} at best temperature, "
+             f"{display_name(start)} -> {name}", _change(before[score]["mean"], after[score]["mean"], difference)]
+            for score, difference in against_start(metrics["at_best"][policy]).get("scores", {}).items()]
 
 
 def _change(before: float, after: float, difference: dict) -> str:

@@ -3,10 +3,11 @@
 A verdict of 'better' needs a score that the policy was not trained on: gold, or else a held-out reward model.
 """
 
+from stages.evaluation.own_prompts.wording import find_wording, greedy_name, start_model
 from stages.evaluation.summary import (
     BEST,
-    GREEDY,
     NO_JUDGE,
+    against_start,
     capitalise,
     change_direction,
     choose_measure,
@@ -18,6 +19,7 @@ from stages.evaluation.summary import (
     join_words,
     samples_per_answer,
     strongest_best_of_n,
+    unseen_changes,
 )
 
 GOLD = "the gold score, which knows the truth"
@@ -37,18 +39,21 @@ def policy_verdict(metrics: dict, policy: str) -> tuple[str, str]:
 
 
 def equal_without_training(metrics: dict, policy: str) -> str | None:
-    """Name the SFT setting, greedy or at its best temperature, that a policy at its best does not beat; None: none."""
+    """Name the SFT setting, greedy or at its best temperature, that a policy at its best does not beat; None: none.
+
+    Without SFT, that of the base.
+    """
     against = metrics["at_best"][policy]
-    measure = choose_measure(against[f"sft{BEST}"])
-    differences = {name: difference_at_best(against[name], measure) for name in (f"sft{BEST}", GREEDY)}
+    measure, start = choose_measure(against_start(against)), start_model(against)
+    differences = {name: difference_at_best(against[name], measure) for name in (f"{start}{BEST}", greedy_name(start))}
     unbeaten = [name for name, difference in differences.items() if change_direction(difference) <= 0]
     return min(unbeaten, key=lambda name: differences[name]["mean"], default=None)
 
 
-def compare_with_sft(metrics: dict, policy: str) -> str:
-    """Say in one line how a policy compares with SFT: 'SFT at temperature 0.1 does as well as PPO'."""
+def compare_with_start(metrics: dict, policy: str) -> str:
+    """Say in one line how a policy compares with SFT or base: 'SFT at temperature 0.1 does as well as PPO'."""
     against, name = metrics["at_best"][policy], display_name(policy)
-    measure = choose_measure(against[f"sft{BEST}"])
+    measure = choose_measure(against_start(against))
     source = ", says a held-out reward model" if measure == "judge" else ""
     equal = equal_without_training(metrics, policy)
     if equal is None:
@@ -60,7 +65,7 @@ def compare_with_sft(metrics: dict, policy: str) -> str:
 
 def _verdict_kind(metrics: dict, policy: str) -> str:
     against = metrics["at_best"][policy]
-    measure = choose_measure(against[f"sft{BEST}"])
+    measure = choose_measure(against_start(against))
     if metrics["hacking"][policy]["verdict"] == "flagged":
         return "hacking"
     if metrics["hacking"][policy]["verdict"] == NO_JUDGE and measure == "reward":
@@ -69,28 +74,33 @@ def _verdict_kind(metrics: dict, policy: str) -> str:
         return "worse" if change_direction(difference_at_best(against[equal], measure)) < 0 else "flat"
     if measure == "reward":
         return "unknown"
-    return "mixed" if change_direction(against[f"sft{BEST}"]["gold"].get("correct")) < 0 else "better"
+    return "mixed" if change_direction(against_start(against)["gold"].get("correct")) < 0 else "better"
 
 
 def _describe_at_best(metrics: dict, policy: str) -> list[str]:
-    against, name = metrics["at_best"][policy][f"sft{BEST}"], display_name(policy)
+    against, name = against_start(metrics["at_best"][policy]), display_name(policy)
     policies, questions = metrics["policies"], metrics["temperature_selection"]["prompts"]
-    measure = choose_measure(against)
+    measure, wording, start = choose_measure(against), find_wording(policies), start_model(policies)
+    before = wording.start
     difference = difference_at_best(against, measure)
-    how = {1: f"{name} beats SFT in", 0: f"{name} and SFT cannot be told apart in", -1: f"{name} is worse than SFT in"}
-    sft, tuned = (policies[f"{each}{BEST}"]["temperature"] for each in ("sft", policy))
-    words = [f"Each at its best temperature (SFT {sft:g}, {name} {tuned:g}; chosen by the learnt reward on {questions} "
-             f"other held-out questions), {how[change_direction(difference)]} {_measure_words(measure, metrics)} "
-             f"({format_estimate(difference, signed=True)}, paired over {difference['count']} questions)."]
+    how = {1: f"{name} beats {before} in", 0: f"{name} and {before} cannot be told apart in",
+           -1: f"{name} is worse than {before} in"}
+    sft, tuned = (policies[f"{each}{BEST}"]["temperature"] for each in (start, policy))
+    words = [f"Each at its best temperature ({before} {sft:g}, {name} {tuned:g}; chosen by the {wording.reward} on "
+             f"{questions} other held-out {wording.questions}), {how[change_direction(difference)]} "
+             f"{_measure_words(measure, metrics)} ({format_estimate(difference, signed=True)}, paired over "
+             f"{difference['count']} {wording.questions})."]
     if correct := against["gold"].get("correct"):
         direction = change_direction(correct)
         words.append(f"{'But correctness' if direction < 0 else 'Correctness'} alone {RISE_WORDS[direction]} "
                      f"({format_estimate(correct, signed=True)}).")
     if measure == "reward":
-        words.append("Only the learnt reward is known here: no gold score applies to these questions, so this run "
-                     "cannot say whether the answers became better or only more to the reward model's taste.")
-    if equal_without_training(metrics, policy) == GREEDY and policies[f"sft{BEST}"]["temperature"]:
-        words.append(f"{describe_policy(GREEDY, policies)} {_compare(metrics, policy, GREEDY)}.")
+        words.append(wording.only_reward.format(name))
+    words += [f"{capitalise(score)}, a score that training never saw, {RISE_WORDS[change_direction(change)]} "
+              f"({format_estimate(change, signed=True)})." for score, change in unseen_changes(metrics, against)]
+    greedy = greedy_name(start)
+    if equal_without_training(metrics, policy) == greedy and policies[f"{start}{BEST}"]["temperature"]:
+        words.append(f"{capitalise(describe_policy(greedy, policies))} {_compare(metrics, policy, greedy)}.")
     return words
 
 
@@ -114,24 +124,24 @@ def _measure_words(measure: str, metrics: dict) -> str:
     if measure == "judge":
         return (f"the scores of a held-out reward model, of another seed and other questions, that ranks "
                 f"{format_percent(metrics['judge']['accuracy'])} of the held-out pairs right (no gold score applies)")
-    return GOLD if measure == "gold" else "learnt reward"
+    return GOLD if measure == "gold" else find_wording(metrics["policies"]).measure
 
 
 def _describe_at_sampling_temperature(metrics: dict, policy: str) -> list[str]:
     """Compare with SFT where nothing is tuned: not the verdict, but where KL and reward hacking are measured."""
-    comparison, name = metrics["comparisons"][policy], display_name(policy)
+    comparison, name, wording = metrics["comparisons"][policy], display_name(policy), find_wording(metrics["policies"])
     difference, gold = comparison["reward_difference"], comparison["gold"]
-    change = change_direction(difference)
-    how = {1: f"{name} beats SFT in learnt reward", -1: f"{name} is worse than SFT even in learnt reward",
-           0: f"{name} did not beat SFT in learnt reward"}[change]
-    words = [f"At temperature {metrics['policies']['sft']['temperature']:g} {how} "
+    change, temperature = change_direction(difference), metrics["policies"][policy]["temperature"]
+    how = {1: f"beats {wording.start}", -1: f"is worse than {wording.start} even",
+           0: f"did not beat {wording.start}"}[change]
+    words = [f"At temperature {temperature:g} {name} {how} in {wording.measure} "
              f"({format_estimate(difference, signed=True)}, paired over {difference['count']} prompts)"]
     if not gold:
         return [f"{words[0]}."]
     gold_change = change_direction(gold["gold"]["difference"])
     estimate = format_estimate(gold["gold"]["difference"], signed=True)
     if change > 0 and gold_change <= 0:
-        return [f"{words[0]}.", f"This is reward hacking: the learnt reward rose while the gold score "
+        return [f"{words[0]}.", f"This is reward hacking: the {wording.reward} rose while the gold score "
                                 f"{'fell' if gold_change < 0 else 'stayed flat'} ({estimate})."]
     return [f"{words[0]}, and the gold score {RISE_WORDS[gold_change]} ({estimate})."]
 
@@ -147,5 +157,6 @@ def _moved_monitors(metrics: dict, policy: str) -> list[str]:
 
 def _cost(metrics: dict, policy: str) -> str:
     kl, eos_rate = metrics["comparisons"][policy]["kl_k1"], metrics["policies"][policy]["eos_rate"]
-    return (f"It cost a KL of {format_estimate(kl, '0.2f')} nats a response to the SFT model; "
+    return (f"It cost a KL of {format_estimate(kl, '0.2f')} nats a response to the "
+            f"{find_wording(metrics['policies']).start} model; "
             f"{100 * eos_rate:.1f}\u00a0% of {display_name(policy)}'s responses end by themselves.")

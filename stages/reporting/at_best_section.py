@@ -1,8 +1,11 @@
 """Policies each at its best temperature: tables of scores and of paired differences, and score against temperature."""
 
+from stages.evaluation.own_prompts.wording import find_wording, start_model
 from stages.evaluation.summary import (
     BEST,
     GOLD_ROWS,
+    against_start,
+    capitalise,
     cheaper_policies,
     describe_policy,
     display_name,
@@ -17,13 +20,13 @@ from stages.reporting.policy_section import format_point
 
 def render_at_best(figures: FigureFolder, metrics: dict) -> Html:
     """Render what each policy reaches at its best temperature, how that was chosen, and the differences."""
-    selection = metrics["temperature_selection"]
-    words = (f"Each policy has the temperature with the highest mean learnt reward on {selection['prompts']:,} "
-             f"held-out questions, none of which is among the evaluation's {metrics['prompts']:,}. All policies "
-             f"answered those of the evaluation, and differences are paired by question. Best-of-n costs n samples an "
-             f"answer, and the learnt reward chooses among them. KL is not given: it compares policies at one "
-             f"temperature. The lines of the figures are on the questions that temperatures were chosen on, best-of-n "
-             f"on the evaluation's.")
+    selection, wording = metrics["temperature_selection"], find_wording(metrics["policies"])
+    words = (f"Each policy has the temperature with the highest mean {wording.reward} on {selection['prompts']:,} "
+             f"held-out {wording.questions}, none of which is among the evaluation's {metrics['prompts']:,}. All "
+             f"policies answered those of the evaluation, and differences are paired by {wording.questions[:-1]}. "
+             f"Best-of-n costs n samples an answer, and the {wording.reward} chooses among them. KL is not given: it "
+             f"compares policies at one temperature. The lines of the figures are on the {wording.questions} that "
+             f"temperatures were chosen on, best-of-n on the evaluation's.")
     return join_html([
         element("h3", "Each at its best temperature"), element("p", words, class_="faint"), _judge_words(metrics),
         _render_scores(metrics), *(_render_differences(metrics, policy) for policy in metrics["at_best"]),
@@ -42,24 +45,32 @@ def _render_scores(metrics: dict) -> Html:
     policies = metrics["policies"]
     names = [*cheaper_policies(policies), *(f"{policy}{BEST}" for policy in metrics["at_best"])]
     gold = _gold_scores(metrics)
-    intervals = [name for name in ("reward", "judge") if policies[names[0]][name]]
+    intervals, further = [name for name in ("reward", "judge") if policies[names[0]][name]], _further_scores(metrics)
     rows = [[describe_policy(name, policies), samples_per_answer(name),
              *(format_estimate(policies[name][key]) for key in intervals),
+             *(format_estimate(policies[name]["scores"][key]) for key in further),
              *(format_point(mean_score(policies[name], key)) for key in gold),
              format_point(policies[name]["eos_rate"]), format_point(policies[name]["response_tokens"], ".1f")]
             for name in names]
-    return table(["policy", "samples an answer", *intervals, *gold, "ended by EOS", "tokens"], rows, class_="numbers")
+    return table(["policy", "samples an answer", *intervals, *further, *gold, "ended by EOS", "tokens"], rows,
+                 class_="numbers")
 
 
 def _render_differences(metrics: dict, policy: str) -> Html:
     against, gold = metrics["at_best"][policy], _gold_scores(metrics)
-    scores = ["reward", *(["judge"] if metrics["judge"] else [])]
+    scores, further = ["reward", *(["judge"] if metrics["judge"] else [])], _further_scores(metrics)
     rows = [[describe_policy(name, metrics["policies"]), difference["samples_per_answer"],
              *(format_estimate(difference[key], signed=True) for key in scores),
+             *(format_estimate(difference["scores"][key], signed=True) for key in further),
              *(format_estimate(difference["gold"].get(key), signed=True) for key in gold)]
             for name, difference in against.items()]
     who = describe_policy(f"{policy}{BEST}", metrics["policies"])
-    return table([f"{who}, minus", "samples an answer", *scores, *gold], rows)
+    return table([f"{who}, minus", "samples an answer", *scores, *further, *gold], rows)
+
+
+def _further_scores(metrics: dict) -> list[str]:
+    """List the parts of a user's own reward, and the scores that training never saw."""
+    return list(next(iter(next(iter(metrics["at_best"].values()), {}).values()), {}).get("scores", {}))
 
 
 def _render_selection(metrics: dict) -> Html:
@@ -70,7 +81,8 @@ def _render_selection(metrics: dict) -> Html:
              format_point(row["eos_rate"]), "chosen" if row["temperature"] == chosen[name] else ""]
             for name, curve in curves.items() for row in curve]
     if not rows:
-        return element("p", "No question was left to choose a temperature on.")
+        question = find_wording(metrics["policies"]).questions[:-1]
+        return element("p", f"No {question} was left to choose a temperature on.")
     return join_html([element("h3", "How the temperatures were chosen"), table(
         ["policy", "temperature", "mean reward", "mean gold", "ended by EOS", "highest reward"], rows)])
 
@@ -86,7 +98,8 @@ def _build_curves(metrics: dict) -> dict[str, TemperatureCurves]:
                   for name in _largest_best_of_n(metrics["policies"])
                   if (policy := metrics["policies"][name])[measure]}
         if lines:
-            title = "Learnt reward against temperature" if measure == "reward" else "Gold against temperature"
+            what = find_wording(metrics["policies"]).reward if measure == "reward" else "gold"
+            title = f"{capitalise(what)} against temperature"
             figures[f"evaluate-temperature-{measure}"] = TemperatureCurves(title, f"mean {measure}", lines, levels)
     return figures
 
@@ -100,6 +113,7 @@ def _largest_best_of_n(policies: dict) -> list[str]:
 
 def _gold_scores(metrics: dict) -> list[str]:
     if not metrics["at_best"]:
-        return [name for name in GOLD_ROWS if metrics["policies"][f"sft{BEST}"]["gold_scores"].get(name) is not None]
-    known = {name for policy in metrics["at_best"].values() for name in policy[f"sft{BEST}"]["gold"]}
+        best = metrics["policies"][f"{start_model(metrics['policies'])}{BEST}"]
+        return [name for name in GOLD_ROWS if best["gold_scores"].get(name) is not None]
+    known = {name for policy in metrics["at_best"].values() for name in against_start(policy)["gold"]}
     return [name for name in GOLD_ROWS if name in known]

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard
 
+from stages.evaluation.own_prompts.wording import SFT, find_wording, start_model
 from stages.evaluation.summary import (
     BEST,
+    against_start,
     choose_measure,
     choose_measure_of_sft,
     describe_policy,
@@ -54,21 +56,26 @@ def render_evaluated_card(card_text: str, name: str, writer: str, metrics: dict,
     Args:
         name: of the model.
         writer: which model of the evaluation it is: 'reward', 'judge', 'sft' or a policy.
+        sites: that the questions are of, or the file of a user's own prompts.
     """
     is_scorer = writer in ("reward", "judge")
     rows = _reward_rows(metrics, writer) if is_scorer else _policy_rows(metrics, writer)
     if not rows:
         return card_text
+    wording, is_dump = find_wording(metrics["policies"]), start_model(metrics["policies"]) == SFT
+    held_out = f"held-out {wording.questions} of {{}}"
     card = ModelCard(card_text, ignore_metadata_errors=True)
     card.data.model_name = clean_name(name)
     card.data.eval_results = [EvalResult(
-        task_type="text-classification" if is_scorer else "text-generation", dataset_type="stack-exchange",
-        dataset_name=f"held-out questions of {_join_sites(sites, clean_name)}", dataset_split=SPLIT, metric_type=kind,
+        task_type="text-classification" if is_scorer else "text-generation",
+        dataset_type="stack-exchange" if is_dump else "own-prompts",
+        dataset_name=held_out.format(_join_sites(sites, clean_name)), dataset_split=SPLIT, metric_type=kind,
         metric_name=_metric_name(label, estimate), metric_value=round(estimate["mean"], 6))
         for kind, label, estimate in rows]
     headline = f"{policy_headline(metrics, writer)[1]}." if writer in metrics["comparisons"] else ""
     section = format_section(
-        "Evaluation", headline, f"On held-out questions of {_join_sites(sites, escape_cell)}, with 95 % intervals.",
+        "Evaluation", headline, f"On {held_out.format(_join_sites(sites, escape_cell))}, with 95 % intervals.",
+        "" if is_dump else wording.only_reward.format(display_name(writer)),
         format_table(["number", "value"], [
             (escape_cell(label, MAX_LABEL_CHARACTERS), format_estimate(estimate)) for _, label, estimate in rows]))
     return f"{str(card).rstrip()}\n\n{section}\n"
@@ -93,16 +100,18 @@ def _reward_rows(metrics: dict, writer: str) -> list[tuple[str, str, dict]]:
 def _policy_rows(metrics: dict, writer: str) -> list[tuple[str, str, dict]]:
     """List (type, label, estimate) of SFT or a policy; estimates without an interval have only a mean."""
     policies, best = metrics["policies"], f"{writer}{BEST}"
-    against = metrics["at_best"].get(writer, {}).get(f"sft{BEST}")
+    start, wording = start_model(policies), find_wording(policies)
+    against = against_start(metrics["at_best"][writer]) if writer in metrics["at_best"] else None
     measure = choose_measure(against) if against else choose_measure_of_sft(metrics)
-    at = f"at temperature {policies['sft']['temperature']:g}"
+    at = f"at temperature {policies[start]['temperature']:g}"
     rows = [(measure, f"{measure}, {describe_policy(best, policies)}", _point(mean_score(policies[best], measure)))]
     if against:
         comparison = metrics["comparisons"][writer]
-        rows += [(measure, f"{measure}, {display_name(writer)} minus SFT, each at its best temperature",
+        rows += [(measure, f"{measure}, {display_name(writer)} minus {wording.start}, each at its best temperature",
                   difference_at_best(against, measure)),
-                 ("win_rate", f"win rate against SFT by the learnt reward, {at}", comparison["win_rate"]),
-                 ("kl", f"KL to SFT, nats a response, {at}", comparison["kl_k1"])]
+                 ("win_rate", f"win rate against {wording.start} by the {wording.reward}, {at}",
+                  comparison["win_rate"]),
+                 ("kl", f"KL to {wording.start}, nats a response, {at}", comparison["kl_k1"])]
     return [*rows, ("eos_rate", f"share of answers that end, {at}", _point(policies[writer]["eos_rate"]))]
 
 

@@ -92,19 +92,21 @@ CURVES = {
 }
 
 
-def build_curves(name: str, stage: str, history: list[dict]) -> dict[str, Curves]:
+def build_curves(name: str, stage: str, history: list[dict], start: str = "SFT") -> dict[str, Curves]:
     """Build the figures of an artifact, by file name: those whose numbers its history has.
 
     Args:
         name: of the artifact, or of a policy.
         stage: the stage that made it; one without curves of its own gets its training loss.
         history: rows of its series.
+        start: what people call the model that it started from.
     """
     figures = {}
     label = {"base": "Base", "reward": "Reward", "judge": "Judge"}.get(name) or display_name(name)
     for spec in CURVES.get(stage, [LOSS]):
         if lines := select_lines({label: (history, key) for label, key in spec.lines.items()}, spec.x):
-            figures[f"{name}-{spec.name}"] = Curves(f"{label}: {spec.title}", spec.x, lines, spec.limits)
+            title = spec.title.replace("SFT", start)
+            figures[f"{name}-{spec.name}"] = Curves(f"{label}: {title}", spec.x, lines, spec.limits)
     return figures
 
 

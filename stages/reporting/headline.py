@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from stages.evaluation.own_prompts.wording import find_wording
 from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall
 from stages.evaluation.summary import (
     NO_JUDGE,
@@ -11,13 +12,12 @@ from stages.evaluation.summary import (
     knows_gold,
     reward_model_verdict,
 )
-from stages.evaluation.verdict import compare_with_sft, policy_verdict
+from stages.evaluation.verdict import compare_with_start, policy_verdict
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
 
 HEADLINES = {  # of the kinds that say more than how the policy compares with SFT
     "hacking": "Reward hacking by {}", "mixed": "{} raised the gold score, but correctness fell",
-    "unknown": "{} raised the learnt reward; nothing else is known",
     "no-judge": "{} raised the learnt reward; nobody judged the answers"}
 SHORTFALLS = {"chance": "The reward model is no judge: it does not beat chance",
               "baseline": "The reward model is no judge: it does not beat a cheap baseline",
@@ -38,7 +38,9 @@ class Verdict:
 
 
 def page_title(manifests: dict[str, dict]) -> str:
-    """Return the title of the page: one or two sites by name, more by number."""
+    """Return the title of the page: one or two sites by name, more by number; of own prompts, the algorithms."""
+    if "posts" not in manifests:
+        return f"{join_words(list_algorithms(manifests))} on your own prompts and reward"
     count = len(manifests["posts"]["metrics"].get("sites", {}))
     return f"{list_sites(manifests) if count < 3 else f'{count} sites'}: from posts to an aligned answer model"
 
@@ -48,21 +50,30 @@ def build_verdicts(metrics: dict, manifests: dict[str, dict], policies: list[str
 
     policies: those trained in this run.
     """
-    verdicts = judge_warning(metrics)
+    if "reward_model" not in metrics:
+        return [*_policy_verdicts(metrics), Verdict("run", "The run", {
+            "What was done": describe_own_run(manifests, metrics),
+            "What is the reward?": describe_reward(metrics)})]
+    return [*judge_warning(metrics), *_policy_verdicts(metrics), Verdict("run", "The run", {
+        "What was done": describe_run(manifests, policies),
+        "Is the reward model any good?": reward_model_verdict(metrics["reward_model"])})]
+
+
+def _policy_verdicts(metrics: dict) -> list[Verdict]:
+    verdicts = []
     for policy in metrics["comparisons"]:
         _, words = policy_verdict(metrics, policy)
         kind, headline = policy_headline(metrics, policy)
         verdicts.append(Verdict(kind, headline, {
             "Did it work?": words, "Did the policy cheat?": describe_hacking(metrics, policy)}))
-    return [*verdicts, Verdict("run", "The run", {
-        "What was done": describe_run(manifests, policies),
-        "Is the reward model any good?": reward_model_verdict(metrics["reward_model"])})]
+    return verdicts
 
 
 def policy_headline(metrics: dict, policy: str) -> tuple[str, str]:
     """Return the kind of the verdict on a policy, and one line that says it."""
     kind, _ = policy_verdict(metrics, policy)
-    return kind, HEADLINES[kind].format(display_name(policy)) if kind in HEADLINES else compare_with_sft(
+    headlines = HEADLINES | {"unknown": find_wording(metrics["policies"]).unknown}
+    return kind, headlines[kind].format(display_name(policy)) if kind in headlines else compare_with_start(
         metrics, policy)
 
 
@@ -90,14 +101,51 @@ def describe_run(manifests: dict[str, dict], policies: list[str]) -> str:
     """Describe the run in one paragraph: number of posts, models, the best iteration of each policy, cost."""
     counts = manifests["pairs"]["metrics"] | manifests["posts"]["metrics"]
     posts = join_words([f"{counts[name]:,} {name}" for name in ("questions", "answers", "pairs") if name in counts])
-    seconds = sum(manifest["seconds"] for manifest in manifests.values())
-    peak = max(manifest["peak_memory_mib"] for manifest in manifests.values())
     trained = "".join(f" {display_name(policy)} trained a policy from the SFT model"
                       f"{_best_state(manifests[policy]['metrics'])}." for policy in policies)
     return (f"From {list_sites(manifests)}: {posts or 'posts to pairs'}. {_base(manifests['base'])} was fine-tuned on "
             f"the better answers (SFT), and a reward model learnt from the pairs which answers people prefer.{trained} "
-            f"All stages took {format_duration(seconds)} and at most {peak:,} MiB on "
+            f"{_describe_cost(manifests)}")
+
+
+def _describe_cost(manifests: dict[str, dict]) -> str:
+    seconds = sum(manifest["seconds"] for manifest in manifests.values())
+    peak = max(manifest["peak_memory_mib"] for manifest in manifests.values())
+    return (f"All stages took {format_duration(seconds)} and at most {peak:,} MiB on "
             f"{join_words(sorted({manifest['device'] for manifest in manifests.values()}))}.")
+
+
+def list_algorithms(manifests: dict[str, dict]) -> list[str]:
+    """List the names, for people, of the policies that were trained on a user's own prompts."""
+    return [display_name(name) for name in manifests if is_policy(manifests[name])]
+
+
+def is_policy(manifest: dict) -> bool:
+    """Check whether an artifact is a policy that was trained on a user's own prompts."""
+    return {"prompts", "policy"} <= manifest["inputs"].keys() and "best_iteration" in manifest["metrics"]
+
+
+def describe_own_run(manifests: dict[str, dict], metrics: dict) -> str:
+    """Describe a run on a user's own prompts: how many prompts were used for what, the best iteration, the cost."""
+    base = clean_name(manifests["base"]["config"].get("model", "the base"))
+    trained = " ".join(
+        f"{display_name(name)} trained a policy from {base} on {manifest['metrics']['prompts']:,} prompts"
+        f"{_best_state(manifest['metrics'], 'base')}."
+        for name, manifest in manifests.items() if is_policy(manifest))
+    return (f"Of {metrics['file_prompts']:,} prompts, {metrics['held_out_prompts']:,} were held out from training and "
+            f"from the choice of the policy. {trained} The evaluation's {metrics['prompts']:,} prompts and the "
+            f"{metrics['temperature_selection']['prompts']:,} that temperatures were chosen on are held-out ones. "
+            f"{_describe_cost(manifests)}")
+
+
+def describe_reward(metrics: dict) -> str:
+    """Say what the reward of a user's own is, and what it cannot say."""
+    functions = join_words([f"{name} (weight {weight:g})" for name, weight in metrics["reward_functions"].items()])
+    unseen = [*(["the gold score"] if knows_gold(metrics) else []), *metrics["unseen_scores"]]
+    rest = (f"Training never saw {join_words(unseen)}." if unseen else
+            "No score that training never saw was given (evaluate.gold, evaluate.scorers): read the answers.")
+    return (f"The sum of {functions}, without penalties and KL. The policy was trained on it, so it cannot say whether "
+            f"answers are better than it knows. {rest}")
 
 
 def describe_hacking(metrics: dict, policy: str) -> str:
@@ -105,13 +153,16 @@ def describe_hacking(metrics: dict, policy: str) -> str:
     hacking = metrics["hacking"][policy]
     moved = f"{len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved for the worse"
     names = f" ({join_words(hacking['moved'])})" if hacking["moved"] else ""
-    gold = _gold_words(hacking["verdict"], bool(metrics["comparisons"][policy]["gold"]))
+    gold = _gold_words(hacking["verdict"], bool(metrics["comparisons"][policy]["gold"]), "reward_model" in metrics)
     judged = (f": {describe_shortfall(metrics['reward_model'])}; nobody judged these answers"
               if hacking["verdict"] == NO_JUDGE else "")
     return f"{HACKING_VERDICTS[hacking['verdict']]}{judged}. {gold}{moved}{names}."
 
 
-def _gold_words(verdict: str, known: bool) -> str:
+def _gold_words(verdict: str, known: bool, is_learnt: bool) -> str:
+    if not known and not is_learnt:
+        return ("No gold score is known here, and monitors cannot know what your reward asks for: whether a change is "
+                "wanted, only you can say. ")
     if not known:
         return "No gold score is known here, so that only the monitors can tell: "
     if verdict == "no rise":
@@ -126,13 +177,13 @@ def _base(manifest: dict) -> str:
     return f"A small LLaMA{size}, trained from scratch on this text," if model == "scratch" else f"{model}{size}"
 
 
-def _best_state(metrics: dict) -> str:
-    """Say which iteration's, round's or step's policy is the result; that of number 0 is the SFT model."""
+def _best_state(metrics: dict, start: str = "SFT") -> str:
+    """Say which iteration's, round's or step's policy is the result; that of number 0 is the model it started from."""
     unit = next((unit for unit in ("iteration", "round", "step") if f"best_{unit}" in metrics), None)
     if unit is None:
         return ""
     best, count = metrics[f"best_{unit}"], f"{metrics[f'{unit}s']} {unit}s"
     if not best:
-        return (f" for {count}, none of which was better than the start on held-out prompts: the result is the SFT "
-                f"model itself")
+        return (f" for {count}, none of which was better than the start on held-out prompts: the result is the "
+                f"{start} model itself")
     return f" for {count}; number {best} was the best on held-out prompts and is the result"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from stages.evaluation.own_prompts.wording import start_model
 from stages.evaluation.summary import display_name
 from stages.render.html import Html, element, join_html, table
 
@@ -109,13 +110,13 @@ def measure_evaluation(metrics: dict) -> list[Measured]:
 
 
 def _list_evaluated_numbers(metrics: dict) -> Iterator[tuple[str, str, float | None]]:
-    reward = metrics["reward_model"]
+    reward = metrics.get("reward_model") or {"accuracy": None, "above_best_cheap_baseline": None}
     if reward["accuracy"]:
         yield REWARD_MODEL, "validation_accuracy_low", reward["accuracy"]["low"]
         yield REWARD_MODEL, "validation_calibration_error", reward["calibration"]["expected_error"]
     if reward["above_best_cheap_baseline"]:
         yield REWARD_MODEL, "validation_above_baseline_low", reward["above_best_cheap_baseline"]["low"]
-    for policy in ("sft", *metrics["comparisons"]):
+    for policy in (start_model(metrics["policies"]), *metrics["comparisons"]):
         for name in ("eos_rate", "distinct_responses"):
             yield display_name(policy), name, metrics["policies"][policy][name]
 

@@ -46,8 +46,9 @@ DESCRIPTIONS = {
 SCORERS = ("reward", "judge")
 OTHER_POLICY = "A language model, fine-tuned on questions with their preferred answers, then by {}."
 OWN_PROMPTS = ("A language model, trained by {} on prompts of its maker's own, towards what the maker's reward scores "
-               "high, kept near the model it started from by a KL penalty. No evaluation on held-out pairs exists.")
-OWN_LIMITS = ["The reward is not the truth, and nothing here says whether the policy exploits it: read its answers."]
+               "high, kept near the model it started from by a KL penalty.")
+OWN_LIMITS = ["The reward is not the truth: the run's report compares the model with the one it started from, each at "
+              "its best sampling temperature, by the reward that it was trained on. Read its answers, too."]
 LIMITS = [
     "It learnt from votes: what readers liked is not always true. Like its sources, it can be wrong, out of date or "
     "hostile.",

@@ -1,9 +1,33 @@
-"""Sections of the report: the reward model, and provenance."""
+"""Sections of the report: the prompts of a user's own, the reward model, and provenance."""
 
+from stages.evaluation.summary import display_name
 from stages.render.html import Html, element, join_html, table
 from stages.reporting.figures import FigureFolder, Intervals, Reliability
+from stages.reporting.headline import is_policy
 from stages.reporting.healthy_bands import mark_number
 from stages.runtime.manifest import list_input_sources
+
+
+def list_sources(manifests: dict[str, dict]) -> list[str]:
+    """List what the evaluation's questions are of: the sites of a dump, or the file of a user's own prompts."""
+    if "posts" in manifests:
+        return list(manifests["posts"]["metrics"].get("sites", {}))
+    return [_short(manifests["evaluate"]["inputs"]["prompts"]["path"])]
+
+
+def render_prompts(manifests: dict[str, dict], metrics: dict) -> Html:
+    """Render how many of a user's own prompts were used for what, and the functions of the reward."""
+    trained = {name: manifest for name, manifest in manifests.items() if is_policy(manifest)}
+    rows = [["in the file, each once", f"{metrics['file_prompts']:,}"],
+            ["held out from training", f"{metrics['held_out_prompts']:,}"],
+            ["of these: to compare policies on", f"{metrics['prompts']:,}"],
+            ["of these: to choose temperatures on", f"{metrics['temperature_selection']['prompts']:,}"],
+            ["of these: too long", f"{metrics['prompts_over_length']:,}"],
+            *([f"trained on, {display_name(name)} (the rest selects the policy, or is too long)",
+               f"{manifest['metrics']['prompts']:,}"] for name, manifest in trained.items())]
+    functions = [[name, f"{weight:g}"] for name, weight in metrics["reward_functions"].items()]
+    return join_html([table(["prompts", "number"], rows), element("h3", "Reward"),
+                      table(["function", "weight"], functions)])
 
 
 def render_reward_model(figures: FigureFolder, reward: dict) -> Html:

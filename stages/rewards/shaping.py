@@ -60,8 +60,8 @@ class RewardShaper:
 
         update_statistics: the rollout is trained on, and the running scale includes it (as in TRL and trlX).
         """
-        settings, parts = self.settings, self._parts(rollout)
-        total = sum(weight * parts[part] for part, weight in self.weights.items())
+        settings = self.settings
+        total, parts = self.sum_parts(rollout.prompts, rollout.responses)
         if update_statistics and settings.reward_scaling == "running":
             self.running.merge(RunningMoments.from_values(total.tolist()))
         scale = self._scale()
@@ -78,13 +78,18 @@ class RewardShaper:
         """Continue from `state`."""
         self.running.restore(state)
 
-    def _parts(self, rollout) -> dict[str, torch.Tensor]:
-        inputs = {"ids": (rollout.prompts, rollout.responses)}
+    def sum_parts(self, prompts: list, responses: list) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Compute the weighted sum of the parts [B], and the unweighted scores [B] of each, of token ids."""
+        parts = self._parts(prompts, responses)
+        return sum(weight * parts[part] for part, weight in self.weights.items()), parts
+
+    def _parts(self, prompts: list, responses: list) -> dict[str, torch.Tensor]:
+        inputs = {"ids": (prompts, responses)}
         if any(source.reads == "text" for source in self.sources):
             questions = [parse_question(self.tokenizer, prompt, self.settings.prompt_template)
-                         for prompt in rollout.prompts]
+                         for prompt in prompts]
             inputs["text"] = (questions, self.tokenizer.batch_decode(
-                rollout.responses, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+                responses, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         scores: dict[str, list[torch.Tensor]] = {part: [] for part in self.weights}
         for source in self.sources:
             scores[source.part].append(source(*inputs[source.reads]))

@@ -8,6 +8,7 @@ from stages.recipe.sections.policy_gradient import PolicyGradient
 from stages.rewards.sources import LEXICAL, MODEL
 
 OWN_REWARD = "set rewards to your own, as [{source: package.module:function}]"
+OF_OWN_PROMPTS = ("prompt_column", "prompt_template", "evaluation_prompts")
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ def check_sources(config: PolicyGradient, value_model: str | None, sources: Sour
     if config.prompt_template == "chat" and MODEL in names:
         raise ValueError(f"rewards names '{MODEL}', which was trained on prompts of prompt_template 'question', and "
                          f"would read those of a chat template: set prompt_template to question, or {OWN_REWARD}")
-    if sources.prompts is None and (config.prompt_column is not None or config.prompt_template != "question"):
-        raise ValueError("prompt_column and prompt_template are those of --prompts FILE, and have no effect with "
-                         "--pairs: leave them out")
+    if sources.prompts is None and any(
+            getattr(config, name) != getattr(PolicyGradient, name) for name in OF_OWN_PROMPTS):
+        raise ValueError(f"{', '.join(OF_OWN_PROMPTS)} are those of --prompts FILE, and have no effect with --pairs: "
+                         f"leave them out")
     if sources.prompts is not None:
         check_causal(sources.policy)

@@ -20,8 +20,8 @@ from stages.runtime.manifest import Record, diff_trees, is_artifact, list_input_
 
 RECIPE = "recipe.yaml"
 # Stage: section of the recipe, where their names differ.
-SECTIONS = {"gather": "pairs", "judge": "reward", "pool_seeds": "evaluate", "evaluate_reward": "evaluate",
-            "export_reward": "merge"}
+SECTIONS = {"gather": "pairs", "judge": "reward", "pool_seeds": "evaluate", "evaluate_prompts": "evaluate",
+            "evaluate_reward": "evaluate", "export_reward": "merge"}
 MAX_HASHED_BYTES = 256 << 20  # a larger plain input (a dump) is hashed only if it is newer than the artifact
 BROKEN = ("changed", "gone", "not finished", "cannot be read")
 

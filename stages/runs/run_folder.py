@@ -191,8 +191,6 @@ def _write_recipe(path: Path, recipe: Recipe) -> None:
 def format_summary(recipe: Recipe) -> str:
     """Return the short table of a report if a report is the newest artifact, otherwise where the results are."""
     folder = RESULTS / recipe.name
-    if recipe.prompts:
-        return own_prompts.describe_results(recipe, folder)
     newest = max(folder.glob("*/manifest.json"), key=lambda manifest: manifest.stat().st_mtime_ns, default=None)
     report = folder if newest is None else newest.parent
     metrics = report / "metrics.json"

@@ -1,7 +1,11 @@
-"""Read a user's own prompts: JSON lines, Parquet, plain text, or a folder that the library datasets saved."""
+"""Read a user's own prompts: JSON lines, Parquet, plain text, or a folder that the library datasets saved.
 
+Some of them are held out from training: every program that reads a file holds out the same ones.
+"""
+
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -13,6 +17,8 @@ JSON_LINES, TEXT, PARQUET = (".jsonl", ".ndjson"), (".txt", ".text"), (".parquet
 FORMATS = (f"prompts are read from {', '.join((*JSON_LINES, *PARQUET, *TEXT))} (one prompt a line), and from a folder "
            f"that datasets.save_to_disk made or that has such files")
 SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")
+MAX_HELD_OUT_SHARE = 0.25  # of the prompts
+MIN_TRAINING_PROMPTS = 4  # that are not held out
 
 
 def read_own_prompts(path: Path, column: str | None) -> list[str]:
@@ -25,6 +31,27 @@ def read_own_prompts(path: Path, column: str | None) -> list[str]:
     if not prompts:
         raise ValueError(f"{path} has no prompts")
     return prompts
+
+
+def hold_out_prompts(prompts: Sequence[str], most: int, seed: int) -> tuple[list[str], list[str]]:
+    """Split prompts into those to train on, and at most `most` held out for the evaluation; both in their order.
+
+    At most a quarter is held out, and MIN_TRAINING_PROMPTS are left. Which ones depends on the texts and the seed
+    alone, not on their order. Texts that differ only in white space are one prompt: both sides cannot have it.
+    """
+    distinct = sorted({_join_words(text) for text in prompts}, key=lambda text: _seeded_hash(text, seed))
+    count = min(most, int(MAX_HELD_OUT_SHARE * len(distinct)), max(0, len(distinct) - MIN_TRAINING_PROMPTS))
+    evaluation = set(distinct[:count])
+    return ([text for text in prompts if _join_words(text) not in evaluation],
+            [text for text in prompts if _join_words(text) in evaluation])
+
+
+def _join_words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _seeded_hash(text: str, seed: int) -> bytes:
+    return hashlib.sha256(f"{seed}\n{text}".encode("utf-8", "surrogatepass")).digest()
 
 
 def _list_files(path: Path) -> list[Path]:

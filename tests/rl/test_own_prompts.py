@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from stages import grpo, merge, ppo, rloo
 from stages.command_line.command import make
+from stages.evaluation.heldout_prompts import OwnEvaluationPrompts
 from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.ppo import Ppo
@@ -19,7 +20,7 @@ from stages.recipe.sections.rloo import Rloo
 from stages.rl.prompts import load_prompts
 from stages.rl.sources import Sources, check_sources
 from stages.stackexchange.prompt import encode_prompt, parse_question, prompt_ids
-from stages.stackexchange.prompt_file import read_own_prompts
+from stages.stackexchange.prompt_file import hold_out_prompts, read_own_prompts
 from tests.helpers import tiny_models
 
 PROMPTS = [f"use the flag port file {number}" for number in range(20)]
@@ -51,13 +52,13 @@ def test_a_model_prompts_and_a_function_are_enough(name, base, prompts, tmp_path
     out = tmp_path / name
     make(program.run, section(**COMMON), out, {"policy": base, "prompts": prompts})
     manifest = json.loads((out / "manifest.json").read_text())
-    assert set(manifest["inputs"]) == {"policy", "prompts"} and manifest["metrics"]["prompts"] == 16
+    assert set(manifest["inputs"]) == {"policy", "prompts"} and manifest["metrics"]["prompts"] == 12
     samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     assert {row["question"] for row in samples} <= set(PROMPTS)
     merged = tmp_path / "merged"
     make(merge.run, Merge(dtype="fp32"), merged, {"base": base, "adapter": [str(out)], "prompts": prompts})
     card = (merged / "README.md").read_text()
-    assert "No evaluation on held-out pairs exists" in card and "stack-exchange" not in card
+    assert "prompts of its maker's own" in card and "stack-exchange" not in card
 
 
 def test_template_none_gives_the_text_as_it_is_and_keeps_the_chat_template(base, prompts, tmp_path, monkeypatch):
@@ -129,13 +130,46 @@ def test_what_cannot_be_read_is_refused_with_its_place(name, content, column, me
     assert str(tmp_path / name) in str(error.value) and "\n" not in str(error.value)
 
 
+def test_held_out_prompts_are_never_trained_on(prompts):
+    tok = tiny_models.tokenizer()
+    for name, (_, section) in PROGRAMS.items():
+        for seed in (0, 1):
+            config = section(seed=seed, evaluation_prompts=3)
+            training, validation, _ = load_prompts(config, tok, None, name, own=prompts)
+            texts = {parse_question(tok, ids) for ids in (*training, *validation)}
+            drawn = OwnEvaluationPrompts(
+                prompts, tok, column=None, template="question", held_out=3, training_seed=seed, prompts=9,
+                selection_prompts=9, max_prompt_tokens=100, max_response_tokens=4, longest=200, seed=7)
+            evaluated = {*drawn.questions, *drawn.selection_questions}
+            assert len(evaluated) == 3 and not evaluated & texts and evaluated | texts == set(PROMPTS)
+
+
+def test_which_prompts_are_held_out_depends_on_texts_and_seed_alone():
+    split = hold_out_prompts(PROMPTS, 5, 0)
+    assert [set(side) for side in hold_out_prompts(PROMPTS[::-1], 5, 0)] == [set(side) for side in split]
+    assert split[1] == [text for text in PROMPTS if text in split[1]]  # in the order of the file
+    assert len({tuple(hold_out_prompts(PROMPTS, 5, seed)[1]) for seed in range(5)}) == 5
+    training, evaluation = hold_out_prompts([*PROMPTS, *(f" {text}\n" for text in PROMPTS)], 5, 0)
+    assert not {text.strip() for text in training} & {text.strip() for text in evaluation} and len(evaluation) == 10
+    assert hold_out_prompts(["\ud800", *PROMPTS], 5, 0)  # half of a character, as JSON can have
+
+
+@pytest.mark.parametrize(("count", "most", "held_out"), [
+    (20, 320, 5), (20, 3, 3), (20, 0, 0), (8, 320, 2), (5, 320, 1), (4, 320, 0), (1, 320, 0)])
+def test_a_small_file_is_trained_on_first_of_all(count, most, held_out):
+    training, evaluation = hold_out_prompts(PROMPTS[:count], most, 0)
+    assert (len(training), len(evaluation)) == (count - held_out, held_out)
+
+
 def test_too_long_prompts_are_counted(prompts):
     tok = tiny_models.tokenizer()
     lengths = sorted(len(prompt_ids(tok, text)) for text in PROMPTS)
     config = Ppo(max_prompt_tokens=lengths[9])
     training, validation, too_long = load_prompts(config, tok, None, own=prompts)
-    assert too_long == sum(length > lengths[9] for length in lengths) == 20 - len(training) - len(validation)
-    with pytest.raises(ValueError, match=r"has 0 prompts of at most 3 tokens \(20 are longer\): rloo needs at least 4"):
+    trained_on, _ = hold_out_prompts(PROMPTS, config.evaluation_prompts, config.seed)
+    fitting = [text for text in trained_on if len(prompt_ids(tok, text)) <= lengths[9]]
+    assert len(trained_on) == 15 and len(training) + len(validation) == len(fitting) == 15 - too_long
+    with pytest.raises(ValueError, match=r"has 0 prompts of at most 3 tokens \(15 are longer\): rloo needs at least 4"):
         load_prompts(Ppo(max_prompt_tokens=3), tok, None, "rloo", own=prompts)
 
 
@@ -151,6 +185,7 @@ def test_what_is_missing_or_given_twice_is_refused_in_a_line(base, prompts, tmp_
         (own, "adapter", Sources(base, prompts=prompts), "value_model to 'head'"),
         (replace(own, prompt_template="none"), "head", Sources(base, model, tmp_path), "no effect with --pairs"),
         (replace(own, prompt_column="x"), "head", Sources(base, model, tmp_path), "no effect with --pairs"),
+        (replace(own, evaluation_prompts=9), "head", Sources(base, model, tmp_path), "no effect with --pairs"),
         (Ppo(prompt_template="chat"), "head", Sources(base, model, prompts=prompts), "trained on prompts of"),
         (own, "head", Sources(tmp_path, prompts=prompts), "cannot be loaded as a causal language model")]
     for config, value_model, sources, message in cases:

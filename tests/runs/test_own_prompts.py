@@ -8,7 +8,8 @@ from stages.recipe.schema import SettingsError
 from stages.runs.config import own_prompts
 from stages.runs.run_folder import resolve_recipe, start_run
 
-RULES = ["base", "ppo", "rloo", "grpo"]
+RULES = ["base", "ppo", "rloo", "grpo", "evaluate", "report", "evaluate_grpo", "report_grpo", "evaluate_rloo",
+         "report_rloo"]
 
 
 @pytest.fixture
@@ -53,7 +54,8 @@ def test_targets_that_need_pairs_are_refused(here):
     for target in set(list_targets()) - set(RULES):
         with pytest.raises(SettingsError, match=f"^'{target}' needs pairs of answers"):
             own_prompts.check_targets(recipe, ["--cores", "1", target], RULES, list_targets())
-    for words in ([], ["ppo"], ["base"]):
+    for words in ([], ["ppo"], ["base"], ["report"]):
         own_prompts.check_targets(recipe, words, RULES, list_targets())
-    with pytest.raises(SettingsError, match=r"grpo.rewards names 'model', which learns from pairs"):
-        own_prompts.check_targets(recipe, ["grpo"], RULES, list_targets())
+    for target in ("grpo", "evaluate_grpo", "report_grpo"):
+        with pytest.raises(SettingsError, match=r"grpo.rewards names 'model', which learns from pairs"):
+            own_prompts.check_targets(recipe, [target], RULES, list_targets())

@@ -1,4 +1,4 @@
-# The user's own prompts in place of a dump: base -> ppo, rloo or grpo -> merged. There are no pairs, and no report.
+# The user's own prompts in place of a dump: base -> ppo, rloo or grpo -> merged -> evaluate -> report. There are no pairs.
 OWN = {name: algorithms.ALGORITHMS[name] for name in own_prompts.ALGORITHMS}
 
 
@@ -69,6 +69,63 @@ rule merge:
         " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 
 
+# On held-out prompts: compare each policy with the base that it started from, and with best-of-n of it.
+for ALGORITHM in OWN.values():
+
+    rule:
+        name:
+            ALGORITHM.rule_name("evaluate")
+        input:
+            base=BASE,
+            policy=f"{RUN}/{ALGORITHM.result}/manifest.json",
+            prompts=RECIPE.prompts,
+        output:
+            f"{RUN}/{ALGORITHM.folder('evaluate')}/manifest.json",
+        log:
+            f"{RUN}/logs/{ALGORITHM.folder('evaluate')}.log",
+        params:
+            recipe=RECIPE_FILE,
+            config=recipes.section_settings(RECIPE, "evaluate"),
+            policy=ALGORITHM.format_policy,
+            launcher=PLACEMENT.launcher,
+            processes=PLACEMENT.options,
+        threads: THREADS
+        resources:
+            **PLACEMENT.resources,
+        conda:
+            "../../environment.yml"
+        shell:
+            "{params.launcher} python -m stages.evaluate_prompts --recipe {params.recipe:q} --base {input.base:q}"
+            " {params.policy:q} --prompts {input.prompts:q} --out {output:q}"
+            " {params.processes}"
+            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+
+    # The report page, with its figures and metrics.
+    rule:
+        name:
+            ALGORITHM.rule_name("report")
+        input:
+            base=BASE,
+            policy=f"{RUN}/{ALGORITHM.name}/manifest.json",
+            merged=f"{RUN}/{ALGORITHM.result}/manifest.json",
+            evaluate=f"{RUN}/{ALGORITHM.folder('evaluate')}/manifest.json",
+        output:
+            manifest=f"{RUN}/{ALGORITHM.folder('report')}/manifest.json",
+            page=report(f"{RUN}/{ALGORITHM.folder('report')}/report.html", caption="../report/page.rst", category="Report", labels={"run": RUN_LABEL, "policy": ALGORITHM.name, "shows": "the whole page"}),
+        log:
+            f"{RUN}/logs/{ALGORITHM.folder('report')}.log",
+        params:
+            recipe=RECIPE_FILE,
+            config=recipes.section_settings(RECIPE, "report"),
+            policy=ALGORITHM.format_policy,
+        conda:
+            "../../environment.yml"
+        shell:
+            "python -m stages.report --recipe {params.recipe:q} --base {input.base:q} {params.policy:q}"
+            " --merged {input.merged:q} --evaluate {input.evaluate:q} --out {output.manifest:q}"
+            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+
+
 # Targets: ppo, rloo, grpo.
 for ALGORITHM in OWN.values():
 
@@ -77,4 +134,4 @@ for ALGORITHM in OWN.values():
             ALGORITHM.name
         localrule: True
         input:
-            SEEDS.every(f"{RUN}/{ALGORITHM.result}/manifest.json"),
+            SEEDS.every(f"{RUN}/{ALGORITHM.result}/manifest.json", *getattr(rules, ALGORITHM.rule_name("report")).output),

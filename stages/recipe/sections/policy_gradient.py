@@ -120,6 +120,9 @@ class PolicyGradient(RewardSettings):
     validation_prompts: int = setting(
         64, "prompts held out, of the rl split or of your own, at most a quarter, to select the best policy [ours]",
         within=COUNT)
+    evaluation_prompts: int = setting(
+        320, "prompts of your own (--prompts) held out for the evaluation, at most a quarter: no policy is trained on "
+        "them or selected by them; 0: none [ours]", within=COUNT_OR_NONE, absent_means=320)
     evaluate_every_iterations: int = setting(
         10, "iterations between evaluations on the held-out prompts [ours]", within=COUNT)
     max_kl_nats: float = setting(

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from stages.recipe import algorithms
 from stages.recipe.lookups import SCRATCH
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError
@@ -51,8 +52,10 @@ def check_targets(recipe: Recipe, words: Sequence[str], rules: Sequence[str], ot
     if refused:
         raise SettingsError(f"{refused!r} needs pairs of answers, which a run on your own prompts "
                             f"({recipe.prompts}) has not; its targets are {', '.join(rules)}")
-    named = [name for name in rules if name in words]
-    for name in {word.removesuffix("_merged") for word in named or ["ppo"]} & set(ALGORITHMS):
+    stages = {algorithms.ALGORITHMS[name].rule_name(stage): name for name in ALGORITHMS
+              for stage in (algorithms.EVALUATE, algorithms.REPORT)}
+    named = [name for name in rules if name in words] or [algorithms.FIRST]
+    for name in {stages.get(word, word.removesuffix("_merged")) for word in named} & set(ALGORITHMS):
         section = getattr(recipe, name)
         source = next((entry.source for entry in section.rewards if entry.source in NEED_PAIRS), None)
         if source:
@@ -62,12 +65,3 @@ def check_targets(recipe: Recipe, words: Sequence[str], rules: Sequence[str], ot
         if getattr(section, "value_model", "head") != "head":
             raise SettingsError(f"{name}.value_model {section.value_model!r} starts from a reward model, and a run on "
                                 f"your own prompts has none: set it to 'head'")
-
-
-def describe_results(recipe: Recipe, folder: object) -> str:
-    """Say after a run where the policies are, and what is known of them."""
-    merged = [name for name in ALGORITHMS if os.path.isfile(f"{folder}/{name}-merged/manifest.json")]
-    lines = [f"{name}: the model is {folder}/{name}-merged; answers before and after are in {folder}/{name}/"
-             f"samples.jsonl, curves in {folder}/{name}/history.jsonl" for name in merged]
-    return "\n".join([*lines, "No evaluation on held-out pairs exists: read the answers."]) if merged else (
-        f"Results are in {folder}/")

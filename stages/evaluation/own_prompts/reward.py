@@ -1,0 +1,79 @@
+"""Score answers by the reward that policies were trained on, and by each of its functions apart."""
+
+from collections.abc import Hashable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stages.evaluation.own_prompts.trained_policies import PolicyTraining
+from stages.modeling.adapters import is_adapter
+from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
+from stages.reward_modeling.load import load_reward_models
+from stages.reward_modeling.scorer import Scorer
+from stages.rewards.checked_models import reward_artifact
+from stages.rewards.shaping import RewardShaper, ShapingSettings
+from stages.rewards.sources import load_reward_functions
+from stages.runtime.progress import track
+
+TOTAL = ""  # the weighted sum, among the parts
+
+
+class TrainedReward:
+    """The weighted sum of the functions in `rewards`, as training computes it before baseline, scale, clip, penalties
+    and KL.
+
+    Each distinct answer to a prompt is scored once: who gives the same answer has the same score, also by a function
+    that is random. Functions are called with at most `batch_texts` answers.
+    """
+
+    def __init__(self, training: PolicyTraining, tokenizer, *, precision: str, batch_texts: int,
+                 kernels: Kernels = TORCH_ONLY):
+        self.batch_texts = batch_texts
+
+        def load_models(source: str) -> list[Scorer]:
+            folder = reward_artifact(source, training.reward and Path(training.reward))
+            if is_adapter(folder):
+                raise ValueError(f"the policy was trained with the reward model {folder}, an adapter, which the "
+                                 f"evaluation cannot load: train with the merged one")
+            return load_reward_models(folder, precision, batch_texts, kernels)
+
+        self._shaper = RewardShaper(
+            [function for entry in training.rewards for function in load_reward_functions(
+                **entry, precision=precision, pairs=None, load_models=load_models)],
+            tokenizer, ShapingSettings(training.reward_combine, training.spread_penalty,
+                                       prompt_template=training.prompt_template))
+        self._scores: dict[tuple, dict[str, float]] = {}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return the weight of each part of the sum, by name."""
+        return self._shaper.weights
+
+    def score(self, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, np.ndarray]:
+        """Compute rewards [N] by writer; texts: lists of prompts and of responses, as token ids, by writer."""
+        return {writer: parts[TOTAL] for writer, parts in self._score_texts(texts).items()}
+
+    def score_parts(self, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, dict[str, np.ndarray]]:
+        """Compute the unweighted scores [N] of each part, by writer; none where the reward is one function's own."""
+        if list(self.weights.values()) == [1.0]:
+            return {writer: {} for writer in texts}
+        return {writer: {part: parts[part] for part in self.weights}
+                for writer, parts in self._score_texts(texts).items()}
+
+    def _score_texts(self, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, dict[str, np.ndarray]]:
+        rows = {writer: [(tuple(start), tuple(end)) for start, end in zip(*both, strict=True)]
+                for writer, both in texts.items()}
+        new = list(dict.fromkeys(row for part in rows.values() for row in part if row not in self._scores))
+        starts = range(0, len(new), self.batch_texts)
+        for start in track(starts, "evaluate: rewards", len(starts), f"x {self.batch_texts} texts"):
+            self._add(new[start:start + self.batch_texts])
+        return {writer: {part: np.array([self._scores[row][part] for row in own]) for part in (TOTAL, *self.weights)}
+                for writer, own in rows.items()}
+
+    def _add(self, rows: list[tuple]) -> None:
+        prompts, responses = ([list(row[side]) for row in rows] for side in (0, 1))
+        total, parts = self._shaper.sum_parts(prompts, responses)
+        names, columns = zip(*{TOTAL: total, **parts}.items(), strict=True)
+        for row, values in zip(rows, torch.stack(list(columns), 1).double().tolist(), strict=True):
+            self._scores[row] = dict(zip(names, values, strict=True))
