@@ -55,8 +55,8 @@ class AnswerSampler:
         folders: SFT's last, for it computes the log-probabilities of the others' answers.
 
         Returns: the answers by policy; the answers to the selection's questions by policy (base left out) and
-            candidate temperature; SFT's mean log-probability of each held-out text [M], None
-            without pairs.
+            candidate temperature; SFT's mean log-probability of each held-out text [M], None without
+            pairs.
         """
         answers, swept, sft = {}, {}, folders[self.start]
         for name, folder in folders.items():

@@ -21,8 +21,8 @@ from stages.generation.best_of_n import best_of_kl
 from stages.rewards.kl import kl_k1
 
 SAMPLE_SETS = (SAMPLES, SAMPLES + BEST)  # at the sampling temperature, and at SFT's best
-NOT_COMPARED = ("base", "sft", greedy_name("base"), greedy_name("sft"), SAMPLES)
-NOT_SAMPLED = (greedy_name("base"), greedy_name("sft"))
+GREEDY = (greedy_name("sft"), greedy_name("base"))
+NOT_COMPARED = ("base", "sft", *GREEDY, SAMPLES)
 COMPARED_METRICS = ("reward_difference", "win_rate", "kl_k1", "kl_k3")
 
 
@@ -78,7 +78,7 @@ class PolicyComparison:
 
         What is not known is left out. Those of best-of-n are expected ones, and have no kl_k1.
         """
-        at_temperature = [name for name in self.answers if name not in NOT_SAMPLED and not name.endswith(BEST)]
+        at_temperature = [name for name in self.answers if name not in GREEDY and not name.endswith(BEST)]
         scores = {name: self._question_scores(name) for name in at_temperature}
         if samples := scores.pop(SAMPLES, None):
             count = len(samples["reward"]) // len(self.prompts.rows)

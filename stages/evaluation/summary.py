@@ -22,7 +22,7 @@ POINT_ROWS = (("ended by EOS", "eos_rate", ".3f"), ("length in tokens", "respons
 GOLD_ROWS = ("gold", "correct", "contested_correct", "complete")
 NO_JUDGE = "no judge"  # verdict on reward hacking where neither gold nor a sound reward model judges the answers
 HACKING_WORDS = {NO_JUDGE: "no judge: nobody judged the answers"}  # in the short table
-OWN_REWARD_ROW = ("the reward", "your own, which was trained on: it knows no answer better than it scores it")
+OWN_REWARD_ROW = ("the reward", "the one trained on: it cannot say whether answers are better than it knows")
 
 
 def check_policy_names(names: Iterable[str]) -> None:
@@ -270,12 +270,14 @@ def _rows_at_best(metrics: dict, policy: str) -> list[list[str]]:
 
 def _rows_of_scores(metrics: dict, policy: str) -> list[list[str]]:
     """List the parts of a user's own reward, and the scores that training never saw, at best temperatures."""
-    policies, name = metrics["policies"], display_name(policy)
-    start, unseen = start_model(policies), metrics.get("unseen_scores", ())
-    before, after = (policies[f"{each}{BEST}"]["scores"] for each in (start, policy))
-    return [[f"{score}{' (never seen in training)' if score in unseen else ''} at best temperature, "
-             f"{display_name(start)} -> {name}", _change(before[score]["mean"], after[score]["mean"], difference)]
-            for score, difference in against_start(metrics["at_best"][policy]).get("scores", {}).items()]
+    policies, start = metrics["policies"], start_model(metrics["policies"])
+    rows = []
+    for score, difference in against_start(metrics["at_best"][policy]).get("scores", {}).items():
+        before, after = (policies[f"{each}{BEST}"]["scores"][score]["mean"] for each in (start, policy))
+        unseen = " (never seen in training)" if score in metrics["unseen_scores"] else ""
+        rows.append([f"{score}{unseen} at best temperature, {display_name(start)} -> {display_name(policy)}",
+                     _change(before, after, difference)])
+    return rows
 
 
 def _change(before: float, after: float, difference: dict) -> str:

@@ -96,7 +96,7 @@ def _describe_at_best(metrics: dict, policy: str) -> list[str]:
                      f"({format_estimate(correct, signed=True)}).")
     if measure == "reward":
         words.append(wording.only_reward.format(name))
-    words += [f"{capitalise(score)}, a score that training never saw, {RISE_WORDS[change_direction(change)]} "
+    words += [f"{score}, a score that training never saw, {RISE_WORDS[change_direction(change)]} "
               f"({format_estimate(change, signed=True)})." for score, change in unseen_changes(metrics, against)]
     greedy = greedy_name(start)
     if equal_without_training(metrics, policy) == greedy and policies[f"{start}{BEST}"]["temperature"]:

@@ -133,7 +133,7 @@ def test_every_program_of_a_rule_was_checked():
     assert sorted(programs) == sorted([
         "posts", "pairs", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "evaluate", "report",
         "pool_seeds", "merge", "evaluate", "frontier", *ALGORITHMS, *VARIANTS,
-        "base", "ppo", "merge"])
+        "base", "ppo", "merge", "evaluate_prompts", "report"])
 
 
 @pytest.mark.parametrize(("command", "status"), [("echo made", 0), ("exit 3", 3)])

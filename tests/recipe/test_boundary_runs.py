@@ -24,7 +24,8 @@ ALONE = {
               "centring_weight+ language_model_weight+ max_length_tokens- train_pairs- validation_share+",
     "merge": "max_logit_difference- max_perplexity_change- max_accuracy_change-",
     "ppo": "lora.alpha+ lora.dropout+ max_prompt_tokens- min_response_tokens+ stop_ids+ temperature- top_p- "
-           "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ min_entropy_nats+",
+           "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ min_entropy_nats+ "
+           "evaluation_prompts- evaluation_prompts+",
     "dpo": "lora.alpha+ lora.dropout+ learning_rate+ beta- beta+ max_length_tokens- train_pairs- validation_share+",
     "best_of_n": "max_prompt_tokens- temperature-",
     "expert_iteration": "lora.alpha+ lora.dropout+ max_prompt_tokens- temperature- learning_rate+ keep_above- "
