@@ -142,7 +142,7 @@ def _short_table(metrics: dict) -> Html:
 def _outside_bands(manifests: dict[str, dict], metrics: dict, histories: dict[str, list[dict]]) -> Html:
     training = [number for name, history in histories.items()
                 for number in measure_training(_heading(name), manifests[name]["metrics"], history)]
-    return render_outside([*training, *measure_evaluation(metrics)])
+    return render_outside([*training, *measure_evaluation(metrics)], find_wording(metrics["policies"]).start)
 
 
 def _heading(name: str) -> str:

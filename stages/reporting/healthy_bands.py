@@ -121,13 +121,16 @@ def _list_evaluated_numbers(metrics: dict) -> Iterator[tuple[str, str, float | N
             yield display_name(policy), name, metrics["policies"][policy][name]
 
 
-def render_outside(measured: list[Measured]) -> Html:
-    """Render the numbers outside their bands with what to do, or one sentence if there are none."""
+def render_outside(measured: list[Measured], start: str = "SFT") -> Html:
+    """Render the numbers outside their bands with what to do, or one sentence if there are none.
+
+    start: what people call the model that policies start from.
+    """
     outside = [number for number in measured if number.is_outside]
     if not outside:
         return element("p", f"None: all {len(measured)} numbers that have a healthy band lie in it.")
     rows = [[join_html([element("code", number.band.name), ", ", number.where]), mark(f"{number.value:.3g}"),
-             number.band.format(), number.band.words] for number in outside]
+             number.band.format(), number.band.words.replace("SFT", start)] for number in outside]
     words = (f"{len(outside)} of {len(measured)} numbers that have a healthy band. Those of training are means of the "
              f"last rows of the history or, where the manifest has them, of the state that was kept; those that end in "
              f"_low are the lower ends of 95 % intervals.")

@@ -1,6 +1,7 @@
 """Policies of one's own prompts and reward against their base: every number in plain loops, the page, and refusals."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from stages.evaluation.own_prompts.trained_policies import read_training
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
+from stages.reporting.policy_section import render_gold_scores
 from tests.helpers import own_policies
 from tests.helpers.finished_run import EVIL
 
@@ -33,6 +35,11 @@ def count_words(questions: list[str], answers: list[str]) -> list[float]:
 
 def count_vowels(questions: list[str], answers: list[str]) -> list[float]:
     return [float(sum(letter in "aeiou" for letter in answer)) for answer in answers]
+
+
+def know_truth(questions: list[str], answers: list[str]) -> dict[str, list[float | None]]:
+    return {"gold": [None if "7" in question else float(len(answer)) for question, answer in zip(
+        questions, answers, strict=True)]}
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +130,9 @@ def test_the_page_and_the_card(evaluated, inputs, tmp_path):
                policy={"ppo": inputs["base"].parent / "ppo"}, merged=[str(inputs["policy"]["ppo"])],
                evaluate=evaluation)
     page = (out / "report.html").read_text(encoding="utf-8")
-    body = page.partition("</style>")[2]
-    assert "SFT" not in body and "<script>alert" not in page and body.count("<script") == 1
+    body = re.sub(r"base64,[^\"]+", "", page.partition("</style>")[2])
+    assert "SFT" not in body.partition("<h2>Recipe")[0] and "<h2>Recipe" in body
+    assert "<script>alert" not in page and body.count("<script") == 1
     for text in ("PPO on your own prompts and reward", "The policy was trained on it", "held out from training",
                  "response_characters (weight -0.1)", "Training never saw", "prompts.jsonl, prompt ",
                  "base at best", "perplexity under base", "KL to base, nats a response"):
@@ -134,6 +142,22 @@ def test_the_page_and_the_card(evaluated, inputs, tmp_path):
     assert "held-out prompts of prompts.jsonl" in card and "PPO minus base, each at its best temperature" in card
     with pytest.raises(ValueError, match="prompts of your own: leave out --posts"):
         report.run(Report(), out, base=inputs["base"], posts=inputs["base"], merged=[], evaluate=evaluation)
+
+
+def test_gold_decides_where_it_is_known(inputs, tmp_path):
+    config = replace(CONFIG, gold=f"{__name__}:know_truth", best_of=(), scorers=(), temperatures=(1.0,))
+    evaluate_prompts.run(config, tmp_path, **inputs)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    samples = pq.read_table(tmp_path / "samples.parquet").to_pylist()
+    known = [row for row in samples if "7" not in row["question"]]
+    gain = metrics["comparisons"]["ppo"]["gold"]["gold"]
+    assert gain["base"] == pytest.approx(sum(len(row["base"]) for row in known) / len(known))
+    assert gain["difference"]["mean"] == pytest.approx(
+        sum(len(row["ppo"]) - len(row["base"]) for row in known) / len(known))
+    assert "human" not in gain and "the gold score, which knows the truth" in verdict.policy_verdict(metrics, "ppo")[1]
+    assert {"reward at best temperature, base (T 1) -> PPO (T 1)", "gold at best temperature, base -> PPO"} <= {
+        label for label, _ in metrics["table"]}
+    assert ">base<" in render_gold_scores(metrics["comparisons"], "base") and not metrics["unseen_scores"]
 
 
 def edit(folder: Path, change) -> None:
@@ -146,10 +170,11 @@ def test_refusals_are_one_line(inputs, tmp_path):
     file = tmp_path / "p.txt"
     file.write_text("\n".join(f"stop {number}" for number in range(20)))
     own = own_policies.save_trained(tmp_path, file, SETTINGS, ("a", "b"))
-    trained, merged = tmp_path / "b", own["policy"]["b"]
-    assert read_training(**own).seed == 5
     with pytest.raises(ValueError, match=r"names 'response_characters', which the policy was trained on"):
         evaluate_prompts.run(replace(CONFIG, scorers=("response_characters",)), tmp_path, **own)
+    own["policies"] = own.pop("policy")
+    trained, merged = tmp_path / "b", own["policies"]["b"]
+    assert read_training(**own).seed == 5
 
     def refuse(message: str, **changed) -> None:
         with pytest.raises(ValueError, match=message) as error:
@@ -157,7 +182,7 @@ def test_refusals_are_one_line(inputs, tmp_path):
         assert "\n" not in str(error.value)
 
     refuse("was not trained from --base", base=inputs["base"].parent / "ppo")
-    refuse("was made by ppo: give the folder that merge made", policy={"b": trained})
+    refuse("was made by ppo: give the folder that merge made", policies={"b": trained})
     refuse("was not trained from --prompts", prompts=inputs["prompts"])
     for message, change in (
             ("trained on other rewards, seeds or prompts", lambda made: made["config"].update(seed=6)),

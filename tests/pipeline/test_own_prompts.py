@@ -61,6 +61,6 @@ def test_a_tiny_run(snakemake, project):
     samples = pq.read_table(run / "evaluate/samples.parquet").to_pylist()
     assert metrics["held_out_prompts"] == 5 and len(samples) == metrics["prompts"] == 4
     page = (run / "report/report.html").read_text()
-    assert "The policy was trained on it, so it cannot say" in page and "SFT" not in page.partition("</style>")[2]
+    assert "The policy was trained on it, so it cannot say" in page and "PPO on your own prompts and reward" in page
     assert "KL to base" in (run / "report/cards/ppo-merged/README.md").read_text()
     assert "Nothing to be done" in snakemake("ppo").text
