@@ -145,12 +145,12 @@ class PolicyComparison:
     def _changes(self, name: str, columns: dict[str, Columns], estimate: Callable) -> dict:
         """Compute how metrics and scores changed from SFT to a policy."""
         both = columns[self.start], columns[name]
-        writers = (self.start, name, *(["human"] if self.prompts.best_answers else []))
+        writers = (self.start, name, "human")
         changes = policy_metrics.metric_changes(*both, estimate) | {
             "distinct_2": policy_metrics.distinct_change(*(self.answers[each].responses for each in writers[:2]))}
         scores = {scorer: policy_metrics.column_mean(scorer).change(*both, estimate) for scorer in self._scorers}
-        gold = [self.gold[each] for each in writers] if self.gold else None
-        judge = [{"judge": self.judge[each]} for each in writers] if self.judge else None
+        gold = [self.gold[each] for each in writers if each in self.gold]
+        judge = [{"judge": self.judge[each]} for each in writers if each in self.judge]
         gain = partial(policy_metrics.gold_gain, estimate=estimate, start=self.start)
         return {"changes": changes, "score_changes": scores, "gold": gain(*gold) if gold else None,
                 "judge": (gain(*judge) or {}).get("judge") if judge else None}
