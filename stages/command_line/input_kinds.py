@@ -10,7 +10,7 @@ from stages.runtime.finished import MANIFEST
 # Input -> stages that make it. Every other input is a model.
 MADE_BY = {"posts": ("posts",), "pairs": ("pairs", "gather"), "shares": ("pairs",),
            "evaluate": ("evaluate", "evaluate_prompts")}
-PROMPTS = "prompts"  # a plain file or folder
+PROMPTS = ("prompts", "prompt_file")  # a plain file or folder
 INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 NO_MODELS = ("posts", "pairs", "gather", "evaluate", "evaluate_prompts", "evaluate_reward", "report", "pool_seeds")
 
@@ -25,7 +25,7 @@ def check_input_kinds(sources: dict[str, dict]) -> None:
         name, path = label.partition("[")[0].partition(".")[0], source["path"]
         stage = (read_json_object(Path(path) / MANIFEST) or {}).get("stage")
         wanted = MADE_BY.get(name)
-        if stage is not None and name == PROMPTS:
+        if stage is not None and name in PROMPTS:
             raise ArtifactError(f"--{name}: {path} was made by {stage}: give a file of your own prompts, or the "
                                 f"folder that pairs made as --pairs")
         if stage is None or name == "dump":
