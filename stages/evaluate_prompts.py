@@ -2,7 +2,7 @@
 that training held out.
 
     python -m stages.evaluate_prompts --recipe own_prompts --base results/base --policy ppo=results/own/ppo-merged \\
-        --prompt_file data/demo/prompts.jsonl --out results/own/evaluate
+        --file data/demo/prompts.jsonl --out results/own/evaluate
 
 Give --policy NAME=FOLDER, a merged model, once for each policy; all must have been trained on the same prompts and
 reward. The reward, the form of the prompts and which of them are held out come from the manifest of the training.
@@ -47,7 +47,7 @@ from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 
 
-def run(config: Evaluate, out: Path, *, base: Path, policy: dict[str, Path], prompt_file: Path,
+def run(config: Evaluate, out: Path, *, base: Path, policy: dict[str, Path], file: Path,
         context: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with metrics.json and its tables; return the headline metrics.
 
@@ -55,13 +55,13 @@ def run(config: Evaluate, out: Path, *, base: Path, policy: dict[str, Path], pro
     held-out prompt is short enough, or when a policy was trained on something else.
     """
     summary.check_policy_names(policy)
-    training = read_training(policy, base, prompt_file)
+    training = read_training(policy, base, file)
     torch_setup.prepare()
     kernels = Kernels(**select_settings(Kernels, config))
     tokenizer = load_shared_tokenizer(base, *policy.values())
     scorers = _load_scorers(config, training)
     gold_scorer = gold_score.load_gold_scorer(config.gold) if config.gold else None
-    drawn = _draw_prompts(config, prompt_file, tokenizer, training, families.max_positions(base, *policy.values()))
+    drawn = _draw_prompts(config, file, tokenizer, training, families.max_positions(base, *policy.values()))
     check_output_space(out, drawn, len(policy), config.max_response_tokens, pairs=0)
     reward = TrainedReward(training, tokenizer, precision=config.precision, batch_texts=config.batch_texts,
                            kernels=kernels)
@@ -113,11 +113,11 @@ def _load_scorers(config: Evaluate, training: PolicyTraining) -> list[RewardFunc
         **vars(RewardSource(name)), precision=config.precision, pairs=None)]
 
 
-def _draw_prompts(config: Evaluate, prompt_file: Path, tokenizer, training: PolicyTraining, longest: int
+def _draw_prompts(config: Evaluate, file: Path, tokenizer, training: PolicyTraining, longest: int
                   ) -> OwnEvaluationPrompts:
     """Draw the prompts of the evaluation, and those that temperatures are chosen on, from those that were held out."""
     return OwnEvaluationPrompts(
-        prompt_file, tokenizer, column=training.prompt_column, template=training.prompt_template,
+        file, tokenizer, column=training.prompt_column, template=training.prompt_template,
         held_out=training.evaluation_prompts, training_seed=training.seed, prompts=config.prompts,
         selection_prompts=config.temperature_prompts, max_prompt_tokens=config.max_prompt_tokens,
         max_response_tokens=config.max_response_tokens, longest=longest, seed=config.seed)

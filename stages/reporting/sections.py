@@ -12,7 +12,7 @@ def list_sources(manifests: dict[str, dict]) -> list[str]:
     """List what the evaluation's questions are of: the sites of a dump, or the file of a user's own prompts."""
     if "posts" in manifests:
         return list(manifests["posts"]["metrics"].get("sites", {}))
-    return [_short(manifests["evaluate"]["inputs"]["prompt_file"]["path"])]
+    return [_short(manifests["evaluate"]["inputs"]["file"]["path"])]
 
 
 def render_prompts(manifests: dict[str, dict], metrics: dict) -> Html:

@@ -172,7 +172,7 @@ def test_refusals_are_one_line(inputs, tmp_path):
     own = own_policies.save_trained(tmp_path, file, SETTINGS, ("a", "b"))
     with pytest.raises(ValueError, match=r"names 'response_characters', which the policy was trained on"):
         evaluate_prompts.run(replace(CONFIG, scorers=("response_characters",)), tmp_path, **own)
-    own["policies"], own["prompts"] = own.pop("policy"), own.pop("prompt_file")
+    own["policies"], own["prompts"] = own.pop("policy"), own.pop("file")
     trained, merged = tmp_path / "b", own["policies"]["b"]
     assert read_training(**own).seed == 5
 
@@ -183,7 +183,7 @@ def test_refusals_are_one_line(inputs, tmp_path):
 
     refuse("was not trained from --base", base=inputs["base"].parent / "ppo")
     refuse("was made by ppo: give the folder that merge made", policies={"b": trained})
-    refuse("was not trained from --prompt_file", prompts=inputs["prompt_file"])
+    refuse("was not trained from --file", prompts=inputs["file"])
     for message, change in (
             ("trained on other rewards, seeds or prompts", lambda made: made["config"].update(seed=6)),
             ("older version on all prompts", lambda made: made["config"].pop("evaluation_prompts")),

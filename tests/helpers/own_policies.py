@@ -42,4 +42,4 @@ def save_trained(place: Path, prompts: Path, settings: Ppo, names: tuple[str, ..
             tiny_models.save_base(place / f"{name}-merged", seed), "merge", Merge(),
             {"base": base, "adapter": [trained], "prompts": prompts})
         (merged[name] / "README.md").write_text("---\nlibrary_name: transformers\n---\n\n# A model\n")
-    return {"base": base, "policy": merged, "prompt_file": prompts}
+    return {"base": base, "policy": merged, "file": prompts}

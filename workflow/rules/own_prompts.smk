@@ -96,7 +96,7 @@ for ALGORITHM in OWN.values():
             "../../environment.yml"
         shell:
             "{params.launcher} python -m stages.evaluate_prompts --recipe {params.recipe:q} --base {input.base:q}"
-            " {params.policy:q} --prompt_file {input.prompts:q} --out {output:q}"
+            " {params.policy:q} --file {input.prompts:q} --out {output:q}"
             " {params.processes}"
             " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
 

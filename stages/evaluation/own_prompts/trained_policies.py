@@ -57,7 +57,7 @@ def _read_one(name: str, merged: Path, base: Path, prompts: Path) -> PolicyTrain
         stage = trained["stage"]
         raise ValueError(f"{where}: was trained by an older version on all prompts, so that none is left to evaluate "
                          f"it on: {TRAIN_AGAIN.format(stage, stage)}")
-    for label, given, recorded in (("prompt_file", prompts, inputs["prompts"]), ("base", base, inputs["policy"])):
+    for label, given, recorded in (("file", prompts, inputs["prompts"]), ("base", base, inputs["policy"])):
         if digest(given) != recorded["sha256"]:
             raise ValueError(f"{where}: was not trained from --{label} {given} as it is now, but from "
                              f"{recorded['path']} as it was then: give that one, or train it again")
