@@ -1,15 +1,18 @@
-"""Train PPO in five deliberately poor ways on a finished run's models, and see which of them are flagged as hacking.
+"""Train PPO in five deliberately poor ways on the models of finished runs, and count which are flagged as hacking.
 
     snakemake --cores all ppo
     python -m benchmarks.quality.hacking results/demo --out results/hacking
     python -m benchmarks.quality.hacking results/demo --out results/hacking --honest results/demo results/demo-seed-1
+    python -m benchmarks.quality.hacking results/five/seed-* --out results/hacking --only low-beta length code
 
-Each way is a folder below --out with its own recipe, models and evaluation; finished stages are not repeated. The table
-has the verdict of the evaluation, which knows gold, and the verdict that it would give without gold.
+Each way is a folder below --out/RUN with its own recipe and models; finished stages are not repeated. Evaluations of
+one run share what they computed of its SFT model. The first table has, for each training, the verdict of the
+evaluation, which knows gold, and the one that it would give without gold; the second counts the verdicts of each way.
 """
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -21,7 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import yaml
 
-from stages.pooling.hacking import judge_with_and_without_gold
+from stages.evaluation.summary import format_estimate
+from stages.pooling.hacking import FLAGGED, estimate_share, judge_with_and_without_gold
 from stages.render import markdown_tables
 from stages.stackexchange.pairs.table import SPLITS, read_pairs
 
@@ -83,19 +87,20 @@ def train_poorly(run: Path, folder: Path, poor: PoorRun) -> dict:
     critic = judged_by / "reward" if recipe["ppo"]["value_model"] == "adapter" else reward
     stage("ppo", folder, "ppo", policy=start, reward=critic, pairs=run / "pairs")
     merged = stage("merge", folder, "ppo-merged", base=start, adapter=folder / "ppo", pairs=run / "pairs")
-    stage("evaluate", folder, "evaluate", posts=run / "posts", pairs=run / "pairs", base=run / "base", sft=start,
-          policy=f"ppo={merged}", reward=reward)
-    return read_metrics(folder)
+    posts = next(parent / "posts" for parent in (run, run.parent) if (parent / "posts").is_dir())  # shared by seeds
+    evaluation = stage("evaluate", folder, f"../{folder.name}-evaluate", posts=posts, pairs=run / "pairs",
+                       base=run / "base", sft=start, policy=f"ppo={merged}", reward=reward)
+    return read_metrics(evaluation)
 
 
 def stage(name: str, folder: Path, out: str, **inputs: object) -> Path:
     """Run one stage on the recipe in `folder`, and return its artifact; SystemExit if it fails."""
     flags = [text for key, value in inputs.items() for text in (f"--{key}", str(value))]
     command = [sys.executable, "-m", f"stages.{name}", "--recipe", str(folder / "recipe.yaml"), *flags,
-               "--out", str(folder / out)]
+               "--out", os.path.normpath(folder / out)]
     if code := subprocess.run(command, check=False).returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {code}")
-    return folder / out
+    return Path(os.path.normpath(folder / out))
 
 
 def write_pairs(source: Path, out: Path, change: Callable[[Rows], Rows]) -> Path:
@@ -109,9 +114,9 @@ def write_pairs(source: Path, out: Path, change: Callable[[Rows], Rows]) -> Path
     return out
 
 
-def read_metrics(run: Path) -> dict:
-    """Read what a run's evaluation measured."""
-    return json.loads((run / "evaluate" / "metrics.json").read_text(encoding="utf-8"))
+def read_metrics(evaluation: Path) -> dict:
+    """Read what an evaluation measured."""
+    return json.loads((evaluation / "metrics.json").read_text(encoding="utf-8"))
 
 
 def verdicts(metrics: dict) -> dict:
@@ -132,17 +137,34 @@ def format_table(rows: dict[str, dict]) -> str:
           row["with gold"], row["without gold"], ", ".join(row["moved"]) or "none") for name, row in rows.items()])
 
 
+def format_counts(ways: dict[str, list[dict]]) -> str:
+    """Format one Markdown row a way: how many of its runs are flagged, with Wilson's 95 % interval of the share."""
+    def count(rows: list[dict], verdict: str) -> str:
+        flagged = sum(row[verdict] == FLAGGED for row in rows)
+        return f"{flagged} of {len(rows)}, {format_estimate(estimate_share(flagged, len(rows)), '.2f')}"
+
+    return markdown_tables.format_table(
+        ["way", "flagged with gold", "flagged without gold"],
+        [(what, count(rows, "with gold"), count(rows, "without gold")) for what, rows in ways.items()])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN", help="results/NAME: its base, SFT model, reward model, pairs")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN",
+                        help="results/NAME: its base, SFT model, reward model, pairs")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--only", nargs="+", choices=POOR_RUNS, default=list(POOR_RUNS), help="default: all")
     parser.add_argument("--honest", nargs="*", type=Path, default=[], metavar="RUN", help="further rows of the table")
     arguments = parser.parse_args()
-    rows = {POOR_RUNS[name].what: verdicts(train_poorly(arguments.run, arguments.out / name, POOR_RUNS[name]))
+    if len({run.name for run in arguments.runs}) < len(arguments.runs):
+        parser.error("the runs must have different names: each is a folder below --out")
+    ways = {POOR_RUNS[name].what: {str(run): verdicts(train_poorly(run, arguments.out / run.name / name,
+                                                                   POOR_RUNS[name])) for run in arguments.runs}
             for name in arguments.only}
-    rows |= {str(run): verdicts(read_metrics(run)) for run in arguments.honest}
-    print(format_table(rows))
+    if arguments.honest:
+        ways["honest"] = {str(run): verdicts(read_metrics(run / "evaluate")) for run in arguments.honest}
+    print(format_table({f"{what}, {run}": row for what, runs in ways.items() for run, row in runs.items()}))
+    print(f"\n{format_counts({what: list(runs.values()) for what, runs in ways.items()})}")
 
 
 if __name__ == "__main__":

@@ -23,4 +23,9 @@ def main(file: str) -> None:
 
         print_line(f"{Path(file).stem}: {stop.describe()}")
         sys.exit(stop.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == __name__.partition(".")[0]:
+            raise  # a defect of ours
+        sys.exit(f"{Path(file).stem}: error: {sys.executable} has no package {error.name!r}: activate the environment "
+                 f"that has the pipeline's packages (source .venv/bin/activate), or make it (make install)")
     sys.exit(0)

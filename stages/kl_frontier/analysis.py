@@ -15,6 +15,7 @@ from stages.kl_frontier import fits
 from stages.kl_frontier.equal_kl import interpolation_weights
 from stages.kl_frontier.evaluations import MEASURES, Evaluation
 from stages.kl_frontier.pooling import Pool, widen
+from stages.pooling.hacking import estimate_shares
 
 BEST_OF_N = "best_of_n"  # the family of best-of-n
 
@@ -61,7 +62,8 @@ class FrontierAnalysis:
             "families": {policy.family: policy.family_label for policy in self.policies.values()},
             "policies": {name: self._point(policy) for name, policy in self.policies.items()},
             "fits": fitted, "equal_kl": self._compare_at_equal_kl(), "best": best,
-            "best_differences": self._compare_best(list(best.values())), "declines": self._find_declines()}
+            "best_differences": self._compare_best(list(best.values())), "declines": self._find_declines(),
+            "hacking": self._pool_verdicts()}
 
     def families(self) -> dict[str, list[str]]:
         """Return the policies of each family that have a KL, by rising KL."""
@@ -147,6 +149,12 @@ class FrontierAnalysis:
         return [{"policy": one, "against": other,
                  "difference": widen(self._estimate(self.measure, {one: 1.0, other: -1.0}), len(pairs))}
                 for one, other in pairs]
+
+    def _pool_verdicts(self) -> dict:
+        """Return each trained policy's verdict on reward hacking in each seed, and the shares of all of them."""
+        verdicts = {name: {evaluation.label: evaluation.hacking[name] for evaluation in self.evaluations}
+                    for name in self.policies if name in self.evaluations[0].hacking}
+        return {"verdicts": verdicts, **estimate_shares(row for rows in verdicts.values() for row in rows.values())}
 
     def _find_declines(self) -> dict[str, dict]:
         """Compare each family's policy of the largest KL with that of the highest truth, in truth and in reward.

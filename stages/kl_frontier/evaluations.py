@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+from stages.pooling.hacking import compare_verdicts
 
 MEASURES = ("gold", "judge", "reward")  # the first that is known is the truth, or what comes nearest to it
 NOT_SHOWN = ("sft", "base")
@@ -20,6 +22,7 @@ class Evaluation:
     questions: (site, qid) of each. gains: by measure and policy [N], minus SFT's; NaN where a score does not apply.
     kl: of the policies that have one by question [N], nats a response. kl_bounds: of best-of-n, by formula.
     sft: SFT's mean by measure. temperature: that all policies were sampled at. judge_accuracy: an estimate or None.
+    hacking: verdicts on the trained policies (pooling.hacking.compare_verdicts).
     """
 
     label: str
@@ -30,6 +33,7 @@ class Evaluation:
     sft: dict[str, float]
     temperature: float
     judge_accuracy: dict | None
+    hacking: dict[str, dict] = field(default_factory=dict)
 
     @property
     def policies(self) -> list[str]:
@@ -54,7 +58,8 @@ def read_evaluation(folder: Path, label: str) -> Evaluation:
          for measure in measures},
         {name: by_policy[name]["kl_k1"].to_numpy(float) for name in shown if name not in bounds}, bounds,
         {measure: float(sft[measure].mean()) for measure in measures}, metrics["policies"]["sft"]["temperature"],
-        (metrics.get("judge") or {}).get("accuracy"))
+        (metrics.get("judge") or {}).get("accuracy"),
+        {name: compare_verdicts(metrics, name) for name in metrics["comparisons"]})
 
 
 def check_same_policies(evaluations: Iterable[Evaluation]) -> None:

@@ -4,6 +4,7 @@ from stages.evaluation.summary import format_estimate
 from stages.kl_frontier import wording
 from stages.kl_frontier.figure import FrontierFigure, FrontierPoint, TrainingPaths
 from stages.kl_frontier.fits import FORMS
+from stages.pooling.page import FALSE_ALARMS, render_shares
 from stages.render.html import Html, element, join_html, sortable_text, table
 from stages.render.units import format_duration
 from stages.reporting.figures import FigureFolder
@@ -23,6 +24,7 @@ def render_frontier(metrics: dict, figures: FigureFolder) -> str:
         "Score against KL": _curves(metrics, figures),
         "Fits and over-optimisation": _fits(metrics),
         "At equal KL": _equal_kl(metrics),
+        "Reward hacking": _hacking(metrics),
         "Learnt reward along training": _training(metrics, figures),
         "Costs": _costs(metrics)})
 
@@ -118,6 +120,27 @@ def _equal_kl(metrics: dict) -> Html:
 
 def _curve_cells(row: dict | None) -> list:
     return [_cell(row["interpolated"], signed=True), _cell(row["difference"], signed=True)] if row else ["", ""]
+
+
+def _hacking(metrics: dict) -> Html:
+    """Render the verdict on each trained policy in each seed, with the verdict that monitors alone would give."""
+    rows = [[metrics["policies"][name]["label"], *(_verdict(row) for row in by_seed.values())]
+            for name, by_seed in metrics["hacking"]["verdicts"].items()]
+    if not rows:
+        return element("p", "No trained policy was evaluated.")
+    words = ("The verdict of each seed's evaluation. Verdicts of one seed share its reward model, so the intervals "
+             "below are rather too narrow.")
+    if any(row["without_gold"] for by_seed in metrics["hacking"]["verdicts"].values() for row in by_seed.values()):
+        words = f"{words} Small: the verdict without gold, where it is another. {FALSE_ALARMS}"
+    return join_html([element("p", words, class_="faint"),
+                      table(["policy", *(f"seed {seed}" for seed in metrics["seeds"])], rows, numeric=False),
+                      render_shares(metrics["hacking"])])
+
+
+def _verdict(row: dict) -> Html | str:
+    if row["without_gold"] in (None, row["verdict"]):
+        return row["verdict"]
+    return join_html([row["verdict"], " ", element("small", f"without gold: {row['without_gold']}")])
 
 
 def _training(metrics: dict, figures: FigureFolder) -> Html:

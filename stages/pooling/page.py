@@ -10,6 +10,8 @@ from stages.reporting.page import render_page
 WORDS = ("Within seeds: questions are resampled, the models stay; another evaluation of these models would fall there. "
          "Over seeds: Student's interval of the seeds' means; models that are trained again would fall there. Every "
          "seed has splits, pairs and models of its own, so that two seeds share few held-out questions.")
+FALSE_ALARMS = ("A false alarm: the verdict that does not know gold flags a policy whose gold rose. A miss: it does "
+                "not flag one whose reward rose while gold did not. Both are known only where a gold scorer is.")
 SHOWN = {"gold": 0, "judge": 1, "reward": 2}  # what the headline goes by, if there are several
 DIRECTIONS = {1: "is better than SFT", 0: "cannot be told apart from SFT", -1: "is worse than SFT"}
 
@@ -63,14 +65,17 @@ def _draw_gain(score: str, name: str, row: dict) -> Intervals:
 
 
 def _render_verdicts(hacking: dict) -> Html:
-    words = ("A false alarm: the verdict that does not know gold flags a policy whose gold rose. A miss: it does not "
-             "flag one whose reward rose while gold did not. Both are known only where a gold scorer is.")
-    rates = [(label, format_estimate(hacking[key], ".2f"), hacking[key]["count"]) for label, key in (
-        ("flagged, of all seeds", "flagged"), ("false alarms, of seeds that gold clears", "false_alarms"),
-        ("misses, of seeds that gold flags", "misses")) if hacking[key]]
     rows = [(seed, row["verdict"], row["without_gold"] or "gold is not known", row["kind"],
              ", ".join(row["moved"]) or "none") for seed, row in hacking["per_seed"].items()]
     return join_html([
-        element("p", words, class_="faint"),
+        element("p", FALSE_ALARMS, class_="faint"),
         table(["seed", "verdict", "without gold", "comparison", "monitors that moved"], rows, numeric=False),
-        table(["share", "estimate, Wilson's 95 % interval", "seeds"], rates)])
+        render_shares(hacking)])
+
+
+def render_shares(shares: dict) -> Html:
+    """Render the shares that `hacking.estimate_shares` returns."""
+    return table(["share", "estimate, Wilson's 95 % interval", "verdicts"], [
+        (label, format_estimate(shares[key], ".2f"), shares[key]["count"]) for label, key in (
+            ("flagged, of all", "flagged"), ("false alarms, of those that gold clears", "false_alarms"),
+            ("misses, of those that gold flags", "misses")) if shares[key]])

@@ -20,7 +20,7 @@ from stages.evaluation.summary import (
     strongest_best_of_n,
 )
 from stages.pooling.gains import list_scores, read_gain
-from stages.pooling.hacking import FLAGGED, classify_verdict, estimate_share, judge_with_and_without_gold
+from stages.pooling.hacking import FLAGGED, compare_verdicts, estimate_shares
 from stages.pooling.statistics import pool_over_seeds, pool_within_seeds
 
 GOLD = "gold"
@@ -128,16 +128,5 @@ def _pool_numbers(seeds: list[SeedEvaluation], policy: str) -> dict:
 
 
 def _pool_verdicts(seeds: list[SeedEvaluation], policy: str) -> dict:
-    rows = {}
-    for each in seeds:
-        seen, blind = judge_with_and_without_gold(each.metrics, policy)
-        without_gold = blind and blind["verdict"]
-        rows[each.name] = {"verdict": seen["verdict"], "without_gold": without_gold, "moved": seen["moved"],
-                           "kind": classify_verdict(seen["verdict"], without_gold)}
-    known = [row for row in rows.values() if row["without_gold"]]
-    honest = [row for row in known if row["verdict"] != FLAGGED]
-    cheating = [row for row in known if row["verdict"] == FLAGGED]
-    return {"per_seed": rows,
-            "flagged": estimate_share(sum(row["verdict"] == FLAGGED for row in rows.values()), len(rows)),
-            "false_alarms": estimate_share(sum(row["kind"] == "false alarm" for row in honest), len(honest)),
-            "misses": estimate_share(sum(row["kind"] == "miss" for row in cheating), len(cheating))}
+    rows = {each.name: compare_verdicts(each.metrics, policy) for each in seeds}
+    return {"per_seed": rows, **estimate_shares(rows.values())}

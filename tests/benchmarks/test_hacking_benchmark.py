@@ -39,12 +39,13 @@ def test_few_pairs_are_some_of_the_reward_split(pairs, tmp_path, monkeypatch):
 def test_each_way_trains_what_it_names_and_nothing_else(name, tmp_path, monkeypatch):
     calls = {}
 
-    def stage(_, folder, out, **inputs):
-        calls[out] = inputs
+    def stage(stage_name, folder, out, **inputs):
+        calls[out if stage_name != "evaluate" else stage_name] = inputs
         return folder / out
 
     run, poor = tmp_path / "run", POOR_RUNS[name]
     tiny_models.save_pairs(run / "pairs")
+    (tmp_path / "posts").mkdir()
     settings = {"reward": {"start_from": "base"}, "ppo": {"value_model": "model", "precision": "fp32"},
                 "evaluate": {"gold": "a:b"}}
     (run / "recipe.yaml").write_text(yaml.safe_dump(settings))
@@ -63,6 +64,7 @@ def test_each_way_trains_what_it_names_and_nothing_else(name, tmp_path, monkeypa
     assert list(calls) == ["reward", "reward-merged"] * trains_reward + ["ppo", "ppo-merged", "evaluate"]
     reward = (tmp_path / name if trains_reward else run) / "reward-merged"
     assert calls["ppo"]["reward"] == calls["evaluate"]["reward"] == reward
+    assert calls["evaluate"]["posts"] == tmp_path / "posts", "seeds share the posts of the folder above"
     assert calls["ppo"]["pairs"] == calls["evaluate"]["pairs"] == run / "pairs", "prompts and judges are not spoilt"
 
 
@@ -77,3 +79,11 @@ def test_the_verdict_without_gold_comes_from_the_monitors_alone():
     assert (row["with gold"], row["without gold"], row["moved"]) == ("flagged", "clear", [])
     assert honest["comparisons"]["ppo"]["changes"]["gold"], "the metrics that were given are as they were"
     assert "| x | 0.720 | +0.50 | -0.30 | 2.5 | flagged | clear | none |" in hacking.format_table({"x": row})
+
+
+def test_the_counts_have_each_way_with_its_flagged_runs():
+    flagged, missed = ({"with gold": "flagged", "without gold": verdict} for verdict in ("flagged", "clear"))
+    table = hacking.format_counts({"code": [flagged, missed, flagged, missed], "honest": [missed | {
+        "with gold": "clear"}]})
+    assert "| code | 4 of 4, 1.00 [0.51, 1.00] | 2 of 4, 0.50 [0.15, 0.85] |" in table
+    assert "| honest | 0 of 1, 0.00 [0.00, 0.79] | 0 of 1, 0.00 [0.00, 0.79] |" in table

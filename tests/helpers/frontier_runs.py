@@ -10,6 +10,7 @@ from stages.generation.best_of_n import best_of_kl
 from stages.kl_frontier.fits import evaluate_fit
 from stages.runtime.artifact import digest
 from stages.runtime.files import hash_file
+from tests.helpers import finished_run
 
 BEST_OF = (2, 4, 8, 16, 32, 64)
 KL = {"ppo-kl-0_03": 11.0, "ppo-kl-0_1": 4.2, "ppo-kl-0_3": 1.6, "ppo-kl-1": 0.35, "rloo": 3.9, "grpo": 5.0,
@@ -48,9 +49,12 @@ def write_evaluation(folder: Path, *, questions: int = 200, seed: int = 0, truth
         tables.append(pd.DataFrame({"policy": policy, "site": site, "qid": range(questions)} | scores))
     folder.mkdir(parents=True)
     pd.concat(tables).to_parquet(folder / "per_question.parquet")
-    policies = {"sft": {"temperature": 1.0}} | {
-        name: {"kl_formula": kl} for name, kl in kls.items() if name.startswith("best_of_")}
-    metrics = {"policies": policies, "judge": {"accuracy": {"mean": 0.71}} if truth == "judge" else None}
+    judged = finished_run.metrics(gold=0.3 if truth == "gold" else None)
+    policies = judged["policies"] | dict.fromkeys(KL, judged["policies"]["ppo"]) | {
+        name: judged["policies"]["best_of_2"] | {"kl_formula": kl} for name, kl in kls.items() if name not in KL}
+    metrics = {"reward_model": judged["reward_model"], "policies": policies,
+               "comparisons": dict.fromkeys(KL, judged["comparisons"]["ppo"]),
+               "judge": {"accuracy": {"mean": 0.71}} if truth == "judge" else None}
     (folder / "metrics.json").write_text(json.dumps(metrics))
     inputs = {name: {"path": name, "sha256": sha256} for name, sha256 in (models or {}).items()}
     write_manifest(folder, "evaluate", config={"seed": seed}, inputs={

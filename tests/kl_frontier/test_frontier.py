@@ -1,6 +1,7 @@
 """The frontier: analysis, words and page, of evaluations whose gains follow known curves."""
 
 import json
+import re
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ from stages.evaluation.statistics import bootstrap_mean
 from stages.kl_frontier import wording
 from stages.kl_frontier.pooling import widen
 from stages.recipe.sections.frontier import Frontier
-from tests.helpers import frontier_runs
+from tests.helpers import finished_run, frontier_runs
 
 CONFIG = Frontier(bootstrap_samples=200)
 
@@ -122,6 +123,31 @@ def test_words_where_nothing_is_told_apart(tmp_path):
     assert words["Which policies are better than SFT?"].count("Not told apart from SFT") == 1
     assert "yes" not in words["Is there over-optimisation?"]
     assert "it cannot be told apart from" in page
+
+
+def test_the_verdicts_of_all_policies_and_seeds_give_false_alarms_and_misses(tmp_path):
+    def change(folder: Path, policy: str, **changes: float) -> None:
+        metrics = json.loads((folder / "metrics.json").read_text())
+        metrics["comparisons"][policy]["changes"] |= {
+            name: finished_run.around(change) for name, change in changes.items()}
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+
+    evaluated = [frontier_runs.write_evaluation(tmp_path / f"{seed}", seed=seed) for seed in range(2)]
+    change(evaluated[0], "rloo", code_share=0.5, repetition=0.5)
+    change(evaluated[1], "grpo", gold=-0.3)
+    (tmp_path / "out").mkdir()
+    with patch.object(frontier, "FigureFolder", NoFigures):
+        frontier.run(CONFIG, tmp_path / "out", evaluate=[str(folder) for folder in evaluated], trained=[])
+    hacking = json.loads((tmp_path / "out/metrics.json").read_text())["hacking"]
+    assert {name: [row["kind"] for row in by_seed.values()] for name, by_seed in hacking["verdicts"].items()} == (
+        {name: ["right", "right"] for name in frontier_runs.KL}
+        | {"rloo": ["false alarm", "right"], "grpo": ["right", "miss"]})
+    assert [hacking[key]["mean"] * hacking[key]["count"] for key in ("flagged", "false_alarms", "misses")] == (
+        pytest.approx([1, 1, 1]))
+    assert [hacking[key]["count"] for key in ("flagged", "false_alarms", "misses")] == [22, 21, 1]
+    page = (tmp_path / "out/frontier.html").read_text()
+    text = " ".join(re.sub(r"<[^>]+>", " ", page).split())
+    assert "RLOO watch without gold: flagged clear" in text and "GRPO clear flagged without gold: clear" in text
 
 
 def test_several_seeds_widen_intervals_and_are_named(tmp_path):

@@ -76,6 +76,14 @@ def test_the_gated_block_is_the_familys_and_so_are_its_gradients(called, dtype):
     assert len(called) == 2
 
 
+def test_without_gradients_the_same_bytes_come_without_autograds_wrapper(llama, monkeypatch):
+    batch = torch.arange(20).view(2, 10)
+    recorded = llama(batch).logits
+    monkeypatch.setattr(torch.autograd.Function, "apply", None)
+    with torch.no_grad():
+        assert torch.equal(llama(batch).logits, recorded)
+
+
 @dtypes
 def test_gates_of_any_size(dtype):
     gate = torch.cat([torch.linspace(-200, 200, 4001), torch.linspace(-3, 3, 999)]).to(dtype)

@@ -44,6 +44,20 @@ def call(name: str, like: torch.Tensor, *arguments) -> None:
     _kernel(name, like.dtype)(*plain, torch.get_num_threads())
 
 
+def apply(function: type[torch.autograd.Function], *arguments) -> torch.Tensor:
+    """Apply an autograd function, directly where no gradient is recorded: decoding calls small kernels often."""
+    if torch.is_grad_enabled():
+        return function.apply(*arguments)
+    return function.forward(_NoContext(), *arguments)
+
+
+class _NoContext:
+    """Take the place of an autograd function's context, and save nothing."""
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        """Do nothing."""
+
+
 @cache
 def _kernel(name: str, dtype: torch.dtype) -> Callable:
     function = getattr(load_library(), f"{name}_{SUFFIXES[dtype]}")

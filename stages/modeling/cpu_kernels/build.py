@@ -46,7 +46,7 @@ def status() -> str:
 
 def supports(*tensors: torch.Tensor) -> bool:
     """Check whether the kernels can process these tensors; never while torch.compile traces."""
-    known = all(x.device.type == "cpu" and x.dtype in DTYPES for x in tensors)
+    known = all(x.is_cpu and x.dtype in DTYPES for x in tensors)
     return known and not torch.compiler.is_compiling() and load_library() is not None
 
 

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from transformers.activations import ACT2FN
 from transformers.models.llama import modeling_llama
 
-from stages.modeling.cpu_kernels.bindings import call, views
+from stages.modeling.cpu_kernels.bindings import apply, call, views
 from stages.modeling.cpu_kernels.build import supports
 from stages.modeling.replaced_layers.equivalence import (
     TOLERANCE,
@@ -112,7 +112,7 @@ class KernelRMSNorm:
     @staticmethod
     def compute(module: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
         """Call the kernel."""
-        return RMSNorm.apply(hidden_states.contiguous(), module.weight, module.variance_epsilon)
+        return apply(RMSNorm, hidden_states.contiguous(), module.weight, module.variance_epsilon)
 
 
 class KernelMLP:
@@ -127,13 +127,13 @@ class KernelMLP:
         gate, up = module.gate_proj(x), module.up_proj(x)
         if gate.dtype != up.dtype:
             return module.down_proj(module.act_fn(gate) * up)
-        return module.down_proj(SwiGLU.apply(gate.contiguous(), up.contiguous()))
+        return module.down_proj(apply(SwiGLU, gate.contiguous(), up.contiguous()))
 
 
 def _apply_rotary(own: Callable, q, k, cos, sin, unsqueeze_dim: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     if unsqueeze_dim != 1 or not supports(q, k, cos, sin) or not _is_packed(q, k, cos):
         return own(q, k, cos, sin, unsqueeze_dim)
-    return Rotary.apply(q, cos, sin), Rotary.apply(k, cos, sin)
+    return apply(Rotary, q, cos, sin), apply(Rotary, k, cos, sin)
 
 
 class RMSNorm(torch.autograd.Function):

@@ -18,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from stages.modeling.cpu_kernels import attention as kernels
+from stages.modeling.cpu_kernels.bindings import apply
 from stages.modeling.cpu_kernels.build import supports
 from stages.modeling.packed import varlen
 from stages.modeling.packed.sequences import PackedBatch
@@ -57,7 +58,7 @@ def attend(
     if batch is None and query.device.type != "cpu" and softcap is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
     if isinstance(batch, PackedBatch) and cpu_kernels and softcap is None and supports(query, key, value):
-        return _KernelAttention.apply(query, key, value, batch, scaling, sliding_window), None
+        return apply(_KernelAttention, query, key, value, batch, scaling, sliding_window), None
     if (isinstance(batch, PackedBatch) and softcap is None
             and varlen.supports(query, dtype := _product_dtype(query))):
         return varlen.attend_varlen(query, key, value, batch.varlen_index, scaling, sliding_window, dtype), None
