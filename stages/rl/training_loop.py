@@ -136,15 +136,19 @@ class TrainingLoop:
     def _evaluate(self) -> None:
         """Evaluate on the validation prompts, with the same random numbers each time, and keep the best policy.
 
-        selection_score: mean reward before any running scale, minus the initial KL coefficient times the KL. Its
-        coefficient and its scale are fixed, unlike those of `objective`, so that evaluations can be compared.
+        selection_score: mean reward before any scale, minus the initial KL coefficient times the KL. Its coefficient
+        and its scale are fixed, unlike those of `objective`, so that evaluations can be compared. A running scale
+        divides the reward and not the KL, and may be far from 1: it multiplies the KL here, which then counts as much
+        beside the reward as in training.
         """
         trainer = self.trainer
         rollout = self._sample_validation()
         shaped = trainer.reward_shaper(rollout, update_statistics=False)
         kl = score_rollout(trainer.policy, rollout, trainer.forward_prompts).sequence_kl()
         reward = float(shaped.rewards.mean())
-        row = {"reward": reward, "kl": kl, "selection_score": reward * shaped.scale - self.settings.kl_coefficient * kl,
+        kl_scale = shaped.scale if trainer.reward_shaper.settings.reward_scaling == "running" else 1.0
+        score = reward * shaped.scale - self.settings.kl_coefficient * kl_scale * kl
+        row = {"reward": reward, "kl": kl, "selection_score": score,
                **shaped.metrics(), **rollout.metrics()}
         self.logger.log_metrics(self.iteration, {f"validation_{name}": value for name, value in row.items()})
         self._log_samples(rollout, shaped.rewards)

@@ -152,15 +152,17 @@ def test_out_of_memory_in_an_update_takes_smaller_microbatches_and_learns_the_sa
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A short run of the stage itself, rewarded by a rule: no reward model is loaded."""
-    folder = tmp_path_factory.mktemp("engine")
+    return train(tmp_path_factory.mktemp("engine"))
+
+
+def train(folder, rewards=(RewardSource("response_tokens"), RewardSource("repetition", weight=-2.0)), **settings):
     tiny_models.save_base(folder / "base")
     tiny_models.save_pairs(folder / "pairs")
     (folder / "out").mkdir()
     config = Ppo(
         lora=Lora(r=4, dropout=0.0), precision="fp32", iterations=3, rollout_prompts=8, minibatch_prompts=4,
         microbatch_prompts=2, epochs=1, max_response_tokens=8, learning_rate=1e-3, validation_prompts=8,
-        evaluate_every_iterations=2, rewards=(RewardSource("response_tokens"), RewardSource("repetition", weight=-2.0)),
-    )
+        evaluate_every_iterations=2, rewards=rewards, **settings)
     where = {"policy": folder / "base", "reward": folder / "none", "pairs": folder / "pairs"}
     return folder, config, ppo.run(config, folder / "out", **where)
 
@@ -191,6 +193,14 @@ def test_validation_has_a_selection_score_with_the_initial_coefficient_and_no_ob
     assert len(updates) == 3
     for row in updates:
         assert row["objective"] == pytest.approx(row["reward"] - row["beta"] * row["kl"], abs=1e-6)
+
+
+def test_a_running_scale_weighs_the_kl_of_the_selection_score_as_training_does(tmp_path):
+    folder, config, _ = train(tmp_path, rewards=(RewardSource("response_characters"),), reward_scaling="running")
+    *_, row = [row for row in read_rows(folder, "history") if "validation_reward" in row]
+    objective = row["validation_reward"] - config.kl_coefficient * row["validation_kl"]
+    assert row["validation_kl"] and abs(row["validation_reward_scale"] - 1) > 0.1
+    assert row["validation_selection_score"] == pytest.approx(objective * row["validation_reward_scale"], abs=1e-6)
 
 
 def test_a_run_leaves_its_checks_with_their_values(run):
