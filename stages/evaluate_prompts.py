@@ -1,5 +1,4 @@
-"""Evaluate on prompts: compare policies that were trained on your own prompts and reward with their base, on prompts
-that training held out.
+"""Evaluate on prompts: compare policies trained on your own prompts with their base, on prompts that were held out.
 
     python -m stages.evaluate_prompts --recipe own_prompts --base results/base --policy ppo=results/own/ppo-merged \\
         --file data/demo/prompts.jsonl --out results/own/evaluate
@@ -9,8 +8,8 @@ reward. The reward, the form of the prompts and which of them are held out come 
 Writes metrics.json (every number, and the short table), samples.parquet (each prompt with its answers) and
 per_question.parquet (the scores of each policy, best-of-n among them). The reward is the weighted sum of the functions
 that training optimised, without penalties and KL: it cannot say whether answers are better than these functions know.
-`gold` and `scorers` of the recipe's section evaluate are scores that training never saw. Every interval is at 95 %,
-from a bootstrap over prompts.
+`gold` and `scorers` of the recipe's section evaluate are scores that training never saw. Intervals are at 95 %, by a
+bootstrap over prompts.
 """
 
 from stages.command_line.start import main
