@@ -49,8 +49,9 @@ def describe_paragraphs(metrics: dict) -> dict[str, str]:
 
 def _describe_data(metrics: dict) -> str:
     seeds = len(metrics["seeds"])
-    return (f"All policies answered {metrics['questions']:,} held-out questions at temperature "
-            f"{metrics['temperature']:g}{f', in each of {seeds} seeds' if seeds > 1 else ''}. {TOLD_APART}")
+    of_seed, over_seeds = ("of a seed ", f" in {seeds} seeds") if seeds > 1 else ("", "")
+    return (f"All policies {of_seed}answered the same held-out questions, {metrics['questions']:,}{over_seeds}, at "
+            f"temperature {metrics['temperature']:g}. {TOLD_APART}")
 
 
 def _describe_against_sft(metrics: dict) -> str:
