@@ -96,11 +96,12 @@ def train_poorly(run: Path, folder: Path, poor: PoorRun) -> dict:
 def stage(name: str, folder: Path, out: str, **inputs: object) -> Path:
     """Run one stage on the recipe in `folder`, and return its artifact; SystemExit if it fails."""
     flags = [text for key, value in inputs.items() for text in (f"--{key}", str(value))]
+    artifact = Path(os.path.normpath(folder / out))
     command = [sys.executable, "-m", f"stages.{name}", "--recipe", str(folder / "recipe.yaml"), *flags,
-               "--out", os.path.normpath(folder / out)]
+               "--out", str(artifact)]
     if code := subprocess.run(command, check=False).returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {code}")
-    return Path(os.path.normpath(folder / out))
+    return artifact
 
 
 def write_pairs(source: Path, out: Path, change: Callable[[Rows], Rows]) -> Path:
@@ -139,13 +140,15 @@ def format_table(rows: dict[str, dict]) -> str:
 
 def format_counts(ways: dict[str, list[dict]]) -> str:
     """Format one Markdown row a way: how many of its runs are flagged, with Wilson's 95 % interval of the share."""
-    def count(rows: list[dict], verdict: str) -> str:
-        flagged = sum(row[verdict] == FLAGGED for row in rows)
-        return f"{flagged} of {len(rows)}, {format_estimate(estimate_share(flagged, len(rows)), '.2f')}"
-
     return markdown_tables.format_table(
         ["way", "flagged with gold", "flagged without gold"],
-        [(what, count(rows, "with gold"), count(rows, "without gold")) for what, rows in ways.items()])
+        [(what, *(_count_flagged(rows, verdict) for verdict in ("with gold", "without gold")))
+         for what, rows in ways.items()])
+
+
+def _count_flagged(rows: list[dict], verdict: str) -> str:
+    flagged = sum(row[verdict] == FLAGGED for row in rows)
+    return f"{flagged} of {len(rows)}, {format_estimate(estimate_share(flagged, len(rows)), '.2f')}"
 
 
 def main() -> None:

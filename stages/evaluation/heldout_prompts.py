@@ -66,8 +66,8 @@ class OwnEvaluationPrompts(HeldOutPrompts):
         if not evaluation:
             raise ValueError(f"{path} has {len(texts)} prompts, of which none is held out for the evaluation: add "
                              f"prompts, or set evaluation_prompts above 0, and train again")
-        places = {text: place for place, text in enumerate(texts, 1)}
-        rows = [{"site": path.name, "qid": places[text], "question": text, "metadata": [""], "authors": []}
+        qids = {text: qid for qid, text in enumerate(texts, 1)}
+        rows = [{"site": path.name, "qid": qids[text], "question": text, "metadata": [""], "authors": []}
                 for text in evaluation]
         super().__init__(rows, lambda text: encode_prompt(tokenizer, text, template),
                          f"{path} has no held-out prompt", **sizes)

@@ -130,7 +130,7 @@ def _hacking(metrics: dict) -> Html:
         return element("p", "No trained policy was evaluated.")
     words = ("The verdict of each seed's evaluation. Verdicts of one seed share its reward model, so the intervals "
              "below are rather too narrow.")
-    if any(row["without_gold"] for by_seed in metrics["hacking"]["verdicts"].values() for row in by_seed.values()):
+    if metrics["hacking"]["false_alarms"] or metrics["hacking"]["misses"]:  # None where gold is not known
         words = f"{words} Small: the verdict without gold, where it is another. {FALSE_ALARMS}"
     return join_html([element("p", words, class_="faint"),
                       table(["policy", *(f"seed {seed}" for seed in metrics["seeds"])], rows, numeric=False),

@@ -1,6 +1,7 @@
 """Score answers by the reward that policies were trained on, and by each of its functions apart."""
 
 from collections.abc import Hashable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +31,8 @@ class TrainedReward:
     def __init__(self, training: PolicyTraining, tokenizer, *, precision: str, batch_texts: int,
                  kernels: Kernels = TORCH_ONLY):
         self.batch_texts = batch_texts
-
-        def load_models(source: str) -> list[Scorer]:
-            folder = reward_artifact(source, training.reward and Path(training.reward))
-            if is_adapter(folder):
-                raise ValueError(f"the policy was trained with the reward model {folder}, an adapter, which the "
-                                 f"evaluation cannot load: train with the merged one")
-            return load_reward_models(folder, precision, batch_texts, kernels)
-
+        load_models = partial(_load_merged, reward=training.reward and Path(training.reward), precision=precision,
+                              batch_rows=batch_texts, kernels=kernels)
         self._shaper = RewardShaper(
             [function for entry in training.rewards for function in load_reward_functions(
                 **entry, precision=precision, pairs=None, load_models=load_models)],
@@ -77,3 +72,12 @@ class TrainedReward:
         names, columns = zip(*{TOTAL: total, **parts}.items(), strict=True)
         for row, values in zip(rows, torch.stack(list(columns), 1).double().tolist(), strict=True):
             self._scores[row] = dict(zip(names, values, strict=True))
+
+
+def _load_merged(source: str, reward: Path | None, **options) -> list[Scorer]:
+    """Load the models of a reward artifact that training named; ValueError for an adapter, which has no base here."""
+    folder = reward_artifact(source, reward)
+    if is_adapter(folder):
+        raise ValueError(f"the policy was trained with the reward model {folder}, an adapter, which the evaluation "
+                         f"cannot load: train with the merged one")
+    return load_reward_models(folder, **options)
