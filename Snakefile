@@ -13,9 +13,13 @@ from snakemake.utils import min_version
 from stages.recipe import algorithms, variants
 from stages.recipe import recipe as recipes
 from stages.runs import console, default_recipe, dump_paths, run_folder, seeds, signals, staleness
-from stages.runs.config import own_prompts, plan_target
+from stages.runs.config import own_prompts, plan_target, stage_needs
 
 min_version("9.0")
+
+# Recipes, dumps and results are looked up in the working directory, and stages are started in it.
+if not os.path.isdir("stages"):
+    sys.exit(f"snakemake: error: there are no recipes here: run it from {workflow.basedir}, or with --directory {workflow.basedir}")
 
 # The terminal shows the lines of the stages; a dry run and --verbose show Snakemake's.
 IS_QUIET = workflow.is_main_process and not (workflow.output_settings.dryrun or workflow.output_settings.verbose)
@@ -78,12 +82,15 @@ NEEDS_JUDGE = {"always": True, "auto": RECIPE.evaluate.gold is None, "none": Fal
 JUDGE = [f"{RUN}/judge/manifest.json"] if NEEDS_JUDGE else []
 JUDGE_MERGED = [f"{RUN}/judge-merged/manifest.json"] if NEEDS_JUDGE else []
 
+# Trainings that PPO's policy is compared with in its evaluation, if the recipe wants one.
+CONTROLS = [variants.LENGTH_CONTROL] if RECIPE.evaluate.length_control else []
+
 # A signal to the whole process group must not end the shell before its stage has saved a checkpoint. A stage that is
 # ended from outside (134: C++ had no memory; 137: the system had none) can say nothing itself.
 shell.prefix(
-    "set -euo pipefail; trap : INT TERM; "
+    "set -euo pipefail; trap : INT TERM HUP; "
     "trap 'case $? in 134|137) echo \"error: the stage was killed (exit code $?), as happens when memory runs out: take "
-    "smaller batches or a machine with more; the same command continues from the last checkpoint\" >&2;; esac' EXIT; "
+    "smaller batches or a machine with more; the same command continues\" >&2;; esac' EXIT; "
 )
 
 # Stages run with the Python that runs Snakemake.
@@ -113,14 +120,23 @@ else:
     include: "workflow/rules/targets.smk"
 
 
+include: "workflow/rules/gguf.smk"
+
+
 workflow.default_target = algorithms.FIRST  # default_target in an included file is ignored
 
 
 if not PLANS:
 
     onstart:
-        forced = [job for job in workflow.dag.jobs if workflow.dag.reason(job).forced]
+        # By the command line: Snakemake also counts what its marks of unfinished jobs name as forced.
+        settings = workflow.dag_settings
+        named = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
+        named |= {os.path.relpath(name) for name in named}  # of a file, as Snakemake knows it
+        forced = [job for job in workflow.dag.needrun_jobs() if settings.forceall or named & {job.rule.name, *job.output}]
+        folders = [Path(str(file)).parent for job in workflow.dag.needrun_jobs() for file in job.output]
         try:
+            stage_needs.check_stage_needs(RECIPE, folders)
             run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output], SEEDS.list_runs())
         except run_folder.SettingsError as error:
             sys.exit(f"snakemake: error: {error}")
@@ -129,7 +145,7 @@ if not PLANS:
         layers = workflow.dag.toposorted(set(workflow.dag.needrun_jobs()))
         ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno", "output"))]
         console.announce_run(RECIPE, ROOT, [str(file) for job in ordered for file in job.output], workflow.local_exec)
-        signals.forward_sigterm()
+        signals.forward_to_stages()
 
     onsuccess:
         print(run_folder.format_summary(RECIPE), file=sys.stderr)

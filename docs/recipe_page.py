@@ -25,8 +25,7 @@ INTRO = """# Recipe
 Every setting of every stage. The defaults are StackLLaMA's published values where there is one. A recipe file in
 `configs/` lists differences only, `--config 'sft={learning_rate: 2e-5}'` overrides single values, and each stage has
 its settings as flags (`--learning-rate`, `--lora.r`). `--config seed=1`, `--config cpu_kernels=off`,
-`--config cuda_graphs=true`, `--config save_every_minutes=10` and `--config 'log_to=[jsonl]'` set these in every section
-that has them.
+`--config save_every_minutes=10` and `--config 'log_to=[jsonl]'` set these in every section that has them.
 
 | source | is |
 | --- | --- |
@@ -42,7 +41,7 @@ A source inside a meaning belongs to the words before it. The unit is empty if t
 Every number has a range, which no value of a recipe or of a command line may leave; of a list, each number has it. A
 large upper end of a limit means "all" or "never".
 """
-COLUMNS = ("setting", "type", "default", "range", "unit", "meaning", "source")
+COLUMNS = ("setting", "meaning", "default", "type", "range", "unit", "source")
 UNITS = ("bytes", "characters", "epochs", "evaluations", "inches", "iterations", "nats", "pairs", "prompts",
          "questions", "responses", "samples", "sequences", "share", "steps", "tokens")
 SOURCE = re.compile(r"\s*\[([^\]]+)\]")
@@ -83,8 +82,8 @@ def render_table(rows) -> str:
     lines = [COLUMNS, ("---",) * len(COLUMNS)]
     for name, default, metadata, hint in rows:
         meaning, source = split_source(metadata["doc"])
-        lines.append((f"`{name}`", type_name(hint), f"`{default_text(default)}`", str(metadata["within"] or ""),
-                      unit_of(name), meaning, source))
+        lines.append((f"`{name}`", meaning, f"`{default_text(default)}`", type_name(hint),
+                      str(metadata["within"] or ""), unit_of(name), source))
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
@@ -97,7 +96,7 @@ def split_source(doc: str) -> tuple[str, str]:
 
 def escape(text: str) -> str:
     """Keep Markdown from reading signs in a meaning as markup; code spans stay as they are."""
-    return re.sub(r"(`[^`]*`)|([*<])", lambda match: match[1] or f"\\{match[2]}", text)
+    return re.sub(r"(`[^`]*`)|([*<])", lambda match: match[1] or ("&lt;" if match[2] == "<" else r"\*"), text)
 
 
 def unit_of(name: str) -> str:

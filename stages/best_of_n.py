@@ -21,11 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from stages.evaluation.reward_model_check import check_reward_models
-from stages.generation.cuda_graphs import decode_with_graphs
 from stages.generation.prompts import Prompts, draw_prompts
 from stages.modeling import families, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.best_of_n import BestOfN
 from stages.recipe.selection import select_settings
@@ -57,15 +55,13 @@ def run(config: BestOfN, out: Path, *, policy: Path, reward: Path, pairs: Path, 
     tokenizer = load_tokenizer(policy)
     prompts = _select_prompts(config, pairs, tokenizer)
     longest_tokens = config.max_prompt_tokens + config.max_response_tokens
-    kernels = Kernels(**select_settings(Kernels, config))
     sampler = build_sampler(
         CandidateSettings(**select_settings(CandidateSettings, config)),
         ShapingSettings(**select_settings(ShapingSettings, config)), map(asdict, config.rewards), tokenizer,
         policy=policy, reward=reward, pairs=pairs, longest_tokens=longest_tokens,
-        min_correlation=config.min_reward_correlation, kernels=kernels, say=_say)
+        min_correlation=config.min_reward_correlation, cpu_kernels=config.cpu_kernels, say=_say)
     sampler.check_space(out, 2 * len(prompts.ids))  # of parts, and of the table
-    model = load_causal(policy, config.precision, kernels)
-    decode_with_graphs(model, config.cuda_graphs)
+    model = load_causal(policy, config.precision, config.cpu_kernels)
     families.check_length(model.config, longest_tokens)
     collected = _Collected()
     parts = sampler.sample(model, prompts.ids, out / PARTS, "best_of_n")

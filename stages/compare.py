@@ -1,10 +1,12 @@
-"""Compare: write one self-contained page that shows runs side by side.
+"""Compare: write one self-contained page that shows runs side by side, or print their curves.
 
     python -m stages.compare results/demo results/demo-seed-1 --out compare.html
+    python -m stages.compare results/demo results/demo-seed-1 --csv > curves.csv
 
 Shows the settings that differ, the headline table and all numbers with their intervals, learning curves overlaid, and
 which artifacts are equal by their digests. Runs may be unfinished. Reads manifests, metrics and histories; loads no
-model. `python -m stages.inspect --diff A B` prints the same of two runs. Not a stage: it makes no artifact.
+model. --csv prints every number that a training logged: run, stage, step, metric, value. `python -m stages.inspect
+--diff A B` prints what differs between two runs. Not a stage: it makes no artifact.
 """
 
 import argparse
@@ -13,10 +15,12 @@ import sys
 from pathlib import Path
 
 from stages.command_line.option_parser import OptionParser
+from stages.command_line.tool import print_text
 from stages.recipe.recipe import Recipe, list_defaults
 from stages.recipe.sections.evaluate import Report
 from stages.render.terminal import escape_controls
 from stages.reporting.comparison import ComparedRun, Numbers, render_comparison
+from stages.reporting.curves import COLUMNS, format_csv, list_points
 from stages.runs.run_facts import Run, common_settings, compare_headlines, is_evaluation, list_headlines, read_run
 from stages.runtime.files import write_text
 from stages.runtime.series import read_history
@@ -68,7 +72,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OptionParser(prog="python -m stages.compare", description=__doc__,
                           formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, such as results/demo")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.html", help="the page to write")
+    result = parser.add_mutually_exclusive_group(required=True)
+    result.add_argument("--out", type=Path, metavar="FILE.html", help="the page to write")
+    result.add_argument("--csv", action="store_true", help="print all curves as CSV, and write no page")
     return parser
 
 
@@ -76,9 +82,14 @@ def main(words: list[str] | None = None) -> int:
     """Write the page; return 1, with one line on stderr, for a user's mistake."""
     arguments = build_parser().parse_args(words)
     try:
-        if arguments.out.suffix != ".html":
+        if arguments.out and arguments.out.suffix != ".html":
             raise ValueError(f"--out {arguments.out}: give a name that ends in .html")
-        page = render_comparison(*read_runs(arguments.runs), list_meanings(), Report().figure_width_inches)
+        runs, numbers = read_runs(arguments.runs)
+        if arguments.csv:
+            points = ((run.label, *point) for run in runs for point in list_points(run.histories))
+            print_text(format_csv(("run", *COLUMNS), points).rstrip("\n"))
+            return 0
+        page = render_comparison(runs, numbers, list_meanings(), Report().figure_width_inches)
         write_text(arguments.out, page)
     except (ValueError, OSError) as error:
         print(f"compare: error: {escape_controls(str(error))}", file=sys.stderr)

@@ -38,12 +38,10 @@ def serve(args: argparse.Namespace) -> None:
     from stages.chat.load import load_controller
     from stages.chat.model_background import read_model_background
     from stages.chat.page import build_page, serve_page
-    from stages.modeling.replaced_layers.kernels import Kernels
 
     settings = evaluate_settings(args.run)
     votes = args.votes or args.run / "votes"
-    controller = load_controller(args.run, args.model, votes, args.precision,
-                                 Kernels(settings.cpu_kernels, settings.liger_kernels))
+    controller = load_controller(args.run, args.model, votes, args.precision, settings.cpu_kernels)
     defaults = {"temperature": settings.temperature, "most_tokens": settings.max_response_tokens}
     page = build_page(controller, f"Talking to {args.run}", read_model_background(args.run), defaults)
     serve_page(page, args.host, args.port)

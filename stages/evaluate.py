@@ -4,13 +4,14 @@
         --base results/demo/base --sft results/demo/sft-merged --policy ppo=results/demo/ppo-merged \\
         --reward results/demo/reward-merged --out results/demo/evaluate
 
-Give --policy NAME=FOLDER once for each policy, and none for SFT and its best-of-n alone; --judge FOLDER is another
-merged reward model that scores all answers and is used to choose nothing. Writes metrics.json (every number, and the
-short table), samples.parquet (each question with its answers), per_question.parquet (the scores of each policy,
+Give --policy NAME=FOLDER once for each policy, and none for SFT and its best-of-n alone. A policy ppo-length is the
+control of ppo, a PPO that is paid for length alone: then ppo's gain at equal length is measured, too. --judge FOLDER is
+another merged reward model that scores all answers and is used to choose nothing. Writes metrics.json (every number,
+and the short table), samples.parquet (each question with its answers), per_question.parquet (the scores of each policy,
 best-of-n among them) and per_pair.parquet. Rewards are the reward model's own: an answer that did not end pays no
 penalty here. Models run in the recipe's precision, one at a time. Samples, log-probabilities and rewards of earlier
-evaluations of the run are used again (cached_results), so that an added policy costs its own work. Every interval is
-at 95 %, from a bootstrap over questions.
+evaluations of the run are used again (cached_results), so that an added policy costs its own work. Every interval is at
+95 %, from a bootstrap over questions.
 """
 
 from stages.command_line.start import main
@@ -28,6 +29,7 @@ from stages.evaluation import at_best, gold_score, policy_answers, summary
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.cached_results.tensors import CachedResults
 from stages.evaluation.heldout_prompts import EvaluationPrompts
+from stages.evaluation.length_control.words import list_length_numbers, list_length_rows
 from stages.evaluation.output_tables import check_output_space, write_pairs, write_question_scores, write_samples
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
@@ -41,11 +43,9 @@ from stages.evaluation.reward_hacking import detect_reward_hacking
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.generation.text_metrics import has_code
 from stages.modeling import families, torch_setup
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_shared_tokenizer, same_tokenizer
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.rewards import RewardSource
-from stages.recipe.selection import select_settings
 from stages.reward_modeling.no_model import read_no_model
 from stages.rewards.sources import RewardFunction, load_reward_functions
 from stages.runtime.artifact import RunContext
@@ -74,12 +74,13 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
     tokenizer, longest = load_shared_tokenizer(*models), families.max_positions(*models)
     held_out, prompts = _draw_questions(config, pairs, tokenizer, longest)
     check_output_space(out, prompts, len(policy), config.max_response_tokens, len(held_out.rows))
-    kernels = Kernels(**select_settings(Kernels, config))
-    cache = (CachedResults.of_run(context.folder.parent, kernels) if context and config.cache else CachedResults())
-    sampler = _make_sampler(config, tokenizer, prompts, kernels, cache)
+    cache = CachedResults()
+    if context and config.cache:
+        cache = CachedResults.of_run(context.folder.parent, config.cpu_kernels)
+    sampler = _make_sampler(config, tokenizer, prompts, cache)
     answer_scorer = policy_answers.AnswerScorer(
-        precision=config.precision, batch_texts=config.batch_texts, kernels=kernels, apart=list(policy)[1:],
-        cache=cache)
+        precision=config.precision, batch_texts=config.batch_texts, cpu_kernels=config.cpu_kernels,
+        apart=list(policy)[1:], cache=cache)
     folders = policy | _base_if_comparable(base, tokenizer) | {"sft": sft}
     answers, swept, logprobs = sampler.sample_policies(folders, held_out)
     selection = at_best.measure_policies(swept, prompts, partial(answer_scorer.score, reward), gold_scorer, "sft")
@@ -103,10 +104,10 @@ def run(config: Evaluate, out: Path, *, posts: Path, pairs: Path, base: Path, sf
         "temperature_selection": {"prompts": len(prompts.selection_prompts), "curves": selection},
         **comparison.compare(config.best_of, estimate), **_prompt_metrics(prompts, rewards, estimate_mean)}
     metrics["hacking"] = {name: detect_reward_hacking(metrics, name) for name in policy}
-    metrics["table"] = summary.short_table(metrics)
+    metrics["table"] = summary.short_table(metrics) + list_length_rows(metrics)
     _write(config, out, metrics, prompts, comparison, held_out, pair_scores)
     cache.finish()
-    return summary.headline_metrics(metrics)
+    return summary.headline_metrics(metrics) | list_length_numbers(metrics)
 
 
 def _write(config: Evaluate, out: Path, metrics: dict, prompts: EvaluationPrompts, comparison: PolicyComparison,
@@ -149,12 +150,12 @@ def _draw_questions(config: Evaluate, pairs: Path, tokenizer, longest: int) -> t
         seed=config.seed)
 
 
-def _make_sampler(config: Evaluate, tokenizer, prompts: EvaluationPrompts, kernels: Kernels, cache: CachedResults
+def _make_sampler(config: Evaluate, tokenizer, prompts: EvaluationPrompts, cache: CachedResults
                   ) -> AnswerSampler:
     return AnswerSampler(
         tokenizer, prompts, batch_prompts=config.batch_prompts, max_new_tokens=config.max_response_tokens,
         temperature=config.temperature, temperatures=config.temperatures, best_of=max(config.best_of, default=0),
-        seed=config.seed, kernels=kernels, cuda_graphs=config.cuda_graphs, precision=config.precision, cache=cache)
+        seed=config.seed, cpu_kernels=config.cpu_kernels, precision=config.precision, cache=cache)
 
 
 def _load_scorers(config: Evaluate, pairs: Path) -> tuple[Callable | None, list[RewardFunction]]:

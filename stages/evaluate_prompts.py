@@ -35,11 +35,9 @@ from stages.evaluation.policy_comparison import PolicyComparison
 from stages.evaluation.reward_hacking import detect_reward_hacking
 from stages.evaluation.statistics import bootstrap_statistic
 from stages.modeling import families, torch_setup
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.rewards import RewardSource
-from stages.recipe.selection import select_settings
 from stages.rewards.sources import RewardFunction, load_reward_functions
 from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
@@ -56,19 +54,20 @@ def run(config: Evaluate, out: Path, *, base: Path, policy: dict[str, Path], fil
     summary.check_policy_names(policy)
     training = read_training(policy, base, file)
     torch_setup.prepare()
-    kernels = Kernels(**select_settings(Kernels, config))
     tokenizer = load_shared_tokenizer(base, *policy.values())
     scorers = _load_scorers(config, training)
     gold_scorer = gold_score.load_gold_scorer(config.gold) if config.gold else None
     drawn = _draw_prompts(config, file, tokenizer, training, families.max_positions(base, *policy.values()))
     check_output_space(out, drawn, len(policy), config.max_response_tokens, pairs=0)
     reward = TrainedReward(training, tokenizer, precision=config.precision, batch_texts=config.batch_texts,
-                           kernels=kernels)
-    cache = CachedResults.of_run(context.folder.parent, kernels) if context and config.cache else CachedResults()
+                           cpu_kernels=config.cpu_kernels)
+    cache = CachedResults()
+    if context and config.cache:
+        cache = CachedResults.of_run(context.folder.parent, config.cpu_kernels)
     sampler = AnswerSampler(
         tokenizer, drawn, batch_prompts=config.batch_prompts, max_new_tokens=config.max_response_tokens,
         temperature=config.temperature, temperatures=config.temperatures, best_of=max(config.best_of, default=0),
-        seed=config.seed, kernels=kernels, cuda_graphs=config.cuda_graphs, precision=config.precision, cache=cache,
+        seed=config.seed, cpu_kernels=config.cpu_kernels, precision=config.precision, cache=cache,
         start=BASE, stop_ids=training.stop_ids)
     answers, swept, _ = sampler.sample_policies(policy | {BASE: base})
     selection = at_best.measure_policies(swept, drawn, reward.score, gold_scorer, BASE)

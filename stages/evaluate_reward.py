@@ -36,10 +36,8 @@ from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.modeling import families, torch_setup
 from stages.modeling.load import load_causal
 from stages.modeling.packed.token_logprobs import response_logprobs
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.recipe.sections.evaluate import Evaluate, Report
-from stages.recipe.selection import select_settings
 from stages.reporting.figures import FigureFolder
 from stages.reward_checks.diagnosis import diagnose
 from stages.reward_checks.gold_curve import best_of_n_curve, gold_above_other_answers
@@ -66,7 +64,7 @@ def run(config: Evaluate, out: Path, *, reward: list[str], pairs: Path, sft: Pat
     """
     torch_setup.prepare()
     _check_inputs(reward, sft, policy)
-    judged = load_reward(reward[0], template, Kernels(**select_settings(Kernels, config)))
+    judged = load_reward(reward[0], template, config.cpu_kernels)
     models = [folder for folder in (sft, base, policy) if folder]
     tokenizer = load_shared_tokenizer(*models) if models else judged.tokenizer
     longest = min([judged.max_tokens, *([families.max_positions(*models)] if models else [])])
@@ -161,7 +159,7 @@ def _measure_samples(config: Evaluate, judged: RewardUnderTest, prompts: Evaluat
 
 
 def _load(folder: Path, config: Evaluate):
-    return load_causal(folder, kernels=Kernels(**select_settings(Kernels, config)))
+    return load_causal(folder, cpu_kernels=config.cpu_kernels)
 
 
 def _logprobs(model, prompts: EvaluationPrompts, answers: Answers, temperature: float) -> list:

@@ -18,13 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stages.evaluation.reward_model_check import check_reward_models
-from stages.generation.cuda_graphs import decode_with_graphs
 from stages.generation.prompts import Prompts, draw_prompts, split_prompts
 from stages.modeling import torch_setup
 from stages.modeling.adapters import active_adapter
 from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.pretrained import save_adapter, save_model
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.recipe.sections.expert_iteration import ExpertIteration
@@ -64,7 +62,6 @@ def run(config: ExpertIteration, out: Path, *, policy: Path, reward: Path, pairs
         TrainableSettings(**select_settings(TrainableSettings, config)), policy, tokenizer,
         max_length_tokens=max(config.sequence_length_tokens, config.max_prompt_tokens + config.max_response_tokens),
         stage="expert_iteration")
-    decode_with_graphs(model, config.cuda_graphs)
     sampler = _build_sampler(config, tokenizer, policy, reward, pairs)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     check_training_space(out, trained, optimizer="adamw", saves=2, keep_checkpoints=1, keeps_best=True, checkpoints=out)
@@ -107,14 +104,14 @@ def _build_sampler(config: ExpertIteration, tokenizer, policy: Path, reward: Pat
         policy=policy, reward=reward, pairs=pairs,
         longest_tokens=config.max_prompt_tokens + config.max_response_tokens,
         min_correlation=config.min_reward_correlation,
-        kernels=Kernels(**select_settings(Kernels, config)), say=_say)
+        cpu_kernels=config.cpu_kernels, say=_say)
 
 
 @contextmanager
 def _open_reference(config: ExpertIteration, policy: Path, model) -> Iterator:
     """Yield the SFT model: the policy without its adapter or, where all weights are trained, loaded for the block."""
     if config.tune == "full":
-        yield load_causal(policy, config.precision, Kernels(**select_settings(Kernels, config)))
+        yield load_causal(policy, config.precision, config.cpu_kernels)
         return
     with active_adapter(model, None):
         yield model

@@ -19,6 +19,7 @@ from stages.runtime.disk_space import check_free_space, used_bytes
 from stages.runtime.files import is_on_device, link_or_copy, write_json, write_text
 from stages.stackexchange.dataset_card import render_pairs_card
 from stages.stackexchange.pairs.counts import sum_metrics
+from stages.stackexchange.pairs.split_sizes import print_split_sizes
 from stages.stackexchange.pairs.table import SPLITS
 
 
@@ -44,6 +45,7 @@ def run(config: Pairs, out: Path, *, shares: list[str]) -> dict:
         raise ValueError(f"no pair in {len(shares)} shares; dropped: {metrics['dropped_questions']}")
     write_text(out / "README.md", render_pairs_card(vars(config), metrics))
     write_json(out / "metrics.json", metrics)
+    print_split_sizes(vars(config), metrics)
     return metrics
 
 

@@ -17,12 +17,12 @@ An artifact is stale if an input is not the one its manifest names, or its setti
 import argparse
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from stages.command_line.option_parser import OptionParser
+from stages.command_line.tool import close_output, print_text
 from stages.inspection.artifact_diff import diff_artifacts
 from stages.inspection.artifact_facts import describe_artifact
 from stages.inspection.row_pages import format_pairs, format_questions
@@ -186,10 +186,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"inspect: error: {escape_controls(str(error))}", file=sys.stderr)
         return 1
     text = format_json(facts) if arguments.json else "\n".join(map(escape_controls, lines))
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        _close_output()
+    print_text(text)
     return int(bool(arguments.verify) and any(facts.values()))
 
 
@@ -199,13 +196,8 @@ def _watch(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        _close_output()
+        close_output()
         return 0
-
-
-def _close_output() -> None:
-    """Drop what is still to be printed: the reader has closed the pipe, as `| head` does."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _answer(arguments: argparse.Namespace) -> tuple[list[str], Any]:

@@ -26,7 +26,6 @@ from stages.modeling.compatible_files import save_chat_template
 from stages.modeling.families import max_positions
 from stages.modeling.merging.merge import check_order, merge
 from stages.modeling.q_heads.files import has_q_heads
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Merge
 from stages.reporting.model_card import MergedModel, render_model_card
@@ -65,7 +64,7 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
     if is_adapter(adapters[0]):
         check_base(adapters[0], base)
     examples = _load_examples(base, adapters[-1], pairs) if pairs else _load_prompts(base, adapters[-1], prompts)
-    target = select_target(adapters[-1], examples, Kernels(config.cpu_kernels), config.check_precision)
+    target = select_target(adapters[-1], examples, config.cpu_kernels, config.check_precision)
     report, *_ = (
         merge(
             base,

@@ -31,6 +31,7 @@ from stages.stackexchange.dataset_card import render_pairs_card
 from stages.stackexchange.markdown.convert import Limits
 from stages.stackexchange.pairs.build import LengthLimits, PairRules, build_pairs
 from stages.stackexchange.pairs.counts import PairCounts
+from stages.stackexchange.pairs.split_sizes import print_split_sizes
 from stages.stackexchange.pairs.table import SPLITS, PairsWriter
 from stages.stackexchange.questions.table import list_parts
 
@@ -60,7 +61,10 @@ def run(config: Pairs, out: Path, *, posts: Path, processes: int = 1, share: str
         write_text(out / "README.md", render_pairs_card(vars(config), metrics))
         write_json(metrics_path, metrics)
     shutil.rmtree(scratch, ignore_errors=True)
-    return json.loads(metrics_path.read_text(encoding="utf-8"))
+    metrics = json.loads(metrics_path.read_text(encoding="utf-8"))
+    if share == "1/1":
+        print_split_sizes(vars(config), metrics)
+    return metrics
 
 
 def _select_share(parts: list[Path], share: str) -> list[Path]:

@@ -27,12 +27,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--recipe", required=True, help="recipe file, or its name in configs/")
     parser.add_argument("--algorithm", default=FIRST, choices=(*ALGORITHMS, ALL), help="what aligns the policy")
     parser.add_argument("--device", metavar="NAME", help="the card, such as H100 or 4090; a wrong name lists all")
-    parser.add_argument("--device-memory-gib", type=float, metavar="GIB", help="memory of a card (default: this one's)")
+    parser.add_argument("--device-memory-gib", type=float, metavar="GIB",
+                        help="memory of a card (default: this machine's card or, without one, its processor)")
     parser.add_argument("--device-tflops", type=float, metavar="N", help="its bf16 rate without sparsity, TFLOP/s")
     parser.add_argument("--devices", type=int, metavar="N", help="number of cards (default: those here, or 1)")
-    parser.add_argument("--model-flops-share", type=float, default=0.4, metavar="SHARE",
-                        help="share of the published rates that is reached (default: 0.4)")
-    parser.add_argument("--pairs", type=Path, metavar="FOLDER", help="a finished pairs artifact, to count its texts")
+    parser.add_argument("--model-flops-share", type=float, metavar="SHARE",
+                        help="share of the rates that is reached (default: 0.4; of a processor: measured)")
+    parser.add_argument("--pairs", type=Path, metavar="FOLDER",
+                        help="a finished pairs artifact, to count its texts (default: of results/NAME)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write plan.json and plan.html there")
     return parser
 
@@ -48,6 +50,7 @@ from typing import Any, NamedTuple
 
 from stages.planning import cards, data_size, other_costs, pages, shapes, training_costs
 from stages.planning.data_size import DataSize
+from stages.planning.processor import measure_share
 from stages.planning.smallest_change import find_smallest_change
 from stages.planning.stage_plan import Hardware, StagePlan
 from stages.planning.step_meter import StepMeter
@@ -57,6 +60,7 @@ from stages.render.terminal import escape_controls
 from stages.runs.dump_paths import list_dump_files
 from stages.runtime.artifact import artifact_folder
 from stages.runtime.files import write_json, write_text
+from stages.runtime.finished import MANIFEST
 
 
 class PlannedStage(NamedTuple):
@@ -96,13 +100,13 @@ def _list_stages(recipe: Recipe, meter: StepMeter, hardware: Hardware, size: Dat
         judge = {"always": True, "auto": recipe.evaluate.gold is None, "none": False}[recipe.evaluate.train_judge]
         for name in ("reward", "judge") if judge else ("reward",):
             yield from _with_merge(PlannedStage(name, recipe.reward, partial(
-                training_costs.plan_pairwise, name, meter, hardware=hardware, pairs=size.reward_pairs)), recipe, meter)
+                training_costs.plan_pairwise, name, meter, hardware=hardware, size=size)), recipe, meter)
     for name in algorithms:
         stage = PlannedStage(name, getattr(recipe, name), _plan_algorithm(name, recipe, meter, hardware, size))
         yield from _with_merge(stage, recipe, meter) if ALGORITHMS[name].trains_model else [stage]
     if recipe.prompts is None:
         yield PlannedStage("evaluate", recipe.evaluate, partial(
-            other_costs.plan_evaluate, meter.config, hardware=hardware, policies=len(algorithms)))
+            other_costs.plan_evaluate, meter.config, hardware=hardware, size=size, policies=len(algorithms)))
 
 
 def _with_merge(stage: PlannedStage, recipe: Recipe, meter: StepMeter) -> Iterator[PlannedStage]:
@@ -117,20 +121,22 @@ def _plan_algorithm(name: str, recipe: Recipe, meter: StepMeter, hardware: Hardw
     """Return the function from the section of an algorithm to its plan."""
     members = recipe.reward.members
     plans = {
-        "dpo": partial(training_costs.plan_pairwise, name, meter, hardware=hardware, pairs=size.reward_pairs),
+        "dpo": partial(training_costs.plan_pairwise, name, meter, hardware=hardware, size=size),
         "ilql": partial(training_costs.plan_ilql, meter, hardware=hardware, pairs=size.reward_pairs),
         "best_of_n": partial(other_costs.plan_best_of_n, meter.config, hardware=hardware,
                              questions=size.rl_questions, members=members),
         "expert_iteration": partial(other_costs.plan_expert_iteration, meter, hardware=hardware,
                                     questions=size.rl_questions, members=members),
     }
-    policy_gradient = partial(training_costs.plan_policy_gradient, name, meter, hardware=hardware, reward=recipe.reward)
+    policy_gradient = partial(training_costs.plan_policy_gradient, name, meter, hardware=hardware, reward=recipe.reward,
+                              size=size)
     return plans.get(name, policy_gradient)
 
 
 def _data_size(recipe: Recipe, pairs: Path | None) -> DataSize:
-    if pairs:
-        return data_size.measure_pairs(artifact_folder(pairs))
+    own = Path("results") / recipe.name / "pairs"  # of an earlier run of this recipe
+    if pairs or (own / MANIFEST).is_file():
+        return data_size.measure_pairs(artifact_folder(pairs or own), recipe.sft.max_answer_tokens)
     shares = recipe.pairs
     total = shares.finetune_share + shares.reward_share + shares.rl_share + shares.evaluation_share
     return data_size.measure_dump(list_dump_files(recipe.dump), shares.finetune_share / total)
@@ -143,6 +149,9 @@ def print_plan(arguments: argparse.Namespace, algorithms: tuple[str, ...]) -> No
     recipe = load_recipe(arguments.recipe)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, about settings that a dry run does not reach
+        if hardware.share is None:
+            config = shapes.find_config(recipe.base.model, recipe.base.revision, recipe.base.scratch)
+            hardware = hardware._replace(share=measure_share(config, recipe.sft, hardware))
         plans = plan_recipe(recipe, hardware, _data_size(recipe, arguments.pairs), algorithms)
     title = f"plan of {recipe.name}, base {recipe.base.model}"
     if arguments.out:

@@ -12,23 +12,37 @@ from stages.command_line.start import main
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from stages.recipe.sections.ppo import Ppo
 from stages.rl.advantages import gae_advantages
 from stages.rl.train import Algorithm, Sources, train_policy
-from stages.runtime.artifact import RunContext
+from stages.runtime.artifact import RunContext, read_manifest
+
+MIN_KL_NATS = 0.1  # of a policy that moved at all
 
 
 def run(config: Ppo, out: Path, *, policy: Path, reward: Path | None = None, pairs: Path | None = None,
-        prompts: Path | None = None, context: RunContext | None = None) -> dict[str, float | str]:
+        prompts: Path | None = None, match: Path | None = None, context: RunContext | None = None
+        ) -> dict[str, float | str]:
     """Train the policy and its critic and fill `out`; return the metrics of the manifest. See `train_policy`.
 
     reward: the merged reward model, or its adapter, which then shares the policy's base; None: the rewards name none.
-    pairs: their rl split has the questions. prompts: a file or folder of your own, in place of pairs.
+    pairs: their rl split has the questions. prompts: a file or folder of your own, in place of pairs. match: a finished
+    training; its policy's KL on held-out prompts takes the place of max_kl_nats.
     """
+    config = config if match is None else replace(config, max_kl_nats=read_kl_limit(match))
     return train_policy(config, out, make_algorithm(config), Sources(policy, reward, pairs, prompts), context)
+
+
+def read_kl_limit(trained: Path) -> float:
+    """Return the KL of a trained policy on held-out prompts, nats per response, and at least MIN_KL_NATS."""
+    kl_nats = read_manifest(trained)["metrics"].get("validation_kl")
+    if kl_nats is None:
+        raise ValueError(f"--match {trained} has no validation_kl in its manifest: give a finished training of PPO")
+    return max(kl_nats, MIN_KL_NATS)
 
 
 def make_algorithm(config: Ppo) -> Algorithm:

@@ -7,8 +7,9 @@
 
 Give --policy NAME=FOLDER once for each policy, if any, with the folder of its training. Of policies that were trained
 on your own prompts, there are no posts, pairs, SFT and reward model: leave these out. Writes report.html (no network,
-one small script for its tables), metrics.json as evaluate wrote it, figures/*.png, and cards/NAME/README.md: the model
-card of each merged model that was evaluated, with the evaluation's numbers.
+one small script for its tables), metrics.json as evaluate wrote it, figures/*.png and *.svg, curves.csv (every number
+that a training logged), and cards/NAME/README.md: the model card of each merged model that was evaluated, with the
+evaluation's numbers.
 """
 
 from stages.command_line.start import main
@@ -25,17 +26,19 @@ from stages.evaluation import summary
 from stages.evaluation.own_prompts.wording import SFT, find_wording, start_model
 from stages.recipe import recipe
 from stages.recipe.sections.evaluate import Report
-from stages.render.html import Html, element, join_html, table
+from stages.render.html import Html, element, fold, join_html, table
 from stages.reporting import at_best_section, data_funnel, pipeline_graph, policy_section, recipe_diff, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards
 from stages.reporting.card_metadata import CARD, render_evaluated_card
-from stages.reporting.curves import build_curves
-from stages.reporting.figures import FigureFolder, Histogram
-from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, page_title
+from stages.reporting.curves import COLUMNS, build_curves, format_csv, list_points, split_constant
+from stages.reporting.figures import Curves, FigureFolder, Histogram
+from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, describe_origin, page_title
 from stages.reporting.healthy_bands import mark_short_row, measure_evaluation, measure_training, render_outside
 from stages.reporting.page import render_page
+from stages.reporting.top.first_look import render_first_look, select_first_curves
 from stages.reward_modeling.no_model import read_no_model
 from stages.runs.lineage import section_name
+from stages.runs.origin import find_origin
 from stages.runtime.artifact import artifact_folder, digest, read_manifest
 from stages.runtime.disk_space import check_free_space, used_bytes
 from stages.runtime.files import write_json, write_text
@@ -51,6 +54,8 @@ OWN_HACKING_WORDS = (
     "a change, as one for short answers does: monitors alone flag nothing here, and say where to look. A policy is "
     "flagged when the reward rose and gold, if it is known, did not. The policy's KL is compared with that of the "
     "best-of-n of the same reward.")
+FOLDED = ("All at one temperature", "Reward model", "Learning curves", "Data", "Pipeline", "Recipe", "Provenance")
+OPENED = 5  # questions whose answers are shown without a click
 HEADINGS = {"base": "Base", "sft": "SFT", "reward": "Reward model", "judge": "Judge"}
 
 
@@ -78,19 +83,28 @@ def run(config: Report, out: Path, *, posts: Path | None = None, pairs: Path | N
     figures = FigureFolder(out / "figures", config.figure_width_inches)
     examples = _space_evenly(samples, config.side_by_side)
     graph = figures.draw({"pipeline": pipeline_graph.build_graph(manifests, digests)})
-    html = render_page(page_title(manifests), build_verdicts(metrics, manifests, list(policy)), _short_table(metrics), {
-        "Outside the healthy band": _outside_bands(manifests, metrics, histories),
-        "Pipeline": pipeline_graph.render_pipeline(graph, manifests),
-        **({"Data": _data(figures, manifests)} if posts else {"Prompts": sections.render_prompts(manifests, metrics)}),
-        "Learning curves": _learning_curves(figures, manifests, trained, histories, metrics),
-        **({"Reward model": sections.render_reward_model(figures, metrics["reward_model"])} if posts else {}),
-        "Policies": _policies(figures, metrics, samples),
-        "Reward hacking": _hacking(metrics, samples),
+    origin = find_origin(base, None)
+    verdicts = build_verdicts(metrics, manifests, list(policy), origin.describe_base() if origin.provenance else "")
+    curves = {name: build_curves(name, manifests[name]["stage"], history, find_wording(metrics["policies"]).start)
+              for name, history in histories.items()}
+    first_curves = select_first_curves(metrics, curves)
+    html = render_page(page_title(manifests), verdicts, _short_table(metrics), {
         "Answers side by side": _side_by_side(examples, len(samples), metrics),
+        "Outside the healthy band": _outside_bands(manifests, metrics, histories),
+        "Policies": _policies(figures, metrics),
+        "Reward hacking": _hacking(metrics, samples),
+        "All at one temperature": _one_temperature(figures, metrics, samples),
+        **({"Reward model": sections.render_reward_model(figures, metrics["reward_model"])} if posts else {}),
+        "Learning curves": _learning_curves(figures, curves, trained, first_curves),
+        **({"Data": _data(figures, manifests)} if posts else {"Prompts": sections.render_prompts(manifests, metrics)}),
+        "Pipeline": pipeline_graph.render_pipeline(graph, manifests),
         "Recipe": _recipe(manifests),
-        "Provenance": sections.render_provenance(manifests, digests)})
+        "Provenance": sections.render_provenance(manifests, digests)},
+        origin=describe_origin(evaluate, manifests["evaluate"]), folded=FOLDED,
+        first_look=render_first_look(figures, metrics, samples, first_curves))
     (out / "report.html").write_text(html, encoding="utf-8")
     write_json(out / "metrics.json", metrics)
+    write_text(out / "curves.csv", format_csv(COLUMNS, list_points(histories)))
     _write_cards(out / "cards", [artifact_folder(folder) for folder in merged], digests, manifests, metrics)
     return {"page_bytes": len(html.encode()), "figures": figures.count, "answers_shown": len(examples)}
 
@@ -158,19 +172,31 @@ def _data(figures: FigureFolder, manifests: dict[str, dict]) -> Html:
                       *(data_funnel.render_other_counts(stage, counts) for stage, counts in metrics.items())])
 
 
-def _learning_curves(figures: FigureFolder, manifests: dict[str, dict], trained: dict[str, Path],
-                     histories: dict[str, list[dict]], metrics: dict) -> Html:
-    parts, start = [], find_wording(metrics["policies"]).start
-    for name, history in histories.items():
-        curves = build_curves(name, manifests[name]["stage"], history, start)
+def _learning_curves(figures: FigureFolder, curves: dict[str, dict[str, Curves]], trained: dict[str, Path],
+                     shown: dict[str, Curves]) -> Html:
+    """Render the curves of each artifact, less those `shown` at the top and those that never move."""
+    parts = []
+    for name, drawn in curves.items():
+        moving, constant = split_constant({key: figure for key, figure in drawn.items() if key not in shown})
         missing = read_no_model(trained[name])
-        words = f"No model was trained: {missing}." if missing else "No history was written."
+        words = f"No model was trained: {missing}." if missing else "" if drawn else "No history was written."
+        words = f"Constant: {'; '.join(constant)}." if constant else words
         parts += [element("h3", HEADINGS.get(name) or f"{summary.display_name(name)} dashboard"),
-                  figures.draw(curves) if curves else element("p", words)]
+                  figures.draw(moving) if moving else "", element("p", words, class_="faint") if words else ""]
     return join_html(parts)
 
 
-def _policies(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html:
+def _policies(figures: FigureFolder, metrics: dict) -> Html:
+    wording, start = find_wording(metrics["policies"]), start_model(metrics["policies"])
+    gold = "" if summary.knows_gold(metrics) else element(
+        "p", f"No gold score applies to these {wording.questions}: only the {wording.reward} is known.")
+    if any(comparison["gold"] for comparison in metrics["comparisons"].values()):
+        gold = fold("Gold score: what the truth says",
+                    policy_section.render_gold_scores(metrics["comparisons"], start))
+    return join_html([at_best_section.render_at_best(figures, metrics), gold])
+
+
+def _one_temperature(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html:
     wording, start = find_wording(metrics["policies"]), start_model(metrics["policies"])
     whose = "the reward model's own" if start == SFT else "the sum of your functions"
     words = (f"All policies answered the same {metrics['prompts']:,} held-out {wording.questions} with the same random "
@@ -182,14 +208,8 @@ def _policies(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html
     rewards = {label: [row[f"reward_{name}"] for row in samples if row[f"reward_{name}"] is not None]
                for label, name in list_writers(list(metrics["comparisons"]), start=start)}
     rewards = {label: values for label, values in rewards.items() if values}
-    gold = "" if summary.knows_gold(metrics) else element(
-        "p", f"No gold score applies to these {wording.questions}: only the {wording.reward} is known.")
-    if any(comparison["gold"] for comparison in metrics["comparisons"].values()):
-        gold = join_html([element("h3", "Gold score: what the truth says"),
-                          policy_section.render_gold_scores(metrics["comparisons"], start)])
     return join_html([
-        at_best_section.render_at_best(figures, metrics), element("h3", "All at one temperature"),
-        element("p", words, class_="faint"), policy_section.render_policies(metrics), gold, figures.draw(
+        element("p", words, class_="faint"), policy_section.render_policies(metrics), figures.draw(
         {"evaluate-frontier": policy_section.build_frontier(metrics["policies"]),
          "evaluate-rewards": Histogram(f"{summary.capitalise(wording.reward)} of the answers", "reward", rewards)})])
 
@@ -219,7 +239,7 @@ def _side_by_side(examples: list[dict], total: int, metrics: dict) -> Html:
              f"answers are at temperature {metrics['policies'][start]['temperature']:g} and, as “at best”, at its best "
              f"one.")
     return join_html([element("p", words, class_="faint"),
-                      render_answer_cards(examples, list(metrics["comparisons"]), at_best, start)])
+                      render_answer_cards(examples, list(metrics["comparisons"]), at_best, start, OPENED)])
 
 
 def _recipe(manifests: dict[str, dict]) -> Html:

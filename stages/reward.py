@@ -36,13 +36,13 @@ from stages.modeling import families, lora, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.plain_load import PlainOutputs, check_trained_model, plain_outputs
 from stages.modeling.pretrained import save_adapter, save_model
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import shard_layers
 from stages.recipe.sections.reward import Reward
 from stages.recipe.selection import select_settings
 from stages.reporting.card_metadata import complete_adapter_cards
 from stages.reward_modeling.dataset import Example, collate_examples, select_reference_answers
+from stages.reward_modeling.head_fit import fit_head
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.pair_split import PairSplit
@@ -66,7 +66,9 @@ from stages.training.loggers import TrainingLogger, open_logger
 from stages.training.trainer import TrainerSettings, last_checkpoint_step, remove_checkpoints, train
 
 SPLIT = "reward"
-REFERENCE_ANSWERS = 2000  # whose mean score becomes 0
+REFERENCE_ANSWERS = 2000  # whose mean score becomes 0, at most
+REFERENCE_FLOP = 2e13  # of their forward passes, at most: 75,000 tokens of a model of 135 million weights
+MIN_REFERENCE_ANSWERS = 250  # their mean's standard error is 0.06 standard deviations of a score
 BASELINE_PAIRS = 5000  # of the training questions, that the baselines are fitted on, at most
 START_LOG_PROBABILITY = "log-probability under the model before training"
 LOGGED_PAIRS = 8  # validation pairs logged with their scores at every evaluation
@@ -90,7 +92,7 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
     torch_setup.prepare()
     tokenizer = load_tokenizer(base)
     data = load_data(config, tokenizer, base, pairs, split)
-    plain = plain_outputs(base, config.precision)
+    plain = plain_outputs(base, config.precision, config.layers)
     metrics = []
     for member in range(config.members):
         folder = member_folder(out, member)
@@ -140,15 +142,14 @@ def score_baselines(config: Reward, base: Path, validation: HeldOutPairs, rows: 
                     ) -> dict[str, np.ndarray]:
     """Score the held-out texts [M] with each baseline that is fitted, on a sample of `rows`, or needs a model."""
     fitted = score_fitted_baselines(validation, sample_rows(rows, BASELINE_PAIRS, config.seed))
-    model = load_causal(base, config.precision, Kernels(**select_settings(Kernels, config)))
+    model = load_causal(base, config.precision, config.cpu_kernels)
     shard_layers(model, config.sharding)
     return fitted | {START_LOG_PROBABILITY: mean_logprobs(validation, model, "reward: baselines")}
 
 
 def load_untrained(config: Reward, base: Path):
     """Load the base as a classifier without a head; ValueError if it does not fit the settings."""
-    model = load_classifier(base, config.precision, new_head=True,
-                            kernels=Kernels(**select_settings(Kernels, config)))
+    model = load_classifier(base, config.precision, new_head=True, cpu_kernels=config.cpu_kernels, layers=config.layers)
     families.check_length(model.config, config.max_length_tokens)
     for name in ("log_probability_weight", "language_model_weight"):
         check_tied_embeddings(model.config, getattr(config, name), name)
@@ -158,8 +159,6 @@ def load_untrained(config: Reward, base: Path):
 def train_member(config: Reward, out: Path, base: Path, plain: PlainOutputs, tokenizer, data: RewardData,
                  logs: TrainingLogger) -> None:
     """Train one model into `out`; scoring.json is written last. plain: of the base."""
-    scoring = Scoring(**select_settings(Scoring, config))
-    loss_fn = PairwiseLoss(**select_settings(PairwiseLoss, config))
     torch.manual_seed(config.seed)
     model = load_untrained(config, base)
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
@@ -167,33 +166,65 @@ def train_member(config: Reward, out: Path, base: Path, plain: PlainOutputs, tok
         model = lora.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))
     shard_layers(model, config.sharding)
     print_line(f"{logs.stage}: check  {check_trained_model(model, plain)}")
-    scorer = Scorer(model, config.precision, scoring)
-
-    def evaluate(step: int) -> dict[str, float]:
-        scores = scorer(data.validation.prompts, data.validation.answers).numpy()
-        breakdown = accuracy_breakdown(data.validation, scores, ESTIMATE) | compare_with_baselines(
-            data.validation, scores, data.baselines, ESTIMATE)
-        append_row(out / VALIDATION, {"step": step, **breakdown})
-        logs.log_samples(step, scored_pair_samples(data.validation, scores, LOGGED_PAIRS))
-        return validation_metrics(data.validation, scores, breakdown)
-
-    truncate_after(out / VALIDATION, last_checkpoint_step(out), "step")
-    evaluation = Evaluation(evaluate, config.save_every_steps, lambda row: row["validation_accuracy"])
-    settings = TrainerSettings.from_section(
-        config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear")
-    train(model, data.training, collate_examples,
-          lambda items: loss_fn.summed_loss(model, items, scoring, config.precision), settings, out,
-          f"{logs.stage}, seed {config.seed}", evaluation if data.validation.rows else None, logs)
-    model.eval()
-    reference = select_reference_answers(data.training, REFERENCE_ANSWERS)
+    learn = _fit_head if config.tune == "head" else _train_by_steps
+    scorer = learn(config, model, out, data, logs)
+    reference = reference_answers(model, data.training)
+    scores = scorer(*reference, f"{logs.stage}: zero of the scale")
     content = describe_scoring(
-        scoring, config.precision, reference, scorer(*reference), best_held_out(out, data.validation))
+        scorer.scoring, config.precision, reference, scores, best_held_out(out, data.validation))
     if config.tune == "lora":
         save_adapter(model, tokenizer, out)
     else:
         set_scoring(model, content)
         save_model(model, tokenizer, out)
     save_scoring(out, content)
+
+
+def _fit_head(config: Reward, model, out: Path, data: RewardData, logs: TrainingLogger) -> Scorer:
+    """Fit the head on the frozen model's states, and evaluate it once, as step 1."""
+    scoring = fit_head(
+        model, data.training, precision=config.precision, penalty=config.head_penalty,
+        with_logprobs=config.layers is None and model.config.tie_word_embeddings, label=f"{logs.stage}: states")
+    scorer = Scorer(model, config.precision, scoring)
+    truncate_after(out / VALIDATION, 0, "step")
+    logs.resume(0)
+    if data.validation.rows:
+        logs.log_metrics(1, _evaluate(scorer, out, data, logs, 1))
+    return scorer
+
+
+def _train_by_steps(config: Reward, model, out: Path, data: RewardData, logs: TrainingLogger) -> Scorer:
+    """Train the head and the adapter, or all weights, by gradient steps; the best checkpoint's weights remain."""
+    scoring = Scoring(**select_settings(Scoring, config))
+    loss_fn = PairwiseLoss(**select_settings(PairwiseLoss, config))
+    scorer = Scorer(model, config.precision, scoring)
+    truncate_after(out / VALIDATION, last_checkpoint_step(out), "step")
+    evaluation = Evaluation(partial(_evaluate, scorer, out, data, logs), config.save_every_steps,
+                            lambda row: row["validation_accuracy"])
+    settings = TrainerSettings.from_section(
+        config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear")
+    train(model, data.training, collate_examples,
+          lambda items: loss_fn.summed_loss(model, items, scoring, config.precision), settings, out,
+          f"{logs.stage}, seed {config.seed}", evaluation if data.validation.rows else None, logs)
+    model.eval()
+    return scorer
+
+
+def _evaluate(scorer: Scorer, out: Path, data: RewardData, logs: TrainingLogger, step: int) -> dict[str, float]:
+    """Rank the held-out pairs, append the breakdown to VALIDATION, and return the metrics of the history."""
+    scores = scorer(data.validation.prompts, data.validation.answers, f"{logs.stage}: validation").numpy()
+    breakdown = accuracy_breakdown(data.validation, scores, ESTIMATE) | compare_with_baselines(
+        data.validation, scores, data.baselines, ESTIMATE)
+    append_row(out / VALIDATION, {"step": step, **breakdown})
+    logs.log_samples(step, scored_pair_samples(data.validation, scores, LOGGED_PAIRS))
+    return validation_metrics(data.validation, scores, breakdown)
+
+
+def reference_answers(model, training: list[Example]) -> tuple[list[list[int]], list[list[int]]]:
+    """Select prompts and answers whose mean score becomes 0: fewer for a large model, which takes longer to score."""
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return select_reference_answers(
+        training, REFERENCE_ANSWERS, max_tokens=int(REFERENCE_FLOP / (2 * weights)), min_count=MIN_REFERENCE_ANSWERS)
 
 
 def best_held_out(out: Path, validation: HeldOutPairs) -> dict | None:

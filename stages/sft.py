@@ -87,10 +87,13 @@ def tokenize_documents(config: Sft, out: Path, tokenizer, pairs: Path, held_out:
     texts = ((row["question"], row["response_j"]) for row in rows if question_key(row) not in held_out)
     step_tokens = config.batch_sequences * config.sequence_length_tokens
     max_tokens = None if config.max_steps is None else config.max_steps * step_tokens
-    documents = write_documents(out / DOCUMENTS, encode_examples(tokenizer, texts), max_tokens,
-                                count_pairs(pairs, "finetune"))
+    limit = config.max_answer_tokens
+    examples = ((prompt, answer) for prompt, answer in encode_examples(tokenizer, texts)
+                if limit is None or len(answer) <= limit)
+    documents = write_documents(out / DOCUMENTS, examples, max_tokens, count_pairs(pairs, "finetune"))
     if not len(documents):
-        raise ValueError(f"{pairs} has no pairs in its finetune split: nothing to train on")
+        fitting = "" if limit is None else f" with an answer of at most {limit} tokens (sft.max_answer_tokens)"
+        raise ValueError(f"{pairs} has no pairs in its finetune split{fitting}: nothing to train on")
     return documents
 
 

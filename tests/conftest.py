@@ -11,6 +11,7 @@ from stages.runtime.environment import let_idle_threads_sleep
 
 let_idle_threads_sleep()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script, also by children
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
 # Files that take longest: last, one of them would keep one worker busy while the others have nothing to do.
 LONG_FILES = ("pipeline/test_slurm.py", "pipeline/test_workflow.py", "pipeline/test_soak.py", "pipeline/test_resume.py",
               "training/test_trackers.py")

@@ -44,7 +44,7 @@ def attention_flops(shape: Shape, start: int, stop: int) -> int:
 
 def body_weights(shape: Shape) -> int:
     """Count the weights in the matrix products of all layers."""
-    return shape.layers * (4 * shape.width ** 2 + 3 * shape.width * shape.intermediate)
+    return shape.layers * shape.width * (2 * shape.width + 2 * shape.key_width + 3 * shape.intermediate)
 
 
 def flops(shape: Shape, lengths: list[int]) -> dict[str, float]:
@@ -55,7 +55,8 @@ def flops(shape: Shape, lengths: list[int]) -> dict[str, float]:
     prompt_attention = sum(attention_flops(shape, 0, length) for length in lengths)
     decode_attention = sum(attention_flops(shape, length, length + response - 1) for length in lengths)
     attention = sum(attention_flops(shape, 0, length + response) for length in lengths)
-    lora = tokens * shape.layers * len(LORA["target_modules"]) * 2 * 2 * LORA["r"] * shape.width
+    outputs = {"q_proj": shape.width, "v_proj": shape.key_width}
+    lora = tokens * shape.layers * 2 * LORA["r"] * sum(shape.width + outputs[name] for name in LORA["target_modules"])
     products = tokens * token + rows * response * head
     return {
         "prefill": sum(lengths) * token + rows * head + prompt_attention,
@@ -72,7 +73,7 @@ def decode_bytes(shape: Shape, lengths: list[int], itemsize: int) -> float:
     weights = body_weights(shape) + shape.width * shape.vocabulary
     steps = shape.response - 1
     cached = sum(steps * length + steps * (steps + 1) // 2 for length in lengths)
-    return itemsize * (steps * weights + 2 * shape.layers * shape.width * cached)
+    return itemsize * (steps * weights + 2 * shape.layers * shape.key_width * cached)
 
 
 def floor_seconds(shape: Shape, lengths: list[int], rates: Rates) -> dict[str, float]:

@@ -11,7 +11,6 @@ from benchmarks.ppo import workload
 from stages import grpo, ppo, rloo
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import torch_setup
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rloo import Rloo
@@ -44,10 +43,10 @@ def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGra
         torch.manual_seed(0)
         policy = load_policy(
             Path(folder, "lm"), Path(folder, "rm"), tune="lora", value_model=algorithm.value_model, precision="fp32",
-            temperature=1.0, kernels=Kernels(cpu_kernels="auto"), share_prompts=per_prompt > 1,
+            temperature=1.0, cpu_kernels="auto", share_prompts=per_prompt > 1,
             lora={"r": lora["r"], "alpha": lora["lora_alpha"], "dropout": 0.0,
                   "target_modules": tuple(lora["target_modules"])})
-        scorer = Scorer(load_classifier(f"{folder}/rm", "fp32", kernels=Kernels(cpu_kernels="auto")), "fp32",
+        scorer = Scorer(load_classifier(f"{folder}/rm", "fp32", cpu_kernels="auto"), "fp32",
                         share_prompts=policy.share_prompts)
     optimizer = torch.optim.Adam([
         {key: value for key, value in part.items() if key != "learning_rate_ratio"} if isinstance(part, dict)

@@ -11,12 +11,10 @@ from transformers import logging
 from benchmarks.ppo import workload
 from benchmarks.ppo.profile import profile_by_group
 from stages.distributed import group
-from stages.generation.cuda_graphs import set_static_decoding
 from stages.generation.sampler import sample
 from stages.modeling import torch_setup
 from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.kl import kl_penalised_rewards
@@ -38,8 +36,8 @@ def load(
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         workload.language_model(shape).to(dtype).save_pretrained(f"{folder}/lm")
         workload.reward_model(shape).to(dtype).save_pretrained(f"{folder}/rm")
-        model = load_causal(f"{folder}/lm", precision, Kernels(cpu_kernels))
-        scorer = Scorer(load_classifier(f"{folder}/rm", precision, kernels=Kernels(cpu_kernels)), precision)
+        model = load_causal(f"{folder}/lm", precision, cpu_kernels)
+        scorer = Scorer(load_classifier(f"{folder}/rm", precision, cpu_kernels=cpu_kernels), precision)
     lora = workload.LORA
     torch.manual_seed(0)
     model = add_lora(model, r=lora["r"], alpha=lora["lora_alpha"], dropout=lora["lora_dropout"],
@@ -86,7 +84,7 @@ def time_generation(clock: workload.Clock, name: str, *arguments) -> dict[str, f
 
 
 def main() -> None:
-    arguments = workload.parse_worker_arguments(__doc__, precision=(str, "fp32"), profile=(int, 0), graphs=(int, 0))
+    arguments = workload.parse_worker_arguments(__doc__, precision=(str, "fp32"), profile=(int, 0))
     shape, generator = arguments.shape, torch.Generator().manual_seed(0)
     models, clock = load(shape, arguments.precision), workload.Clock()
     group.start()  # not before: in a group, Transformers saves a whole model in the first process only
@@ -97,10 +95,6 @@ def main() -> None:
         clock.end_step()
     results = {"peak_mb": workload.peak_mb()}
     results["prefill"] = time_generation(clock, "prefill", models[0], steps[-1], 1, generator)
-    if arguments.graphs:
-        set_static_decoding(models[0].causal_model, True)
-        results["graphs"] = time_generation(clock, "graphs", models[0], steps[-1], shape.response, generator)
-        set_static_decoding(models[0].causal_model, False)
     if arguments.profile:
         results["operators"] = profile_by_group(
             lambda: take_step(*models, steps[-1], shape, workload.Clock(), generator))

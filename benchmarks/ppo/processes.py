@@ -29,19 +29,22 @@ class Contender:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def our_contender(precision: str, profile: bool = False, graphs: bool = False) -> Contender:
-    arguments = ("--precision", precision, "--profile", str(int(profile)), "--graphs", str(int(graphs)))
+def our_contender(precision: str, profile: bool = False) -> Contender:
+    arguments = ("--precision", precision, "--profile", str(int(profile)))
     return Contender(OURS, Path(sys.executable), "benchmarks.ppo.ours", arguments)
 
 
-def peer_contenders(folder: Path, shape: Shape) -> list[Contender]:
-    """List the peers: legacy TRL in three configurations, the last TRL with PPO, torchtune; each may be missing."""
+def peer_contenders(folder: Path, shape: Shape, precision: str = "fp32") -> list[Contender]:
+    """List the peers: legacy TRL in three configurations, the last TRL with PPO, torchtune; each may be missing.
+
+    precision: of legacy TRL on a CPU; the others have their own.
+    """
     def python(name: str) -> Path:
         return folder / name / "bin" / "python"
 
     def legacy(name: str, batch: int, **environment: str) -> Contender:
         return Contender(name, python("legacy_trl"), "benchmarks.ppo.peers.trl_0_11",
-                         ("--generation_batch", str(batch)), environment)
+                         ("--generation_batch", str(batch), "--precision", precision), environment)
 
     return [legacy(LEGACY, shape.batch), legacy(PUBLISHED, 4),
             legacy(TUNED, shape.batch, PEER_F32="medium", PEER_ATTN="eager"),

@@ -22,7 +22,10 @@ LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "bias": "none", "target_
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one PPO step: a LLaMA and a batch, prompts and response in tokens. Defaults as in PEERS.md."""
+    """Sizes of one PPO step: a LLaMA and a batch, prompts and response in tokens. Defaults as in PEERS.md.
+
+    query_heads, key_heads, ffn: 0 derives them from the width.
+    """
 
     width: int = 256
     layers: int = 6
@@ -32,6 +35,9 @@ class Shape:
     batch: int = 32
     minibatch: int = 8
     epochs: int = 4
+    query_heads: int = 0
+    key_heads: int = 0
+    ffn: int = 0
 
     def __post_init__(self):
         if self.batch % self.minibatch or self.width % self.heads or not 1 <= self.prompts[0] <= self.prompts[1]:
@@ -40,15 +46,22 @@ class Shape:
 
     @property
     def head_width(self) -> int:
-        return 128 if self.width >= 1024 else 32
+        return self.width // self.heads
 
     @property
     def heads(self) -> int:
-        return self.width // self.head_width
+        return self.query_heads or self.width // (128 if self.width >= 1024 else 32)
+
+    @property
+    def key_width(self) -> int:
+        """Return the width of all keys of a token, and of all values."""
+        return (self.key_heads or self.heads) * self.head_width
 
     @property
     def intermediate(self) -> int:
         """Return 8/3 of the width, as LLaMA, rounded up to a multiple of 256, or of 16 for small models."""
+        if self.ffn:
+            return self.ffn
         multiple = 256 if self.width >= 1024 else 16
         return -(-8 * self.width // (3 * multiple)) * multiple
 
@@ -65,6 +78,11 @@ class Shape:
         return json.dumps(asdict(self))
 
 
+SHAPES = {"small": Shape(),
+          "smollm2": Shape(width=576, layers=30, vocabulary=49152, prompts=(48, 96), response=64, batch=16, minibatch=8,
+                           epochs=2, query_heads=9, key_heads=3, ffn=1536)}  # SmolLM2-135M
+
+
 def prompts(shape: Shape, steps: int, seed: int = 7) -> list[list[list[int]]]:
     """Draw the prompts of each step: uniform lengths in the shape's range, and uniform ids without the special ones."""
     rng = random.Random(seed)
@@ -76,7 +94,8 @@ def llama_config(shape: Shape, **options):
     from transformers import LlamaConfig
     return LlamaConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.width, intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.heads,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_heads or shape.heads,
         max_position_embeddings=shape.positions, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
         pad_token_id=PAD, **options)
 

@@ -24,7 +24,6 @@ from stages.evaluation.statistics import bootstrap_mean
 from stages.modeling import torch_setup
 from stages.modeling.load import load_causal
 from stages.modeling.pretrained import load_adapter
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_tokenizer
 from stages.render.markdown_tables import format_table
 from stages.runtime.series import read_history
@@ -64,7 +63,7 @@ def answer(run: Path, adapter: Path, out: Path) -> dict:
     tokenizer = load_tokenizer(run / "sft-merged")
     settings = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))["evaluate"]
     limits = {name: settings[name] for name in ("max_prompt_tokens", "max_response_tokens")}
-    sft = load_causal(run / "sft-merged", kernels=Kernels(cpu_kernels="auto"))
+    sft = load_causal(run / "sft-merged", cpu_kernels="auto")
     model = load_adapter(sft, adapter).merge_and_unload()
     held_out = EvaluationPrompts(run / "pairs", "evaluation", tokenizer, prompts=QUESTIONS, selection_prompts=0,
                                  longest=model.config.max_position_embeddings, seed=0, **limits)

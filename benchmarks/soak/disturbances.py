@@ -17,6 +17,7 @@ DISK_BYTES = 256 << 20
 MAX_FREE_BYTES = 1 << 20  # left on the full disk: some of a stage's files fit
 MAX_FILE_BYTES = 200_000  # where no disk can be mounted
 END_SECONDS = 60  # a stopped run must have ended by then
+STAGE_SECONDS = 600  # and a stage whose Snakemake was killed
 POLL_SECONDS = 0.02
 
 
@@ -60,16 +61,20 @@ def limit_files(rng: random.Random) -> None:
 
 
 def end_run(process: subprocess.Popen, number: int, whole_group: bool) -> None:
-    """Signal a run, and wait until all its processes are gone; StillRunningError after END_SECONDS."""
+    """Signal a run, and wait until all its processes are gone; StillRunningError after END_SECONDS.
+
+    A stage goes on to its end if Snakemake alone is killed: STAGE_SECONDS.
+    """
+    seconds = STAGE_SECONDS if number == signal.SIGKILL and not whole_group else END_SECONDS
     processes = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
     with suppress(ProcessLookupError):
         (os.killpg if whole_group else os.kill)(process.pid, number)
-    until = time.monotonic() + END_SECONDS
+    until = time.monotonic() + seconds
     while process.poll() is None or any(map(_is_running, processes)):
         if time.monotonic() > until:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            raise StillRunningError(f"{END_SECONDS} s after {signal.Signals(number).name}, the run has not ended")
+            raise StillRunningError(f"{seconds} s after {signal.Signals(number).name}, the run has not ended")
         time.sleep(POLL_SECONDS)
 
 

@@ -3,14 +3,16 @@
     python -m benchmarks.soak.run --kills 100
     python -m benchmarks.soak.run --kills 3 --fills 1 --flips 1 --target base
 
-The runs are made in copies of the project in --folder. Of the kills, a third each is SIGKILL to all processes, Ctrl-C
-(SIGINT to all) and SIGTERM (to Snakemake alone, or to all). A disturbed run that finishes is compared, and another one
-is started, until all disturbances were made. Exits with 1 if an artifact differs, a process is left behind or this
-project's code prints a traceback (Snakemake itself does while it starts). A full disk is a small tmpfs, which only root
-can mount; else RLIMIT_FSIZE.
+The runs are made in copies of the project in --folder. The kills take turns: SIGKILL to all processes, to all within a
+second after a stage was made, and to Snakemake alone; Ctrl-C (SIGINT to all); SIGTERM and SIGHUP (to Snakemake alone,
+or to all). A disturbed run that finishes is compared, and another one is started, until all disturbances were made.
+Exits with 1 if a finished stage is made again, an artifact differs, a process is left behind or this project's code
+prints a traceback (Snakemake itself does while it starts). A full disk is a small tmpfs, which only root can mount;
+else RLIMIT_FSIZE.
 """
 
 import argparse
+import math
 import os
 import random
 import re
@@ -38,11 +40,14 @@ from benchmarks.soak.disturbances import (
 ROOT = Path(__file__).parents[2]
 PROJECT = ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data")
 RUN, DUMP, LOG = Path("results/tiny"), "dump", "soak.log"
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+# Signal, whether all processes get it (None: left to chance), and whether it waits for a stage to be made.
+KILLS = {"SIGKILL": (signal.SIGKILL, True, False), "SIGTERM": (signal.SIGTERM, None, False),
+         "SIGINT": (signal.SIGINT, True, False), "SIGKILL alone": (signal.SIGKILL, False, False),
+         "SIGHUP": (signal.SIGHUP, None, False), "SIGKILL after a stage": (signal.SIGKILL, True, True)}
 OUR_TRACEBACK = re.compile(r'^ +File ".*(/stages/.*\.py|/Snakefile|\.smk)", line', re.MULTILINE)
 MAX_SECONDS = 40.0  # until a kill
 RUN_SHARE = 0.8  # of the time of an undisturbed run: as long as a kill waits at most, so that it strikes
-AFTER_CHECKPOINT_SECONDS = 1.0
+AFTER_SECONDS = 1.0  # from a checkpoint, or from a finished stage, to the kill: at most
 
 
 class Soak:
@@ -51,6 +56,7 @@ class Soak:
     def __init__(self, folder: Path, target: str, rng: random.Random):
         self.folder, self.target, self.rng = folder, target, rng
         self.problems: list[str] = []
+        self.stage_inodes: dict[Path, int] = {}  # of the finished stages: another one, made again
         self.max_seconds = MAX_SECONDS
         self.process: subprocess.Popen | None = None
 
@@ -72,36 +78,40 @@ class Soak:
     def flip(self) -> str | None:
         """Change a byte in a checkpoint; until there is one, run up to the next one, and kill. None: the run ended."""
         while not (changed := flip_byte(self.folder / RUN, self.rng)):
-            if self.kill(signal.SIGKILL, after_checkpoint_seconds=0) is None:
+            if self.kill("SIGKILL", after_checkpoint_seconds=0) is None:
                 return None
         return f"a byte changed in {changed.relative_to(self.folder)}"
 
-    def kill(self, number: int, after_checkpoint_seconds: float | None = None) -> str | None:
+    def kill(self, kind: str, after_checkpoint_seconds: float | None = None) -> str | None:
         """Run until a random moment, or until just after a checkpoint, and signal; None if the run ended before.
 
-        after_checkpoint_seconds: None leaves it to chance, which of both.
+        kind: of KILLS. after_checkpoint_seconds: None leaves it to chance, which of both.
         """
+        number, whole_group, after_stage = KILLS[kind]
         process, start = self.start(), time.monotonic()
         delay = after_checkpoint_seconds
-        if delay is None and self.rng.random() < 0.5:
-            delay = self.rng.uniform(0, AFTER_CHECKPOINT_SECONDS)
-        before = None if delay is None else self._list_checkpoints()
-        deadline = start + (self.rng.uniform(0, self.max_seconds) if before is None else self.max_seconds)
+        if delay is None and (after_stage or self.rng.random() < 0.5):
+            delay = self.rng.uniform(0, AFTER_SECONDS)
+        list_marks = self._list_stages if after_stage else self._list_checkpoints
+        before = None if delay is None else list_marks()
+        seconds = self.rng.uniform(0, self.max_seconds) if before is None else self.max_seconds
+        deadline = math.inf if after_stage else start + seconds
         while process.poll() is None and time.monotonic() < deadline:
-            if before is not None and self._list_checkpoints() - before:
+            if before is not None and list_marks() - before:
                 before, deadline = None, time.monotonic() + delay
             time.sleep(POLL_SECONDS)
         if process.poll() is not None:
             if process.returncode:
                 self.problems.append(f"undisturbed, a run ended with {process.returncode}: see {self.folder / LOG}")
             return None
-        whole_group = number != signal.SIGTERM or self.rng.random() < 0.5
+        whole_group = self.rng.random() < 0.5 if whole_group is None else whole_group
         seconds = time.monotonic() - start
         try:
             end_run(process, number, whole_group)
         except StillRunningError as error:
             self.problems.append(str(error))
-        return f"{signal.Signals(number).name} to {'all' if whole_group else 'Snakemake'} after {seconds:.1f} s"
+        receiver = "all" if whole_group else "Snakemake"
+        return f"{number.name} to {receiver}{', a stage just made,' if after_stage else ''} after {seconds:.1f} s"
 
     def fill(self, mounted: bool) -> str:
         """Run on a full disk until the run ends by itself."""
@@ -122,6 +132,18 @@ class Soak:
     def is_finished(self) -> bool:
         return (self.folder / RUN / ("report" if self.target == "ppo" else self.target) / "manifest.json").exists()
 
+    def check_made(self) -> None:
+        """Note which stages are finished; one that was finished before, and was made again, is a problem."""
+        inodes = {folder: folder.stat().st_ino for folder in self._list_stages()}
+        self.problems += [f"{folder.name} was finished, and is made again or gone"
+                          for folder, inode in self.stage_inodes.items() if inodes.get(folder) != inode]
+        self.stage_inodes |= inodes
+
+    def begin_anew(self) -> None:
+        """Delete the run."""
+        shutil.rmtree(self.folder / RUN)
+        self.stage_inodes = {}
+
     def compare(self, quiet: Path) -> None:
         """Compare all artifacts with those of the undisturbed run."""
         for measure in (file_digests, stage_metrics):
@@ -130,12 +152,17 @@ class Soak:
     def _list_checkpoints(self) -> set[Path]:
         return set((self.folder / RUN).glob("*.partial/**/checkpoint-*/complete.json"))
 
+    def _list_stages(self) -> set[Path]:
+        """List the finished stages; Snakemake may have deleted the manifest itself."""
+        folders = {copy.parent for copy in (self.folder / RUN).glob("*/.manifest.json")}
+        return {folder for folder in folders if folder.suffix != ".partial"}
+
 
 def copy_project(folder: Path) -> Path:
     """Copy what a run reads to `folder`, with a tiny dump."""
     for name in PROJECT:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.7z"))
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.7z", "models"))
         else:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder)
@@ -147,7 +174,8 @@ def copy_project(folder: Path) -> Path:
 def plan(kills: int, fills: int, flips: int, rng: random.Random) -> list[str]:
     """List the disturbances in random order; the kills take turns, and the clock is set back once."""
     others = ["fill"] * fills + ["flip"] * flips + ["clock"]
-    steps = [SIGNALS[number % len(SIGNALS)].name for number in range(kills)]
+    kinds = list(KILLS)
+    steps = [kinds[number % len(kinds)] for number in range(kills)]
     for other in others:
         steps.insert(rng.randrange(len(steps) // 4, len(steps) + 1), other)
     return steps
@@ -160,7 +188,7 @@ def soak(disturbed: Soak, quiet: Path, steps: list[str], mounted: bool) -> None:
         step = remaining[0]
         if disturbed.is_finished():
             disturbed.compare(quiet)
-            shutil.rmtree(disturbed.folder / RUN)
+            disturbed.begin_anew()
             _say("a disturbed run is finished and compared; the next one begins")
         if step == "fill":
             what = disturbed.fill(mounted)
@@ -170,11 +198,13 @@ def soak(disturbed: Soak, quiet: Path, steps: list[str], mounted: bool) -> None:
             date_in_future(disturbed.folder / DUMP)
             what = "the dump is dated in the future"
         else:
-            what = disturbed.kill(signal.Signals[step])
+            what = disturbed.kill(step)
+        disturbed.check_made()
         if what is not None:
             del remaining[0]
             _say(f"{len(steps) - len(remaining)}/{len(steps)}  {what}")
     disturbed.finish()
+    disturbed.check_made()
     disturbed.compare(quiet)
 
 

@@ -52,7 +52,8 @@ def measure(args: argparse.Namespace, folder: Path, setting: RunSettings) -> tup
     """Measure the speed."""
     torch.set_num_threads(setting.threads)
     work = Work(str(folder), args.batch, length=args.length, learning_rate=args.learning_rate, schedule="cosine",
-                weight_decay=0.05, rank=args.rank)
+                weight_decay=0.05, rank=args.rank, dropout=args.dropout, precision=args.precision,
+                targets=tuple(args.targets))
     prepare(work, args)
     figures = compare(CONTENDERS, work, args, setting, lambda name: SPLIT) | {"work": vars(work)}
     rate = "a_cpu_second" if setting.basis == "cpu" else "a_second"

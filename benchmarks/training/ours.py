@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Subset
 
 from benchmarks.ppo.workload import parse_worker_arguments, set_threads, write_results
-from benchmarks.training.workload import DOCUMENTS, MODEL, WARM_UP_STEPS, Meter, Work
+from benchmarks.training.workload import DOCUMENTS, MODEL, WARM_UP_STEPS, Meter, Work, attended_pairs
 from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedBlocks, PackedRow
 from stages.finetuning.token_store import TokenizedDocuments
@@ -21,7 +21,6 @@ from stages.modeling import lora
 from stages.modeling.adapters import active_adapter
 from stages.modeling.load import load_causal
 from stages.modeling.pretrained import save_adapter
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_tokenizer
 from stages.preference.logprobs import ReferencedExample, all_answer_logprobs
 from stages.preference.loss import PreferenceLoss
@@ -46,7 +45,7 @@ def train_reward(work: Work, meter: Meter, batching: str):
     def loss(items: list[Example]) -> torch.Tensor:
         pairs = [(item.prompt, item.answers[index]) for item in items for pair in item.pairs for index in pair]
         computed = sum(len(item.prompt) + sum(map(len, item.answers)) for item in items)
-        meter.record_loss(len(pairs) // 2, (prompt + answer for prompt, answer in pairs), computed)
+        meter.record_loss(len(pairs) // 2, (prompt + answer for prompt, answer in pairs), computed, _attended(items))
         return loss_fn.summed_loss(model, items, scoring, work.precision)
 
     if batching == "question":
@@ -97,10 +96,19 @@ def train_sft(work: Work, meter: Meter, packing: str):
     return model
 
 
+def _attended(items: list[Example]) -> int:
+    """Count the pairs of tokens that attention needs where the answers to a question share its tokens."""
+    prompts, rows = 0, 0
+    for item in items:
+        prompts += (1 - len(item.answers)) * attended_pairs(len(item.prompt))
+        rows += sum(attended_pairs(len(item.prompt) + len(answer)) for answer in item.answers)
+    return prompts + rows
+
+
 def _load_with_lora(work: Work, load: Callable, scorer: bool = False):
-    model = load(work.path(MODEL), work.precision, kernels=Kernels(cpu_kernels="auto"))
+    model = load(work.path(MODEL), work.precision, cpu_kernels="auto")
     torch.manual_seed(work.seed)
-    return lora.add_lora(model, r=work.rank, alpha=work.alpha, dropout=work.dropout, target_modules=(),
+    return lora.add_lora(model, r=work.rank, alpha=work.alpha, dropout=work.dropout, target_modules=work.targets,
                          precision=work.precision, scorer=scorer)
 
 

@@ -12,6 +12,7 @@ from statistics import median
 from benchmarks.common.tables import Goal, Result, machine
 from benchmarks.ppo.processes import Contender, RunSettings, run_in_turns
 from benchmarks.ppo.run import goals_to_json
+from benchmarks.ppo.workload import SHAPES
 from benchmarks.training.workload import Work
 
 TRL, TUNED = "TRL", "tuned TRL"
@@ -36,6 +37,10 @@ def build_parser(
     parser.add_argument("--length", type=int, default=512, metavar="TOKENS", help="of a text at most, or of a block")
     parser.add_argument("--learning-rate", type=float, default=learning_rate, metavar="X")
     parser.add_argument("--rank", type=int, default=rank, metavar="N", help="rank of the LoRA adapters; alpha is 32")
+    parser.add_argument("--targets", nargs="+", default=(), metavar="LAYER", help="with an adapter (default: PEFT's)")
+    parser.add_argument("--dropout", type=float, default=0.0, metavar="SHARE", help="of the adapters")
+    parser.add_argument("--precision", choices=("fp32", "mixed", "bf16"), default="fp32")
+    parser.add_argument("--shape", choices=SHAPES, default="small", help="of the random model, without --base")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these contenders (by their names in the table)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     return parser
@@ -66,7 +71,7 @@ def summarise_runs(runs: list[dict]) -> dict:
     return {"items": items, "a_cpu_second": items / median(sums["cpu"]), "a_second": items / median(sums["wall"]),
             "cpu": median(sums["cpu"]), "wall": median(sums["wall"]), "steps": len(runs[0]["steps"]),
             "foreign_cores": median(step["foreign_cores"] for run in runs for step in run["steps"]),
-            "tokens": runs[0]["tokens"], "computed_tokens": runs[0]["computed_tokens"],
+            "tokens": runs[0]["tokens"], "computed_tokens": runs[0]["computed_tokens"], "attended": runs[0]["attended"],
             "peak_mb": max(run["peak_mb"] for run in runs), "versions": runs[0]["versions"]}
 
 
@@ -79,10 +84,10 @@ def ratio(figures: dict, one: str, other: str, key: str) -> float | None:
 def build_table(figures: dict, title: str, items: str, basis: str, goals: list[Goal]) -> Result:
     """Build the table with a row per contender, and the goals."""
     columns = ["contender", "steps", items, "computed tokens", "CPU s", "wall s", "foreign", "peak MB",
-               f"{items} a {basis} second"]
+               f"{items} a {basis} second", "share of the rate"]
     rate = "a_cpu_second" if basis == "cpu" else "a_second"
     rows = [[name, one["steps"], one["items"], one["computed_tokens"], one["cpu"], one["wall"], one["foreign_cores"],
-             one["peak_mb"], one[rate]] for name, one in figures["contenders"].items()]
+             one["peak_mb"], one[rate], one.get("share", "-")] for name, one in figures["contenders"].items()]
     return Result(title, columns, rows, goals)
 
 

@@ -2,14 +2,16 @@
 
     python -m benchmarks.training.reward --pairs results/demo/pairs --base results/demo/base --json reward.json
     python -m benchmarks.training.reward --pairs results/demo/pairs --base results/demo/base --accuracy
+    python -m benchmarks.training.reward --pairs results/demo/pairs --shape smollm2 --precision bf16
 
 Our trainer runs by question (each answer is computed once, and each question once for all its answers) and pair by
 pair. Each contender runs in a separate process, in turns (A B A B), --rounds times, and trains once over the same
 pairs: the first --steps x --batch of the reward split. All start from the same weights, head included, with a LoRA
-adapter on PEFT's choice of layers and no dropout (TRL's RewardTrainer turns it off), in fp32. Pairs with a text over
---length tokens are dropped for all. benchmarks/training/workload.py says what is measured; a check makes sure that all
-read the same texts. Ratios are of medians: of CPU seconds with one thread, which other processes hardly disturb.
-`foreign` is the number of cores that other processes used. MB are 10^6 bytes, the peak of a process.
+adapter on PEFT's choice of layers (--targets), in --precision (see sft.py), and no dropout (TRL's RewardTrainer turns
+it off; --dropout gives it to ours). Pairs with a text over --length tokens are dropped for all.
+benchmarks/training/workload.py says what is measured, and floor.py what the share of the rate is; a check makes sure
+that all read the same texts. Ratios are of medians: of CPU seconds with one thread, which other processes hardly
+disturb. `foreign` is the number of cores that other processes used. MB are 10^6 bytes, the peak of a process.
 
 "TRL" is as shipped; "tuned TRL" has the switch that our start-up sets on such a machine, fp32 products by oneDNN
 (stages/modeling/torch_setup.py), with eager attention.
@@ -33,6 +35,7 @@ from peft import PeftModel
 from benchmarks.common.tables import Goal, Result
 from benchmarks.data.stage_runs import say
 from benchmarks.ppo.processes import OURS, RunSettings, run_once
+from benchmarks.training.floor import add_shares, smollm2_goals
 from benchmarks.training.processes import (
     SWITCHES,
     TRL,
@@ -46,6 +49,7 @@ from benchmarks.training.processes import (
     select_contenders,
     summarise_runs,
 )
+from benchmarks.training.sft import write_model
 from benchmarks.training.workload import MODEL, PAIRS, Work
 from stages.evaluation.pair_accuracy import HeldOutPairs, draw_held_out_pairs
 from stages.evaluation.statistics import bootstrap_mean
@@ -71,9 +75,15 @@ def measure(args: argparse.Namespace, folder: Path, setting: RunSettings) -> tup
     torch.set_num_threads(setting.threads)
     held_out = first_question_keys(args.pairs, SPLIT, args.held_out, 10 ** 9)
     work = Work(str(folder / "timed"), args.batch, args.questions, args.length, args.learning_rate,
-                args.question_learning_rate or args.learning_rate, rank=args.rank)
+                args.question_learning_rate or args.learning_rate, rank=args.rank,
+                dropout=args.dropout, precision=args.precision, targets=tuple(args.targets))
+    if not args.base:
+        initial = Work(str(folder / "base"))
+        write_model(initial, args)
+        args.base = initial.path(MODEL)
     prepare(work, args.base, args.pairs, held_out, args.batch * args.steps)
     figures = compare(CONTENDERS, work, args, setting, lambda name: SPLIT)
+    add_shares(figures, work, setting, logits=False)
     rate = "a_cpu_second" if setting.basis == "cpu" else "a_second"
     figures |= {"work": vars(work),
               "ratio_to_trl": ratio(figures, OURS, TRL, rate), "ratio_to_tuned_trl": ratio(figures, OURS, TUNED, rate),
@@ -81,6 +91,7 @@ def measure(args: argparse.Namespace, folder: Path, setting: RunSettings) -> tup
               "memory_ratio_to_trl": ratio(figures, OURS, TRL, "peak_mb")}
     speedup = figures["ratio_to_trl"]
     goals = [Goal("pairs a second, ours / TRL", speedup, at_least=AT_LEAST)] if speedup else []
+    goals += smollm2_goals(figures, args.shape, OURS)
     title = f"medians of {setting.rounds} passes over the same pairs"
     tables = [build_table(figures, title, "pairs", setting.basis, goals)]
     if args.accuracy:
@@ -148,7 +159,9 @@ def score_texts(work: Work, pairs: HeldOutPairs, adapter: Path | None) -> np.nda
 
 def main() -> None:
     parser = build_parser(__doc__, steps=40, batch=4, learning_rate=2e-5, rank=8)
-    parser.add_argument("--base", type=Path, required=True, metavar="FOLDER", help="the causal model to start from")
+    parser.add_argument("--base", type=Path, metavar="FOLDER",
+                        help="the causal model to start from (default: a random one of --shape, as in sft)")
+    parser.set_defaults(split=SPLIT)
     parser.add_argument("--questions", type=int, default=4, metavar="N", help="per step of our training by question")
     parser.add_argument("--question-learning-rate", type=float, metavar="X",
                       help="of our training by question; default: --learning-rate")

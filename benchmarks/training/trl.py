@@ -2,7 +2,7 @@
 
 Nothing from stages/ is imported. The token ids are those that our trainer reads; collator, loss, packing and the rest
 are TRL's. Gradient checkpointing, on by default in TRL, is off, as in our trainer. PEER_F32=medium and
-PEER_ATTN=eager tune it for a CPU.
+PEER_ATTN=eager tune it for a CPU. Precision mixed is its bf16=True, by autocast; bf16 has bf16 weights as well.
 """
 
 import os
@@ -72,11 +72,13 @@ def _load(work: Work, kind, **more):
     if "PEER_ATTN" in os.environ:
         more["attn_implementation"] = os.environ["PEER_ATTN"]
     torch.manual_seed(work.seed)
-    return kind.from_pretrained(work.path(MODEL), dtype=torch.float32, **more)
+    dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
+    return kind.from_pretrained(work.path(MODEL), dtype=dtype, **more)
 
 
 def _lora(work: Work, **more) -> LoraConfig:
-    return LoraConfig(r=work.rank, lora_alpha=work.alpha, lora_dropout=work.dropout, bias="none", **more)
+    return LoraConfig(r=work.rank, lora_alpha=work.alpha, lora_dropout=work.dropout, bias="none",
+                      target_modules=list(work.targets) or None, **more)
 
 
 def _texts(inputs: dict) -> list:
@@ -100,7 +102,7 @@ def _time(work: Work, meter: Meter, kind: tuple, model, lora: LoraConfig, read: 
             config = config_kind(
                 output_dir=folder, per_device_train_batch_size=work.batch, num_train_epochs=1,
                 learning_rate=learning_rate, lr_scheduler_type=work.schedule, weight_decay=work.weight_decay,
-                max_length=work.length, seed=work.seed, use_cpu=True, bf16=work.precision == "mixed",
+                max_length=work.length, seed=work.seed, use_cpu=True, bf16=work.precision != "fp32",
                 gradient_checkpointing=False, save_strategy="no", report_to=[], disable_tqdm=True,
                 dataloader_pin_memory=False, **extra)
             adapter = {} if isinstance(model, PeftModel) else {"peft_config": lora}

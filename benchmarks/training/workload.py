@@ -28,6 +28,7 @@ class Work:
         folder: holds the initial model and the data.
         batch: pairs or blocks per step.
         questions: questions per step of training by question, which has a separate learning rate.
+        targets: layers with an adapter; none: PEFT's choice.
     """
 
     folder: str = "."
@@ -42,12 +43,14 @@ class Work:
     alpha: int = 32
     dropout: float = 0.0
     precision: str = "fp32"
+    targets: tuple[str, ...] = ()
     beta: float = 0.1
     seed: int = 0
 
     @classmethod
     def from_json(cls, text: str) -> "Work":
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        return cls(**fields | {"targets": tuple(fields["targets"])})
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -61,14 +64,15 @@ class Meter:
 
     def __init__(self):
         self.clock, self.timing = Clock(), False
-        self.read = {"items": 0, "tokens": 0, "computed_tokens": 0, "digest": 0}
+        self.read = {"items": 0, "tokens": 0, "computed_tokens": 0, "attended": 0, "digest": 0}
 
-    def record_loss(self, items: int, texts: Iterable, computed_tokens: int) -> None:
+    def record_loss(self, items: int, texts: Iterable, computed_tokens: int, attended: int | None = None) -> None:
         """Record what a loss reads; call it before each loss.
 
         Args:
             texts: token ids without padding. Their digest does not depend on their order.
             computed_tokens: tokens that the model computes, padding included.
+            attended: pairs of a token and one that it attends to, without padding; None: each text is computed alone.
         """
         if not self.timing:
             return
@@ -78,6 +82,7 @@ class Meter:
         self.read["items"] += items
         self.read["tokens"] += sum(map(len, texts)) // 8
         self.read["computed_tokens"] += computed_tokens
+        self.read["attended"] += sum(attended_pairs(len(text) // 8) for text in texts) if attended is None else attended
         self.read["digest"] += sum(map(zlib.crc32, texts))
 
     def time(self, train: Callable, few, whole, learning_rate: float) -> None:
@@ -91,6 +96,11 @@ class Meter:
             train(whole, learning_rate)
         finally:
             hook.remove()
+
+
+def attended_pairs(tokens: int) -> int:
+    """Count the pairs of a token and itself or an earlier one."""
+    return tokens * (tokens + 1) // 2
 
 
 def _int64(ids):

@@ -15,6 +15,9 @@ def check_run(run: Path) -> None:
         raise ValueError("the page needs gradio, which is not installed: make extras")
     if not run.is_dir():
         raise ValueError(f"{run} is not a folder: name a finished run, or make the bundled one (make ppo)")
+    seeds = sorted(str(folder) for folder in run.glob("seed-*/") if (folder / "recipe.yaml").is_file())
+    if seeds:
+        raise ValueError(f"{run} is a run of several seeds, each with its own models: give one of {', '.join(seeds)}")
     missing = [name for name in REQUIRED_ARTIFACTS if not (run / name / MANIFEST).is_file()]
     if missing:
         raise ValueError(f"{run} has no finished {', '.join(missing)}: make it first (the bundled run: make ppo)")

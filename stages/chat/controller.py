@@ -52,7 +52,7 @@ class ChatController:
 
     def question_text(self, index: int | None) -> str:
         """Return a held-out question."""
-        return "" if index is None else self.questions[index]
+        return self.questions[index] if isinstance(index, int) else ""  # Gradio lets other types pass
 
     def random_question(self) -> int | None:
         """Return the index of a random held-out question; None if there is none."""
@@ -65,7 +65,7 @@ class ChatController:
 
     def best_human_answer(self, question: str) -> Html:
         """Render the best human answer, if one is known."""
-        return views.render_human_answer(self.rows.get(question.strip()))
+        return views.render_human_answer(self.rows.get((question or "").strip()))
 
     def start(self, page: str) -> Html:
         """Prepare the page for a new question; render what it shows while the question waits in the queue.
@@ -138,10 +138,11 @@ class ChatController:
 
     def tally_votes(self, names: list[str], samples: int) -> Html:
         """Tally the votes between two policies as they are now; votes on other models of these names do not count."""
-        one, other = (f"best of {samples}" if name == BEST_OF_N else name for name in names)
-        if one == other:
-            return views.render_notice(f"Both are {one}: votes are saved, and there is nothing to tally.")
         try:
+            self._check_names(names)
+            one, other = (f"best of {samples}" if name == BEST_OF_N else name for name in names)
+            if one == other:
+                raise ValueError(f"Both are {one}: votes are saved, and there is nothing to tally.")
             votes = [(parse_vote_models(row), question_key(row), kind)
                      for kind in (VOTES, TIES) for row in self.votes.rows(kind)]
         except ValueError as error:
@@ -158,8 +159,7 @@ class ChatController:
         self, page: str, question: str, sampling: dict, names: list[str]
     ) -> Iterator[tuple[list[Answer], bool]]:
         """Yield the answers every SHOW_EVERY_SECONDS and at the end, and whether they were stopped."""
-        if not set(names) <= set(self.models.names):
-            raise ValueError("Choose a model for each answer.")
+        self._check_names(names)
         settings = SamplingSettings(**sampling, seed=RANDOM.randrange(2**31))
         prompt = self.models.encode_prompt(question, settings)
         session, self.busy, answers, shown = self.sessions.get(page), True, [], 0.0
@@ -175,6 +175,10 @@ class ChatController:
             yield answers, stopped
         finally:
             self.busy = False
+
+    def _check_names(self, names: list[str]) -> None:
+        if not all(name in self.models.names for name in names):
+            raise ValueError("Choose a model for each answer.")
 
     def _open_comparison(self, page: str, question: str, sampling: dict, answers: list[Answer]) -> None:
         voted = tuple(

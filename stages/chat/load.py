@@ -6,13 +6,12 @@ from pathlib import Path
 from stages.chat.controller import ChatController
 from stages.chat.streaming import BEST_OF_N, ChatModels
 from stages.chat.votes import Votes
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.runtime.files import hash_file
 from stages.runtime.finished import DIGEST_CHARACTERS, MANIFEST
 
 
 def load_controller(
-    run: Path, models: Sequence[tuple[str, Path]], votes: Path, precision: str, kernels: Kernels
+    run: Path, models: Sequence[tuple[str, Path]], votes: Path, precision: str, cpu_kernels: str
 ) -> ChatController:
     """Load the run's SFT and PPO models, further `models` by name, and the reward model."""
     folders = {"SFT": run / "sft-merged", "PPO": run / "ppo-merged"}
@@ -24,7 +23,7 @@ def load_controller(
     digests = {name: model_digest(folder) for name, folder in folders.items()}
     digests[BEST_OF_N] = f"{digests['SFT']} by {model_digest(reward)}"
     print(f"demo: loading {', '.join(folders)} and the reward model", flush=True)
-    chat_models = ChatModels(folders, reward, precision, kernels)
+    chat_models = ChatModels(folders, reward, precision, cpu_kernels)
     return ChatController(chat_models, run / "pairs", Votes(votes), digests)
 
 

@@ -8,6 +8,7 @@ from starlette.middleware import Middleware
 from stages.chat import views
 from stages.chat.controller import ChatController
 from stages.chat.model_background import ModelBackground
+from stages.chat.refused_requests import shorten_tracebacks
 from stages.chat.request_guard import RequestGuard
 from stages.chat.tabs.blind import add_blind_tab
 from stages.chat.tabs.question_inputs import add_question_inputs
@@ -38,6 +39,7 @@ def serve_page(blocks: gr.Blocks, host: str, port: int | None, wait: bool = True
         server_name=host, server_port=port, share=False, theme=theme, css_paths=STYLE, js=SCRIPT.read_text("utf-8"),
         footer_links=[], run_history=False, quiet=True, ssr_mode=False, enable_monitoring=False, pwa=False,
         mcp_server=False, prevent_thread_lock=True, app_kwargs={"middleware": [Middleware(RequestGuard, host=host)]})
+    shorten_tracebacks()
     if wait:
         print(f"demo: {address} (Ctrl-C ends it)", flush=True)
         blocks.block_thread()

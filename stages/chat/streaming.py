@@ -19,7 +19,6 @@ from stages.modeling.load import load_causal
 from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import uses_cpu_kernels
 from stages.modeling.packed.token_logprobs import selective_log_softmax
-from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import combine_scores
@@ -102,17 +101,17 @@ class ChatModels:
     """
 
     def __init__(self, folders: dict[str, Path], reward: Path, precision: str = "fp32",
-                 kernels: Kernels = TORCH_ONLY):
+                 cpu_kernels: str = "off"):
         self.tokenizer = load_shared_tokenizer(*folders.values(), reward)
         self.max_positions = max_positions(*folders.values(), reward)
-        self.policies = {name: load_causal(folder, precision, kernels) for name, folder in folders.items()}
+        self.policies = {name: load_causal(folder, precision, cpu_kernels) for name, folder in folders.items()}
         self.reference = next(iter(folders))
-        self.scorers = load_reward_models(reward, precision, kernels=kernels)
+        self.scorers = load_reward_models(reward, precision, cpu_kernels=cpu_kernels)
         self.names = [*folders, BEST_OF_N]
 
     def encode_prompt(self, question: str, sampling: SamplingSettings) -> list[int]:
         """Return the prompt's token ids; ValueError, in one sentence, for a question that is empty or too long."""
-        if not question.strip():
+        if not (question or "").strip():
             raise ValueError("Type a question, or pick one.")
         if len(question) > MAX_QUESTION_CHARACTERS:  # before it is tokenized, which may take long
             raise ValueError(f"The question has {len(question):,} characters; at most {MAX_QUESTION_CHARACTERS:,} are "

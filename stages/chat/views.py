@@ -2,13 +2,13 @@
 
 from math import exp
 
-from stages.chat.markdown_html import render_markdown
 from stages.chat.model_background import SCRATCH, SUBJECTS, ModelBackground
 from stages.chat.streaming import Answer
 from stages.chat.token_text import TextPiece
 from stages.chat.votes import VotedAnswer
 from stages.evaluation.statistics import wilson_interval
 from stages.render.html import Html, element, join_html
+from stages.render.markdown_html import render_markdown
 
 EMPTY = Html("")
 MAX_SITES = 3  # that are named in the heading

@@ -31,7 +31,7 @@ def describe_failure(error: BaseException, out: Path) -> str | None:
     if is_full or (storing and free_bytes < MIN_FREE_BYTES):
         file = getattr(error, "filename", None) or folder
         return (f"no space left on the disk of {file} (free: {format_bytes(free_bytes)}): make room, and the same "
-                f"command continues from the last checkpoint")
+                f"command continues")
     if is_of_safetensors:
         return f"a file of weights cannot be read or written: {text}"
     if isinstance(error, ValueError | OSError):

@@ -39,7 +39,7 @@ def run_in_child_if_limited(label: str) -> None:
     if -status in ABORTS:
         print_line(f"{label}: error: out of memory, it seems: a library aborted ({signal.Signals(-status).name}), and "
                    f"this process may have {format_bytes(limit_bytes)} (ulimit -v): raise that limit, or take smaller "
-                   f"batches; the same command continues from the last checkpoint")
+                   f"batches; the same command continues")
         sys.exit(1)
     sys.exit(status if status >= 0 else 128 - status)
 

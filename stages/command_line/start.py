@@ -12,7 +12,7 @@ COMMAND = "stages.command_line.command"  # imported by name: that takes longer t
 def main(file: str) -> None:
     """Run the command of the program `file` and exit: with 1 and one line for a user's mistake.
 
-    Stopped by Ctrl-C or SIGTERM: with 130 or 143, and one line.
+    Stopped by Ctrl-C, SIGTERM or SIGHUP: with 130, 143 or 129, and one line.
     """
     stopping.install()
     try:

@@ -190,7 +190,7 @@ def _call(collective, *arguments) -> None:
 
 def _describe_loss(cause: str) -> str:
     """Find out which processes are lost: those that do not answer in the store."""
-    resumes = "the same command continues from the last checkpoint"
+    resumes = "the same command continues"
     others = [other for other in range(world_size()) if other != rank()]
     try:
         store = _stores[-1]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from stages.evaluation.cached_results.files import digest_value
 from stages.evaluation.cached_results.tensors import CachedResults, join_rows, split_rows
@@ -20,10 +19,8 @@ from stages.evaluation.own_prompts.wording import greedy_name
 from stages.evaluation.pair_accuracy import HeldOutPairs, mean_logprobs
 from stages.evaluation.policy_answers import Answers, LoadedModel, repeat_each, sample_answers
 from stages.evaluation.summary import BEST, SAMPLES, display_name
-from stages.generation.cuda_graphs import decode_with_graphs
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed import token_logprobs
-from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 
 
 class AnswerSampler:
@@ -36,16 +33,14 @@ class AnswerSampler:
 
     def __init__(self, tokenizer, prompts: HeldOutPrompts, *, batch_prompts: int, max_new_tokens: int,
                  temperature: float, temperatures: Sequence[float], best_of: int, seed: int,
-                 kernels: Kernels = TORCH_ONLY, cuda_graphs: bool = False, precision: str = "fp32",
+                 cpu_kernels: str = "off", precision: str = "fp32",
                  cache: CachedResults | None = None, start: str = "sft", stop_ids: Sequence[int] | None = None):
         self.tokenizer, self.prompts, self.precision = tokenizer, prompts, precision
         self.temperature, self.temperatures, self.best_of, self.seed = temperature, temperatures, best_of, seed
         self.start, self._greedy = start, greedy_name(start)
         self._sampling = {"batch_prompts": batch_prompts, "max_new_tokens": max_new_tokens, "precision": precision}
         self._sampling |= {} if stop_ids is None else {"stop_ids": list(stop_ids)}
-        self._cuda_graphs = cuda_graphs
-        self._model = LoadedModel(partial(
-            _load_policy, precision=precision, kernels=kernels, cuda_graphs=cuda_graphs))
+        self._model = LoadedModel(partial(load_causal, precision=precision, cpu_kernels=cpu_kernels))
         self._cache = cache or CachedResults()
 
     def sample_policies(self, folders: dict[str, Path], held_out: HeldOutPairs | None = None
@@ -123,7 +118,7 @@ class AnswerSampler:
             return join_rows(sampled.responses) | {"ended": torch.tensor(sampled.ended, dtype=torch.bool)}
 
         tensors = self._cache.compute("answers", folder, compute, prompts=digest_value(prompts),
-                                      eos=self.tokenizer.eos_token_id, cuda_graphs=self._cuda_graphs, **options)
+                                      eos=self.tokenizer.eos_token_id, **options)
         responses = [row.tolist() for row in split_rows(tensors)]
         return Answers(responses, self.tokenizer.batch_decode(responses, skip_special_tokens=True),
                        tensors["ended"].tolist())
@@ -148,9 +143,3 @@ class AnswerSampler:
 
         return self._cache.compute("mean log-probabilities", folder, compute, precision=self.precision,
                                    texts=digest_value([held_out.prompts, held_out.answers]))["means"].numpy()
-
-
-def _load_policy(folder: Path, *, precision: str, kernels: Kernels, cuda_graphs: bool) -> PreTrainedModel:
-    model = load_causal(folder, precision, kernels)
-    decode_with_graphs(model, cuda_graphs)
-    return model

@@ -12,7 +12,7 @@ from stages.evaluation.heldout_prompts import HeldOutPrompts
 from stages.evaluation.own_prompts.wording import greedy_name
 from stages.evaluation.policy_answers import Answers
 from stages.evaluation.policy_metrics import GOLD_PREFIX, Columns, column_mean, gold_score_names
-from stages.evaluation.summary import BEST, SAMPLES, cheaper_policies, samples_per_answer
+from stages.evaluation.summary import BEST, CONTROLS, SAMPLES, cheaper_policies, samples_per_answer
 
 
 def measure_policies(
@@ -74,15 +74,15 @@ def choose_best_of_n_temperature(best: float, candidates: Sequence[float], defau
 
 def compare_at_best(columns: dict[str, Columns], policy: str, estimate: Callable, scores: Sequence[str] = ()
                     ) -> dict[str, dict]:
-    """Compute the paired differences of a policy at its best temperature minus each cheaper policy.
+    """Compute the paired differences of a policy at its best temperature minus each cheaper policy and its control.
 
     Args:
         columns: of each policy, a row a question (policy_metrics.answer_columns, best_of_columns).
         estimate: (statistic, columns [K, N], groups [N]) to a value with its interval.
         scores: further columns to compare.
 
-    Returns: by cheaper policy {samples_per_answer, reward, judge, gold, and scores if there are any}; gold is by score,
-        over the questions that it applies to, and empty where it applies to none; judge is None without a judge.
+    Returns: by the other policy {samples_per_answer, reward, judge, gold, and scores if there are any}; gold is by
+        score, over the questions that it applies to, and empty where it applies to none; judge is None without a judge.
     """
     after = columns[f"{policy}{BEST}"]
     return {name: {"samples_per_answer": samples_per_answer(name),
@@ -90,7 +90,13 @@ def compare_at_best(columns: dict[str, Columns], policy: str, estimate: Callable
                    "gold": _gold_differences(columns[name], after, estimate)} | ({
                        "scores": {key: column_mean(key).change(columns[name], after, estimate) for key in scores}}
                        if scores else {})
-            for name in cheaper_policies(columns)}
+            for name in list_compared(columns, policy)}
+
+
+def list_compared(columns: Iterable[str], policy: str) -> list[str]:
+    """List what a policy at its best temperature is compared with: the cheaper policies, and its control."""
+    control = f"{CONTROLS.get(policy)}{BEST}"
+    return [*cheaper_policies(columns), *([control] if control in columns else [])]
 
 
 def _gold_differences(before: Columns, after: Columns, estimate: Callable) -> dict[str, dict]:

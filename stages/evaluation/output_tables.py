@@ -34,7 +34,8 @@ def write_samples(path: Path, rows: list[dict], texts: dict[str, list[str]], num
     """Write samples.parquet; rows: of the pairs table, one a question. texts: by writer. numbers: further columns."""
     columns = {"site": [row["site"] for row in rows], "qid": [row["qid"] for row in rows],
                "question": [row["question"] for row in rows], "url": [row["metadata"][0] for row in rows],
-               "authors": [row["authors"][:2] for row in rows], **texts}  # of the question, of the best answer
+               **{name: [row.get(name, [])[:2] for row in rows]  # of the question, of the best answer
+                  for name in ("authors", "author_urls", "licenses")}, **texts}
     columns |= {name: _nullable(values) for name, values in numbers.items()}
     pq.write_table(pa.table(columns), path, compression="zstd")
 

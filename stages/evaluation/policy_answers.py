@@ -12,7 +12,6 @@ from stages.evaluation.cached_results.files import digest_value
 from stages.evaluation.cached_results.tensors import CachedResults
 from stages.evaluation.summary import BEST
 from stages.generation.sampler import sample_in_batches
-from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer, combine_scores
 from stages.reward_modeling.scoring_file import member_folders
@@ -101,9 +100,9 @@ class AnswerScorer:
     scores are the same without them, also in rounding. cache: results of earlier evaluations.
     """
 
-    def __init__(self, *, precision: str, batch_texts: int, kernels: Kernels = TORCH_ONLY,
+    def __init__(self, *, precision: str, batch_texts: int, cpu_kernels: str = "off",
                  apart: Sequence[str] = (), cache: CachedResults | None = None):
-        self.precision, self.batch_texts, self.kernels = precision, batch_texts, kernels
+        self.precision, self.batch_texts, self.cpu_kernels = precision, batch_texts, cpu_kernels
         self.apart, self.cache = apart, cache or CachedResults()
 
     def score(self, reward: Path, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, np.ndarray]:
@@ -117,7 +116,7 @@ class AnswerScorer:
         rows = {writer: [None if end is None else (tuple(start), tuple(end)) for start, end in zip(*both, strict=True)]
                 for writer, both in texts.items()}
         rewards: dict = {None: float("nan")}
-        model = LoadedModel(partial(load_classifier, precision=self.precision, kernels=self.kernels))
+        model = LoadedModel(partial(load_classifier, precision=self.precision, cpu_kernels=self.cpu_kernels))
         for group in ("", *self.apart):
             members = (part for writer, part in rows.items() if self._group(writer) == group)
             distinct = sorted({text for part in members for text in part} - rewards.keys(),

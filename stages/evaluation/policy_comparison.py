@@ -10,14 +10,16 @@ from functools import partial
 import numpy as np
 
 from stages.evaluation import policy_metrics
-from stages.evaluation.at_best import compare_at_best
+from stages.evaluation.at_best import compare_at_best, list_compared
 from stages.evaluation.gold_score import MAIN_KEY
 from stages.evaluation.heldout_prompts import HeldOutPrompts
+from stages.evaluation.length_control.equal_length import compare_answers
+from stages.evaluation.length_control.within_bins import gain_within_bins
 from stages.evaluation.own_prompts.wording import greedy_name
 from stages.evaluation.policy_answers import Answers, repeat_each
 from stages.evaluation.policy_metrics import Columns
-from stages.evaluation.summary import BEST, SAMPLES
-from stages.generation.best_of_n import best_of_kl
+from stages.evaluation.summary import BEST, CONTROLS, SAMPLES
+from stages.generation.best_of_n import best_of_kl, best_of_n_weights
 from stages.rewards.kl import kl_k1
 
 SAMPLE_SETS = (SAMPLES, SAMPLES + BEST)  # at the sampling temperature, and at SFT's best
@@ -53,7 +55,8 @@ class PolicyComparison:
         estimate: see policy_metrics.compute_policy_metrics. A best-of-n's `kl_formula` is in nats a response.
 
         Returns: `policies`, the metrics of each; `comparisons`, each trained policy against SFT at the sampling
-            temperature; `at_best`, each at its best temperature minus cheaper policies (at_best.compare_at_best).
+            temperature; `at_best`, each at its best temperature minus cheaper policies (at_best.compare_at_best);
+            `length_control`, of policies with a control, what they gained at equal length (_measure_length).
         """
         sampled = {name: self._columns(name) for name in self.answers}
         columns = {name: values for name, values in sampled.items() if name not in SAMPLE_SETS}
@@ -67,11 +70,30 @@ class PolicyComparison:
         for n in best_of:
             policies[f"best_of_{n}"]["kl_formula"] = best_of_kl(n)
         compared = [name for name in self.answers if name not in NOT_COMPARED and not name.endswith(BEST)]
-        return {"policies": policies, "comparisons": {
+        controlled = [name for name in compared if f"{CONTROLS.get(name)}{BEST}" in columns]
+        length = {"length_control": {name: self._measure_length(name, columns, sampled, best_of, estimate)
+                                     for name in controlled}} if controlled else {}
+        return {"policies": policies, **length, "comparisons": {
             name: {metric: policies[name][metric] for metric in COMPARED_METRICS}
             | self._changes(name, columns, estimate) for name in compared},
             "at_best": {name: compare_at_best(columns, name, estimate, self._scorers_at_best) for name in compared
                         if f"{name}{BEST}" in columns}}
+
+    def _measure_length(self, policy: str, columns: dict[str, Columns], sampled: dict[str, Columns],
+                        best_of: Sequence[int], estimate: Callable) -> dict:
+        """Measure what a policy and its control gained within bins of length, and how often the policy is preferred.
+
+        All at their best temperatures. sampled: columns of every answer, the samples of best-of-n among them.
+        """
+        own, start, sets = columns[f"{policy}{BEST}"], columns[f"{self.start}{BEST}"], self._best_of_sets(best_of)
+        preferred = {}
+        for name in list_compared(columns, policy):
+            source, n = sets.get(name, (None, 1))
+            other = columns[name] if source is None else sampled[source]
+            weights = best_of_n_weights(other["reward"].reshape(len(own["reward"]), -1), n)
+            preferred[name] = compare_answers(own, other, weights, estimate)
+        return {"within_bins": {name: gain_within_bins(start, columns[f"{name}{BEST}"], estimate)
+                                for name in (policy, CONTROLS[policy])}, "preferred": preferred}
 
     def score_questions(self, best_of: Sequence[int]) -> dict[str, Columns]:
         """Return scores of every policy at the sampling temperature: reward, gold, judge and kl_k1 [N].

@@ -10,10 +10,11 @@ from stages.evaluation.own_prompts.wording import find_wording, greedy_name, sta
 
 # How policies are called where people read; another policy is called by its name.
 DISPLAY_NAMES = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "rloo": "RLOO", "grpo": "GRPO", "ilql": "ILQL",
-                 "expert_iteration": "expert iteration"}
+                 "expert_iteration": "expert iteration", "ppo-length": "PPO on length alone"}
+CONTROLS = {"ppo": "ppo-length"}  # of a policy: the same training, paid for the length of the answers alone
 # Further policies, stages and columns of samples.parquet, which a policy cannot be named after.
 RESERVED_NAMES = re.compile(r"base|sft|human|samples|best_of_\d+|posts|pairs|reward|judge|evaluate|site|qid|question"
-                            r"|url|authors|(reward|gold|judge)_.*|(sft|base)_greedy|.*_best")
+                            r"|url|authors|author_urls|licenses|(reward|gold|judge)_.*|(sft|base)_greedy|.*_best")
 SAMPLES = "samples"  # several answers of SFT to each prompt, those of a prompt together: for best-of-n
 BEST = "_best"  # end of the name of a policy at its best temperature
 BEST_OF_N = re.compile(r"best_of_(\d+)(_best)?")
@@ -42,7 +43,13 @@ def short_table(metrics: dict) -> list[list[str]]:
     rows = _reward_model_rows(metrics["reward_model"]) if "reward_model" in metrics else [list(OWN_REWARD_ROW)]
     if not metrics["comparisons"]:
         return rows + _rows_without_policies(metrics)
-    return rows + [row for policy in metrics["comparisons"] for row in _policy_rows(metrics, policy)]
+    return rows + [row for policy in judged_policies(metrics) for row in _policy_rows(metrics, policy)]
+
+
+def judged_policies(metrics: dict) -> list[str]:
+    """List the trained policies that the run is about: without those that are controls of another."""
+    controls = {CONTROLS.get(policy) for policy in metrics["comparisons"]}
+    return [policy for policy in metrics["comparisons"] if policy not in controls]
 
 
 def _reward_model_rows(reward: dict) -> list[list[str]]:
@@ -76,7 +83,8 @@ def headline_metrics(metrics: dict) -> dict[str, float]:
     comparisons, reward = metrics["comparisons"], metrics.get("reward_model")
     estimates = {"reward_accuracy": reward["accuracy"],
                  "above_best_cheap_baseline": reward["above_best_cheap_baseline"]} if reward else {}
-    prefixes = {policy: f"{policy}_" if len(comparisons) > 1 else "" for policy in comparisons}
+    policies = judged_policies(metrics)
+    prefixes = {policy: f"{policy}_" if len(policies) > 1 else "" for policy in policies}
     for policy, prefix in prefixes.items():
         comparison = comparisons[policy]
         estimates |= {f"{prefix}{name}": comparison[key] for name, key in (
@@ -222,7 +230,7 @@ def _policy_rows(metrics: dict, policy: str) -> list[list[str]]:
     start = start_model(policies)
     sft, tuned, before = policies[start], policies[policy], display_name(start)
     name, gold = display_name(policy), comparison["gold"] or {}
-    of_policy = f", {name}" if len(metrics["comparisons"]) > 1 else ""
+    of_policy = f", {name}" if len(judged_policies(metrics)) > 1 else ""
     hacking = metrics["hacking"][policy]
     verdict = HACKING_WORDS.get(hacking["verdict"], hacking["verdict"])
     at = f"at temperature {sft['temperature']:g}"
@@ -261,8 +269,9 @@ def _rows_at_best(metrics: dict, policy: str) -> list[list[str]]:
     rows = [[f"{key} {label}", _change(mean_score(sft, key), mean_score(tuned, key),
                                        difference_at_best(against_start(against), key))]
             for key, label in zip(shown, labels, strict=True)]
-    of_policy = f", against {name}" if len(metrics["comparisons"]) > 1 else ""
-    others = [each for each in (greedy_name(start), strongest_best_of_n(against)) if each]
+    of_policy = f", against {name}" if len(judged_policies(metrics)) > 1 else ""
+    others = [each for each in (greedy_name(start), strongest_best_of_n(against))
+              if each and describe_policy(each, policies) != describe_policy(f"{start}{BEST}", policies)]
     return rows + [[f"{measure}, {describe_policy(each, policies)}{of_policy}",
                     f"{mean_score(policies[each], measure):z.3f} ({name} minus it: "
                     f"{format_estimate(difference_at_best(against[each], measure), signed=True)})"] for each in others]

@@ -3,11 +3,13 @@
 A verdict of 'better' needs a score that the policy was not trained on: gold, or else a held-out reward model.
 """
 
+from stages.evaluation.length_control.words import describe_length, only_length_headline
 from stages.evaluation.own_prompts.wording import find_wording, greedy_name, start_model
 from stages.evaluation.summary import (
     BEST,
     NO_JUDGE,
     against_start,
+    best_of_n_policies,
     capitalise,
     change_direction,
     choose_measure,
@@ -17,6 +19,7 @@ from stages.evaluation.summary import (
     format_estimate,
     format_percent,
     join_words,
+    mean_score,
     samples_per_answer,
     strongest_best_of_n,
     unseen_changes,
@@ -29,11 +32,11 @@ RISE_WORDS = {1: "rose", 0: "did not move beyond chance", -1: "fell"}
 def policy_verdict(metrics: dict, policy: str) -> tuple[str, str]:
     """Say whether a policy is better than SFT, each at its best temperature, and at what cost.
 
-    Returns (kind, paragraph); kind is 'better', 'mixed', 'flat', 'worse', 'hacking', 'no-judge' or 'unknown' (the
-    learnt reward rose, nothing else is known, not flagged).
+    Returns (kind, paragraph); kind is 'better', 'mixed', 'flat', 'worse', 'hacking', 'no-judge', 'length' (better than
+    SFT, but only in length) or 'unknown' (the learnt reward rose, nothing else is known, not flagged).
     """
     return _verdict_kind(metrics, policy), " ".join([
-        *_describe_at_best(metrics, policy), *_describe_best_of_n(metrics, policy),
+        *_describe_at_best(metrics, policy), *_describe_best_of_n(metrics, policy), *describe_length(metrics, policy),
         *_describe_at_sampling_temperature(metrics, policy), *_moved_monitors(metrics, policy),
         _cost(metrics, policy)])
 
@@ -72,6 +75,8 @@ def _verdict_kind(metrics: dict, policy: str) -> str:
         return "no-judge"
     if equal := equal_without_training(metrics, policy):
         return "worse" if change_direction(difference_at_best(against[equal], measure)) < 0 else "flat"
+    if only_length_headline(metrics, policy):
+        return "length"
     if measure == "reward":
         return "unknown"
     return "mixed" if change_direction(against_start(against)["gold"].get("correct")) < 0 else "better"
@@ -143,7 +148,24 @@ def _describe_at_sampling_temperature(metrics: dict, policy: str) -> list[str]:
     if change > 0 and gold_change <= 0:
         return [f"{words[0]}.", f"This is reward hacking: the {wording.reward} rose while the gold score "
                                 f"{'fell' if gold_change < 0 else 'stayed flat'} ({estimate})."]
-    return [f"{words[0]}, and the gold score {RISE_WORDS[gold_change]} ({estimate})."]
+    correct, limits = gold.get("correct"), ""
+    if correct and gold_change > 0 and change_direction(correct["difference"]) <= 0:
+        limits = (f", but correctness {RISE_WORDS[change_direction(correct['difference'])]} there "
+                  f"({correct['sft']:.3f} to {correct['policy']:.3f})")
+    return [f"{words[0]}, and the gold score {RISE_WORDS[gold_change]} ({estimate}){limits}.",
+            *_better_best_of_n(metrics, policy)]
+
+
+def _better_best_of_n(metrics: dict, policy: str) -> list[str]:
+    """Name the best-of-n at the sampling temperature with the most gold, if it has more than the policy."""
+    policies, kl = metrics["policies"], metrics["comparisons"][policy]["kl_k1"]["mean"]
+    gold = {name: mean_score(policies[name], "gold") for name in (policy, *best_of_n_policies(policies))}
+    best = max(gold, key=gold.get)
+    if best == policy:
+        return []
+    return [f"{capitalise(describe_policy(best, policies))} is ahead of {display_name(policy)} there (gold "
+            f"{gold[best]:.3f} against {gold[policy]:.3f}, at a KL of at most {policies[best]['kl_formula']:.2f} "
+            f"against {kl:.2f} nats)."]
 
 
 def _moved_monitors(metrics: dict, policy: str) -> list[str]:

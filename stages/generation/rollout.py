@@ -11,7 +11,6 @@ class Rollout:
 
     logprobs, values, entropy: of each sampled token, [B, R] fp32, 0 after a response's end; None unless requested.
     allowed_token_ids: [B, R, K], the ids that top-k and top-p left to each token, padded with -1; None: no filter.
-    sampler_logprobs: [B, R], of the engine that sampled, if it is not this project's (engines/): never old ones.
     """
 
     prompts: list[list[int]]
@@ -21,7 +20,6 @@ class Rollout:
     values: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
     allowed_token_ids: torch.Tensor | None = None
-    sampler_logprobs: torch.Tensor | None = None
 
     def decode(self, tokenizer) -> list[str]:
         """Decode the responses to text, without special tokens."""

@@ -13,12 +13,11 @@ from contextlib import contextmanager
 import torch
 
 from stages.distributed import group, sharding
-from stages.generation.cuda_graphs import has_static_decoding
 from stages.generation.joining import join_rollouts
 from stages.generation.kv_cache import PackedKVCache
 from stages.generation.rollout import Rollout
-from stages.generation.static_decoding import StaticDecoders, StaticDecodeState
 from stages.generation.token_sampling import SampledTokens, sample_token
+from stages.modeling.cpu_kernels.linear import packed_weights
 from stages.modeling.load import autocast
 from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.attention import NO_MASK
@@ -72,10 +71,9 @@ def sample_in_batches(
     """
     responses: list = [None] * len(prompts)
     ended: list = [None] * len(prompts)
-    static = StaticDecoders()
     for index, chunk in enumerate(chunk_by_length([len(prompt) for prompt in prompts], batch_prompts)):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
-        batch = sample(model, [prompts[i] for i in chunk], generator=generator, static=static, **options)
+        batch = sample(model, [prompts[i] for i in chunk], generator=generator, **options)
         for i, response, end in zip(chunk, batch.responses, batch.ended, strict=True):
             responses[i], ended[i] = response, end
         on_batch(len(chunk))
@@ -87,7 +85,7 @@ def generate_stepwise(
     model, prompts: list[list[int]], *, max_new_tokens: int | Sequence[int], temperature: float,
     stop_ids: Sequence[int], generator: torch.Generator,
     value_fn: Callable[[torch.Tensor], torch.Tensor] | None = None, top_k: int = 0, top_p: float = 1.0,
-    share_prefixes: bool = False, of_rows: tuple[int, int] | None = None, static: StaticDecoders | None = None,
+    share_prefixes: bool = False, of_rows: tuple[int, int] | None = None,
 ) -> Iterator["GenerationState"]:
     """Sample a response per prompt, one token of every row per step; yield the same state after each step.
 
@@ -103,13 +101,12 @@ def generate_stepwise(
         share_prefixes: compute rows that are equal so far once. For several samples of a prompt, above all at a low
             temperature; the tokens are the same, up to rounding.
         of_rows: (first, count): these rows begin at `first` of `count` rows that share the generator's numbers.
-        static: the decoder of earlier batches, used again if the model has static decoding (cuda_graphs.py).
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     first, count = of_rows or (0, len(prompts))
     device, head = next(model.parameters()).device, output_layer(model)
-    with rollout_mode(model):
-        decoder = _start_decoder(model, prompts, max(limits), share_prefixes, static)
+    with rollout_mode(model), packed_weights(model, enabled=uses_cpu_kernels(model)):
+        decoder = (SharedPrefixState if share_prefixes else DecodeState)(model, prompts)
         state = GenerationState(limits, stop_ids, device, min(top_k, head.weight.shape[0]))
         while True:
             uniform = torch.rand(count, generator=generator, dtype=torch.float64)
@@ -124,14 +121,6 @@ def generate_stepwise(
                 tokens = tokens[remaining]
                 decoder.select_rows(remaining)
             decoder.step(tokens)
-
-
-def _start_decoder(
-    model, prompts: list[list[int]], max_new_tokens: int, share_prefixes: bool, static: StaticDecoders | None
-) -> "DecodeState | SharedPrefixState | StaticDecodeState":
-    if has_static_decoding(model):
-        return (static or StaticDecoders()).start(model, prompts, max_new_tokens, share_prefixes)
-    return SharedPrefixState(model, prompts) if share_prefixes else DecodeState(model, prompts)
 
 
 class DecodeState:

@@ -32,7 +32,7 @@ def cut_at_stop(rollout: Rollout, stop_ids: Sequence[int]) -> Rollout:
     responses = [_cut(response, set(stop_ids)) for response in rollout.responses]
     columns = max(map(len, responses))
     inside = torch.arange(columns) < torch.tensor([[len(response)] for response in responses])
-    stats = {name: getattr(rollout, name) for name in ("logprobs", "values", "entropy", "sampler_logprobs")}
+    stats = {name: getattr(rollout, name) for name in ("logprobs", "values", "entropy")}
     ids = rollout.allowed_token_ids
     return replace(
         rollout,

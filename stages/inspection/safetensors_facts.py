@@ -1,15 +1,11 @@
-"""Read names, types and shapes of the tensors in a safetensors file from its header; no weight is read.
+"""Read names, types and shapes of the tensors in a safetensors file from its header; no weight is read."""
 
-A file begins with the header's length (8 bytes, little-endian) and the header, JSON: {name: {dtype, shape,
-data_offsets: [begin, end] in bytes after the header}}.
-"""
-
-import json
 import re
 from math import prod
 from pathlib import Path
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+from stages.model_files.safetensors_header import read_header
+
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -20,41 +16,15 @@ def read_weight_facts(name: str, path: Path, size_bytes: int) -> dict:
     """
     facts = {"name": name, "bytes": size_bytes, "parameters": 0, "tensors": [], "problems": []}
     try:
-        header, end = _read_header(path)
+        header, expected_bytes = read_header(path)
         facts["tensors"] = _group_tensors(header)
         facts["parameters"] = sum(row["count"] * prod(row["shape"]) for row in facts["tensors"])
     except (OSError, ValueError, RecursionError) as error:
         facts["problems"].append(f"{name} cannot be read: {error}")
         return facts
-    expected_bytes = end + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if expected_bytes != size_bytes:
         facts["problems"].append(f"{name} is not whole: it has {size_bytes:,} of {expected_bytes:,} bytes")
     return facts
-
-
-def _read_header(path: Path) -> tuple[dict[str, dict], int]:
-    """Return the header without its metadata, and the offset of its end."""
-    with open(path, "rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > MAX_HEADER_BYTES:
-            raise ValueError("it is not a safetensors file")
-        text = stream.read(length)
-    if not length or len(text) < length:
-        raise ValueError("it is cut off in its header")
-    header = json.loads(text)
-    if not isinstance(header, dict):
-        raise ValueError("it is not a safetensors file")
-    header.pop("__metadata__", None)
-    if not all(map(_is_entry, header.values())):
-        raise ValueError("its header does not describe its tensors")
-    return header, 8 + length
-
-
-def _is_entry(entry: object) -> bool:
-    """Check for the dtype, shape and offsets of a tensor."""
-    lists = [entry.get(key) for key in ("shape", "data_offsets")] if isinstance(entry, dict) else [None]
-    are_integers = all(isinstance(value, list) and all(isinstance(n, int) for n in value) for value in lists)
-    return are_integers and len(lists[-1]) == 2 and "dtype" in entry
 
 
 def _group_tensors(header: dict[str, dict]) -> list[dict]:

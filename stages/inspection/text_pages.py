@@ -1,7 +1,6 @@
 """Format artifacts, lists of runs, and differences as lines of plain text for a terminal."""
 
 from stages.render.terminal import (
-    escape_controls,
     format_columns,
     format_named_texts,
     format_value,
@@ -40,8 +39,9 @@ def format_runs(runs: list[dict]) -> list[str]:
     """Format runs and their stages: state, time of the last write, problems or headline metrics."""
     lines: list[str] = []
     for run in runs:
-        rows = ((stage["name"], stage["state"], stage["last_written"], _format_note(stage)) for stage in run["stages"])
-        lines += ["", run["run"], *format_columns(rows)]
+        heads = format_columns((stage["name"], stage["state"], stage["last_written"]) for stage in run["stages"])
+        lines += ["", run["run"], *(line for head, stage in zip(heads, run["stages"], strict=True)
+                                    for line in wrap_paragraph(f"{head}  ", _format_note(stage)))]
     return lines[1:]
 
 
@@ -180,4 +180,4 @@ def _format_sample(facts: dict) -> list[str]:
 def _format_note(stage: dict) -> str:
     problems = [*stage["stale"], *stage["problems"]]
     numbers = [f"{name} {format_value(value)}" for name, value in stage["metrics"].items()]
-    return "; ".join(map(escape_controls, problems)) or ", ".join(numbers)
+    return "; ".join(problems) or ", ".join(numbers)

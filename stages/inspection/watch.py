@@ -102,8 +102,8 @@ def _describe_state(facts: dict) -> str:
     if "ended" in facts:
         return f"not finished, {process} has ended {waited} ago: {facts['ended']}"
     if facts["state"] == "ended":
-        return (f"not finished, {process} is gone; its last sign of life was {waited} ago: the same command continues, "
-                f"in training from the last checkpoint")
+        return (f"not finished, {process} is gone; its last sign of life was {waited} ago: the same command "
+                f"continues")
     if facts["state"] == "stale":
         longest = format_duration(facts.get("longest_wait_seconds", 0.0))
         rest = "it still runs" if facts["is_here"] else "whether it still runs cannot be seen from this machine"

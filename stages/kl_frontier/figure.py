@@ -5,15 +5,14 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 import numpy as np
-from matplotlib.patheffects import withStroke
 
 from stages.kl_frontier.fits import evaluate_fit
+from stages.reporting.drawing.label_placement import PointLabel, place_labels
 
 MARKERS = "osD^vPX*"
 FURTHER_COLOURS = ("#8B7FD6", "#A6761D", "#7F8C8D")  # after the page's four, on a light and on a dark ground
 CURVE_POINTS = 200
 MARK_SIZE = 11  # of letters, in points
-MARK_OFFSETS = ((-7, 4, "right"), (8, -12, "left"))  # in points, with the alignment; neighbours by turns
 LEGEND_ROOM = 0.3  # of the axis, per three families, for the legend above the points
 
 
@@ -44,16 +43,12 @@ class FrontierFigure:
         """Draw points, intervals and fits on Matplotlib axes, a colour a family."""
         axes.axhline(0, linestyle=":", linewidth=1.5, color="gray")
         axes.plot([0], [0], "x", color="gray", markersize=9, markeredgewidth=2)
-        halo = [withStroke(linewidth=3, foreground=axes.get_facecolor())]
-        axes.annotate("SFT", (0, 0), xytext=(8, -14), textcoords="offset points", fontsize=MARK_SIZE,
-                      path_effects=halo, zorder=5)
-        for number, ((label, points), colour, marker) in enumerate(_styled(self.points, colours)):
-            right, up, alignment = MARK_OFFSETS[number % 2]
+        labels = [PointLabel("SFT", 0, 0)]
+        for (label, points), colour, marker in _styled(self.points, colours):
             self._draw_fit(axes, label, points, colour)
             for point in points:
                 _draw_interval(axes, point, colour)
-                axes.annotate(point.mark, (point.x["mean"], point.y["mean"]), xytext=(right, up), ha=alignment,
-                              fontsize=MARK_SIZE, textcoords="offset points", color=colour, path_effects=halo, zorder=5)
+            labels += [PointLabel(point.mark, point.x["mean"], point.y["mean"], colour) for point in points]
             axes.plot([point.x["mean"] for point in points], [point.y["mean"] for point in points], marker,
                       color=colour, markersize=8, label=label)
         largest = max((point.x["mean"] for points in self.points.values() for point in points), default=1.0)
@@ -62,6 +57,7 @@ class FrontierFigure:
         axes.set_xlabel("square root of the KL to SFT, in nats a response")
         axes.set_ylabel(self.y_label)
         _place_legend(axes, len(self.points))
+        place_labels(axes, labels, [(label.x, label.y) for label in labels], MARK_SIZE)
 
     def _draw_fit(self, axes, label: str, points: list[FrontierPoint], colour: str) -> None:
         if label not in self.fits:

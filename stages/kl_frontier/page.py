@@ -5,7 +5,7 @@ from stages.kl_frontier import wording
 from stages.kl_frontier.figure import FrontierFigure, FrontierPoint, TrainingPaths
 from stages.kl_frontier.fits import FORMS
 from stages.pooling.page import FALSE_ALARMS, render_shares
-from stages.render.html import Html, element, join_html, sortable_text, table
+from stages.render.html import Html, element, join_html, sortable_text, stack_interval, table
 from stages.render.units import format_duration
 from stages.reporting.figures import FigureFolder
 from stages.reporting.headline import Verdict
@@ -184,11 +184,7 @@ def _parameter(fit: dict, name: str) -> Html:
 
 
 def _cell(estimate: dict | None, form: str = ".3f", signed: bool = False) -> str:
-    """Render the mean with its interval below it: columns must be narrow."""
-    if estimate is None:
-        return NONE
-    mean, _, interval = format_estimate(estimate, form, signed).partition(" ")
-    return join_html([mean, " ", element("small", interval)])
+    return NONE if estimate is None else stack_interval(format_estimate(estimate, form, signed))
 
 
 def _measure(name: str) -> str:

@@ -6,7 +6,7 @@ from statistics import NormalDist
 import numpy as np
 
 from stages.evaluation.statistics import LEVEL, NORMAL_QUANTILE, bootstrap_mean, bootstrap_statistic
-from stages.pooling.statistics import pool_over_seeds
+from stages.pooling.statistics import clip_interval, pool_over_seeds, possible_means
 
 
 class Pool:
@@ -38,6 +38,7 @@ class Pool:
             half, mean = (over_seeds["high"] - over_seeds["low"]) / 2, estimate["mean"]
             estimate |= {"low": mean - float(np.hypot(mean - by_question["low"], half)),
                          "high": mean + float(np.hypot(by_question["high"] - mean, half))}
+            estimate, over_seeds = (clip_interval(each, possible_means(values)) for each in (estimate, over_seeds))
         return estimate | {"by_question": by_question, "over_seeds": over_seeds}
 
     def estimate_statistic(self, statistic: Callable, columns: Sequence[np.ndarray]) -> dict | None:

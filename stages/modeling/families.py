@@ -57,6 +57,20 @@ def check_length(config: PretrainedConfig, tokens: int) -> None:
         )
 
 
+def first_layers(config: PretrainedConfig, layers: int | None) -> dict:
+    """Return the arguments of `from_pretrained` that load only the first layers of a model; None: all of them.
+
+    Raises ValueError if the model has fewer.
+    """
+    if layers is None:
+        return {}
+    if layers > config.num_hidden_layers:
+        raise ValueError(f"the first {layers} layers are wanted of a {config.model_type} model that has "
+                         f"{config.num_hidden_layers}: lower the recipe's number of layers")
+    types = getattr(config, "layer_types", None)
+    return {"num_hidden_layers": layers} | ({"layer_types": types[:layers]} if types else {})
+
+
 def check_lora_targets(model: PreTrainedModel, names: tuple[str, ...]) -> None:
     """Raise ValueError if PEFT has no default targets for the family, or if no layer has one of the names."""
     family = model.config.model_type
@@ -87,8 +101,6 @@ def _matrix_names(model: PreTrainedModel) -> list[str]:
 
 
 def _check_position_ids(inner: nn.Module, args: tuple, kwargs: dict) -> None:
-    if getattr(kwargs.get("batch"), "positions_checked", False):
-        return
     position_ids = kwargs.get("position_ids")
     if position_ids is not None and getattr(inner.config, "rope_parameters", None) is None:
         check_length(inner.config, int(position_ids.max()) + 1)

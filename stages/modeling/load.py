@@ -1,4 +1,4 @@
-"""Load models: precision, device, attention implementation, CPU kernels and Liger's kernels.
+"""Load models: precision, device, attention implementation and CPU kernels.
 
 Precisions: 'fp32'; 'mixed' (fp32 weights, bf16 matrix products by autocast); 'bf16' (bf16 weights); 'int8' and 'nf4'
 (bitsandbytes). fp16 is not offered: its range loses gradients without loss scaling.
@@ -12,15 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, P
 
 from stages.modeling.cpu_kernels.build import load_library
 from stages.modeling.cpu_kernels.layers import replace_layers
-from stages.modeling.families import backbone, caps_attention, check_positions, check_text_only
+from stages.modeling.families import backbone, caps_attention, check_positions, check_text_only, first_layers
 from stages.modeling.finite_weights import check_finite
 from stages.modeling.output_layer import check_logits
 from stages.modeling.packed import attention, gptj
 from stages.modeling.packed.forward import check_packing
 from stages.modeling.q_heads.files import has_q_heads
 from stages.modeling.q_heads.shifted_output import shift_by_folder
-from stages.modeling.replaced_layers import liger, liger_package
-from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 
 QUANTISED = ("int8", "nf4")
 ADAPTER_CONFIG = "adapter_config.json"  # PEFT's
@@ -42,11 +40,6 @@ def autocast(precision: str):
 def resolve_cpu_kernels(setting: str) -> bool:
     """Check whether models of this process can use the CPU kernels; setting: 'auto', which compiles them, or 'off'."""
     return setting == "auto" and device().type == "cpu" and load_library() is not None
-
-
-def resolve_liger_kernels(setting: str) -> bool:
-    """Check whether models of this process can use Liger's kernels; setting: 'auto', which imports them, or 'off'."""
-    return setting == "auto" and device().type == liger_package.DEVICE and liger_package.load_functions() is not None
 
 
 def precision_arguments(precision: str) -> dict:
@@ -78,12 +71,12 @@ def check_whole_model(folder: Path | str) -> None:
         raise ValueError(f"{folder} is an adapter, and a whole model is needed here: {advice}")
 
 
-def load_causal(folder: Path | str, precision: str = "fp32", kernels: Kernels = TORCH_ONLY) -> PreTrainedModel:
+def load_causal(folder: Path | str, precision: str = "fp32", cpu_kernels: str = "off") -> PreTrainedModel:
     """Load a causal language model on this process's device, in eval mode.
 
     Q heads in its folder (of ilql) shift its logits: what is loaded is the policy that the heads define.
     """
-    model = load_pretrained(AutoModelForCausalLM, folder, precision, kernels)
+    model = load_pretrained(AutoModelForCausalLM, folder, precision, cpu_kernels)
     check_logits(model)
     if has_q_heads(folder):
         shift_by_folder(model, folder)
@@ -91,24 +84,26 @@ def load_causal(folder: Path | str, precision: str = "fp32", kernels: Kernels = 
 
 
 def load_pretrained(
-    auto_class, folder, precision: str, kernels: Kernels = TORCH_ONLY, optional_weights: tuple[str, ...] = (), **more
+    auto_class, folder, precision: str, cpu_kernels: str = "off", optional_weights: tuple[str, ...] = (),
+    layers: int | None = None, **more
 ) -> PreTrainedModel:
     """Load a model in eval mode, with packed attention; ValueError if weights are missing.
 
     Args:
         auto_class: a class of Transformers with `from_pretrained`.
         optional_weights: names of weights that may be missing, and are then random.
+        layers: load only the first ones; None: all.
         more: arguments of `from_pretrained`.
     """
     check_whole_model(folder)
     config = AutoConfig.from_pretrained(folder)
     check_text_only(config)
-    use_kernels = resolve_cpu_kernels(kernels.cpu_kernels) and not caps_attention(config)
+    use_kernels = resolve_cpu_kernels(cpu_kernels) and not caps_attention(config)
     register_attention(config)
     model, info = auto_class.from_pretrained(
         folder, device_map={"": device()}, use_safetensors=True, output_loading_info=True,
         attn_implementation=attention.PACKED_CPU_KERNELS if use_kernels else attention.PACKED,
-        **precision_arguments(precision), **more
+        **precision_arguments(precision), **first_layers(config, layers), **more
     )
     missing = set(info["missing_keys"]) - set(optional_weights)
     if missing:
@@ -123,8 +118,6 @@ def load_pretrained(
     model.eval()
     if use_kernels:
         replace_layers(model)
-    if resolve_liger_kernels(kernels.liger_kernels):
-        liger.replace_layers(model)
     carry_batch(model)
     check_positions(model)
     check_packing(model)

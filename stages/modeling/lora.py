@@ -6,8 +6,10 @@ from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_
 from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 
+from stages.modeling.cpu_kernels.lora import replace_lora_layers
 from stages.modeling.families import check_lora_targets
 from stages.modeling.load import QUANTISED
+from stages.modeling.packed.forward import uses_cpu_kernels
 
 
 def unwrap_peft(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
@@ -51,7 +53,12 @@ def add_lora(
         modules_to_save=["score"] if scorer else None,
         trainable_token_indices={name: list(new_tokens) for name in _vocabulary_layers(model)} if new_tokens else None,
     )
-    return get_peft_model(model, config)
+    model = get_peft_model(model, config)
+    if scorer and precision == "bf16":
+        unwrap_peft(model).score.modules_to_save.float()  # as PEFT does with adapters: bf16 would round updates away
+    if uses_cpu_kernels(unwrap_peft(model)):
+        replace_lora_layers(model)
+    return model
 
 
 def _vocabulary_layers(model: PreTrainedModel) -> list[str]:

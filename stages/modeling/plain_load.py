@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from stages.modeling.families import backbone
+from stages.modeling.families import backbone, first_layers
 from stages.modeling.load import device, precision_arguments
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.merging.checks import probe_ids
@@ -35,8 +35,10 @@ class PlainOutputs(NamedTuple):
     logits: torch.Tensor
 
 
-def plain_outputs(folder: Path, precision: str) -> PlainOutputs:
+def plain_outputs(folder: Path, precision: str, layers: int | None = None) -> PlainOutputs:
     """Load a causal model as Transformers alone does, and compute the probe's last hidden states and logits.
+
+    layers: load only the first ones; None: all.
 
     Raises ValueError for a folder with Q heads: what is trained from it would be merged into a model without them.
     """
@@ -44,7 +46,8 @@ def plain_outputs(folder: Path, precision: str) -> PlainOutputs:
         raise ValueError(f"{folder} is a policy with Q heads, made by ilql, which nothing can be trained from: give "
                          f"the model that ilql started from")
     model = AutoModelForCausalLM.from_pretrained(
-        folder, device_map={"": device()}, use_safetensors=True, **precision_arguments(precision)).eval()
+        folder, device_map={"": device()}, use_safetensors=True, **precision_arguments(precision),
+        **first_layers(AutoConfig.from_pretrained(folder), layers)).eval()
     ids = probe_ids(model.config.vocab_size)
     states = _hidden_states(model, ids)
     outputs = PlainOutputs(folder, precision, ids, states.float().cpu(), _logits(model, states))

@@ -12,10 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from stages.distributed.sharding import gather_state
+from stages.model_files.gguf_header import is_gguf
 from stages.modeling.adapter_card import write_adapter_card
 from stages.modeling.compatible_files import save_tokenizer, write_model
 from stages.modeling.families import check_text_only
 from stages.modeling.finite_weights import check_finite
+from stages.modeling.gguf.convert import convert_gguf
 from stages.modeling.load import ADAPTER_CONFIG, check_whole_model
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.disk_space import check_free_space, used_bytes
@@ -30,9 +32,19 @@ FILE_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, float]:
     """Copy a local folder or hub model into `out` unchanged, as hard links if possible; return its size in bytes.
 
-    Raises ValueError if it is neither, has no safetensors weights, is an adapter, links to files elsewhere, cannot be
-    loaded, or its tokenizer and configuration disagree.
+    A GGUF file is converted. Raises ValueError if the model is none of these, has no safetensors weights, is an
+    adapter, links to files elsewhere, cannot be loaded, or its tokenizer and configuration disagree.
     """
+    if is_gguf(model):
+        convert_gguf(Path(model), out)
+    else:
+        _copy_folder(model, revision, out)
+    check_loadable(model, out)
+    check_special_tokens(load_tokenizer(out), AutoConfig.from_pretrained(out))
+    return {"bytes": sum(f.stat().st_size for f in out.glob("*.safetensors"))}
+
+
+def _copy_folder(model: str, revision: str | None, out: Path) -> None:
     source = Path(model) if Path(model).is_dir() else _download(model, revision)
     check_whole_model(source)
     files = [f for pattern in FILE_PATTERNS for f in sorted(source.glob(pattern))]
@@ -46,9 +58,6 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
     check_free_space(f"the copy of {model}", out, copied_bytes)
     for file in files:
         link_or_copy(file.resolve(), out / file.name)
-    check_loadable(model, out)
-    check_special_tokens(load_tokenizer(out), AutoConfig.from_pretrained(out))
-    return {"bytes": sum(f.stat().st_size for f in out.glob("*.safetensors"))}
 
 
 def _check_links(source: Path, files: list[Path]) -> None:

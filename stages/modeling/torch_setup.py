@@ -35,6 +35,11 @@ def prepare() -> None:
                    f"another")
 
 
+def without_autocast(x: torch.Tensor) -> torch.autocast:
+    """Return the context in which `x` is computed in its own precision; autocast knows no meta device."""
+    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
+
+
 @contextmanager
 def allow_nondeterministic() -> Iterator[None]:
     """Let torch call kernels for a GPU that it does not call deterministic, without the warning that they are not."""

@@ -10,7 +10,6 @@ from stages.distributed import sharding
 from stages.modeling import families, lora
 from stages.modeling.load import load_causal
 from stages.modeling.plain_load import check_trained_model, plain_outputs
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import check_special_tokens, check_vocabulary, resize_token_embeddings
 from stages.runtime.stage_lines import print_line
 
@@ -23,7 +22,6 @@ class TrainableSettings:
     tune: str
     precision: str
     cpu_kernels: str
-    liger_kernels: str
     seed: int
     sharding: str = "none"
     train_new_tokens: bool = False
@@ -39,7 +37,7 @@ def load_trainable_causal(
     """
     plain = plain_outputs(folder, settings.precision)
     torch.manual_seed(settings.seed)
-    model = load_causal(folder, settings.precision, Kernels(settings.cpu_kernels, settings.liger_kernels))
+    model = load_causal(folder, settings.precision, settings.cpu_kernels)
     check_special_tokens(tokenizer, model.config)
     families.check_length(model.config, max_length_tokens)
     new_tokens = resize_token_embeddings(model, tokenizer) if settings.train_new_tokens else []

@@ -2,9 +2,11 @@
 
 import torch
 
+from stages.planning.processor import measure_processor
 from stages.planning.stage_plan import Card, Hardware
 
 GIB = 1 << 30
+PUBLISHED_SHARE = 0.4  # of its published rates that a card reaches; an assumption
 
 
 CARDS = (
@@ -22,21 +24,25 @@ CARDS = (
 
 
 def choose_hardware(name: str | None, memory_gib: float | None, tflops: float | None, devices: int | None,
-                    share: float) -> Hardware:
-    """Return the cards that are named, or those of this machine; ValueError, in one line, for what cannot be."""
+                    share: float | None) -> Hardware:
+    """Return the cards that are named, or those of this machine; ValueError, in one line, for what cannot be.
+
+    share: of the rates; None: PUBLISHED_SHARE or, of a processor, to be measured.
+    """
     for option, value in (("--device-memory-gib", memory_gib), ("--device-tflops", tflops), ("--devices", devices)):
         if value is not None and not value > 0:
             raise ValueError(f"{option} must be above 0, not {value:g}")
-    if not 0 < share <= 1:
+    if share is not None and not 0 < share <= 1:
         raise ValueError(f"--model-flops-share must be above 0 and at most 1, not {share:g}")
     here = torch.cuda.device_count() if name is None and memory_gib is None else 1
-    return Hardware(choose_card(name, memory_gib, tflops), devices or max(1, here), share)
+    card = choose_card(name, memory_gib, tflops)
+    return Hardware(card, devices or max(1, here), share or (None if card.fp32_tflops else PUBLISHED_SHARE))
 
 
 def choose_card(name: str | None, memory_gib: float | None, tflops: float | None) -> Card:
     """Return the named card, or the first in CARDS of at least that memory, with what is given in its place.
 
-    Raises ValueError for an unknown name, or if nothing is given and there is no card here.
+    Nothing given: this machine's card or, without one, its processor. Raises ValueError for an unknown name.
     """
     if name is not None:
         card = next((card for card in CARDS if card.name.lower() == name.lower()), None)
@@ -52,10 +58,9 @@ def choose_card(name: str | None, memory_gib: float | None, tflops: float | None
 
 
 def _own_card() -> Card:
-    """Return this machine's card, with the rates of the card that its name contains."""
+    """Return this machine's card, with the rates of the card that its name contains, or its processor."""
     if not torch.cuda.is_available():
-        raise ValueError("there is no card here: give --device-memory-gib 24, or --device with a name: "
-                         + ", ".join(card.name for card in CARDS))
+        return measure_processor()
     own = torch.cuda.get_device_properties(0)
     known = next((card for card in CARDS if card.name.split("-")[0].lower() in own.name.lower()), None)
     if known is None:

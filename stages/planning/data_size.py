@@ -1,5 +1,6 @@
 """Estimate how much text a run has, from a finished pairs artifact or from the size of the dump."""
 
+import math
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 from stages.stackexchange.pairs.table import count_pairs, question_key, read_pairs
 
+MEAN_LENGTH_SHARE = 0.5  # of the limit of a text whose length is not known; an assumption
 CHARACTERS_PER_TOKEN = 4  # of English and code in a large vocabulary; an assumption
 SAMPLE_ROWS = 2000  # questions are shuffled, so the first rows are a random sample
 DUMP_BYTES_PER_TOKEN = 8  # of Posts.xml, for each token of pairs: half of it is other columns; an assumption
@@ -14,21 +16,71 @@ COMPRESSION = {".7z": 6, ".gz": 5, ".zst": 5, ".parquet": 2}  # of a file's text
 
 
 class DataSize(NamedTuple):
-    """Tokens of the finetune split, pairs of the reward split, questions of the rl split; None: not known."""
+    """How much text a run has; None: not known.
+
+    finetune_tokens: of that split. reward_pairs, evaluation_pairs, rl_questions: numbers, of those splits.
+    question_tokens, answer_tokens: mean lengths. shared_pair_tokens: of a pair, with every text of the split once, as
+    batches by question have it.
+    """
 
     finetune_tokens: int | None = None
     reward_pairs: int | None = None
     rl_questions: int | None = None
+    evaluation_pairs: int | None = None
+    question_tokens: float | None = None
+    answer_tokens: float | None = None
+    shared_pair_tokens: float | None = None
+
+    def pair_tokens(self, max_length_tokens: int, batching: str) -> float:
+        """Return the mean tokens that are computed of a pair, whose two texts have a limit."""
+        if self.question_tokens is None:
+            return 2 * max_length_tokens * MEAN_LENGTH_SHARE
+        shared = self.shared_pair_tokens if batching == "question" else 2 * (self.question_tokens + self.answer_tokens)
+        return min(2 * max_length_tokens, shared)
+
+    def sample_tokens(self, max_prompt_tokens: int, max_response_tokens: int) -> tuple[float, float]:
+        """Return the mean tokens of a prompt and of its response; responses are as long as answers, at most."""
+        if self.question_tokens is None:
+            return max_prompt_tokens * MEAN_LENGTH_SHARE, max_response_tokens * MEAN_LENGTH_SHARE
+        return min(max_prompt_tokens, self.question_tokens), min(max_response_tokens, self.answer_tokens)
+
+    def describe_lengths(self) -> str:
+        """Say what the lengths of texts rest on."""
+        if self.question_tokens is None:
+            return f"texts of {MEAN_LENGTH_SHARE:.0%} of their limits"
+        return f"questions of {self.question_tokens:.0f} and answers of {self.answer_tokens:.0f} tokens, as in pairs"
 
 
-def measure_pairs(pairs: Path) -> DataSize:
-    """Count the rows of a pairs artifact, and estimate what they hold from the first of each split."""
+def measure_pairs(pairs: Path, max_answer_tokens: int | None) -> DataSize:
+    """Count the rows of a pairs artifact, and estimate what they hold from the first of each split.
+
+    max_answer_tokens: fine-tuning leaves out longer answers; None: none.
+    """
     rows = list(islice(read_pairs(pairs, "finetune", ["question", "response_j"]), SAMPLE_ROWS))
-    characters = sum(len(row["question"]) + len(row["response_j"]) for row in rows)
+    limit = math.inf if max_answer_tokens is None else max_answer_tokens * CHARACTERS_PER_TOKEN
+    characters = sum(len(row["question"]) + len(row["response_j"]) for row in rows if len(row["response_j"]) <= limit)
     keys = [question_key(row) for row in islice(read_pairs(pairs, "rl", ["site", "qid"]), SAMPLE_ROWS)]
+    questions, answers, count = _measure_texts(pairs)
     return DataSize(
         round(count_pairs(pairs, "finetune") * characters / CHARACTERS_PER_TOKEN / max(len(rows), 1)),
-        count_pairs(pairs, "reward"), round(count_pairs(pairs, "rl") * len(set(keys)) / max(len(keys), 1)))
+        count_pairs(pairs, "reward"), round(count_pairs(pairs, "rl") * len(set(keys)) / max(len(keys), 1)),
+        count_pairs(pairs, "evaluation"), *map(_mean_tokens, (questions, answers)),
+        (sum(questions) + sum(answers)) / CHARACTERS_PER_TOKEN / max(count, 1))
+
+
+def _measure_texts(pairs: Path) -> tuple[list[int], list[int], int]:
+    """Return the characters of the questions and answers, each once, of a sample of reward pairs; and its pairs."""
+    columns = ["site", "qid", "question", "response_j", "response_k", "answer_j", "answer_k"]
+    questions, answers, count = {}, {}, 0
+    for row in islice(read_pairs(pairs, "reward", columns), SAMPLE_ROWS):
+        count += 1
+        questions[question_key(row)] = len(row["question"])
+        answers |= {(row["site"], row[f"answer_{side}"]): len(row[f"response_{side}"]) for side in "jk"}
+    return list(questions.values()), list(answers.values()), count
+
+
+def _mean_tokens(characters: list[int]) -> float | None:
+    return sum(characters) / len(characters) / CHARACTERS_PER_TOKEN if characters else None
 
 
 def measure_dump(files: Sequence[str], finetune_share: float) -> DataSize:

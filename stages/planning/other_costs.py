@@ -7,10 +7,11 @@ from transformers import PretrainedConfig
 
 from stages.modeling.packed.token_logprobs import FORWARD_TOKENS, logits_chunk_tokens
 from stages.planning import shapes, steps
+from stages.planning.data_size import MEAN_LENGTH_SHARE, DataSize
 from stages.planning.sampling_memory import Rollout, rollout_rows
 from stages.planning.stage_plan import Hardware, StagePlan
 from stages.planning.step_meter import StepMeter
-from stages.planning.training_costs import MEAN_LENGTH_SHARE, PRODUCTS_PER_PARAMETER, plan_lm_rows
+from stages.planning.training_costs import PRODUCTS_PER_PARAMETER, plan_lm_rows
 from stages.training.memory_estimate import PlanRow
 
 MLP_TENSORS = 4  # of the MLP's width, in memory at once without gradients
@@ -33,7 +34,8 @@ def plan_merge(stage: str, config: PretrainedConfig, settings: Any, scorer: bool
                      f"writing")
 
 
-def plan_evaluate(config: PretrainedConfig, settings: Any, hardware: Hardware, policies: int = 1) -> StagePlan:
+def plan_evaluate(config: PretrainedConfig, settings: Any, hardware: Hardware, size: DataSize, policies: int = 1
+                  ) -> StagePlan:
     """Plan an evaluation: all models in its precision, one at a time; policies: beside base and SFT."""
     precision = settings.precision
     dtype = shapes.weights_dtype(precision)
@@ -44,13 +46,14 @@ def plan_evaluate(config: PretrainedConfig, settings: Any, hardware: Hardware, p
     sweeps = len(settings.temperatures) * settings.temperature_prompts
     answers = (settings.prompts * (policies + SFT_ANSWERS + 2 * max(settings.best_of, default=0))
                + sweeps * (policies + 1))
-    tokens = int(answers * length * MEAN_LENGTH_SHARE)
-    pair_tokens = int(settings.max_pairs * 2 * length * MEAN_LENGTH_SHARE)
+    tokens = int(answers * sum(size.sample_tokens(settings.max_prompt_tokens, settings.max_response_tokens)))
+    pairs = min(settings.max_pairs, size.evaluation_pairs or settings.max_pairs)
+    pair_tokens = int(pairs * size.pair_tokens(length, "question"))
     flops = PRODUCTS_PER_PARAMETER * count * (3 * tokens + 2 * pair_tokens)  # sampled, scored twice; pairs twice
-    seconds = hardware._replace(devices=1).compute_seconds(flops) + _decode_seconds(
+    seconds = hardware._replace(devices=1).compute_seconds(flops, precision) + _decode_seconds(
         config, memory, answers, settings.batch_prompts, settings.max_response_tokens, hardware)
     return StagePlan("evaluate", count, 0, memory, tokens + pair_tokens, flops, seconds, 0,
-                     f"{answers:,} answers and {settings.max_pairs:,} pairs, on one card, at its bf16 rate"
+                     f"{answers:,} answers and {pairs:,} pairs, on one card, at its bf16 rate"
                      + (": fp32 without TF32 is slower" if precision == "fp32" else ""))
 
 
@@ -100,7 +103,7 @@ def _sampling_work(config: PretrainedConfig, settings: Any, hardware: Hardware, 
     length = settings.max_prompt_tokens + settings.max_response_tokens
     tokens = int(samples * length * MEAN_LENGTH_SHARE)
     flops = PRODUCTS_PER_PARAMETER * _parameters(config) * tokens * (1 + members)
-    return tokens, flops, hardware.compute_seconds(flops) + _decode_seconds(
+    return tokens, flops, hardware.compute_seconds(flops, settings.precision) + _decode_seconds(
         config, memory, -(-samples // hardware.devices), settings.batch_prompts * settings.n,
         settings.max_response_tokens, hardware)
 

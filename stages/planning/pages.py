@@ -90,8 +90,9 @@ def _part(row: PlanRow) -> str:
 
 def _describe(hardware: Hardware) -> list[str]:
     card = hardware.card
-    return [f"{hardware.devices} x {card.memory_gib:g} GiB ({card.name}), at {hardware.share:.0%} of {card.tflops:g} "
-            f"TFLOP/s (bf16) and of {card.bandwidth_gb_s:,.0f} GB/s",
+    fp32 = f"; fp32: {card.fp32_tflops:.3g}" if card.fp32_tflops else ""
+    return [f"{hardware.devices} x {card.memory_gib:.3g} GiB ({card.name}), at {hardware.share:.0%} of "
+            f"{card.tflops:.3g} TFLOP/s (bf16{fp32}) and of {card.bandwidth_gb_s:,.0f} GB/s",
             f"memory in GiB, of one card; a stage fits if it needs at most {USABLE_SHARE:.0%} of it: CUDA and its "
             f"allocator need the rest"]
 

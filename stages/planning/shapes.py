@@ -14,6 +14,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
+from stages.model_files.gguf_header import is_gguf, read_gguf_header
 from stages.modeling.load import QUANTISED, carry_batch, precision_arguments, register_attention
 from stages.modeling.packed import attention
 from stages.modeling.tiny_llama import build_small_llama
@@ -25,7 +26,7 @@ NF4_BLOCK = 64  # weights that share a scale
 
 
 def find_config(model: str, revision: str | None, scratch: object) -> PretrainedConfig:
-    """Return the configuration of a local folder, of a bundled shape or of a hub model, or that of 'scratch'.
+    """Return the configuration of a folder, a GGUF file, a bundled shape, a hub model or 'scratch'.
 
     Raises ValueError, in one line, if there is none.
     """
@@ -36,6 +37,9 @@ def find_config(model: str, revision: str | None, scratch: object) -> Pretrained
         if not (folder / "config.json").is_file():
             raise ValueError(f"base.model: {folder} has no config.json: give the folder of a model")
         return AutoConfig.from_pretrained(folder)
+    if is_gguf(model):
+        read_gguf_header(folder)
+        return AutoConfig.from_pretrained(folder.parent, gguf_file=folder.name)
     return AutoConfig.from_pretrained(bundled if bundled.is_file() else _download(model, revision))
 
 

@@ -15,24 +15,30 @@ USABLE_SHARE = 0.9  # of a card's memory: the rest is for CUDA's context and the
 
 
 class Card(NamedTuple):
-    """A card: memory in GiB, 10^12 floating-point operations a second in bf16 without sparsity, GB a second."""
+    """A card: memory in GiB, 10^12 floating-point operations a second in bf16 without sparsity, GB a second.
+
+    fp32_tflops: of a processor, which is planned with its own rate in fp32; None: that of bf16.
+    """
 
     name: str
     memory_gib: float
     tflops: float
     bandwidth_gb_s: float
+    fp32_tflops: float | None = None
 
 
 class Hardware(NamedTuple):
-    """The cards, and the share of their published rates that is reached."""
+    """The cards, and the share of their rates that is reached; None: of a processor, not measured yet."""
 
     card: Card
     devices: int
-    share: float
+    share: float | None
 
-    def compute_seconds(self, flops: float) -> float:
-        """Return the seconds of so many operations, shared among the cards."""
-        return flops / (self.card.tflops * 1e12 * self.share * self.devices)
+    def compute_seconds(self, flops: float, precision: str | None) -> float:
+        """Return the seconds of so many operations, shared among the cards; precision: of the stage, None: fp32."""
+        is_fp32 = precision in (None, "fp32")
+        tflops = (self.card.fp32_tflops if is_fp32 else None) or self.card.tflops
+        return flops / (tflops * 1e12 * self.share * self.devices)
 
     def own_rows(self, microbatch: int, batch: int) -> int:
         """Return the rows of a forward pass on one card: the cards share a batch."""

@@ -1,11 +1,13 @@
 """Measure steps of training at two depths: memory and work grow by the same amount with each further layer."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import PretrainedConfig
 
+from stages.modeling.families import first_layers
 from stages.planning import shapes
 from stages.planning.dry_run import StepCost, dry_run
 from stages.planning.stage_plan import dequantised_bytes, preset_gradients, stored_memory
@@ -45,7 +47,7 @@ class StepMeter:
         key = (stage, rows, precision, getattr(settings, "gradient_checkpointing", False),
                getattr(settings, "value_model", None))
         if key not in self._costs:
-            self._costs[key] = measure_step(self.config, lambda config: build(config, settings, rows))
+            self._costs[key] = measure_step(self._cut(settings), lambda config: build(config, settings, rows))
         return self._costs[key]
 
     def describe(self, stage: str, build: BuildStep, settings: Any, optimizer: str, processes: int) -> TrainedModel:
@@ -53,7 +55,7 @@ class StepMeter:
         sharded_over = processes if getattr(settings, "sharding", "none") == "fsdp" else 1
         key = (stage, settings.precision, getattr(settings, "value_model", None), sharded_over)
         if key not in self._models:
-            model, others, _ = build(self.config, settings, 1)
+            model, others, _ = build(self._cut(settings), settings, 1)
             count, _ = shapes.count_parameters(model)
             trained = [p for p in model.parameters() if p.requires_grad]
             dequantised = dequantised_bytes(model, settings.precision)
@@ -61,6 +63,13 @@ class StepMeter:
                                  sharded_over=sharded_over)
             self._models[key] = TrainedModel(rows, count, trained, dequantised)
         return self._models[key]
+
+
+    def _cut(self, settings: Any) -> PretrainedConfig:
+        """Return the configuration with the first layers only, if the section wants no more."""
+        config = deepcopy(self.config)
+        config.update(first_layers(config, getattr(settings, "layers", None)))
+        return config
 
 
 def measure_step(config: PretrainedConfig, build: Callable[[PretrainedConfig], Step]) -> StepCost:

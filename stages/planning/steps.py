@@ -46,7 +46,7 @@ def lm_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
 
 
 def reward_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
-    """Build a step of the reward model on so many pairs."""
+    """Build a step of the reward model on so many pairs; config: of its layers alone."""
     model = _trainable(shapes.build_classifier(config, shapes.weights_dtype(settings.precision)), settings, True)
     loss, scoring = (kind(**select_settings(kind, settings)) for kind in (PairwiseLoss, Scoring))
     pairs = [_longest_pair(settings)] * rows
@@ -95,8 +95,10 @@ def reads_reward_model(settings: Any) -> bool:
 
 def _trainable(model, settings: Any, scorer: bool = False):
     """Return the model in training mode, with what is trained requiring gradients, and recomputation if it is set."""
-    if getattr(settings, "tune", "full") == "full":
+    if (tune := getattr(settings, "tune", "full")) == "full":
         model.requires_grad_(True)
+    elif tune == "head":
+        model.requires_grad_(False).score.requires_grad_(True)
     else:
         model = _adapt(model, settings, scorer)
     model.train()

@@ -1,13 +1,14 @@
 """Plan the trainings: one step of each stage's own code is measured, and the whole stage is counted.
 
-A step has texts of full length: the peak is that of the worst step. The whole stage is counted with texts of
-MEAN_LENGTH_SHARE of the limit.
+A step has texts of full length: the peak is that of the worst step. The whole stage is counted with texts of the mean
+length: see DataSize.
 """
 
 from functools import partial
 from typing import Any, NamedTuple
 
 from stages.planning import shapes, steps
+from stages.planning.data_size import MEAN_LENGTH_SHARE, DataSize
 from stages.planning.dry_run import StepCost
 from stages.planning.sampling_memory import Rollout, rollout_rows
 from stages.planning.stage_plan import Hardware, StagePlan
@@ -16,7 +17,6 @@ from stages.training.disk_plan import checkpoint_interval, count_saves, training
 from stages.training.memory_estimate import PlanRow
 from stages.training.trainer import KEEP_CHECKPOINTS
 
-MEAN_LENGTH_SHARE = 0.5  # of the limit of a text; an assumption
 PRODUCTS_PER_PARAMETER = 2  # floating-point operations of a forward pass for each parameter and token
 FOREACH_OPTIMIZERS = ("adam", "adamw")  # torch's step over all tensors at once has a copy of them in memory
 
@@ -72,18 +72,20 @@ def plan_scratch(meter: StepMeter, settings: Any, hardware: Hardware, tokens: in
                           f"at most {optimizer_steps:,} steps of {step_tokens:,} tokens, from random weights")
 
 
-def plan_pairwise(stage: str, meter: StepMeter, settings: Any, hardware: Hardware, pairs: int | None) -> StagePlan:
-    """Plan a reward model, a judge or DPO; pairs: of their split, None if not known."""
+def plan_pairwise(stage: str, meter: StepMeter, settings: Any, hardware: Hardware, size: DataSize) -> StagePlan:
+    """Plan a reward model, a judge or DPO."""
+    pairs = size.reward_pairs
     count = int(min(settings.train_pairs, pairs or settings.train_pairs) * settings.epochs)
     max_steps = getattr(settings, "max_steps", None)
     count = max_steps * settings.batch_pairs if max_steps else count * getattr(settings, "members", 1)
-    work = Work(count, 2 * settings.max_length_tokens, MEAN_LENGTH_SHARE, settings.batch_pairs,
+    length = 2 * settings.max_length_tokens
+    share = size.pair_tokens(settings.max_length_tokens, settings.batching) / length
+    work = Work(count, length, share, settings.batch_pairs,
                 _count_saves(settings, count / settings.batch_pairs))
     build = steps.dpo_step if stage == "dpo" else steps.reward_step
     known = "" if pairs else "at most "
     return _plan_training(stage, build, meter, settings, hardware, work, settings.microbatch_pairs,
-                          f"{known}{count:,} pairs; texts of {MEAN_LENGTH_SHARE:.0%} of {settings.max_length_tokens} "
-                          f"tokens on average")
+                          f"{known}{count:,} pairs; {size.describe_lengths()}")
 
 
 def plan_ilql(meter: StepMeter, settings: Any, hardware: Hardware, pairs: int | None) -> StagePlan:
@@ -98,33 +100,36 @@ def plan_ilql(meter: StepMeter, settings: Any, hardware: Hardware, pairs: int | 
                           f"{count:,} answers of {MEAN_LENGTH_SHARE:.0%} of {settings.max_length_tokens} tokens")
 
 
-def plan_policy_gradient(stage: str, meter: StepMeter, settings: Any, hardware: Hardware, reward: Any) -> StagePlan:
+def plan_policy_gradient(stage: str, meter: StepMeter, settings: Any, hardware: Hardware, reward: Any,
+                         size: DataSize) -> StagePlan:
     """Plan PPO, RLOO or GRPO with the reward model beside the policy; reward: that model's section."""
     group, value_model = getattr(settings, "responses_per_prompt", 1), getattr(settings, "value_model", None)
     response, length = settings.max_response_tokens, settings.max_prompt_tokens + settings.max_response_tokens
     samples = settings.iterations * settings.rollout_prompts * group
+    prompt_mean, response_mean = size.sample_tokens(settings.max_prompt_tokens, response)
+    share = (prompt_mean + response_mean) / length
     build = partial(steps.policy_gradient_step, value_model=value_model, reward_lora=reward.lora,
                     members=reward.members)
     rollout = Rollout(-(-settings.rollout_prompts // hardware.devices) * group, length, settings.precision,
                       merges_adapter=settings.tune == "lora" and settings.sharding == "none")
-    work = Work(samples * settings.epochs, length, MEAN_LENGTH_SHARE, settings.minibatch_prompts * group,
+    work = Work(samples * settings.epochs, length, share, settings.minibatch_prompts * group,
                 settings.iterations // checkpoint_interval(settings.save_every_iterations,
                                                            settings.save_every_minutes),
                 True, settings.keep_checkpoints)
     plan = _plan_training(
         stage, build, meter, settings, hardware, work, settings.microbatch_prompts * group,
-        f"{samples:,} responses; prompts and responses of {MEAN_LENGTH_SHARE:.0%} of their limits; a decoding step "
-        f"reads all weights once", rollout)
+        f"{samples:,} responses; {size.describe_lengths()}; a decoding step reads all weights once",
+        rollout)
     models = 3 + (reward.members if steps.reads_reward_model(settings) else 0) + (
         value_model in ("adapter", "model"))  # rollout, old and reference log-probabilities; rewards; values
     base_parameters = shapes.count_parameters(shapes.build_causal(meter.config, shapes.weights_dtype("bf16")))[0]
-    tokens = int(samples * length * MEAN_LENGTH_SHARE)
-    computed = int(samples * (settings.max_prompt_tokens / group + response) * MEAN_LENGTH_SHARE)  # a prompt once
+    tokens = int(samples * length * share)
+    computed = int(samples * (prompt_mean / group + response_mean))  # a prompt once
     forward = PRODUCTS_PER_PARAMETER * base_parameters * computed * models
     read_bytes = settings.iterations * response * MEAN_LENGTH_SHARE * (
         _weights_bytes(plan) + rollout_rows(meter.config, rollout)[0].bytes / 2)
     return plan._replace(tokens=tokens, flops=plan.flops + forward, seconds=plan.seconds + hardware.compute_seconds(
-        forward) + hardware.read_seconds(read_bytes))
+        forward, settings.precision) + hardware.read_seconds(read_bytes))
 
 
 def _count_saves(settings: Any, optimizer_steps: float, save_every_minutes: float | None = None) -> int:
@@ -148,7 +153,8 @@ def _plan_training(stage: str, build: BuildStep, meter: StepMeter, settings: Any
                           keep_checkpoints=work.keep_checkpoints, keeps_best=work.keeps_best)
     return StagePlan(
         stage, model.parameters, sum(p.numel() for p in model.trained), [*model.rows, *phases[0]],
-        int(work.rows * work.row_tokens * work.length_share), flops, hardware.compute_seconds(flops), disk, assumption,
+        int(work.rows * work.row_tokens * work.length_share), flops,
+        hardware.compute_seconds(flops, settings.precision), disk, assumption,
         tuple(tuple(phase) for phase in phases[1:] if sum(row.bytes for row in phase)))
 
 

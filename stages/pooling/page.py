@@ -2,7 +2,7 @@
 
 from stages.evaluation.summary import change_direction, display_name, format_estimate
 from stages.pooling.pool import describe_hacking
-from stages.render.html import Html, element, join_html, table
+from stages.render.html import Html, element, join_html, stack_interval, table
 from stages.reporting.figures import FigureFolder, Intervals
 from stages.reporting.headline import Verdict
 from stages.reporting.page import render_page
@@ -53,8 +53,9 @@ def _build_verdicts(metrics: dict) -> list[Verdict]:
 
 def _render_rows(rows: dict[str, dict], seeds: list[str]) -> Html:
     return table(["", "over seeds", "within seeds", *seeds], [
-        (label, format_estimate(row["over_seeds"]), format_estimate(row["within_seeds"]),
-         *(format_estimate(row["per_seed"][seed]) for seed in seeds)) for label, row in rows.items()])
+        (label, *(stack_interval(format_estimate(estimate)) for estimate in (
+            row["over_seeds"], row["within_seeds"], *(row["per_seed"][seed] for seed in seeds))))
+        for label, row in rows.items()])
 
 
 def _draw_gain(score: str, name: str, row: dict) -> Intervals:

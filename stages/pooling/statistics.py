@@ -12,6 +12,8 @@ from scipy.special import stdtrit
 
 from stages.evaluation.statistics import LEVEL, resample_sums
 
+SHARE, DIFFERENCE, UNBOUNDED = (0.0, 1.0), (-1.0, 1.0), (-np.inf, np.inf)  # what a mean can be; difference: of shares
+
 
 def pool_within_seeds(values: Sequence[np.ndarray], *, samples: int, seed: int) -> dict | None:
     """Estimate the mean of the seeds' means, resampling the questions of each seed (a stratified bootstrap).
@@ -48,3 +50,17 @@ def pool_over_seeds(means: Sequence[float]) -> dict | None:
         half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * means.std(ddof=1) / count**0.5)
         estimate |= {"low": estimate["mean"] - half, "high": estimate["mean"] + half}
     return estimate
+
+
+def clip_interval(estimate: dict, within: tuple[float, float]) -> dict:
+    """End an interval, if there is one, at the least and the largest possible mean."""
+    if estimate["low"] is None:
+        return estimate
+    return estimate | {"low": max(estimate["low"], within[0]), "high": min(estimate["high"], within[1])}
+
+
+def possible_means(values: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return what the mean can be: of 0 and 1 a share, of -1, 0 and 1 a difference of two, otherwise anything."""
+    known = np.concatenate(values)
+    known = known[~np.isnan(known)]
+    return next((within for within in (SHARE, DIFFERENCE) if np.isin(known, [0, *within]).all()), UNBOUNDED)

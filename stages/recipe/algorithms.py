@@ -5,6 +5,7 @@ a run's folder it has NAME, NAME-merged, evaluate-NAME and report-NAME; PPO has 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 FIRST = "ppo"  # the algorithm whose evaluation and report bear no name
@@ -25,8 +26,13 @@ class Algorithm:
     trains_model: bool = True
 
     def format_policy(self, wildcards: Any, input: Any) -> list[str]:
-        """Return the flag that names its policy to evaluate and report: a function that Snakemake calls."""
-        return ["--policy", f"{self.name}={input.policy}"] if self.trains_model else []
+        """Return the flags that name its policy, and its control if it has one, to evaluate and report.
+
+        A function that Snakemake calls. input: `policy`, and `control`, whose folder is named after its policy.
+        """
+        controls = {Path(path).parent.name.removesuffix("-merged"): path for path in getattr(input, "control", ())}
+        policies = ({self.name: input.policy} if self.trains_model else {}) | controls
+        return [word for name, path in policies.items() for word in ("--policy", f"{name}={path}")]
 
     def policy_inputs(self, manifest: str) -> list[str]:
         """Return the input `policy` of a rule with `format_policy`: the manifest, or nothing without a policy."""
@@ -57,4 +63,4 @@ def list_targets() -> list[str]:
     stages = ("posts", "pairs", "sft", "reward", "judge", EVALUATE, REPORT, SEEDS)
     merged = (f"{name}_merged" for name in ("sft", "reward", "judge", *ALGORITHMS))
     named = (algorithm.rule_name(stage) for algorithm in ALGORITHMS.values() for stage in (EVALUATE, REPORT, SEEDS))
-    return [*dict.fromkeys((*stages, *merged, *ALGORITHMS, *named, "frontier"))]
+    return [*dict.fromkeys((*stages, *merged, *ALGORITHMS, *named, "frontier", "gguf"))]

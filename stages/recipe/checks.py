@@ -7,9 +7,7 @@ from stages.recipe.schema import setting
 
 Precision = Literal["fp32", "mixed", "bf16", "int8", "nf4"]
 CpuKernels = Literal["auto", "off"]
-LigerKernels = Literal["auto", "off"]
 Sharding = Literal["none", "fsdp"]
-SamplingEngine = Literal["own", "transformers", "vllm"]
 LogTo = tuple[Literal["terminal", "jsonl", "tensorboard", "wandb"], ...]
 
 
@@ -45,22 +43,6 @@ def check_sharding(
         raise ValueError("compile and sharding 'fsdp' exclude each other: set one of them to its default")
 
 
-def check_sampling_engine(engine: str, precision: str, *, sharding: str, top_k: int) -> None:
-    """Raise ValueError for what cannot be combined with a sampling engine outside of this project."""
-    if engine == "own":
-        return
-    if top_k:
-        raise ValueError(f"sampling_engine {engine} does not report the token ids that top_k and top_p leave, and the "
-                         f"old, new and reference log-probabilities are over those: set top_k to 0 and top_p to 1, or "
-                         f"sampling_engine to own")
-    if sharding == "fsdp":
-        raise ValueError(f"sampling_engine {engine} needs whole weights, and sharding 'fsdp' splits them: set one of "
-                         f"them to its default")
-    if engine == "vllm" and precision in ("int8", "nf4"):
-        raise ValueError(f"sampling_engine vllm is given the policy's merged weights, and {precision} is quantised: "
-                         f"set precision to fp32, mixed or bf16, or sampling_engine to own")
-
-
 def sharding_setting():
     """Declare the setting sharding, the same in every section that can split its models over processes."""
     return setting(
@@ -73,22 +55,6 @@ def cpu_kernels_setting():
     return setting(
         "auto", "'auto': compute with this project's C++ kernels on a CPU, if there is a C++ compiler; 'off': with "
         "torch only; results differ by rounding [ours]")
-
-
-def cuda_graphs_setting():
-    """Declare the setting cuda_graphs, the same in every section of a stage that samples."""
-    return setting(
-        False, "on a GPU, sample with a key-value cache of one size, and launch a step's kernels by one CUDA graph; "
-        "not for int8, not with sharding; results differ by rounding; not yet run on a GPU [ours: off]",
-        absent_means=False)
-
-
-def liger_kernels_setting():
-    """Declare the setting liger_kernels, the same in every section of a stage that trains or samples on a GPU."""
-    return setting(
-        "off", "'auto': compute norms and gated MLPs with Liger's Triton kernels on a GPU, where liger-kernel is "
-        "installed and agrees with the model; 'off': with torch only; results differ by rounding [ours]",
-        absent_means="off")
 
 
 def save_every_minutes_setting():

@@ -14,9 +14,8 @@ from stages.recipe.user_functions import check_function
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 SCRATCH = "scratch"
+GGUF = ".gguf"  # the format of llama.cpp, a file
 LOGGING = ("tensorboard", "wandb")  # values of log_to; each is also the name of its package
-VLLM = "vllm"  # value of sampling_engine; also the name of its package
-VLLM_INSTALL = "pip install 'vllm==0.30.0' 'numpy<2.4'"
 # The sources of ppo.rewards that are no function, folder or hub id (stages/rewards/sources.py computes them).
 REWARD_NAMES = ("model", "lexical", "repetition", "has_code", "response_tokens", "response_characters")
 REWARD_FILES = ("scoring.json", "config.json")  # of a reward artifact; of a classifier
@@ -31,8 +30,6 @@ def check_names(section: object, where: str, *, runs_here: bool) -> None:
     """
     try:
         _check_packages(getattr(section, "log_to", ()))
-        if getattr(section, "sampling_engine", None) == VLLM and find_spec(VLLM) is None:
-            raise ValueError(f"sampling_engine asks for vllm, which is not installed: {VLLM_INSTALL}")
         if getattr(section, "gold", None):
             check_function(section.gold, "gold")
         for source in getattr(section, "scorers", ()):
@@ -69,6 +66,10 @@ def _check_reward_source(source: str, setting: str) -> None:
 
 
 def _check_folder_or_hub_id(name: str | None, setting: str) -> None:
+    if name is not None and name.lower().endswith(GGUF):
+        if not Path(name).is_file():
+            raise ValueError(f"{setting}: there is no file {name!r}")
+        return
     if name in (None, SCRATCH) or Path(name).is_dir() or HUB_ID.fullmatch(f"owner/{name}") or HUB_ID.fullmatch(name):
         return
     raise ValueError(f"{setting}: there is no folder {name!r} (a hub id would look like owner/name)")

@@ -25,16 +25,17 @@ from stages.recipe.sections.rloo import Rloo
 from stages.recipe.sections.sft import Sft
 
 DEFAULT_RECIPE = "configs/demo.yaml"  # for the bundled site
-REAL_SITES_RECIPE = "configs/sites.yaml"
+REAL_SITES_RECIPE = "configs/sites.yaml"  # for another dump, with a base trained from scratch
+PRETRAINED_RECIPE = "configs/smollm2.yaml"  # likewise, with a small pretrained base
 # Keys beside the sections; they set the value in every section that has it.
-SHARED = ("seed", "cpu_kernels", "liger_kernels", "cuda_graphs", "save_every_minutes", "log_to")
+SHARED = ("seed", "cpu_kernels", "save_every_minutes", "log_to")
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A whole run."""
 
-    name: str = setting("stackllama", "name of the run; results go to results/<name>/")
+    name: str = setting("stackllama", "name of the run; results go to results/NAME/")
     dump: tuple[str, ...] = setting((), "folders, Posts.xml files, .7z archives, parquet folders or hub ids")
     prompts: str | None = setting(
         None, "your own prompts in place of a dump, for ppo, rloo, grpo: a .jsonl, .parquet or .txt file, or a folder")

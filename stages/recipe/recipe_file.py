@@ -1,6 +1,7 @@
 """Find a recipe file by its path or its name in configs/, and read it."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,14 @@ def find_recipe(recipe: Any) -> Path:
 
 
 def read_mapping(path: Path) -> dict:
-    """Read a YAML file of names and values; SettingsError, in one line, for everything else. An empty file is {}."""
+    """Read a YAML file of names and values; SettingsError, in one line, for everything else. An empty file is {}.
+
+    A name that a mapping has twice is refused: YAML would drop the first, and all that is beneath it.
+    """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        repeated = find_repeated_key(text)
+        values = yaml.safe_load(text)
     except IsADirectoryError:
         raise SettingsError(f"{path} is a folder: a recipe is one YAML file") from None
     except OSError as error:
@@ -42,6 +48,34 @@ def read_mapping(path: Path) -> dict:
         raise SettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise SettingsError(f"{path} is nested too deeply") from None
+    if repeated:
+        name, first, second = repeated
+        raise SettingsError(f"{path} has {name!r} twice, in lines {first} and {second}: give it once, with all its "
+                            f"values")
     if values is not None and not isinstance(values, dict):
         raise SettingsError(f"{path} must map names to values")
     return values or {}
+
+
+def find_repeated_key(text: str) -> tuple[str, int, int] | None:
+    """Find a name that a mapping of a YAML text has twice, at any depth; return it and both line numbers, from 1.
+
+    Raises yaml.YAMLError, and RecursionError of a text that is nested too deeply.
+    """
+    root = yaml.compose(text, yaml.SafeLoader)
+    return next(_repeated_keys(root, set()), None) if root else None
+
+
+def _repeated_keys(node: yaml.Node, visited: set[int]) -> Iterator[tuple[str, int, int]]:
+    if isinstance(node, yaml.ScalarNode) or id(node) in visited:  # visited: an alias
+        return
+    visited.add(id(node))
+    lines: dict[tuple[str, str], int] = {}
+    for child in node.value:
+        key, value = child if isinstance(node, yaml.MappingNode) else (None, child)
+        if isinstance(key, yaml.ScalarNode):
+            line, name = key.start_mark.line + 1, (key.tag, key.value)
+            if name in lines:
+                yield key.value, lines[name], line
+            lines[name] = line
+        yield from _repeated_keys(value, visited)

@@ -17,6 +17,7 @@ from typing import Any, Literal, Union
 import yaml
 
 from stages.recipe.ranges import Range
+from stages.recipe.removed import REMOVED_SETTINGS, drop_removed
 
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", re.ASCII)
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -67,6 +68,14 @@ def absent_values(settings: Any) -> dict:
     return {name: value for name, value in values.items() if value is not dataclasses.MISSING}
 
 
+def complete_settings(settings: Any, values: dict) -> dict:
+    """Return the values of an artifact or recipe of an earlier version as this version has them.
+
+    Those that it lacks are added (`absent_means`); those that were removed are left out where nothing else is computed.
+    """
+    return absent_values(settings) | drop_removed(values)
+
+
 def compared_settings(settings: Any) -> dict:
     """Convert settings to plain JSON values, without those at which an artifact is the same as one that lacks them.
 
@@ -93,11 +102,9 @@ def override(settings: Any, values: dict, where: str, *, from_text: bool = False
     hints = typing.get_type_hints(type(settings))
     ranges = {field.name: field.metadata["within"] for field in dataclasses.fields(settings)}
     changes = {}
-    for key, value in values.items():
+    for key, value in drop_removed(values).items():
         if key not in hints:
-            removed = getattr(settings, "REMOVED_KEYS", {}).get(key)
-            advice = f": it was removed; {removed}" if removed else suggest(key, hints)
-            raise SettingsError(f"{where}: unknown key {key!r}{advice}")
+            raise SettingsError(f"{where}: unknown key {key!r}{suggest(key, hints)}")
         current, path = getattr(settings, key), f"{where}: {key}"
         if dataclasses.is_dataclass(current):
             if not isinstance(value, dict):
@@ -145,10 +152,16 @@ def nest(flat: dict[str, Any]) -> dict:
     return tree
 
 
-def suggest(key: str, known: Iterable[str], *, else_all: bool = True) -> str:
-    """Return the end of an error message: the most similar of the known keys, or all of them (else_all) or nothing."""
+def suggest(key: str, known: Iterable[str], *, else_all: bool = True, alike: float = 0.5) -> str:
+    """Return the end of an error message: advice on a removed key, the most similar of the known ones, all, or nothing.
+
+    alike: the least similarity, of 1 (difflib).
+    """
+    removed = REMOVED_SETTINGS.get(str(key).removeprefix("--").replace("-", "_"))
+    if removed:
+        return f": it was removed; {removed.advice}"
     known = list(known)
-    close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(key), known, n=1, cutoff=alike)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known keys: {', '.join(known)}" if else_all else ""
@@ -248,9 +261,10 @@ def _parse_exponent(hint: type, text: str) -> Any:
 
 
 def _braces_hint(key: str, value: Any) -> str:
-    """Show the right form of learning_rate=1e-5, given as the value of a section."""
-    name, equals, text = value.partition("=") if isinstance(value, str) else ("", "", "")
-    return f"; write '{key}={{{name}: {text}}}'" if equals else ""
+    """Show the right form of learning_rate=1e-5, given as the value of a section, or of what a shell makes of braces.
+    """
+    match = re.fullmatch(r"(\w+) *[=:] *(.*)", value) if isinstance(value, str) else None
+    return f"; write, with the quotes, '{key}={{{match[1]}: {match[2]}}}'" if match else ""
 
 
 def _quotes_hint(hint: type, value: Any) -> str:

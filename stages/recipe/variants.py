@@ -1,14 +1,17 @@
 """Variants of a run's trainings: the same section of the recipe, with other values of a few settings.
 
-The frontier trains some algorithms several times. A variant's artifact is in the folder `frontier/NAME` of the run, and
-its manifest records the settings that it was made with.
+The frontier trains some algorithms several times, and PPO may have a control. A variant's artifact is in the folder
+`frontier/NAME` of the run, and its manifest records the settings that it was made with.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.recipe.schema import compared_settings, override
+import yaml
+
+from stages.recipe.schema import compared_settings, override, to_dict
 from stages.recipe.sections.frontier import Frontier
+from stages.recipe.sections.ppo import Ppo
 
 FOLDER = "frontier"  # of a run
 EVALUATE = "evaluate"  # the evaluation of all variants, in that folder
@@ -16,16 +19,18 @@ EVALUATE = "evaluate"  # the evaluation of all variants, in that folder
 
 @dataclass(frozen=True)
 class Variant:
-    """A training of the frontier.
+    """A training with some settings of its own.
 
     name: of the policy, and of its folder. section: of the recipe, and of the program. mark: what differs, for people;
-    empty where nothing does. overrides: settings that differ from the section's.
+    empty where nothing does. overrides: settings that differ from the section's. match: the training that it ends at
+    the KL of, an input of the program; empty: none.
     """
 
     name: str
     section: str
     mark: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
+    match: str = ""
 
     @property
     def key(self) -> str:
@@ -37,10 +42,21 @@ class Variant:
         """Return the flag that names its policy to evaluate, for the shell of a rule with the input `key`."""
         return f"--policy {self.name}={{input.{self.key}:q}}"
 
+    def further_inputs(self, run: str) -> dict[str, str]:
+        """Return the inputs beside those of its section's training, by name; run: the folder."""
+        return {"match": f"{run}/{self.match}/manifest.json"} if self.match else {}
+
     def folder(self, recipe: Any) -> str:
         """Return the folder of the training in a run: that of the run itself where no setting differs."""
         differs = override(getattr(recipe, self.section), self.overrides, self.name) != getattr(recipe, self.section)
         return f"{FOLDER}/{self.name}" if differs else self.section
+
+
+# PPO that is paid for the length of its answers alone (Singhal et al. 2023, arXiv 2310.03716), in standard deviations
+# of SFT's, so that a KL coefficient weighs the same. It is evaluated after each iteration, to end near PPO's KL.
+LENGTH_CONTROL = Variant("ppo-length", "ppo", "length alone", {
+    "rewards": [{"source": "response_tokens"}], "reward_scaling": "start", "reward_baseline": 0.0,
+    "evaluate_every_iterations": 1, "patience_evaluations": None}, match="ppo")
 
 
 def list_own_trainings(recipe: Any, variants: list[Variant]) -> list[Variant]:
@@ -88,7 +104,9 @@ def overrides_of_folder(name: str, frontier: dict) -> dict[str, Any]:
     """
     settings = override(Frontier(), frontier, "frontier")
     overrides = {variant.name: variant.overrides for variant in list_variants(settings)}
-    overrides[EVALUATE] = evaluation_overrides(settings)
+    control = to_dict(override(Ppo(), LENGTH_CONTROL.overrides, LENGTH_CONTROL.name))
+    overrides |= {EVALUATE: evaluation_overrides(settings),
+                  LENGTH_CONTROL.name: {key: control[key] for key in LENGTH_CONTROL.overrides}}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in overrides.get(name, {}).items()}
 
 
@@ -100,4 +118,6 @@ def _name(stem: str, value: float) -> str:
 def _format_value(value: Any) -> str:
     if value is None:
         return "null"
+    if isinstance(value, list):  # of sections; without braces, which Snakemake would read
+        return yaml.safe_dump(value).strip()
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.rejection_sampling.candidates import CandidateSampler, CandidateSettings
 from stages.reward_modeling.load import load_reward_models
@@ -16,7 +15,7 @@ from stages.rewards.sources import load_reward_functions
 
 def build_sampler(
     settings: CandidateSettings, shaping: ShapingSettings, sources: Iterable[dict], tokenizer, *, policy: Path,
-    reward: Path, pairs: Path, longest_tokens: int, min_correlation: float, kernels: Kernels,
+    reward: Path, pairs: Path, longest_tokens: int, min_correlation: float, cpu_kernels: str,
     say: Callable[[str], None],
 ) -> CandidateSampler:
     """Load the reward functions, with checks of the reward models among them, and build the sampler.
@@ -28,7 +27,7 @@ def build_sampler(
         longest_tokens: of a prompt and a response.
     """
     load_models = partial(_load_models, policy=policy, reward=reward, precision=settings.precision,
-                          kernels=kernels, check=partial(
+                          cpu_kernels=cpu_kernels, check=partial(
                               checked_models.check_scorers, longest_tokens=longest_tokens, sharded=False,
                               min_correlation=min_correlation, say=say))
     functions = [function for source in sources for function in load_reward_functions(
@@ -36,8 +35,8 @@ def build_sampler(
     return CandidateSampler(tokenizer, RewardShaper(functions, tokenizer, shaping), settings)
 
 
-def _load_models(source: str, *, policy: Path, reward: Path, precision: str, kernels: Kernels, check: Callable
+def _load_models(source: str, *, policy: Path, reward: Path, precision: str, cpu_kernels: str, check: Callable
                  ) -> list[Scorer]:
     artifact = checked_models.reward_artifact(source, reward)
     load_shared_tokenizer(policy, artifact)
-    return check(load_reward_models(artifact, precision, kernels=kernels), artifact)
+    return check(load_reward_models(artifact, precision, cpu_kernels=cpu_kernels), artifact)

@@ -57,6 +57,17 @@ def sortable_text(text: str, value: float) -> Html:
     return element("data", text, value=f"{value:g}")
 
 
+def fold(summary: object, *children: object, open_: bool = False) -> Html:
+    """Build a part of the page that opens on a click, without a script."""
+    return element("details", element("summary", summary), *children, open=open_ or None)
+
+
+def stack_interval(text: str) -> Html:
+    """Put the interval of 'mean [low, high]' under the mean: columns must be narrow."""
+    mean, bracket, interval = text.partition(" [")
+    return join_html([mean, " ", element("small", f"[{interval}")]) if bracket else join_html([mean])
+
+
 def table(head: Iterable[object], rows: Iterable[Iterable[object]], numeric: bool = True, class_: str | None = None
           ) -> Html:
     """Build a table that scrolls sideways on a narrow screen.

@@ -1,17 +1,23 @@
 """Format facts as plain text for a terminal; foreign text in them cannot control the terminal."""
 
 import json
+import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-WIDTH, COLUMN = 100, 42  # characters of a page, and at most of a column other than the last
+WIDTH, COLUMN = 100, 42  # characters of a page, but for a terminal's, and at most of a column other than the last
 TEXT_CHARACTERS, LIST_ITEMS = 300, 3  # kept by truncate_value
 
 
 def escape_controls(text: str) -> str:
     """Replace control characters, direction marks and lone surrogates by escapes (`\\x1b`, `\\n`, `\\u202e`)."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def page_width() -> int:
+    """Return the characters of a line: those of the terminal, WIDTH for a file or a pipe."""
+    return shutil.get_terminal_size((WIDTH, 1)).columns
 
 
 def shorten(text: str, characters: int) -> str:
@@ -40,10 +46,11 @@ def truncate_value(value: Any) -> Any:
 
 
 def format_columns(rows: Iterable[Sequence[Any]], indent: int = 2) -> list[str]:
-    """Align rows in columns as wide as they need; the last column gets the rest of WIDTH."""
-    cells = [[*(format_value(value, COLUMN) for value in row[:-1]), format_value(row[-1])] for row in rows]
+    """Align rows in columns as wide as they need; the last column gets the rest of the page's width."""
+    page = page_width()
+    cells = [[*(format_value(value, COLUMN) for value in row[:-1]), format_value(row[-1], page)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in cells), strict=True)]
-    left = WIDTH - indent - sum(widths) - 2 * len(widths)
+    left = page - indent - sum(widths) - 2 * len(widths)
     return [" " * indent + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)),
                                       shorten(row[-1], max(left, 20))]).rstrip() for row in cells]
 
@@ -56,6 +63,6 @@ def format_named_texts(values: dict[str, Any]) -> list[str]:
 
 
 def wrap_paragraph(prefix: str, value: Any) -> list[str]:
-    """Wrap a value into lines of WIDTH after a prefix, with a hanging indent."""
-    return textwrap.wrap(format_value(value, TEXT_CHARACTERS), WIDTH, initial_indent=prefix,
-                         subsequent_indent=" " * len(prefix)) or [prefix]
+    """Wrap a value into lines of the page's width after a prefix, with a hanging indent."""
+    return textwrap.wrap(format_value(value, TEXT_CHARACTERS), max(page_width(), 2 * len(prefix)),
+                         initial_indent=prefix, subsequent_indent=" " * len(prefix)) or [prefix.rstrip()]

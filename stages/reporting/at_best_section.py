@@ -1,8 +1,12 @@
 """Policies each at its best temperature: tables of scores and of paired differences, and score against temperature."""
 
+from collections.abc import Iterable
+
+from stages.evaluation.length_control.words import SCORES, describe_length, format_equal_length
 from stages.evaluation.own_prompts.wording import find_wording, start_model
 from stages.evaluation.summary import (
     BEST,
+    CONTROLS,
     GOLD_ROWS,
     against_start,
     capitalise,
@@ -13,7 +17,7 @@ from stages.evaluation.summary import (
     mean_score,
     samples_per_answer,
 )
-from stages.render.html import Html, element, join_html, table
+from stages.render.html import Html, element, fold, join_html, stack_interval, table
 from stages.reporting.figures import FigureFolder, TemperatureCurves
 from stages.reporting.policy_section import format_point
 
@@ -30,7 +34,32 @@ def render_at_best(figures: FigureFolder, metrics: dict) -> Html:
     return join_html([
         element("h3", "Each at its best temperature"), element("p", words, class_="faint"), _judge_words(metrics),
         _render_scores(metrics), *(_render_differences(metrics, policy) for policy in metrics["at_best"]),
+        *(_render_length(metrics, policy) for policy in metrics.get("length_control", {})),
         figures.draw(_build_curves(metrics)), _render_selection(metrics)])
+
+
+def _render_length(metrics: dict, policy: str) -> Html:
+    """Render what a policy and its control gained between answers of equal length, and how often it is preferred."""
+    length, policies = metrics["length_control"][policy], metrics["policies"]
+    wording = find_wording(policies)
+    name, control = display_name(policy), display_name(CONTROLS[policy])
+    words = (f"{control} is the control: the same training, paid for the number of tokens alone. Bins have about "
+             f"equally many answers, of {wording.start} and the policy together, and are weighted by these; a gain "
+             f"that is length alone is next to nothing within them. Two answers are of about equal length if they "
+             f"differ by less than 10 % of the longer; pairs with best-of-n are expected numbers.")
+    scores = [score for score in SCORES if score in next(iter(length["preferred"].values()))["all"]]
+    preferred = [[describe_policy(other, policies), *(_stack(length["preferred"][other]["all"][score])
+                                                      for score in scores),
+                  *(stack_interval(format_equal_length(length["preferred"][other], score)) for score in scores)]
+                 for other in _without_twins(length["preferred"], policies)]
+    bins = [[f"{low} to {high}", row["before"], row["after"], format_point(row["difference"])]
+            for row in length["within_bins"][policy]["bins"] for low, high in [row["tokens"]]]
+    return join_html([
+        element("h3", f"What {name} learnt beside length"),
+        element("p", " ".join(describe_length(metrics, policy))), element("p", words, class_="faint"),
+        table([f"{name} wins against", *scores, *(f"{score}, at equal length" for score in scores)], preferred),
+        table(["tokens", f"answers of {wording.start}", f"answers of {name}", f"{wording.reward}, {name} minus "
+               f"{wording.start}"], bins)])
 
 
 def _judge_words(metrics: dict) -> Html:
@@ -43,12 +72,13 @@ def _judge_words(metrics: dict) -> Html:
 
 def _render_scores(metrics: dict) -> Html:
     policies = metrics["policies"]
-    names = [*cheaper_policies(policies), *(f"{policy}{BEST}" for policy in metrics["at_best"])]
+    names = [*_without_twins(cheaper_policies(policies), policies),
+             *(f"{policy}{BEST}" for policy in metrics["at_best"])]
     gold = _gold_scores(metrics)
     intervals, further = [name for name in ("reward", "judge") if policies[names[0]][name]], _further_scores(metrics)
     rows = [[describe_policy(name, policies), samples_per_answer(name),
-             *(format_estimate(policies[name][key]) for key in intervals),
-             *(format_estimate(policies[name]["scores"][key]) for key in further),
+             *(_stack(policies[name][key]) for key in intervals),
+             *(_stack(policies[name]["scores"][key]) for key in further),
              *(format_point(mean_score(policies[name], key)) for key in gold),
              format_point(policies[name]["eos_rate"]), format_point(policies[name]["response_tokens"], ".1f")]
             for name in names]
@@ -59,13 +89,22 @@ def _render_scores(metrics: dict) -> Html:
 def _render_differences(metrics: dict, policy: str) -> Html:
     against, gold = metrics["at_best"][policy], _gold_scores(metrics)
     scores, further = ["reward", *(["judge"] if metrics["judge"] else [])], _further_scores(metrics)
-    rows = [[describe_policy(name, metrics["policies"]), difference["samples_per_answer"],
-             *(format_estimate(difference[key], signed=True) for key in scores),
-             *(format_estimate(difference["scores"][key], signed=True) for key in further),
-             *(format_estimate(difference["gold"].get(key), signed=True) for key in gold)]
-            for name, difference in against.items()]
+    rows = [[describe_policy(name, metrics["policies"]), against[name]["samples_per_answer"],
+             *(_stack(against[name][key], signed=True) for key in scores),
+             *(_stack(against[name]["scores"][key], signed=True) for key in further),
+             *(_stack(against[name]["gold"].get(key), signed=True) for key in gold)]
+            for name in _without_twins(against, metrics["policies"])]
     who = describe_policy(f"{policy}{BEST}", metrics["policies"])
     return table([f"{who}, minus", "samples an answer", *scores, *further, *gold], rows)
+
+
+def _without_twins(names: Iterable[str], policies: dict) -> list[str]:
+    """List each policy once: SFT's best temperature may be 0, which is greedy decoding."""
+    return list({describe_policy(name, policies): name for name in names}.values())
+
+
+def _stack(estimate: dict | None, signed: bool = False) -> Html:
+    return stack_interval(format_estimate(estimate, signed=signed))
 
 
 def _further_scores(metrics: dict) -> list[str]:
@@ -83,8 +122,8 @@ def _render_selection(metrics: dict) -> Html:
     if not rows:
         question = find_wording(metrics["policies"]).questions[:-1]
         return element("p", f"No {question} was left to choose a temperature on.")
-    return join_html([element("h3", "How the temperatures were chosen"), table(
-        ["policy", "temperature", "mean reward", "mean gold", "ended by EOS", "highest reward"], rows)])
+    return fold("How the temperatures were chosen", table(
+        ["policy", "temperature", "mean reward", "mean gold", "ended by EOS", "highest reward"], rows))
 
 
 def _build_curves(metrics: dict) -> dict[str, TemperatureCurves]:

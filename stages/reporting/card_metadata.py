@@ -26,7 +26,7 @@ from stages.runtime.files import write_text
 
 CARD, CHECKPOINTS = "README.md", "checkpoints"
 SPLIT = "evaluation"
-MAX_LABEL_CHARACTERS = 200
+MAX_LABEL_CHARACTERS = 250
 LANGUAGES = {"es.stackoverflow.com": "es", "ja.stackoverflow.com": "ja", "pt.stackoverflow.com": "pt",
              "ru.stackoverflow.com": "ru", "rus.stackexchange.com": "ru"}  # all other sites are in English
 
@@ -47,7 +47,9 @@ def complete_adapter_cards(folder: Path, origin: Origin) -> None:
         card = ModelCard(path.read_text(encoding="utf-8"))
         for name, value in origin_metadata(origin).items():
             setattr(card.data, name, value)
-        write_text(path, str(card))
+        words = escape_cell(origin.describe_base(), MAX_LABEL_CHARACTERS) if origin.provenance else ""
+        section = format_section("Base", f"The pretrained model was {words}." if words else "")
+        write_text(path, str(card) if not section else f"{str(card).rstrip()}\n\n{section}\n")
 
 
 def render_evaluated_card(card_text: str, name: str, writer: str, metrics: dict, sites: list[str]) -> str:

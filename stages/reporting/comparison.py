@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from stages.evaluation.summary import format_estimate
-from stages.render.html import Html, element, join_html, picture, table
+from stages.evaluation.summary import format_estimate, judged_policies
+from stages.render.html import Html, element, join_html, picture, stack_interval, table
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
 from stages.reporting.curves import CURVES, CurveSpec, select_lines
@@ -54,7 +54,7 @@ def render_comparison(runs: list[ComparedRun], numbers: Numbers, meanings: dict[
     labels = [run.label for run in runs]
     verdicts = [Verdict(kind, f"{run.label}: {headline}", {}) for run in runs if run.evaluation
                 for kind, headline in (policy_headline(run.evaluation, policy)
-                                       for policy in run.evaluation["comparisons"])]
+                                       for policy in judged_policies(run.evaluation))]
     return render_page(f"{len(runs)} runs compared: {', '.join(labels)}", verdicts, _render_short_tables(runs), {
         "Runs": _render_runs(runs),
         "Recipe": _render_settings(runs, meanings),
@@ -119,13 +119,12 @@ def _render_numbers(labels: list[str], numbers: Numbers) -> Html:
     return join_html([element("p", words, class_="faint"), table(["number", *labels], rows, class_="numbers")])
 
 
-def _format_number(estimate: dict | None) -> str:
+def _format_number(estimate: dict | None) -> Html | str:
     if estimate is None:
         return MISSING
     if isinstance(estimate["mean"], int):
         return f"{estimate['mean']:,}"
-    mean, _, interval = format_estimate(estimate, ".4g").partition(" ")
-    return join_html([mean, " ", element("small", interval)]) if interval else mean
+    return stack_interval(format_estimate(estimate, ".4g"))
 
 
 def _render_curves(runs: list[ComparedRun], width_inches: float) -> Html:

@@ -1,5 +1,8 @@
 """Select the curves of each stage's history. To add a curve, add a line to CURVES; to add a stage, add a key."""
 
+import csv
+import io
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stages.evaluation.summary import display_name
@@ -91,6 +94,9 @@ CURVES = {
         CurveSpec("eos", "share of sampled answers that end", "step", {"validation": "validation_eos_rate"}, SHARE)],
 }
 
+STEPS = {spec.x for specs in CURVES.values() for spec in specs}  # what numbers the rows of a series
+COLUMNS = ("stage", "step", "metric", "value")
+
 
 def build_curves(name: str, stage: str, history: list[dict], start: str = "SFT") -> dict[str, Curves]:
     """Build the figures of an artifact, by file name: those whose numbers its history has.
@@ -110,6 +116,18 @@ def build_curves(name: str, stage: str, history: list[dict], start: str = "SFT")
     return figures
 
 
+def split_constant(figures: dict[str, Curves]) -> tuple[dict[str, Curves], list[str]]:
+    """Split off the figures whose lines never move, as words: 'share ended by EOS: rollouts 1, validation 1'."""
+    moving = {name: figure for name, figure in figures.items() if any(map(_moves, figure.lines.values()))}
+    return moving, [f"{figure.title.partition(': ')[2]}: "
+                    + ", ".join(f"{label} {points[0][1]:g}" for label, points in figure.lines.items())
+                    for name, figure in figures.items() if name not in moving]
+
+
+def _moves(points: list[tuple[float, float]]) -> bool:
+    return len(points) < 2 or len({y for _, y in points}) > 1
+
+
 def select_lines(series: dict[str, tuple[list[dict], str]], x: str) -> dict[str, list[tuple[float, float]]]:
     """Select the points of each line, by label; a line without points is left out.
 
@@ -120,3 +138,19 @@ def select_lines(series: dict[str, tuple[list[dict], str]], x: str) -> dict[str,
     lines = {label: [(row[x], row[key]) for row in rows if x in row and row.get(key) is not None]
              for label, (rows, key) in series.items()}
     return {label: points for label, points in lines.items() if points}
+
+
+def list_points(histories: dict[str, list[dict]]) -> Iterator[tuple[str, int, str, float]]:
+    """List every number of the histories, by the name of the artifact, as COLUMNS; a step is also an iteration."""
+    for name, rows in histories.items():
+        for row in rows:
+            step = next((key for key in row if key in STEPS), None)
+            yield from ((name, row[step], metric, value) for metric, value in row.items()
+                        if step and metric != step and isinstance(value, int | float))
+
+
+def format_csv(columns: Iterable[str], rows: Iterable[tuple]) -> str:
+    """Format rows as CSV, with a head."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([columns, *rows])
+    return stream.getvalue()

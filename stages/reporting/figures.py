@@ -1,6 +1,8 @@
-"""Draw figures as PNG, light and dark, in the colours of Okabe and Ito (safe for most colour-blind readers)."""
+"""Draw figures as PNG, light and dark, and SVG, in the colours of Okabe and Ito (safe for most colour-blind eyes)."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -12,6 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from stages.render.html import Html, element, picture
+from stages.reporting.drawing.label_placement import PointLabel, place_labels
 
 ASPECT = 0.56
 DPI = 110
@@ -22,12 +25,13 @@ PALETTE = 64
 BASE = {"font.family": "DejaVu Sans", "font.size": 15, "axes.titlesize": 16, "axes.titlelocation": "left",
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
         "lines.linewidth": 2.4, "legend.frameon": False, "figure.constrained_layout.use": True,
-        "axes.formatter.useoffset": False}
+        "axes.formatter.useoffset": False, "svg.hashsalt": ""}  # else the ids in an SVG file are random
 LIGHT = ("#ffffff", "#24292f", ("#0072B2", "#D55E00", "#009E73", "#CC79A7"))
 DARK = ("#1c1f24", "#d7dbe0", ("#56B4E9", "#E69F00", "#2FC79A", "#E5A3C7"))
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # one more than colours, so that pairs of them differ longer
 MAX_TICKS = 9
 FEW_LINES = 2  # more need room for their legend above them
+LABEL_SIZE = 12  # of the letters beside points
 HISTOGRAM_BINS = 24
 HISTOGRAM_TAIL = 0.01  # share of the values on each side that the outermost bins take in
 
@@ -135,9 +139,8 @@ class Frontier:
 
     def draw(self, axes, colours) -> None:
         axes.plot(*zip(*((x, estimate["mean"]) for x, estimate in self.line.values()), strict=True), color=colours[0])
-        for name, (x, estimate) in self.line.items():
+        for x, estimate in self.line.values():
             self._point(axes, x, estimate, "o", colours[0])
-            axes.annotate(name, (x, estimate["mean"]), xytext=(8, -14), textcoords="offset points", fontsize=12)
         for (name, (x, estimate)), marker, colour in zip(
                 self.others.items(), cycle("sD^"), cycle(colours[1:]), strict=False):
             self._point(axes, x, estimate, marker, colour, name)  # in the legend: it may cover the start of the line
@@ -146,6 +149,9 @@ class Frontier:
         axes.set_ylabel(self.y_label)
         if self.others:
             axes.legend(loc="lower right")
+        points = [*self.line.values(), *self.others.values()]
+        place_labels(axes, [PointLabel(name, x, estimate["mean"]) for name, (x, estimate) in self.line.items()],
+                     [(x, y) for x, estimate in points for y in (*_ends(estimate), estimate["mean"])], LABEL_SIZE)
 
     def _point(self, axes, x: float, estimate: dict, marker: str, colour: str, label: str | None = None) -> None:
         axes.plot([x, x], _ends(estimate), color=colour)
@@ -193,16 +199,23 @@ class TemperatureCurves:
 AnyFigure = Curves | Intervals | Histogram | Bars | Frontier | Reliability | TemperatureCurves
 
 
-def draw_png(figure: AnyFigure, width_inches: float, dark: bool) -> bytes:
-    """Draw a figure as a PNG file; the same figure gives the same bytes."""
+@contextmanager
+def _drawn(figure: AnyFigure, width_inches: float, dark: bool) -> Iterator[FigureCanvasAgg]:
+    """Yield a canvas with the figure, in whose colours and fonts the block runs."""
     ground, ink, colours = DARK if dark else LIGHT
     text_colours = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
     with matplotlib.rc_context({**BASE, **text_colours, "axes.facecolor": ground, "figure.facecolor": ground}):
         canvas = FigureCanvasAgg(Figure(
             figsize=(width_inches, getattr(figure, "aspect", ASPECT) * width_inches), dpi=DPI))
         axes = canvas.figure.add_subplot()
-        figure.draw(axes, colours)
         axes.set_title(figure.title)
+        figure.draw(axes, colours)
+        yield canvas
+
+
+def draw_png(figure: AnyFigure, width_inches: float, dark: bool) -> bytes:
+    """Draw a figure as a PNG file; the same figure gives the same bytes."""
+    with _drawn(figure, width_inches, dark) as canvas:
         canvas.draw()
         pixels = Image.frombytes("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
     stream = io.BytesIO()
@@ -211,8 +224,16 @@ def draw_png(figure: AnyFigure, width_inches: float, dark: bool) -> bytes:
     return stream.getvalue()
 
 
+def draw_svg(figure: AnyFigure, width_inches: float) -> bytes:
+    """Draw a figure as an SVG file for print, light, with letters as paths; the same figure gives the same bytes."""
+    stream = io.BytesIO()
+    with _drawn(figure, width_inches, dark=False) as canvas:
+        canvas.figure.savefig(stream, format="svg", metadata={"Date": None})
+    return stream.getvalue()
+
+
 class FigureFolder:
-    """Draws figures into a folder, light and dark, and returns them as elements of the page."""
+    """Draws figures into a folder, as PNG (light and dark) and SVG, and returns them as elements of the page."""
 
     def __init__(self, folder: Path, width_inches: float):
         self.folder, self.width_inches, self.count = folder, width_inches, 0
@@ -226,6 +247,7 @@ class FigureFolder:
         light, dark = (draw_png(figure, self.width_inches, dark) for dark in (False, True))
         (self.folder / f"{name}.png").write_bytes(light)
         (self.folder / f"{name}-dark.png").write_bytes(dark)
+        (self.folder / f"{name}.svg").write_bytes(draw_svg(figure, self.width_inches))
         self.count += 1
         return picture(light, dark, figure.title)
 

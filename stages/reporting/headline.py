@@ -1,7 +1,10 @@
 """Top of the report: the verdict on each policy, and what was done."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
+from stages.evaluation.length_control.words import only_length_headline
 from stages.evaluation.own_prompts.wording import find_wording
 from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall
 from stages.evaluation.summary import (
@@ -9,12 +12,15 @@ from stages.evaluation.summary import (
     capitalise,
     display_name,
     join_words,
+    judged_policies,
     knows_gold,
     reward_model_verdict,
 )
 from stages.evaluation.verdict import compare_with_start, policy_verdict
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
+from stages.reporting.top.bullets import list_policy_bullets, list_run_bullets
+from stages.runtime.finished import DIGEST_CHARACTERS, MANIFEST
 
 HEADLINES = {  # of the kinds that say more than how the policy compares with SFT
     "hacking": "Reward hacking by {}", "mixed": "{} raised the gold score, but correctness fell",
@@ -30,11 +36,12 @@ NAMED_SITES = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """A box at the top: what kind it is (its colour), a headline, and answers by question."""
+    """A box at the top: what kind it is (its colour), a headline, answers by question; folded if there are bullets."""
 
     kind: str
     headline: str
     answers: dict[str, str]
+    bullets: tuple[str, ...] = ()
 
 
 def page_title(manifests: dict[str, dict]) -> str:
@@ -45,33 +52,48 @@ def page_title(manifests: dict[str, dict]) -> str:
     return f"{list_sites(manifests) if count < 3 else f'{count} sites'}: from posts to an aligned answer model"
 
 
-def build_verdicts(metrics: dict, manifests: dict[str, dict], policies: list[str]) -> list[Verdict]:
+def describe_origin(evaluate: Path, manifest: dict) -> str:
+    """Name the run, the day on which its evaluation ended, and the commit of the code.
+
+    manifest: of the evaluation in the folder `evaluate`.
+    """
+    day = datetime.fromtimestamp((evaluate / MANIFEST).stat().st_mtime, UTC).strftime("%Y-%m-%d")
+    commit = (manifest["commit"] or "unknown")[:DIGEST_CHARACTERS]
+    return f"{clean_name(evaluate.resolve().parent.name)}, {day}, commit {commit}"
+
+
+def build_verdicts(metrics: dict, manifests: dict[str, dict], policies: list[str], base: str = "") -> list[Verdict]:
     """Build the verdicts: on a reward model that is no judge, on each evaluated policy, on the run.
 
-    policies: those trained in this run.
+    policies: those trained in this run. base: what is known of the pretrained model, beyond its name in the recipe.
     """
+    about_base = {"What is the base?": f"{base}."} if base else {}
+    bullets = list_run_bullets(metrics, manifests)
     if "reward_model" not in metrics:
         return [*_policy_verdicts(metrics), Verdict("run", "The run", {
-            "What was done": describe_own_run(manifests, metrics),
-            "What is the reward?": describe_reward(metrics)})]
+            "What was done": describe_own_run(manifests, metrics), **about_base,
+            "What is the reward?": describe_reward(metrics)}, bullets)]
     return [*judge_warning(metrics), *_policy_verdicts(metrics), Verdict("run", "The run", {
-        "What was done": describe_run(manifests, policies),
-        "Is the reward model any good?": reward_model_verdict(metrics["reward_model"])})]
+        "What was done": describe_run(manifests, policies), **about_base,
+        "Is the reward model any good?": reward_model_verdict(metrics["reward_model"])}, bullets)]
 
 
 def _policy_verdicts(metrics: dict) -> list[Verdict]:
     verdicts = []
-    for policy in metrics["comparisons"]:
+    for policy in judged_policies(metrics):
         _, words = policy_verdict(metrics, policy)
         kind, headline = policy_headline(metrics, policy)
         verdicts.append(Verdict(kind, headline, {
-            "Did it work?": words, "Did the policy cheat?": describe_hacking(metrics, policy)}))
+            "Did it work?": words, "Did the policy cheat?": describe_hacking(metrics, policy)},
+            list_policy_bullets(metrics, policy)))
     return verdicts
 
 
 def policy_headline(metrics: dict, policy: str) -> tuple[str, str]:
     """Return the kind of the verdict on a policy, and one line that says it."""
     kind, _ = policy_verdict(metrics, policy)
+    if kind == "length":
+        return kind, only_length_headline(metrics, policy)
     headlines = HEADLINES | {"unknown": find_wording(metrics["policies"]).unknown}
     return kind, headlines[kind].format(display_name(policy)) if kind in headlines else compare_with_start(
         metrics, policy)

@@ -149,7 +149,7 @@ def render_model_card(model: MergedModel) -> str:
         OWN_PROMPTS.format(display_name(model.stage)) if model.own_prompts
         else DESCRIPTIONS.get(model.stage) or OTHER_POLICY.format(display_name(model.stage)),
         format_section("How to use it", *_usage(model)),
-        format_section("Base", _base(base)),
+        format_section("Base", _base(model.origin)),
         format_section("Data", sites_table(pairs, "questions", "pairs")),
         format_section("Recipe", settings_table(flatten_tree(model.config, lists=False))),
         format_section("Measured in training", _numbers(model.metrics),
@@ -162,7 +162,8 @@ def render_model_card(model: MergedModel) -> str:
 
 def _front_matter(model: MergedModel) -> str:
     base = model.origin.base
-    known = origin_metadata(model.origin) | ({} if base in (None, "scratch") else {"base_model": clean_name(base)})
+    name = model.origin.provenance.name if model.origin.provenance else base
+    known = origin_metadata(model.origin) | ({} if base in (None, "scratch") else {"base_model": clean_name(name)})
     sources = [] if model.own_prompts else ["stack-exchange", "human-feedback"]
     data = ModelCardData(
         library_name="transformers", tags=[*sources, "rlhf", model.stage],
@@ -186,10 +187,12 @@ def _usage(model: MergedModel) -> tuple[str, str]:
     return words, f"```python\n{code}\n```"
 
 
-def _base(base: str | None) -> str:
-    if base is None:
-        return ""
-    return "A small LLaMA, trained from scratch on the same sites." if base == "scratch" else f"`{escape_cell(base)}`"
+def _base(origin: Origin) -> str:
+    if origin.base == "scratch":
+        return "A small LLaMA, trained from scratch on the same sites."
+    if origin.provenance:
+        return f"{escape_cell(origin.describe_base(), MAX_CLAUSE_CHARACTERS)}."
+    return f"`{escape_cell(origin.base)}`" if origin.base else ""
 
 
 def _numbers(metrics: dict) -> str:

@@ -2,7 +2,7 @@
 
 from stages.evaluation.own_prompts.wording import SFT, find_wording, start_model
 from stages.evaluation.summary import best_of_n_policies, display_name, format_estimate, order_policies
-from stages.render.html import Html, element, join_html, table
+from stages.render.html import Html, stack_interval, table
 from stages.reporting.figures import Frontier
 from stages.reporting.healthy_bands import BANDS, mark_number
 
@@ -43,7 +43,7 @@ def render_gold_scores(comparisons: dict, start: str) -> Html:
     sides = {start: display_name(start), "policy": "policy"} | ({"human": "best human answer"} if start == SFT else {})
     rows = [[f"{display_name(policy)}: {score}",
              *(format_point(gain[side], ".3f") for side in sides),
-             format_estimate(gain["difference"], signed=True)]
+             stack_interval(format_estimate(gain["difference"], signed=True))]
             for policy, comparison in comparisons.items() for score, gain in (comparison["gold"] or {}).items()]
     return table(["policy: score", *sides.values(), f"policy minus {display_name(start)}, paired"], rows)
 
@@ -51,7 +51,7 @@ def render_gold_scores(comparisons: dict, start: str) -> Html:
 def render_monitors(hacking: dict, policy: str, start: str) -> Html:
     """Render the monitors of a policy, and which of them moved for the worse beyond their thresholds."""
     rows = [[row["label"], f"{row[start]:z{row['form']}}", f"{row['policy']:z{row['form']}}",
-             format_estimate(row["change"], row["form"], signed=True),
+             stack_interval(format_estimate(row["change"], row["form"], signed=True)),
              f"{row['worse']} by {row['threshold']:{row['form']}}", "moved" if row["moved"] else "no"]
             for row in hacking["monitors"]]
     return table(
@@ -71,12 +71,8 @@ def build_frontier(policies: dict) -> Frontier:
                     others)
 
 
-def _interval_cell(estimate: dict | None) -> str:
-    """Render the mean with its interval below it: columns must be narrow."""
-    if estimate is None:
-        return NONE
-    mean, _, interval = format_estimate(estimate).partition(" ")
-    return join_html([mean, " ", element("small", interval)])
+def _interval_cell(estimate: dict | None) -> Html | str:
+    return NONE if estimate is None else stack_interval(format_estimate(estimate))
 
 
 def format_point(value: float | None, form: str = ".3f") -> str:

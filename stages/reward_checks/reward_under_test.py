@@ -13,7 +13,6 @@ import numpy as np
 from stages.evaluation.policy_answers import Answers
 from stages.modeling import families
 from stages.modeling.load import check_whole_model
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.no_model import read_no_model
@@ -40,14 +39,14 @@ class RewardUnderTest(Protocol):
         """Compute the rewards [M] of a policy's answers; prompts, tokenizer: the policy's."""
 
 
-def load_reward(source: str, template: str, kernels: Kernels) -> RewardUnderTest:
+def load_reward(source: str, template: str, cpu_kernels: str) -> RewardUnderTest:
     """Load a reward model in fp32; ValueError, in one line, if it cannot be used."""
     folder = Path(source)
     if reason := read_no_model(folder):
         raise ValueError(f"--reward {source}: there is no model: {reason}")
     check_whole_model(folder)
     if is_reward_artifact(source):
-        return ArtifactReward(folder, kernels)
+        return ArtifactReward(folder, cpu_kernels)
     if "{response}" not in template:
         raise ValueError(f"--template must contain {{response}}, and {template!r} does not")
     return ClassifierReward(source, template)
@@ -56,10 +55,10 @@ def load_reward(source: str, template: str, kernels: Kernels) -> RewardUnderTest
 class ArtifactReward:
     """A merged reward artifact; several models in it are averaged."""
 
-    def __init__(self, folder: Path, kernels: Kernels):
+    def __init__(self, folder: Path, cpu_kernels: str):
         self.tokenizer = load_tokenizer(folder)
         self.max_tokens = families.max_positions(folder)
-        self.scorers = load_reward_models(folder, "fp32", kernels=kernels)
+        self.scorers = load_reward_models(folder, "fp32", cpu_kernels=cpu_kernels)
 
     def score_texts(self, questions, answers, label) -> np.ndarray:
         """Compute the rewards [M] of complete answers, which EOS closes."""

@@ -1,12 +1,15 @@
 """Check that a reward model scores as it did in training; another precision or a damaged file would change that."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import load_scoring
+
+COMPARED_TOKENS = 8192  # of stored examples: more say little more, and a deep model scores them for half a minute
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class ScoreConsistency:
 def compare_with_training(scorer: Scorer, folder: Path) -> ScoreConsistency:
     """Score the examples stored in the artifact `folder` with the scorer loaded from it."""
     scoring = load_scoring(folder)
-    examples, training_precision = scoring["examples"], scoring["precision"]
+    examples, training_precision = _first_examples(scoring["examples"]), scoring["precision"]
     before = torch.tensor([example["score"] for example in examples])
     if len(examples) < 3 or not before.std() > 0:
         return ScoreConsistency(training_precision, scorer.precision, None, None)
@@ -30,6 +33,12 @@ def compare_with_training(scorer: Scorer, folder: Path) -> ScoreConsistency:
     correlation = float(torch.corrcoef(torch.stack([before, now]))[0, 1])
     difference = float((now - before).abs().max() / before.std())
     return ScoreConsistency(training_precision, scorer.precision, correlation, difference)
+
+
+def _first_examples(examples: list[dict]) -> list[dict]:
+    """Take the first examples of up to COMPARED_TOKENS tokens, and three at least."""
+    totals = accumulate(len(example["prompt"]) + len(example["answer"]) for example in examples)
+    return examples[: max(3, sum(total <= COMPARED_TOKENS for total in totals))]
 
 
 def check_consistency(consistency: ScoreConsistency, folder: Path, min_correlation: float) -> str:

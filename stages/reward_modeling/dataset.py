@@ -6,6 +6,7 @@ forwarded once and all pairs of the question train in one step (InstructGPT, sec
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from stages.stackexchange.pairs.table import question_key
 from stages.stackexchange.prompt import answer_ids, prompt_ids
@@ -71,7 +72,15 @@ def pair_indices(items: list[Example]) -> tuple[list[int], list[int]]:
     return better, worse
 
 
-def select_reference_answers(items: list[Example], count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Select the first `count` answers that win a pair, with their prompts: their mean score becomes zero."""
+def select_reference_answers(
+    items: list[Example], count: int, max_tokens: int, min_count: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Select the first answers that win a pair, with their prompts: their mean score becomes zero.
+
+    At most `count` answers, and `max_tokens` tokens with their prompts; but `min_count` answers, however long.
+    """
     winners = [(item.prompt, item.answers[j]) for item in items for j in sorted({j for j, _ in item.pairs})][:count]
+    tokens = accumulate(len(prompt) + len(answer) for prompt, answer in winners)
+    fitting = sum(number <= max_tokens for number in tokens)
+    winners = winners[:max(fitting, min_count)]
     return [prompt for prompt, _ in winners], [answer for _, answer in winners]

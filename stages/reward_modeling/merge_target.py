@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 from stages.modeling.adapters import is_reward_model, load_score_head
 from stages.modeling.families import backbone
 from stages.modeling.merging.merge import CausalTarget
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
 from stages.reward_modeling.dataset import Example, pair_indices
 from stages.reward_modeling.load import load_classifier
@@ -16,20 +15,20 @@ from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import apply_scoring, copy_scoring
 
 
-def select_target(adapter: Path, examples: list[Example], kernels: Kernels, precision: str) -> CausalTarget:
+def select_target(adapter: Path, examples: list[Example], cpu_kernels: str, precision: str) -> CausalTarget:
     """Return the target for the last artifact of a merge, a reward model or a language model."""
-    return (RewardTarget if is_reward_model(adapter) else CausalTarget)(examples, kernels, precision)
+    return (RewardTarget if is_reward_model(adapter) else CausalTarget)(examples, cpu_kernels, precision)
 
 
 class RewardTarget(CausalTarget):
     """How a merge loads and evaluates a reward model."""
 
     def load(self, folder: Path) -> PreTrainedModel:
-        return load_classifier(folder, self.precision, kernels=self.kernels)
+        return load_classifier(folder, self.precision, cpu_kernels=self.cpu_kernels)
 
     def prepare(self, model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrainedModel:
         load_score_head(adapter)  # fails, without one, before anything is loaded
-        scorer = load_classifier(base, self.precision, new_head=True, kernels=self.kernels)
+        scorer = load_classifier(base, self.precision, new_head=True, cpu_kernels=self.cpu_kernels)
         if model is not None:
             scorer.resize_token_embeddings(model.get_input_embeddings().num_embeddings, mean_resizing=False)
             backbone(scorer).load_state_dict(backbone(model).state_dict(), assign=True)  # no copy of the weights

@@ -2,7 +2,8 @@
 
 By default the head reads the state at the last token, as in StackLLaMA. Options (scoring_file.Scoring): the head reads
 every token of the answer; `log_probability_weight` times the answer's mean log-probability per token under the model's
-own backbone is added, knowledge that a head at the last token would first have to learn to carry there.
+own backbone is added, knowledge that a head at the last token would first have to learn to carry there; so is
+`length_weight` times the logarithm of its length.
 Shapes: B rows, M response tokens of all rows, D hidden size, V vocabulary size.
 """
 
@@ -11,11 +12,13 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.packed.forward import packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import PackedResponses, scatter_to_rows
 from stages.modeling.packed.token_logprobs import selective_log_softmax
+from stages.modeling.torch_setup import without_autocast
 from stages.reward_modeling.scoring_file import Scoring
 
 SUM_UNIT_TOKENS = 10  # at 100, a head at the usual learning rates is too small for what one token decides
@@ -47,11 +50,13 @@ def score_packed(model, packed: PackedResponses, scoring: Scoring, with_logprobs
     with_logprobs = with_logprobs or bool(scoring.log_probability_weight)
     needed = torch.cat([positions, packed.predictor_positions]) if with_logprobs else positions
     hidden = packed_hidden_states(classifier, packed.batch, needed)
-    scores = _pool(apply_head(classifier, hidden[: len(positions)]), packed, scoring.pooling)
+    scores = _pool(classifier, hidden[: len(positions)], packed, scoring.pooling)
+    if scoring.length_weight:
+        scores = scores + scoring.length_weight * log_lengths(packed)
     if not with_logprobs:
         return RewardOutput(scores, None)
-    mean_logprobs = _mean_logprobs(classifier, hidden[len(positions) :], packed)
-    return RewardOutput(scores + scoring.log_probability_weight * mean_logprobs, mean_logprobs)
+    logprobs = mean_logprobs(classifier, hidden[len(positions) :], packed)
+    return RewardOutput(scores + scoring.log_probability_weight * logprobs, logprobs)
 
 
 def occurrence_weights(packed: PackedResponses) -> torch.Tensor:
@@ -74,21 +79,42 @@ def check_tied_embeddings(config, weight: float, name: str) -> None:
 
 
 def apply_head(classifier, hidden: torch.Tensor) -> torch.Tensor:
-    """Apply the score head to hidden states [B, D]: scores [B] fp32."""
+    """Apply the score head to hidden states [B, D]: scores [B] fp32, computed in fp32 whatever the precision.
+
+    A sum over the width would lose in bf16 what tells one answer from another.
+    """
     score = getattr(classifier.score, "modules_to_save", {"default": classifier.score})["default"]
-    return classifier.score(hidden.to(score.weight.dtype)).squeeze(-1).float()
+    with without_autocast(hidden):
+        return functional.linear(hidden.float(), score.weight.float()).squeeze(-1)
 
 
-def _pool(scores: torch.Tensor, packed: PackedResponses, pooling: str) -> torch.Tensor:
+def log_lengths(packed: PackedResponses) -> torch.Tensor:
+    """Return the logarithm of each response's number of tokens [B]."""
+    return packed.mask.sum(-1).log()
+
+
+def mean_states(hidden: torch.Tensor, packed: PackedResponses) -> torch.Tensor:
+    """Average the hidden states [M, D] of all response tokens over each response: [B, D] fp32."""
+    row = packed.scatter_index // packed.mask.shape[1]
+    sums = hidden.new_zeros(len(packed.mask), hidden.shape[1], dtype=torch.float32)
+    return sums.index_add_(0, row, hidden.float()) / packed.mask.sum(-1, keepdim=True)
+
+
+def _pool(classifier, hidden: torch.Tensor, packed: PackedResponses, pooling: str) -> torch.Tensor:
+    """Score the responses [B] from the hidden states that the pooling reads."""
+    if pooling == "mean":
+        return apply_head(classifier, mean_states(hidden, packed))
+    scores = apply_head(classifier, hidden)
     if pooling == "last":
         return scores
-    if pooling == "mean":
-        return scatter_to_rows(scores, packed).sum(-1) / packed.mask.sum(-1)
     return scatter_to_rows(scores * occurrence_weights(packed), packed).sum(-1) / SUM_UNIT_TOKENS
 
 
-def _mean_logprobs(classifier, hidden: torch.Tensor, packed: PackedResponses) -> torch.Tensor:
-    """Mean log-probability per token [B], from the states [M, D] that predict the tokens (check_tied_embeddings)."""
+def mean_logprobs(classifier, hidden: torch.Tensor, packed: PackedResponses) -> torch.Tensor:
+    """Compute the mean log-probability per token [B] from the states [M, D] that predict the tokens.
+
+    The embeddings must be tied (check_tied_embeddings).
+    """
     embeddings = classifier.get_input_embeddings().weight
     layer = nn.utils.skip_init(nn.Linear, *reversed(embeddings.shape), bias=False, device="meta")
     layer.weight = embeddings

@@ -12,6 +12,7 @@ from stages.modeling.packed.forward import chunk_by_length
 from stages.modeling.packed.shared_prefix import pack_rows, row_lengths
 from stages.reward_modeling.reward_model import score_packed
 from stages.reward_modeling.scoring_file import Scoring
+from stages.runtime.progress import Progress
 
 Combine = Literal["mean", "min", "mean_minus_std"]
 
@@ -34,19 +35,25 @@ class Scorer:
         self.std: float | None = getattr(model.config, "reward_std", None)  # over the reference answers
 
     @torch.no_grad()
-    def __call__(self, prompts: list[list[int]], answers: list[list[int]]) -> torch.Tensor:
+    def __call__(self, prompts: list[list[int]], answers: list[list[int]], label: str | None = None) -> torch.Tensor:
         """Compute rewards [B], fp32 on the CPU, in the order of the rows; batches hold rows of similar length.
 
-        The rows are shared among the processes.
+        The rows are shared among the processes. label: name of the progress line, in tokens; None shows none.
         """
         assert not self.model.training, "dropout would act on the scores"
         lengths = row_lengths(prompts, answers, self.share_prompts)
+        own = group.own_rows_by_length(lengths)
+        progress = Progress(label, sum(lengths[i] for i in own), "tokens") if label else None
         scores = torch.zeros(len(prompts))
-        for chunk in chunk_by_length(lengths, self.batch_rows, group.own_rows_by_length(lengths)):
+        for chunk in chunk_by_length(lengths, self.batch_rows, own):
             packed = pack_rows([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device,
                                self.share_prompts)
             with autocast(self.precision):
                 scores[chunk] = score_packed(self.model, packed, self.scoring).scores.cpu()
+            if progress:
+                progress.advance(sum(lengths[i] for i in chunk))
+        if progress:
+            progress.finish()
         sharding.join_other_passes()
         return group.sum_tensor(scores) - self.mean
 

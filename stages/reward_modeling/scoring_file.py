@@ -21,10 +21,12 @@ class Scoring:
     them divided by 10, so that a longer answer can score higher. In the sum a token's n-th occurrence counts
     log2(1 + 1 / n), hence n occurrences log2(1 + n): repetition gains little.
     log_probability_weight: coefficient of the answer's mean log-probability per token, in nats, in the score.
+    length_weight: coefficient of the natural logarithm of the answer's number of tokens, in the score.
     """
 
     pooling: str = "last"
     log_probability_weight: float = 0.0
+    length_weight: float = 0.0
 
 
 def describe_scoring(
@@ -82,8 +84,10 @@ def apply_scoring(adapter: Path, model) -> dict:
 
 def set_scoring(model, content: dict) -> None:
     """Write the settings among the content of scoring.json into the model's config, as reward_<name>."""
-    for name in (*(f.name for f in fields(Scoring)), "mean", "std"):
+    for name in ("mean", "std"):
         setattr(model.config, f"reward_{name}", content[name])
+    for field in fields(Scoring):  # a file of an earlier version lacks the fields that came later
+        setattr(model.config, f"reward_{field.name}", content.get(field.name, field.default))
 
 
 def copy_scoring(adapter: Path, out: Path, model) -> None:

@@ -20,7 +20,7 @@ class ShapingSettings:
     reward_combine: Combine = "mean"
     spread_penalty: float = 0.0
     reward_baseline: float = 0.0
-    reward_scaling: Literal["none", "model", "running"] = "none"
+    reward_scaling: Literal["none", "model", "running", "start"] = "none"
     reward_clip: float | None = None
     missing_eos: Literal["reduce", "replace"] = "reduce"
     missing_eos_penalty: float = 0.0
@@ -52,7 +52,7 @@ class RewardShaper:
     def __init__(self, sources: list[RewardFunction], tokenizer, settings: ShapingSettings):
         self.sources, self.tokenizer, self.settings = sources, tokenizer, settings
         self.weights = _part_weights(sources)
-        self.running = RunningMoments()
+        self.running = RunningMoments()  # of all rollouts or, if reward_scaling is 'start', of the first answers
         self.model_std = _model_std(sources) if settings.reward_scaling == "model" else None
 
     def __call__(self, rollout, *, update_statistics: bool) -> ShapedRewards:
@@ -65,10 +65,16 @@ class RewardShaper:
         if update_statistics and settings.reward_scaling == "running":
             self.running.merge(RunningMoments.from_values(total.tolist()))
         scale = self._scale()
-        rewards = (total - settings.reward_baseline) / scale
+        rewards = (total - settings.reward_baseline - self._start_mean()) / scale
         if settings.reward_clip is not None:
             rewards = rewards.clamp(-settings.reward_clip, settings.reward_clip)
         return ShapedRewards(self._penalise(rewards, rollout), parts, scale)
+
+    def measure_start(self, rollout) -> None:
+        """Take mean and standard deviation from answers of the untrained policy, if reward_scaling is 'start'."""
+        if self.settings.reward_scaling == "start":
+            total, _ = self.sum_parts(rollout.prompts, rollout.responses)
+            self.running = RunningMoments.from_values(total.tolist())
 
     def state(self) -> dict[str, float]:
         """Return the running statistics as plain numbers for a checkpoint."""
@@ -97,8 +103,11 @@ class RewardShaper:
                 for part, several in scores.items()}
 
     def _scale(self) -> float:
-        std = {"none": None, "model": self.model_std, "running": self.running.std()}[self.settings.reward_scaling]
+        std = {"none": None, "model": self.model_std}.get(self.settings.reward_scaling, self.running.std())
         return std if std is not None and std > MIN_STD else 1.0
+
+    def _start_mean(self) -> float:
+        return self.running.mean if self.settings.reward_scaling == "start" else 0.0
 
     def _penalise(self, rewards: torch.Tensor, rollout) -> torch.Tensor:
         """Apply the penalties. Sampling says whether a response ended: an EOS inside the prompt does not count."""

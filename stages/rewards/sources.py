@@ -90,7 +90,7 @@ def load_reward_functions(
     pairs: Path | None,
     load_models: Callable[[str], list[Scorer]] | None = None,
 ) -> list[RewardFunction]:
-    """Load what one entry of ppo.rewards (recipe.ppo.RewardSource) names: one function, or one per reward model.
+    """Load what one entry of ppo.rewards names: one function, or one per reward model.
 
     pairs: the pairs artifact; only 'lexical' reads it. load_models: loads the models of 'model' or of a reward
     artifact's folder; None: there are none. Raises ValueError if nothing has this name.

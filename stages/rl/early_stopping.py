@@ -1,4 +1,4 @@
-"""End a run early by rules: KL too large, no progress, too many skipped updates, entropy too low, another sampler."""
+"""End a run early by rules: KL too large, no progress, too many skipped updates, entropy too low."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +7,12 @@ from math import inf
 
 @dataclass(frozen=True)
 class StopRules:
-    """Limits, named as in the recipe's section `ppo`. None disables a rule, for min_entropy_nats: 0.
-
-    max_sampler_difference_nats applies where an engine outside of this project samples.
-    """
+    """Limits, named as in the recipe's section `ppo`. None disables a rule, for min_entropy_nats: 0."""
 
     max_kl_nats: float
     patience_evaluations: int | None
     max_skipped_in_a_row: int | None
     min_entropy_nats: float
-    max_sampler_difference_nats: float | None = None
 
 
 @dataclass
@@ -49,9 +45,7 @@ class EarlyStopping:
         return False
 
     def check_update(self, row: dict[str, float], skipped: Sequence[bool]) -> None:
-        """Check an iteration's `entropy` and `sampler_logprob_difference`, nats per token, and which of its minibatches
-        were skipped, in order.
-        """
+        """Check an iteration's `entropy`, nats per token, and which of its minibatches were skipped, in order."""
         longest = 0
         for skip in skipped:
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if skip else 0
@@ -63,11 +57,6 @@ class EarlyStopping:
         if self.rules.min_entropy_nats and not row["entropy"] >= self.rules.min_entropy_nats:
             self._stop(f"the entropy, {row['entropy']:.3g} nats a token, is below min_entropy_nats "
                        f"({self.rules.min_entropy_nats:g}): the policy has collapsed to few answers")
-        difference, limit = row.get("sampler_logprob_difference", 0.0), self.rules.max_sampler_difference_nats
-        if limit is not None and not difference <= limit:
-            self._stop(f"the sampling engine's log-probabilities differ from the policy's by {difference:.3g} nats a "
-                       f"token in the mean, more than max_sampler_difference_nats ({limit:g}): it samples from another "
-                       f"distribution")
 
     def state(self) -> dict:
         """Return the state as JSON for a checkpoint; continue with `EarlyStopping(rules, **state)`."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from stages.modeling.adapters import check_base, is_adapter
 from stages.modeling.load import load_causal
 from stages.modeling.lora import add_lora
-from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import member_folders
@@ -14,7 +13,7 @@ from stages.rl.policy import Policy
 
 def load_policy(
     folder: Path, reward: Path | None, *, tune: str, value_model: str | None, lora: dict, precision: str,
-    temperature: float, gradient_checkpointing: bool = False, compiled: bool = False, kernels: Kernels = TORCH_ONLY,
+    temperature: float, gradient_checkpointing: bool = False, compiled: bool = False, cpu_kernels: str = "off",
     share_prompts: bool = False,
 ) -> Policy:
     """Load the model in `folder` as an untrained policy; arguments are named as in the recipe's section `ppo`.
@@ -30,25 +29,25 @@ def load_policy(
     if value_model == "model" and is_adapter(reward):
         raise ValueError(f"value_model 'model' starts from a whole reward model, and {reward} is an adapter: give the "
                          f"merged reward model as --reward, or set value_model to 'adapter'")
-    model = load_causal(folder, precision, kernels)
+    model = load_causal(folder, precision, cpu_kernels)
     if tune == "lora":
         model = add_lora(model, precision=precision, **lora)
     policy = Policy(model, temperature, precision, gradient_checkpointing=gradient_checkpointing, compiled=compiled,
                     critic=value_model is not None, share_prompts=share_prompts)
     if value_model in ("adapter", "model"):
-        policy.init_value_from_reward(reward, kernels)
+        policy.init_value_from_reward(reward, cpu_kernels)
     return policy
 
 
 def load_scorers(
-    reward: Path, policy: Policy, folder: Path, forward_prompts: int = 64, kernels: Kernels = TORCH_ONLY
+    reward: Path, policy: Policy, folder: Path, forward_prompts: int = 64, cpu_kernels: str = "off"
 ) -> list[Scorer]:
     """Load every reward model of an artifact: adapters as roles on the policy's base, merged ones as separate models.
 
     folder: the policy's base. Raises ValueError if an adapter was trained on another base.
     """
     if not is_adapter(reward):
-        return load_reward_models(reward, policy.precision, forward_prompts, kernels, policy.share_prompts)
+        return load_reward_models(reward, policy.precision, forward_prompts, cpu_kernels, policy.share_prompts)
     check_base(reward, folder)
     first = len(getattr(policy.base, "peft_config", ()))  # adapters have unique names
     return [policy.add_scorer(member, forward_prompts, f"reward-{number}")

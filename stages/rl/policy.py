@@ -32,9 +32,9 @@ from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import PackedResponses, pack_responses, scatter_to_rows
 from stages.modeling.packed.shared_prefix import pack_rows
-from stages.modeling.packed.token_logprobs import selective_log_softmax, token_entropies
+from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.modeling.pretrained import DIVERGED, save_adapter, save_adapters, save_model
-from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
+from stages.modeling.torch_setup import without_autocast
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.shared_base import RewardAdapter, SharedScorer, add_reward_adapter
 
@@ -87,7 +87,7 @@ class Policy(nn.Module):
         """Tell whether there is a value function; without one, all values are 0."""
         return self.value_head is not None
 
-    def init_value_from_reward(self, reward: Path, kernels: Kernels = TORCH_ONLY) -> None:
+    def init_value_from_reward(self, reward: Path, cpu_kernels: str = "off") -> None:
         """Compute values by a separate adapter or model, initialised, with its head, from the reward model in `reward`.
 
         An adapter gives an adapter on the base, a whole model another whole model. Call it before building an
@@ -97,7 +97,7 @@ class Policy(nn.Module):
             model, head = add_reward_adapter(self.base, reward, VALUE, learns=True)
             self._rebind_base(model)
         else:
-            classifier = load_classifier(reward, self.precision, kernels=kernels)
+            classifier = load_classifier(reward, self.precision, cpu_kernels=cpu_kernels)
             head, self.value_model = classifier.score.weight, classifier.requires_grad_(True)
             classifier.score.requires_grad_(False)  # the value head takes its place
         self.value_shares_policy = False
@@ -140,17 +140,6 @@ class Policy(nn.Module):
         """
         packed = pack_rows(prompts, responses, self.model.device, self.share_prompts)
         return self._token_scores(packed, self._hidden_states(packed, POLICY), allowed_token_ids)
-
-    @torch.no_grad()
-    def forward_with_entropy(
-        self, prompts: list[list[int]], responses: list[list[int]]
-    ) -> tuple[TokenScores, torch.Tensor]:
-        """Score the responses under the policy; return with it the entropy at each token, in nats, [B, R]."""
-        packed = pack_rows(prompts, responses, self.model.device, self.share_prompts)
-        hidden = self._hidden_states(packed, POLICY)
-        with autocast(self.precision):
-            entropy = token_entropies(output_layer(self.causal_model), hidden, self.temperature)
-        return self._token_scores(packed, hidden, None), scatter_to_rows(entropy, packed)
 
     @torch.no_grad()
     def ref_logprobs(
@@ -247,7 +236,8 @@ class Policy(nn.Module):
         return TokenScores(scatter_to_rows(logprobs, packed), scatter_to_rows(values, packed), packed.mask)
 
     def _values(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.value_head(hidden.float()).squeeze(-1)
+        with without_autocast(hidden):  # sampling calls this under autocast, updates do not
+            return self.value_head(hidden.float()).squeeze(-1)
 
     def _logprobs(
         self, model: nn.Module, hidden: torch.Tensor, packed: PackedResponses, allowed_token_ids: torch.Tensor | None

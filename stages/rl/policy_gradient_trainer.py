@@ -12,21 +12,18 @@ Shapes: B responses (rows), R response tokens. Masks are 1.0 at response tokens,
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 
 from stages.distributed import group, sharding
-from stages.generation.engines.own import OwnEngine
-from stages.generation.engines.protocol import SamplingEngine
 from stages.generation.rollout import Rollout
 from stages.generation.sampling_params import SamplingParams
 from stages.rewards.kl import KlController, kl_k3, kl_penalised_rewards
 from stages.rewards.shaping import RewardShaper, ShapedRewards
 from stages.rl.advantages import AdvantageEstimator
-from stages.rl.checks.sampler_agreement import sampler_difference
 from stages.rl.collect_rollouts import collect_rollout
 from stages.rl.losses import (
     LossMean,
@@ -40,6 +37,7 @@ from stages.rl.losses import (
 )
 from stages.rl.phase_timer import PhaseTimer
 from stages.rl.policy import Policy
+from stages.rl.sampler_correction import minibatch_weights, sampler_metrics
 from stages.rl.trajectory import Trajectory, score_rollout, select_allowed_token_ids
 from stages.training.memory import retry_with_smaller_batches
 from stages.training.optimizers import clip_gradient_norm
@@ -56,6 +54,7 @@ class UpdateSettings:
     responses of the mean over their tokens. kl_loss_coefficient: of the KL to the reference (k3) in the loss.
     kl_importance_weight: multiply that KL by the ratio, so that its gradient is the KL's (arXiv 2512.02556).
     responses_per_prompt: that are neighbours in a rollout. They are in one minibatch, which computes their prompt once.
+    max_sampler_ratio: largest weight of sampler_correction.py; None: no weights.
     """
 
     epochs: int
@@ -72,6 +71,7 @@ class UpdateSettings:
     kl_loss_coefficient: float = 0.0
     kl_importance_weight: bool = False
     responses_per_prompt: int = 1
+    max_sampler_ratio: float | None = None
 
 
 class MinibatchSize(NamedTuple):
@@ -87,7 +87,7 @@ class PolicyGradientTrainer:
 
     The trainer has no random state: each step is given its generators, so a run can resume at any iteration.
     forward_prompts: rows per forward pass without gradients. kl_in: whether the KL penalty is part of the reward or of
-    the loss. reuse_rollout_logprobs: see `score_rollout`. engine: what samples the rollouts.
+    the loss. reuse_rollout_logprobs: see `score_rollout`.
     """
 
     policy: Policy
@@ -101,7 +101,6 @@ class PolicyGradientTrainer:
     forward_prompts: int
     kl_in: Literal["reward", "loss"] = "reward"
     reuse_rollout_logprobs: bool = False
-    engine: SamplingEngine = field(default_factory=OwnEngine)
 
     def step(
         self, prompts: list[list[int]], generators: Callable[[str], torch.Generator], learning_rate: float,
@@ -117,8 +116,7 @@ class PolicyGradientTrainer:
 
         # 1. Collect: sample a response to each prompt.
         with timer.phase("rollout"):
-            rollout = collect_rollout(self.policy, prompts, self.sampling, generators("sampling"), self.forward_prompts,
-                                      self.engine)
+            rollout = collect_rollout(self.policy, prompts, self.sampling, generators("sampling"), self.forward_prompts)
 
         # 2. Score: a reward for each response [B]; log-probabilities and a value for each of its tokens [B, R].
         with timer.phase("score"):
@@ -133,7 +131,7 @@ class PolicyGradientTrainer:
 
             # 4. Estimate advantages and returns [B, R].
             advantages, returns = self.estimate_advantages(token_rewards, scores.values, scores.mask)
-            trajectory = Trajectory.from_scores(rollout, scores, advantages, returns)
+            trajectory = Trajectory.from_scores(rollout, scores, advantages, returns, self.reuse_rollout_logprobs)
 
         # 5. Update policy and critic, if there is one: epochs of minibatch steps on the clipped losses. Adapt beta.
         with timer.phase("update"), self.policy.critic_only() if critic_only else nullcontext():
@@ -179,7 +177,7 @@ class PolicyGradientTrainer:
             "reference_perplexity": math.exp(-float(masked_mean(trajectory.ref_logprobs, trajectory.mask))),
             "explained_variance": trajectory.explained_variance(),
             **rollout.metrics(),
-            **sampler_difference(rollout),
+            **sampler_metrics(trajectory, self.update_settings.ratio_level, self.update_settings.max_sampler_ratio),
         }
 
 
@@ -259,7 +257,7 @@ def policy_gradient_loss(
     """Compute the loss of some rows as their share of a minibatch's mean, and STATISTICS summed over their tokens.
 
     Loss: clipped policy loss (arXiv 1707.06347, eq. 7) + value_coefficient * clipped value loss
-    + kl_loss_coefficient * KL to the reference (k3; arXiv 2402.03300, eq. 4).
+    + kl_loss_coefficient * KL to the reference (k3; arXiv 2402.03300, eq. 4). sampler_correction.py weights the first.
     """
     index = rows.tolist()
     new = policy([trajectory.prompts[i] for i in index], [trajectory.responses[i] for i in index],
@@ -268,7 +266,8 @@ def policy_gradient_loss(
         x[rows, : new.mask.shape[1]] for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values,
                                                trajectory.advantages, trajectory.returns))
     ratio = probability_ratio(new.logprobs, old_logprobs, new.mask, settings.ratio_level)
-    policy_part = sum_means(policy_loss(ratio, advantages, settings.clip_range), new.mask, settings.loss_mean)
+    weights = minibatch_weights(trajectory, rows, new.mask, settings.ratio_level, settings.max_sampler_ratio)
+    policy_part = sum_means(policy_loss(ratio, advantages, settings.clip_range) * weights, new.mask, settings.loss_mean)
     if settings.kl_loss_coefficient:
         kl = kl_k3(new.logprobs, ref_logprobs) * (ratio if settings.kl_importance_weight else 1.0)
         policy_part = policy_part + settings.kl_loss_coefficient * sum_means(kl, new.mask, settings.loss_mean)

@@ -11,14 +11,11 @@ from typing import Literal
 import torch
 
 from stages.evaluation.reward_model_check import check_reward_models
-from stages.generation.cuda_graphs import decode_with_graphs
-from stages.generation.engines.build import build_engine
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
 from stages.modeling.compatible_files import save_chat_template
 from stages.modeling.load import check_whole_model
 from stages.modeling.plain_load import check_trained_model, plain_outputs
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
 from stages.recipe.sections.policy_gradient import PolicyGradient
 from stages.recipe.selection import select_settings
@@ -30,7 +27,6 @@ from stages.rewards.shaping import RewardShaper, ShapingSettings
 from stages.rewards.sources import RewardFunction, load_reward_functions
 from stages.rl.advantages import AdvantageEstimator
 from stages.rl.checks.memory_plan import classifier_models, longest_rollout, plan_memory
-from stages.rl.checks.sampler_agreement import check_sampler, difference_limit
 from stages.rl.checks.startup import StartupReport, run_checks
 from stages.rl.collect_rollouts import collect_rollout
 from stages.rl.early_stopping import StopRules
@@ -96,7 +92,7 @@ def train_policy(
             keeps_best=True, checkpoints=out)
         settings = LoopSettings(**select_settings(LoopSettings, config))
         loop = TrainingLoop(
-            trainer, settings, stop_rules(config), prompts=prompts,
+            trainer, settings, StopRules(**select_settings(StopRules, config)), prompts=prompts,
             validation_prompts=validation_prompts, tokenizer=tokenizer, logger=logger, out=out, name=algorithm.name)
         if not loop.resume():
             report = check_startup(config, algorithm, loop, tokenizer, reward_functions)
@@ -123,17 +119,15 @@ def build_trainer(
     config: PolicyGradient, algorithm: Algorithm, tokenizer, sources: Sources
 ) -> tuple[PolicyGradientTrainer, list[RewardFunction]]:
     """Load the models and build the trainer; raise ValueError if a model has too few positions for the texts."""
-    engine = build_engine(config.sampling_engine, config.max_prompt_tokens + config.max_response_tokens)
     plain = plain_outputs(sources.policy, config.precision)
     torch.manual_seed(config.seed)
     policy = load_policy(
         sources.policy, sources.reward, tune=config.tune, value_model=algorithm.value_model, lora=asdict(config.lora),
         precision=config.precision, temperature=config.temperature,
         gradient_checkpointing=config.gradient_checkpointing, compiled=config.compile,
-        kernels=Kernels(**select_settings(Kernels, config)), share_prompts=algorithm.responses_per_prompt > 1)
+        cpu_kernels=config.cpu_kernels, share_prompts=algorithm.responses_per_prompt > 1)
     if config.sharding == "fsdp":
         policy.shard()
-    decode_with_graphs(policy.causal_model, config.cuda_graphs)
     algorithm.say(f"check  {check_trained_model(policy.model, plain)}")
     families.check_length(policy.causal_model.config, config.max_prompt_tokens + config.max_response_tokens)
     reward_functions = [
@@ -155,14 +149,7 @@ def build_trainer(
         kl_estimator=algorithm.kl_estimator,
         forward_prompts=config.forward_prompts * algorithm.responses_per_prompt,
         kl_in=algorithm.kl_in,
-        engine=engine,
     ), reward_functions
-
-
-def stop_rules(config: PolicyGradient) -> StopRules:
-    """Take the rules' limits from the section; that of the sampling engine's difference may depend on the precision."""
-    limit = difference_limit(config.max_sampler_difference_nats, config.precision)
-    return replace(StopRules(**select_settings(StopRules, config)), max_sampler_difference_nats=limit)
 
 
 def update_settings(config: PolicyGradient, algorithm: Algorithm) -> UpdateSettings:
@@ -185,14 +172,20 @@ def parameter_groups(config: PolicyGradient, algorithm: Algorithm, policy: Polic
 def load_checked_models(
     config: PolicyGradient, algorithm: Algorithm, policy: Policy, sources: Sources, source: str
 ) -> list[Scorer]:
-    """Load the reward models of a source, and check that they score as they did in training."""
+    """Load the reward models of a source, and check that they score as they did in training.
+
+    With score_length false, what their scores give for length is left out after the check.
+    """
     artifact = checked_models.reward_artifact(source, sources.reward)
     load_shared_tokenizer(sources.policy, artifact)
-    return checked_models.check_scorers(
-        load_scorers(artifact, policy, sources.policy, config.forward_prompts,
-                     Kernels(**select_settings(Kernels, config))), artifact,
+    scorers = checked_models.check_scorers(
+        load_scorers(artifact, policy, sources.policy, config.forward_prompts, config.cpu_kernels), artifact,
         longest_tokens=config.max_prompt_tokens + config.max_response_tokens, sharded=config.sharding == "fsdp",
         min_correlation=config.min_reward_correlation, say=algorithm.say)
+    if not config.score_length:
+        for scorer in scorers:
+            scorer.scoring = replace(scorer.scoring, length_weight=0.0)
+    return scorers
 
 
 def check_startup(
@@ -207,9 +200,7 @@ def check_startup(
         algorithm.say(line)
     microbatch = config.microbatch_prompts * algorithm.responses_per_prompt
     rollout = collect_rollout(trainer.policy, loop.next_prompts()[:microbatch], trainer.sampling,
-                              loop.generator("startup"), microbatch, trainer.engine)
-    check_sampler(trainer.engine.name, rollout, config.precision, loop.stopping.rules.max_sampler_difference_nats,
-                  algorithm.say)
+                              loop.generator("startup"), microbatch)
     report = run_checks(trainer.policy, rollout, tokenizer, classifier_models(reward_functions, tokenizer),
                         clip_range=config.clip_range, microbatch_prompts=microbatch, say=algorithm.say)
     trainer.reuse_rollout_logprobs = report.keep_rollout_log_p

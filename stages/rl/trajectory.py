@@ -1,7 +1,6 @@
 """Compute what PPO needs of a rollout. Shapes: B responses (rows), R response tokens; padded on the right."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -31,21 +30,27 @@ class RolloutScores:
 
 @dataclass(frozen=True)
 class Trajectory(RolloutScores):
-    """A scored rollout with advantages and returns [B, R]: all that the update needs."""
+    """A scored rollout with advantages and returns [B, R]: all that the update needs.
+
+    sampler_logprobs: [B, R], those that the tokens were drawn with, where they are not `logprobs`; else None.
+    """
 
     prompts: list[list[int]]
     responses: list[list[int]]
     advantages: torch.Tensor
     returns: torch.Tensor
     allowed_token_ids: torch.Tensor | None = None
+    sampler_logprobs: torch.Tensor | None = None
 
     @classmethod
     def from_scores(
-        cls, rollout: Rollout, scores: RolloutScores, advantages: torch.Tensor, returns: torch.Tensor
+        cls, rollout: Rollout, scores: RolloutScores, advantages: torch.Tensor, returns: torch.Tensor,
+        reuse_rollout_logprobs: bool = False,
     ) -> "Trajectory":
-        """Join a rollout, its scores and its advantages."""
+        """Join a rollout, its scores and its advantages; reuse_rollout_logprobs: as given to `score_rollout`."""
         return cls(**vars(scores), prompts=rollout.prompts, responses=rollout.responses, advantages=advantages,
-                   returns=returns, allowed_token_ids=rollout.allowed_token_ids)
+                   returns=returns, allowed_token_ids=rollout.allowed_token_ids,
+                   sampler_logprobs=None if reuse_rollout_logprobs else rollout.logprobs)
 
     def length(self, row: int) -> int:
         """Count the tokens of a row, prompt and response."""
@@ -65,50 +70,25 @@ def score_rollout(
     """Compute log-probabilities and values of a rollout, `forward_prompts` rows of similar length at a time.
 
     The rows are shared among the processes. reuse_rollout_logprobs: take the sampler's log-probabilities and values
-    instead of the policy's forward pass. Only valid where the start-up checks found both equal. Those of a rollout that
-    another engine sampled are the policy's, in these very batches (`fill_policy_scores`).
+    instead of the policy's forward pass. Only valid where the start-up checks found both equal.
     """
-    reuse = rollout.logprobs is not None and (reuse_rollout_logprobs or rollout.sampler_logprobs is not None)
+    reuse = rollout.logprobs is not None and reuse_rollout_logprobs
+    lengths = row_lengths(rollout.prompts, rollout.responses, policy.share_prompts)
     columns = max(map(len, rollout.responses))
-
-    def score(rows: list[int], *texts) -> tuple[torch.Tensor, ...]:
+    scores = torch.zeros(4, len(lengths), columns, device=policy.model.device)
+    for rows in chunk_by_length(lengths, forward_prompts, group.own_rows_by_length(lengths)):
+        texts = ([rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows],
+                 select_allowed_token_ids(rollout, rows))
         ref_logprobs = policy.ref_logprobs(*texts)
         if reuse:
             logprobs, values = rollout.logprobs[rows], rollout.values[rows]
-            mask = torch.arange(columns) < torch.tensor([[len(rollout.responses[row])] for row in rows])
+            mask = torch.arange(columns) < torch.tensor([[len(response)] for response in texts[1]])
         else:
             logprobs, values, mask = policy(*texts)
-        return logprobs, ref_logprobs, values, mask
-
-    return RolloutScores(*_score_in_chunks(policy, rollout, forward_prompts, 4, score))
-
-
-@torch.no_grad()
-def fill_policy_scores(policy: Policy, rollout: Rollout, forward_prompts: int) -> Rollout:
-    """Fill in log-probabilities, values and entropies of a rollout that another engine sampled, under the policy."""
-
-    def score(rows: list[int], prompts: list[list[int]], responses: list[list[int]], _) -> tuple[torch.Tensor, ...]:
-        scores, entropy = policy.forward_with_entropy(prompts, responses)
-        return scores.logprobs, scores.values, entropy
-
-    logprobs, values, entropy = _score_in_chunks(policy, rollout, forward_prompts, 3, score)
-    return replace(rollout, logprobs=logprobs, values=values, entropy=entropy)
-
-
-def _score_in_chunks(
-    policy: Policy, rollout: Rollout, forward_prompts: int, count: int, score: Callable[..., tuple[torch.Tensor, ...]]
-) -> torch.Tensor:
-    """Apply `score(rows, prompts, responses, allowed_token_ids)` to chunks of rows; return its tensors [count, B, R].
-    """
-    lengths = row_lengths(rollout.prompts, rollout.responses, policy.share_prompts)
-    scores = torch.zeros(count, len(lengths), max(map(len, rollout.responses)), device=policy.model.device)
-    for rows in chunk_by_length(lengths, forward_prompts, group.own_rows_by_length(lengths)):
-        chunks = score(rows, [rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows],
-                       select_allowed_token_ids(rollout, rows))
-        for number, chunk in enumerate(chunks):
+        for number, chunk in enumerate((logprobs, ref_logprobs, values, mask)):
             scores[number, rows, : chunk.shape[1]] = chunk.to(scores)
     sharding.join_other_passes()
-    return group.sum_tensor(scores)
+    return RolloutScores(*group.sum_tensor(scores))
 
 
 def select_allowed_token_ids(rollout: Rollout | Trajectory, rows: list[int]) -> torch.Tensor | None:

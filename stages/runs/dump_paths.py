@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stages.recipe.lookups import HUB_ID
@@ -47,6 +47,15 @@ def normalize_source(source: str) -> str:
         return full
     relative = os.path.relpath(full, here)
     return f"./{relative}" if relative.startswith("-") else relative  # -x.xml would be a flag of `posts`
+
+
+def check_are_dumps(sources: Iterable[str]) -> None:
+    """Raise SettingsError for a file, or a folder of files, whose names are not those of a dump."""
+    for path in filter(os.path.exists, map(Path, sources)):  # hub ids are not there
+        files = path.rglob("*") if path.is_dir() else [path]
+        if not any(DUMP_FILE.fullmatch(file.name) for file in files):
+            raise SettingsError(f"dump: {str(path)!r} is no dump: give a Posts.xml (.gz, .zst), a site's .7z, a "
+                                f".parquet file, or a folder with any of them")
 
 
 def dump_label(dumps: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
-from stages.recipe.schema import SettingsError, absent_values, list_without_effect, result_settings
+from stages.recipe.schema import SettingsError, complete_settings, list_without_effect, result_settings
 from stages.recipe.variants import FOLDER, overrides_of_folder
 from stages.render.units import format_bytes
 from stages.runtime.artifact import ArtifactError, artifact_folder, digest
@@ -157,17 +157,18 @@ def _changed_settings(record: Record, recipe: dict | None) -> list[str]:
     if not isinstance(settings, dict):
         return []
     kind = getattr(Recipe(), section, None)
-    absent, ignored = absent_values(kind), list_without_effect(kind)
-    settings = {name: value for name, value in (absent | settings | overrides).items() if name not in ignored}
+    ignored = list_without_effect(kind)
+    settings = {name: value for name, value in complete_settings(kind, settings | overrides).items()
+                if name not in ignored}
     rows = diff_trees(_read_settings(record, kind), settings)
     return [f"{section}.{row['name']} is {row.get('a', 'absent')!r}, {RECIPE} says {row.get('b', 'absent')!r}"
             for row in rows]
 
 
 def _read_settings(record: Record, kind: object) -> object:
-    """Return an artifact's settings, with those that were added after it was made."""
+    """Return an artifact's settings as this version has them."""
     config = record.manifest["config"]
-    return absent_values(kind) | config if isinstance(config, dict) else config
+    return complete_settings(kind, config) if isinstance(config, dict) else config
 
 
 def _variant_overrides(folder: Path, run: Path | None, recipe: dict) -> dict:

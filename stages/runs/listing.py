@@ -5,23 +5,23 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from stages.runs.lineage import find_run_folder, find_stale_reasons
+from stages.runs.lineage import find_run_folder, find_stale_reasons, locate_inputs
 from stages.runtime.artifact import PARTIAL
-from stages.runtime.finished import MANIFEST, OLD, request_file
-from stages.runtime.manifest import headline_metrics, is_artifact, read_record
+from stages.runtime.finished import OLD
+from stages.runtime.manifest import Record, headline_metrics, is_artifact, read_record
 
 DEPTH = 4  # of folders below the root: results/NAME/seed-0/pairs-shares/1-of-50
 
 
 def list_runs(root: Path) -> list[dict]:
-    """Describe each run under `root`, with its stages in the order they were made.
+    """Describe each run under `root`, with its stages in their order: each after those that it was made from.
 
     A run is the folder of a recipe.yaml or, for artifacts made by hand, the folder around them.
     """
     runs: dict[Path, list[Path]] = {}
     for folder in list_artifacts(root):
         runs.setdefault(find_run_folder(folder) or folder.parent, []).append(folder)
-    return [{"run": str(run), "stages": [_describe_stage(run, folder) for folder in sorted(folders, key=time_made)]}
+    return [{"run": str(run), "stages": [_describe_stage(run, record) for record in sort_by_lineage(folders)]}
             for run, folders in sorted(runs.items())]
 
 
@@ -34,6 +34,21 @@ def last_write_time(folder: Path) -> str:
     """Return the local time of the newest file, to the minute: it shows whether a partial folder is being written."""
     times = [time for time in map(_modification_time, folder.rglob("*")) if time]
     return datetime.fromtimestamp(max(times, default=_modification_time(folder))).isoformat(" ", "minutes")
+
+
+def sort_by_lineage(folders: list[Path]) -> list[Record]:
+    """Read the artifacts, and sort them by how many steps their longest line of ancestors has, then by name."""
+    records = {os.path.realpath(folder): read_record(folder) for folder in sorted(folders)}
+    inputs = {folder: [os.path.realpath(path) for path in locate_inputs(record)] for folder, record in records.items()}
+    depths: dict[str, int] = {}
+
+    def depth(folder: str) -> int:
+        if folder not in depths:
+            depths[folder] = 0  # ends a circle, which only damaged manifests have
+            depths[folder] = 1 + max((depth(path) for path in inputs[folder] if path in inputs), default=0)
+        return depths[folder]
+
+    return sorted(records.values(), key=lambda record: depth(os.path.realpath(record.folder)))
 
 
 def _find_artifacts(folder: Path, depth: int) -> Iterator[Path]:
@@ -53,19 +68,13 @@ def _list_subfolders(folder: Path) -> list[str]:
         return []
 
 
-def _describe_stage(run: Path, folder: Path) -> dict:
-    record = read_record(folder)
-    manifest, reasons = record.manifest, find_stale_reasons(record)
+def _describe_stage(run: Path, record: Record) -> dict:
+    folder, manifest, reasons = record.folder, record.manifest, find_stale_reasons(record)
     return {"name": os.path.relpath(folder, run).removesuffix(PARTIAL), "stage": manifest.get("stage"),
             "state": "stale" if reasons and record.state == "finished" else record.state,
             "last_written": last_write_time(folder), "seconds": manifest.get("seconds"),
             "metrics": dict(headline_metrics(manifest.get("metrics", {}))), "stale": reasons,
             "problems": record.problems}
-
-
-def time_made(folder: Path) -> float:
-    paths = (request_file(folder), folder / MANIFEST, folder)  # staleness.py changes the time of a stale manifest
-    return next((time for path in paths if (time := _modification_time(path))), 0.0)
 
 
 def _modification_time(path: Path) -> float:

@@ -10,9 +10,9 @@ from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import list_without_effect
 from stages.runs.lineage import RECIPE, find_run_folder, section_name
-from stages.runs.listing import list_artifacts, time_made
+from stages.runs.listing import list_artifacts, sort_by_lineage
 from stages.runtime.artifact import ArtifactError
-from stages.runtime.manifest import Record, is_artifact, read_record
+from stages.runtime.manifest import Record, is_artifact
 
 WITHOUT_HEADLINES = ("merge", "report")
 LOW, HIGH = "_low", "_high"  # ends of the names of an interval's ends
@@ -32,10 +32,10 @@ def read_run(folder: Path) -> Run:
         raise ArtifactError(f"there is no run {folder}: give the folder of a run, such as results/demo")
     if is_artifact(folder):
         raise ArtifactError(f"{folder} is an artifact, not a run: give the folder around it, or artifacts alone")
-    folders = sorted(list_artifacts(folder), key=time_made)
+    folders = list_artifacts(folder)
     if (folder / RECIPE).exists():  # then those with a recipe beneath it, of several seeds, are other runs
         folders = [artifact for artifact in folders if os.path.samefile(find_run_folder(artifact), folder)]
-    records = {str(artifact.relative_to(folder)): read_record(artifact) for artifact in folders}
+    records = {str(record.folder.relative_to(folder)): record for record in sort_by_lineage(folders)}
     finished = {name: record for name, record in records.items() if record.state == "finished"}
     if not finished:
         raise ArtifactError(f"{folder} has no finished artifact: run a stage first")

@@ -17,15 +17,16 @@ from types import MappingProxyType
 
 import yaml
 
+from stages.model_files.loadable import check_base_files
 from stages.recipe.algorithms import ALGORITHMS, REPORT, SEEDS
-from stages.recipe.lookups import check_names
+from stages.recipe.lookups import SCRATCH, check_names
 from stages.recipe.recipe import SHARED, Recipe, load_recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
 from stages.runs import seeds
 from stages.runs.config import own_prompts
-from stages.runs.default_recipe import choose_default_recipe
-from stages.runs.dump_paths import dump_label, normalize_sources
+from stages.runs.default_recipe import choose_default_recipe, named_model
+from stages.runs.dump_paths import check_are_dumps, dump_label, normalize_sources
 from stages.runs.placement import Placement
 from stages.runs.staleness import LOCK, list_finished
 from stages.runtime import finished
@@ -37,6 +38,7 @@ PLACE_KEYS = ("shares", "processes", "nodes")  # change how and where the work i
 CONFIG_KEYS = ("recipe", seeds.KEY, *PLACE_KEYS, *SHARED, *(field.name for field in fields(Recipe)))
 SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
             "--force", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
+FRONTIER_PAGE = "frontier.html"
 TARGET_OPTIONS = ("-R", "--forcerun", "-U", "--until", "-O", "--omit-from")  # of Snakemake: their values are rules
 ONE_VALUE_OPTIONS = ("--cores", "-c", "--jobs", "-j", "--config", "-C")  # --config's values have an equals sign
 _open_locks = []  # lock files of this process; the kernel releases the locks when it ends, however it ends
@@ -55,25 +57,32 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
     for key, value in config.items():
         if key not in CONFIG_KEYS:
             raise SettingsError(f"--config: unknown key {key!r}{suggest_setting(key, value)}")
+    if config.get("dump", "given") in (None, "", []):
+        raise SettingsError("--config: dump= is empty: give dump=FOLDER-OR-ARCHIVE, or leave it out for the recipe's")
     values = own_prompts.expand_base(config)
     for key in (*PLACE_KEYS, seeds.KEY):
         values.pop(key, None)
     dump, name = values.pop("dump", None), values.pop("name", None)
     named = _named_recipes(values, config_files)
-    path = named[0] if named else choose_default_recipe(dump)
+    path = named[0] if named else choose_default_recipe(dump, named_model(values))
     recipe = load_recipe(path, values)
     for field in fields(recipe):
         check_names(getattr(recipe, field.name), field.name, runs_here=runs_here and not plans)
+    if runs_here and not plans:
+        _check_base(recipe)
     if recipe.prompts is not None:
         recipe = own_prompts.resolve_prompts(recipe, dump)
         dump = (recipe.prompts,) if "prompts" in values else None  # it names the run
     dumps = normalize_sources(recipe.dump if dump is None else dump)
     if not dumps and recipe.prompts is None and not plans:
         raise SettingsError(f"{path} names no dump: give one with --config dump=FOLDER-OR-ARCHIVE")
+    if recipe.prompts is None:
+        check_are_dumps(dumps)
     if name is None:
         name = recipe.name if dump is None else f"{recipe.name}-{dump_label(dumps)}"
     recipe = replace(recipe, name=check_name(str(name)), dump=() if recipe.prompts else dumps)
     if not plans:
+        _check_folders(recipe.name)
         _check_same_dump(recipe)
     return recipe
 
@@ -164,6 +173,14 @@ def start_run(recipe: Recipe, forced: Sequence[str] = (), seeded: Mapping[Path, 
         forced: outputs of the jobs of --forcerun, --force and --forceall.
         seeded: of several seeds, the recipe of each by its folder.
     """
+    try:
+        _start_run(recipe, forced, seeded)
+    except OSError as error:
+        raise SettingsError(f"{error.filename or RESULTS / recipe.name} cannot be written ({error.strerror}): make "
+                            f"{RESULTS}/ writable, or a link to a folder that is") from None
+
+
+def _start_run(recipe: Recipe, forced: Sequence[str], seeded: Mapping[Path, Recipe]) -> None:
     folder = RESULTS / recipe.name
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / LOCK, "w")  # noqa: SIM115
@@ -189,10 +206,16 @@ def _write_recipe(path: Path, recipe: Recipe) -> None:
 
 
 def format_summary(recipe: Recipe) -> str:
-    """Return the short table of a report if a report is the newest artifact, otherwise where the results are."""
+    """Return the short table of a report, or the path of a frontier's page, if that is the newest artifact.
+
+    Otherwise say where the results are.
+    """
     folder = RESULTS / recipe.name
-    newest = max(folder.glob("*/manifest.json"), key=lambda manifest: manifest.stat().st_mtime_ns, default=None)
+    manifests = [*folder.glob("*/manifest.json"), *folder.glob("frontier/*/manifest.json")]
+    newest = max(manifests, key=lambda manifest: manifest.stat().st_mtime_ns, default=None)
     report = folder if newest is None else newest.parent
+    if (page := report / FRONTIER_PAGE).exists():
+        return f"Frontier: {page}"
     metrics = report / "metrics.json"
     if report.name not in {algorithm.folder(stage) for algorithm in ALGORITHMS.values()
                            for stage in (REPORT, SEEDS)} or not metrics.exists():
@@ -212,6 +235,23 @@ def _named_recipes(values: dict, config_files: Sequence[Path]) -> list:
         raise SettingsError(f"a run has one recipe, and --configfile FILE means --config recipe=FILE: "
                             f"give one of {', '.join(map(str, files))}")
     return files
+
+
+def _check_base(recipe: Recipe) -> None:
+    """Raise SettingsError for a base that the stage `base` could not load; SCRATCH and hub ids are no folders."""
+    if recipe.base.model == SCRATCH:
+        return
+    try:
+        check_base_files(recipe.base.model)
+    except (ValueError, OSError) as error:
+        raise SettingsError(f"base: model: {error}") from None
+
+
+def _check_folders(name: str) -> None:
+    for folder in (RESULTS, RESULTS / name):
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise SettingsError(f"{folder} is no folder, and this run writes into it: move it away, or give another "
+                                f"--config name=...")
 
 
 def _check_same_dump(recipe: Recipe) -> None:

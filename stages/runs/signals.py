@@ -1,4 +1,7 @@
-"""Pass SIGTERM on from Snakemake to the stages that it runs: alone, it would wait for them, maybe for days."""
+"""Pass SIGTERM and SIGHUP on from Snakemake to the stages that it runs.
+
+Alone, it would wait for them after SIGTERM, maybe for days, and end without them after SIGHUP.
+"""
 
 import os
 import signal
@@ -6,8 +9,11 @@ import threading
 from contextlib import suppress
 
 
-def forward_sigterm() -> None:
-    """Let SIGTERM end the stages beside what Snakemake does with it; call it after Snakemake has set its handler."""
+def forward_to_stages() -> None:
+    """Let SIGTERM, and SIGHUP unless it is ignored, end the stages beside what Snakemake does with SIGTERM.
+
+    Ctrl-C interrupts Snakemake once. Call it after Snakemake has set its handler.
+    """
     wait_for_jobs = signal.getsignal(signal.SIGTERM)
 
     def handle(number, frame) -> None:
@@ -16,9 +22,19 @@ def forward_sigterm() -> None:
             threading.Thread(target=wait_for_jobs, args=(number, frame)).start()
         for pid in list_stages():
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, number)
 
-    signal.signal(signal.SIGTERM, handle)
+    def interrupt(number, frame) -> None:
+        # Once: in the midst of what Snakemake does then, another exception is a stack of them. The stages have the
+        # terminal's Ctrl-C, too, and the second one ends them.
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, handle)
 
 
 def list_stages() -> list[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
-from stages.recipe.schema import SettingsError, absent_values, result_settings
+from stages.recipe.schema import SettingsError, complete_settings, result_settings
 from stages.render.units import format_duration
 from stages.runs.lineage import RECIPE, section_name
 from stages.runs.seeds import FOLDER
@@ -68,7 +68,7 @@ def _list_seconds(name: str, runs: list[Path], recipe: Recipe) -> list[float]:
         if not (isinstance(took, int | float) and hasattr(recipe, stage) and isinstance(config, dict)):
             continue
         section = getattr(recipe, stage)
-        if absent_values(section) | config | {"seed": None} == result_settings(section) | {"seed": None}:
+        if complete_settings(section, config) | {"seed": None} == result_settings(section) | {"seed": None}:
             seconds.append(took)
     return seconds
 

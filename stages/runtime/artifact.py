@@ -8,6 +8,7 @@ finished artifact is in finished.py.
 import fcntl
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -112,7 +113,7 @@ def build(out: Path, request: dict, code_digest: str | None = None) -> Iterator[
     out.parent.mkdir(parents=True, exist_ok=True)
     with _lock(out):
         if partial.exists() and finished.read_request(partial) != request:
-            partial.rename(finished.free_name(out, "set-aside"))
+            _set_aside(partial, out)
         partial.mkdir(exist_ok=True)
         if (before := finished.read_code_digest(partial)) not in (None, code_digest):
             print_line(f"{partial}: the code has changed since the last attempt (it was {before}, it is "
@@ -122,6 +123,14 @@ def build(out: Path, request: dict, code_digest: str | None = None) -> Iterator[
             if stray.is_file():  # drafts of a killed process, among others
                 stray.unlink()
         yield partial
+
+
+def _set_aside(partial: Path, out: Path) -> None:
+    """Rename the unfinished artifact of another request; delete one without any work in it, as a mistake leaves it."""
+    if {file.name for file in list_files(partial)} <= {REQUEST, OLD_REQUEST, TRACEBACK}:
+        shutil.rmtree(partial)
+    else:
+        partial.rename(finished.free_name(out, "set-aside"))
 
 
 def save_result(partial: Path, result: dict) -> None:

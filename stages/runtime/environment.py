@@ -19,9 +19,7 @@ from stages.runtime.finished import DIGEST_CHARACTERS
 SOURCES = (".py", ".cpp", ".h")
 KERNEL_LOGGER, KERNEL_RECOMMENDATION = "bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward from"
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
-            "markdownify", "tokenizers", "pyarrow", "lxml", "numpy", "triton", "liger-kernel")
-KERNELS = {"cpu_kernels": "stages.modeling.cpu_kernels.build",
-           "liger_kernels": "stages.modeling.replaced_layers.liger_package"}  # recipe setting: where its state is
+            "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
 
 
 def let_idle_threads_sleep() -> None:
@@ -61,7 +59,8 @@ def describe_environment() -> dict:
     peak_kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     memory = sys.modules.get("stages.training.memory")  # it resets the process's peak to measure phases
     peak_kib = peak_kib if memory is None else max(peak_kib, memory.peak_bytes() // 1024)
-    kernels = {name: sys.modules[module].status() for name, module in KERNELS.items() if module in sys.modules}
+    build = sys.modules.get("stages.modeling.cpu_kernels.build")
+    kernels = {"cpu_kernels": build.status()} if build else {}
     return {"peak_memory_mib": round(peak_kib / 1024), "device": gpu or f"cpu ({platform.machine()})",
             **kernels, "threads": torch.get_num_threads() if torch is not None else 1, **_describe_processes(),
             "python": platform.python_version(),

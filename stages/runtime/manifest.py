@@ -15,7 +15,7 @@ from stages.runtime.finished import MANIFEST, OLD, REQUEST, request_file
 SET_ASIDE = re.compile(r".+\.set-aside-\d+")
 TYPES = {"stage": str, "config": dict, "inputs": dict, "metrics": dict, "files": dict, "versions": dict,
          "seconds": int | float, "peak_memory_mib": int | float, "device": str, "cpu_kernels": str,
-         "liger_kernels": str, "commit": str | None}
+         "commit": str | None}
 HEADLINE_METRICS = 4
 
 

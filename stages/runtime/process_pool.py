@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
+from stages.runtime import stopping
+
 QUEUED_PER_PROCESS = 2  # items: enough to keep a process busy, few enough that results do not pile up
 PARENT_CHECK_SECONDS = 0.5
 
@@ -72,7 +74,7 @@ def _kill_workers() -> None:
 
 def _prepare_worker() -> None:
     """Leave signals to the whole process group to the parent, and exit when it has ended, for whatever reason."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stopping.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
 

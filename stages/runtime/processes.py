@@ -176,7 +176,7 @@ def _end_all(children: list[subprocess.Popen]) -> None:
 
 
 def _describe_end(rank: int, status: int, count: int, log: Path) -> str:
-    resumes = "the same command continues from the last checkpoint"
+    resumes = "the same command continues"
     if status < 0:
         name = signal.Signals(-status).name
         cause = MEMORY_CAUSES.get(name, "")

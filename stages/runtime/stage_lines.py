@@ -4,6 +4,7 @@ The Snakefile says what is planned, and which terminal is behind the pipe to the
 processes inherit them. A stage that is run by hand has no place.
 """
 
+import errno
 import json
 import os
 import sys
@@ -124,7 +125,11 @@ def print_line(text: str) -> None:
             terminal.flush()
         if terminal is not sys.stderr:
             terminal.close()
-    print(add_place(text), file=sys.stderr, flush=True)
+    try:
+        print(add_place(text), file=sys.stderr, flush=True)
+    except OSError as error:
+        if error.errno != errno.EIO:  # stderr is a terminal that was closed: the work goes on, to its checkpoint
+            raise
 
 
 def open_terminal() -> TextIO | None:

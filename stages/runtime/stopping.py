@@ -1,19 +1,20 @@
-"""Stop a program on SIGINT (Ctrl-C) or SIGTERM: at once, or in a training loop once it has saved a checkpoint.
+"""Stop a program on SIGINT (Ctrl-C), SIGTERM or SIGHUP (its terminal was closed).
 
-The exit code is 128 + the signal's number (130, 143), as a shell reports a program that the signal ended: a scheduler
-takes it for a job that was stopped, not for one that failed. A second signal ends the process at once.
+It stops at once, or in a training loop once it has saved a checkpoint. The exit code is 128 + the signal's number (130,
+143, 129), as a shell reports a program that the signal ended: a scheduler takes it for a job that was stopped, not for
+one that failed. A second signal ends the process at once.
 """
 
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# A scheduler may signal the whole process group beside Snakemake, which passes SIGTERM on: that is one request.
-REPEATED_SIGTERM_SECONDS = 2.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A scheduler or a terminal may signal the whole process group beside Snakemake, which passes these on: one request.
+REPEATED_SECONDS = 2.0
 _request: "StopRequest | None" = None
 
 
@@ -35,7 +36,7 @@ class Stopped(KeyboardInterrupt):
         """Say in one line what was stopped, and how to go on."""
         if self.checkpoint:
             return f"stopped by {self.signal.name} at {self.checkpoint}, with a checkpoint: the same command continues"
-        return f"stopped by {self.signal.name}: the same command continues, in training from the last checkpoint"
+        return f"stopped by {self.signal.name}: the same command continues"
 
 
 class StopRequest:
@@ -53,7 +54,7 @@ def install() -> None:
         if not first_seconds:
             first_seconds.append(now)
             _stop(number)
-        elif number != signal.SIGTERM or now - first_seconds[0] > REPEATED_SIGTERM_SECONDS:
+        elif number == signal.SIGINT or now - first_seconds[0] > REPEATED_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
@@ -77,7 +78,8 @@ def _stop(number: int) -> None:
     _request.signal = number
     name = signal.Signals(number).name
     # Not print: the signal may have interrupted one, and a stream cannot be entered twice.
-    os.write(2, f"\n{name}: saving a checkpoint, then stopping; Ctrl-C now stops at once\n".encode())
+    with suppress(OSError):  # the terminal is gone
+        os.write(2, f"\n{name}: saving a checkpoint, then stopping; Ctrl-C now stops at once\n".encode())
 
 
 @contextmanager

@@ -71,7 +71,8 @@ def find_newest_intact(root: Path) -> Path | None:
     for folder in reversed(list_checkpoints(root)):
         if (problem := find_damage(folder)) is None:
             return folder
-        print_line(f"{folder} is damaged ({problem}): going back to the one before it")
+        state = f"damaged ({problem})" if (folder / SEAL).exists() else "unfinished, as a kill leaves it"
+        print_line(f"{folder} is {state}: going back to the one before it")
         shutil.rmtree(folder)
     return None
 

@@ -11,16 +11,20 @@ import sys
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.common.tables import ROOT
 from benchmarks.ppo import processes
 from benchmarks.ppo.processes import OURS, RunSettings
-from benchmarks.training import dpo, reward, sft
+from benchmarks.training import dpo, floor, ours, reward, sft
 from benchmarks.training import processes as training_processes
 from benchmarks.training.ours import train_reward as train_reward
 from benchmarks.training.processes import TRL, TUNED
 from benchmarks.training.reward import BY_PAIR
 from benchmarks.training.workload import Meter, Work
+from stages.modeling.load import load_causal
+from stages.modeling.lora import add_lora
+from stages.reward_modeling.dataset import Example
 from tests.helpers.tiny_models import save_base, save_pairs
 
 
@@ -117,8 +121,8 @@ def test_no_more_tokens_than_the_split_has(monkeypatch, tmp_path, made):
 def test_those_who_read_other_texts_are_found_out(monkeypatch, tmp_path, made):
     def in_turns(contenders, work, setting):
         step = {"cpu": 1.0, "wall": 1.0, "foreign_cores": 0.0}
-        runs = {one.name: [{"items": 3, "tokens": 10, "computed_tokens": 12, "digest": place // 3, "steps": [step],
-                            "peak_mb": 1.0, "versions": {}}] for place, one in enumerate(contenders)}
+        runs = {one.name: [{"items": 3, "tokens": 10, "computed_tokens": 12, "attended": 9, "digest": place // 3,
+                            "steps": [step], "peak_mb": 1.0, "versions": {}}] for place, one in enumerate(contenders)}
         return runs, {}
 
     monkeypatch.setattr(training_processes, "run_in_turns", in_turns)
@@ -139,7 +143,14 @@ def test_the_digest_is_of_texts_in_any_order():
 
     one, other = read([[1, 2], [3]], [[4]]), read([[4], [3]], [torch.tensor([1, 2], dtype=torch.int32)])
     assert one == other and (one["items"], one["tokens"], one["computed_tokens"]) == (3, 4, 14)
+    assert one["attended"] == 3 + 1 + 1
     assert read([[1, 2], [3], [5]])["digest"] != one["digest"] != read([[1], [2, 3], [4]])["digest"]
+
+
+def test_a_question_is_attended_to_once_for_all_its_answers():
+    items = [Example(("site", 1), [5] * 3, [[6] * 2, [6] * 4], [(0, 1)], [1])]
+    inside, seen = [3 * 4 // 2], [(3 + 1, 3 + 2), (3 + 1, 3 + 2, 3 + 3, 3 + 4)]
+    assert ours._attended(items) == sum(inside) + sum(map(sum, seen))
 
 
 def test_the_warm_up_learns_nothing(monkeypatch, tmp_path, made):
@@ -164,3 +175,32 @@ def test_trl_runs_without_our_switches():
             "assert torch.get_float32_matmul_precision() == 'highest'")
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, check=True,
                    env=os.environ | RunSettings().environment())
+
+
+def test_the_work_is_that_which_is_counted(made):
+    """Of forward and backward passes on one text, by torch's counter, without attention."""
+    model = load_causal(made[1])
+    model = add_lora(model, r=4, alpha=8, dropout=0.0, target_modules=("q_proj", "up_proj"), precision="fp32")
+    ids = torch.arange(2, 9)[None]
+    with FlopCounterMode(display=False) as counter:
+        hidden = model.get_base_model().model(inputs_embeds=model.get_input_embeddings()(ids).requires_grad_())
+        model.get_output_embeddings()(hidden.last_hidden_state[0, :5]).square().sum().backward()
+    counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+    config = model.config.to_dict()
+    assert counted == floor.training_flops(config, 4, ("q_proj", "up_proj"), tokens=7, labels=5, attended=0)
+    attention = floor.training_flops(config, 4, (), tokens=0, labels=0, attended=28)
+    assert attention == 3 * config["num_hidden_layers"] * 4 * config["hidden_size"] * 28
+
+
+def test_only_the_shape_of_smollm2_has_its_goals():
+    figures = {"contenders": {OURS: {"share": 0.61, "peak_mb": 6001.0}}}
+    assert floor.smollm2_goals(figures, "small", OURS) == [] == floor.smollm2_goals(figures, "smollm2", TRL)
+    assert [goal.met for goal in floor.smollm2_goals(figures, "smollm2", OURS)] == [True, False]
+
+
+def test_reward_training_of_a_random_model_in_bf16(here, monkeypatch, tmp_path, made):
+    actual = written(monkeypatch, tmp_path, reward, "--pairs", made[0], "--steps", 1, "--batch", 2, "--length", 128,
+                     "--precision", "bf16", "--targets", "q_proj", "o_proj", "--dropout", 0.05, "--only", OURS)
+    one = actual["contenders"][OURS]
+    assert one["share"] == pytest.approx(one["gflop"] * 1e9 / actual["rates"]["flops"] / one["cpu"])
+    assert actual["work"]["targets"] == ["q_proj", "o_proj"] and actual["work"]["precision"] == "bf16"

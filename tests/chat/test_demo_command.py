@@ -11,7 +11,6 @@ from stages import demo
 from stages.chat import checks
 from stages.chat.load import load_controller
 from stages.modeling import torch_setup
-from stages.modeling.replaced_layers.kernels import TORCH_ONLY
 from stages.recipe.recipe import load_recipe
 from tests.helpers import demo_run
 
@@ -28,6 +27,14 @@ def test_a_missing_run_says_what_to_do_in_one_line(tmp_path, capsys):
         assert demo.main(["--run", str(tmp_path / name)]) == 1
         said = capsys.readouterr().err
         assert said.startswith("demo: error: ") and words in said and "make ppo" in said and said.count("\n") == 1
+
+
+def test_of_a_run_of_several_seeds_one_is_to_be_chosen(tmp_path, capsys):
+    for seed in (0, 10):
+        (tmp_path / f"seed-{seed}").mkdir()
+        (tmp_path / f"seed-{seed}/recipe.yaml").touch()
+    assert demo.main(["--run", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.endswith(f"give one of {tmp_path}/seed-0, {tmp_path}/seed-10\n")
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
@@ -76,7 +83,7 @@ def test_a_port_that_is_no_number_is_one_line(capsys):
 def test_a_model_is_named_once_and_is_a_folder(run, capsys):
     args = demo.build_parser().parse_args(["--run", str(run), "--model", f"SFT={run / 'ppo-merged'}"])
     with pytest.raises(ValueError, match="already"):
-        load_controller(run, args.model, run / "votes", "fp32", TORCH_ONLY)
+        load_controller(run, args.model, run / "votes", "fp32", "off")
     with pytest.raises(SystemExit):
         demo.build_parser().parse_args(["--model", "base"])
     assert "NAME=FOLDER" in capsys.readouterr().err

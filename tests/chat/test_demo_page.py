@@ -4,11 +4,16 @@ Every page that a test opens is watched: no request leaves this machine or fails
 an error, no dialog opens. The server's own connections are watched as well.
 """
 
+import json
+import logging
 import re
 import shutil
 import socket
+import sys
 import time
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,12 +27,12 @@ playwright = pytest.importorskip("playwright.sync_api", reason="a browser is dri
 
 from stages import demo  # noqa: E402
 from stages.chat import controller as controller_module  # noqa: E402
+from stages.chat import refused_requests  # noqa: E402
 from stages.chat.load import load_controller  # noqa: E402
-from stages.chat.markdown_html import render_markdown  # noqa: E402
 from stages.chat.model_background import ModelBackground  # noqa: E402
 from stages.chat.token_text import StreamingDecoder, TextPiece  # noqa: E402
 from stages.generation.sampler import sample  # noqa: E402
-from stages.modeling.replaced_layers.kernels import TORCH_ONLY  # noqa: E402
+from stages.render.markdown_html import render_markdown  # noqa: E402
 from stages.stackexchange.prompt import prompt_ids  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -63,7 +68,7 @@ def connections():
 @pytest.fixture(scope="module")
 def controller(tmp_path_factory):
     run = demo_run.save_run(tmp_path_factory.mktemp("runs") / "tiny", EVIL, EVIL)
-    return load_controller(run, [("other", run / "other")], run / "votes", "fp32", TORCH_ONLY)
+    return load_controller(run, [("other", run / "other")], run / "votes", "fp32", "off")
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +130,8 @@ def choose(page, menu: str, name: str) -> None:
 
 
 def greedy(page, tokens: int) -> None:
+    if not page.is_visible("#temperature"):
+        page.click("#settings button")
     for control, value in (("temperature", 0), ("length", tokens)):
         page.fill(f"#{control} input[type=number]", str(value))
         page.press(f"#{control} input[type=number]", "Tab")
@@ -325,6 +332,7 @@ def test_it_stops_when_told_and_lets_another_page_wait(opened, browser, controll
 
     monkeypatch.setattr(controller.models, "_generate", slow)
     opened.fill("#question textarea", "which port")
+    opened.click("#settings button")
     opened.fill("#length input[type=number]", "200")
     opened.press("#length input[type=number]", "Tab")
     opened.click("#ask-side")
@@ -339,6 +347,18 @@ def test_it_stops_when_told_and_lets_another_page_wait(opened, browser, controll
     assert "–" in opened.text_content("#panel-0 .numbers") and not opened.locator("#panel-0 .end").count()
     finished(second, "#panel-0")
     second.close()
+
+
+def test_a_phone_shows_the_button_that_asks_at_once_and_the_settings_on_a_click(browser, address):
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(address)
+    asking = page.wait_for_selector("#ask-side").bounding_box()
+    assert asking["y"] + asking["height"] <= 844
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert not page.locator("#temperature").is_visible()
+    page.click("#settings button")
+    page.wait_for_selector("#temperature")
+    page.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -372,3 +392,46 @@ def luminance(rgb: list[int]) -> float:
     shares = [value / 255 for value in rgb]
     linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(("path", "handler", "data"), [
+    ("queue/join", "answer", [[]] * 6), ("queue/join", "answer", [None, 1, 8, 2, "SFT", "PPO"]),
+    ("queue/join", "answer", ["q", NAN, NAN, 2, "SFT", "PPO"]), ("queue/join", "answer", ["q", 1, 8, 2, [], "PPO"]),
+    ("run/predict", "vote", []), ("run/predict", "question_text", [[]]),
+    ("run/predict", "best_human_answer", [None]), ("run/predict", "vote", ["x", "SFT", "PPO"])])
+def test_a_request_made_by_hand_leaves_no_traceback_in_the_terminal(address, capfd, path, handler, data):
+    handlers = json.loads(urlopen(f"{address}config").read())["dependencies"]
+    numbers = [row["id"] for row in handlers
+               if row["api_name"].startswith(handler) and len(row["inputs"]) in (1, 3, 6)]
+    body = {"data": data, "fn_index": numbers[0], "session_hash": "by-hand"}
+    request = Request(f"{address}gradio_api/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        urlopen(request, timeout=10).read()
+        if path == "queue/join":
+            urlopen(f"{address}gradio_api/queue/data?session_hash=by-hand", timeout=10).read()
+    except HTTPError as error:
+        assert error.code in (400, 403, 404, 500)
+    said = capfd.readouterr().err.splitlines()
+    assert all(line.startswith("demo: refused a request that the page does not make: ") for line in said)
+
+
+def test_a_mistake_of_our_own_keeps_its_traceback(capsys):
+    ours = controller_module.ChatController.stop
+    for faulty, says in ((lambda: ours(None, ""), "Traceback"), (lambda: {}["x"], "demo: refused")):
+        try:
+            faulty()
+        except Exception:
+            refused_requests.print_error()
+        assert capsys.readouterr().err.startswith(says)
+
+
+def test_the_servers_log_has_one_line_for_a_request_that_is_refused():
+    try:
+        raise KeyError(999)
+    except KeyError as error:
+        record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, "Exception in %s", ("x",), sys.exc_info())
+        assert refused_requests.shorten_record(record) and str(error) in record.getMessage()
+    assert record.exc_info is None and record.getMessage().startswith("refused a request")

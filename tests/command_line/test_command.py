@@ -28,7 +28,8 @@ from stages.runtime.manifest import read_record
 from tests.helpers.ranges import list_ranges
 
 ROOT = Path(__file__).parents[2]
-NOT_STAGES = ("__init__", "inspect", "compare", "plan", "demo")  # no artifacts: command lines of their own
+NOT_STAGES = (  # they make no artifacts
+    "__init__", "stages", "inspect", "compare", "plan", "demo", "fetch_smollm2", "export_gguf")
 HEAVY = r"\b(torch|transformers|peft|pyarrow|numpy)$"  # as -X importtime ends its lines
 STAGES = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem not in NOT_STAGES)
 PROBE = '''"""Probe: what a stage receives."""
@@ -227,6 +228,9 @@ def test_a_switch_is_a_switch(flags, value):
 
 @pytest.mark.parametrize(("words", "says"), [
     (["--lerning_rate", "1e-5"], "there is no option --lerning-rate; did you mean '--learning-rate'?"),
+    (["--liger_kernels", "auto"], "there is no option --liger-kernels: it was removed; leave it out, docs/gpu.md says"),
+    (["--base", "x"], "there is no option --base (--help"),
+    (["--polcy", "x"], "there is no option --polcy; did you mean '--policy'?"),
     (["--policy"], "argument --policy: expected one argument"), (["x"], "the following arguments are required: --pol"),
     ([], "the following arguments are required: --policy, --out")])
 def test_a_mistake_in_the_command_line_is_one_line(words, says, capsys):

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import torch
 
-from stages.generation.cuda_graphs import set_static_decoding
-from stages.generation.sampler import sample
 from stages.modeling import load, lora
 from stages.modeling.packed import sequences, token_logprobs
 from stages.offline_rl.dataset import ScoredAnswer
@@ -28,7 +26,6 @@ from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring
 from tests.cuda.test_against_the_cpu import ADAPTER, RESPONSES, iterate, moved_policy
-from tests.generation.test_static_decoding import reading_nothing
 from tests.helpers import pretended_gpu, tiny_models
 from tests.rl.test_policy import PROMPTS
 
@@ -54,17 +51,6 @@ def score(base: Path) -> list[torch.Tensor]:
     with torch.no_grad():
         return [*policy(PROMPTS, RESPONSES), policy.ref_logprobs(PROMPTS, RESPONSES),
                 Scorer(model, "fp32", scoring=Scoring())(PROMPTS, RESPONSES)]
-
-
-def decode_static(base: Path) -> list[torch.Tensor]:
-    """Sample with a static cache, by steps that copy nothing between devices."""
-    policy = moved_policy(base)
-    set_static_decoding(policy.causal_model, True)
-    with policy.merge_adapter() as model, reading_nothing() as rows:
-        rollout = sample(model, PROMPTS * 3, max_new_tokens=6, temperature=1.0, stop_ids=(2,),
-                         generator=torch.Generator().manual_seed(0), value_fn=policy.values_from_hidden)
-    assert len(rows) == 5
-    return [torch.tensor([len(response) for response in rollout.responses]), rollout.logprobs, rollout.values]
 
 
 def train_reward(base: Path) -> list[torch.Tensor]:
@@ -109,7 +95,7 @@ def loading_onto(device: torch.device):
 
 def main(folder: Path) -> None:
     base = tiny_models.save_base(folder, width=64)
-    parts = (score, decode_static, train_reward, train_dpo, train_ilql, take_ppo_iteration, take_grpo_iteration)
+    parts = (score, train_reward, train_dpo, train_ilql, take_ppo_iteration, take_grpo_iteration)
     device = pretended_gpu.pretend()  # before the first backward pass, which starts a thread for each device
     expected = [part(base) for part in parts]
     with ExitStack() as stack:

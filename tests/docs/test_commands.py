@@ -22,6 +22,7 @@ from stages.recipe.schema import SettingsError
 from stages.recipe.sections.data import Pairs
 from stages.runs.config import plan_target
 from stages.runs.run_folder import resolve_recipe
+from tests.helpers.base_files import write_base
 from tests.helpers.documentation import ROOT, Command, read_blocks, read_code_spans, read_commands
 from tests.helpers.snakemake_runs import run_snakemake
 
@@ -62,6 +63,8 @@ def checkout(tmp_path_factory) -> Path:
 def finished(tmp_path_factory) -> Path:
     """A folder with results/demo and results/demo-nf4: small artifacts, with models that load."""
     from stages import pairs
+    from stages.reporting.curves import COLUMNS, format_csv, list_points
+    from stages.runtime.series import read_history
     from tests.helpers import finished_run, stackexchange_dumps, tiny_models
     folder = tmp_path_factory.mktemp("finished")
     run = folder / "results/demo"
@@ -69,6 +72,8 @@ def finished(tmp_path_factory) -> Path:
     finished_run.artifacts(run)
     tiny_models.save_base(run / "base")
     shutil.copytree(run / "base", run / "ppo-merged")
+    (run / "report").mkdir()
+    (run / "report/curves.csv").write_text(format_csv(COLUMNS, list_points({"ppo": read_history(run / "ppo")})))
     for name in ("posts", "pairs"):
         shutil.rmtree(run / name)
     stackexchange_dumps.posts_from_rows(run, *(stackexchange_dumps.qa_rows(number) for number in range(1, 300, 3)))
@@ -116,7 +121,8 @@ def test_snakemake_plans(command, dry_runs):
 @pytest.mark.parametrize("command", [c for c in SNAKEMAKE if c.needs], ids=str)
 def test_snakemake_with_needs_is_well_formed(command, checkout, monkeypatch):
     monkeypatch.chdir(checkout)
-    Path("results/demo/sft-merged").mkdir(parents=True, exist_ok=True)  # which a command may start from
+    if not Path("results/demo/sft-merged").exists():  # which a command may start from
+        write_base(Path("results/demo/sft-merged"))
     words = local(command.words[1:])
     given = get_argument_parser().parse_args(words)
     config = config_of(words)
@@ -192,7 +198,7 @@ def test_other_commands_exist(command):
     elif program == "profiles/slurm/one_node.sh":
         assert command.needs and arguments[0] in ("start", "stop")
     else:
-        known = ("pip", "chromium", "apt-get", "export")
+        known = ("pip", "chromium", "apt-get", "export", "tmux", "nohup", "systemd-run")
         assert command.needs and program in known, "a program that these tests do not know"
 
 
@@ -231,11 +237,12 @@ def test_python_blocks_run(finished, monkeypatch):
     monkeypatch.chdir(finished)
     monkeypatch.setenv("HF_HOME", str(finished / "cache"))
     save_adapter(finished / "results/demo/base", finished / "results/demo/sft")
+    names: dict = {}
     for block in blocks:
-        names: dict = {}
         exec(compile(block.text, block.page, "exec"), names)
-        assert {"pairs", "splits", "posts", "model", "adapter"} <= names.keys()
-        assert set(names["splits"]) == {"finetune", "reward", "rl", "evaluation"}
+    assert {"pairs", "splits", "posts", "model", "adapter"} <= names.keys()
+    assert set(names["splits"]) == {"finetune", "reward", "rl", "evaluation"}
+    assert (finished / "reward.svg").stat().st_size > 1000
 
 
 def save_adapter(base: Path, out: Path) -> None:

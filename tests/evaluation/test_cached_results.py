@@ -84,12 +84,12 @@ def test_a_result_is_named_by_all_that_it_depends_on(folders, stored, tmp_path, 
 
     def compute(cache, kind, model, function, **depends_on):
         names.setdefault(kind, set()).add((*sorted(depends_on),))
-        assert {"code", "environment", "cpu_kernels", "liger_kernels"} == set(cache.depends_on)
+        assert {"code", "environment", "cpu_kernels"} == set(cache.depends_on)
         return real(cache, kind, model, function, **depends_on)
 
     monkeypatch.setattr(CachedResults, "compute", compute)
     run(folders, tmp_path / "again", stored[0])
-    sampling = ("batch_prompts", "cuda_graphs", "eos", "max_new_tokens", "precision", "prompts", "seed")
+    sampling = ("batch_prompts", "eos", "max_new_tokens", "precision", "prompts", "seed")
     assert names == {
         "answers": {(*sampling, "temperature"), (*sampling, "share_prefixes", "temperature")},
         "log-probabilities": {("precision", "temperature", "texts")},

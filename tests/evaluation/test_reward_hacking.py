@@ -114,6 +114,16 @@ def test_the_kl_of_best_of_n_at_a_reward():
     assert interpolate_best_of_n_kl(0.0, policies) is None and interpolate_best_of_n_kl(2.1, policies) is None
 
 
+@pytest.mark.parametrize(("low", "moved"), [(5.0, False), (6.9, True)])
+def test_the_kl_has_moved_5_nats_above_that_of_best_of_n(low, moved):
+    rng = random.Random(2)
+    metrics = compared([honest(rng, 0.6) for _ in range(120)], -0.9, has_flag)
+    needed = interpolate_best_of_n_kl(metrics["policies"]["ppo"]["reward"]["mean"], metrics["policies"])
+    assert 0.1 < needed < 1
+    metrics["policies"]["ppo"]["kl_k1"] |= {"mean": 7.0, "low": low, "high": 9.0}
+    assert verdict_on(metrics)["moved"] == ["KL, against that of best-of-n at the same reward"] * moved
+
+
 def test_the_frontier_goes_from_sft_over_best_of_n():
     metrics = compared([FENCES] * 120, -0.05, count_fences)
     drawn = build_frontier(metrics["policies"])

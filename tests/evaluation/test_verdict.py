@@ -137,3 +137,15 @@ def test_the_strongest_best_of_n_is_named_whatever_its_n_and_temperature():
     assert summary.strongest_best_of_n(rows) == "best_of_4_best"
     numbers = with_summary(metrics(at_best=against(best_of_4=around(-1.0), best_of_4_best=around(-0.2))))
     assert "does better (PPO minus it: -1.000" in verdict.policy_verdict(numbers, "ppo")[1]
+
+
+def test_at_the_sampling_temperature_what_the_table_says_against_the_policy_is_said_too():
+    numbers = metrics(correct=-0.01)
+    assert "is ahead" not in verdict.policy_verdict(numbers, "ppo")[1]
+    numbers["comparisons"]["ppo"]["gold"]["correct"]["difference"] = around(-0.01, 0.02)
+    numbers["policies"]["best_of_4"]["gold_scores"] = {"gold": 1.5}
+    words = verdict.policy_verdict(numbers, "ppo")[1]
+    assert ("the gold score rose (+0.300 [+0.280, +0.320]), but correctness did not move beyond chance there (0.500 "
+            "to 0.490). Best-of-4 of SFT at temperature 1 is ahead of PPO there (gold 1.500 against 1.250, at a KL of "
+            "at most 0.64 against 2.50 nats).") in words
+    assert "correctness did not" not in verdict.policy_verdict(metrics(), "ppo")[1]

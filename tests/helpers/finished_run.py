@@ -140,6 +140,8 @@ def page_of(folders, tmp_path, config=evaluate.Report(figure_width_inches=3.0)) 
     out.mkdir(exist_ok=True)
     returned = report.run(config, out, **folders)
     assert returned["figures"] == len(list((out / "figures").glob("*.png"))) / 2
+    assert {path.stem for path in (out / "figures").glob("*.svg")} == {
+        path.stem.removesuffix("-dark") for path in (out / "figures").glob("*.png")}
     return (out / "report.html").read_text(encoding="utf-8")
 
 

@@ -40,7 +40,7 @@ if words[0] != "-m" or not words[1].startswith("stages.") or any(os.environ.get(
 sys.path.insert(0, {str(ROOT)!r})
 from tests.helpers.library_forks import request_fork
 connection, pid = request_fork(ADDRESS, words[1:], os.getcwd(), dict(os.environ), (0, 1, 2))
-for number in (signal.SIGINT, signal.SIGTERM):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, lambda number, _: os.kill(pid, number))
 code = int(connection.recv(64))
 if code < 0:

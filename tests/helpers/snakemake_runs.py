@@ -20,6 +20,7 @@ for line in sys.stdin:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
+        os.setsid()  # a group of its own, for signals
         os.chdir(folder)
         os.close(reading); os.dup2(os.open(os.devnull, os.O_RDONLY), 0); os.dup2(writing, 1); os.dup2(writing, 2)
         sys.argv = ["snakemake", *words]
@@ -32,6 +33,7 @@ for line in sys.stdin:
             print(end.code if isinstance(end.code, str) else "", flush=True)
         finally:
             sys.stdout.flush(); os._exit(code)
+    print(child, flush=True)
     os.close(writing)
     with os.fdopen(reading, errors="replace") as stream:
         text = stream.read()
@@ -77,8 +79,17 @@ class SnakemakeForks:
 
     def run(self, words: Sequence[str], folder: Path) -> Outcome:
         """Run a command line, without the program, in a folder."""
+        self.start(words, folder)
+        return self.wait()
+
+    def start(self, words: Sequence[str], folder: Path) -> int:
+        """Start a command line; return the id of its process and group. `wait` comes before the next one."""
         self._process.stdin.write(json.dumps([str(folder), list(words)]) + "\n")
         self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def wait(self) -> Outcome:
+        """Wait until what was started and everything that writes to its output have ended."""
         return Outcome(*json.loads(self._process.stdout.readline()))
 
 

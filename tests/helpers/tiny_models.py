@@ -9,7 +9,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from stages.modeling.merging import merge as modeling_merge
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.modeling.tiny_llama import build_small_llama, train_tokenizer
 from stages.recipe.sections.models import Merge
 from stages.reward_modeling.dataset import Example
@@ -58,8 +57,7 @@ def save_base(folder: Path, seed: int = 0, width: int = 32) -> Path:
 def merge(base: Path, adapters: list[Path], out: Path, **changes) -> dict:
     """A merge by the recipe's defaults, but in fp32; gives its report."""
     settings = vars(Merge(**({"dtype": "fp32"} | changes)))
-    kernels = Kernels(settings.pop("cpu_kernels"))
-    target = select_target(adapters[-1], EXAMPLES, kernels, settings.pop("check_precision"))
+    target = select_target(adapters[-1], EXAMPLES, settings.pop("cpu_kernels"), settings.pop("check_precision"))
     return modeling_merge.merge(base, adapters, out, target, **settings)
 
 

@@ -31,4 +31,4 @@ def build_trajectory(
         rewards.to(scores.logprobs), scores.logprobs, scores.ref_logprobs, scores.mask, beta, kl_estimator)
     advantages = gae_advantages(
         token_rewards, scores.values, scores.mask, gamma=gamma, gae_lambda=gae_lambda, **conventions)
-    return Trajectory.from_scores(rollout, scores, *advantages)
+    return Trajectory.from_scores(rollout, scores, *advantages, reuse_rollout_logprobs)

@@ -1,6 +1,7 @@
 """Inspection: what an artifact holds, where it comes from and how it differs, of whole and of damaged ones."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from safetensors.numpy import save_file
 
 from stages import inspect
 from stages.inspection import jsonl_facts, parquet_facts
-from stages.render.terminal import WIDTH
+from stages.render.terminal import page_width
 from stages.runs import lineage
 from stages.runtime.artifact import MANIFEST, REQUEST, build, digest, publish
 from stages.runtime.files import write_json
@@ -51,13 +52,19 @@ def run(tmp_path):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def terminal_of_100_columns(monkeypatch):
+    """The width where there is no terminal; a worker of xdist may have one of 80."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 def printed(capsys, *arguments: object) -> str:
     """What the command prints, without a failure; a page is as wide as it says, but for paths that are asked for."""
     assert inspect.main([str(argument) for argument in arguments]) == 0
     text, errors = capsys.readouterr()
     assert not errors
     own = [line for line in text.split("\n") if not any(str(path) in line for path in arguments)]
-    assert "--json" in arguments or max(map(len, own)) <= WIDTH
+    assert "--json" in arguments or max(map(len, own)) <= page_width()
     return text
 
 
@@ -147,15 +154,43 @@ def test_what_comes_from_a_hub_is_not_checked(run, capsys):
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_list_has_runs_with_stages_in_the_order_they_were_made(run, capsys):
-    with build(run / "reward", {"stage": "reward", "config": {}, "inputs": {}}) as partial:
+def test_the_list_has_runs_with_each_stage_after_what_it_was_made_from(run, capsys):
+    source = {"path": "results/run/sft", "sha256": digest(run / "sft")}
+    with build(run / "reward", {"stage": "reward", "config": {}, "inputs": {"base": source}}) as partial:
         (partial / "traceback.txt").write_text("Traceback ...\nValueError: no pair is left\n")
     make(run.parent / "by-hand" / "share", "pairs", {})
+    for name in ("reward.partial", "sft", "pairs", "posts"):  # as a copy may leave them: the newest is the first
+        for file in (run / name).iterdir():
+            os.utime(file)
     text = printed(capsys, run.parent)
     assert [line.split()[:2] for line in text.split("\n") if line.startswith("  ")] == [
         ["share", "finished"], ["posts", "finished"], ["pairs", "finished"], ["sft", "finished"], ["reward", "partial"]]
     assert lines_with(text, "reward", "its last attempt failed: ValueError: no pair is left")
     assert lines_with(text, "sft", "loss 0.5, tokens 10")
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_the_list_shows_all_numbers_in_a_terminal_of_any_width(run, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    numbers = {f"a_number_{index}": 0.123456 + index for index in range(4)}
+    make(run / "ppo", "ppo", {"policy": run / "sft"}, metrics=numbers)
+    text = printed(capsys, run)
+    assert " ".join(text.split()).endswith(", ".join(f"{name} {value:.6g}" for name, value in numbers.items()))
+    assert (max(map(len, text.splitlines())) > 100) == (columns > 100)
+
+
+def test_a_circle_of_inputs_is_listed(run, capsys):
+    for name, other in (("a", "b"), ("b", "a")):
+        (run / name).mkdir()
+        write_json(run / name / MANIFEST, {"stage": "sft", "inputs": {"base": {"path": f"results/run/{other}"}}})
+    assert {"a", "b"} < states(capsys, run).keys()
+
+
+def test_a_terminal_that_knows_ascii_only_gets_the_page(run):
+    make(run / "ppo", "ppo", {}, metrics={"café": 1})
+    done = subprocess.run([sys.executable, "-m", "stages.inspect", run], cwd=ROOT, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and r"caf\xe9 1" in done.stdout
 
 
 def test_shares_of_the_pairs_belong_to_their_run(run, capsys):
@@ -166,8 +201,8 @@ def test_shares_of_the_pairs_belong_to_their_run(run, capsys):
 
 def test_what_was_set_aside_is_called_so(run, capsys):
     for seed in (1, 2):
-        with build(run / "ppo", {"stage": "ppo", "config": {"seed": seed}, "inputs": {}}):
-            pass
+        with build(run / "ppo", {"stage": "ppo", "config": {"seed": seed}, "inputs": {}}) as partial:
+            (partial / "checkpoint").touch()
     assert {"ppo": "partial", "ppo.set-aside-1": "set aside"}.items() <= states(capsys, run).items()
 
 

@@ -85,7 +85,7 @@ def test_a_process_that_was_killed_is_gone(out):
     stream = io.StringIO()
     assert watch(out, stream=stream, sleep=lambda _: pytest.fail("it waits")) == 1
     assert re.fullmatch(rf"{out}: not finished, process \d+ on .* is gone; its last sign of life was .* ago: the same "
-                        r"command continues, in training from the last checkpoint\n", stream.getvalue())
+                        r"command continues\n", stream.getvalue())
     assert observe(out, time.time())["state"] == "ended"
 
 

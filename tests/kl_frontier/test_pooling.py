@@ -55,3 +55,9 @@ def test_nothing_where_no_score_applies():
     pool = Pool([range(3)], samples=10, seed=0)
     assert pool.estimate([np.full(3, np.nan)]) is None
     assert pool.estimate([np.array([1, np.nan, 3])])["count"] == 2
+
+
+def test_the_intervals_of_a_share_are_within_0_and_1():
+    estimate = Pool([range(4)] * 2, samples=50, seed=0).estimate([np.zeros(4), np.array([0.0, 1, 1, 1])])
+    assert (estimate["mean"], estimate["low"], estimate["high"]) == (0.375, 0, 1)
+    assert estimate["over_seeds"] == {"low": 0, "high": 1}

@@ -10,10 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import LlamaConfig, modeling_llama
 
 from stages.modeling.cpu_kernels import bindings, build, layers
+from stages.modeling.cpu_kernels.equivalence import subclass
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
-from stages.modeling.replaced_layers.equivalence import subclass
-from stages.modeling.replaced_layers.kernels import Kernels
 from tests.helpers.architectures import FAMILIES, save
 from tests.helpers.kernel_inputs import NEAR, dtypes, gaussian, is_close, llama_norm, pack_lengths, with_gradients
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.skipif(build.load_library() is None, reason=f"no kernel
 
 @pytest.fixture
 def llama(tmp_path):
-    return load_causal(save(FAMILIES["llama"], tmp_path / "base"), kernels=Kernels(cpu_kernels="auto"))
+    return load_causal(save(FAMILIES["llama"], tmp_path / "base"), cpu_kernels="auto")
 
 
 def with_kernel(module, mixin):
@@ -140,7 +139,7 @@ def test_other_dtypes_and_compiled_models_go_the_ordinary_way(called):
 def test_only_the_loaded_model_computes_with_kernels(called, llama, tmp_path):
     kinds = [modeling_llama.LlamaRMSNorm, modeling_llama.LlamaMLP, modeling_llama.LlamaAttention]
     forwards = [vars(kind)["forward"] for kind in kinds]
-    other, again = load_causal(tmp_path / "base"), load_causal(tmp_path / "base", kernels=Kernels(cpu_kernels="auto"))
+    other, again = load_causal(tmp_path / "base"), load_causal(tmp_path / "base", cpu_kernels="auto")
     assert [vars(kind)["forward"] for kind in kinds] == forwards
     assert modeling_llama.apply_rotary_pos_emb.__module__ == modeling_llama.__name__
     assert {type(module) for module in other.modules()} & {type(module) for module in again.modules()} >= {nn.Linear}

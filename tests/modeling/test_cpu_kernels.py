@@ -143,6 +143,21 @@ def test_decoding_sees_all_tokens_so_far_however_rows_grow_and_leave(key_heads, 
     assert all(is_close(got, expected, dtype) for got, expected in actual.values())
 
 
+@pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize(("key_heads", "width"), [(4, 6), (2, 40), (1, 64), (2, 32)])
+def test_in_bf16_decoding_and_the_packed_pass_agree_to_the_bit(key_heads, width, window):
+    """A last bit's difference would grow, layer by layer, to the rounding of every activation."""
+    batch, _ = pack_lengths([1, 2, 3, 5, 16, 17, 31, 32, 33, 34, 65, 97])
+    query, key, value = random_states(batch.input_ids.shape[1], key_heads, width, dtype=torch.bfloat16)
+    packed = attend_packed((query, key, value), batch, window)[0]
+    cache = PackedKVCache(batch, cpu_kernels=True)
+    cache.update(key, value, 0)
+    last = batch.starts + batch.lengths - 1
+    newest = attention.kernels.decode(
+        query[0].transpose(0, 1)[last], *cache.layers[0], batch.lengths, SCALING, window)
+    assert torch.equal(newest, packed[last])
+
+
 @dtypes
 def test_no_row_feels_its_neighbours_bit_for_bit(dtype):
     batch, rows = pack_lengths(LENGTHS)
@@ -231,7 +246,8 @@ def test_scores_may_be_huge_and_equal_ones_give_the_mean():
     ones = torch.ones(1, batch.input_ids.shape[1], HEADS, 40)
     huge = attend_with_gradients((query * 1e15, key * 1e15, value), ones, batch)
     assert all(x.isfinite().all() for x in huge)
-    keys, values = gaussian(1, 2, 40, 64) * 1e15, gaussian(1, 2, 64, 48)
+    stride = -(-40 // attention.kernels.simd_width()) * attention.kernels.simd_width()
+    keys, values = gaussian(1, 2, 40, 64) * 1e15, gaussian(1, 2, 64, stride)
     actual = attention.kernels.decode(query[:, :, 0] * 1e15, keys, values, torch.tensor([60]), SCALING, None)
     rows = keys[0].permute(2, 0, 1)[:60], values[0].transpose(0, 1)[:60, :, :40]
     assert is_close(actual[0], attend_newest(query[0, :, 0] * 1e15, *rows, None))

@@ -50,6 +50,23 @@ def test_a_variant_with_the_runs_own_settings_is_not_trained_again(plan):
         "ppo_train", "merge ppo", "frontier_ppo_kl_0_3", "frontier_merge"}
 
 
+def test_a_control_is_trained_after_ppo_and_is_one_more_policy_of_evaluation_and_report(plan):
+    jobs = UP_TO_REWARD | {"ppo_train", "merge ppo", "evaluate", "report", "ppo"}
+    assert list_planned_jobs(plan(target="ppo")) == jobs
+    text = plan("evaluate={length_control: true}", "name=c", target="ppo")
+    assert list_planned_jobs(text) == jobs | {"frontier_ppo_length", "frontier_merge"}
+    training, evaluation, report = (
+        next(line for line in text.splitlines() if words in line)
+        for words in ("--match", "python -m stages.evaluate ", "python -m stages.report "))
+    assert "--match results/c/ppo/manifest.json --out results/c/frontier/ppo-length/manifest.json" in training
+    assert "--rewards '- source: response_tokens' --reward-scaling start" in training
+    policies = "--policy ppo=results/c/ppo{0}/manifest.json --policy ppo-length=results/c/frontier/ppo-length{0}/"
+    assert policies.format("-merged") in evaluation and policies.format("") in report
+    assert "results/c/ppo-merged/manifest.json results/c/frontier/ppo-length-merged/manifest.json" in report
+    for target in ("rloo", "frontier"):
+        assert "frontier_ppo_length" not in list_planned_jobs(plan("evaluate={length_control: true}", target=target))
+
+
 @pytest.mark.parametrize("target, threads", [("frontier", None), ("rloo_train", "4")])
 def test_trainings_of_the_frontier_take_a_core_each_and_a_single_one_takes_all(plan, target, threads):
     text = plan("frontier={algorithms: [ppo, rloo], ppo_kl_coefficients: [0.2]}", target=target, cores=4)

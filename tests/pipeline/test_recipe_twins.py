@@ -31,6 +31,7 @@ BASES = {
     "stackllama": hf.LlamaConfig(**SHAPE, tie_word_embeddings=False),
     "stackllama_8x24gb": hf.LlamaConfig(**SHAPE, tie_word_embeddings=False),
     "qwen3_600m_12gb": hf.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
+    "smollm2": hf.LlamaConfig(**SHAPE, tie_word_embeddings=True),
     "smollm3_3b_24gb": hf.SmolLM3Config(**SHAPE, no_rope_layers=[1, 0], tie_word_embeddings=True),
     "llama3_8b_8x80gb": hf.LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False),
 }
@@ -50,6 +51,10 @@ SIZES = {
                  "temperature_prompts": 2, "bootstrap_samples": 10},
     "report": {"side_by_side": 2},
 }
+
+# Of the two layers; a merge that is checked in bf16 changes a random model's perplexity of 2,400 by 1 %.
+FITTED_HEAD = {"smollm2": {"layers": 1}}
+MERGE = {"smollm2": {"max_perplexity_change": 0.05}}
 
 
 def save_base(config, folder: Path) -> Path:
@@ -73,7 +78,8 @@ def test_every_recipe_for_a_pretrained_base_has_a_twin():
 def test_a_twin_runs_from_posts_to_report(dump, tmp_path, monkeypatch, name):
     monkeypatch.setattr(figures, "draw_png", lambda *_: DOT)  # half of the time: tests/reporting draws them
     recipe = load_recipe(ROOT / f"configs/{name}.yaml", SIZES | {
-        "dump": [dump], "base": {"model": str(save_base(BASES[name], tmp_path / "hub"))}})
+        "reward": SIZES["reward"] | FITTED_HEAD.get(name, {}), "merge": MERGE.get(name, {}), "dump": [dump],
+        "base": {"model": str(save_base(BASES[name], tmp_path / "hub"))}})
 
     def run(stage, section: str, out: str, **inputs) -> Path:
         make(stage.run, getattr(recipe, section), tmp_path / out, inputs)
@@ -98,7 +104,8 @@ def test_a_twin_runs_from_posts_to_report(dump, tmp_path, monkeypatch, name):
                judge=second, policy={"ppo": policy}, evaluate=results,
                merged=[str(folder) for folder in (tuned_model, scorer_model, policy_model, second_model)])
     assert "Reward hacking" in (page / "report.html").read_text()
-    for folder, section in ((tuned, recipe.sft), (scorer, recipe.reward), (policy, recipe.ppo)):
+    adapters = [(tuned, recipe.sft), (policy, recipe.ppo), *([] if name in FITTED_HEAD else [(scorer, recipe.reward)])]
+    for folder, section in adapters:
         adapted = set(json.loads((folder / "adapter_config.json").read_text())["target_modules"])
         assert adapted == {*section.lora.target_modules} or not section.lora.target_modules
     family = json.loads((policy_model / "config.json").read_text())

@@ -20,6 +20,7 @@ from stages.recipe.sections.models import Lora
 from stages.recipe.sections.sft import Sft
 from stages.stackexchange.pairs import table as pairs_table
 from stages.stackexchange.pairs.table import first_question_keys, read_first_rows, read_pairs
+from stages.stackexchange.prompt import answer_ids
 from stages.training.callbacks import Evaluation
 from stages.training.loggers import TrainingLogger
 from stages.training.trainer import TrainerSettings, train
@@ -91,6 +92,18 @@ def test_the_questions_held_out_come_first_and_no_more_is_read(inputs, monkeypat
     actual = list(read_first_rows(inputs["pairs"], "finetune", held_out_keys))
     assert actual == [row for row in rows if (row["site"], row["qid"]) in held_out_keys]
     assert len(read) == len(actual) + 1
+
+
+def test_only_answers_within_max_answer_tokens_are_trained_on(inputs, tmp_path):
+    tokenizer = load_tokenizer(inputs["base"])
+    held_out = first_question_keys(inputs["pairs"], "finetune", 0.1, CONFIG.validation_questions)
+    lengths = sorted(len(answer_ids(tokenizer, row["response_j"])) for row in read_pairs(inputs["pairs"], "finetune")
+                     if (row["site"], row["qid"]) not in held_out)
+    limit = lengths[-1] - 1
+    _, metrics = run(inputs, tmp_path / "short", max_answer_tokens=limit, max_steps=None)
+    assert metrics["documents"] == sum(length <= limit for length in lengths) < len(lengths)
+    with pytest.raises(ValueError, match=r"at most 1 tokens \(sft.max_answer_tokens\): nothing to train on"):
+        run(inputs, tmp_path / "none", max_answer_tokens=1)
 
 
 def test_only_the_adapter_learns_the_base_does_not_move(inputs, tmp_path):

@@ -17,7 +17,7 @@ def test_a_disturbed_run_finishes_with_the_same_artifacts(tmp_path, capfd):
 
 def test_signals_take_turns_and_every_disturbance_is_planned():
     steps = run.plan(9, 2, 3, random.Random(1))
-    assert [step for step in steps if step.startswith("SIG")] == ["SIGKILL", "SIGTERM", "SIGINT"] * 3
+    assert [step for step in steps if step.startswith("SIG")] == [*run.KILLS, *list(run.KILLS)[:3]]
     assert [steps.count(name) for name in ("fill", "flip", "clock")] == [2, 3, 1]
 
 
@@ -28,6 +28,21 @@ def test_a_flip_changes_one_bit_of_a_checkpoint(tmp_path):
     (checkpoint / "optimizer.pt").write_bytes(bytes(100))
     assert flip_byte(tmp_path, random.Random(0)) == checkpoint / "optimizer.pt"
     assert sum(byte.bit_count() for byte in (checkpoint / "optimizer.pt").read_bytes()) == 1
+
+
+def test_a_finished_stage_that_is_made_again_is_a_problem(tmp_path):
+    soak = run.Soak(tmp_path, "base", random.Random(0))
+    for name in ("base", "base.new"):
+        (tmp_path / run.RUN / name).mkdir(parents=True)
+    (tmp_path / run.RUN / "base/.manifest.json").touch()
+    soak.check_made()
+    soak.check_made()
+    assert soak.problems == []
+    (tmp_path / run.RUN / "base").rename(tmp_path / run.RUN / "base.old")
+    (tmp_path / run.RUN / "base.new").rename(tmp_path / run.RUN / "base")
+    (tmp_path / run.RUN / "base/.manifest.json").touch()
+    soak.check_made()
+    assert soak.problems == ["base was finished, and is made again or gone"]
 
 
 def test_a_difference_is_a_problem(tmp_path):

@@ -5,6 +5,7 @@ from functools import partial
 import transformers as hf
 
 from stages.planning import cards, steps, training_costs
+from stages.planning.data_size import DataSize
 from stages.planning.stage_plan import Hardware
 from stages.planning.step_meter import StepMeter
 from stages.recipe.sections.dpo import Dpo
@@ -50,5 +51,5 @@ def plan(stage: str, settings, hardware: Hardware = HARDWARE, meter: StepMeter =
     if stage == "ilql":
         return training_costs.plan_ilql(meter, settings, hardware, None)
     if stage in ("reward", "dpo"):
-        return training_costs.plan_pairwise(stage, meter, settings, hardware, None)
-    return training_costs.plan_policy_gradient(stage, meter, settings, hardware, REWARD)
+        return training_costs.plan_pairwise(stage, meter, settings, hardware, DataSize())
+    return training_costs.plan_policy_gradient(stage, meter, settings, hardware, REWARD, DataSize())

@@ -1,11 +1,12 @@
 """The program: a table of all stages, what does not fit, errors in one line"""
 
 import json
+import os
 
 import pytest
 
 from stages import plan
-from stages.planning import shapes
+from stages.planning import cards, shapes
 
 TINY = ["--recipe", "configs/tiny.yaml"]
 
@@ -31,6 +32,17 @@ def test_what_does_not_fit_comes_with_a_change(capsys, monkeypatch):
     monkeypatch.setattr(plan, "_list_stages", lambda *words: [stage for stage in stages(*words) if stage.name == "sft"])
     status, out, _ = run(capsys, "--recipe", "configs/stackllama.yaml", "--device-memory-gib", "24", "--devices", "8")
     assert status == 0 and "NO" in out and "\n  sft: sft={microbatch_sequences: 1} needs 16.4 GiB\n" in out
+
+
+def test_without_a_card_this_machines_processor_is_measured(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(cards.torch.cuda, "is_available", lambda: False)
+    status, out, _ = run(capsys, *TINY, "--out", str(tmp_path))
+    facts = json.loads((tmp_path / "plan.json").read_text())
+    cores = len(os.sched_getaffinity(0))
+    assert status == 0 and f"({cores} cores, " in out and "; fp32: " in out
+    assert 0 < facts["share"] <= 1 and facts["share"] != cards.PUBLISHED_SHARE
+    assert all(0.001 * cores < facts["device"][rate] < 10 * cores for rate in ("tflops", "fp32_tflops"))
+    assert 1 < facts["device"]["bandwidth_gb_s"] < 2000 and facts["stages"]["ppo"]["seconds"] > 0
 
 
 @pytest.mark.parametrize(("words", "reason"), [

@@ -43,6 +43,15 @@ def test_a_plan_has_all_parts(stage):
     assert ("reward model" in rows) == (stage in ("ppo", "grpo"))
 
 
+def test_a_reward_model_of_the_first_layers_is_planned():
+    settings = replace(SECTIONS["reward"], tune="full")
+    whole, cut = (plan("reward", replace(settings, layers=layers), meter=StepMeter(small_config(layers=4)))
+                  for layers in (None, 3))
+    layer = sum(p.numel() for p in shapes.build_causal(small_config(1), shapes.weights_dtype("fp32")).model.layers[0]
+                .parameters())
+    assert whole.parameters - cut.parameters == layer and cut.flops < 0.85 * whole.flops
+
+
 def test_by_time_a_checkpoint_may_follow_every_step():
     settings = replace(SECTIONS["sft"], max_steps=3, save_every_steps=100, save_every_minutes=None)
     meter = StepMeter(small_config())

@@ -76,3 +76,19 @@ def test_a_number_that_a_seed_lacks_is_not_pooled(tmp_path, out, evaluations):
 def test_a_seed_that_is_given_twice_is_refused(evaluations, out):
     with pytest.raises(ValueError, match="two evaluations of one seed: seed 0, seed 1, seed 0"):
         pool_seeds.run(Evaluate(), out, evaluate=[*evaluations[:2], evaluations[0]])
+
+
+def test_a_control_is_pooled_as_what_ppo_is_compared_with(tmp_path, out, evaluations):
+    for seed, file in enumerate(sorted(tmp_path.glob("*/evaluate/metrics.json"))):
+        metrics = json.loads(file.read_text())
+        metrics["comparisons"]["ppo-length"] = metrics["comparisons"]["ppo"]
+        metrics["at_best"]["ppo"]["ppo-length_best"] = finished_run.differences(gold=0.1 * seed)["sft_best"]
+        metrics["length_control"] = {"ppo": {"within_bins": {"ppo": {"within": finished_run.around(0.2 * seed)}}}}
+        file.write_text(json.dumps(metrics))
+    pool_seeds.run(Evaluate(bootstrap_samples=200), out, evaluate=evaluations)
+    policies = json.loads((out / "metrics.json").read_text())["policies"]
+    assert list(policies) == ["ppo"]
+    control = policies["ppo"]["against"]["gold, against PPO on length alone"]["over_seeds"]
+    assert control["mean"] == pytest.approx(0.1) and control["low"] < 0
+    assert policies["ppo"]["numbers"]["reward gain at equal length"]["over_seeds"]["mean"] == pytest.approx(0.2)
+    assert "PPO on length alone" in (out / "report.html").read_text()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stages.pooling.statistics import pool_over_seeds, pool_within_seeds
+from stages.pooling.statistics import clip_interval, pool_over_seeds, pool_within_seeds, possible_means
 
 SEEDS, QUESTIONS = 5, 40
 
@@ -47,3 +47,12 @@ def test_nothing_to_pool_is_none_and_one_seed_has_no_interval_over_seeds():
     assert pool_within_seeds([np.array([1.0]), np.array([np.nan])], samples=50, seed=0) is None
     assert pool_within_seeds([], samples=50, seed=0) is pool_over_seeds([]) is None
     assert pool_over_seeds([0.5]) == {"mean": 0.5, "low": None, "high": None, "count": 1, "groups": 1}
+
+
+def test_an_interval_over_seeds_has_only_what_is_possible():
+    shares = [np.array([0.0, 0.0, np.nan]), np.array([1.0, 1.0])]
+    assert possible_means(shares) == (0, 1)
+    assert possible_means([shares[1] - shares[1], -shares[1]]) == (-1, 1)
+    assert possible_means([*shares, np.array([0.5])]) == (-np.inf, np.inf)
+    actual = clip_interval(pool_over_seeds([np.nanmean(column) for column in shares]), possible_means(shares))
+    assert (actual["mean"], actual["low"], actual["high"]) == (0.5, 0, 1)

@@ -19,9 +19,10 @@ ALONE = {
     "pairs": "min_score_gap+ min_question_length+ min_answer_length+ max_question_length- max_answer_length- "
              "max_post_characters- max_post_tags- evaluation_share-",
     "base": "scratch.hidden_size- scratch.heads+ scratch.max_position_tokens- scratch.learning_rate+",
-    "sft": "lora.alpha+ lora.dropout+ learning_rate+",
-    "reward": "lora.alpha+ lora.dropout+ learning_rate+ log_probability_weight- log_probability_weight+ "
-              "centring_weight+ language_model_weight+ max_length_tokens- train_pairs- validation_share+",
+    "sft": "lora.alpha+ lora.dropout+ learning_rate+ max_answer_tokens-",
+    "reward": "layers- layers+ head_penalty- head_penalty+ lora.alpha+ lora.dropout+ learning_rate+ "
+              "log_probability_weight- log_probability_weight+ centring_weight+ language_model_weight+ "
+              "max_length_tokens- train_pairs- validation_share+",
     "merge": "max_logit_difference- max_perplexity_change- max_accuracy_change-",
     "ppo": "lora.alpha+ lora.dropout+ max_prompt_tokens- min_response_tokens+ stop_ids+ temperature- top_p- "
            "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ min_entropy_nats+ "
@@ -56,6 +57,8 @@ BESIDE = {
     "ilql-": {"epochs": SMALL},
     "ilql+": {"max_steps": 1},
     "ppo top_p-": {"top_k": 5},
+    **{f"reward {name}": {"tune": "head", "pooling": "mean"}
+       for name in ("layers-", "layers+", "head_penalty-", "head_penalty+")},
     **{f"expert_iteration keep_{keep}{end}": {"keep": keep} for keep in ("above", "share") for end in "-+"},
     "best_of_n+": {"reward_combine": "mean_minus_std"},
     "expert_iteration+": {"reward_combine": "mean_minus_std"},

@@ -93,6 +93,21 @@ def test_mistakes_in_a_file_name_it(written, monkeypatch):
         load_recipe("nowhere.yaml")
 
 
+@pytest.mark.parametrize(("text", "says"), [
+    ("ppo: {learning_rate: 5.0e-3}\nseed: 1\nppo: {epochs: 2}\n", "has 'ppo' twice, in lines 1 and 3: give it once"),
+    ("ppo:\n  lora:\n    r: 4\n    alpha: 8\n    r: 8\n", "has 'r' twice, in lines 3 and 5"),
+    ("sft: {seed: 1, seed: 2}", "has 'seed' twice, in lines 1 and 1"),
+    ("evaluate:\n  rewards: [{name: a,\n             name: b}]\n", "has 'name' twice, in lines 2 and 3")])
+def test_a_name_that_stands_twice_is_refused_with_both_lines(written, text, says):
+    with pytest.raises(SettingsError, match=rf"mine\.yaml {says}"):
+        load_recipe(written(text))
+
+
+def test_names_of_different_sections_and_of_what_an_alias_merges_may_be_the_same(written):
+    recipe = load_recipe(written("sft: {lora: &small {r: 4, alpha: 8}}\nppo: {lora: {<<: *small, r: 2}}\n"))
+    assert (recipe.sft.lora.r, recipe.ppo.lora.r, recipe.ppo.lora.alpha) == (4, 2, 8)
+
+
 def test_a_number_with_an_exponent_needs_no_point(written):
     assert load_recipe(written("ppo: {learning_rate: 2e-5}")).ppo.learning_rate == 2e-5
 
@@ -104,9 +119,6 @@ def test_overrides_come_last_and_may_be_text(written):
 
 def test_off_needs_no_quotes(written):
     assert load_recipe(written("cpu_kernels: off\nppo: {cpu_kernels: auto}")).sft.cpu_kernels == "off"
-    recipe = load_recipe(written("liger_kernels: auto\nppo: {liger_kernels: off}"))
-    assert (recipe.sft.liger_kernels, recipe.ppo.liger_kernels, load_recipe("demo").sft.liger_kernels) == (
-        "auto", "off", "off")
 
 
 @pytest.mark.parametrize("day", ["2015-01-31", '"2015-01-31"'])
@@ -123,6 +135,9 @@ def test_days_with_and_without_quotes(written, day):
     ("ppo: {rewards: [{source: has_code}], reward_scaling: model}", "needs the reward model among rewards"),
     ("ppo: {rewards: [{template: 'Q: {question}'}]}", "rewards, entry 1: template must contain {response}"),
     ("reward: {lexical_buckets: 512}", "unknown key 'lexical_buckets': it was removed; word counts are a baseline"),
+    ("grpo: {sampling_engine: vllm}", "grpo: unknown key 'sampling_engine': it was removed; leave it out, docs/gpu.md"),
+    ("cuda_graphs: true", "mine.yaml: unknown key 'cuda_graphs': it was removed; leave it out, docs/gpu.md says"),
+    ("ppo: {score_length: false}", "score_length: false needs reward_scaling 'start', not 'none'"),
     ("ppo: {spread_penalty: 0.5}", "spread_penalty is the coefficient of reward_combine 'mean_minus_std'"),
     ("ppo: {rewards: [{sauce: model}]}", "rewards, entry 1: unknown key 'sauce'; did you mean 'source'"),
     ("pairs: {min_score_gap: 0}", "min_score_gap must be from 1 to"),
@@ -139,6 +154,11 @@ def test_days_with_and_without_quotes(written, day):
 def test_settings_that_cannot_be(written, section, message):
     with pytest.raises(SettingsError, match=message):
         load_recipe(written(section))
+
+
+def test_a_recipe_of_an_older_run_may_have_removed_settings_at_what_they_were_by_default(written):
+    older = "ppo: {sampling_engine: own, max_sampler_difference_nats: null, cuda_graphs: false, liger_kernels: 'off'}"
+    assert load_recipe(written(older)) == load_recipe(written(""))
 
 
 def test_rewards_from_a_file_and_from_snakemake(written):

@@ -6,6 +6,7 @@ from stages.recipe.recipe import Recipe, load_recipe, section_settings
 from stages.recipe.schema import SettingsError, nest, override, to_dict
 from stages.recipe.sections.frontier import Frontier
 from stages.recipe.variants import (
+    LENGTH_CONTROL,
     evaluation_overrides,
     format_options,
     list_variants,
@@ -30,7 +31,8 @@ def test_a_variant_of_ppo_has_a_fixed_kl_coefficient_and_else_the_recipes_settin
 
 
 @pytest.mark.parametrize(("section", "overrides"), [
-    ("ppo", list_variants(Frontier())[1].overrides), ("evaluate", evaluation_overrides(Frontier()))])
+    ("ppo", list_variants(Frontier())[1].overrides), ("evaluate", evaluation_overrides(Frontier())),
+    ("ppo", LENGTH_CONTROL.overrides)])
 def test_the_words_of_a_command_line_give_the_same_settings(section, overrides):
     """As command.py reads them: text by option."""
     words = format_options(overrides)
@@ -49,6 +51,21 @@ def test_the_overrides_of_a_folder_are_plain_values_as_in_a_manifest():
     assert settings | evaluate == variant_settings(Recipe(), "evaluate", evaluation_overrides(Frontier(prompts=7)))
     assert overrides_of_folder("rloo", frontier) == {}
     assert overrides_of_folder("page", frontier) == {}
+
+
+def test_the_control_of_ppo_is_paid_for_length_alone_and_is_off_unless_wanted():
+    recipe, control = load_recipe("demo"), LENGTH_CONTROL
+    assert not recipe.evaluate.length_control
+    wanted = override(recipe, {"evaluate": {"length_control": True}}, "x")
+    assert control.folder(wanted) == "frontier/ppo-length"
+    assert control.further_inputs("results/x") == {"match": "results/x/ppo/manifest.json"}
+    settings, own = variant_settings(wanted, "ppo", control.overrides), section_settings(wanted, "ppo")
+    assert [source["source"] for source in settings["rewards"]] == ["response_tokens"]
+    assert {name for name in own if settings[name] != own[name]} == {
+        "rewards", "reward_scaling", "evaluate_every_iterations"}
+    assert own | overrides_of_folder(control.name, to_dict(Frontier())) == settings
+    assert section_settings(recipe, "evaluate") == {
+        name: value for name, value in section_settings(wanted, "evaluate").items() if name != "length_control"}
 
 
 def test_a_value_given_twice_is_refused():

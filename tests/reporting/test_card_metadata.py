@@ -8,12 +8,14 @@ import yaml
 from huggingface_hub import ModelCard
 
 from stages import report
+from stages.model_files.provenance import Provenance, write_provenance
 from stages.reporting.card_metadata import CARD, complete_adapter_cards, origin_metadata, render_evaluated_card
 from stages.reporting.model_card import MergedModel, render_model_card
 from stages.runs.origin import Origin, find_hub_datasets, find_pretrained
 from stages.runtime.artifact import digest
 from tests.helpers.finished_run import EVIL, metrics
 
+PROVENANCE = Provenance("owner/chat-model", "apache-2.0", "m.gguf", "0" * 64, True, "Q4_1", 4)
 PAIRS = {"sites": {"beer.stackexchange.com": {"questions": 3, "pairs": 7}}, "licenses": {"CC BY-SA 4.0": 9}}
 
 
@@ -109,6 +111,15 @@ def test_the_cards_of_an_adapter_get_the_origin(tmp_path):
         assert card.text.strip() == "# A LoRA adapter"
 
 
+def test_an_adapters_card_says_where_a_converted_base_is_from(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / CARD).write_text("---\nlibrary_name: peft\n---\n\n# A LoRA adapter\n")
+    complete_adapter_cards(tmp_path, Origin("folder", provenance=PROVENANCE))
+    text = (tmp_path / CARD).read_text()
+    for part in ("## Base", "owner/chat-model", "licence apache-2.0", "tuned for chat before", "rounded to 4 bits"):
+        assert part in text.replace("&#45;", "-").replace("&#46;", "."), part
+
+
 def test_the_origin_is_found_through_the_ancestors_from_any_folder(tmp_path, monkeypatch):
     """Paths in manifests are relative to the folder that the stage was started in."""
     def make(name, stage, config, **inputs):
@@ -125,5 +136,8 @@ def test_the_origin_is_found_through_the_ancestors_from_any_folder(tmp_path, mon
     make("pairs", "pairs", {}, posts=inside("posts"))
     monkeypatch.chdir("/")
     run = tmp_path / "results/x"
-    assert find_pretrained(run / "sft-merged") == "org/model" and find_hub_datasets(run / "pairs") == ["owner/set"]
-    assert find_pretrained(tmp_path) is None and find_hub_datasets(tmp_path) == []
+    assert find_pretrained(run / "sft-merged") == ("org/model", None)
+    assert find_hub_datasets(run / "pairs") == ["owner/set"]
+    write_provenance(run / "base", PROVENANCE)
+    assert find_pretrained(run / "sft-merged") == ("org/model", PROVENANCE)
+    assert find_pretrained(tmp_path) == (None, None) and find_hub_datasets(tmp_path) == []

@@ -1,5 +1,6 @@
 """The page that compares runs: what differs, numbers side by side, curves overlaid, and foreign text only as text."""
 
+import csv
 import json
 import shutil
 from dataclasses import replace
@@ -99,6 +100,17 @@ def test_curves_have_a_line_a_run_on_held_out_questions(runs, undrawn):
     kl = next(spec for spec in comparison.CURVES["ppo"] if spec.name == "kl")
     assert comparison._overlay(runs_read, "ppo", kl).lines == {"a": [(0, 0.0)], "b": [(0, 0.0), (9, 2.5)]}
     assert page_of(*runs).count("<figure") == 4  # reward, KL, length and entropy have numbers here
+
+
+def test_the_curves_of_all_runs_are_one_table(runs, capsys):
+    odd = runs[1].rename(runs[1].with_name('b, "x"'))
+    assert compare.main([str(runs[0]), str(odd), "--csv"]) == 0
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert rows[0] == ["run", "stage", "step", "metric", "value"] and ["a", "ppo", "1", "entropy", "2.0"] in rows
+    assert [row[1:] for row in rows if row[0] == "a"] == [row[1:] for row in rows if row[0] == 'b, "x"']
+    with pytest.raises(SystemExit):
+        compare.main([str(runs[0]), str(odd)])
+    assert "one of the arguments --out --csv is required" in capsys.readouterr().err
 
 
 def test_foreign_text_is_only_ever_text(runs, tmp_path):

@@ -1,5 +1,9 @@
 """Figures: bins that outliers do not spoil, and axes that show their values."""
 
+import subprocess
+import sys
+from xml.etree import ElementTree
+
 import numpy as np
 import pytest
 from matplotlib import rc_context
@@ -7,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stages.reporting import figures
+from tests.helpers.documentation import ROOT
 
 
 def test_outliers_do_not_push_all_other_answers_into_two_bars():
@@ -32,3 +37,39 @@ def test_an_axis_shows_values_and_not_their_distance_from_an_offset():
         canvas.draw()
         assert axes.yaxis.get_offset_text().get_text() == ""
         assert axes.get_yticklabels()[1].get_text().startswith("5000.00")
+
+
+def test_an_svg_file_is_the_same_in_every_process_and_shows_a_title_as_it_is():
+    figure = figures.Curves("a < b & <script>", "step", {"a": [(1, 2.0), (2, 3.0)], "b": [(1, 1.0)]})
+    drawn = figures.draw_svg(figure, 5.0)
+    root = ElementTree.fromstring(drawn)
+    assert root.tag.endswith("svg") and not list(root.iter("{http://www.w3.org/2000/svg}script"))
+    program = f"import sys; from stages.reporting.figures import *; sys.stdout.buffer.write(draw_svg({figure!r}, 5.0))"
+    again = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True).stdout
+    assert again == drawn
+
+
+def estimate(mean: float) -> dict:
+    return {"mean": mean, "low": mean - 0.01, "high": mean + 0.01}
+
+
+def text_boxes(canvas: FigureCanvasAgg, axes, texts: list[str]) -> list:
+    renderer = canvas.get_renderer()
+    return [text.get_window_extent(renderer) for text in axes.texts if text.get_text() in texts]
+
+
+def test_labels_lie_on_no_point_and_on_no_other_label():
+    """Points of best-of-n get close to each other, and to the policies."""
+    line = {f"best of {n}": (x, estimate(y)) for n, x, y in ((2, 0.2, 0.3), (4, 0.6, 0.6), (8, 0.7, 0.62))}
+    others = {"PPO": (0.66, estimate(0.572)), "RLOO": (0.75, estimate(0.7))}
+    with rc_context(figures.BASE):
+        canvas = FigureCanvasAgg(Figure(figsize=(7, 4), dpi=figures.DPI))
+        axes = canvas.figure.add_subplot()
+        axes.set_title("t")
+        figures.Frontier("t", "x", "y", line, others).draw(axes, figures.LIGHT[2])
+        canvas.draw()
+        boxes = text_boxes(canvas, axes, list(line))
+        points = [axes.transData.transform((x, row["mean"])) for x, row in (line | others).values()]
+    assert len(boxes) == 3
+    assert not [box for box in boxes for x, y in points if box.x0 < x < box.x1 and box.y0 < y < box.y1]
+    assert sum(box.count_overlaps(boxes) for box in boxes) == 3, "each overlaps itself alone"

@@ -1,5 +1,6 @@
 """The card of a merged model: it says what the artifacts say, its code runs, and names from data stay text."""
 
+import html
 import json
 import os
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from stages import merge, reward, sft
+from stages.model_files.provenance import Provenance
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.reward import Reward
 from stages.recipe.sections.sft import Sft
@@ -54,6 +56,15 @@ def test_another_bases_licence_is_not_made_up():
     assert values["pipeline_tag"] == "text-classification"
     bare = render_model_card(replace(MADE, origin=Origin(), config={}, metrics={}, merge={}))
     assert "base_model" not in front_matter(bare) and "## Recipe" not in bare and "## Licence" not in bare
+
+
+def test_a_converted_base_is_named_with_its_licence_and_its_rounding():
+    provenance = Provenance("owner/chat-model", "apache-2.0", "m.gguf", "0" * 64, True, "Q4_1", 4)
+    card = render_model_card(replace(MADE, origin=Origin("some/folder", PAIRS, [], provenance)))
+    assert front_matter(card)["base_model"] == "owner/chat-model" and "license" not in front_matter(card)
+    base = html.unescape(card.split("## Base")[1].split("## Data")[0])
+    for part in ("owner/chat-model", "licence apache-2.0", "tuned for chat before", "rounded to 4 bits (Q4_1, m.gguf)"):
+        assert part in base, base
 
 
 @pytest.fixture(scope="module")

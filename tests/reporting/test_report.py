@@ -15,10 +15,12 @@ from stages.recipe.schema import flatten, list_without_effect
 from stages.recipe.sections import evaluate
 from stages.render.html import element, link, pre_text
 from stages.reporting import headline, pipeline_graph
-from stages.reporting.curves import CURVES, build_curves
+from stages.reporting.answer_cards import render_attribution
+from stages.reporting.curves import CURVES, build_curves, split_constant
 from stages.reporting.data_funnel import render_funnel
 from stages.reporting.figures import Curves, draw_png
 from stages.reporting.page import FOLDER, content_security_policy
+from stages.reporting.top import first_look
 from stages.reward_modeling.no_model import write_no_model
 from stages.runtime.series import read_history
 from tests.helpers import finished_run
@@ -34,12 +36,11 @@ def artifacts(tmp_path):
 
 
 class Reader(HTMLParser):
-    """What a browser would see: elements, attributes, the text of <pre> and scripts; complains about what does not
-    close."""
+    """What a browser would see: elements, attributes and scripts; complains about what does not close."""
 
     def __init__(self, page: str):
         super().__init__()
-        self.open, self.names, self.attributes, self.pre, self.scripts = [], [], [], [], []
+        self.open, self.names, self.attributes, self.scripts = [], [], [], []
         self.feed(page)
         assert not self.open
 
@@ -48,15 +49,11 @@ class Reader(HTMLParser):
         self.attributes += [(tag, *pair) for pair in attrs]
         if tag not in VOID:
             self.open.append(tag)
-        if tag == "pre":
-            self.pre.append("")
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if "pre" in self.open:
-            self.pre[-1] += data
         if "script" in self.open:
             self.scripts.append(data)
 
@@ -67,11 +64,12 @@ def test_foreign_text_is_only_ever_text(artifacts, tmp_path):
     seen = Reader(page)
     assert seen.names.count("script") == page.count("<script") == 1 and seen.scripts == [SCRIPT]  # ours alone
     assert "alert(2)&gt;" in page
-    assert seen.pre == [EVIL.replace("\x08", "␈")] * 20  # side by side, and as those of the highest reward
+    # The first look, the cards side by side, and those of the highest reward; the parser takes blanks from the end.
+    assert page.count(element("p", EVIL.strip())) == 3 + 2 * 6 + 2 * 4
     assert not [a for a in seen.attributes if a[1].startswith("on")]
     addresses = [value for tag, name, value in seen.attributes if name == "href" and not value.startswith("#")]
-    assert addresses == ["https://beer.example/q/1"] * 2
-    assert ("pre", "dir", "auto") in seen.attributes and "مرحبا" in page
+    assert addresses == ["https://beer.example/q/1"] * 3  # in the first look, too; the other question's is no link
+    assert ("div", "dir", "auto") in seen.attributes and "مرحبا" in page
 
 
 def test_nothing_is_fetched(artifacts, tmp_path):
@@ -106,6 +104,26 @@ def test_the_page_says_all(artifacts, tmp_path):
             "evaluate-frontier", "evaluate-calibration", "evaluate-temperature-reward",
             "evaluate-temperature-gold"} <= names
     assert "base-loss" not in names  # this base was not trained here
+
+
+def test_the_curves_have_every_number_that_a_training_logged(artifacts, tmp_path):
+    with open(artifacts["policy"]["ppo"] / "timing.jsonl", "w") as stream:
+        stream.write('{"iteration": 1, "rollout_seconds": 2.5, "note": "text", "nothing": null}\n')
+    page_of(artifacts, tmp_path)
+    assert (tmp_path / "out/curves.csv").read_text() == """stage,step,metric,value
+sft,1,loss,2.0
+sft,2,loss,1.5
+sft,2,validation_perplexity,4.0
+reward,1,loss,0.7
+reward,1,validation_accuracy,0.6
+ppo,0,validation_reward,0.1
+ppo,0,validation_kl,0.0
+ppo,1,reward,0.2
+ppo,1,kl,0.1
+ppo,1,entropy,2.0
+ppo,1,response_tokens,9.0
+ppo,1,rollout_seconds,2.5
+"""
 
 
 def test_a_run_without_a_judge_for_lack_of_pairs_says_so(artifacts, tmp_path):
@@ -197,6 +215,39 @@ def test_curves_take_the_numbers_they_name():
     assert build_curves("base", "base", []) == {}
 
 
+def test_curves_that_never_move_become_words():
+    history = [{"iteration": at, "beta": 0.1, "kl": at, "clip_fraction": 0.0} for at in range(3)]
+    moving, constant = split_constant(build_curves("ppo", "ppo", history))
+    assert set(moving) == {"ppo-kl"}
+    assert constant == ["clipped share of the tokens: update 0", "weight of the KL: beta 0.1"]
+
+
+def test_greedy_decoding_stands_once_where_it_is_the_best(artifacts, tmp_path):
+    numbers = metrics()
+    numbers["policies"]["sft_best"]["temperature"] = 0.0
+    write(artifacts, with_summary(numbers), [sample(1)])
+    page = page_of(artifacts, tmp_path)
+    assert re.findall(r"<th scope=\"row\">(?:SFT with greedy decoding|SFT at temp[^<]*)</th>", page) == [
+        '<th scope="row">SFT with greedy decoding</th>'] * 3  # the first look, scores, differences
+    assert not [label for label, _ in summary.short_table(numbers) if label == "gold, SFT with greedy decoding"]
+
+
+def test_the_first_look_has_the_short_question_of_the_median_gain():
+    rows = [sample(number) | {"reward_ppo_best": gain, "question": "q" * length}
+            for number, (gain, length) in enumerate([(3.0, 9), (1.0, 9), (2.0, 9), (9.0, 501)])]
+    assert first_look.choose_example(rows, "sft", "ppo") == (rows[2], 3)
+    assert first_look.choose_example(rows[3:], "sft", "ppo") == (rows[3], 1), "a long one where there is no other"
+    assert first_look.choose_example([], "sft", "ppo") == (None, 0)
+
+
+def test_posts_bear_authors_and_licences_where_they_are_known():
+    known = sample(1) | {"authors": ["A", "B"], "author_urls": ["https://beer.example/u/1", ""],
+                         "licenses": ["CC BY-SA 4.0", "unknown"]}
+    said = render_attribution(known)
+    assert '<a href="https://beer.example/u/1"' in said and "best answer by <bdi>B</bdi>" in said
+    assert 'href="https://creativecommons.org/licenses/by-sa/4.0/"' in said and said.endswith(", unknown.</p>")
+
+
 def test_seconds_by_phase_come_from_their_own_series(tmp_path):
     (tmp_path / "history.jsonl").write_text('{"iteration": 1, "beta": 0.1, "clip_fraction": 0.2}\n')
     seconds = '{"iteration": 1, "rollout_seconds": 2.0, "update_seconds": 5.0, "tokens": 9}\n'
@@ -218,8 +269,8 @@ def test_every_number_that_is_drawn_of_ppo_is_one_that_it_writes():
 def test_no_more_answers_than_asked_for(artifacts, tmp_path):
     write(artifacts, metrics(), [sample(number) | {"reward_ppo": 0.1 * number} for number in range(10)])
     page = page_of(artifacts, tmp_path, evaluate.Report(side_by_side=4, figure_width_inches=3.0))
-    assert re.findall(r"question (\d+)</a>", page) == ["9", "8", "7", "0", "2", "5", "7"]
-    assert page.count("<b>PPO</b>") == 7  # three of the highest reward first
+    assert re.findall(r"question (\d+)</a>", page) == ["5", "0", "2", "5", "7", "9", "8", "7"]
+    assert page.count("<b>PPO</b>") == 7  # four side by side, and three of the highest reward
 
 
 def test_without_gold_or_pairs_the_page_still_stands(artifacts, tmp_path):

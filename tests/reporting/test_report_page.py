@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stages import compare
 from stages.recipe.sections import evaluate
 from stages.reporting.curves import CURVES
 from tests.helpers import finished_run
@@ -30,6 +31,7 @@ SORT_BY_EVERY_COLUMN = """table => [...table.querySelectorAll("thead th button")
                          rows().map(row => row.cells[at]).map(CELL)];
     return [state(), ...[1, 2, 3].map(() => { button.click(); return state(); })];
 })""".replace("CELL", CELL)
+CUT = "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.textContent.slice(0, 60))"
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1200, "height": 900}
 
 
@@ -123,18 +125,20 @@ def test_every_table_sorts_up_down_and_back_by_every_column(opened):
 def test_numbers_sort_as_numbers_and_what_has_none_comes_last(opened):
     cards = opened.page.locator(f"{CARDS} table")
     by_reward = cards.get_by_role("button", name="SFT: reward", exact=True)
-    places = [opened.column(cards, 0) for _ in range(2) if by_reward.click() is None]
+    places = [cards.locator("tbody tr").all_text_contents() for _ in range(2) if by_reward.click() is None]
     numbers = [[re.search(r"question (\d+)", text)[1] for text in column] for column in places]
     assert numbers == [["2", "5", "4", "1", "3", "7", "6"], ["7", "3", "1", "4", "5", "2", "6"]]
     cards.get_by_role("button", name="question", exact=True).click()
     turns = cards.locator("thead th").evaluate_all("heads => heads.map(head => head.ariaSort)")
     assert turns == ["ascending"] + ["none"] * 7
+    assert cards.locator("details[open]").count() == 5  # however they are sorted
 
 
 def test_times_sort_by_their_seconds(opened):
     """'1 min 15 s' is more than '75.0 s' would suggest."""
+    opened.page.locator("summary", has_text="Pipeline").click()
     table = table_with(opened, "time")
-    opened.page.evaluate("""() => { const [first, second] = [...document.querySelectorAll('#s2 data')];
+    opened.page.evaluate("""() => { const [first, second] = [...document.querySelectorAll('#s9 data')];
                                     first.textContent = '9.0 s'; first.value = '9'; }""")
     table.get_by_role("button", name="time", exact=True).click()
     assert opened.column(table, 1)[:2] == ["9", "75"]
@@ -211,8 +215,8 @@ def test_hostile_text_is_text(opened):
     page = opened.page
     assert page.locator("script").count() == 1 and page.title() != "hit"
     assert page.locator(f"{CARDS} img, {CARDS} style, section script, [onerror]").count() == 0
-    shown = page.locator(f"{CARDS} pre").all_inner_texts()
-    assert shown.count(HOSTILE.replace("\x08", "␈")) == 6
+    shown = page.locator(f"{CARDS} .post").all_inner_texts()
+    assert shown.count(HOSTILE.replace("\x08", "␈").rstrip()) == 6
 
 
 def test_text_from_right_to_left_stays_in_its_place(chromium, tmp_path):
@@ -220,14 +224,14 @@ def test_text_from_right_to_left_stays_in_its_place(chromium, tmp_path):
     write(folders, metrics(), [sample(1, "שלום עולם \u202e"), sample(2, "plain")])
     page_of(folders, tmp_path)
     actual = Opened(chromium, tmp_path / "out" / "report.html")
-    styles = actual.page.locator(f"{CARDS} pre").evaluate_all(
+    styles = actual.page.locator(f"{CARDS} .post").evaluate_all(
         "all => all.map(getComputedStyle).map(style => [style.direction, style.textAlign])")
     assert styles == [["rtl", "start"]] * 6 + [["ltr", "start"]] * 6
     label = actual.page.locator(f"{CARDS} tbody tr").first.locator("b").first
-    cell = actual.page.locator(f"{CARDS} tbody tr").first.locator("td").first
+    cell = actual.page.locator(f"{CARDS} tbody tr").first.locator(".answer").first
     assert label.bounding_box()["x"] - cell.bounding_box()["x"] < 2  # what is ours still begins at the left
     asked = actual.page.locator(f"{CARDS} th .faint").first.inner_text()
-    assert asked.startswith("beer, question 1, asked by ש") and asked.endswith("CC BY-SA.")
+    assert asked.startswith("beer, question 1, asked by ש") and asked.endswith(", CC BY-SA.")
     actual.context.close()
 
 
@@ -251,7 +255,7 @@ def test_paper_shows_all_of_it(chromium, file):
     actual.page.emulate_media(media="print")
     assert actual.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert actual.page.evaluate("getComputedStyle(document.body).getPropertyValue('--accent')") == "#0072b2"
-    hidden = actual.page.evaluate("""() => [...document.querySelectorAll('tbody tr, pre')].filter(one =>
+    hidden = actual.page.evaluate("""() => [...document.querySelectorAll('tbody tr, .post')].filter(one =>
         !one.checkVisibility({contentVisibilityAuto: true}) || one.getBoundingClientRect().height < 1
         || one.scrollHeight > one.clientHeight + 1 && getComputedStyle(one).overflowY !== 'visible')
         .map(one => one.outerHTML.slice(0, 80))""")
@@ -265,6 +269,83 @@ def test_paper_shows_all_of_it(chromium, file):
     assert not dark  # dark figures waste ink
     pdf = actual.page.pdf(format="A4")
     assert pdf.startswith(b"%PDF") and len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 4
+    actual.context.close()
+
+# --- the first look ------------------------------------------------------------------------------------------------
+
+
+def test_the_first_look_comes_before_any_number_side_by_side(opened):
+    parts = opened.page.locator(".first > div")
+    assert parts.locator("h2").all_inner_texts() == ["A question, before and after", "Training", "Did it work?"]
+    boxes = [part.bounding_box() for part in parts.all()]
+    assert len({box["y"] for box in boxes}) == 1 and [box["x"] for box in boxes] == sorted(box["x"] for box in boxes)
+    assert boxes[0]["y"] < opened.page.locator(".verdict").first.bounding_box()["y"]
+    assert parts.nth(0).locator("b").all_inner_texts() == ["Before: SFT", "After: PPO"]
+    assert parts.nth(0).get_by_role("link", name="beer, question").count() == 1
+    assert parts.nth(1).locator("img").count() == 2
+    policies = opened.column(parts.nth(2).locator("table"), 0)
+    assert policies[-1] == "PPO at temperature 0.3" and any("best-of-4" in name for name in policies)
+
+
+def test_the_title_has_run_day_and_commit(opened):
+    assert re.search(r"\(.+, \d{4}-\d\d-\d\d, commit unknown\)$", opened.page.title())
+
+
+def test_five_cards_are_open_and_a_click_opens_another(opened):
+    cards = opened.page.locator(f"{CARDS} details")
+    assert [card.get_attribute("open") is not None for card in cards.all()] == [True] * 5 + [False] * 2
+    answer = cards.nth(6).locator(".answer").first
+    assert not answer.is_visible()
+    cards.nth(6).locator("summary").click()
+    assert answer.is_visible() and answer.locator("p").first.inner_text() == "SFT at best reward 0.90, gold 2.50"
+
+
+def test_a_link_to_a_folded_section_opens_it(opened):
+    section = opened.page.locator("section:has(h2:text-is('Recipe'))")
+    assert not section.locator("table").first.is_visible()
+    opened.page.locator("nav a", has_text="Recipe").click()
+    assert section.locator("table").first.is_visible()
+
+
+def test_the_verdict_is_short(opened):
+    """Three bullets of at most two numbers each; the paragraphs are folded."""
+    bullets = opened.page.locator(".verdict:not(.run) li").all_inner_texts()
+    assert len(bullets) == 3
+    assert all(len(re.findall(r"\d[\d,.]*", bullet)) <= 2 for bullet in bullets), bullets
+    assert not opened.page.get_by_text("It cost a KL of").is_visible()
+
+
+def test_markdown_of_posts_is_rendered(chromium, tmp_path):
+    folders = finished_run.artifacts(tmp_path)
+    write(folders, metrics(), [sample(1, "**bold** and `code`\n\n- one\n- two")])
+    page_of(folders, tmp_path)
+    actual = Opened(chromium, tmp_path / "out" / "report.html")
+    answer = actual.page.locator(f"{CARDS} .answer").first
+    assert [answer.locator(name).count() for name in (".post strong", ".post code", ".post li")] == [1, 1, 2]
+    actual.context.close()
+
+
+@pytest.mark.parametrize("width", [1280, 1024])
+def test_nothing_is_cut_on_a_desk(chromium, file, width):
+    actual = Opened(chromium, file, viewport={"width": width, "height": 900})
+    actual.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert actual.page.locator(".scroll").evaluate_all(CUT) == []
+    actual.context.close()
+
+
+def test_the_page_that_compares_runs_is_not_cut_on_a_desk(chromium, tmp_path):
+    """The meaning of a setting stands beside values of any length."""
+    for name, template in (("a", "Question: {question}" * 9), ("b", "x" * 90)):
+        (tmp_path / name).mkdir()
+        finished_run.artifacts(tmp_path / name)
+        (tmp_path / name / "recipe.yaml").write_text(json.dumps({"ppo": {"rewards": [{"template": template}]}}))
+        manifest = json.loads((tmp_path / name / "ppo/manifest.json").read_text())
+        manifest["config"]["rewards"] = [{"source": "model", "template": template}]
+        (tmp_path / name / "ppo/manifest.json").write_text(json.dumps(manifest))
+    compare.main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "compare.html")])
+    actual = Opened(chromium, tmp_path / "compare.html", viewport={"width": 1280, "height": 900})
+    assert "reward functions whose weighted sum" in actual.page.locator(".recipe").inner_text()
+    assert actual.page.locator(".scroll").evaluate_all(CUT) == []
     actual.context.close()
 
 
@@ -297,7 +378,7 @@ def seven_sites(place: Path) -> dict:
 
 def test_the_report_of_seven_sites_is_small_and_opens_at_once(chromium, tmp_path):
     page = page_of(seven_sites(tmp_path), tmp_path, evaluate.Report())
-    assert page.count("<img") >= 32 and page.count("<pre") == 40 * 6 + 3 * 4
+    assert page.count("<img") >= 32 and page.count('class="post"') == 40 * 6 + 3 * 4 + 3
     assert len(page.encode()) < 10_000_000
     seconds = []
     for _ in range(3):
@@ -306,3 +387,14 @@ def test_the_report_of_seven_sites_is_small_and_opens_at_once(chromium, tmp_path
         seconds.append(time.monotonic() - start)
         actual.context.close()
     assert statistics.median(seconds) < 5  # 0.2 on a quiet machine, 2 with five other busy processes on two cores
+
+
+@pytest.mark.parametrize("viewport", [{"width": 1280, "height": 900}, PHONE])
+def test_what_is_long_is_folded(chromium, tmp_path, viewport):
+    """With as many answers as a real run: less than a quarter of what all of it takes."""
+    page_of(seven_sites(tmp_path), tmp_path, evaluate.Report())
+    actual = Opened(chromium, tmp_path / "out" / "report.html", viewport=viewport)
+    folded = actual.page.evaluate("document.documentElement.scrollHeight")
+    actual.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert folded < actual.page.evaluate("document.documentElement.scrollHeight") / 4
+    actual.context.close()

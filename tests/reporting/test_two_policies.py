@@ -47,5 +47,5 @@ def test_each_policy_has_its_verdict_curves_monitors_and_answers(page):
 
 def test_a_card_has_every_writer(page):
     cards = page.split("Answers side by side</h2>")[1].split("</section>")[0]
-    labels = re.findall(r'<div class="answer"><b>([^<]+)</b>', cards)
-    assert labels == ["SFT", "PPO", "DPO", "SFT at best", "PPO at best", "DPO at best", "Best human"] * 2
+    labels = re.findall(r'<div class="answer"><p><b>([^<]+)</b>', cards)
+    assert labels == ["SFT at best", "PPO at best", "DPO at best", "SFT", "PPO", "DPO", "Best human"] * 2

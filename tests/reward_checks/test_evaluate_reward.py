@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from stages import evaluate_reward
-from stages.modeling.replaced_layers.kernels import TORCH_ONLY
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_checks.reward_under_test import load_reward
 from stages.reward_modeling.load import load_classifier
@@ -97,7 +96,7 @@ def test_measures_a_classifier_of_anyone_with_its_template(inputs, tmp_path):
     assert metrics["fault"] in (None, "unknown")  # without --sft nothing is known of the base
     page = (tmp_path / "out/reward.html").read_text()
     assert "<script>alert" not in page and "a&lt;script&gt;alert(1)" in page
-    scores = [load_reward(str(named), each, TORCH_ONLY).score_texts(["q"], ["a long answer"], "")[0]
+    scores = [load_reward(str(named), each, "off").score_texts(["q"], ["a long answer"], "")[0]
               for each in (template, "{response}")]
     assert scores[0] != scores[1]
 

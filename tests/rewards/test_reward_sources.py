@@ -264,6 +264,29 @@ def test_the_running_scale_is_that_of_every_score_so_far():
         assert held_out.scale == actual.scale, "held-out prompts change no statistic"
 
 
+def test_the_scale_of_the_start_is_that_of_the_first_answers_for_good():
+    source, first = fixed_source(0, 0, 0), batches()[0]
+    rewards = RewardShaper([source], None, ShapingSettings(reward_scaling="start", reward_baseline=2.0))
+    rewards.tell = lambda scores: setattr(source.score, "scores", scores)
+    rewards.tell(first)
+    rewards.measure_start(make_rollout())
+    mean, std = np.mean(first), np.std(first, ddof=1)
+    for batch in batches():
+        actual = step(rewards, batch)
+        assert actual.scale == pytest.approx(std, rel=1e-6)
+        assert actual.rewards.numpy() == pytest.approx((np.array(batch) - mean - 2) / std, rel=1e-4)
+    resumed = RewardShaper([source], None, rewards.settings)
+    resumed.restore(json.loads(json.dumps(rewards.state())))
+    assert torch.equal(resumed(make_rollout(), update_statistics=False).rewards,
+                       rewards(make_rollout(), update_statistics=False).rewards)
+
+
+def test_another_scaling_measures_nothing_at_the_start():
+    rewards, before = running(), running().state()
+    rewards.measure_start(make_rollout())
+    assert rewards.state() == before
+
+
 def test_equal_scores_are_not_divided_by_nothing():
     assert step(running(), [1001.0, 1001.0, 1001.0]).rewards.tolist() == [1, 1, 1]
 

@@ -11,8 +11,7 @@ from stages.recipe.sections.ppo import Ppo
 from stages.rl.early_stopping import EarlyStopping, StopRules
 
 NAN = math.nan
-OFF = {"max_kl_nats": 10.0, "patience_evaluations": None, "max_skipped_in_a_row": None, "min_entropy_nats": 0.0,
-       "max_sampler_difference_nats": None}
+OFF = {"max_kl_nats": 10.0, "patience_evaluations": None, "max_skipped_in_a_row": None, "min_entropy_nats": 0.0}
 
 
 def make_stopping(**rules):
@@ -81,14 +80,6 @@ def test_entropy_below_the_least_stops():
     broken = make_stopping(min_entropy_nats=0.5)
     broken.check_update({"entropy": NAN}, [False])
     assert broken.reason.startswith("the entropy, nan nats")
-
-
-@pytest.mark.parametrize(("difference", "stops"), [(0.0, False), (0.05, False), (0.06, True), (NAN, True)])
-def test_a_sampler_with_other_log_probabilities_than_the_policys_stops_the_run(difference, stops):
-    stopping = make_stopping(max_sampler_difference_nats=0.05)
-    stopping.check_update({"entropy": 1.0}, [])
-    stopping.check_update({"entropy": 1.0, "sampler_logprob_difference": difference}, [])
-    assert bool(stopping.reason) is stops and (not stops or f"by {difference:.3g} nats" in stopping.reason)
 
 
 def test_the_recipe_has_the_rules_and_the_published_run_none_but_the_kl():

@@ -4,6 +4,7 @@ import json
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from stages.generation.sampling_params import SamplingParams
 from stages.recipe.sections.models import Lora
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
+from stages.reward_modeling.scoring_file import Scoring
 from stages.rewards.kl import KlController
 from stages.rewards.shaping import ShapedRewards
 from stages.rl import policy_gradient_trainer
+from stages.rl import train as rl_train
 from stages.rl.advantages import gae_advantages
 from stages.rl.checks.memory_plan import longest_rollout, plan_memory
 from stages.rl.collect_rollouts import collect_rollout
@@ -201,6 +204,48 @@ def test_a_running_scale_weighs_the_kl_of_the_selection_score_as_training_does(t
     objective = row["validation_reward"] - config.kl_coefficient * row["validation_kl"]
     assert row["validation_kl"] and abs(row["validation_reward_scale"] - 1) > 0.1
     assert row["validation_selection_score"] == pytest.approx(objective * row["validation_reward_scale"], abs=1e-6)
+
+
+def test_the_scale_of_the_start_centres_the_answers_before_training_and_weighs_the_kl(tmp_path):
+    folder, config, _ = train(tmp_path, rewards=(RewardSource("response_characters"),), reward_scaling="start",
+                              missing_eos_penalty=0.0)
+    first, *_, last = [row for row in read_rows(folder, "history") if "validation_reward" in row]
+    assert first["validation_reward"] == pytest.approx(0, abs=1e-5) and first["validation_reward_scale"] > 0.1
+    assert last["validation_reward_scale"] == first["validation_reward_scale"] and last["validation_kl"]
+    objective = last["validation_reward"] - config.kl_coefficient * last["validation_kl"]
+    assert last["validation_selection_score"] == pytest.approx(objective * last["validation_reward_scale"], abs=1e-6)
+
+
+@pytest.mark.parametrize("score_length", [True, False])
+def test_the_term_for_length_is_left_out_of_the_reward_after_the_check(score_length, monkeypatch):
+    scorer, checked = SimpleNamespace(scoring=Scoring("mean", length_weight=0.5)), []
+    monkeypatch.setattr(rl_train, "load_shared_tokenizer", lambda *folders: None)
+    monkeypatch.setattr(rl_train, "load_scorers", lambda *rest: [scorer])
+    monkeypatch.setattr(rl_train.checked_models, "reward_artifact", lambda source, folder: folder)
+    monkeypatch.setattr(rl_train.checked_models, "check_scorers", lambda scorers, *rest, **more: (
+        checked.append(scorer.scoring.length_weight), scorers)[1])
+    config = Ppo(score_length=score_length, reward_scaling="start")
+    sources = SimpleNamespace(policy=None, reward=None)
+    (loaded,) = rl_train.load_checked_models(config, SimpleNamespace(say=None), None, sources, "model")
+    assert checked == [0.5] and loaded.scoring == Scoring("mean", length_weight=0.5 if score_length else 0.0)
+
+
+def test_a_run_that_matches_another_ends_at_its_kl(run, tmp_path):
+    folder, config, _ = run
+    where = {"policy": folder / "base", "reward": folder / "none", "pairs": folder / "pairs"}
+    for name, kl_nats in (("moved", 0.3), ("still", 0.0), ("none", None)):
+        (tmp_path / name).mkdir()
+        metrics = {} if kl_nats is None else {"validation_kl": kl_nats}
+        (tmp_path / name / "manifest.json").write_text(json.dumps({"stage": "ppo", "metrics": metrics}))
+    assert [ppo.read_kl_limit(tmp_path / name) for name in ("moved", "still")] == [0.3, ppo.MIN_KL_NATS]
+    with pytest.raises(ValueError, match="has no validation_kl in its manifest: give a finished training of PPO"):
+        ppo.run(config, tmp_path, **where, match=tmp_path / "none")
+    fast = replace(config, iterations=40, learning_rate=2e-2, kl_coefficient=0.0, evaluate_every_iterations=1)
+    (tmp_path / "out").mkdir()
+    metrics = ppo.run(fast, tmp_path / "out", **where, match=tmp_path / "moved")
+    assert metrics["stopped_early"] and metrics["validation_kl"] <= 0.3
+    rows = [json.loads(line) for line in (tmp_path / "out/history.jsonl").read_text().splitlines()]
+    assert [row["validation_kl"] for row in rows if "validation_kl" in row][-1] > 0.3
 
 
 def test_a_run_leaves_its_checks_with_their_values(run):

@@ -116,10 +116,12 @@ def test_a_healthy_policy_passes_in_every_precision_and_stays_as_it_was(base, re
     assert report.keep_rollout_log_p is (report.rollout_log_p_difference <= 1e-3)
     if precision in ("fp32", "int8"):  # bf16 and nf4 agree or not by the CPU's kernels
         assert report.keep_rollout_log_p is (precision == "fp32")
-    assert len(lines) == 8 and all(line.startswith("check  ") for line in lines)
+    assert len(lines) == 9 - report.keep_rollout_log_p and all(line.startswith("check  ") for line in lines)
     assert lines[3] == "check  KL to the reference  0  (limit 0.0001 nats a response)  ok"
     assert ("WARNING: rounding takes" in lines[4]) is (precision == "int8")
-    assert lines[6].endswith("  reused" if report.keep_rollout_log_p else "  forwarded again")
+    assert lines[5].endswith("  reused" if report.keep_rollout_log_p else "  forwarded again")
+    if not report.keep_rollout_log_p:
+        assert lines[6].startswith("check  ratio of old to sampler's  1 within ") and f"in {precision}: " in lines[6]
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in policy.named_parameters())
     assert json.loads(json.dumps(asdict(report)))["keep_rollout_log_p"] is report.keep_rollout_log_p
 
@@ -153,7 +155,7 @@ def test_a_weight_that_is_not_a_number_is_named(base):
 def test_another_temperature_in_sampling_is_a_fault_even_where_int8_is_noisy(base, precision):
     policy = make(base, precision)
     run(policy, draw(policy), base, {})
-    with pytest.raises(ValueError, match=r"the mean \|ratio - 1\| of new to old probabilities is \S+:"):
+    with pytest.raises(ValueError, match=r"mean \|ratio - 1\| of the forward pass's probabilities to the sampler's is"):
         run(policy, draw(policy, temperature=1.0), base, {})
 
 
@@ -170,11 +172,11 @@ def test_rollout_numbers_are_reused_only_if_every_token_agrees(base):
         numbers = getattr(rollout, name).clone()
         numbers[row, 1] += change
         report, lines = run(policy, replace(rollout, **{name: numbers}), base, {})
-        assert report.keep_rollout_log_p is reused and lines[5].endswith("reused" if reused else "forwarded again")
+        assert report.keep_rollout_log_p is reused and lines[4].endswith("reused" if reused else "forwarded again")
         assert getattr(report, f"rollout_{metric}_difference") == pytest.approx(change, rel=0.05)
     report, lines = run(policy, replace(rollout, logprobs=None, values=None), base, {})
     assert not report.keep_rollout_log_p and report.rollout_log_p_difference is None
-    assert "not in the rollout" in lines[5]
+    assert "not in the rollout" in lines[4] and len(lines) == 7
     assert report.ratio_deviation < 1e-4
 
 
@@ -191,14 +193,33 @@ class Table:
         return log_p, torch.zeros_like(log_p)
 
 
-def test_noise_is_the_spread_over_compositions_and_the_ratio_what_it_makes_of_1():
+def test_noise_is_the_spread_over_compositions():
     rollout = FakeRollout([[1]] * 5, [[3], [4, 5], [6], [7, 8, 9], [3, 3]], None, None)
     largest, mean = logprob_agreement.measure_noise(Table(0.01), rollout, 4, CLIP)  # batches of 1, 2 and 4 rows
     assert largest == pytest.approx(0.03, abs=1e-6) and mean == pytest.approx(0.03, abs=1e-6)
     assert logprob_agreement.measure_noise(Table(0.01), rollout, 1, CLIP)[0] == 0.0  # no neighbours
-    log_p = torch.tensor([-0.1 * token for response in rollout.responses for token in response]) + 0.04
-    deviation = logprob_agreement.check_ratio(Table(0.01), rollout, log_p, 4, 0.02, CLIP)  # 4 rows and 1
-    assert deviation == pytest.approx(1 - math.exp(-0.03), abs=1e-6)
+
+
+def test_the_ratio_of_new_to_old_may_differ_from_1_by_noise_alone():
+    old, new = torch.tensor([-1.0, -2.0, -0.5, -3.0]), torch.tensor([-1.0, -2.0, -0.5, -3.02])
+    mean = (1 - math.exp(-0.02)) / 4
+    assert logprob_agreement.check_ratio(old, new, 0.21 * mean, CLIP) == pytest.approx(4 * mean, abs=1e-6)
+    words = r"explain only 0\.00094: old and new log-probabilities come from two functions"
+    with pytest.raises(ValueError, match=words):
+        logprob_agreement.check_ratio(old, new, 0.19 * mean, CLIP)
+
+
+def test_dropout_in_the_update_alone_is_a_fault(base):
+    policy = make(base)
+    rollout, forward = draw(policy), policy.forward
+
+    def with_dropout(*rows):
+        scores = forward(*rows)
+        return scores._replace(logprobs=scores.logprobs * (1.05 if torch.is_grad_enabled() else 1.0))
+
+    policy.forward = with_dropout
+    with pytest.raises(ValueError, match="old and new log-probabilities come from two functions"):
+        run(policy, rollout, base, {})
 
 
 def test_noise_beyond_the_clip_range_is_refused(base):
@@ -218,7 +239,7 @@ def first(policy, part):
 
 
 def gradient_of(policy):
-    return startup.check_gradients(policy, PROMPTS[:2], [[40, 41, 42], [43]])
+    return startup.check_gradients(policy, policy(PROMPTS[:2], [[40, 41, 42], [43]]))
 
 
 def test_the_gradient_reported_is_the_smallest_that_must_not_be_0(base):

@@ -7,6 +7,7 @@ from stages.recipe.algorithms import list_targets
 from stages.recipe.schema import SettingsError
 from stages.runs.config import own_prompts
 from stages.runs.run_folder import resolve_recipe, start_run
+from tests.helpers.base_files import write_base
 
 RULES = ["base", "ppo", "rloo", "grpo", "evaluate", "report", "evaluate_grpo", "report_grpo", "evaluate_rloo",
          "report_rloo"]
@@ -15,7 +16,7 @@ RULES = ["base", "ppo", "rloo", "grpo", "evaluate", "report", "evaluate_grpo", "
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
+    write_base(tmp_path / "model")
     (tmp_path / "p.jsonl").write_text('{"prompt": "x"}\n')
     (tmp_path / "r.yaml").write_text(yaml.safe_dump({"dump": ["gone"], "ppo": {
         "rewards": [{"source": "response_tokens"}]}}))

@@ -1,5 +1,6 @@
 """A run's folder: named by recipe and dump, never shared by two dumps, never outside results/."""
 
+import errno
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from stages.runs.run_folder import (
     resolve_recipe,
     start_run,
 )
+from tests.helpers.base_files import WEIGHTS, write_base
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +32,7 @@ def site(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir()
     (tmp_path / "configs/demo.yaml").write_text("name: demo\ndump: [data/demo.7z]\n")
     (tmp_path / "configs/sites.yaml").write_text("name: sites\nbase: {model: scratch}\n")
+    (tmp_path / "configs/smollm2.yaml").write_text("name: smollm2\nbase: {model: data/models/smollm2}\n")
     for file in ("data/demo.7z", "one/beer.7z", "two/beer.7z"):
         (tmp_path / file).write_text("")
     yield tmp_path
@@ -57,7 +60,47 @@ def test_the_bundled_sites_recipe_is_for_its_own_dump_and_another_dump_is_introd
     assert says({"dump": "one/beer.7z"}, ["configs/demo.yaml"]) == ""
     for line in ("configs/sites.yaml is taken", "What to expect:", "What it costs:", "'base={model:"):
         assert line in says({"dump": "one/beer.7z"})
-    assert "from scratch" not in says({"dump": "one/beer.7z", "base": {"model": "owner/name"}})
+    assert says({"dump": "one/beer.7z"}).splitlines()[0].endswith(" then takes it: make smollm2 (93 MB, once).")
+    for base in ("scratch", {"model": "scratch"}):
+        assert "make smollm2" not in says({"dump": "one/beer.7z", "base": base})
+
+
+def test_a_dump_without_a_recipe_takes_the_real_base_that_is_there(site):
+    def chosen(**config):
+        config |= {"dump": "one/beer.7z"}
+        recipe = resolve_recipe(config)
+        return recipe.name.partition("-")[0], introduce_default_recipe(config, (), recipe)
+
+    for base in ("owner/name", {"model": "owner/name"}):
+        name, words = chosen(base=base)
+        assert name == "smollm2" and "the base owner/name" in words and "from scratch" not in words
+    write_base(site / "data/models/smollm2")
+    name, words = chosen()
+    assert name == "smollm2" and words.startswith("No recipe is named: configs/smollm2.yaml is taken")
+    assert "make smollm2" not in words and chosen(base="scratch")[0] == "sites"
+    assert resolve_recipe({"dump": "data/demo.7z"}).name.startswith("demo")
+
+
+@pytest.mark.parametrize(("file", "content", "says"), [
+    ("config.json", None, "config.json is missing"), ("config.json", b"{", "config.json cannot be read"),
+    ("config.json", b"{}", "names no model_type"), ("model.safetensors", None, "has no .safetensors weights"),
+    ("model.safetensors", WEIGHTS[:-1], "is not whole: it has 72 of 73 bytes"), ("model.safetensors", b"x", "cut off"),
+    ("tokenizer.json", None, "has no tokenizer"), ("adapter_config.json", b"{}", "is an adapter")])
+def test_a_base_that_cannot_be_loaded_is_refused_before_the_first_stage(site, file, content, says):
+    folder = write_base(site / "model")
+    config = {"dump": "one/beer.7z", "base": {"model": "model"}}
+    resolve_recipe(config)
+    (folder / file).unlink(missing_ok=True) if content is None else (folder / file).write_bytes(content)
+    with pytest.raises(SettingsError, match=f"^base: model: .*{re.escape(says)}"):
+        resolve_recipe(config)
+    resolve_recipe(config, runs_here=False)  # the folder may be another machine's
+
+
+def test_a_gguf_file_that_cannot_be_converted_is_refused_before_the_first_stage(site):
+    (site / "model.gguf").write_bytes(b"GGUF" + bytes(8))
+    for name, says in (("model.gguf", "model.gguf is cut off"), ("gone.gguf", "there is no file 'gone.gguf'")):
+        with pytest.raises(SettingsError, match=says):
+            resolve_recipe({"dump": "one/beer.7z", "base": {"model": name}})
 
 
 def test_two_dumps_of_one_name_do_not_share_a_folder():
@@ -98,6 +141,7 @@ def test_names_that_could_leave_results_or_the_shells_quotes_are_refused(name):
 def test_any_dump_gives_a_name_that_passes(site):
     odd = site / "it's a \"dump\" $x; né"
     odd.mkdir()
+    (odd / "Posts.xml").write_text("")
     given = resolve_recipe({"dump": str(odd)})
     assert given.dump == (odd.name,)
     assert check_name(given.name) == given.name
@@ -111,6 +155,15 @@ def test_any_dump_gives_a_name_that_passes(site):
 ])
 def test_a_dump_that_is_not_there_is_said_at_once(dump, says):
     with pytest.raises(SettingsError, match=says):
+        resolve_recipe({"dump": dump})
+
+
+@pytest.mark.parametrize("dump", ["README.md", "papers", ["one/beer.7z", "README.md"]])
+def test_a_file_or_folder_that_is_no_dump_is_refused_before_the_run(site, dump):
+    (site / "papers").mkdir()
+    for file in ("README.md", "papers/a.pdf", "papers/Users.xml"):
+        (site / file).write_text("")
+    with pytest.raises(SettingsError, match=r"'(README\.md|papers)' is no dump: give a Posts.xml"):
         resolve_recipe({"dump": dump})
 
 
@@ -149,7 +202,7 @@ def test_a_recipe_is_found_by_its_name(site):
     (site / "other").mkdir()  # a folder of that name is no recipe
     assert resolve_recipe({"recipe": "other"}) == resolve_recipe({"recipe": "configs/other.yaml"})
     with pytest.raises(SettingsError, match=r"no recipe at othr; there are: configs/demo.yaml, configs/other.yaml, "
-                                            "configs/sites.yaml; did you mean 'other'"):
+                                            "configs/sites.yaml, configs/smollm2.yaml; did you mean 'other'"):
         resolve_recipe({"recipe": "othr"})
 
 
@@ -186,12 +239,15 @@ def test_no_dump_at_all_says_how_to_give_one(site):
 def test_unknown_config_keys():
     with pytest.raises(SettingsError, match="--config: unknown key 'rcipe'; did you mean 'recipe'"):
         resolve_recipe({"rcipe": "x"})
+    with pytest.raises(SettingsError, match="--config: unknown key 'liger_kernels': it was removed; leave it out"):
+        resolve_recipe({"liger_kernels": "auto"})
     with pytest.raises(SettingsError, match="--config: ppo: unknown key 'lr'"):
         resolve_recipe({"ppo": {"lr": "1"}})
 
 
 @pytest.mark.parametrize(("config", "says"), [
-    ({"ppo": "learning_rate=1e-5"}, "not 'learning_rate=1e-5'; write 'ppo={learning_rate: 1e-5}'"),
+    ({"ppo": "learning_rate=1e-5"}, "not 'learning_rate=1e-5'; write, with the quotes, 'ppo={learning_rate: 1e-5}'"),
+    ({"ppo": "epochs:1"}, "not 'epochs:1'; write, with the quotes, 'ppo={epochs: 1}'"),
     ({"ppo_learning_rate": 1e-5}, "'ppo_learning_rate': give it as 'ppo={learning_rate: 1e-05}'"),
     ({"ppo-learning-rate": "x"}, "give it as 'ppo={learning_rate: x}'"),
     ({"max_pairs_per_question": 3}, "give it as 'pairs={max_pairs_per_question: 3}'"),
@@ -276,6 +332,35 @@ def test_two_runs_in_one_folder_at_once_are_refused():
     start_run(recipe)
 
 
+def test_a_file_in_the_way_of_the_runs_folder_is_one_line(site):
+    (site / "results").mkdir()
+    (site / "results/demo").touch()
+    with pytest.raises(SettingsError, match="results/demo is no folder, and this run writes into it: move it away"):
+        resolve_recipe({})
+    assert resolve_recipe({"name": "other"}).name == "other"
+    (site / "results/demo").unlink()
+    (site / "results").rmdir()
+    (site / "results").symlink_to("gone")
+    with pytest.raises(SettingsError, match="results is no folder"):
+        resolve_recipe({})
+
+
+def test_results_that_cannot_be_written_are_one_line(monkeypatch):
+    def refuse(path, *arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    recipe = resolve_recipe({})
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(SettingsError, match=r"results/demo cannot be written \(Read-only file system\)"):
+        start_run(recipe)
+
+
+@pytest.mark.parametrize("dump", [None, "", []])
+def test_an_empty_dump_is_not_the_recipes_own(dump):
+    with pytest.raises(SettingsError, match="dump= is empty"):
+        resolve_recipe({"dump": dump})
+
+
 def test_the_table_at_the_end_is_the_reports_and_never_an_old_one():
     recipe = resolve_recipe({})
     report, pairs = Path("results/demo/report"), Path("results/demo/pairs")
@@ -287,7 +372,13 @@ def test_the_table_at_the_end_is_the_reports_and_never_an_old_one():
     text = format_summary(recipe)
     assert "  reward accuracy  0.71\n  KL               1.2 nats\n" in text
     assert text.endswith("results/demo/report/report.html")
-    os.utime(report / "manifest.json", (0, 0))
+    page = Path("results/demo/frontier/page")
+    page.mkdir(parents=True)
+    for name in ("manifest.json", "frontier.html"):
+        (page / name).write_text("{}")
+    assert format_summary(recipe) == "Frontier: results/demo/frontier/page/frontier.html"
+    for path in (report, page):
+        os.utime(path / "manifest.json", (0, 0))
     assert format_summary(recipe) == "Results are in results/demo/"
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM to Snakemake alone, and signals to everything at once, reach a stage; its shell and its log outlive it."""
+"""Signals to Snakemake alone, and to everything at once, reach a stage; its shell and its log outlive it."""
 
 import ast
 import os
@@ -23,6 +23,7 @@ def stop(number, frame):
     sys.exit(128 + number)
 
 signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGHUP, stop)
 signal.signal(signal.SIGINT, stop)
 Path("begun").touch()
 time.sleep(30)
@@ -30,11 +31,11 @@ time.sleep(30)
 # As Snakemake: it runs the rule's command in a shell and waits for it.
 RUNNER = """
 import signal, subprocess, sys
-from stages.runs.signals import forward_sigterm
+from stages.runs.signals import forward_to_stages
 
 signal.signal(signal.SIGINT, lambda *_: None)
 signal.signal(signal.SIGTERM, lambda *_: print("no more jobs", flush=True))
-forward_sigterm()
+forward_to_stages()
 sys.exit(subprocess.Popen(["bash", "-c", sys.argv[1]]).wait())
 """
 
@@ -47,21 +48,56 @@ def shell_command(stage: str) -> str:
 
 
 @pytest.mark.parametrize(("number", "whole_group"), [
-    (signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)])
+    (signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True), (signal.SIGHUP, False),
+    (signal.SIGHUP, True)])
 def test_a_stage_saves_its_checkpoint_and_is_waited_for(tmp_path, number, whole_group):
     (tmp_path / "stage.py").write_text(STAGE)
     process = subprocess.Popen(
         [sys.executable, "-c", RUNNER, shell_command(f"{sys.executable} stage.py")], cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
         start_new_session=True)
-    until = time.monotonic() + 10
-    while not (tmp_path / "begun").exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until_begun(tmp_path)
     (os.killpg if whole_group else os.kill)(process.pid, number)
     out, _ = process.communicate(timeout=5)
     assert process.returncode == 128 + number and (tmp_path / "log").read_text() == "saved\n"
-    assert ("no more jobs" in out) == (number == signal.SIGTERM)
+    assert ("no more jobs" in out) == (number != signal.SIGINT)
+
+
+def test_ctrl_c_twice_interrupts_snakemake_once(tmp_path):
+    """A second exception, while Snakemake ends its jobs after the first, was a hundred stack lines."""
+    program = ("import time\nfrom pathlib import Path\nfrom stages.runs.signals import forward_to_stages\n"
+               "forward_to_stages()\nPath('begun').touch()\n"
+               "try:\n    time.sleep(10)\nexcept KeyboardInterrupt:\n    time.sleep(0.5)\n    print('ended')\n")
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_until_begun(tmp_path)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert process.communicate(timeout=5)[0] == "ended\n"
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(tmp_path):
+    """As under nohup: the stage ends by itself, and nobody is told to stop."""
+    (tmp_path / "stage.py").write_text("import os, signal, time\nfrom pathlib import Path\n"
+                                       "from stages.runtime import stopping\nstopping.install()\n"
+                                       "Path('begun').touch()\ntime.sleep(0.5)\nprint('done', flush=True)\n")
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-c", RUNNER, shell_command(f"{sys.executable} stage.py")], cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        start_new_session=True)
+    wait_until_begun(tmp_path)
+    os.killpg(process.pid, signal.SIGHUP)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == 0 and out == (tmp_path / "log").read_text() == "done\n"
+
+
+def wait_until_begun(folder: Path) -> None:
+    until = time.monotonic() + 10
+    while not (folder / "begun").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("number", "says"), [(signal.SIGABRT, True), (signal.SIGKILL, True), (signal.SIGTERM, False)])

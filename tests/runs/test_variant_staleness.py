@@ -10,7 +10,7 @@ import yaml
 from stages.recipe.recipe import Recipe, section_settings
 from stages.recipe.schema import result_settings, to_dict
 from stages.recipe.sections.frontier import Frontier
-from stages.recipe.variants import evaluation_overrides, list_variants, variant_settings
+from stages.recipe.variants import LENGTH_CONTROL, evaluation_overrides, list_variants, variant_settings
 from stages.runs.lineage import diff_from_defaults, find_stale_reasons
 from stages.runtime.manifest import read_record
 
@@ -29,7 +29,7 @@ def reasons(run: Path, name: str, section: str, overrides: dict) -> list[str]:
 
 @pytest.mark.parametrize(("name", "section", "overrides"), [
     ("frontier/ppo-kl-0_03", "ppo", PPO), ("frontier/evaluate", "evaluate", evaluation_overrides(RECIPE.frontier)),
-    ("ppo", "ppo", {})])
+    ("frontier/ppo-length", "ppo", LENGTH_CONTROL.overrides), ("ppo", "ppo", {})])
 def test_a_variant_with_its_own_settings_is_up_to_date(tmp_path, name, section, overrides):
     assert reasons(tmp_path, name, section, overrides) == []
 
@@ -63,6 +63,23 @@ def test_an_artifact_from_before_a_setting_is_up_to_date_while_its_value_changes
     assert stale_reasons(other, "prompt_template") == stale_reasons(other)
     assert section_settings(other, "ppo")["prompt_template"] == "none"
     assert stale_reasons(RECIPE, "epochs") == [f"ppo.epochs is 'absent', recipe.yaml says {RECIPE.ppo.epochs}"]
+
+
+def test_an_artifact_with_a_removed_setting_is_up_to_date_while_its_value_changed_nothing(tmp_path):
+    folder, removed = tmp_path / "ppo", {"sampling_engine": "own", "max_sampler_difference_nats": None,
+                                         "liger_kernels": "off", "cuda_graphs": False}
+    folder.mkdir()
+
+    def stale_reasons(recipe: dict, **settings) -> list[str]:
+        manifest = {"stage": "ppo", "config": result_settings(RECIPE.ppo) | removed | settings, "inputs": {}}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        return find_stale_reasons(read_record(folder), recipe)
+
+    recipe = to_dict(RECIPE)
+    assert stale_reasons(recipe) == stale_reasons(recipe | {"ppo": recipe["ppo"] | removed}) == []
+    assert diff_from_defaults(read_record(folder)) == []
+    assert stale_reasons(recipe, cuda_graphs=True) == ["ppo.cuda_graphs is True, recipe.yaml says 'absent'"]
+    assert stale_reasons(recipe, epochs=99) == [f"ppo.epochs is 99, recipe.yaml says {RECIPE.ppo.epochs}"]
 
 
 def test_a_run_that_is_named_frontier_has_no_variants(tmp_path):

@@ -59,6 +59,14 @@ def test_another_request_sets_the_begun_work_aside(tmp_path):
     assert (tmp_path / "a.set-aside-1" / "checkpoint").read_text() == "of x=1"
 
 
+def test_mistakes_that_left_no_work_are_not_set_aside(tmp_path):
+    for x in range(4):
+        with pytest.raises(ValueError), build(tmp_path / "a", REQUEST | {"config": {"x": x}}) as partial:
+            (partial / "traceback.txt").write_text("ValueError")
+            raise ValueError
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["a.partial"]
+
+
 def test_a_finished_artifact_of_another_request_is_not_overwritten(tmp_path):
     make(tmp_path / "a")
     with pytest.raises(ArtifactError, match=r"finished probe of other settings or inputs.*--force"):

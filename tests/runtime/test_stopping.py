@@ -1,6 +1,7 @@
-"""Ctrl-C and SIGTERM: one line, a checkpoint where there is one, exit codes 130 and 143, and nobody left behind."""
+"""Ctrl-C, SIGTERM, SIGHUP: one line, a checkpoint where there is one, exit codes 130, 143, 129, nobody left behind."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ if __name__ == "__main__":
 
 import atexit
 import os
+import pty
 import signal
 import time
 from pathlib import Path
@@ -80,17 +82,16 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_stage_that_has_no_checkpoint_to_save_stops_at_once_in_one_line(begin, number, code):
     process = begin("once")
     process.send_signal(number)
     _, lines = process.communicate(timeout=5)
     assert process.returncode == code
-    assert lines == (f"probe: stopped by {number.name}: the same command continues, in training from the last "
-                     f"checkpoint\n")
+    assert lines == f"probe: stopped by {number.name}: the same command continues\n"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_training_goes_on_to_its_checkpoint(begin, number, code):
     process = begin("checkpoint")
     process.send_signal(number)
@@ -102,6 +103,26 @@ def test_training_goes_on_to_its_checkpoint(begin, number, code):
     assert process.returncode == code
     assert lines.endswith(f"probe: stopped by {number.name} at step 12, with a checkpoint: the same command "
                           "continues\n")
+
+
+def test_a_closed_terminal_is_a_hangup_that_training_answers_with_its_checkpoint(tmp_path):
+    """What it writes to the terminal then fails."""
+    (tmp_path / "probe.py").write_text(PROGRAM)
+    (tmp_path / "base").mkdir()
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(ROOT)
+        os.execve(sys.executable, [
+            sys.executable, str(tmp_path / "probe.py"), "--base", str(tmp_path / "base"), "--out",
+            str(tmp_path / "out"), "--mode", "checkpoint"], os.environ | {"PYTHONPATH": str(ROOT)})
+    wait_for((tmp_path / "base/begun").exists)
+    os.close(terminal)
+    time.sleep(0.2)
+    assert is_alive(pid)
+    (tmp_path / "base/go-on").touch()
+    status = []
+    wait_for(lambda: status or status.extend(os.waitpid(pid, os.WNOHANG)) or status[0] or status.clear())
+    assert os.waitstatus_to_exitcode(status[1]) == 129
 
 
 def test_training_that_ends_before_it_can_stop_is_finished(begin):
@@ -119,7 +140,7 @@ def test_a_signal_while_the_command_line_is_loaded_is_one_line(tmp_path):
             "start.main('stages/merge.py')\n")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=20)
     assert done.returncode == 130 and done.stderr == (
-        "merge: stopped by SIGINT: the same command continues, in training from the last checkpoint\n")
+        "merge: stopped by SIGINT: the same command continues\n")
 
 
 def test_a_signal_in_the_exit_handlers_changes_nothing(begin):

@@ -44,7 +44,7 @@ def test_real_dump_counts(tmp_path, name, questions, answers):
 
 def test_a_folder_of_sites(tmp_path):
     metrics, records = make_posts(tmp_path / "posts", str(stackexchange_dumps.real_dump()), config=STRICT)
-    assert len(metrics["sites"]) == 7
+    assert len(metrics["sites"]) == 8
     assert [(r["site"], r["question_id"]) for r in records] == sorted((r["site"], r["question_id"]) for r in records)
 
 

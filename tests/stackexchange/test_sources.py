@@ -81,8 +81,9 @@ def unpack_refusal(path: str, folder: Path, table: str = "Posts") -> str:
 
 def test_real_dumps():
     sources = {source.site: source for source in find_sources([str(stackexchange_dumps.real_dump())])}
-    assert list(sources) == sorted(sources) and len(sources) == 7
-    assert {site for site, source in sources.items() if not source.votes} == {"matheducators.stackexchange.com"}
+    assert list(sources) == sorted(sources) and len(sources) == 8
+    assert {site for site, source in sources.items() if not source.votes} == {
+        "matheducators.stackexchange.com", "onstartups"}
     assert sources["economics-2012"].votes.path.endswith("economics-2012/votes.xml")
     beer = sources["beer.stackexchange.com"]
     assert beer.posts == Table(beer.name, "Posts") and beer.votes == Table(beer.name, "Votes")

@@ -9,7 +9,7 @@ import pytest
 
 from stages import base
 from stages.recipe.sections.models import Base
-from stages.stackexchange.pairs.split_sizes import NEEDED_QUESTIONS, check_split_sizes
+from stages.stackexchange.pairs.split_sizes import NEEDED_QUESTIONS, check_split_sizes, print_split_sizes
 from stages.stackexchange.pairs.table import SPLITS
 
 
@@ -45,6 +45,18 @@ def test_a_split_whose_share_is_0_is_not_wanted(tmp_path):
     check_split_sizes(save_pairs(tmp_path / "wanted", 5, 5, 0, 1, shares=shares))
     with pytest.raises(ValueError, match="rl has 0"):
         check_split_sizes(save_pairs(tmp_path / "all", 5, 5, 0, 1, shares=shares | {"rl_share": 1.0}))
+
+
+def test_pairs_prints_the_sizes_and_warns_of_those_that_are_too_small(capsys):
+    config = {"finetune_share": 3.0, "reward_share": 3.0, "rl_share": 0.0, "evaluation_share": 1.0}
+    metrics = {"pairs_by_split": dict(zip(SPLITS, (1500, 4, 0, 9), strict=True)),
+               "questions_by_split": dict(zip(SPLITS, (700, 1, 0, 5), strict=True))}
+    print_split_sizes(config, metrics)
+    assert capsys.readouterr().err.splitlines() == [
+        "pairs: finetune 1,500 pairs of 700 questions, reward 4 pairs of 1 questions, rl 0 pairs of 0 questions, "
+        "evaluation 9 pairs of 5 questions",
+        "pairs: warning: the reward split has 1 questions, and reward needs 2: take a larger dump, or raise "
+        "pairs.reward_share"]
 
 
 def test_the_base_stage_checks_first(tmp_path):

@@ -1,5 +1,7 @@
 """Memory: what is counted is what is there, and a microbatch that does not fit is halved (CORRECTNESS failure 20)."""
 
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -9,7 +11,6 @@ from transformers import DynamicCache
 from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
-from stages.runtime.environment import return_freed_memory
 from stages.training import memory, memory_estimate
 from tests.helpers import tiny_models
 
@@ -111,22 +112,33 @@ def test_the_table_is_aligned_and_in_units():
     ]
 
 
-def test_a_phase_is_measured_apart_from_the_others_and_the_run_as_a_whole(monkeypatch):
-    return_freed_memory()  # of earlier tests: a phase that takes it adds nothing to what is resident
-    costs = memory.dry_run({
-        "large": lambda: torch.ones(64 * MIB // 4).sum(), "small": lambda: torch.ones(16 * MIB // 4).sum()
-    })  # fmt: skip
-    large, small = costs["large"].peak_bytes, costs["small"].peak_bytes
-    assert 40 * MIB < large - small < 56 * MIB and costs["large"].seconds > 0
-    assert memory.peak_bytes() >= large > small
-    monkeypatch.setattr(memory, "CLEAR", memory.Path("/nowhere/clear_refs"))  # not permitted: never too low
-    with memory.track_peak_memory() as first:
-        torch.ones(64 * MIB // 4).sum()
-    with memory.track_peak_memory() as second:
-        pass
-    assert second.peak_bytes >= first.peak_bytes - MIB >= large - 8 * MIB  # the kernel counts pages a little late
-    monkeypatch.setattr(memory, "STATUS", memory.Path("/nowhere/status"))  # no /proc at all
-    assert 0.5 < memory._peak_since_reset() / second.peak_bytes < 2
+PHASES = """
+import torch
+from stages.training import memory
+from tests.training.test_memory import MIB
+
+costs = memory.dry_run({
+    "large": lambda: torch.ones(64 * MIB // 4).sum(), "small": lambda: torch.ones(16 * MIB // 4).sum()
+})
+large, small = costs["large"].peak_bytes, costs["small"].peak_bytes
+assert 40 * MIB < large - small < 56 * MIB and costs["large"].seconds > 0, (large, small)
+assert memory.peak_bytes() >= large > small
+memory.CLEAR = memory.Path("/nowhere/clear_refs")  # not permitted: never too low
+with memory.track_peak_memory() as first:
+    torch.ones(64 * MIB // 4).sum()
+with memory.track_peak_memory() as second:
+    pass
+# The kernel counts pages a little late.
+assert second.peak_bytes >= first.peak_bytes - MIB >= large - 8 * MIB, (second, first, large)
+memory.STATUS = memory.Path("/nowhere/status")  # no /proc at all
+assert 0.5 < memory._peak_since_reset() / second.peak_bytes < 2
+"""
+
+
+def test_a_phase_is_measured_apart_from_the_others_and_the_run_as_a_whole():
+    """In a process of its own: memory that earlier tests freed is reused, and a phase that takes it adds nothing."""
+    done = subprocess.run([sys.executable, "-c", PHASES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_phase_that_fails_still_costs():

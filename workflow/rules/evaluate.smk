@@ -1,5 +1,8 @@
 # Of each algorithm: its evaluation and its report. Those of PPO are called evaluate and report; of dpo, evaluate_dpo and report_dpo.
+# A control is one more policy of both: frontier.smk trains it.
 for ALGORITHM in algorithms.ALGORITHMS.values():
+
+    CONTROL_FOLDERS = [f"{RUN}/{control.folder(RECIPE)}" for control in CONTROLS if control.section == ALGORITHM.name]
 
     # On held-out questions: compare the reward model with cheap baselines, and the policy with base, SFT and best-of-n.
     rule:
@@ -10,6 +13,7 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
             base=rules.base.output,
             sft=MERGED["sft"],
             policy=ALGORITHM.policy_inputs(f"{RUN}/{ALGORITHM.result}/manifest.json"),
+            control=[f"{folder}-merged/manifest.json" for folder in CONTROL_FOLDERS],
             reward=MERGED["reward"],
             judge=JUDGE_MERGED,
             pairs=rules.pairs.output,
@@ -34,7 +38,7 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
             " --reward {input.reward:q} --judge {input.judge:q}"
             " --out {output:q}"
             " {params.processes}"
-            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
     # The report page, with its figures and metrics.
     rule:
@@ -48,7 +52,8 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
             reward=rules.reward.output,
             judge=JUDGE,
             policy=ALGORITHM.policy_inputs(f"{RUN}/{ALGORITHM.name}/manifest.json"),
-            merged=[MERGED[stage] for stage in ("sft", "reward", ALGORITHM.name) if stage in MERGED] + JUDGE_MERGED,
+            control=[f"{folder}/manifest.json" for folder in CONTROL_FOLDERS],
+            merged=[MERGED[stage] for stage in ("sft", "reward", ALGORITHM.name) if stage in MERGED] + [f"{folder}-merged/manifest.json" for folder in CONTROL_FOLDERS] + JUDGE_MERGED,
             evaluate=f"{RUN}/{ALGORITHM.folder('evaluate')}/manifest.json",
         output:
             manifest=f"{RUN}/{ALGORITHM.folder('report')}/manifest.json",
@@ -68,7 +73,7 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
             "python -m stages.report --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
             " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --judge {input.judge:q}"
             " {params.policy:q} --merged {input.merged:q} --evaluate {input.evaluate:q} --out {output.manifest:q}"
-            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # Of several seeds: a report on all of them, with the evaluation of each.
@@ -93,6 +98,6 @@ if SEEDS.recipes:
                 "../../environment.yml"
             shell:
                 "python -m stages.pool_seeds --recipe {params.recipe:q} --evaluate {input.evaluate:q} --out {output:q}"
-                " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+                " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
         POOLED[ALGORITHM.name] = [f"{ROOT}/{ALGORITHM.folder('seeds')}/manifest.json"]

@@ -1,19 +1,22 @@
 # Ways to align, compared at equal KL: further trainings of some algorithms, one evaluation of all, one page.
+# The control that PPO may have in its own evaluation is trained and merged here, too.
 VARIANTS = variants.list_variants(RECIPE.frontier)
+OWN_TRAININGS = variants.list_own_trainings(RECIPE, VARIANTS + CONTROLS)
 TRAINED = {variant.key: f"{RUN}/{variant.folder(RECIPE)}/manifest.json" for variant in VARIANTS}
 TRAINED_MERGED = {variant.key: f"{RUN}/{variant.folder(RECIPE)}-merged/manifest.json" for variant in VARIANTS}
 
 # A variant with other settings than the run's own training: frontier_ppo_kl_0_03, ... A shell command is made when its job
 # runs, after the loop: what differs by rule must be in params.
-for VARIANT in variants.list_own_trainings(RECIPE, VARIANTS):
+for VARIANT in OWN_TRAININGS:
 
     rule:
         name:
             f"frontier_{VARIANT.key}"
         input:
             **dict(getattr(rules, f"{VARIANT.section}_train").input.items()),
+            **VARIANT.further_inputs(RUN),
         output:
-            TRAINED[VARIANT.key],
+            f"{RUN}/{VARIANT.folder(RECIPE)}/manifest.json",
         log:
             f"{RUN}/logs/frontier-{VARIANT.name}.log",
         params:
@@ -24,7 +27,7 @@ for VARIANT in variants.list_own_trainings(RECIPE, VARIANTS):
             options=variants.format_options(VARIANT.overrides),
             launcher=PLACEMENT.launcher,
             processes=PLACEMENT.options,
-        threads: THREADS_SIDE_BY_SIDE
+        threads: POLICY_THREADS
         resources:
             **PLACEMENT.resources,
         conda:
@@ -32,7 +35,7 @@ for VARIANT in variants.list_own_trainings(RECIPE, VARIANTS):
         shell:
             "{params.launcher} python -m stages.{params.program} --recipe {params.recipe:q} {params.inputs:q} --out {output:q}"
             " {params.options:q} {params.processes}"
-            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # The adapter of a variant, merged.
@@ -49,13 +52,13 @@ rule frontier_merge:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "merge"),
     wildcard_constraints:
-        variant="|".join(variant.name for variant in VARIANTS),
+        variant="|".join(variant.name for variant in [*VARIANTS, *OWN_TRAININGS]),
     threads: THREADS
     conda:
         "../../environment.yml"
     shell:
         "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # All policies on the same held-out questions.
@@ -88,7 +91,7 @@ rule frontier_evaluate:
         " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --judge {input.judge:q}"
         f" {' '.join(variant.policy_flag for variant in VARIANTS)}"
         " --out {output:q} {params.options:q} {params.processes}"
-        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # The page, of one seed or of all.
@@ -107,7 +110,7 @@ rule frontier_page:
         "../../environment.yml"
     shell:
         "python -m stages.frontier --recipe {params.recipe:q} --evaluate {input.evaluate:q} --trained {input.trained:q} --out {output:q}"
-        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 rule frontier:

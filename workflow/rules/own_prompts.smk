@@ -14,7 +14,7 @@ rule base:
         "../../environment.yml"
     shell:
         "python -m stages.base --recipe {params.recipe:q} --out {output:q}"
-        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # ppo_train, rloo_train, grpo_train: from the base, with no reward model.
@@ -44,7 +44,7 @@ for ALGORITHM in OWN.values():
         shell:
             "{params.launcher} python -m stages.{params.program} --recipe {params.recipe:q} --policy {input.policy:q} --prompts {input.prompts:q} --out {output:q}"
             " {params.processes}"
-            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 rule merge:
@@ -66,7 +66,7 @@ rule merge:
         "../../environment.yml"
     shell:
         "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --prompts {input.prompts:q} --out {output:q}"
-        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # On held-out prompts: compare each policy with the base that it started from, and with best-of-n of it.
@@ -98,7 +98,7 @@ for ALGORITHM in OWN.values():
             "{params.launcher} python -m stages.evaluate_prompts --recipe {params.recipe:q} --base {input.base:q}"
             " {params.policy:q} --file {input.prompts:q} --out {output:q}"
             " {params.processes}"
-            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
     # The report page, with its figures and metrics.
     rule:
@@ -123,7 +123,7 @@ for ALGORITHM in OWN.values():
         shell:
             "python -m stages.report --recipe {params.recipe:q} --base {input.base:q} {params.policy:q}"
             " --merged {input.merged:q} --evaluate {input.evaluate:q} --out {output.manifest:q}"
-            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # Targets: ppo, rloo, grpo.

@@ -19,7 +19,7 @@ rule base:
     shell:
         "{params.launcher} python -m stages.base --recipe {params.recipe:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
-        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # Supervised fine-tuning on the better answers.
@@ -44,7 +44,7 @@ rule sft:
     shell:
         "{params.launcher} python -m stages.sft --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
-        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # Reward model on pairs of answers.
@@ -69,7 +69,7 @@ rule reward:
     shell:
         "{params.launcher} python -m stages.reward --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
-        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # Another reward model, on the questions that PPO has only the prompts of: it judges where no gold score is known.
@@ -94,7 +94,7 @@ rule judge:
     shell:
         "{params.launcher} python -m stages.judge --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
-        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # Policy optimisation by PPO. (The target ppo is everything, up to the report.)
@@ -120,7 +120,7 @@ rule ppo_train:
     shell:
         "{params.launcher} python -m stages.ppo --recipe {params.recipe:q} --policy {input.policy:q} --reward {input.reward:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
-        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # Its siblings: dpo_train, rloo_train, ... Each has a program and a section of the recipe of its name.
@@ -150,7 +150,7 @@ for ALGORITHM in algorithms.SIBLINGS.values():
         shell:
             "{params.launcher} python -m stages.{params.program} --recipe {params.recipe:q} {params.inputs:q} --out {output:q}"
             " {params.processes}"
-            " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # The adapter that a stage has trained, merged into the weights that it was trained on.
@@ -173,7 +173,7 @@ rule merge:
         "../../environment.yml"
     shell:
         "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | (trap '' INT TERM; tee -a {log:q} || true)"
+        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
 
 
 # Targets: sft_merged, reward_merged, judge_merged, and those of the algorithms, as ppo_merged.

@@ -44,7 +44,7 @@ def random_llama(model):
 def networks(shape: workload.Shape) -> tuple:
     """Build policy, reference, reward and value model."""
     sizes = {"vocab_size": shape.vocabulary, "num_layers": shape.layers, "num_heads": shape.heads,
-             "num_kv_heads": shape.heads, "embed_dim": shape.width, "max_seq_len": shape.positions,
+             "num_kv_heads": shape.key_heads or shape.heads, "embed_dim": shape.width, "max_seq_len": shape.positions,
              "intermediate_dim": shape.intermediate}
 
     def language_model():

@@ -1,7 +1,8 @@
 """Time legacy TRL's PPOTrainer (0.11.4), used as in StackLLaMA's rl_training.py, in its own environment.
 
 Generation batch: 4 is PPOTrainer.generate's default, as in the published script; the whole batch is faster.
-PEER_F32=medium and PEER_ATTN=eager tune it for a CPU. On an accelerator the base is bf16.
+PEER_F32=medium and PEER_ATTN=eager tune it for a CPU. --precision bf16 gives it bf16 weights, as on an accelerator, and
+mixed gives it fp32 weights with accelerate's mixed precision.
 """
 
 import os
@@ -20,9 +21,9 @@ PACKAGES = ("trl", "transformers", "peft", "torch", "accelerate", "datasets")
 ACCELERATED = torch.cuda.is_available()
 
 
-def load(shape: workload.Shape, tokenizer):
+def load(shape: workload.Shape, tokenizer, precision: str):
     """Load the policy with its value head, and the reward model as a pipeline on text."""
-    dtype = torch.bfloat16 if ACCELERATED else torch.float32
+    dtype = torch.bfloat16 if ACCELERATED or precision == "bf16" else torch.float32
     options = {"attn_implementation": os.environ["PEER_ATTN"]} if "PEER_ATTN" in os.environ else {}
     with tempfile.TemporaryDirectory() as folder:
         workload.language_model(shape).to(dtype).save_pretrained(f"{folder}/lm")
@@ -35,22 +36,23 @@ def load(shape: workload.Shape, tokenizer):
     return model, scorer
 
 
-def build_trainer(shape: workload.Shape, steps: int, model, tokenizer) -> PPOTrainer:
+def build_trainer(shape: workload.Shape, steps: int, model, tokenizer, precision: str) -> PPOTrainer:
     rows = [prompt for step in workload.prompts(shape, 1 + steps) for prompt in step]
     data = Dataset.from_dict({"input_ids": rows, "query": tokenizer.batch_decode(rows)}).with_format("torch")
     config = PPOConfig(model_name="x", learning_rate=workload.LEARNING_RATE, batch_size=shape.batch,
                        mini_batch_size=shape.minibatch, gradient_accumulation_steps=1, ppo_epochs=shape.epochs, seed=0,
-                       init_kl_coef=workload.KL_COEFFICIENT, adap_kl_ctrl=True, optimize_cuda_cache=True)
+                       init_kl_coef=workload.KL_COEFFICIENT, adap_kl_ctrl=True, optimize_cuda_cache=True,
+                       accelerator_kwargs={"mixed_precision": "bf16"} if precision == "mixed" else {})
     return PPOTrainer(config, model, ref_model=None, tokenizer=tokenizer, dataset=data,
                       data_collator=lambda rows: {name: [row[name] for row in rows] for name in rows[0]})
 
 
 def main() -> None:
-    arguments = workload.parse_worker_arguments(__doc__, generation_batch=(int, 4))
+    arguments = workload.parse_worker_arguments(__doc__, generation_batch=(int, 4), precision=(str, "fp32"))
     shape, tokenizer = arguments.shape, workload.word_tokenizer(arguments.shape)
-    model, scorer = load(shape, tokenizer)
+    model, scorer = load(shape, tokenizer, arguments.precision)
     clock = workload.Clock()
-    trainer = build_trainer(shape, arguments.steps, model, tokenizer)
+    trainer = build_trainer(shape, arguments.steps, model, tokenizer, arguments.precision)
     trainer.batched_forward_pass = clock.wrap(
         trainer.batched_forward_pass, lambda _: "optimise" if torch.is_grad_enabled() else "old and reference")
     trainer.train_minibatch = clock.wrap(trainer.train_minibatch, lambda _: "optimise")

@@ -88,7 +88,7 @@ def default_model(controller: ChatController, index: int) -> str:
 
 def _add_settings(controller: ChatController, defaults: dict) -> list[gr.Slider]:
     max_tokens = max(1, min(max(MAX_TOKENS, defaults["most_tokens"]), controller.models.max_positions - 1))
-    with gr.Row():
+    with gr.Accordion("Settings", open=False, elem_id="settings"), gr.Row():
         return [
             gr.Slider(0, max(MAX_TEMPERATURE, defaults["temperature"]), defaults["temperature"], step=0.05,
                       label="Temperature (0: greedy)", min_width=220, elem_id="temperature"),

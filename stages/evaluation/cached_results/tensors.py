@@ -1,7 +1,6 @@
 """Compute tensors, unless an earlier evaluation of the run has computed the same."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -10,7 +9,6 @@ from safetensors.torch import load, save
 from stages.distributed import group
 from stages.evaluation.cached_results.files import ResultFiles
 from stages.modeling.load import resolve_cpu_kernels
-from stages.modeling.replaced_layers.kernels import Kernels
 from stages.runtime.artifact import digest
 from stages.runtime.environment import describe_environment, digest_code
 from stages.runtime.stage_lines import print_line
@@ -31,11 +29,11 @@ class CachedResults:
         self.used = self.computed = 0
 
     @classmethod
-    def of_run(cls, run_folder: Path, kernels: Kernels) -> "CachedResults":
+    def of_run(cls, run_folder: Path, cpu_kernels: str) -> "CachedResults":
         """Use the results that are stored in a run's folder."""
-        resolve_cpu_kernels(kernels.cpu_kernels)  # so that the environment has them
+        resolve_cpu_kernels(cpu_kernels)  # so that the environment has them
         environment = describe_environment()
-        return cls(ResultFiles(run_folder / CACHE), code=digest_code(), **asdict(kernels),
+        return cls(ResultFiles(run_folder / CACHE), code=digest_code(), cpu_kernels=cpu_kernels,
                    environment={name: environment.get(name) for name in ENVIRONMENT})
 
     def compute(self, kind: str, model: Path, compute: Callable[[], dict[str, torch.Tensor]], **depends_on: object

@@ -9,7 +9,6 @@ import torch
 
 from stages.evaluation.own_prompts.trained_policies import PolicyTraining
 from stages.modeling.adapters import is_adapter
-from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.checked_models import reward_artifact
@@ -29,10 +28,10 @@ class TrainedReward:
     """
 
     def __init__(self, training: PolicyTraining, tokenizer, *, precision: str, batch_texts: int,
-                 kernels: Kernels = TORCH_ONLY):
+                 cpu_kernels: str = "off"):
         self.batch_texts = batch_texts
         load_models = partial(_load_merged, reward=training.reward and Path(training.reward), precision=precision,
-                              batch_rows=batch_texts, kernels=kernels)
+                              batch_rows=batch_texts, cpu_kernels=cpu_kernels)
         self._shaper = RewardShaper(
             [function for entry in training.rewards for function in load_reward_functions(
                 **entry, precision=precision, pairs=None, load_models=load_models)],

@@ -72,10 +72,12 @@ inline Vector mask_scores(Vector scores, const Block &block, int64_t key, int64_
     return (number >= int32_t(ahead)) & (number < oldest) ? scores : broadcast(-INFINITY);
 }
 
-// Replace scores [keys, BLOCK] by exp(score - the query's maximum); max_scores, sums [BLOCK].
+// Replace scores [keys, BLOCK] by exp(score - the query's maximum); max_scores, sums [BLOCK]. Each sum is added up in
+// PARTS parts, of every PARTS-th key of the row: with SIMD_WIDTH of them in the order of decode.cpp's.
+template <int PARTS>
 void exponentials(float *scores, const Block &block, float *max_scores, float *sums) {
     for (int64_t lane = 0; lane < BLOCK; lane += SIMD_WIDTH) {
-        Vector max_score = broadcast(-INFINITY), sum = {};
+        Vector max_score = broadcast(-INFINITY), parts[PARTS] = {};
         for (int64_t key = 0; key < block.keys; key++) {
             Vector result = mask_scores(load(scores + key * BLOCK + lane), block, key, lane);
             max_score = result > max_score ? result : max_score;
@@ -83,11 +85,13 @@ void exponentials(float *scores, const Block &block, float *max_scores, float *s
         }
         for (int64_t key = 0; key < block.keys; key++) {
             Vector result = exponential(load(scores + key * BLOCK + lane) - max_score);
-            sum += result;
+            parts[(block.first_key + key) % PARTS] += result;
             store(scores + key * BLOCK + lane, result);
         }
+        for (int half = PARTS / 2; half; half /= 2)
+            for (int i = 0; i < half; i++) parts[i] += parts[i + half];
         store(max_scores + lane, max_score);
-        store(sums + lane, sum);
+        store(sums + lane, parts[0]);
     }
 }
 
@@ -112,6 +116,7 @@ void scores_backward(float *weights, float *grad_scores, const Block &block, con
 template <class T>
 void forward(View query, View key, View value, View out, float *max_scores, float *sums, int64_t tokens,
              const RowIndex &rows, int64_t first_head, int64_t end_head) {
+    constexpr bool IN_ORDER = ADDS_IN_ORDER<T>;
     for (int64_t r = 0; r < rows.num_rows; r++) {
         Row row(rows, r);
         int64_t stride = row.stride;
@@ -129,11 +134,11 @@ void forward(View query, View key, View value, View out, float *max_scores, floa
                     int64_t first_key = block.first_key * stride;
                     gather<T>(queries, row, {query, head}, first, block.count, rows.scaling);
                     transpose(columns, row, queries, block.count);
-                    multiply(scores, BLOCK, {keys + first_key, stride, 1}, columns, BLOCK, block.keys, BLOCK,
-                             row.width);
-                    exponentials(scores, block, max_score, sum);
-                    multiply(result, stride, {scores, 1, BLOCK}, values + first_key, stride, block.count, stride,
-                             block.keys);
+                    multiply<IN_ORDER>(scores, BLOCK, {keys + first_key, stride, 1}, columns, BLOCK, block.keys, BLOCK,
+                                       row.width);
+                    exponentials<IN_ORDER ? SIMD_WIDTH : 1>(scores, block, max_score, sum);
+                    multiply<IN_ORDER>(result, stride, {scores, 1, BLOCK}, values + first_key, stride, block.count,
+                                       stride, block.keys);
                     for (int64_t i = 0; i < block.count; i++) {
                         int64_t index = head * tokens + row.tokens[first + i];
                         max_scores[index] = max_score[i];

@@ -30,6 +30,9 @@ SIGNATURES = {
     "swiglu_backward": "pppppi",
     "apply_rotary": "VppViiii",
     "log_softmax": "pppii",
+    "dropout": "ppiifi",
+    "pack_linear": "ppii",
+    "linear": "pppii",
 }
 
 

@@ -23,7 +23,9 @@ from stages.runtime.files import atomic_path, hash_file, write_text
 from stages.runtime.stage_lines import print_line
 
 FOLDER = Path(__file__).parent
-SOURCES = tuple(FOLDER / name for name in ("attention.cpp", "decode.cpp", "layers.cpp", "softmax.cpp"))
+SOURCES = tuple(
+    FOLDER / name
+    for name in ("attention.cpp", "decode.cpp", "dropout.cpp", "layers.cpp", "linear.cpp", "softmax.cpp"))
 HEADERS = tuple(FOLDER / name for name in ("matmul.h", "row_ranges.h", "simd.h"))
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")

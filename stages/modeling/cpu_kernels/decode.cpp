@@ -29,10 +29,17 @@ float exponentials(float *scores, int64_t first, int64_t end) {
     return reduce_sum(sums);
 }
 
+// In order, the quotient is that of attention.cpp, a product with the inverse.
+template <bool IN_ORDER>
+inline Vector divide(Vector result, float sum) {
+    return IN_ORDER ? result * (1 / sum) : result / sum;
+}
+
 // Per row and key head: keys [width, columns], values [columns, stride].
 template <class T>
 void decode(View query, View out, const T *keys, const T *values, const int64_t *lengths, int64_t heads,
             int64_t columns, const RowIndex &rows, int64_t first_head, int64_t end_head) {
+    constexpr bool IN_ORDER = ADDS_IN_ORDER<T>;
     int64_t stride = round_up(rows.width), groups = rows.groups;
     Scratch scratch(groups * (columns + 2 * stride + 1));
     float *scores = scratch.take(groups * columns), *queries = scratch.take(groups * stride);
@@ -47,15 +54,16 @@ void decode(View query, View out, const T *keys, const T *values, const int64_t 
                 for (int64_t w = 0; w < rows.width; w += SIMD_WIDTH)
                     store(queries + i * stride + w,
                           rows.scaling * load(Head<T>(query, key_head * groups + i).at(row) + w, rows.width - w));
-            multiply(scores, columns, {queries, stride, 1}, keys + cell * rows.width * columns + first_column, columns,
-                     groups, count, rows.width);
+            multiply<IN_ORDER>(scores, columns, {queries, stride, 1},
+                               keys + cell * rows.width * columns + first_column, columns, groups, count, rows.width);
             for (int64_t i = 0; i < groups; i++)
                 sums[i] = exponentials(scores + i * columns, first_visible, length - first_column);
-            multiply(result, stride, {scores, columns, 1}, values + (cell * columns + first_column) * stride, stride,
-                     groups, stride, length - first_column);
+            multiply<IN_ORDER>(result, stride, {scores, columns, 1}, values + (cell * columns + first_column) * stride,
+                               stride, groups, stride, length - first_column);
             for (int64_t i = 0; i < groups; i++)
                 for (int64_t w = 0; w < rows.width; w += SIMD_WIDTH)
-                    store(Head<T>(out, key_head * groups + i).at(row) + w, load(result + i * stride + w) / sums[i],
+                    store(Head<T>(out, key_head * groups + i).at(row) + w,
+                          divide<IN_ORDER>(load(result + i * stride + w), sums[i]),
                           rows.width - w);
         }
 }

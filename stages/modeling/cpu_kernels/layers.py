@@ -22,7 +22,7 @@ from transformers.models.llama import modeling_llama
 
 from stages.modeling.cpu_kernels.bindings import apply, call, views
 from stages.modeling.cpu_kernels.build import supports
-from stages.modeling.replaced_layers.equivalence import (
+from stages.modeling.cpu_kernels.equivalence import (
     TOLERANCE,
     bytecode,
     random_states,

@@ -3,6 +3,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 constexpr int SIMD_WIDTH = 16;
@@ -22,6 +27,18 @@ constexpr int64_t MIN_PARALLEL_VALUES = 1 << 15;  // fewer values are left to on
 
 inline Vector broadcast(float value) { return value - Vector{}; }
 inline int64_t round_up(int64_t count) { return (count + SIMD_WIDTH - 1) / SIMD_WIDTH * SIMD_WIDTH; }
+
+// a * b + c, rounded once where the processor can. Left to the compiler, one loop rounds once and another twice: GCC
+// avoids chains of fused products for Zen 2 and 3, and decoding then differs from the packed pass in the last bit.
+inline Vector multiply_add(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
 
 inline Vector load(const float *from) { return *reinterpret_cast<const Vector *>(from); }
 inline Vector load(const BFloat16 *from) {
@@ -73,14 +90,13 @@ inline float reduce_max(Vector values) {
 // e^x for x <= 0, within 2 units in the last place; 0 below -87; NaN stays NaN. Cephes' polynomial.
 inline Vector exponential(Vector x) {
     const float shift = 12582912;  // 1.5 * 2^23: a number added to it is rounded to an integer, in its last bits
-    Vector power = x * 1.44269504f + shift;
-    Vector rest = x - (power - shift) * 0.693359375f + (power - shift) * 2.12194440e-4f;
-    Vector sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    sum = sum * (rest * rest) + rest + 1;
+    Vector power = multiply_add(x, broadcast(1.44269504f), broadcast(shift)), whole = power - shift;
+    Vector rest = multiply_add(whole, broadcast(-0.693359375f), x);
+    rest = multiply_add(whole, broadcast(2.12194440e-4f), rest);
+    Vector sum = broadcast(1.9875691500e-4f);
+    for (float coefficient : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        sum = multiply_add(sum, rest, broadcast(coefficient));
+    sum = multiply_add(sum, rest * rest, rest) + 1;
     Vector result = (Vector)((Bits)sum + ((Bits)power << 23));
     return x >= broadcast(-87) ? result : x < broadcast(-87) ? Vector{} : x;
 }

@@ -37,7 +37,6 @@ from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.pretrained import load_adapter
 from stages.modeling.q_heads.files import copy_q_heads, has_q_heads
 from stages.modeling.q_heads.shifted_output import shift_by_folder
-from stages.modeling.replaced_layers.kernels import TORCH_ONLY, Kernels
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
 from stages.runtime.artifact import MANIFEST, read_manifest
 from stages.runtime.disk_space import check_free_space
@@ -55,12 +54,12 @@ class CausalTarget:
         examples: with `prompt` and `answers` as token ids, and `pairs` of (better, worse) indices.
     """
 
-    def __init__(self, examples: Sequence, kernels: Kernels = TORCH_ONLY, precision: str = "fp32"):
-        self.examples, self.kernels, self.precision = examples, kernels, precision
+    def __init__(self, examples: Sequence, cpu_kernels: str = "off", precision: str = "fp32"):
+        self.examples, self.cpu_kernels, self.precision = examples, cpu_kernels, precision
 
     def load(self, folder: Path) -> PreTrainedModel:
         """Load a whole model in the precision of the checks."""
-        return load_causal(folder, precision=self.precision, kernels=self.kernels)
+        return load_causal(folder, precision=self.precision, cpu_kernels=self.cpu_kernels)
 
     def prepare(self, model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrainedModel:
         """Return the model that `adapter` goes on: `base`, or `model`, the merge so far; with a row for every token.
@@ -160,7 +159,7 @@ def _merge_adapters(base: Path, adapters: list[Path], target: CausalTarget
                     ) -> tuple[PreTrainedModel, dict, list[AdapterLayers]]:
     """Merge every adapter into the base, in fp32; return the model, the report so far and the adapters' layers."""
     model, differences, layers, before, adapter_layers = None, [], [], {}, []
-    language_model = CausalTarget(target.examples, target.kernels, target.precision)
+    language_model = CausalTarget(target.examples, target.cpu_kernels, target.precision)
     for adapter in adapters:
         is_last = adapter == adapters[-1]
         model = (target if is_last else language_model).prepare(model, base, adapter)

@@ -18,7 +18,7 @@ def mlp_at_positions(backbone: nn.Module, positions: torch.Tensor, tokens: int) 
     """Make forward passes over `tokens` tokens [1, N, D] correct at `positions` [M] only, for as long as this is open.
 
     All positions are computed in a family whose layers have no `mlp` (OPT) and in layers that are compiled or
-    recomputed (layer_calls.Layers, Transformers): hooks would force a compilation, or be gone at recomputation.
+    recomputed (layer_calls.LayerCalls, Transformers): hooks would force a compilation, or be gone at recomputation.
     """
     layers = [layer for layer in backbone.modules() if hasattr(layer, "mlp")]
     if not layers or "forward" in vars(layers[-1]) or getattr(layers[-1], "gradient_checkpointing", False):

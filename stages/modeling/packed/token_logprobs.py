@@ -14,6 +14,7 @@ from stages.modeling.cpu_kernels.build import supports
 from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import pack_responses, round_up_tokens
+from stages.modeling.torch_setup import without_autocast
 from stages.runtime.progress import Progress
 
 # In memory at once; on a CPU what fits its cache. meta: the shapes of a GPU (planning/).
@@ -51,16 +52,6 @@ def selective_log_softmax(
             allowed = None if allowed_token_ids is None else allowed_token_ids[span]
             chunks.append(checkpoint(_logprobs, layer, hidden[span], ids, temperature, allowed, use_reentrant=False))
     return torch.cat(chunks) if chunks else hidden.float().sum(-1)  # no token, but the graph of the forward pass
-
-
-@torch.no_grad()
-def token_entropies(layer: nn.Module, hidden: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Compute the entropy [N] of softmax(layer(hidden) / temperature), in nats, fp32."""
-    entropies = []
-    for states in hidden.split(logits_chunk_tokens(layer, hidden.device)):
-        logprobs = torch.log_softmax(layer(states).float() / temperature, -1)
-        entropies.append(entropy(logprobs.exp(), logprobs))
-    return torch.cat(entropies)
 
 
 def entropy(probabilities: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
@@ -106,7 +97,7 @@ class _FrozenLayer(torch.autograd.Function):
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         weight = weight.to(dtype)
-        with torch.autocast(kind, enabled=False):
+        with without_autocast(hidden):
             logits = functional.linear(states.to(dtype), weight, None if bias is None else bias.to(dtype)).float()
             logits = logits if temperature == 1 else logits.div_(temperature)
             logprobs = _softmax_(logits, token_ids, cpu_kernels)

@@ -4,13 +4,10 @@ from dataclasses import dataclass
 
 from stages.recipe.checks import (
     CpuKernels,
-    LigerKernels,
     LogTo,
     Precision,
     check_log_to,
     cpu_kernels_setting,
-    cuda_graphs_setting,
-    liger_kernels_setting,
     log_to_setting,
 )
 from stages.recipe.ranges import BATCH, COUNT, SEED, Range
@@ -34,8 +31,6 @@ class BestOfN(RewardSettings):
     precision: Precision = setting("bf16", "precision of policy and reward model [ours]")
     bootstrap_samples: int = setting(1000, "bootstrap samples of each 95 % interval [ours]", within=COUNT)
     cpu_kernels: CpuKernels = cpu_kernels_setting()
-    liger_kernels: LigerKernels = liger_kernels_setting()
-    cuda_graphs: bool = cuda_graphs_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of prompts, sampling and intervals [ours]", within=SEED)
 

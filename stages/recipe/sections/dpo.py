@@ -5,7 +5,6 @@ from typing import Literal
 
 from stages.recipe.checks import (
     CpuKernels,
-    LigerKernels,
     LogTo,
     Precision,
     Sharding,
@@ -14,7 +13,6 @@ from stages.recipe.checks import (
     check_log_to,
     check_sharding,
     cpu_kernels_setting,
-    liger_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
     sharding_setting,
@@ -77,7 +75,6 @@ class Dpo:
         None, "stop after this many evaluations without a lower validation loss; null: never [script]", within=COUNT)
     sharding: Sharding = sharding_setting()
     cpu_kernels: CpuKernels = cpu_kernels_setting()
-    liger_kernels: LigerKernels = liger_kernels_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the initial adapter, the data order and dropout [script]", within=SEED)
 

@@ -5,11 +5,8 @@ from typing import Literal
 
 from stages.recipe.checks import (
     CpuKernels,
-    LigerKernels,
     Precision,
     cpu_kernels_setting,
-    cuda_graphs_setting,
-    liger_kernels_setting,
 )
 from stages.recipe.ranges import BATCH, COUNT, COUNT_OR_NONE, SEED, TEMPERATURE, TOKENS, Range
 from stages.recipe.schema import setting
@@ -47,12 +44,13 @@ class Evaluate:
     train_judge: Literal["auto", "always", "none"] = setting(
         "auto", "when to train a judge, a held-out reward model of another seed and other questions: 'auto', if `gold` "
         "is null; 'always'; 'none', never [ours]")
+    length_control: bool = setting(
+        False, "train, beside PPO, a PPO that is paid for the length of its answers alone and ends at about the same "
+        "KL, and say how much of PPO's gain is at equal length [Singhal et al. 2023]", absent_means=False)
     scorers: tuple[str, ...] = setting(
         (), "more scores of all policies, as sources in ppo.rewards that read text: 'package.module:function', "
         "has_code, ...; in the verdict, a rise in one counts as a rise in reward [ours]")
     cpu_kernels: CpuKernels = cpu_kernels_setting()
-    liger_kernels: LigerKernels = liger_kernels_setting()
-    cuda_graphs: bool = cuda_graphs_setting()
     cache: bool = setting(
         True, "take samples, log-probabilities and rewards of the same models, inputs, settings and code from .cache/ "
         "in the run's folder, where earlier evaluations stored them [ours]", affects_result=False)

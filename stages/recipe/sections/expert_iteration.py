@@ -5,15 +5,12 @@ from typing import Literal
 
 from stages.recipe.checks import (
     CpuKernels,
-    LigerKernels,
     LogTo,
     Precision,
     check_divides,
     check_full_precision,
     check_log_to,
     cpu_kernels_setting,
-    cuda_graphs_setting,
-    liger_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
 )
@@ -71,8 +68,6 @@ class ExpertIteration(RewardSettings):
     patience_rounds: int | None = setting(
         1, "stop after this many rounds without a better validation_selection_score; null: never [ours]", within=COUNT)
     cpu_kernels: CpuKernels = cpu_kernels_setting()
-    liger_kernels: LigerKernels = liger_kernels_setting()
-    cuda_graphs: bool = cuda_graphs_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the adapter, prompts, sampling and the data order [ours]", within=SEED)
 

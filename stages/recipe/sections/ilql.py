@@ -5,14 +5,12 @@ from typing import Literal
 
 from stages.recipe.checks import (
     CpuKernels,
-    LigerKernels,
     LogTo,
     Precision,
     check_divides,
     check_full_precision,
     check_log_to,
     cpu_kernels_setting,
-    liger_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
 )
@@ -79,7 +77,6 @@ class Ilql:
         within=COUNT_OR_NONE)
     evaluate_every_steps: int = setting(100, "steps between evaluations [trlX]", within=COUNT)
     cpu_kernels: CpuKernels = cpu_kernels_setting()
-    liger_kernels: LigerKernels = liger_kernels_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the initial adapter and heads, the data order and dropout [ours]", within=SEED)
 

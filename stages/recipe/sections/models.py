@@ -64,7 +64,7 @@ class Scratch:
 class Base:
     """The pretrained base model."""
 
-    model: str = setting("huggyllama/llama-7b", "hub id, local folder, or 'scratch' [paper: LLaMA 7B]")
+    model: str = setting("huggyllama/llama-7b", "hub id, local folder, .gguf file, or 'scratch' [paper: LLaMA 7B]")
     revision: str | None = setting(None, "commit or tag of a hub model; null: the newest [ours]")
     scratch: Scratch = setting(Scratch(), "used only if model is 'scratch'")
     save_every_minutes: float | None = save_every_minutes_setting()

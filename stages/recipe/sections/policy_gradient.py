@@ -5,19 +5,14 @@ from typing import Literal
 
 from stages.recipe.checks import (
     CpuKernels,
-    LigerKernels,
     LogTo,
     Precision,
-    SamplingEngine,
     Sharding,
     check_divides,
     check_full_precision,
     check_log_to,
-    check_sampling_engine,
     check_sharding,
     cpu_kernels_setting,
-    cuda_graphs_setting,
-    liger_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
     sharding_setting,
@@ -84,13 +79,6 @@ class PolicyGradient(RewardSettings):
     top_p: float = setting(
         1.0, "of those, keep the most likely tokens up to this total probability; 1: all; needs top_k [script]",
         within=Range(0, 1, above=True))
-    sampling_engine: SamplingEngine = setting(
-        "own", "what samples the rollouts: 'own', this project's sampler; 'transformers', its continuous batching; "
-        "'vllm', which needs a GPU and the package; old log-probabilities are the policy's in any case [ours]",
-        absent_means="own")
-    max_sampler_difference_nats: float | None = setting(
-        None, "stop above this mean difference of the engine's log-probabilities from the policy's, nats per token; "
-        "null: 0.001 in fp32, 0.05 in mixed and bf16, 0.1 in int8 and nf4 [ours]", within=POSITIVE, absent_means=None)
     learning_rate: float = setting(1.4e-5, "learning rate [run]", within=LEARNING_RATE)
     learning_rate_decay: bool = setting(
         False, "decay the learning rate linearly to 0 over the run [N implementation details; script: off]")
@@ -114,9 +102,18 @@ class PolicyGradient(RewardSettings):
     max_ratio: float = setting(
         10.0, "skip and count a minibatch with a mean probability ratio above this [TRL default]",
         within=Range(1, 10**6))
-    reward_scaling: Literal["none", "model", "running"] = setting(
+    max_sampler_ratio: float | None = setting(
+        2.0, "where old log-probabilities are of a forward pass that rounds differently from the sampler (int8, nf4, "
+        "bf16 without the CPU kernels): weight the policy loss by the ratio of old to sampler's probability, at most "
+        "this; null: no weights [Yao et al. 2025, truncated importance sampling]", within=Range(1, 10**6),
+        absent_means=2.0)
+    reward_scaling: Literal["none", "model", "running", "start"] = setting(
         "none", "divide rewards by a standard deviation: 'model', of the reward model's scores of reference answers; "
-        "'running', of all rollouts so far [script: none; TRL, trlX: either]")
+        "'running', of all rollouts so far; 'start', of the answers to the validation prompts before training, whose "
+        "mean is subtracted, too [script: none; TRL, trlX: either of the first two]")
+    score_length: bool = setting(
+        True, "false: leave out of the reward what a reward model's score gives for length alone (reward.tune: head); "
+        "needs reward_scaling 'start', which centres the rest [Singhal et al. 2023]", absent_means=True)
     validation_prompts: int = setting(
         64, "prompts held out, of the rl split or of your own, at most a quarter, to select the best policy [ours]",
         within=COUNT)
@@ -141,8 +138,6 @@ class PolicyGradient(RewardSettings):
         2, "newest checkpoints to keep, each with the best policy so far [ours]", within=COUNT)
     sharding: Sharding = sharding_setting()
     cpu_kernels: CpuKernels = cpu_kernels_setting()
-    liger_kernels: LigerKernels = liger_kernels_setting()
-    cuda_graphs: bool = cuda_graphs_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of prompts, sampling and minibatches [script]", within=SEED)
 
@@ -153,7 +148,6 @@ class PolicyGradient(RewardSettings):
         check_sharding(
             self.sharding, self.precision, trains_whole=self.trains_whole_model(), optimizer=self.optimizer,
             compiled=self.compile)
-        check_sampling_engine(self.sampling_engine, self.precision, sharding=self.sharding, top_k=self.top_k)
         if self.compile and self.precision in ("int8", "nf4"):
             raise ValueError(f"compile needs precision fp32, mixed or bf16: torch cannot trace the matrix products "
                              f"of {self.precision}")
@@ -162,6 +156,9 @@ class PolicyGradient(RewardSettings):
         if self.top_p < 1 and not self.top_k:
             raise ValueError("top_p alone may keep any number of tokens, and each needs a log-probability under the "
                              "old, the new and the reference policy: set top_k, too, or leave top_p at 1")
+        if not self.score_length and self.reward_scaling != "start":
+            raise ValueError(f"score_length: false needs reward_scaling 'start', not {self.reward_scaling!r}: without "
+                             f"the term for length, the scores of ordinary answers are far from 0")
         check_divides(self.minibatch_prompts, self.rollout_prompts, "minibatch_prompts", "rollout_prompts")
         check_divides(self.microbatch_prompts, self.minibatch_prompts, "microbatch_prompts", "minibatch_prompts")
         if self.response_length == "sampled" and self.min_response_tokens > self.max_response_tokens:

@@ -12,9 +12,6 @@ from stages.recipe.sections.policy_gradient import PolicyGradient
 class Ppo(PolicyGradient):
     """Proximal policy optimisation against the reward model, with a critic and a KL penalty to the SFT model."""
 
-    REMOVED_KEYS = dict.fromkeys(
-        ("optimizer_in_backward",), "to save memory, lower microbatch_prompts or take a smaller optimizer")
-
     value_model: Literal["head", "adapter", "model"] = setting(
         "head", "'head': a linear head on the policy's last hidden state, initially 0, whose gradient reaches the "
         "policy [script]; 'adapter': a separate adapter, initialised from the reward model, which --reward then "

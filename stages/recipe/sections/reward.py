@@ -5,7 +5,6 @@ from typing import Literal
 
 from stages.recipe.checks import (
     CpuKernels,
-    LigerKernels,
     LogTo,
     Precision,
     Sharding,
@@ -14,7 +13,6 @@ from stages.recipe.checks import (
     check_log_to,
     check_sharding,
     cpu_kernels_setting,
-    liger_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
     sharding_setting,
@@ -26,6 +24,7 @@ from stages.recipe.ranges import (
     DECAY,
     EPOCHS,
     LEARNING_RATE,
+    POSITIVE,
     SEED,
     SHARE_BELOW_ALL,
     SIGNED,
@@ -35,18 +34,24 @@ from stages.recipe.ranges import (
 from stages.recipe.schema import setting
 from stages.recipe.sections.models import Lora
 
-LEXICAL_ADVICE = "word counts are a baseline of evaluate and a reward source, ppo.rewards: [{source: lexical}]"
 
 @dataclass(frozen=True)
 class Reward:
     """Pairwise reward model: loss -log sigmoid(r_j - r_k)."""
 
-    REMOVED_KEYS = dict.fromkeys(("lexical_buckets", "lexical_penalty"), LEXICAL_ADVICE)
-
     start_from: Literal["sft", "base"] = setting(
         "sft", "the model that the adapter and the head are trained on [paper]")
     lora: Lora = setting(Lora(r=8, alpha=32, dropout=0.1), "the adapter [script]")
-    tune: Literal["lora", "full"] = setting("lora", "what is trained: an adapter, or all weights [script]")
+    tune: Literal["lora", "full", "head"] = setting(
+        "lora", "what is trained: an adapter with the score head; all weights [script]; 'head', the score head alone, "
+        "fitted to the frozen model's mean states over the answer, its length and, where layers is null and the "
+        "embeddings are tied, its log-probability [ours]")
+    layers: int | None = setting(
+        None, "the base's first layers, which make the reward model; null: all of them [script]", within=COUNT,
+        absent_means=None)
+    head_penalty: float = setting(
+        1000.0, "with tune 'head': weight of the penalty on the head's squared weights, for features of unit size "
+        "[ours]", within=POSITIVE, absent_means=1000.0)
     optimizer: Literal["adamw", "muon"] = setting(
         "adamw", "'muon': Muon for the weight matrices of the layers, AdamW for the rest; it learns associations in "
         "fewer steps [script: AdamW]")
@@ -93,12 +98,27 @@ class Reward:
         None, "stop after this many evaluations without a better one; null: never [script]", within=COUNT)
     sharding: Sharding = sharding_setting()
     cpu_kernels: CpuKernels = cpu_kernels_setting()
-    liger_kernels: LigerKernels = liger_kernels_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the head, the data order and dropout [script]", within=SEED)
 
     def __post_init__(self):
         check_log_to(self.log_to)
         check_full_precision(self.tune, self.precision)
+        if self.layers is not None and self.tune == "lora":
+            raise ValueError("layers makes a smaller model, which is saved whole: set tune to 'head' or 'full', or "
+                             "layers to null")
+        if self.tune == "head":
+            self._check_fitted()
         check_sharding(self.sharding, self.precision, trains_whole=self.tune == "full", optimizer=self.optimizer)
         check_divides(self.microbatch_pairs, self.batch_pairs, "microbatch_pairs", "batch_pairs")
+
+    def _check_fitted(self) -> None:
+        """Raise ValueError for settings that a head that is fitted, not trained, cannot have."""
+        if self.members > 1:
+            raise ValueError("members differ by their seeds, and a head that is fitted has none: set members to 1")
+        if self.pooling != "mean" or self.log_probability_weight:
+            raise ValueError("tune 'head' fits the head to mean states, and the weight of the log-probability with it: "
+                             "set pooling to 'mean' and log_probability_weight to 0")
+        if self.precision in ("int8", "nf4"):
+            raise ValueError(f"tune 'head' saves the frozen model whole, and {self.precision} is quantised: set "
+                             f"precision to bf16, mixed or fp32")

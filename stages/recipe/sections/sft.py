@@ -5,7 +5,6 @@ from typing import Literal
 
 from stages.recipe.checks import (
     CpuKernels,
-    LigerKernels,
     LogTo,
     Precision,
     Sharding,
@@ -14,7 +13,6 @@ from stages.recipe.checks import (
     check_log_to,
     check_sharding,
     cpu_kernels_setting,
-    liger_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
     sharding_setting,
@@ -38,6 +36,10 @@ class Sft:
         "documents")
     loss_on: Literal["all", "answer"] = setting(
         "all", "tokens with a loss: 'all', or only those of the 'answer' [script: all]")
+    max_answer_tokens: int | None = setting(
+        None, "train only on answers of at most this many tokens, EOS included, so that the model learns to end its "
+        "answers within the length that later stages sample; null: on all [ours]", within=COUNT,
+        absent_means=None)
     sequence_length_tokens: int = setting(1024, "length of a packed block [script]", within=BLOCK)
     batch_sequences: int = setting(32, "blocks per optimizer step [run: 4 on each of 8 processes]", within=BATCH)
     microbatch_sequences: int = setting(4, "blocks per forward pass [script]", within=BATCH)
@@ -59,7 +61,6 @@ class Sft:
         "the end and keep the last [script]", within=COUNT)
     sharding: Sharding = sharding_setting()
     cpu_kernels: CpuKernels = cpu_kernels_setting()
-    liger_kernels: LigerKernels = liger_kernels_setting()
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the initial adapter, the data order and dropout [script]", within=SEED)
 

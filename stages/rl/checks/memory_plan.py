@@ -7,6 +7,7 @@ from itertools import cycle, islice
 import torch
 from torch import nn
 
+from stages.distributed import group
 from stages.distributed.sharding import local
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
@@ -15,7 +16,7 @@ from stages.reward_modeling.scorer import Scorer
 from stages.rewards.classifier import ClassifierScorer
 from stages.rewards.sources import RewardFunction
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, backward_with_oom_retry
-from stages.rl.trajectory import Trajectory, score_rollout
+from stages.rl.trajectory import RolloutScores, Trajectory, score_rollout
 from stages.training import memory, memory_estimate, optimizers
 
 
@@ -59,21 +60,25 @@ def classifier_models(reward_functions: Sequence[RewardFunction], tokenizer) -> 
 
 
 def _dry_run(trainer: PolicyGradientTrainer, longest: list[list[int]]) -> dict[str, memory.PhaseCost]:
+    """Run the phases on as many rows as are in memory at once: all for sampling, else those of one forward pass in each
+    process, and of two microbatches, the second of which finds gradients in memory.
+    """
     policy, response = trainer.policy, trainer.sampling.max_response_tokens
-    rollout = Rollout(longest, [[0] * response for _ in longest], [True] * len(longest))
     full = [prompt + [0] * (response - 1) for prompt in longest]
-    trajectories = []
 
     def forward():
+        rollout = _of_full_length(longest[: trainer.forward_prompts * group.world_size()], response)
         trainer.reward_shaper(rollout, update_statistics=False)
-        scores = score_rollout(policy, rollout, trainer.forward_prompts)
-        zeros = torch.zeros_like(scores.values)
-        trajectories.append(Trajectory.from_scores(rollout, scores, zeros, zeros))
+        score_rollout(policy, rollout, trainer.forward_prompts)
 
     def update():
-        rows = torch.arange(trainer.update_settings.minibatch_prompts)
-        _, size = backward_with_oom_retry(policy, trainer.optimizer, trajectories[0], rows, trainer.update_settings)
-        trainer.update_settings = replace(trainer.update_settings, microbatch_prompts=size)
+        settings = trainer.update_settings
+        count = min(settings.minibatch_prompts, 2 * settings.microbatch_prompts * group.world_size())
+        rollout = _of_full_length(longest[:count], response)
+        zeros = torch.zeros(count, response, device=policy.model.device)
+        trajectory = Trajectory.from_scores(rollout, RolloutScores(zeros, zeros, zeros, zeros + 1), zeros, zeros)
+        _, size = backward_with_oom_retry(policy, trainer.optimizer, trajectory, torch.arange(count), settings)
+        trainer.update_settings = replace(settings, microbatch_prompts=size)
 
     costs = memory.dry_run({
         "rollout": lambda: sample(policy.model, full, max_new_tokens=1, temperature=1.0, stop_ids=(),
@@ -83,6 +88,10 @@ def _dry_run(trainer: PolicyGradientTrainer, longest: list[list[int]]) -> dict[s
     })
     trainer.optimizer.zero_grad(set_to_none=True)
     return costs
+
+
+def _of_full_length(prompts: list[list[int]], response_tokens: int) -> Rollout:
+    return Rollout(prompts, [[0] * response_tokens for _ in prompts], [True] * len(prompts))
 
 
 def _models(function: RewardFunction) -> dict[str, nn.Module]:

@@ -8,6 +8,7 @@ and EOS ids that disagree.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import expm1
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -20,7 +21,8 @@ from stages.modeling.adapters import adapter_name
 from stages.modeling.tokenizer import check_special_tokens
 from stages.rl.checks import logprob_agreement
 from stages.rl.losses import masked_mean
-from stages.rl.policy import Policy
+from stages.rl.policy import Policy, TokenScores
+from stages.rl.trajectory import select_allowed_token_ids
 from stages.stackexchange.prompt import adds_bos
 
 ZERO_AT_START = ("lora_A", "lora_embedding_B")  # their gradient is 0 until the other factor, which starts at 0, moves
@@ -47,6 +49,14 @@ class StartupReport:
     smallest_gradient_norm: float
 
 
+class Agreement(NamedTuple):
+    """What forward passes without gradients gave: old log-probabilities [N], the mean noise, fields of the report."""
+
+    old_logprobs: torch.Tensor
+    mean_noise: float
+    report: dict
+
+
 def run_checks(
     policy: Policy, rollout: Rollout, tokenizer, classifiers: dict[str, tuple], *, clip_range: float,
     microbatch_prompts: int, say: Callable[[str], None],
@@ -62,10 +72,8 @@ def run_checks(
 
     parts = _check_parts(policy, tokenizer, classifiers, line)
     agreement = _check_agreement(policy, rollout, clip_range, microbatch_prompts, line)
-    rows = slice(microbatch_prompts)
-    gradient = check_gradients(policy, rollout.prompts[rows], rollout.responses[rows])
-    line("gradients", f"smallest norm {gradient:.2g}", "all finite, no matrix's 0")
-    return StartupReport(**parts, **agreement, smallest_gradient_norm=gradient)
+    update = _check_update(policy, rollout, clip_range, microbatch_prompts, agreement, line)
+    return StartupReport(**parts, **agreement.report, **update)
 
 
 def _check_parts(policy: Policy, tokenizer, classifiers: dict[str, tuple], line: Callable) -> dict:
@@ -84,36 +92,56 @@ def _check_parts(policy: Policy, tokenizer, classifiers: dict[str, tuple], line:
 
 def _check_agreement(
     policy: Policy, rollout: Rollout, clip_range: float, microbatch_prompts: int, line: Callable
-) -> dict:
-    """Compare forward passes with each other and with the sampler's numbers."""
-
-    def verdict(deviation):
-        share = deviation / clip_range
-        too_large = share > logprob_agreement.WARN_SHARE
-        return f"WARNING: rounding takes {share:.0%} of the clip range" if too_large else "ok"
-
+) -> Agreement:
+    """Compare forward passes without gradients with each other and with the sampler's numbers."""
     rows = torch.arange(len(rollout.prompts)).split(microbatch_prompts)
     logprobs, values = logprob_agreement.forward_in_batches(policy, rollout, rows)[:2]
     kl = logprob_agreement.check_reference_kl(policy, rollout, logprobs, rows)
     line("KL to the reference", f"{kl:.2g}", f"limit {logprob_agreement.KL_LIMIT_NATS:g} nats a response")
     noise, mean_noise = logprob_agreement.measure_noise(policy, rollout, microbatch_prompts, clip_range)
-    line("noise over batch compositions", f"{noise:.2g} nats", f"limit: clip {clip_range:g}", verdict(expm1(noise)))
-    deviation = logprob_agreement.check_ratio(policy, rollout, logprobs, microbatch_prompts, mean_noise, clip_range)
-    line("ratio of new to old", f"1 within {deviation:.2g}", "before any update", verdict(deviation))
+    line("noise over batch compositions", f"{noise:.2g} nats", f"limit: clip {clip_range:g}",
+         _verdict(expm1(noise), clip_range))
     differences = logprob_agreement.compare_with_rollout(rollout, logprobs, values)
     reuse = logprob_agreement.can_reuse_rollout(differences, values, clip_range)
     value = ("not in the rollout" if None in differences
              else f"{differences[0]:.2g} in logprobs, {differences[1]:.2g} in values")
     limit = f"limit {logprob_agreement.REUSE_SHARE * clip_range:g}"
     line("rollout and forward pass", value, limit, "reused" if reuse else "forwarded again")
-    return {
+    if not reuse and rollout.logprobs is not None:
+        rounding = max(mean_noise, logprob_agreement.measure_rounding(policy, rollout, logprobs))
+        mean = logprob_agreement.check_sampler(rollout, logprobs, rounding, clip_range)
+        line("ratio of old to sampler's", f"1 within {mean:.2g} in the mean",
+             f"rounding in {policy.precision}: {rounding:.2g}")
+    old = logprob_agreement.flatten_tokens(rollout, rollout.logprobs) if reuse else logprobs
+    return Agreement(old, mean_noise, {
         "kl_nats": kl,
         "noise_nats": noise,
-        "ratio_deviation": deviation,
         "rollout_log_p_difference": differences[0],
         "rollout_values_difference": differences[1],
         "keep_rollout_log_p": reuse,
-    }
+    })
+
+
+def _check_update(
+    policy: Policy, rollout: Rollout, clip_range: float, microbatch_prompts: int, agreement: Agreement, line: Callable
+) -> dict:
+    """Compare the first microbatch of an update with the old log-probabilities, and check its gradients."""
+    rows = range(min(microbatch_prompts, len(rollout.prompts)))
+    with torch.enable_grad():
+        scores = policy([rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows],
+                        select_allowed_token_ids(rollout, list(rows)))
+    new = scores.logprobs.detach()[scores.mask.bool()].float().cpu()
+    deviation = logprob_agreement.check_ratio(
+        agreement.old_logprobs[: len(new)], new, agreement.mean_noise, clip_range)
+    line("ratio of new to old", f"1 within {deviation:.2g}", "before any update", _verdict(deviation, clip_range))
+    gradient = check_gradients(policy, scores)
+    line("gradients", f"smallest norm {gradient:.2g}", "all finite, no matrix's 0")
+    return {"ratio_deviation": deviation, "smallest_gradient_norm": gradient}
+
+
+def _verdict(deviation: float, clip_range: float) -> str:
+    share = deviation / clip_range
+    return f"WARNING: rounding takes {share:.0%} of the clip range" if share > logprob_agreement.WARN_SHARE else "ok"
 
 
 def check_special_ids(tokenizer, models: dict[str, nn.Module]) -> tuple[int, int]:
@@ -170,8 +198,10 @@ def check_reward_head(name: str, model: nn.Module) -> float:
     return norm
 
 
-def check_gradients(policy: Policy, prompts: list[list[int]], responses: list[list[int]]) -> float:
+def check_gradients(policy: Policy, scores: TokenScores) -> float:
     """Return the smallest gradient norm that must not be 0; raise ValueError naming the tensors that cannot learn.
+
+    scores: of some responses, computed with gradients.
 
     Differentiates mean(values - logprobs). Every trained tensor must get a finite gradient, every matrix a non-zero
     one, except those in ZERO_AT_START. Re-entrant gradient checkpointing and repacked quantised weights stop gradients
@@ -183,7 +213,6 @@ def check_gradients(policy: Policy, prompts: list[list[int]], responses: list[li
     if frozen or all(name.startswith("value_head") for name in trained):
         raise ValueError(f"of the adapter, {_some(frozen) or 'every tensor'} is frozen: let it require gradients")
     with torch.enable_grad():
-        scores = policy(prompts, responses)
         loss = masked_mean(scores.values - scores.logprobs, scores.mask)
     norms = {name: float("nan") if g is None else float(sharding.whole(g.float().norm()))
              for name, g in zip(trained, _differentiate(loss, list(trained.values())), strict=True)}

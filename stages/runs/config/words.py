@@ -5,7 +5,11 @@ profiles/default/config.yaml calls it: Snakemake reads that file before it parse
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
+import yaml
+
+from stages.recipe.recipe_file import find_repeated_key
 from stages.recipe.schema import SettingsError
 
 OPTIONS = ("--config", "-C")
@@ -18,8 +22,15 @@ def check_config_words(words: Sequence[str]) -> None:
     Args:
         words: Snakemake's command line.
     """
-    for entry in _list_entries(words):
+    entries = list(_list_entries(words))
+    for number, entry in enumerate(entries):
         key, equals, value = entry.partition("=")
+        if value.startswith("{") and value.count("{") > value.count("}"):
+            whole = entry
+            for rest in entries[number + 1:]:  # what the shell has split at blanks
+                whole += f" {rest}"
+                if whole.count("{") <= whole.count("}"):
+                    raise SettingsError(f"--config: {entry!r} is not closed: put it in quotes, as '{whole}'")
         if not equals:
             raise SettingsError(f"--config: {entry!r} has no value: give it as {entry}=VALUE, without blanks around =; "
                                 f"or, if it is a target, before --config")
@@ -31,6 +42,9 @@ def check_config_words(words: Sequence[str]) -> None:
             raise SettingsError(f"--config: {key}: give it as '{section}={{{nested}}}'")
         if not KEY.fullmatch(key):
             raise SettingsError(f"--config: {key!r} is no name: give NAME=VALUE")
+        with suppress(yaml.YAMLError, RecursionError):  # Snakemake then takes it as text
+            if repeated := find_repeated_key(value):
+                raise SettingsError(f"--config: {entry!r} has {repeated[0]!r} twice: give it once, with all its values")
 
 
 def _list_entries(words: Sequence[str]) -> Iterator[str]:

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 from stages.runtime.artifact import MANIFEST, read_manifest
+from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import question_key, read_pairs
 
 # Questions below which SFT, the reward model, PPO (a quarter of its prompts select the best policy) and the evaluation
 # stop.
 NEEDED_QUESTIONS = {"finetune": 1, "reward": 2, "rl": 4, "evaluation": 1}
+STAGES = {"finetune": "sft", "reward": "reward", "rl": "ppo", "evaluation": "evaluate"}  # the first that reads it
 
 
 def check_split_sizes(pairs: Path) -> None:
@@ -23,6 +25,22 @@ def check_split_sizes(pairs: Path) -> None:
     if missing:
         raise ValueError(f"{pairs} has too few questions for a run: {', '.join(missing)}. Take a larger dump, or "
                          f"several; or give a split whose stage you do not run the share 0 (pairs.rl_share, ...)")
+
+
+def print_split_sizes(config: dict, metrics: dict) -> None:
+    """Print how many pairs and questions each split has, and a warning for those with too few for their stages.
+
+    Args:
+        config: the settings of the stage. One whose share is 0 is not wanted.
+        metrics: of the stage.
+    """
+    pairs, questions = metrics["pairs_by_split"], metrics["questions_by_split"]
+    sizes = [f"{split} {pairs[split]:,} pairs of {questions[split]:,} questions" for split in NEEDED_QUESTIONS]
+    print_line(f"pairs: {', '.join(sizes)}")
+    for split, needed in NEEDED_QUESTIONS.items():
+        if config[f"{split}_share"] and questions[split] < needed:
+            print_line(f"pairs: warning: the {split} split has {questions[split]} questions, and {STAGES[split]} needs "
+                       f"{needed}: take a larger dump, or raise pairs.{split}_share")
 
 
 def _count_questions(pairs: Path, split: str, most: int) -> int:

@@ -1,0 +1,115 @@
+"""Compare a GGUF file in llama.cpp with the folder it was made of: tokens of posts, probabilities, greedy answers."""
+
+from collections.abc import Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from stages.evaluation.heldout_prompts import EvaluationPrompts
+from stages.evaluation.llama_cpp.client import CONTEXT_TOKENS, LlamaCpp, load_llama_cpp
+from stages.evaluation.policy_answers import AnswerScorer, sample_answers
+from stages.modeling.families import max_positions
+from stages.modeling.load import load_causal
+from stages.modeling.tokenizer import load_tokenizer, same_tokenizer
+from stages.reward_modeling.no_model import read_no_model
+from stages.runtime.progress import track
+from stages.stackexchange.pairs.table import SPLITS, read_pairs
+
+POSTS, QUESTIONS, ANSWER_TOKENS = 1000, 50, 64
+MAX_PROMPT_TOKENS = CONTEXT_TOKENS // 2
+TIE_NATS = 0.02  # tokens that are so near are a tie: sums in another order choose either
+LIKELIEST = 10  # tokens whose probabilities are compared after each prompt
+JUDGES = ("judge-merged", "reward-merged")  # of a run, the better one first
+
+
+class Agreement(NamedTuple):
+    """How llama.cpp agrees with the folder; answers: llama.cpp's, as ids. most_nats: the largest difference."""
+
+    posts: int
+    other_tokens: int
+    answers: list[list[int]]
+    other_answers: int
+    mean_nats: float
+    most_nats: float
+
+
+def compare_with_llama_cpp(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, file: Path, posts: Sequence[str],
+                           prompts: Sequence[list[int]], answer_tokens: int = ANSWER_TOKENS,
+                           tie_nats: float = TIE_NATS) -> Agreement:
+    """Count the posts with other tokens and the prompts with other greedy answers, ties apart, in llama.cpp.
+
+    The differences in nats are those of the log-probabilities of the LIKELIEST tokens after each prompt.
+    """
+    answers, differs, nats = [], [], []
+    with load_llama_cpp(file) as llama_cpp:
+        other_tokens = sum(tokenizer(text).input_ids != llama_cpp.tokenize(text) for text in posts)
+        for prompt in track(prompts, "export_gguf: llama.cpp", len(prompts), "answers"):
+            answers.append(llama_cpp.continue_greedily(prompt, answer_tokens))
+            logprobs = _answer_logprobs(model, prompt, answers[-1])
+            differs.append(not _is_greedy(model.config, logprobs, answers[-1], answer_tokens, tie_nats))
+            nats.append(_compare_logprobs(logprobs[0], llama_cpp, prompt))
+    nats = torch.stack(nats)
+    return Agreement(len(posts), other_tokens, answers, sum(differs), float(nats.mean()), float(nats.max()))
+
+
+@torch.no_grad()
+def _answer_logprobs(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """Compute the log-probabilities [T, V] of every token at each place of an answer of T tokens."""
+    ids = torch.tensor([prompt + answer], device=model.device)
+    return torch.log_softmax(model(input_ids=ids).logits[0, len(prompt) - 1:-1].double().cpu(), -1)
+
+
+def _compare_logprobs(logprobs: torch.Tensor, llama_cpp: LlamaCpp, prompt: list[int]) -> torch.Tensor:
+    """Return the differences [LIKELIEST], in nats, of the likeliest first tokens' log-probabilities [V]."""
+    theirs = llama_cpp.next_logprobs(prompt, LIKELIEST)
+    return (logprobs[list(theirs)] - torch.tensor(list(theirs.values()), dtype=torch.double)).abs()
+
+
+def _is_greedy(config, logprobs: torch.Tensor, answer: list[int], answer_tokens: int, tie_nats: float) -> bool:
+    """Check that each token of an answer is the likeliest, up to ties, and that a short one ends with EOS or pad.
+
+    llama.cpp takes <|endoftext|> for an end, too, which is the pad of SmolLM2.
+    """
+    chosen = logprobs.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    is_whole = len(answer) == answer_tokens or answer[-1] in (config.eos_token_id, config.pad_token_id)
+    return is_whole and bool((logprobs.amax(1) - chosen <= tie_nats).all())
+
+
+def check_export(folder: Path, file: Path, run: Path, is_exact: bool) -> dict:
+    """Compare on posts and held-out questions of a run, and score the answers by its judge; return the numbers.
+
+    Args:
+        is_exact: whether the file must give the folder's answers. Its tokens must always be the folder's.
+
+    Raises ValueError, in one line, where they differ.
+    """
+    model, tokenizer = load_causal(folder), load_tokenizer(folder)
+    rows = chain.from_iterable(read_pairs(run / "pairs", split, ["question", "response_j"]) for split in SPLITS[::-1])
+    posts = list(islice(dict.fromkeys(chain.from_iterable(row.values() for row in rows)), POSTS))
+    questions = EvaluationPrompts(
+        run / "pairs", SPLITS[-1], tokenizer, prompts=QUESTIONS, selection_prompts=0, seed=0,
+        max_prompt_tokens=MAX_PROMPT_TOKENS, max_response_tokens=ANSWER_TOKENS, longest=max_positions(folder))
+    agreement = compare_with_llama_cpp(model, tokenizer, file, posts, questions.prompts)
+    if agreement.other_tokens or (is_exact and agreement.other_answers):
+        raise ValueError(f"llama.cpp gives other tokens for {agreement.other_tokens} of {len(posts)} posts, and other "
+                         f"answers to {agreement.other_answers} of {len(questions.prompts)} questions, than {folder}: "
+                         f"nothing is published")
+    return agreement._asdict() | {"answers": len(agreement.answers)} | _score(
+        model, tokenizer, run, questions.prompts, agreement.answers)
+
+
+def _score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, run: Path, prompts: list[list[int]],
+           answers: list[list[int]]) -> dict:
+    """Score llama.cpp's answers, and the folder's greedy ones, by the run's judge or else by its reward model."""
+    judge = next((run / name for name in JUDGES if (run / name).is_dir() and not read_no_model(run / name)), None)
+    if judge is None or not same_tokenizer(judge, tokenizer):
+        return {"judge": None}
+    own = sample_answers(model, tokenizer, prompts, batch_prompts=QUESTIONS, max_new_tokens=ANSWER_TOKENS,
+                         temperature=0.0, seed=0, label="export_gguf: the folder's answers").responses
+    scores = AnswerScorer(precision="fp32", batch_texts=QUESTIONS).score(
+        judge, {"llama.cpp": (prompts, answers), "folder": (prompts, own)})
+    return {"judge": judge.name, "reward": float(scores["llama.cpp"].mean()),
+            "reward_of_folder": float(scores["folder"].mean())}

@@ -1,0 +1,206 @@
+"""Write a plain model folder as a GGUF file for llama.cpp and Ollama, read it back, and compare every tensor.
+
+One tensor at a time is in memory. stages.modeling.gguf.convert is the way back.
+"""
+
+import glob
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+import psutil
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+from stages.model_files.loadable import check_base_files
+from stages.modeling.adapters import is_reward_model
+from stages.modeling.gguf.modelfile import render_modelfile
+from stages.modeling.gguf.tensors import ARCHITECTURES, EXACT, Kind, WrittenTensor, compare_tensor, list_tensors
+from stages.modeling.gguf.vocabulary import Vocabulary, read_vocabulary
+from stages.modeling.q_heads.files import has_q_heads
+from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
+from stages.render.units import format_bytes
+from stages.runtime.disk_space import check_free_space
+from stages.runtime.files import atomic_path, write_json, write_text
+
+TOKEN_BYTES = 64  # of the header, and of its merge: more than either takes
+MODELFILE = "Modelfile"
+REPORT_SUFFIX = ".json"
+
+
+class ModelFacts(NamedTuple):
+    """What the metadata say of a model: its name, licence and pretrained base, the last two if they are known."""
+
+    name: str
+    license: str | None = None
+    base: str | None = None
+
+
+def export_gguf(folder: Path, kind: Kind, out: Path, facts: ModelFacts,
+                check: Callable[[Path], dict] | None = None) -> dict:
+    """Write the model as `out`, a Modelfile and a report (JSON) beside it; return the report.
+
+    Matrices are written as `kind` (of 4 bits: embedding and output layer as Q8_0), vectors in fp32. Every file appears
+    whole, once all tensors have been read back and compared, or not at all.
+
+    Args:
+        check: a further comparison of the file, before it gets its name; its numbers are in the report.
+
+    Raises ValueError for what cannot be exported or differs.
+    """
+    config = read_exportable(folder)
+    tokenizer = load_tokenizer(folder)
+    check_special_tokens(tokenizer, config)
+    vocabulary = read_vocabulary(tokenizer, config.vocab_size, folder)
+    tensors = list_tensors(folder, config, kind)
+    modelfile = render_modelfile(tokenizer, folder, out.name, facts.license)
+    needed_bytes = sum(tensor.size_bytes for tensor in tensors) + 2 * TOKEN_BYTES * config.vocab_size
+    check_free_space(f"the export of {folder}", out.parent, needed_bytes)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    report_file, modelfile_file = out.with_suffix(REPORT_SUFFIX), out.parent / MODELFILE
+    _remove_drafts(out, report_file, modelfile_file)
+    with atomic_path(out, sync=True) as draft:
+        _write(draft, config, tokenizer, vocabulary, tensors, facts, kind)
+        report = {"folder": str(folder), "type": kind.name, "bytes": draft.stat().st_size,
+                  "pre_tokenizer": vocabulary.pre, "tensors": _compare(draft, tensors),
+                  "llama_cpp": check(draft) if check else None}
+        # Before the file that they describe: whoever finds that, has all.
+        write_text(modelfile_file, modelfile)
+        write_json(report_file, report)
+    return report
+
+
+def _remove_drafts(*files: Path) -> None:
+    """Remove the drafts of these files that exports have left which were killed (`kill -9`)."""
+    for draft in (draft for file in files for draft in file.parent.glob(f"{glob.escape(file.name)}.*.tmp")):
+        number = draft.name.split(".")[-2]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            draft.unlink(missing_ok=True)
+
+
+def read_exportable(folder: Path) -> PretrainedConfig:
+    """Return the configuration of a model that can be exported; ValueError, in one line, for another."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    check_base_files(str(folder))
+    if is_reward_model(folder):
+        raise ValueError(f"{folder} is a reward model, which writes no text: python -m stages.export_reward exports it")
+    if has_q_heads(folder):
+        raise ValueError(f"{folder} has Q heads (of ilql), which llama.cpp does not compute: without them it would be "
+                         f"another policy")
+    config = AutoConfig.from_pretrained(folder)
+    if config.model_type not in ARCHITECTURES:
+        raise ValueError(f"{folder} is a {config.model_type} model; exported are LLaMA, Mistral, Qwen 2 and Qwen 3 "
+                         f"({', '.join(ARCHITECTURES)}). Ollama imports safetensors folders itself: FROM {folder}, in "
+                         f"a Modelfile")
+    rope = config.rope_parameters
+    changes = {"scaled rotary positions": rope.get("rope_type", "default") != "default",
+               "partly rotated heads": rope.get("partial_rotary_factor", 1.0) != 1.0,
+               "quantised weights": getattr(config, "quantization_config", None),
+               "biases of attention": config.model_type != "qwen2" and getattr(config, "attention_bias", False),
+               "biases of the MLP": getattr(config, "mlp_bias", False),
+               f"the activation {config.hidden_act}": config.hidden_act != "silu"}
+    if words := [name for name, is_there in changes.items() if is_there]:
+        raise ValueError(f"{folder} has {', '.join(words)}, which the export does not write; Ollama may import the "
+                         f"folder itself: FROM {folder}, in a Modelfile")
+    return config
+
+
+def _write(file: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, vocabulary: Vocabulary,
+           tensors: list[WrittenTensor], facts: ModelFacts, kind: Kind) -> None:
+    writer = gguf.GGUFWriter(file, ARCHITECTURES[config.model_type])
+    try:
+        _add_facts(writer, facts, kind)
+        _add_sizes(writer, config)
+        _add_tokenizer(writer, tokenizer, vocabulary)
+        for tensor in tensors:
+            writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.size_bytes, tensor.kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for tensor in tensors:
+            writer.write_tensor_data(tensor.encode())
+    finally:
+        writer.close()
+
+
+def _add_facts(writer: gguf.GGUFWriter, facts: ModelFacts, kind: Kind) -> None:
+    writer.add_name(facts.name)
+    writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if kind == Kind.F32 else 'MOSTLY'}_{kind.name}"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    if facts.license:
+        writer.add_license(facts.license)
+    if facts.base:
+        writer.add_base_model_count(1)
+        writer.add_base_model_name(0, facts.base)
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    """Write the sizes; the context ends where a window would slide: up to there both are the same."""
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    window = getattr(config, "sliding_window", None) or config.max_position_embeddings
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(min(config.max_position_embeddings, window))
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for add in (writer.add_rope_dimension_count, writer.add_key_length, writer.add_value_length):
+        add(head_size)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocabulary: Vocabulary) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(vocabulary.pre)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.types)
+    writer.add_token_merges(vocabulary.merges)
+    for name, add in (("bos", writer.add_bos_token_id), ("eos", writer.add_eos_token_id),
+                      ("pad", writer.add_pad_token_id), ("unk", writer.add_unk_token_id)):
+        number = getattr(tokenizer, f"{name}_token_id")
+        if number is not None and number < len(vocabulary.tokens):
+            add(number)
+    writer.add_add_bos_token(vocabulary.adds_bos)
+    writer.add_add_eos_token(False)
+    if isinstance(tokenizer.chat_template, str):
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def _compare(file: Path, tensors: list[WrittenTensor]) -> dict[str, dict]:
+    """Read the file back and compare every tensor with the folder's; return count and largest error of each type."""
+    written = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    if [tensor.name for tensor in tensors] != list(written):
+        raise ValueError(f"{file} has other tensors than were written")
+    largest: dict[Kind, list[float]] = {}
+    for tensor in tensors:
+        largest.setdefault(tensor.kind, []).append(compare_tensor(tensor, written[tensor.name].data))
+    return {kind.name: {"count": len(errors), "largest_error": max(errors)} for kind, errors in largest.items()}
+
+
+def describe_report(report: dict, out: Path) -> list[str]:
+    """Describe an export in lines: the file, how its tensors compare with the folder's, and how llama.cpp answers."""
+    tensors = report["tensors"]
+    parts = [f"{counted['count']} in {name} {_describe_error(name, counted['largest_error'])}"
+             for name, counted in tensors.items()]
+    lines = [f"{out} ({report['type']}, {format_bytes(report['bytes'])}, pre-tokenizer {report['pre_tokenizer']}): "
+             f"{sum(counted['count'] for counted in tensors.values())} tensors read back: {', '.join(parts)}"]
+    if numbers := report["llama_cpp"]:
+        lines.append(f"llama.cpp: equal tokens for all of {numbers['posts']:,} posts; {numbers['other_answers']} of "
+                     f"{numbers['answers']} greedy answers differ, ties apart; log-probabilities differ by "
+                     f"{numbers['mean_nats']:.2g} nats, at most {numbers['most_nats']:.2g}")
+        lines.append(f"{numbers['judge']}: mean reward {numbers['reward']:.3f}, of the folder's greedy answers "
+                     f"{numbers['reward_of_folder']:.3f}" if numbers["judge"] else
+                     "no mean reward: the run has no reward model of this vocabulary")
+    return lines
+
+
+def _describe_error(kind: str, error: float) -> str:
+    if not error:
+        return "equal the folder's"
+    if Kind[kind] in EXACT:
+        return f"equal the folder's rounded (by {error:.2g} at most)"
+    return f"differ by at most {error:.3f} of the step between values"

@@ -1,0 +1,34 @@
+"""Settings that earlier versions had, with advice for a recipe that names one."""
+
+from typing import Any, NamedTuple
+
+NOT_FIXED = object()
+GPU_ADVICE = "leave it out, docs/gpu.md says what it did"
+LEXICAL_ADVICE = "word counts are a baseline of evaluate and a reward source, ppo.rewards: [{source: lexical}]"
+
+
+class RemovedSetting(NamedTuple):
+    """What a user who names the setting does instead, and the value with which this version always computes.
+
+    An artifact or a recipe of an earlier version that has the fixed value is read as one without the setting.
+    """
+
+    advice: str
+    fixed_value: Any = NOT_FIXED
+
+
+REMOVED_SETTINGS = {
+    "cuda_graphs": RemovedSetting(GPU_ADVICE, False),
+    "liger_kernels": RemovedSetting(GPU_ADVICE, "off"),
+    "sampling_engine": RemovedSetting(GPU_ADVICE, "own"),
+    "max_sampler_difference_nats": RemovedSetting(GPU_ADVICE, None),
+    "optimizer_in_backward": RemovedSetting("to save memory, lower microbatch_prompts or take a smaller optimizer"),
+    "lexical_buckets": RemovedSetting(LEXICAL_ADVICE),
+    "lexical_penalty": RemovedSetting(LEXICAL_ADVICE),
+}
+
+
+def drop_removed(values: dict) -> dict:
+    """Return the settings of an earlier version without the removed ones that have their fixed value."""
+    return {name: value for name, value in values.items()
+            if name not in REMOVED_SETTINGS or value != REMOVED_SETTINGS[name].fixed_value}

@@ -1,0 +1,1 @@
+"""The top of the report: what a reader sees first."""

@@ -1,0 +1,21 @@
+"""Compare a model's folder with llama.cpp on its GGUF file: tokens of texts, and greedy answers up to ties."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stages.evaluation.llama_cpp.check import compare_with_llama_cpp
+from stages.modeling.load import load_causal
+from stages.modeling.tokenizer import load_tokenizer
+from stages.stackexchange.prompt import prompt_ids
+
+MOST_PROMPT_TOKENS = 100
+
+
+def count_differences(folder: Path, file: Path, texts: Sequence[str], questions: Sequence[str], answer_tokens: int
+                      ) -> tuple[int, int]:
+    """Count the texts with other tokens, and the questions with other greedy answers, in llama.cpp."""
+    tokenizer = load_tokenizer(folder)
+    prompts = [prompt_ids(tokenizer, text)[:MOST_PROMPT_TOKENS] for text in questions]
+    agreement = compare_with_llama_cpp(load_causal(folder), tokenizer, file, texts, prompts, answer_tokens)
+    print(agreement)
+    return agreement.other_tokens, agreement.other_answers
