@@ -31,6 +31,7 @@ from stages.command_line.failures import describe_failure, save_traceback
 from stages.command_line.input_kinds import check_input_kinds, parse_named_folders
 from stages.command_line.memory_limit import run_in_child_if_limited
 from stages.command_line.option_parser import OptionParser
+from stages.command_line.precision import fit_precision
 from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
@@ -206,7 +207,7 @@ def _run(load_run: Callable[[], Callable], config: object, folder: Path, out: Pa
     run = load_run()
     takes_context = CONTEXT in inspect.signature(run).parameters
     context = {CONTEXT: artifact.RunContext.for_artifact(out, request)} if takes_context else {}
-    return run(config, folder, **inputs, **options, **context)
+    return run(fit_precision(config), folder, **inputs, **options, **context)
 
 
 def _assist(load_run: Callable[[], Callable], config: object, out: Path, inputs: dict, options: dict, request: dict

@@ -1,0 +1,32 @@
+"""Compute in fp32 where a CPU multiplies bf16 matrices by emulation, at a fiftieth of its fp32 rate."""
+
+import dataclasses
+
+from stages.runtime.stage_lines import print_line
+
+SETTINGS = ("precision", "check_precision")
+BF16_PRODUCTS = ("avx512_bf16", "amx_bf16", "bf16")  # torch's names: x86 twice, Arm
+
+
+def has_bf16_products() -> bool:
+    """Check whether the device of this process multiplies bf16 matrices in hardware."""
+    import torch
+
+    return torch.cuda.is_available() or any(torch.cpu.get_capabilities().get(name) for name in BF16_PRODUCTS)
+
+
+def fit_precision(config: object) -> object:
+    """Return a section with fp32 in place of 'mixed' and 'bf16' where bf16 is emulated, and print what is replaced.
+
+    The recipe, and with it the request of the artifact, keep the precision that was asked for, as for any other
+    rounding of a processor.
+    """
+    fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
+    emulated = {field.name: getattr(config, field.name) for field in fields
+                if field.name in SETTINGS and getattr(config, field.name) in ("mixed", "bf16")}
+    if not emulated or has_bf16_products():
+        return config
+    for name, precision in emulated.items():
+        print_line(f"{name} {precision} is computed in fp32: this processor emulates bf16 products, which takes some "
+                   f"50 times as long")
+    return dataclasses.replace(config, **dict.fromkeys(emulated, "fp32"))
