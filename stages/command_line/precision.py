@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from stages.recipe import schema
 from stages.runtime.stage_lines import print_line
 
 SETTINGS = ("precision", "check_precision")
@@ -21,12 +22,11 @@ def fit_precision(config: object) -> object:
     The recipe, and with it the request of the artifact, keep the precision that was asked for, as for any other
     rounding of a processor.
     """
-    fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
-    emulated = {field.name: getattr(config, field.name) for field in fields
-                if field.name in SETTINGS and getattr(config, field.name) in ("mixed", "bf16")}
+    fields = schema.list_fields(config) if dataclasses.is_dataclass(config) else ()
+    emulated = {name: value for name, field, value in fields if field.name in SETTINGS and value in ("mixed", "bf16")}
     if not emulated or has_bf16_products():
         return config
     for name, precision in emulated.items():
         print_line(f"{name} {precision} is computed in fp32: this processor emulates bf16 products, which takes some "
                    f"50 times as long")
-    return dataclasses.replace(config, **dict.fromkeys(emulated, "fp32"))
+    return schema.override(config, schema.nest(dict.fromkeys(emulated, "fp32")), "processor")

@@ -8,7 +8,7 @@ import torch
 
 from stages.command_line import command, precision
 from stages.recipe.sections.evaluate import Evaluate
-from stages.recipe.sections.models import Merge
+from stages.recipe.sections.models import Base, Merge, Scratch
 from stages.recipe.sections.sft import Sft
 
 
@@ -38,6 +38,12 @@ def test_other_settings_stay(config, without_bf16, capsys):
 def test_the_checks_of_a_merge_are_fitted_and_its_dtype_is_not(without_bf16):
     assert precision.fit_precision(Merge(dtype="bf16", check_precision="bf16")) == Merge(
         dtype="bf16", check_precision="fp32")
+
+
+def test_a_setting_of_a_nested_section_is_fitted(without_bf16, capsys):
+    fitted = precision.fit_precision(Base(model="scratch", scratch=Scratch(precision="mixed")))
+    assert fitted == Base(model="scratch", scratch=Scratch(precision="fp32"))
+    assert "scratch.precision mixed is computed in fp32" in capsys.readouterr().err
 
 
 def test_a_processor_with_the_products_computes_what_the_recipe_says(monkeypatch):
