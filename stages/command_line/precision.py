@@ -3,17 +3,10 @@
 import dataclasses
 
 from stages.recipe import schema
+from stages.runtime.environment import has_bf16_products
 from stages.runtime.stage_lines import print_line
 
 SETTINGS = ("precision", "check_precision")
-BF16_PRODUCTS = ("avx512_bf16", "amx_bf16", "bf16")  # torch's names: x86 twice, Arm
-
-
-def has_bf16_products() -> bool:
-    """Check whether the device of this process multiplies bf16 matrices in hardware."""
-    import torch
-
-    return torch.cuda.is_available() or any(torch.cpu.get_capabilities().get(name) for name in BF16_PRODUCTS)
 
 
 def fit_precision(config: object) -> object:

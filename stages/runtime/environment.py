@@ -18,6 +18,7 @@ from stages.runtime.finished import DIGEST_CHARACTERS
 
 SOURCES = (".py", ".cpp", ".h")
 KERNEL_LOGGER, KERNEL_RECOMMENDATION = "bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward from"
+BF16_PRODUCTS = ("avx512_bf16", "amx_bf16", "bf16")  # torch's names: x86 twice, Arm
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
             "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
 
@@ -28,6 +29,16 @@ def let_idle_threads_sleep() -> None:
     With the default (spinning), a busy neighbour makes a stage of two threads several times slower.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def has_bf16_products() -> bool:
+    """Check whether the device of this process multiplies bf16 matrices in hardware; imports torch.
+
+    A CPU that emulates them takes some 50 times as long as in fp32.
+    """
+    import torch
+
+    return torch.cuda.is_available() or any(torch.cpu.get_capabilities().get(name) for name in BF16_PRODUCTS)
 
 
 def return_freed_memory() -> None:

@@ -9,13 +9,16 @@ factored second moments (arXiv 1804.04235) at a constant learning rate, not scal
 
 import math
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.overrides import TorchFunctionMode
 from transformers.optimization import Adafactor
 
 from stages.distributed.sharding import whole
+from stages.runtime.environment import has_bf16_products
 
 BLOCK_ELEMENTS = 256  # elements that share a scale in bitsandbytes' 8-bit state
 MIN_8BIT_ELEMENTS = 4096  # bitsandbytes keeps the state of smaller tensors in 32 bits
@@ -65,7 +68,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure=None):
         """Step both optimizers."""
         loss = closure() if closure else None
-        self.muon.step()
+        with nullcontext() if has_bf16_products() else _StayInFp32():
+            self.muon.step()
         self.adamw.step()
         return loss
 
@@ -79,6 +83,15 @@ class MuonWithAdamW(torch.optim.Optimizer):
         count = len(self.muon.param_groups)
         self.muon.param_groups, self.adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
         self.muon.state = self.adamw.state = self.state
+
+
+class _StayInFp32(TorchFunctionMode):
+    """Let Muon's Newton-Schulz iterations, which torch computes in bf16, stay in fp32: bf16 is emulated here."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.bfloat16:
+            return args[0].clone()
+        return function(*args, **(kwargs or {}))
 
 
 def split_matrices(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:

@@ -10,6 +10,7 @@ from stages.command_line import command, precision
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.models import Base, Merge, Scratch
 from stages.recipe.sections.sft import Sft
+from stages.runtime import environment
 
 
 @pytest.fixture
@@ -52,13 +53,13 @@ def test_a_processor_with_the_products_computes_what_the_recipe_says(monkeypatch
     assert precision.fit_precision(config) is config
 
 
-@pytest.mark.parametrize("capability", precision.BF16_PRODUCTS)
+@pytest.mark.parametrize("capability", environment.BF16_PRODUCTS)
 def test_products_are_known_by_the_processors_capabilities(capability, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, capability: False})
-    assert not precision.has_bf16_products()
+    assert not environment.has_bf16_products()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, capability: True})
-    assert precision.has_bf16_products()
+    assert environment.has_bf16_products()
 
 
 def test_a_stage_computes_in_fp32_and_its_request_stays_the_recipes(tmp_path, without_bf16):
