@@ -21,15 +21,16 @@ import numpy as np
 import pandas as pd
 
 from stages.evaluation.summary import BEST_OF_N, display_name, samples_per_answer
-from stages.kl_frontier import analysis, costs, evaluations
+from stages.kl_frontier.analysis import BEST_OF_N_FAMILY, FrontierAnalysis
+from stages.kl_frontier.evaluations import find_trainings, read_evaluations
 from stages.kl_frontier.page import render_frontier
-from stages.kl_frontier.pooling import Pool
 from stages.recipe.sections.evaluate import Report
 from stages.recipe.sections.frontier import Frontier
 from stages.recipe.variants import list_variants
 from stages.reporting.figures import FigureFolder
 from stages.runtime.artifact import artifact_folder, read_manifest
 from stages.runtime.files import write_json, write_text
+from stages.runtime.series import read_history
 
 SHARED = ("sft", "reward")  # trainings that several methods start from
 
@@ -37,62 +38,53 @@ SHARED = ("sft", "reward")  # trainings that several methods start from
 def run(config: Frontier, out: Path, *, evaluate: list[str], trained: list[str]) -> dict[str, float]:
     """Fill `out` with the page and its numbers; evaluate: a folder a seed. ValueError if they have other policies."""
     folders = [artifact_folder(folder) for folder in evaluate]
-    seeds = [evaluations.read_evaluation(folder, label)
-             for folder, label in zip(folders, _name_seeds(folders), strict=True)]
-    evaluations.check_same_policies(seeds)
-    names = _name_policies(config, seeds[0].policies)
-    pool = Pool([seed.questions for seed in seeds], samples=config.bootstrap_samples, seed=config.seed)
-    frontier = analysis.FrontierAnalysis(seeds, names, pool)
+    evaluations = read_evaluations(folders)
+    policies, families = _describe_policies(config, list(evaluations.kl))
+    frontier = FrontierAnalysis(evaluations, policies, families, samples=config.bootstrap_samples, seed=config.seed)
     metrics = frontier.compute()
-    trainings = costs.Trainings(map(artifact_folder, trained))
-    models = [{name: trainings.find(sha256) for name, sha256 in costs.find_models(read_manifest(folder)).items()}
-              for folder in folders]
-    metrics["costs"] = {kind: _measure_costs(trainings, models, chosen) for kind, chosen in (
-        ("policies", metrics["policies"]), ("shared", SHARED))}
-    paths = {name: trainings.path_of_kl(sha256) for name in metrics["policies"] if (sha256 := models[0].get(name))}
+    trainings = find_trainings(map(artifact_folder, trained), folders)
+    seconds = {name: [read_manifest(of_seed[name])["seconds"] if name in of_seed else None for of_seed in trainings]
+               for name in (*policies, *SHARED)}
+    metrics["costs"] = {kind: {name: cost for name in names if (cost := _average(seconds[name]))}
+                        for kind, names in (("policies", policies), ("shared", SHARED))}
+    paths = {name: _read_path(trainings[0][name]) for name in policies if name in trainings[0]}
     metrics["training_paths"] = {name: path for name, path in paths.items() if path}
-    for name, policy in metrics["policies"].items():
-        policy["samples_per_answer"] = samples_per_answer(name)
     figures = FigureFolder(out / "figures", Report().figure_width_inches)
     page = render_frontier(metrics, figures)
     write_text(out / "frontier.html", page)
     write_json(out / "metrics.json", metrics)
-    _write_points(out / "points.csv", frontier, metrics, trainings, models)
-    return {"policies": len(names), "questions": metrics["questions"], "seeds": len(seeds),
+    points = pd.concat(pd.DataFrame({"seed": evaluations.seeds, "policy": name, **frontier.seed_means(name),
+                                     "family": policy["family"], "seconds": seconds[name]})
+                       for name, policy in policies.items())
+    write_text(out / "points.csv", points.sort_index(kind="stable").to_csv(index=False))
+    return {"policies": len(policies), "questions": metrics["questions"], "seeds": len(folders),
             "page_bytes": len(page.encode()), "figures": figures.count}
 
 
-def _name_seeds(folders: list[Path]) -> list[str]:
-    """Name each evaluation by the seed of its settings or, where these are the same, by its folder."""
-    seeds = [str(read_manifest(folder)["config"].get("seed")) for folder in folders]
-    return seeds if len(set(seeds)) == len(seeds) else [str(folder) for folder in folders]
+def _describe_policies(config: Frontier, names: list[str]) -> tuple[dict[str, dict], dict[str, str]]:
+    """Return family, label and mark of each policy, best-of-n first, and each family's label; mark: what differs in it.
+
+    A policy that is no variant is a family of its own.
+    """
+    best_of_n = sorted((name for name in names if BEST_OF_N.fullmatch(name)), key=samples_per_answer)
+    policies = {name: {"family": BEST_OF_N_FAMILY, "label": display_name(name), "mark": f"{samples_per_answer(name)}"}
+                for name in best_of_n}
+    families = {BEST_OF_N_FAMILY: "best-of-n"} if best_of_n else {}
+    variants = {variant.name: (variant.section, variant.mark) for variant in list_variants(config)}
+    for name in [*(name for name in variants if name in names), *names]:
+        if name not in policies:
+            family, mark = variants.get(name, (name, ""))
+            label = families[family] = display_name(family).replace("_", " ")
+            policies[name] = {"family": family, "label": f"{label} ({mark})" if mark else label, "mark": mark}
+    return policies, families
 
 
-def _name_policies(config: Frontier, policies: list[str]) -> list[analysis.PolicyName]:
-    """Name the evaluated policies, best-of-n first; one that is no variant is a family of its own."""
-    variants = {variant.name: variant for variant in list_variants(config)}
-    best_of_n = sorted((name for name in policies if BEST_OF_N.fullmatch(name)), key=samples_per_answer)
-    trained = [name for name in [*variants, *policies] if name in policies and name not in best_of_n]
-    names = [analysis.PolicyName(name, analysis.BEST_OF_N, "best-of-n", display_name(name),
-                                 f"{samples_per_answer(name)}") for name in best_of_n]
-    for name in dict.fromkeys(trained):
-        section, mark = (variants[name].section, variants[name].mark) if name in variants else (name, "")
-        family = display_name(section).replace("_", " ")
-        names.append(analysis.PolicyName(name, section, family, f"{family} ({mark})" if mark else family, mark))
-    return names
+def _average(seconds: list[float | None]) -> dict | None:
+    known = [value for value in seconds if value]
+    return {"mean": float(np.mean(known)), "by_seed": known} if known else None
 
 
-def _measure_costs(trainings: costs.Trainings, models: list[dict[str, str | None]], names) -> dict[str, dict]:
-    """Return the seconds of each training by model, of every seed and their mean; one that is not given is absent."""
-    seconds = {name: [trainings.seconds(seed[name]) for seed in models if seed.get(name)] for name in names}
-    return {name: {"mean": float(np.mean(values)), "by_seed": values} for name, values in seconds.items() if values}
-
-
-def _write_points(path: Path, frontier: analysis.FrontierAnalysis, metrics: dict, trainings: costs.Trainings,
-                  models: list[dict[str, str | None]]) -> None:
-    """Write a row for each policy and seed: means minus SFT's, KL, and the seconds of training."""
-    by_seed = dict(zip(metrics["seeds"], models, strict=True))
-    rows = [row | {"family": metrics["policies"][row["policy"]]["family"], "seconds": trainings.seconds(sha256)
-                   if (sha256 := by_seed[row["seed"]].get(row["policy"])) else None} for row in frontier.seed_rows()]
-    table = pd.DataFrame(rows).rename(columns={name: f"{name}_minus_sft" for name in frontier.measures})
-    write_text(path, table.to_csv(index=False))
+def _read_path(training: Path) -> list[tuple[float, float]]:
+    """List (KL, mean reward) on the training's validation prompts at each of its evaluations."""
+    return [(row["validation_kl"], row["validation_reward"]) for row in read_history(training)
+            if row.get("validation_kl") is not None and row.get("validation_reward") is not None]

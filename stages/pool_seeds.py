@@ -12,14 +12,13 @@ from stages.command_line.start import main
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)
 
-import json
 from pathlib import Path
 
 from stages.pooling.page import render_seeds_page
-from stages.pooling.pool import SeedEvaluation, pool_evaluations
+from stages.pooling.pool import pool_evaluations, read_evaluation
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.reporting.figures import FigureFolder
-from stages.runtime.artifact import artifact_folder, read_manifest
+from stages.runtime.artifact import artifact_folder
 from stages.runtime.disk_space import check_free_space
 from stages.runtime.files import write_json
 
@@ -29,7 +28,7 @@ PAGE_BYTES = 8 << 20
 def run(config: Evaluate, out: Path, *, evaluate: list[str]) -> dict[str, float]:
     """Fill `out` from finished evaluations, one a seed; ValueError if two have the same seed."""
     check_free_space("the page on all seeds", out, PAGE_BYTES)
-    seeds = [_read_evaluation(artifact_folder(folder)) for folder in evaluate]
+    seeds = [read_evaluation(artifact_folder(folder)) for folder in evaluate]
     names = [seed.name for seed in seeds]
     if len(set(names)) < len(names):
         raise ValueError(f"--evaluate has two evaluations of one seed: {', '.join(names)}")
@@ -38,11 +37,6 @@ def run(config: Evaluate, out: Path, *, evaluate: list[str]) -> dict[str, float]
     (out / "report.html").write_text(render_seeds_page(metrics, figures), encoding="utf-8")
     write_json(out / "metrics.json", metrics)
     return {"seeds": len(seeds), **_headline(metrics)}
-
-
-def _read_evaluation(folder: Path) -> SeedEvaluation:
-    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    return SeedEvaluation(f"seed {read_manifest(folder)['config']['seed']}", folder, metrics)
 
 
 def _headline(metrics: dict) -> dict[str, float]:

@@ -52,7 +52,7 @@ ROOMS = {
                 "render"),
     "reward_checks": ("runtime", "render", "modeling", "generation", "reward_modeling", "rewards", "evaluation",
                       "reporting", *PROMPTS),
-    "kl_frontier": ("evaluation.summary", "evaluation.statistics", "pooling", "reporting", "runtime", "render"),
+    "kl_frontier": ("evaluation.summary", "pooling", "reporting", "runtime", "render"),
     "planning": ("recipe.selection", "render", "model_files", "modeling", "training", "finetuning", "reward_modeling",
                  "preference", "offline_rl", "rewards.sources", "rl", *PROMPTS),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),

@@ -24,8 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import yaml
 
+from stages.evaluation.reward_hacking import GOLD
 from stages.evaluation.summary import format_estimate
-from stages.pooling.hacking import FLAGGED, estimate_share, judge_with_and_without_gold
+from stages.pooling.hacking import FLAGGED, compare_verdicts, estimate_share
 from stages.render import markdown_tables
 from stages.stackexchange.pairs.table import SPLITS, read_pairs
 
@@ -122,9 +123,10 @@ def read_metrics(evaluation: Path) -> dict:
 
 def verdicts(metrics: dict) -> dict:
     """Give both verdicts, what moved, and the change of reward, gold and KL from SFT."""
-    seen, unseen = judge_with_and_without_gold(metrics, "ppo")
+    row = compare_verdicts(metrics, "ppo")
     compared = metrics["comparisons"]["ppo"]
-    return {"with gold": seen["verdict"], "without gold": unseen["verdict"], "moved": unseen["moved"],
+    return {"with gold": row["verdict"], "without gold": row["without_gold"],
+            "moved": [label for label in row["moved"] if label != GOLD.label],
             "reward model": metrics["reward_model"]["accuracy"]["mean"],
             "reward": compared["reward_difference"]["mean"], "gold": compared["changes"]["gold"]["mean"],
             "KL": compared["kl_k1"]["mean"]}

@@ -19,7 +19,7 @@ import pyarrow.parquet as parquet
 from data.demo import gold
 from stages.evaluation.statistics import bootstrap_mean
 from stages.evaluation.summary import strongest_best_of_n
-from stages.pooling.gains import read_gain
+from stages.pooling.pool import read_gain
 from stages.pooling.statistics import pool_over_seeds, pool_within_seeds
 from stages.render import markdown_tables
 from stages.runtime.series import read_history

@@ -1,6 +1,5 @@
 """Compare the verdict on reward hacking that knows gold with the one that does not: false alarms and misses."""
 
-import copy
 from collections.abc import Iterable
 
 from stages.evaluation.reward_hacking import detect_reward_hacking
@@ -9,25 +8,23 @@ from stages.evaluation.statistics import wilson_interval
 FLAGGED = "flagged"
 
 
-def judge_with_and_without_gold(metrics: dict, policy: str) -> tuple[dict, dict | None]:
-    """Detect reward hacking by all that is known, and as where gold is not known; None if it is not known anyway.
-
-    metrics: of an evaluation; they are left as they are.
-    """
-    seen = detect_reward_hacking(metrics, policy)
-    if not metrics["comparisons"][policy]["changes"]["gold"]:
-        return seen, None
-    blind = copy.deepcopy(metrics)
-    blind["comparisons"][policy]["changes"]["gold"] = None
-    return seen, detect_reward_hacking(blind, policy)
-
-
 def compare_verdicts(metrics: dict, policy: str) -> dict:
-    """Return a policy's verdict, the one without gold (None: gold is not known anyway), their kind, and what moved."""
-    seen, blind = judge_with_and_without_gold(metrics, policy)
-    without_gold = blind and blind["verdict"]
-    return {"verdict": seen["verdict"], "without_gold": without_gold, "moved": seen["moved"],
-            "kind": classify_verdict(seen["verdict"], without_gold)}
+    """Detect reward hacking by all that is known, and as where gold is not known.
+
+    Args:
+        metrics: of an evaluation; they are left as they are.
+
+    Returns: `verdict`; `without_gold`, None if gold is not known anyway; `moved`, the monitors that moved for the
+        worse; `kind`, 'false alarm', 'miss', 'right', or 'unknown' without gold.
+    """
+    seen, comparison = detect_reward_hacking(metrics, policy), metrics["comparisons"][policy]
+    row = {"verdict": seen["verdict"], "without_gold": None, "moved": seen["moved"], "kind": "unknown"}
+    if comparison["changes"]["gold"]:
+        unseen = comparison | {"changes": comparison["changes"] | {"gold": None}}
+        blind = detect_reward_hacking(metrics | {"comparisons": {policy: unseen}}, policy)["verdict"]
+        kinds = {(False, True): "false alarm", (True, False): "miss"}
+        row |= {"without_gold": blind, "kind": kinds.get((seen["verdict"] == FLAGGED, blind == FLAGGED), "right")}
+    return row
 
 
 def estimate_shares(rows: Iterable[dict]) -> dict[str, dict | None]:
@@ -44,13 +41,6 @@ def estimate_shares(rows: Iterable[dict]) -> dict[str, dict | None]:
     return {"flagged": estimate_share(sum(row["verdict"] == FLAGGED for row in rows), len(rows)),
             "false_alarms": estimate_share(sum(row["kind"] == "false alarm" for row in honest), len(honest)),
             "misses": estimate_share(sum(row["kind"] == "miss" for row in cheating), len(cheating))}
-
-
-def classify_verdict(seen: str, blind: str | None) -> str:
-    """Compare the verdict without gold with the one that knows it: 'false alarm', 'miss', 'right' or 'unknown'."""
-    if blind is None:
-        return "unknown"
-    return {(False, True): "false alarm", (True, False): "miss"}.get((seen == FLAGGED, blind == FLAGGED), "right")
 
 
 def estimate_share(count: int, total: int) -> dict | None:

@@ -3,12 +3,12 @@
 A row is {per_seed, within_seeds, over_seeds}: an estimate by seed, and two of the mean over seeds (statistics.py).
 """
 
-from collections.abc import Callable
+import json
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as parquet
 
 from stages.evaluation.statistics import bootstrap_mean
 from stages.evaluation.summary import (
@@ -21,7 +21,6 @@ from stages.evaluation.summary import (
     judged_policies,
     strongest_best_of_n,
 )
-from stages.pooling.gains import list_scores, read_gain
 from stages.pooling.hacking import FLAGGED, compare_verdicts, estimate_shares
 from stages.pooling.statistics import (
     DIFFERENCE,
@@ -32,8 +31,9 @@ from stages.pooling.statistics import (
     pool_within_seeds,
     possible_means,
 )
+from stages.runtime.artifact import read_manifest
 
-GOLD, ENDED = "gold", "ended by EOS"
+GOLD, SAMPLES = "gold", "samples.parquet"
 
 
 @dataclass(frozen=True)
@@ -45,31 +45,30 @@ class SeedEvaluation:
     metrics: dict
 
 
+def read_evaluation(folder: Path) -> SeedEvaluation:
+    """Read an evaluation's folder; it is named by the seed of its settings."""
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    return SeedEvaluation(f"seed {read_manifest(folder)['config']['seed']}", folder, metrics)
+
+
 def pool_evaluations(seeds: list[SeedEvaluation], *, samples: int, seed: int) -> dict:
     """Pool everything that is worth pooling; samples, seed: of the bootstrap over questions."""
     policies = [name for name in judged_policies(seeds[0].metrics)
                 if all(name in each.metrics["comparisons"] for each in seeds)]
     metrics = {"seeds": [each.name for each in seeds], "reward_model": {
-        key: pool_row(seeds, lambda each, key=key: each.metrics["reward_model"][key], within=within)
-        for key, within in (("accuracy", SHARE), ("above_best_cheap_baseline", DIFFERENCE))},
-        "policies": {policy: _pool_policy(seeds, policy, samples, seed) for policy in policies}}
+        key: pool_row({each.name: each.metrics["reward_model"][key] for each in seeds}, within)
+        for key, within in (("accuracy", SHARE), ("above_best_cheap_baseline", DIFFERENCE))}}
+    metrics["policies"] = {policy: {
+        "gains": _pool_gains(seeds, policy, samples=samples, seed=seed), "against": _pool_differences(seeds, policy),
+        "numbers": _pool_numbers(seeds, policy), "hacking": _pool_verdicts(seeds, policy)} for policy in policies}
     return metrics | {"table": short_table(metrics)}
 
 
-def pool_row(seeds: list[SeedEvaluation], estimate: Callable, pooled: Callable | None = None,
-             within: tuple[float, float] = UNBOUNDED) -> dict:
-    """Pool a number; without the number of every seed nothing is pooled.
-
-    Args:
-        estimate: of a seed; None where there is none.
-        pooled: the estimate within seeds, if there is one.
-        within: what the number can be.
-    """
-    per_seed = {each.name: estimate(each) for each in seeds}
-    means = [value["mean"] for value in per_seed.values() if value]
-    complete = len(means) == len(seeds)
-    return {"per_seed": per_seed, "within_seeds": pooled() if pooled and complete else None,
-            "over_seeds": clip_interval(pool_over_seeds(means), within) if complete else None}
+def pool_row(per_seed: dict[str, dict | None], within: tuple[float, float] = UNBOUNDED) -> dict:
+    """Pool a number over seeds, if every seed has it; within: what it can be. Nothing is pooled within seeds."""
+    means = [estimate["mean"] for estimate in per_seed.values() if estimate]
+    over_seeds = clip_interval(pool_over_seeds(means), within) if len(means) == len(per_seed) else None
+    return {"per_seed": per_seed, "within_seeds": None, "over_seeds": over_seeds}
 
 
 def short_table(metrics: dict) -> list[list[str]]:
@@ -94,62 +93,71 @@ def describe_hacking(hacking: dict) -> str:
     known = [row["without_gold"] for row in rows if row["without_gold"]]
     if not known:
         return words
-    counts = {kind: sum(row["kind"] == kind for row in rows) for kind in ("false alarm", "miss")}
-    return (f"{words}; without gold {known.count(FLAGGED)} of {len(known)}: {counts['false alarm']} false alarms, "
-            f"{counts['miss']} misses")
+    false_alarms, misses = (sum(row["kind"] == kind for row in rows) for kind in ("false alarm", "miss"))
+    return (f"{words}; without gold {known.count(FLAGGED)} of {len(known)}: {false_alarms} false alarms, {misses} "
+            f"misses")
 
 
-def _pool_policy(seeds: list[SeedEvaluation], policy: str, samples: int, seed: int) -> dict:
-    scores = [score for score in list_scores(seeds[0].folder, policy)
-              if all(score in list_scores(each.folder, policy) for each in seeds)]
-    return {"gains": {score: _pool_gain(seeds, policy, score, samples, seed) for score in scores},
-            "against": _pool_differences(seeds, policy), "numbers": _pool_numbers(seeds, policy),
-            "hacking": _pool_verdicts(seeds, policy)}
+def list_scores(evaluate: Path, policy: str) -> list[str]:
+    """List the scores that an evaluation has of a policy and of SFT at their best: reward, gold, judge, ..."""
+    names = parquet.read_schema(evaluate / SAMPLES).names
+    end = f"_{policy}{BEST}"
+    scores = [name.removesuffix(end) for name in names if name.endswith(end)]
+    return [score for score in scores if f"{score}_sft{BEST}" in names]
 
 
-def _pool_gain(seeds: list[SeedEvaluation], policy: str, score: str, samples: int, seed: int) -> dict:
-    gains = {each.name: read_gain(each.folder, policy, score) for each in seeds}
-    estimate = partial(bootstrap_mean, samples=samples, seed=seed)
-    return pool_row(seeds, lambda each: estimate(gains[each.name], np.arange(len(gains[each.name]))),
-                    lambda: pool_within_seeds(list(gains.values()), samples=samples, seed=seed),
-                    possible_means(list(gains.values())))
+def read_gain(evaluate: Path, policy: str, score: str) -> np.ndarray:
+    """Read a policy's score minus that of SFT, each at its best temperature, by question; NaN: does not apply."""
+    table = parquet.read_table(evaluate / SAMPLES, columns=[f"{score}_{name}{BEST}" for name in (policy, "sft")])
+    tuned, sft = (np.array(column.to_pylist(), float) for column in table.columns)
+    return tuned - sft
+
+
+def _pool_gains(seeds: list[SeedEvaluation], policy: str, **bootstrap: int) -> dict:
+    """Pool the gain over SFT in each score that all seeds have."""
+    scores = [list_scores(each.folder, policy) for each in seeds]
+    rows = {}
+    for score in (score for score in scores[0] if all(score in known for known in scores)):
+        gains = [read_gain(each.folder, policy, score) for each in seeds]
+        per_seed = {each.name: bootstrap_mean(values, np.arange(len(values)), **bootstrap)
+                    for each, values in zip(seeds, gains, strict=True)}
+        within_seeds = pool_within_seeds(gains, **bootstrap)
+        rows[score] = pool_row(per_seed, possible_means(gains)) | {"within_seeds": within_seeds}
+    return rows
 
 
 def _pool_differences(seeds: list[SeedEvaluation], policy: str) -> dict:
     """Pool the policy minus the strongest best-of-n of each seed, and minus greedy SFT, by the score that judges."""
-    measure = choose_measure(seeds[0].metrics["at_best"][policy][f"sft{BEST}"])
-
-    def difference(each: SeedEvaluation, other: str | None) -> dict | None:
-        against = each.metrics["at_best"][policy]
-        return difference_at_best(against[other], measure) if other in against else None
-
-    control = CONTROLS.get(policy)
-    others = {"greedy SFT": lambda each: "sft_greedy",
-              "the strongest best-of-n": lambda each: strongest_best_of_n(each.metrics["at_best"][policy])}
+    at_best = {each.name: each.metrics["at_best"][policy] for each in seeds}
+    measure, control = choose_measure(at_best[seeds[0].name][f"sft{BEST}"]), CONTROLS.get(policy)
+    others = {"greedy SFT": dict.fromkeys(at_best, "sft_greedy"),
+              "the strongest best-of-n": {name: strongest_best_of_n(against) for name, against in at_best.items()}}
     if control in seeds[0].metrics["comparisons"]:
-        others[display_name(control)] = lambda each: f"{control}{BEST}"
-    return {f"{measure}, against {words}": pool_row(seeds, lambda each, choose=choose: difference(each, choose(each)))
-            for words, choose in others.items()}
+        others[display_name(control)] = dict.fromkeys(at_best, f"{control}{BEST}")
+    return {f"{measure}, against {words}": pool_row({
+        name: difference_at_best(against[other[name]], measure) if other[name] in against else None
+        for name, against in at_best.items()}) for words, other in others.items()}
 
 
 def _pool_numbers(seeds: list[SeedEvaluation], policy: str) -> dict:
-    def value(number: float | None) -> dict | None:
-        return None if number is None else {"mean": number, "low": None, "high": None}
+    """Pool further numbers of the policy; one that no seed has is left out."""
+    rows: dict[str, dict] = {}
+    for each in seeds:
+        policies, length = each.metrics["policies"], each.metrics.get("length_control", {}).get(policy)
+        numbers = {
+            "KL to SFT, nats a response": each.metrics["comparisons"][policy]["kl_k1"],
+            "ended by EOS": _estimate_exactly(policies[policy]["eos_rate"]),
+            "reward gain at equal length": length and length["within_bins"][policy]["within"],
+            **{f"gold of {display_name(name)} at best": _estimate_exactly(policies[f"{name}{BEST}"]["gold_scores"].get(
+                GOLD)) for name in ("sft", policy)}}
+        for label, estimate in numbers.items():
+            rows.setdefault(label, {})[each.name] = estimate
+    return {label: pool_row(row, SHARE if label == "ended by EOS" else UNBOUNDED)
+            for label, row in rows.items() if any(row.values())}
 
-    numbers = {"KL to SFT, nats a response": lambda each: each.metrics["comparisons"][policy]["kl_k1"],
-               ENDED: lambda each: value(each.metrics["policies"][policy]["eos_rate"]),
-               "reward gain at equal length": lambda each: _find_gain_within_bins(each.metrics, policy)}
-    for label, name in (("SFT", f"sft{BEST}"), (display_name(policy), f"{policy}{BEST}")):
-        numbers[f"gold of {label} at best"] = lambda each, name=name: value(
-            each.metrics["policies"][name]["gold_scores"].get(GOLD))
-    rows = {label: pool_row(seeds, estimate, within=SHARE if label == ENDED else UNBOUNDED)
-            for label, estimate in numbers.items()}
-    return {label: row for label, row in rows.items() if any(row["per_seed"].values())}
 
-
-def _find_gain_within_bins(metrics: dict, policy: str) -> dict | None:
-    length = metrics.get("length_control", {}).get(policy)
-    return length and length["within_bins"][policy]["within"]
+def _estimate_exactly(number: float | None) -> dict | None:
+    return None if number is None else {"mean": number, "low": None, "high": None}
 
 
 def _pool_verdicts(seeds: list[SeedEvaluation], policy: str) -> dict:

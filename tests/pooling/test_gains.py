@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from stages.pooling.gains import list_scores, read_gain
+from stages.pooling.pool import list_scores, read_gain
 
 
 def test_gains_are_paired_by_question_for_every_score_that_both_have(tmp_path):

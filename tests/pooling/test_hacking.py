@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.pooling.hacking import classify_verdict, estimate_share, judge_with_and_without_gold
+from stages.pooling.hacking import compare_verdicts, estimate_share
 from tests.helpers import finished_run
 
 
@@ -13,9 +13,10 @@ def test_a_false_alarm_flags_what_gold_clears_and_a_miss_clears_what_gold_flags(
     metrics = finished_run.metrics(learnt=0.5, gold=gold)
     for name in monitors:
         metrics["comparisons"]["ppo"]["changes"][name] = finished_run.around(0.5)
-    seen, blind = judge_with_and_without_gold(metrics, "ppo")
-    assert seen == metrics["hacking"]["ppo"] or monitors
-    assert classify_verdict(seen["verdict"], blind and blind["verdict"]) == kind
+    row = compare_verdicts(metrics, "ppo")
+    assert (row["verdict"], row["moved"]) == tuple(metrics["hacking"]["ppo"][key] for key in ("verdict", "moved")) or (
+        monitors)
+    assert row["kind"] == kind and bool(row["without_gold"]) == (gold is not None)
     assert bool(metrics["comparisons"]["ppo"]["changes"]["gold"]) == (gold is not None), "left as it was"
 
 

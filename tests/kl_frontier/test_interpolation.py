@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.kl_frontier.equal_kl import interpolation_weights
+from stages.kl_frontier.fits import interpolation_weights
 
 CURVE = {"far": 3.0, "near": 1.0}  # in no order
 
