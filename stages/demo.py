@@ -9,19 +9,23 @@ folder RUN/votes, in the form of the pairs. Needs gradio (`make extras`).
 """
 
 import argparse
+import importlib.util
 import os
+import socket
 import sys
+from functools import partial
 from pathlib import Path
 
-from stages.chat.checks import check_port, check_run
-from stages.command_line.failures import describe_failure
 from stages.command_line.option_parser import OptionParser
+from stages.command_line.tool import run_tool
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import override
 from stages.recipe.sections.evaluate import Evaluate
+from stages.runtime.artifact import MANIFEST
 from stages.runtime.environment import let_idle_threads_sleep
 
 RUN, PORT = Path("results/demo"), 7860
+REQUIRED_ARTIFACTS = ("pairs", "sft-merged", "ppo-merged", "reward-merged")
 PRECISIONS = ("fp32", "bf16", "int8", "nf4")
 # Read when the libraries are imported. Gradio requests its own page once at the start, which must not go to a proxy.
 OFFLINE_ENVIRONMENT = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "NO_PROXY": "*", "no_proxy": "*"}
@@ -35,16 +39,42 @@ def serve(args: argparse.Namespace) -> None:
     os.environ |= OFFLINE_ENVIRONMENT
     from stages.modeling import torch_setup
     torch_setup.prepare()  # before the imports below, whose warnings it silences
-    from stages.chat.load import load_controller
-    from stages.chat.model_background import read_model_background
-    from stages.chat.page import build_page, serve_page
+    from stages.chat.page import ChatPage, build_page, serve_page
+    from stages.chat.streaming import ChatModels
+    from stages.chat.votes import Votes
 
     settings = evaluate_settings(args.run)
-    votes = args.votes or args.run / "votes"
-    controller = load_controller(args.run, args.model, votes, args.precision, settings.cpu_kernels)
+    print("demo: loading the models", flush=True)
+    models = ChatModels(args.run, args.model, args.precision, settings.cpu_kernels)
+    chat = ChatPage(models, args.run / "pairs", Votes(args.votes or args.run / "votes"))
     defaults = {"temperature": settings.temperature, "most_tokens": settings.max_response_tokens}
-    page = build_page(controller, f"Talking to {args.run}", read_model_background(args.run), defaults)
-    serve_page(page, args.host, args.port)
+    serve_page(build_page(chat, args.run, defaults), args.host, args.port)
+
+
+def check_run(run: Path) -> None:
+    """Raise ValueError unless gradio is installed and the run is finished."""
+    if importlib.util.find_spec("gradio") is None:
+        raise ValueError("the page needs gradio, which is not installed: make extras")
+    if not run.is_dir():
+        raise ValueError(f"{run} is not a folder: name a finished run, or make the bundled one (make ppo)")
+    seeds = sorted(str(folder) for folder in run.glob("seed-*/") if (folder / "recipe.yaml").is_file())
+    if seeds:
+        raise ValueError(f"{run} is a run of several seeds, each with its own models: give one of {', '.join(seeds)}")
+    missing = [name for name in REQUIRED_ARTIFACTS if not (run / name / MANIFEST).is_file()]
+    if missing:
+        raise ValueError(f"{run} has no finished {', '.join(missing)}: make it first (the bundled run: make ppo)")
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ValueError or OSError unless the page can be served there."""
+    if not 0 < port < 2**16:
+        raise ValueError(f"--port must be from 1 to {2**16 - 1}, not {port}")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise OSError(f"cannot listen at {host}, port {port} ({error.strerror}): give another --port") from None
 
 
 def evaluate_settings(run: Path) -> Evaluate:
@@ -82,15 +112,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve the page; return 1, with one line on stderr, for errors that the user can fix."""
     args = build_parser().parse_args(arguments)
     try:
-        serve(args)
+        return run_tool("demo", args.run, partial(serve, args))
     except KeyboardInterrupt:
-        pass
-    except Exception as error:
-        if (message := describe_failure(error, args.run)) is None:
-            raise
-        print(f"demo: error: {' '.join(message.split())}", file=sys.stderr)
-        return 1
-    return 0
+        return 0
 
 
 if __name__ == "__main__":

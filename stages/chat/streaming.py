@@ -1,32 +1,33 @@
-"""Stream answers of several policies side by side, token by token, each token with its log-ratio to SFT.
+"""Stream answers of several policies side by side, and measure each finished one: rewards, log-ratio of each word.
 
 A log-ratio is log p(token) - log p_SFT(token) in nats, p being the policy that sampled the token, at the sampling
 temperature (1 for greedy). Its sum over an answer is a one-sample estimate (k1) of the policy's KL to SFT.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 import torch
 
-from stages.chat.token_text import StreamingDecoder
 from stages.generation.best_of_n import best_of_kl
-from stages.generation.sampler import DecodeState, GenerationState, generate_stepwise
+from stages.generation.sampler import GenerationState, generate_stepwise
 from stages.modeling.families import max_positions
 from stages.modeling.load import load_causal
-from stages.modeling.output_layer import output_layer
-from stages.modeling.packed.forward import uses_cpu_kernels
-from stages.modeling.packed.token_logprobs import selective_log_softmax
+from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import combine_scores
+from stages.runtime.files import hash_file
+from stages.runtime.finished import DIGEST_CHARACTERS, MANIFEST
 from stages.stackexchange.prompt import prompt_ids
 
 MAX_QUESTION_CHARACTERS = 100_000
 BEST_OF_N = "best of n"
 MAX_SAMPLES = 64
+REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,6 @@ class SamplingSettings:
     temperature: float = 1.0
     most_tokens: int = 128
     samples: int = 4
-    seed: int = 0
 
     def __post_init__(self):
         if not 0 <= self.temperature < float("inf"):
@@ -49,67 +49,64 @@ class SamplingSettings:
         if not 1 <= self.samples <= MAX_SAMPLES:
             raise ValueError(f"best-of-n draws 1 to {MAX_SAMPLES} answers, not {self.samples}")
 
-    @property
-    def scoring_temperature(self) -> float:
-        """Temperature of the log-probabilities: 1 for greedy answers."""
-        return self.temperature or 1.0
+
+class TextPiece(NamedTuple):
+    """The text of some tokens, and the sum of their log-ratios in nats."""
+
+    text: str
+    log_ratio: float
 
 
 @dataclass
 class Answer:
     """One answer while it is generated; the same object is updated after each token.
 
-    tokens: ids, including the EOS that ended the answer, if one did. seconds: spent on sampling `sampled_tokens`, which
-    for best-of-n are those of all samples. finished_samples, rewards: of best-of-n; rewards are sorted, best first.
-    kl: sum of the log-ratios in nats; for best-of-n the upper bound `kl_bound`.
+    model: digest of the model, or ''. tokens: ids, including the EOS that ended the answer, if one did; those of
+    best-of-n come when all `samples` are finished. seconds: spent on sampling `sampled_tokens`, those of all samples.
+    When done: pieces, rewards of all samples (best first), and kl in nats, which for best-of-n is an upper bound.
     """
 
     policy: str
-    decoder: StreamingDecoder
+    model: str
+    samples: int = 1
     tokens: list[int] = field(default_factory=list)
-    log_ratios: list[float] = field(default_factory=list)
+    text: str = ""
     sampled_tokens: int = 0
     seconds: float = 0.0
-    kl_bound: float | None = None
-    ended: bool = False
-    done: bool = False
-    samples: int = 1
     finished_samples: int = 0
-    reward: float | None = None
+    ended: bool = False
+    pieces: list[TextPiece] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    kl: float = 0.0
 
     @property
-    def text(self) -> str:
-        return self.decoder.text
-
-    @property
-    def kl(self) -> float:
-        return sum(self.log_ratios) if self.kl_bound is None else self.kl_bound
-
-    def add(self, token: int, log_ratio: float) -> None:
-        self.tokens.append(token)
-        self.log_ratios.append(log_ratio)
-        self.decoder.add(token, log_ratio)
+    def done(self) -> bool:
+        return bool(self.rewards)
 
 
 class ChatModels:
-    """Policies in memory, the first of them SFT, with the reward models; raises ValueError if tokenizers differ.
+    """A run's SFT and PPO models, further `models` by name, and its reward model, in memory.
 
-    Args:
-        folders: plain model folders by name.
-        reward: a merged reward artifact of one or several models.
+    Raises ValueError if tokenizers differ or a name is given twice.
     """
 
-    def __init__(self, folders: dict[str, Path], reward: Path, precision: str = "fp32",
+    def __init__(self, run: Path, models: Sequence[tuple[str, Path]] = (), precision: str = "fp32",
                  cpu_kernels: str = "off"):
+        folders, reward = {"SFT": run / "sft-merged", "PPO": run / "ppo-merged"}, run / "reward-merged"
+        for name, folder in models:
+            if name in folders or name == BEST_OF_N:
+                raise ValueError(f"--model {name}: there is a model of that name already")
+            folders[name] = folder
         self.tokenizer = load_shared_tokenizer(*folders.values(), reward)
         self.max_positions = max_positions(*folders.values(), reward)
         self.policies = {name: load_causal(folder, precision, cpu_kernels) for name, folder in folders.items()}
         self.reference = next(iter(folders))
+        self.policies[BEST_OF_N] = self.policies[self.reference]
         self.scorers = load_reward_models(reward, precision, cpu_kernels=cpu_kernels)
-        self.names = [*folders, BEST_OF_N]
+        self.digests = {name: digest_model(folder) for name, folder in folders.items()}
+        self.digests[BEST_OF_N] = f"{self.digests[self.reference]} by {digest_model(reward)}"
 
-    def encode_prompt(self, question: str, sampling: SamplingSettings) -> list[int]:
+    def encode_prompt(self, question: str, most_tokens: int) -> list[int]:
         """Return the prompt's token ids; ValueError, in one sentence, for a question that is empty or too long."""
         if not (question or "").strip():
             raise ValueError("Type a question, or pick one.")
@@ -117,99 +114,85 @@ class ChatModels:
             raise ValueError(f"The question has {len(question):,} characters; at most {MAX_QUESTION_CHARACTERS:,} are "
                              f"read: shorten it.")
         ids = prompt_ids(self.tokenizer, question)
-        room = self.max_positions - sampling.most_tokens
+        room = self.max_positions - most_tokens
         if len(ids) > room:
             raise ValueError(
-                f"The question has {len(ids):,} tokens, and an answer of {sampling.most_tokens:,} leaves room for "
+                f"The question has {len(ids):,} tokens, and an answer of {most_tokens:,} leaves room for "
                 f"{max(0, room):,} of the {self.max_positions:,} that the models read: shorten it.")
         return ids
 
-    def stream(self, name: str, prompt: list[int], sampling: SamplingSettings) -> Iterator[Answer]:
-        """Yield the answer of one policy after each token, and once more when it is done, with its reward."""
-        return (self._stream_best_of_n if name == BEST_OF_N else self._stream_policy)(name, prompt, sampling)
-
     def stream_side_by_side(
-        self, names: list[str], prompt: list[int], sampling: SamplingSettings
+        self, names: list[str], question: str, sampling: SamplingSettings, seed: int
     ) -> Iterator[list[Answer]]:
         """Stream several answers, one token of each in turn; each has its own seed."""
-        answers = [Answer(name, StreamingDecoder(self.tokenizer)) for name in names]
-        streams = {index: self.stream(name, prompt, replace(sampling, seed=sampling.seed + index))
-                   for index, name in enumerate(names)}
+        if not all(name in self.policies for name in names):
+            raise ValueError("Choose a model for each answer.")
+        prompt = self.encode_prompt(question, sampling.most_tokens)
+        streams = {index: self.stream(name, prompt, sampling, seed + index) for index, name in enumerate(names)}
+        answers = {}
         while streams:
             for index in list(streams):
                 answers[index] = next(streams[index])
                 if answers[index].done:
                     streams.pop(index).close()
-            yield answers
+            yield list(answers.values())
 
     @torch.no_grad()
-    def _stream_policy(self, name: str, prompt: list[int], sampling: SamplingSettings) -> Iterator[Answer]:
-        answer, scorer = Answer(name, StreamingDecoder(self.tokenizer)), None
-        if name != self.reference:
-            scorer = _ReferenceScorer(self.policies[self.reference], prompt, sampling.scoring_temperature)
-        for state in _count_cost(self._generate(name, [prompt], sampling), answer):
-            token, logprob = state.responses[0][-1], float(state.logprobs[0, state.steps - 1])
-            answer.add(token, logprob - scorer.logprob(token) if scorer else 0.0)
+    def stream(self, name: str, prompt: list[int], sampling: SamplingSettings, seed: int) -> Iterator[Answer]:
+        """Yield the answer of one policy after each token, and once more when it is done and measured."""
+        count = sampling.samples if name == BEST_OF_N else 1
+        answer = Answer(f"best of {count}" if name == BEST_OF_N else name, self.digests[name], count)
+        states = generate_stepwise(
+            self.policies[name], [prompt] * count, max_new_tokens=sampling.most_tokens,
+            temperature=sampling.temperature, stop_ids=[self.tokenizer.eos_token_id],
+            generator=torch.Generator().manual_seed(seed))
+        for state in _count_cost(states, answer):
+            if count == 1:
+                answer.tokens = list(state.responses[0])
+                answer.text = self._decode(answer.tokens).rstrip(REPLACEMENT)
             yield answer
-        yield self._finish(answer, prompt)
-
-    @torch.no_grad()
-    def _stream_best_of_n(self, name: str, prompt: list[int], sampling: SamplingSettings) -> Iterator[Answer]:
-        """Stream SFT's answer with the highest reward of `samples`; its tokens come when all samples are finished."""
-        answer = Answer(f"best of {sampling.samples}", StreamingDecoder(self.tokenizer), samples=sampling.samples)
-        prompts = [prompt] * sampling.samples
-        for state in _count_cost(self._generate(self.reference, prompts, sampling), answer):
-            answer.finished_samples = sum(state.done)
-            yield answer
-        rewards = self._score(prompts, state.responses)
-        for token in state.responses[int(rewards.argmax())]:
-            answer.add(token, 0.0)
-        answer.rewards = sorted(rewards.tolist(), reverse=True)
-        answer.kl_bound = best_of_kl(sampling.samples)
-        yield self._finish(answer, prompt)
-
-    def _generate(self, name: str, prompts: list[list[int]], sampling: SamplingSettings) -> Iterator[GenerationState]:
-        return generate_stepwise(
-            self.policies[name], prompts, max_new_tokens=sampling.most_tokens, temperature=sampling.temperature,
-            stop_ids=[self.tokenizer.eos_token_id], generator=torch.Generator().manual_seed(sampling.seed),
-            value_fn=lambda hidden: hidden.new_zeros(len(hidden)),  # a value function makes it store log-probabilities
-        )
-
-    def _finish(self, answer: Answer, prompt: list[int]) -> Answer:
-        answer.decoder.finish()
+        rewards = combine_scores([scorer([prompt] * count, state.responses) for scorer in self.scorers])
+        answer.tokens = list(state.responses[int(rewards.argmax())])
+        answer.text = self._decode(answer.tokens).rstrip(REPLACEMENT)
         answer.ended = answer.tokens[-1] == self.tokenizer.eos_token_id
-        answer.reward = float(self._score([prompt], [answer.tokens]))
-        answer.done = True
-        return answer
+        ratios = self._log_ratios(name, prompt, answer.tokens, sampling.temperature or 1.0)
+        answer.pieces, answer.rewards = self.split_text(answer.tokens, ratios), sorted(rewards.tolist(), reverse=True)
+        answer.kl = best_of_kl(count) if name == BEST_OF_N else sum(ratios)
+        yield answer
 
-    def _score(self, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
-        return combine_scores([scorer(prompts, responses) for scorer in self.scorers])
+    def split_text(self, tokens: list[int], log_ratios: list[float]) -> list[TextPiece]:
+        """Split an answer into pieces of whole characters, a token each where possible, with their log-ratios."""
+        pieces, length, log_ratio = [], 0, 0.0
+        for count, ratio in enumerate(log_ratios, 1):
+            text, log_ratio = self._decode(tokens[:count]), log_ratio + ratio
+            if count == len(tokens) or not text.endswith(REPLACEMENT):
+                text = text.rstrip(REPLACEMENT)
+                pieces.append(TextPiece(text[length:], log_ratio))
+                length, log_ratio = len(text), 0.0
+        return pieces
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _log_ratios(self, name: str, prompt: list[int], tokens: list[int], temperature: float) -> list[float]:
+        own, reference = (response_logprobs(self.policies[policy], [prompt], [tokens], temperature)[0]
+                          for policy in (name, self.reference))
+        return (own - reference).tolist()
 
 
-class _ReferenceScorer:
-    """Score the tokens of another model's answer, one by one."""
-
-    def __init__(self, model, prompt: list[int], temperature: float):
-        self.head, self.temperature = output_layer(model), temperature
-        self.decoder, self.cpu_kernels = DecodeState(model, [prompt]), uses_cpu_kernels(model)
-        self.last_token: torch.Tensor | None = None
-
-    def logprob(self, token: int) -> float:
-        """Return the log-probability of the next token, in nats."""
-        if self.last_token is not None:
-            self.decoder.step(self.last_token)
-        self.last_token = torch.tensor([token], device=self.decoder.hidden.device)
-        return float(selective_log_softmax(self.head, self.decoder.hidden, self.last_token, self.temperature,
-                                           cpu_kernels=self.cpu_kernels))
+def digest_model(folder: Path) -> str:
+    """Return the start of the manifest's SHA-256, which identifies a model in a vote; '' if no stage made it."""
+    manifest = folder / MANIFEST
+    return hash_file(manifest)[:DIGEST_CHARACTERS] if manifest.is_file() else ""
 
 
 def _count_cost(states: Iterator[GenerationState], answer: Answer) -> Iterator[GenerationState]:
-    """Yield the states, and count their tokens and seconds on the answer."""
+    """Yield the states, and count their tokens, seconds and finished samples on the answer."""
     while True:
         start = monotonic()
         state = next(states, None)
         answer.seconds += monotonic() - start
         if state is None:
             return
-        answer.sampled_tokens = sum(map(len, state.responses))
+        answer.sampled_tokens, answer.finished_samples = sum(map(len, state.responses)), sum(state.done)
         yield state

@@ -1,50 +1,59 @@
-"""Render the demo page's content as HTML: answers with their metrics, legend, notices, tally. All text is escaped."""
+"""Render the demo page's content as HTML: what the models know, answers with their numbers, tally. Text is escaped."""
 
-from math import exp
+from pathlib import Path
 
-from stages.chat.model_background import SCRATCH, SUBJECTS, ModelBackground
-from stages.chat.streaming import Answer
-from stages.chat.token_text import TextPiece
-from stages.chat.votes import VotedAnswer
+from stages.chat.streaming import Answer, TextPiece
 from stages.evaluation.statistics import wilson_interval
 from stages.render.html import Html, element, join_html
 from stages.render.markdown_html import render_markdown
+from stages.runtime.artifact import MANIFEST
+from stages.runtime.files import read_json_object
 
-EMPTY = Html("")
+HELD_OUT = "evaluation"  # the split that no model has learnt from
+SCRATCH = "scratch"  # a base that was trained by the pipeline, on the run's own text
 MAX_SITES = 3  # that are named in the heading
 FULL_COLOUR_NATS = 1.0  # log-ratio at which a piece has its full colour
 # Share of the colour in the background: text stays readable at MAX, and nothing is visible below MIN.
 MAX_COLOUR_PERCENT, MIN_COLOUR_PERCENT = 60, 4
+# What a reader cannot guess from the name of the bundled site; tests hold the names to data/demo/facts.py.
+SUBJECTS = {
+    "demo.stackexchange.com": (
+        "demo.stackexchange.com is an invented site about twelve invented command-line tools: harbor, finch, maple, "
+        "pixel, cobalt, otter, lantern, quartz, falcon, saffron, breeze and nimbus. People ask for the dry run flag, "
+        "the default port, the settings file or the cache command of one or two of them, and want a command to type or "
+        "the reason why."),
+}
 
 
-def render_heading(title: str, facts: ModelBackground) -> Html:
-    """Render the title, what the models of the run know, and where the page runs."""
-    subjects = [SUBJECTS[site] for site in facts.sites if site in SUBJECTS]
-    return join_html([
-        element("h1", title, class_="lead"),
-        element("p", " ".join([*_describe_sites(facts), *subjects]), class_="lead"),
-        element("p", *_describe_base(facts), class_="lead"),
-        element("p", "The page runs on this machine alone; no question and no answer leaves it. Choose one of the "
-                "held-out questions, or type your own:", class_="lead")])
+def render_heading(run: Path) -> Html:
+    """Render the run's name and, from its manifests, what its models know; what these do not say is left out."""
+    paragraphs = [
+        _describe_sites(_read_manifest(run / "pairs").get("metrics", {})),
+        _describe_base(_read_manifest(run / "base")),
+        ["The page runs on this machine alone; no question and no answer leaves it. Choose one of the held-out "
+         "questions, or type your own:"]]
+    return join_html([element("h1", f"Talking to {run}", class_="lead"),
+                      *(element("p", *words, class_="lead") for words in paragraphs)])
 
 
-def render_answer(answer: Answer, reference: str, stopped: bool = False) -> Html:
-    """Render one panel: the text twice, of which style.css shows one, above its metrics.
+def render_answer(answer: Answer, reference: str, heading: str = "") -> Html:
+    """Render one panel: the text above its numbers.
 
-    Once as it was written, coloured by log-ratio, and once with its Markdown rendered.
+    The text stands there twice, of which style.css shows one: as it was written, coloured by log-ratio, and with its
+    Markdown rendered.
     """
-    if not answer.tokens and not answer.done:
-        text = render_waiting(_waiting_message(answer, stopped))
-    else:
-        end = EMPTY
-        if answer.done:
-            end = _render_end(answer)
-        elif not stopped:
-            end = element("span", class_="caret", aria_hidden="true")
-        pieces = [_render_piece(piece, reference) for piece in answer.decoder.pieces]
-        text = join_html([element("div", *pieces, end, class_="answer words", dir="auto"),
-                          _render_text(answer.text, end)])
-    return join_html([text, _render_metrics(answer, reference, stopped)])
+    title = element("p", heading, class_="revealed") if heading else ""
+    if not answer.tokens:
+        return join_html([title, render_waiting(f"{answer.finished_samples} of {answer.samples} answers are written…")])
+    end = " … cut off" if answer.done and not answer.ended else ""
+    words = [_render_piece(piece, reference) for piece in answer.pieces or [TextPiece(answer.text, 0.0)]]
+    return join_html([title, element("div", *words, end, class_="answer words", dir="auto"),
+                      render_text(answer.text, end), _render_numbers(answer, reference)])
+
+
+def render_text(text: str, end: str = "") -> Html:
+    """Render an untrusted text with its Markdown."""
+    return element("div", render_markdown(text), end, class_="answer markdown", dir="auto")
 
 
 def render_waiting(message: str) -> Html:
@@ -52,75 +61,51 @@ def render_waiting(message: str) -> Html:
     return element("p", message, class_="waiting")
 
 
-def render_blind_answer(text: str) -> Html:
-    """Render the text of an answer, without anything that could reveal the policy."""
-    return _render_text(text) if text.strip() else render_waiting("(an empty answer)")
-
-
-def render_notice(message: str) -> Html:
-    """Render a one-sentence notice; nothing for an empty message."""
-    return element("p", message, class_="notice", role="status") if message else EMPTY
-
-
 def render_human_answer(row: dict | None) -> Html:
     """Render the best human answer in a row of the pairs table."""
     if row is None:
         return render_waiting("None is known: this is not one of the held-out questions.")
-    return join_html([_render_text(row["response_j"]), element("p", f"Score {row['score_j']}", class_="by")])
-
-
-def render_legend(reference: str) -> Html:
-    """Explain the colours."""
-    nats = f"{FULL_COLOUR_NATS:g} nat"
-    return element(
-        "div", element("span", f"less likely than under {reference}"),
-        element("span", class_="bar", role="img", aria_label=f"from orange, {nats} less, to blue, {nats} more"),
-        element("span", f"more likely than under {reference}"),
-        element("span", f"Full colour from {nats} (a factor of {exp(FULL_COLOUR_NATS):.1f}) on; point at a word to "
-                f"see its number.", class_="hint"),
-        class_="legend")
-
-
-def render_verdict(answer: VotedAnswer, verdict: str) -> Html:
-    """Reveal an answer's policy after the vote."""
-    reward = "" if answer.reward is None else f", reward {_format_signed(answer.reward)}"
-    return element("p", element("strong", answer.policy), f"{reward}: {verdict}", class_="revealed")
+    return join_html([render_text(row["response_j"]), element("p", f"Score {row['score_j']}")])
 
 
 def render_tally(one: str, other: str, values: list[float], questions: int) -> Html:
     """Render how often the first policy was preferred; values: 1, 0.5 for a tie, or 0 per vote."""
     if not values:
-        return element("p", f"No vote yet between {one} and {other}.", class_="tally")
+        return element("p", f"No vote yet between {one} and {other}.")
     share, ties = sum(values) / len(values), values.count(0.5)
     low, high = wilson_interval(share, questions)
     ties_text = f"{_format_count(ties, 'tie')}, counted half" if ties else "no ties"
     return element("p", f"{one} preferred to {other}: ", element("strong", f"{share:.2f} [{low:.2f}, {high:.2f}]"),
                    f" ({_format_count(len(values), 'vote')} on {_format_count(questions, 'question')}; "
-                   f"{ties_text}; interval at 95 %).", class_="tally")
+                   f"{ties_text}; interval at 95 %).")
 
 
-def _describe_sites(facts: ModelBackground) -> list[str]:
-    if not facts.sites:
+def _read_manifest(artifact: Path) -> dict:
+    return read_json_object(artifact / MANIFEST) or {}
+
+
+def _describe_sites(metrics: dict) -> list[str]:
+    questions = {site: counts.get("questions", 0) for site, counts in metrics.get("sites", {}).items()}
+    if not questions:
         return []
-    total = sum(facts.sites.values())
-    names, others = list(facts.sites)[:MAX_SITES], len(facts.sites) - MAX_SITES
-    sites = ", ".join(names) + (f" and {_format_count(others, 'more site')}" if others > 0 else "")
-    return [f"The models learnt from {_format_count(total - facts.held_out, 'question')} of {sites}; "
-            f"{facts.held_out:,} more were held out, to be asked here."]
+    names = sorted(questions, key=lambda site: -questions[site])
+    total, held_out = sum(questions.values()), metrics.get("questions_by_split", {}).get(HELD_OUT, 0)
+    others = len(names) - MAX_SITES
+    sites = ", ".join(names[:MAX_SITES]) + (f" and {_format_count(others, 'more site')}" if others > 0 else "")
+    return [f"The models learnt from {_format_count(total - held_out, 'question')} of {sites}; "
+            f"{held_out:,} more were held out, to be asked here.",
+            *(f" {SUBJECTS[site]}" for site in names if site in SUBJECTS)]
 
 
-def _describe_base(facts: ModelBackground) -> list[str | Html]:
-    if facts.base is None:
+def _describe_base(manifest: dict) -> list[str | Html]:
+    base, parameters = manifest.get("config", {}).get("model"), manifest.get("metrics", {}).get("parameters")
+    if base is None:
         return []
-    size = f" of {facts.parameters:,} parameters" if facts.parameters else ""
-    if facts.base == SCRATCH:
+    size = f" of {parameters:,} parameters" if parameters else ""
+    if base == SCRATCH:
         return [f"Their base is a small LLaMA{size} without pretraining. It was trained on this text alone, so ",
                 element("strong", "they know nothing else"), ": a question about anything else gets nonsense."]
-    return [f"Their base is {facts.base}{size}, which was pretrained on other text, so they may know more than this."]
-
-
-def _render_text(text: str, end: Html = EMPTY) -> Html:
-    return element("div", render_markdown(text), end, class_="answer markdown", dir="auto")
+    return [f"Their base is {base}{size}, which was pretrained on other text, so they may know more than this."]
 
 
 def _render_piece(piece: TextPiece, reference: str) -> Html:
@@ -131,49 +116,15 @@ def _render_piece(piece: TextPiece, reference: str) -> Html:
                    title=f"{_format_signed(piece.log_ratio)} nats to {reference}")
 
 
-def _render_end(answer: Answer) -> Html:
-    if answer.ended:
-        return element("span", "■", class_="end", title="ended by itself")
-    return element("span", " … cut off", class_="end", title="it reached the longest length set")
-
-
-def _waiting_message(answer: Answer, stopped: bool) -> str:
-    if answer.samples == 1 or not answer.sampled_tokens:
-        return "Stopped." if stopped else "Writing…"
-    end = ", then stopped" if stopped else "…"
-    return f"{answer.finished_samples} of {answer.samples} answers are written{end}"
-
-
-def _render_metrics(answer: Answer, reference: str, stopped: bool) -> Html:
-    reward = _format_signed(answer.reward) if answer.reward is not None else "–" if stopped else "…"
-    rate = f"{answer.sampled_tokens / answer.seconds:,.0f}" if answer.seconds else "…"
-    rows = [("reward", reward, "of the reward model; 0 is the mean of good human answers"),
-            (f"KL to {reference}, nats", _format_kl(answer, reference), _explain_kl(answer)),
-            ("tokens", f"{len(answer.tokens) or answer.sampled_tokens:,}", "in the answer, its end included"),
-            ("tokens a second", rate, "while this panel was drawing, the others waiting")]
-    boxes = [element("div", element("dt", name), element("dd", value), title=title) for name, value, title in rows]
-    return join_html([element("dl", *boxes, class_="numbers"), _render_rewards(answer)])
-
-
-def _render_rewards(answer: Answer) -> Html:
-    if not answer.rewards:
-        return EMPTY
-    rewards = ", ".join(map(_format_signed, answer.rewards))
-    return element("p", f"Rewards of all {answer.samples}: {rewards}", class_="by")
-
-
-def _format_kl(answer: Answer, reference: str) -> str:
-    if answer.kl_bound is not None:
-        return f"≤ {answer.kl:.2f}"
-    if answer.policy == reference:
-        return "0"
-    return _format_signed(answer.kl) if answer.tokens else "…"
-
-
-def _explain_kl(answer: Answer) -> str:
-    if answer.kl_bound is not None:
-        return "of best-of-n, log n - (n-1)/n at most; its tokens are SFT's own and have no colour"
-    return "sum of the log-ratios of this one answer: an estimate that can be below 0"
+def _render_numbers(answer: Answer, reference: str) -> Html:
+    kl = f"≤ {answer.kl:.2f}" if answer.samples > 1 else _format_signed(answer.kl)
+    numbers = {"reward": _format_signed(answer.rewards[0]) if answer.done else "…",
+               f"KL to {reference}, nats": kl if answer.done else "…",
+               "tokens": f"{len(answer.tokens):,}",
+               "tokens a second": f"{answer.sampled_tokens / answer.seconds:,.0f}" if answer.seconds else "…"}
+    boxes = (element("div", element("dt", name), element("dd", value)) for name, value in numbers.items())
+    rewards = f"Rewards of all {answer.samples}: {', '.join(map(_format_signed, answer.rewards))}"
+    return join_html([element("dl", *boxes, class_="numbers"), element("p", rewards) if answer.samples > 1 else ""])
 
 
 def _format_signed(number: float) -> str:

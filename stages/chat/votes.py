@@ -1,86 +1,43 @@
-"""Save a person's votes as preference pairs, in a folder like a pairs artifact that grows by one row per vote.
+"""Save a person's votes as preference pairs, in a folder like a pairs artifact that grows by a file per vote.
 
-`reward/part-00000.parquet` has the votes, better answer first, with the columns and types of the pairs artifact;
-`ties/part-00000.parquet` has the ties (both scores 0). It is not an artifact: it has no manifest, which the next
-vote would make wrong. A stage that reads it records the digest of its files.
+`reward/part-*.parquet` are the votes, better answer first, with the columns and types of the pairs artifact;
+`ties/part-*.parquet` are the ties (both scores 0). `authors` names the author of the question, then the two models. The
+fourth entry of `metadata` is JSON: the time, the settings of sampling, and for each answer the model's digest, its
+reward and whether it ended by itself.
+
+The folder is not an artifact: it has no manifest, which the next vote would make wrong. A stage that reads it records
+the digest of its files.
 """
 
-import fcntl
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from huggingface_hub import DatasetCardData
 
-from stages.runtime.files import atomic_path, write_text
-from stages.stackexchange.pairs.table import DATES, SCHEMA
+from stages.chat.streaming import Answer
+from stages.runtime.files import atomic_path
+from stages.stackexchange.pairs.table import SCHEMA, question_key, read_pairs
 
 VOTES, TIES = "reward", "ties"  # folders; the reward stage reads the split `reward`
-PART, LOCK = "part-00000.parquet", ".lock"
 TYPED = "typed"  # site of a question that is not from the pairs
-TITLE = "Votes on answers of language models"
-CARD = f"""
-# {TITLE}
-
-A person compared two answers to a question without knowing which model wrote them, and chose the better one,
-`response_j`. `authors` names the author of the question, then the two models. The fourth entry of `metadata` is JSON:
-the time, the temperature and the length limit, and for each answer the model's digest, its reward and whether it ended
-by itself.
-
-`ties` has the answers that were called equally good, or both bad; a reward model cannot learn from them.
-
-Many of the questions are from the evaluation split: a model trained on these votes must be evaluated on others.
-"""
 
 
-@dataclass(frozen=True)
-class VotedAnswer:
-    """An answer to vote on. model: digest of the model, or ''; ended: by EOS, not cut off."""
+class Comparison(NamedTuple):
+    """Two answers to one question, in the order in which they are shown.
 
-    policy: str
-    model: str
-    text: str
-    reward: float | None
-    ended: bool
+    row: of the question in the pairs table, None for one that was typed. sampling: settings of both answers.
+    """
 
-    def metadata(self) -> dict:
-        return {name: value for name, value in asdict(self).items() if name != "text"}
-
-
-@dataclass(frozen=True)
-class Question:
-    """The question of a vote; row: its row in the pairs table, or None if it was typed."""
-
-    text: str
-    row: dict | None = None
-
-    def columns(self) -> dict:
-        """Return the question's columns of SCHEMA; the id of a typed question is a hash of its text."""
-        row = self.row
-        if row is None:
-            qid = int.from_bytes(hashlib.sha256(self.text.encode()).digest()[:7])
-            return {"qid": qid, "site": TYPED, "question": self.text, "metadata": ["", "", ""],
-                    "authors": [""], "author_urls": [""], "licenses": [""]}
-        return {"qid": row["qid"], "site": row["site"], "question": self.text, "metadata": list(row["metadata"] or []),
-                **{name: list(row.get(name) or [""])[:1] for name in ("authors", "author_urls", "licenses")}}
-
-
-def vote_row(question: Question, better: VotedAnswer, worse: VotedAnswer, sampling: dict, tie: bool = False) -> dict:
-    """Build a row of SCHEMA; sampling: settings of both answers."""
-    columns, now = question.columns(), datetime.now(UTC).isoformat(timespec="milliseconds")
-    vote = json.dumps({"voted": now, **sampling, "j": better.metadata(), "k": worse.metadata()}, ensure_ascii=False)
-    return {**columns, "response_j": better.text, "response_k": worse.text, "score_j": 0 if tie else 1, "score_k": 0,
-            "date": now, "metadata": [*columns["metadata"][:3], *[""] * (3 - len(columns["metadata"])), vote],
-            "answer_j": None, "answer_k": None,  # not posts: they have no ids
-            "date_j": None, "date_k": None,
-            "authors": [*columns["authors"], better.policy, worse.policy],
-            "author_urls": [*columns["author_urls"], "", ""], "licenses": [*columns["licenses"], "", ""]}
+    question: str
+    row: dict | None
+    answers: list[Answer]
+    sampling: dict
 
 
 class Votes:
@@ -89,52 +46,63 @@ class Votes:
     def __init__(self, folder: Path):
         self.folder = Path(folder)
 
-    def add(self, kind: str, row: dict) -> None:
-        """Append a row to VOTES or TIES, atomically and flushed to disk.
+    def add(self, comparison: Comparison, choice: int | None) -> Path:
+        """Save which answer is better (0 or 1; None: a tie), flushed to disk; return the folder."""
+        folder = self.folder / (TIES if choice is None else VOTES)
+        folder.mkdir(parents=True, exist_ok=True)
+        row = build_row(comparison, choice)
+        with atomic_path(folder / f"part-{time.time_ns()}-{uuid4().hex[:8]}.parquet", sync=True) as draft:
+            pq.write_table(pa.Table.from_pylist([row], schema=SCHEMA), draft, compression="zstd")
+        return folder
 
-        Raises ValueError, and changes nothing, if the existing file is not a table of votes.
+    def count(self, better: tuple[str, str], worse: tuple[str, str]) -> tuple[list[float], int]:
+        """Return 1, 0.5 (a tie) or 0 for each vote between two models, and the number of its questions.
+
+        better, worse: (policy, digest of the model). Raises ValueError for a file that holds no votes.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self._hold_lock():
-            rows = [*self.rows(kind), row]
-            path = self.folder / kind / PART
-            path.parent.mkdir(exist_ok=True)
-            with atomic_path(path, sync=True) as draft:
-                pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), draft, compression="zstd")
-            write_text(self.folder / "README.md", self._card())
+        values, questions = [], set()
+        for kind in (VOTES, TIES):
+            for row in self._read(kind):
+                models = parse_models(row)
+                if set(models) == {better, worse}:
+                    values.append(0.5 if kind == TIES else float(models[0] == better))
+                    questions.add(question_key(row))  # votes on one question are not independent
+        return values, len(questions)
 
-    def rows(self, kind: str) -> list[dict]:
-        """Read all rows of VOTES or TIES, oldest first."""
-        path = self.folder / kind / PART
-        if not path.exists():
+    def _read(self, kind: str) -> list[dict]:
+        if not (self.folder / kind).is_dir():
             return []
         try:
-            table = pq.ParquetFile(path).read()
+            return list(read_pairs(self.folder, kind, ["qid", "site", "metadata"]))
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{path} cannot be read, and is left alone ({error}): move it away") from None
-        older = [name for name in SCHEMA.names if name not in DATES]  # votes of versions before these columns
-        if table.schema.names not in (SCHEMA.names, older):
-            raise ValueError(f"{path} is not a table of votes: move it away")
-        return table.to_pylist()
-
-    def _card(self) -> str:
-        filled = [kind for kind in (VOTES, TIES) if (self.folder / kind / PART).exists()]
-        files = [{"split": kind, "path": f"{kind}/part-*.parquet"} for kind in filled]
-        data = DatasetCardData(pretty_name=TITLE, configs=[{"config_name": "default", "data_files": files}])
-        return f"---\n{data.to_yaml()}\n---\n{CARD}"
-
-    @contextmanager
-    def _hold_lock(self) -> Iterator[None]:
-        """Allow one writer at a time over all threads and processes; the kernel releases a dead process's lock."""
-        with open(self.folder / LOCK, "w") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            yield
+            raise ValueError(f"{self.folder / kind} has a file that cannot be read ({error}): move it away") from None
 
 
-def parse_vote_models(row: dict) -> tuple[tuple[str, str], tuple[str, str]]:
+def build_row(comparison: Comparison, choice: int | None) -> dict:
+    """Build a row of SCHEMA, better answer first; a typed question's id is a hash of its text."""
+    better, worse = comparison.answers[::-1] if choice == 1 else comparison.answers
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    vote = {"voted": now, **comparison.sampling, "j": _describe(better), "k": _describe(worse)}
+    row = comparison.row or {
+        "qid": int.from_bytes(hashlib.sha256(comparison.question.encode()).digest()[:7]), "site": TYPED}
+    metadata = [*(row.get("metadata") or []), "", "", ""][:3]
+    authors, urls, licenses = ((row.get(name) or [""])[:1] for name in ("authors", "author_urls", "licenses"))
+    # No ids and dates of the answers: they are not posts.
+    return {"qid": row["qid"], "site": row["site"], "question": comparison.question, "date": now,
+            "response_j": better.text, "response_k": worse.text, "score_j": int(choice is not None), "score_k": 0,
+            "metadata": [*metadata, json.dumps(vote, ensure_ascii=False)],
+            "authors": [*authors, better.policy, worse.policy], "author_urls": [*urls, "", ""],
+            "licenses": [*licenses, "", ""]}
+
+
+def parse_models(row: dict) -> tuple[tuple[str, str], tuple[str, str]]:
     """Return (policy, digest of the model) of the better and the worse answer; ValueError if the row is not a vote."""
     try:
         vote = json.loads(row["metadata"][3])
         return tuple((vote[side]["policy"], vote[side]["model"]) for side in "jk")
     except (IndexError, KeyError, TypeError, ValueError):
         raise ValueError("a row among the votes is not a vote: keep pairs of other sources in another folder") from None
+
+
+def _describe(answer: Answer) -> dict:
+    return {"policy": answer.policy, "model": answer.model, "reward": answer.rewards[0], "ended": answer.ended}

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from stages import demo
-from stages.chat import checks
-from stages.chat.load import load_controller
+from stages.chat.streaming import ChatModels
 from stages.modeling import torch_setup
 from stages.recipe.recipe import load_recipe
 from tests.helpers import demo_run
@@ -53,7 +52,7 @@ def test_damaged_weights_are_one_line(run, tmp_path, capsys, monkeypatch, damage
 
 
 def test_without_gradio_one_line_says_so(run, capsys, monkeypatch):
-    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
     assert demo.main(["--run", str(run)]) == 1
     said = capsys.readouterr().err
     assert "make extras" in said and said.count("\n") == 1
@@ -83,7 +82,7 @@ def test_a_port_that_is_no_number_is_one_line(capsys):
 def test_a_model_is_named_once_and_is_a_folder(run, capsys):
     args = demo.build_parser().parse_args(["--run", str(run), "--model", f"SFT={run / 'ppo-merged'}"])
     with pytest.raises(ValueError, match="already"):
-        load_controller(run, args.model, run / "votes", "fp32", "off")
+        ChatModels(run, args.model)
     with pytest.raises(SystemExit):
         demo.build_parser().parse_args(["--model", "base"])
     assert "NAME=FOLDER" in capsys.readouterr().err

@@ -7,7 +7,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stages.chat.request_guard import MAX_BODY_BYTES, RequestGuard
+gradio = pytest.importorskip("gradio", reason="the page needs gradio: make extras")
+
+from stages.chat.request_guard import MAX_BODY_BYTES, RequestGuard  # noqa: E402
 
 GUARD = RequestGuard(None, "demo.lan")
 POST = {"host": "127.0.0.1:7860", "content-length": "10"}
@@ -54,7 +56,7 @@ def test_a_refused_request_never_reaches_the_page():
 
     guard = RequestGuard(app, "127.0.0.1")
     for kind in ("http", "websocket"):
-        scope = {"type": kind, "method": "POST", "path": "/", "headers": [(b"Host", b"evil.example")]}
+        scope = {"type": kind, "method": "POST", "path": "/", "headers": [(b"host", b"evil.example")]}
         asyncio.run(guard(scope, None, send))
     assert not reached
     assert [message["type"] for message in sent] == [
@@ -65,7 +67,6 @@ def test_a_refused_request_never_reaches_the_page():
 
 
 def test_gradio_runs_behind_it():
-    gradio = pytest.importorskip("gradio", reason="the page needs gradio: make extras")
     from stages.chat.page import serve_page
 
     with gradio.Blocks() as blocks:

@@ -13,7 +13,8 @@ import pytest
 
 from stages import reward
 from stages.chat import votes as votes_module
-from stages.chat.votes import TIES, TYPED, VOTES, Question, VotedAnswer, Votes, parse_vote_models, vote_row
+from stages.chat.streaming import Answer
+from stages.chat.votes import TIES, TYPED, VOTES, Comparison, Votes, build_row, parse_models
 from stages.command_line import command
 from stages.recipe.recipe import load_recipe
 from stages.runtime import artifact
@@ -28,48 +29,56 @@ def run(tmp_path_factory):
     return demo_run.save_run(tmp_path_factory.mktemp("runs") / "tiny")
 
 
-def written(policy: str, text: str) -> VotedAnswer:
-    return VotedAnswer(policy, f"digest of {policy}", text, 0.5, True)
+def write(policy: str, text: str) -> Answer:
+    return Answer(policy, f"digest of {policy}", text=text, rewards=[0.5], ended=True)
 
 
-def row(number: int, question: Question | None = None, tie: bool = False) -> dict:
-    question = question or Question(f"which flag {number}")
-    return vote_row(question, written("PPO", f"use the flag {number}"), written("SFT", "read the file"), HOW, tie)
+def compare(number: int, row: dict | None = None) -> Comparison:
+    """PPO's answer first."""
+    question = row["question"] if row else f"which flag {number}"
+    return Comparison(question, row, [write("PPO", f"use the flag {number}"), write("SFT", "read the file")], HOW)
 
 
 def test_votes_are_pairs_and_load_as_a_data_set(tmp_path, run):
     votes, pair = Votes(tmp_path / "votes"), next(read_pairs(run / "pairs", "evaluation"))
-    votes.add(VOTES, row(1))
-    votes.add(VOTES, row(2, Question(pair["question"], pair)))
-    votes.add(TIES, row(3, tie=True))
-    assert pq.read_schema(tmp_path / "votes/reward/part-00000.parquet").equals(SCHEMA)
+    assert votes.add(compare(1), 0) == tmp_path / "votes" / VOTES
+    votes.add(compare(2, pair), 0)
+    assert votes.add(compare(3), None) == tmp_path / "votes" / TIES
+    assert all(pq.read_schema(file).equals(SCHEMA) for file in tmp_path.glob("votes/*/*.parquet"))
     typed, known = read_pairs(tmp_path / "votes", "reward")
     assert typed["site"] == TYPED and typed["qid"] > 0 and typed["score_j"] > typed["score_k"]
     assert (known["site"], known["qid"], known["question"]) == (pair["site"], pair["qid"], pair["question"])
     assert known["authors"][1:] == ["PPO", "SFT"] and len(known["licenses"]) == len(known["author_urls"]) == 3
     assert known["metadata"][1] == "https://tiny"
-    assert parse_vote_models(known) == (("PPO", "digest of PPO"), ("SFT", "digest of SFT"))
+    assert parse_models(known) == (("PPO", "digest of PPO"), ("SFT", "digest of SFT"))
     assert json.loads(known["metadata"][3])["temperature"] == 0.7
-    assert Question("one").columns()["qid"] == Question("one").columns()["qid"] != Question("two").columns()["qid"]
-    loaded = datasets.load_dataset(str(tmp_path / "votes"), cache_dir=str(tmp_path / "cache"))
-    assert {name: len(split) for name, split in loaded.items()} == {"reward": 2, "ties": 1}
-    assert loaded["reward"][0]["response_j"] == "use the flag 1" and loaded["ties"][0]["score_j"] == 0
+    assert build_row(compare(1), 0)["qid"] == build_row(compare(1), 1)["qid"] != build_row(compare(2), 0)["qid"]
+    files = [str(file) for file in (tmp_path / "votes/reward").glob("*.parquet")]
+    loaded = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    assert sorted(loaded["response_j"]) == ["use the flag 1", "use the flag 2"]
+    [tie] = read_pairs(tmp_path / "votes", "ties")
+    assert tie["score_j"] == tie["score_k"] == 0
 
 
-def test_votes_of_older_versions_are_continued(tmp_path):
-    votes, file = Votes(tmp_path / "votes"), tmp_path / "votes/reward/part-00000.parquet"
-    votes.add(VOTES, row(1))
-    pq.write_table(pq.read_table(file).drop_columns(["date_j", "date_k"]), file)
-    votes.add(VOTES, row(2))
-    assert pq.read_schema(file).equals(SCHEMA) and len(votes.rows(VOTES)) == 2
+def test_votes_of_older_versions_are_counted(tmp_path):
+    """All of them are in one file; some lack the dates of the answers."""
+    votes, folder = Votes(tmp_path / "votes"), tmp_path / "votes/reward"
+    votes.add(compare(1), 0)
+    [file] = folder.glob("*.parquet")
+    pq.write_table(pq.read_table(file).drop_columns(["date_j", "date_k"]), folder / "part-00000.parquet")
+    file.unlink()
+    votes.add(compare(2), 1)
+    assert votes.count(("PPO", "digest of PPO"), ("SFT", "digest of SFT")) == ([1.0, 0.0], 2)
+    assert [row["question"] for row in read_pairs(tmp_path / "votes", "reward")] == ["which flag 1", "which flag 2"]
 
 
 ADD_MANY = """
 import sys
-from stages.chat.votes import Question, VOTES, Votes, VotedAnswer, vote_row
-one, other = VotedAnswer("PPO", "", "yes", 0.5, True), VotedAnswer("SFT", "", "no", 0.5, True)
+from stages.chat.streaming import Answer
+from stages.chat.votes import Comparison, Votes
+answers = [Answer("PPO", "", text="yes", rewards=[0.5]), Answer("SFT", "", text="no", rewards=[0.5])]
 for number in range(20):
-    Votes(sys.argv[1]).add(VOTES, vote_row(Question(f"{sys.argv[2]} {number}"), one, other, {}))
+    Votes(sys.argv[1]).add(Comparison(f"{sys.argv[2]} {number}", None, answers, {}), 0)
 """
 
 
@@ -77,16 +86,16 @@ def test_two_pages_at_once_lose_no_vote(tmp_path):
     """In two processes, and two threads of this one."""
     writers = [subprocess.Popen([sys.executable, "-c", ADD_MANY, str(tmp_path / "votes"), name]) for name in "ab"]
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda number: Votes(tmp_path / "votes").add(VOTES, row(number)), range(40)))
+        list(threads.map(lambda number: Votes(tmp_path / "votes").add(compare(number), 0), range(40)))
     assert [writer.wait(60) for writer in writers] == [0, 0]
-    recorded = {recorded["question"] for recorded in Votes(tmp_path / "votes").rows(VOTES)}
+    recorded = {recorded["question"] for recorded in read_pairs(tmp_path / "votes", VOTES)}
     assert recorded == {f"which flag {n}" for n in range(40)} | {f"{name} {n}" for name in "ab" for n in range(20)}
 
 
 @pytest.mark.parametrize("fails", ["write_table", "replace"])
 def test_a_crash_while_a_vote_is_written_leaves_the_old_ones(tmp_path, monkeypatch, fails):
     votes = Votes(tmp_path / "votes")
-    votes.add(VOTES, row(1))
+    votes.add(compare(1), 0)
 
     def torn(table, path, **_):
         path.write_bytes(b"PAR1 half")
@@ -101,30 +110,31 @@ def test_a_crash_while_a_vote_is_written_leaves_the_old_ones(tmp_path, monkeypat
         else:
             patched.setattr(os, "replace", crash)
         with pytest.raises(OSError, match="full"):
-            votes.add(VOTES, row(2))
-    assert [recorded["question"] for recorded in votes.rows(VOTES)] == ["which flag 1"]
-    votes.add(VOTES, row(3))
+            votes.add(compare(2), 0)
+    assert [recorded["question"] for recorded in read_pairs(tmp_path / "votes", VOTES)] == ["which flag 1"]
+    votes.add(compare(3), 0)
     assert len(list(read_pairs(tmp_path / "votes", "reward"))) == 2
 
 
 def test_what_is_no_table_of_votes_is_left_alone(tmp_path):
     votes = Votes(tmp_path / "votes")
-    votes.add(VOTES, row(1))
+    votes.add(compare(1), 0)
     part = tmp_path / "votes/reward/part-00000.parquet"
     part.write_bytes(b"something of somebody")
-    with pytest.raises(ValueError, match="left alone"):
-        votes.add(VOTES, row(2))
+    votes.add(compare(2), 0)
+    with pytest.raises(ValueError, match="cannot be read"):
+        votes.count(("PPO", "a"), ("SFT", "b"))
     assert part.read_bytes() == b"something of somebody"
 
 
 def test_the_reward_stage_trains_on_votes(run, tmp_path):
     for number in range(8):
-        Votes(tmp_path / "votes").add(VOTES, row(number))
+        Votes(tmp_path / "votes").add(compare(number), 0)
     config = replace(load_recipe("configs/tiny.yaml").reward, validation_share=0.25)
     inputs = {"base": run / "sft-merged", "pairs": tmp_path / "votes"}
     command.make(reward.run, config, tmp_path / "reward", inputs)
     manifest = json.loads((tmp_path / "reward/manifest.json").read_text())
     assert manifest["metrics"]["pairs"] == 6 and "adapter_model.safetensors" in manifest["files"]
     before = manifest["inputs"]["pairs"]["sha256"]
-    Votes(tmp_path / "votes").add(VOTES, row(9))
+    Votes(tmp_path / "votes").add(compare(9), 0)
     assert artifact.digest(tmp_path / "votes") != before, "another vote is another input"
