@@ -1,12 +1,13 @@
-"""Compare: write one self-contained page that shows runs side by side, or print their curves.
+"""Compare: show what differs between runs, or between artifacts, as text or as one self-contained page.
 
+    python -m stages.compare results/demo results/demo-nf4                      # or two artifacts: results/demo/ppo ...
     python -m stages.compare results/demo results/demo-seed-1 --out compare.html
     python -m stages.compare results/demo results/demo-seed-1 --csv > curves.csv
 
-Shows the settings that differ, the headline table and all numbers with their intervals, learning curves overlaid, and
-which artifacts are equal by their digests. Runs may be unfinished. Reads manifests, metrics and histories; loads no
-model. --csv prints every number that a training logged: run, stage, step, metric, value. `python -m stages.inspect
---diff A B` prints what differs between two runs. Not a stage: it makes no artifact.
+Shows the settings that differ, all numbers with their intervals, and which artifacts are equal by their digests; of
+artifacts alone also the code and the inputs that differ. The page adds each run's verdict and headline table, and
+learning curves overlaid; --csv prints every number that a training logged: run, stage, step, metric, value. Runs may be
+unfinished. Reads manifests, metrics and histories; loads no model. Not a stage: it makes no artifact.
 """
 
 import argparse
@@ -18,36 +19,51 @@ from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import print_text
 from stages.recipe.recipe import Recipe, list_defaults
 from stages.recipe.sections.evaluate import Report
-from stages.render.terminal import escape_controls
-from stages.reporting.comparison import ComparedRun, Numbers, render_comparison
-from stages.reporting.curves import COLUMNS, format_csv, list_points
-from stages.runs.run_facts import Run, common_settings, compare_headlines, is_evaluation, list_headlines, read_run
+from stages.render.terminal import escape_controls, format_columns, format_value
+from stages.runs.run_facts import Run, Table, compare_runs, is_evaluation, read_run
+from stages.runtime.artifact import artifact_folder
 from stages.runtime.files import write_text
 from stages.runtime.series import read_history
 
 MAX_RUNS = 8  # a figure shows no more lines apart
+CELL_CHARACTERS = 32  # of one of several values side by side
 
 
-def read_runs(folders: list[Path]) -> tuple[list[ComparedRun], Numbers]:
-    """Read the runs and the numbers to show; ValueError, in one line, for what is no run or cannot be read."""
+def read_runs(folders: list[Path]) -> dict[str, Run]:
+    """Read the runs by label; ValueError, in one line, for what is no run or cannot be read."""
+    folders = list(map(artifact_folder, folders))
     if not 2 <= len(folders) <= MAX_RUNS:
         raise ValueError(f"give 2 to {MAX_RUNS} runs to compare, not {len(folders)}")
     names = [folder.resolve().name for folder in folders]
     labels = names if len(set(names)) == len(names) else [str(folder) for folder in folders]
     if len(set(labels)) < len(labels):
         raise ValueError("a run is given twice")
-    runs = [read_run(folder) for folder in folders]
-    facts = list(map(_read_facts, labels, runs, common_settings(runs)))
-    return facts, compare_headlines(list(map(list_headlines, runs)))
+    return {label: read_run(folder) for label, folder in zip(labels, folders, strict=True)}
 
 
-def _read_facts(label: str, run: Run, settings: dict) -> ComparedRun:
-    return ComparedRun(
-        label, str(run.folder), settings, {name: record.manifest for name, record in run.artifacts.items()},
-        _read_evaluation(run), {name: read_history(record.folder) for name, record in run.artifacts.items()})
+def render_page(runs: dict[str, Run]) -> str:
+    """Render the page."""
+    from stages.reporting.comparison import ComparedRun, render_comparison  # imports matplotlib, in seconds
+
+    facts = [ComparedRun(label, {name: record.manifest.get("stage", name) for name, record in run.artifacts.items()},
+                         read_histories(run), read_evaluation(run)) for label, run in runs.items()]
+    return render_comparison(facts, compare_runs(runs), list_meanings(), Report().figure_width_inches)
 
 
-def _read_evaluation(run: Run) -> dict | None:
+def format_curves(runs: dict[str, Run]) -> str:
+    """Format every number that a training logged as CSV."""
+    from stages.reporting.curves import COLUMNS, format_csv, list_points
+
+    points = ((label, *point) for label, run in runs.items() for point in list_points(read_histories(run)))
+    return format_csv(("run", *COLUMNS), points).rstrip("\n")
+
+
+def read_histories(run: Run) -> dict[str, list[dict]]:
+    """Read the series of each artifact."""
+    return {name: read_history(record.folder) for name, record in run.artifacts.items()}
+
+
+def read_evaluation(run: Run) -> dict | None:
     """Read the metrics of PPO's evaluation or, without it, of another; None without any, or of an older version."""
     names = sorted(filter(is_evaluation, run.artifacts))  # evaluate, evaluate-dpo, ...
     if not names:
@@ -67,34 +83,44 @@ def list_meanings() -> dict[str, str]:
             for name, _, doc in list_defaults(section)}
 
 
+def format_tables(tables: dict[str, Table]) -> list[str]:
+    """Format the tables as lines for a terminal."""
+    lines = []
+    for title, rows in tables.items():
+        cells = [[row[0], *(format_value(cell, CELL_CHARACTERS) for cell in row[1:])] for row in rows]
+        lines += [title, *format_columns(cells), ""]
+    return [escape_controls(line) for line in lines[:-1]]
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     parser = OptionParser(prog="python -m stages.compare", description=__doc__,
                           formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, such as results/demo")
-    result = parser.add_mutually_exclusive_group(required=True)
-    result.add_argument("--out", type=Path, metavar="FILE.html", help="the page to write")
-    result.add_argument("--csv", action="store_true", help="print all curves as CSV, and write no page")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN",
+                        help="folders of runs, such as results/demo, or of artifacts, such as results/demo/ppo")
+    result = parser.add_mutually_exclusive_group()
+    result.add_argument("--out", type=Path, metavar="FILE.html", help="write a page")
+    result.add_argument("--csv", action="store_true", help="print all curves as CSV")
     return parser
 
 
 def main(words: list[str] | None = None) -> int:
-    """Write the page; return 1, with one line on stderr, for a user's mistake."""
+    """Print the comparison or write the page; return 1, with one line on stderr, for a user's mistake."""
     arguments = build_parser().parse_args(words)
     try:
         if arguments.out and arguments.out.suffix != ".html":
             raise ValueError(f"--out {arguments.out}: give a name that ends in .html")
-        runs, numbers = read_runs(arguments.runs)
+        runs = read_runs(arguments.runs)
         if arguments.csv:
-            points = ((run.label, *point) for run in runs for point in list_points(run.histories))
-            print_text(format_csv(("run", *COLUMNS), points).rstrip("\n"))
-            return 0
-        page = render_comparison(runs, numbers, list_meanings(), Report().figure_width_inches)
-        write_text(arguments.out, page)
+            print_text(format_curves(runs))
+        elif arguments.out:
+            write_text(arguments.out, render_page(runs))
+            print(f"compare: {len(runs)} runs are in {arguments.out}")
+        else:
+            print_text("\n".join(format_tables(compare_runs(runs))))
     except (ValueError, OSError) as error:
         print(f"compare: error: {escape_controls(str(error))}", file=sys.stderr)
         return 1
-    print(f"compare: {len(arguments.runs)} runs are in {arguments.out}")
     return 0
 
 

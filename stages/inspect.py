@@ -1,8 +1,6 @@
-"""Inspect: show what an artifact holds and comes from, what differs between two, or the state of all runs in a folder.
+"""Inspect: show what an artifact holds and comes from, or the state of all runs in a folder.
 
     python -m stages.inspect results/demo/sft                    # or a results/demo/sft.partial
-    python -m stages.inspect --diff results/demo/ppo results/demo-nf4/ppo
-    python -m stages.inspect --diff results/demo results/demo-nf4      # two runs
     python -m stages.inspect results/
     python -m stages.inspect --verify results/demo               # hash every file of every artifact
     python -m stages.inspect --watch results/demo/sft            # follow a stage that is at work
@@ -10,24 +8,21 @@
     python -m stages.inspect results/demo/pairs --export trl --out pairs.parquet
 
 Reads only, but for --export: without --verify no weights, and of a table only its metadata and first rows, or those
-that --id and --tag ask for. Not a stage: it makes no artifact.
+that --id and --tag ask for. Not a stage: it makes no artifact. `python -m stages.compare A B` shows what differs.
 An artifact is stale if an input is not the one its manifest names, or its settings are not those of the run's recipe.
 """
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
 
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import close_output, print_text
-from stages.inspection.artifact_diff import diff_artifacts
 from stages.inspection.artifact_facts import describe_artifact
 from stages.inspection.row_pages import format_pairs, format_questions
-from stages.inspection.run_diff import diff_runs
-from stages.inspection.text_pages import format_artifact, format_difference, format_run_difference, format_runs
+from stages.inspection.text_pages import format_artifact, format_runs
 from stages.inspection.watch import watch
 from stages.render.terminal import escape_controls
 from stages.runs.lineage import locate_inputs
@@ -78,16 +73,6 @@ def verify_path(path: Path) -> dict[str, list[str]]:
     return {str(artifact): list_damage(artifact) for artifact in finished}
 
 
-def diff_paths(a: Path, b: Path) -> tuple[list[str], Any]:
-    """Return the page, as lines, and the facts of the difference of two artifacts, or of two runs."""
-    a, b = artifact_folder(a), artifact_folder(b)
-    if is_artifact(a) and is_artifact(b):
-        facts = diff_artifacts(a, b)
-        return format_difference(facts), facts
-    facts = diff_runs(a, b)
-    return format_run_difference(facts), facts
-
-
 def find_rows(path: Path, question: str | None, tag: str | None, max_questions: int) -> tuple[list[str], list[dict]]:
     """Return the page and the rows of the questions with this id or tag, in a posts or pairs artifact."""
     folder = artifact_folder(path)
@@ -130,17 +115,8 @@ def export_pairs(path: Path, split: str, out: Path | None) -> tuple[list[str], d
 
 
 def format_json(facts: Any) -> str:
-    """Format facts as JSON in printable ASCII, so that no text of a post can control a terminal."""
-    return json.dumps(_replace_non_finite(facts), indent=2, default=str)
-
-
-def _replace_non_finite(value: Any) -> Any:
-    """Turn NaN and infinity, which JSON lacks, into text."""
-    if isinstance(value, dict):
-        return {str(key): _replace_non_finite(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_replace_non_finite(child) for child in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    """Format facts as JSON in printable ASCII, so that no text of a post can control a terminal; NaN becomes text."""
+    return json.dumps(json.loads(json.dumps(facts, default=str), parse_constant=str), indent=2)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -149,7 +125,6 @@ def build_parser() -> argparse.ArgumentParser:
                           formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("path", nargs="?", type=Path, metavar="PATH", help="an artifact, or a folder of runs")
-    group.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="two artifacts, or two runs, to compare")
     group.add_argument("--verify", type=Path, metavar="PATH",
                        help="an artifact, or a folder of runs: compare all files with the digests in the manifests")
     group.add_argument("--watch", type=Path, metavar="PATH",
@@ -201,8 +176,6 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _answer(arguments: argparse.Namespace) -> tuple[list[str], Any]:
-    if arguments.diff:
-        return diff_paths(*arguments.diff)
     if arguments.verify:
         facts = verify_path(arguments.verify)
         return [f"{folder}: {'; '.join(problems) or 'as published'}" for folder, problems in facts.items()], facts

@@ -27,7 +27,7 @@ from stages.evaluation.own_prompts.wording import SFT, find_wording, start_model
 from stages.recipe import recipe
 from stages.recipe.sections.evaluate import Report
 from stages.render.html import Html, element, fold, join_html, table
-from stages.reporting import at_best_section, data_funnel, pipeline_graph, policy_section, recipe_diff, sections
+from stages.reporting import at_best_section, data_funnel, pipeline_graph, policy_section, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards
 from stages.reporting.card_metadata import CARD, render_evaluated_card
 from stages.reporting.curves import COLUMNS, build_curves, format_csv, list_points, split_constant
@@ -250,7 +250,7 @@ def _recipe(manifests: dict[str, dict]) -> Html:
     known = vars(recipe.Recipe())
     defaults = {name: recipe.list_defaults(section) if (section := section_name(manifest["stage"])) in known else []
                 for name, manifest in stages.items()}
-    return join_html([words, recipe_diff.render_recipe(
+    return join_html([words, sections.render_recipe(
         {name: manifest["config"] for name, manifest in stages.items()}, defaults)])
 
 

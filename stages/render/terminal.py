@@ -36,6 +36,13 @@ def format_value(value: Any, characters: int = WIDTH) -> str:
     return shorten(escape_controls(shorten(str(value), characters + 1)), characters)
 
 
+def format_setting(value: Any) -> str:
+    """Format a value of the recipe."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "(none)"
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def truncate_value(value: Any) -> Any:
     """Shorten the texts and lists in a nested value."""
     if isinstance(value, str):

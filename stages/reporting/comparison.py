@@ -1,21 +1,15 @@
 """Render the page that compares runs: verdicts, settings that differ, numbers side by side, curves overlaid."""
 
-import hashlib
 import re
 from dataclasses import dataclass
-from typing import Any
 
-from stages.evaluation.summary import format_estimate, judged_policies
+from stages.evaluation.summary import judged_policies
 from stages.render.html import Html, element, join_html, picture, stack_interval, table
 from stages.render.markdown_tables import clean_name
-from stages.render.units import format_duration
 from stages.reporting.curves import CURVES, CurveSpec, select_lines
 from stages.reporting.figures import Curves, draw_png
 from stages.reporting.headline import Verdict, policy_headline
 from stages.reporting.page import render_page
-from stages.reporting.recipe_diff import format_setting
-from stages.runtime.finished import DIGEST_CHARACTERS
-from stages.runtime.manifest import flatten_tree
 
 GROUPED = ("reward", "kl", "length", "entropy", "eos")
 COMPARED_CURVES = {"base": ("loss",), "sft": ("loss", "perplexity"), "reward": ("loss", "accuracy"),
@@ -24,43 +18,58 @@ COMPARED_CURVES = {"base": ("loss",), "sft": ("loss", "perplexity"), "reward": (
 TEMPERATURES = re.compile(r" \(T ([^)]+)\) -> (\S+) \(T ([^)]+)\)")  # in a label of the short table
 LABEL_CHARACTERS = 24
 MISSING = "–"
-Numbers = dict[tuple[str, str], list[dict | None]]
+MEANING = "meaning, unit [source of the published value, or ours]"
+NOTES = {
+    "Settings": "Those that differ, of the sections that all runs have.",
+    "Numbers": "Intervals are at 95 %, by question of one run. They do not contain what another seed would change, and "
+               "runs with other posts or pairs have other held-out questions: two runs differ by more than chance only "
+               "if seeds of each are further apart than seeds of one. Rewards of different reward models are not "
+               "comparable.",
+    "Artifacts": "One digest of the SHA-256 of all files of each artifact: where two runs have the same, they have the "
+                 "same bytes."}
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """Facts about a run.
+    """What figures and verdicts are made of.
 
-    settings: by section, of the sections that all runs have. manifests: of the finished artifacts by name.
-    evaluation: metrics.json of evaluate, None without one. histories: rows of the series by artifact.
+    stages: of the artifacts by name. histories: rows of the series by artifact. evaluation: metrics.json of evaluate,
+    None without one.
     """
 
     label: str
-    folder: str
-    settings: dict[str, Any]
-    manifests: dict[str, dict]
-    evaluation: dict | None
+    stages: dict[str, str]
     histories: dict[str, list[dict]]
+    evaluation: dict | None
 
 
-def render_comparison(runs: list[ComparedRun], numbers: Numbers, meanings: dict[str, str], width_inches: float) -> str:
+def render_comparison(runs: list[ComparedRun], tables: dict[str, list[list[str]]], meanings: dict[str, str],
+                      width_inches: float) -> str:
     """Render the whole page.
 
     Args:
-        numbers: to show, by (artifact, name); an estimate for each run that has it.
+        tables: by heading; the first row of each is its head.
         meanings: of the settings, by 'section.name'.
         width_inches: of a figure.
     """
-    labels = [run.label for run in runs]
     verdicts = [Verdict(kind, f"{run.label}: {headline}", {}) for run in runs if run.evaluation
                 for kind, headline in (policy_headline(run.evaluation, policy)
                                        for policy in judged_policies(run.evaluation))]
-    return render_page(f"{len(runs)} runs compared: {', '.join(labels)}", verdicts, _render_short_tables(runs), {
-        "Runs": _render_runs(runs),
-        "Recipe": _render_settings(runs, meanings),
-        "Numbers": _render_numbers([run.label for run in runs], numbers),
-        "Learning curves": _render_curves(runs, width_inches),
-        "Artifacts": _render_artifacts(runs)})
+    sections = {title: _render_table(title, rows, meanings) for title, rows in tables.items()}
+    return render_page(
+        f"{len(runs)} runs compared: {', '.join(run.label for run in runs)}", verdicts, _render_short_tables(runs),
+        {**sections, "Learning curves": _render_curves(runs, width_inches)})
+
+
+def _render_table(title: str, rows: list[list[str]], meanings: dict[str, str]) -> Html:
+    head, *body = rows
+    note = element("p", NOTES[title], class_="faint") if title in NOTES else ""
+    if title == "Settings":
+        body = [[*row, meanings.get(row[0], "")] for row in body]
+        return join_html([note, table([*head, MEANING], body, class_="recipe")])
+    if title == "Numbers":
+        body = [[name, *map(stack_interval, cells)] for name, *cells in body]
+    return join_html([note, table(head, body, numeric=title == "Numbers")])
 
 
 def _render_short_tables(runs: list[ComparedRun]) -> Html:
@@ -80,53 +89,6 @@ def _split_temperatures(label: str, value: str) -> tuple[str, str]:
     return label.replace("->", "→"), value.replace("->", "→")
 
 
-def _render_runs(runs: list[ComparedRun]) -> Html:
-    rows = []
-    for run in runs:
-        counts = {name: run.manifests.get(stage, {}).get("metrics", {}).get(name) for stage, name in (
-            ("posts", "questions"), ("pairs", "pairs"))}
-        seconds = sum(manifest.get("seconds", 0) for manifest in run.manifests.values())
-        sites = list(run.manifests.get("posts", {}).get("metrics", {}).get("sites", {}))
-        rows.append([run.label, run.folder, ", ".join(map(clean_name, sites)) or MISSING,
-                     *(MISSING if count is None else f"{count:,}" for count in counts.values()),
-                     len(run.manifests), format_duration(seconds),
-                     _join({str(manifest.get("device")) for manifest in run.manifests.values()}),
-                     _join({str(manifest.get("commit"))[:DIGEST_CHARACTERS] for manifest in run.manifests.values()})])
-    return table(["run", "folder", "sites", "questions", "pairs", "finished artifacts", "time", "device",
-                  "commit"], rows, numeric=False)
-
-
-def _render_settings(runs: list[ComparedRun], meanings: dict[str, str]) -> Html:
-    """Render the settings that are not the same in all runs."""
-    trees = [flatten_tree(run.settings, lists=False) for run in runs]
-    names = dict.fromkeys(name for tree in trees for name in tree)
-    differing = [name for name in names if any(name not in tree or tree[name] != trees[0].get(name) for tree in trees)]
-    words = element("p", f"{len(differing)} of {len(names)} settings differ, of sections that all runs have.",
-                    class_="faint")
-    rows = [[name, *(format_setting(tree[name]) if name in tree else MISSING for tree in trees),
-             meanings.get(name, "")] for name in differing]
-    head = ["setting", *(run.label for run in runs), "meaning, unit [source of the published value, or ours]"]
-    return join_html([words, table(head, rows, class_="recipe") if rows else ""])
-
-
-def _render_numbers(labels: list[str], numbers: Numbers) -> Html:
-    words = ("Intervals are at 95 %, by question of one run. They do not contain what another seed would change, and "
-             "runs with other posts or pairs have other held-out questions: two runs differ by more than chance only "
-             "if seeds of each are further apart than seeds of one. Rewards of different reward models are not "
-             "comparable.")
-    rows = [[f"{artifact}: {name.replace('_', ' ')}", *map(_format_number, estimates)]
-            for (artifact, name), estimates in numbers.items()]
-    return join_html([element("p", words, class_="faint"), table(["number", *labels], rows, class_="numbers")])
-
-
-def _format_number(estimate: dict | None) -> Html | str:
-    if estimate is None:
-        return MISSING
-    if isinstance(estimate["mean"], int):
-        return f"{estimate['mean']:,}"
-    return stack_interval(format_estimate(estimate, ".4g"))
-
-
 def _render_curves(runs: list[ComparedRun], width_inches: float) -> Html:
     words = "On held-out questions where they are measured there. A reward is its own run's, after scaling."
     figures = [curves for artifact, stage in _trained_artifacts(runs).items() for spec in CURVES[stage]
@@ -137,8 +99,7 @@ def _render_curves(runs: list[ComparedRun], width_inches: float) -> Html:
 
 
 def _trained_artifacts(runs: list[ComparedRun]) -> dict[str, str]:
-    return {name: manifest["stage"] for run in runs for name, manifest in run.manifests.items()
-            if manifest.get("stage") in COMPARED_CURVES}
+    return {name: stage for run in runs for name, stage in run.stages.items() if stage in COMPARED_CURVES}
 
 
 def _overlay(runs: list[ComparedRun], artifact: str, spec: CurveSpec) -> Curves | None:
@@ -154,22 +115,3 @@ def _overlay(runs: list[ComparedRun], artifact: str, spec: CurveSpec) -> Curves 
 def _figure_label(label: str) -> str:
     """Return a label that matplotlib shows as it is: it reads `$` as mathematics and hides names that begin with _."""
     return clean_name(label, LABEL_CHARACTERS).replace("$", r"\$").lstrip("_") or "run"
-
-
-def _render_artifacts(runs: list[ComparedRun]) -> Html:
-    """Render one digest of the files of each artifact: equal ones are the same in every byte."""
-    words = element("p", "One digest of the SHA-256 of all files of each artifact: where two runs have the same, they "
-                         "have the same bytes.", class_="faint")
-    names = dict.fromkeys(name for run in runs for name in run.manifests)
-    rows = [[name, *(element("code", _files_digest(run.manifests[name])) if name in run.manifests else MISSING
-                     for run in runs)] for name in names]
-    return join_html([words, table(["artifact", *(run.label for run in runs)], rows, numeric=False)])
-
-
-def _files_digest(manifest: dict) -> str:
-    lines = sorted(f"{name} {entry.get('sha256')}" for name, entry in manifest.get("files", {}).items())
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:DIGEST_CHARACTERS]
-
-
-def _join(texts: set[str]) -> str:
-    return ", ".join(sorted(texts))

@@ -1,11 +1,12 @@
 """Sections of the report: the prompts of a user's own, the reward model, and provenance."""
 
 from stages.evaluation.summary import display_name
-from stages.render.html import Html, element, join_html, table
+from stages.render.html import Html, element, fold, join_html, table
+from stages.render.terminal import format_setting
 from stages.reporting.figures import FigureFolder, Intervals, Reliability
 from stages.reporting.headline import is_policy
 from stages.reporting.healthy_bands import mark_number
-from stages.runtime.manifest import list_input_sources
+from stages.runtime.manifest import flatten_tree, list_input_sources
 
 
 def list_sources(manifests: dict[str, dict]) -> list[str]:
@@ -89,6 +90,31 @@ def render_provenance(manifests: dict[str, dict], digests: dict[str, str]) -> Ht
         table(["artifact", "sha256 of its manifest", "commit", "made from"], rows, class_="digests"),
         table(["inputs from outside the run", "sha256"], rows_outside, class_="digests") if rows_outside else "",
         element("p", _versions(manifests), class_="faint")])
+
+
+def render_recipe(stages: dict[str, dict], published: dict[str, list[tuple]]) -> Html:
+    """Compare the settings of each stage with its published values.
+
+    What differs is one table, everything else another, folded away.
+
+    Args:
+        stages: settings by stage, as in its manifest.
+        published: [(dotted name, value, meaning)] by stage.
+    """
+    rows: dict[bool, list[list]] = {True: [], False: []}
+    counts = []
+    for stage, values in stages.items():
+        default = {name: (value, doc) for name, value, doc in published[stage]}
+        settings = flatten_tree(values, lists=False)
+        for name, value in settings.items():
+            usual, doc = default.get(name, (None, "not a setting of this version"))
+            rows[value == usual].append([f"{stage}.{name}", format_setting(value), format_setting(usual), doc])
+        differ = sum(value != default.get(name, (None,))[0] for name, value in settings.items())
+        counts.append(f"{stage}: {differ} of {len(settings)} settings differ")
+    head = ["setting", "here", "published", "meaning, unit [source of the published value, or ours]"]
+    others = fold(f"{len(rows[True])} settings as published", table(head, rows[True], class_="recipe"))
+    return join_html([element("p", "; ".join(counts), ".", class_="faint"),
+                      table(head, rows[False], class_="recipe") if rows[False] else "", others])
 
 
 def _versions(manifests: dict[str, dict]) -> str:

@@ -1,5 +1,6 @@
-"""Read a run's finished artifacts, to compare runs: settings, digests of files, headline numbers with intervals."""
+"""Compare runs, or artifacts alone, by their manifests: settings, numbers with intervals, digests of files."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,29 +10,50 @@ from stages.recipe.algorithms import EVALUATE
 from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import list_without_effect
-from stages.runs.lineage import RECIPE, find_run_folder, section_name
+from stages.render.terminal import format_setting
+from stages.render.units import format_duration
+from stages.runs.lineage import RECIPE, check_inputs, find_run_folder, section_name
 from stages.runs.listing import list_artifacts, sort_by_lineage
 from stages.runtime.artifact import ArtifactError
-from stages.runtime.manifest import Record, is_artifact
+from stages.runtime.finished import DIGEST_CHARACTERS
+from stages.runtime.manifest import Record, flatten_tree, is_artifact, read_record
 
 WITHOUT_HEADLINES = ("merge", "report")
 LOW, HIGH = "_low", "_high"  # ends of the names of an interval's ends
+CODE_KEYS = ("commit", "python", "device", "versions")
+MISSING = "–"
+Table = list[list[str]]  # rows of a name and a cell per run, and what follows; the first row is the head
 
 
 @dataclass(frozen=True)
 class Run:
-    """A folder of artifacts: the finished ones by their path in it, in the order they were made."""
+    """A folder of artifacts: the finished ones by their path in it, in the order they were made.
+
+    Or one artifact alone, finished or not, by its stage.
+    """
 
     folder: Path
     artifacts: dict[str, Record]
 
 
+def compare_runs(runs: dict[str, Run]) -> dict[str, Table]:
+    """Compare runs in tables by title."""
+    tables = {"Runs": _describe_runs(list(runs.values())),
+              "Settings": _list_differing(common_settings(list(runs.values()))),
+              "Code and inputs": _list_differing([_list_code_and_inputs(run) for run in runs.values()]),
+              "Numbers": _compare_numbers(list(runs.values())),
+              "Artifacts": _compare_files(list(runs.values()))}
+    last = {"Numbers": ["difference"] * (len(runs) == 2), "Artifacts": ["files that differ"]}
+    return {title: [["", *runs, *last.get(title, [])], *rows] for title, rows in tables.items() if rows}
+
+
 def read_run(folder: Path) -> Run:
-    """Read the manifests of a run; ArtifactError if the folder holds no finished artifact."""
+    """Read the manifests of a run or of one artifact; ArtifactError if the folder holds no finished artifact."""
     if not folder.is_dir():
         raise ArtifactError(f"there is no run {folder}: give the folder of a run, such as results/demo")
     if is_artifact(folder):
-        raise ArtifactError(f"{folder} is an artifact, not a run: give the folder around it, or artifacts alone")
+        record = read_record(folder)
+        return Run(folder, {record.manifest.get("stage", folder.name): record})
     folders = list_artifacts(folder)
     if (folder / RECIPE).exists():  # then those with a recipe beneath it, of several seeds, are other runs
         folders = [artifact for artifact in folders if os.path.samefile(find_run_folder(artifact), folder)]
@@ -58,12 +80,6 @@ def common_settings(runs: list[Run]) -> list[dict[str, Any]]:
     settings = list(map(list_settings, runs))
     names = [name for name in settings[0] if all(name in other for other in settings)]
     return [{name: values[name] for name in names} for values in settings]
-
-
-def list_digests(run: Run) -> dict[str, dict[str, str]]:
-    """Return the SHA-256 of each file of each artifact. Manifests also hold times, and differ between equal runs."""
-    return {name: {file: str(entry.get("sha256")) for file, entry in record.manifest.get("files", {}).items()
-                   if isinstance(entry, dict)} for name, record in run.artifacts.items()}
 
 
 def list_headlines(run: Run) -> dict[str, dict[str, dict]]:
@@ -102,6 +118,82 @@ def fold_intervals(metrics: dict) -> dict[str, dict]:
                if isinstance(value, int | float) and not isinstance(value, bool)}
     return {name: {"mean": value, "low": numbers.get(name + LOW), "high": numbers.get(name + HIGH)}
             for name, value in numbers.items() if not _is_end(name, numbers)}
+
+
+def _describe_runs(runs: list[Run]) -> Table:
+    columns = []
+    for run in runs:
+        records = list(run.artifacts.values())
+        manifests = [record.manifest for record in records]
+        sites = [site for manifest in manifests if manifest.get("stage") == "posts"
+                 for site in manifest.get("metrics", {}).get("sites", {})]
+        states = {"; ".join([record.state, *record.problems]) for record in records}
+        columns.append({
+            "folder": str(run.folder), "sites": ", ".join(sites) or MISSING,
+            "artifacts": f"{len(records)} {' / '.join(sorted(states))}",
+            "time": format_duration(sum(manifest.get("seconds", 0) for manifest in manifests)),
+            "device": ", ".join(sorted({str(manifest.get("device")) for manifest in manifests})),
+            "commit": ", ".join(sorted({str(manifest.get("commit"))[:DIGEST_CHARACTERS] for manifest in manifests}))})
+    return [[name, *(column[name] for column in columns)] for name in columns[0]]
+
+
+def _list_differing(trees: list[dict]) -> Table:
+    """List the values that are not the same in all trees."""
+    leaves = [flatten_tree(tree, lists=False) if tree else {} for tree in trees]
+    names = dict.fromkeys(name for values in leaves for name in values)
+    rows = [[name, *(format_setting(values[name]) if name in values else MISSING for values in leaves)]
+            for name in names]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _list_code_and_inputs(run: Run) -> dict:
+    """Return the code and the inputs of an artifact alone, these by digest or, from a hub, by name; {} for a run."""
+    if not is_artifact(run.folder):
+        return {}
+    [record] = run.artifacts.values()
+    links = check_inputs(record)
+    return {**{key: record.manifest[key] for key in CODE_KEYS if key in record.manifest},
+            **{f"input {link.name}": (link.sha256 or link.path)[:DIGEST_CHARACTERS] for link in links}}
+
+
+def _compare_numbers(runs: list[Run]) -> Table:
+    rows = []
+    for (artifact, name), estimates in compare_headlines(list(map(list_headlines, runs))).items():
+        difference = [f"{estimates[1]['mean'] - estimates[0]['mean']:.4g}" if all(estimates) else MISSING]
+        rows.append([f"{artifact}: {name.replace('_', ' ')}", *map(_format_estimate, estimates),
+                     *difference * (len(runs) == 2)])
+    return rows
+
+
+def _format_estimate(estimate: dict | None) -> str:
+    if estimate is None:
+        return MISSING
+    mean, *ends = (f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+                   for value in estimate.values() if value is not None)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
+def _compare_files(runs: list[Run]) -> Table:
+    """List a digest of the files of each artifact, equal where all bytes are; manifests also hold times."""
+    rows = []
+    for name in dict.fromkeys(name for run in runs for name in run.artifacts):
+        files = [_list_digests(run.artifacts[name]) if name in run.artifacts else None for run in runs]
+        present = [digests for digests in files if digests is not None]
+        differing = sorted(file for file in set().union(*present)
+                           if any(digests.get(file) != present[0].get(file) for digests in present))
+        rows.append([name, *(MISSING if digests is None else _digest_files(digests) for digests in files),
+                     ", ".join(differing)])
+    return rows
+
+
+def _list_digests(record: Record) -> dict[str, str]:
+    return {file: str(entry.get("sha256")) for file, entry in record.manifest.get("files", {}).items()
+            if isinstance(entry, dict)}
+
+
+def _digest_files(digests: dict[str, str]) -> str:
+    lines = sorted(f"{name} {digest}" for name, digest in digests.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def _drop_logging(section: str, settings: dict) -> dict:

@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -48,11 +47,16 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(comparison, "draw_png", lambda *_: bytes(24))
 
 
+@pytest.fixture
+def only_ppo(monkeypatch):
+    """Spare the curves of other stages."""
+    read = compare.read_histories
+    monkeypatch.setattr(compare, "read_histories", lambda run: {
+        name: rows for name, rows in read(run).items() if name == "ppo"})
+
+
 def page_of(*folders) -> str:
-    runs, numbers = compare.read_runs(list(folders))
-    runs = [replace(run, histories={name: rows for name, rows in run.histories.items() if name == "ppo"})
-            for run in runs]
-    return comparison.render_comparison(runs, numbers, compare.list_meanings(), 5.0)
+    return compare.render_page(compare.read_runs(list(folders)))
 
 
 class Reader(HTMLParser):
@@ -81,22 +85,23 @@ class Reader(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_settings_numbers_and_artifacts_stand_side_by_side(runs, undrawn):
+def test_settings_numbers_and_artifacts_stand_side_by_side(runs, undrawn, only_ppo):
     page = page_of(*runs)
     seen = Reader(page).by_name
     assert seen["ppo.learning_rate"][:2] == ["0.0123", "0.0456"] and "learning rate" in seen["ppo.learning_rate"][2]
     assert seen["dump"][:2] == ["a.7z", "b.7z"] and "ppo.gamma" not in seen
-    assert seen["evaluate: gold difference"] == ["0.3 [0.2, 0.4]", "-0.2 [-0.3, -0.1]"]
+    assert seen["evaluate: gold difference"] == ["0.3 [0.2, 0.4]", "-0.2 [-0.3, -0.1]", "-0.5"]
     assert seen["reward accuracy"][0] == seen["reward accuracy"][1] == "0.720 [0.700, 0.740]"
     assert seen["gold at best temperature, SFT → PPO"][0].endswith("T 0.1 → 0.3")
     assert seen["ppo"][0] != seen["ppo"][1] and seen["sft"][0] == seen["sft"][1]
     assert "a: PPO made the answers better" in page and "b: Reward hacking by PPO" in page
 
 
-def test_curves_have_a_line_a_run_on_held_out_questions(runs, undrawn):
+def test_curves_have_a_line_a_run_on_held_out_questions(runs, undrawn, only_ppo):
     with open(runs[1] / "ppo" / "history.jsonl", "a") as stream:
         stream.write('{"iteration": 9, "validation_kl": 2.5}\n')
-    runs_read, _ = compare.read_runs(runs)
+    runs_read = [comparison.ComparedRun(label, {}, compare.read_histories(run), None)
+                 for label, run in compare.read_runs(runs).items()]
     kl = next(spec for spec in comparison.CURVES["ppo"] if spec.name == "kl")
     assert comparison._overlay(runs_read, "ppo", kl).lines == {"a": [(0, 0.0)], "b": [(0, 0.0), (9, 2.5)]}
     assert page_of(*runs).count("<figure") == 4  # reward, KL, length and entropy have numbers here
@@ -109,11 +114,11 @@ def test_the_curves_of_all_runs_are_one_table(runs, capsys):
     assert rows[0] == ["run", "stage", "step", "metric", "value"] and ["a", "ppo", "1", "entropy", "2.0"] in rows
     assert [row[1:] for row in rows if row[0] == "a"] == [row[1:] for row in rows if row[0] == 'b, "x"']
     with pytest.raises(SystemExit):
-        compare.main([str(runs[0]), str(odd)])
-    assert "one of the arguments --out --csv is required" in capsys.readouterr().err
+        compare.main([str(runs[0]), str(odd), "--csv", "--out", "page.html"])
+    assert "not allowed with" in capsys.readouterr().err
 
 
-def test_foreign_text_is_only_ever_text(runs, tmp_path):
+def test_foreign_text_is_only_ever_text(runs, tmp_path, only_ppo):
     """A name of a folder, a setting and a site may hold anything; matplotlib must not read mathematics."""
     odd = runs[1].rename(tmp_path / "_$x_{<img src=x onerror=alert(1)>")
     edit(odd / "sft", lambda manifest: manifest | {"config": {EVIL: EVIL}, "commit": EVIL, "device": EVIL})
@@ -124,7 +129,7 @@ def test_foreign_text_is_only_ever_text(runs, tmp_path):
     assert "&lt;img src=x onerror=alert(1)&gt;" in page and "url(" not in page and "http:" not in page
 
 
-def test_unfinished_and_older_runs_are_compared_as_far_as_they_are(runs, capsys, undrawn):
+def test_unfinished_and_older_runs_are_compared_as_far_as_they_are(runs, capsys, undrawn, only_ppo):
     shutil.rmtree(runs[0] / "evaluate")
     path = runs[1] / "evaluate" / "metrics.json"
     path.write_text(json.dumps({name: value for name, value in metrics().items() if name != "at_best"}))
@@ -134,8 +139,7 @@ def test_unfinished_and_older_runs_are_compared_as_far_as_they_are(runs, capsys,
 
 
 @pytest.mark.parametrize("names, said", [
-    (["a"], "give 2 to 8 runs"), (["a", "none"], "there is no run"), (["a", "a/ppo"], "is an artifact, not a run"),
-    (["a", "a"], "given twice")])
+    (["a"], "give 2 to 8 runs"), (["a", "none"], "there is no run"), (["a", "a"], "given twice")])
 def test_a_mistake_is_one_line(runs, capsys, tmp_path, names, said):
     out = tmp_path / "page.html"
     assert compare.main([*(str(tmp_path / name) for name in names), "--out", str(out)]) == 1
