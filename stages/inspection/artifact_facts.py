@@ -2,20 +2,24 @@
 
 import json
 import os
+import re
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from stages.inspection.jsonl_facts import latest_values, read_last_rows
 from stages.inspection.parquet_facts import read_table_facts
-from stages.inspection.safetensors_facts import read_weight_facts
+from stages.model_files.safetensors_header import read_header
 from stages.render.terminal import truncate_value
 from stages.runs.lineage import diff_from_defaults, find_stale_reasons, trace_ancestry
 from stages.runs.listing import last_write_time
 from stages.runtime.manifest import find_damaged_files, read_record
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINT = re.compile(r"(.*)/checkpoint-(\d+)/")
 HISTORY, SAMPLES = "history.jsonl", "samples.jsonl"
+COUNTERS = ("iteration", "step", "epoch")
+TAIL_BYTES = 256 << 10
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 ADAPTER_KEYS = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path")
 MODEL_KEYS = ("architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
               "num_key_value_heads", "vocab_size", "max_position_embeddings")
@@ -25,26 +29,44 @@ CONFIG_KEYS = {"adapter_config.json": ADAPTER_KEYS, "config.json": MODEL_KEYS}
 def describe_artifact(folder: Path) -> dict[str, Any]:
     """Collect everything there is to say about an artifact, finished or not; ArtifactError if it is not one."""
     record = read_record(folder)
-    contents = _read_contents(folder)
-    problems = [*record.problems, *find_damaged_files(record), *contents.pop("problems")]
+    problems = [*record.problems, *find_damaged_files(record)]
     manifest = {key: value for key, value in record.manifest.items() if key != "files"}
     return {"artifact": str(folder), "state": record.state, "stale": find_stale_reasons(record), "problems": problems,
             "last_written": last_write_time(folder), "manifest": manifest, "settings": diff_from_defaults(record),
-            "ancestry": trace_ancestry(record), **contents}
+            "ancestry": trace_ancestry(record), **_read_contents(folder, problems)}
 
 
-def _read_contents(folder: Path) -> dict[str, Any]:
+def read_last_rows(path: Path, problems: list[str] | None = None) -> list[dict]:
+    """Return the rows of a series (JSONL) within its last TAIL_BYTES, oldest first; [] without one.
+
+    A last line without its end is being written at this moment, or was when the machine went down: it is a problem.
+    """
+    try:
+        with open(path, "rb") as stream:
+            begin = max(0, stream.seek(0, 2) - TAIL_BYTES)
+            stream.seek(begin)
+            lines = stream.read(TAIL_BYTES).split(b"\n")[1 if begin else 0:]
+    except OSError:
+        return []
+    rows = [_parse_row(line) for line in lines if line.strip()]
+    if None in rows and problems is not None:
+        problems.append(f"{path.name}: {rows.count(None)} lines at its end are no rows")
+    return [row for row in rows if row is not None]
+
+
+def _read_contents(folder: Path, problems: list[str]) -> dict[str, Any]:
     """Describe the files that exist now; what cannot be read is a line in `problems`."""
-    all_files, problems = _list_files(folder), []
-    files = _drop_older_checkpoints(all_files)
-    tables = [read_table_facts(name, parts) for name, parts in _group_tables(folder, files).items()]
-    weights = [read_weight_facts(str(file.relative_to(folder)), file, size_bytes)
-               for file, size_bytes in files.items() if file.suffix == ".safetensors"]
-    problems += [line for facts in (*tables, *weights) for line in facts.pop("problems")]
+    all_files = _list_files(folder)
+    files, samples = _drop_older_checkpoints(all_files), read_last_rows(folder / SAMPLES, problems)
+    names = {file: str(file.relative_to(folder)) for file in files}
     return {"files": {"count": len(all_files), "bytes": sum(all_files.values())},
-            "configs": _read_configs(folder, files, problems), "weights": weights, "tables": tables,
-            "last_metrics": latest_values(_read_rows(folder / HISTORY, problems)),
-            "sample": truncate_value((_read_rows(folder / SAMPLES, problems) or [None])[-1]), "problems": problems}
+            "configs": [_read_config(name, file, problems) for file, name in names.items() if file.name in CONFIG_KEYS],
+            "weights": [_read_weights(name, file, files[file], problems) for file, name in names.items()
+                        if file.suffix == ".safetensors"],
+            "tables": [read_table_facts(str(name.relative_to(folder)), parts, problems)
+                       for name, parts in _group_tables(files).items()],
+            "last_metrics": _find_latest(read_last_rows(folder / HISTORY, problems)),
+            "sample": truncate_value(samples[-1]) if samples else None}
 
 
 def _list_files(folder: Path) -> dict[Path, int]:
@@ -59,51 +81,68 @@ def _list_files(folder: Path) -> dict[Path, int]:
 
 
 def _drop_older_checkpoints(files: dict[Path, int]) -> dict[Path, int]:
-    """Keep all files but those of checkpoints other than the newest one."""
-    checkpoints = {file: next((parent for parent in file.parents if parent.parent.name == CHECKPOINTS), None)
-                   for file in files}
-    newest: dict[Path, Path] = {}
-    for checkpoint in filter(None, checkpoints.values()):
-        newest[checkpoint.parent] = max(checkpoint, newest.get(checkpoint.parent, checkpoint), key=_checkpoint_number)
+    """Keep all files but those of checkpoints other than the newest one of a training."""
+    checkpoints = {file: CHECKPOINT.match(file.as_posix()) for file in files}
+    newest: dict[str, int] = {}
+    for training, number in (match.groups() for match in checkpoints.values() if match):
+        newest[training] = max(int(number), newest.get(training, 0))
     return {file: size_bytes for file, size_bytes in files.items()
-            if (checkpoint := checkpoints[file]) is None or checkpoint == newest[checkpoint.parent]}
+            if not (match := checkpoints[file]) or int(match[2]) == newest[match[1]]}
 
 
-def _checkpoint_number(checkpoint: Path) -> int:
-    number = checkpoint.name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else -1
-
-
-def _group_tables(folder: Path, files: dict[Path, int]) -> dict[str, dict[Path, int]]:
-    """Group the parts of a table, by folder."""
-    tables: dict[str, dict[Path, int]] = {}
+def _group_tables(files: dict[Path, int]) -> dict[Path, dict[Path, int]]:
+    """Group the parts of a table, by the pattern of their names."""
+    tables: dict[Path, dict[Path, int]] = {}
     for file, size_bytes in files.items():
         if file.suffix == ".parquet":
             name = file.with_name("part-*.parquet") if file.name.startswith("part-") else file
-            tables.setdefault(str(name.relative_to(folder)), {})[file] = size_bytes
+            tables.setdefault(name, {})[file] = size_bytes
     return tables
 
 
-def _read_configs(folder: Path, files: dict[Path, int], problems: list[str]) -> list[dict]:
-    """Read the main values of each adapter's and model's own configuration."""
-    configs = []
-    for file in files:
-        if keys := CONFIG_KEYS.get(file.name):
-            name = str(file.relative_to(folder))
-            try:
-                config = json.loads(file.read_text(encoding="utf-8"))
-                configs.append({"name": name} | {key: config[key] for key in keys if key in config})
-            except (OSError, ValueError, TypeError, RecursionError) as error:
-                problems.append(f"{name} cannot be read: {error}")
-    return configs
-
-
-def _read_rows(path: Path, problems: list[str]) -> list[dict]:
-    if not path.exists():
-        return []
+def _read_config(name: str, path: Path, problems: list[str]) -> dict:
+    """Read the main values of an adapter's or a model's own configuration."""
     try:
-        rows, damage = read_last_rows(path)
-    except OSError as error:
-        rows, damage = [], [f"{path.name} cannot be read: {error}"]
-    problems += damage
-    return rows
+        config = json.loads(path.read_text(encoding="utf-8"))
+        return {"name": name} | {key: config[key] for key in CONFIG_KEYS[path.name] if key in config}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        problems.append(f"{name} cannot be read: {error}")
+        return {"name": name}
+
+
+def _read_weights(name: str, path: Path, size_bytes: int, problems: list[str]) -> dict:
+    """Return the tensors of a safetensors file, those whose names differ only in numbers as one row with a count.
+
+    A truncated file, or one of another format, is a problem; shapes are given as far as they are known.
+    """
+    rows: dict[tuple, dict] = {}
+    try:
+        header, expected_bytes = read_header(path)
+        if expected_bytes != size_bytes:
+            problems.append(f"{name} is not whole: it has {size_bytes:,} of {expected_bytes:,} bytes")
+        for tensor, entry in header.items():
+            row = {"name": NUMBER.sub("*", tensor), "dtype": str(entry["dtype"]), "shape": entry["shape"], "count": 0}
+            rows.setdefault((row["name"], row["dtype"], *row["shape"]), row)["count"] += 1
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{name} cannot be read: {error}")
+    tensors = list(rows.values())
+    parameters = sum(row["count"] * prod(row["shape"]) for row in tensors)
+    return {"name": name, "bytes": size_bytes, "parameters": parameters, "tensors": tensors}
+
+
+def _find_latest(rows: list[dict]) -> dict[str, dict[str, Any]]:
+    """Return the newest value of each number and its step or iteration: validation is rarer than loss."""
+    latest = {}
+    for row in rows:
+        at = next(({name: row[name]} for name in COUNTERS if name in row), {})
+        latest |= {key: {"value": value} | at for key, value in row.items()
+                   if key not in COUNTERS and isinstance(value, int | float)}
+    return latest
+
+
+def _parse_row(line: bytes) -> dict | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

@@ -4,7 +4,6 @@ It reads the file that the stage writes beside its artifact (progress_file.py), 
 """
 
 import json
-import os
 import shutil
 import sys
 import textwrap
@@ -14,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from stages.inspection.artifact_facts import read_last_rows
 from stages.render.terminal import escape_controls, format_value
 from stages.render.units import format_duration
 from stages.runtime.artifact import PARTIAL, ArtifactError, artifact_folder
@@ -24,7 +24,7 @@ from stages.runtime.series import HISTORY_FILES
 
 TERMINAL_EVERY_SECONDS, LOG_EVERY_SECONDS = 2.0, 60.0
 STALE_SECONDS, STALE_WAITS = 300.0, 3  # without progress: at least so long, and so many times the longest wait before
-ROWS, TAIL_BYTES = 3, 1 << 16
+ROWS = 3
 UP_AND_CLEAR = "\x1b[{}F\x1b[J"
 EXIT_CODES = {"finished": 0, "ended": 1}
 
@@ -74,7 +74,7 @@ def observe(path: Path, now: float) -> dict:
     state = "ended" if "ended" in progress or runs is False else "stale" if is_stale else "running"
     return {"artifact": str(out), "state": state, **progress, "is_here": runs is not None, "waited_seconds": waited,
             "seconds": max(0.0, now - progress["started"]), "checkpoint": _find_checkpoint(partial, now),
-            "rows": [row for name in HISTORY_FILES for row in _read_last_rows(partial / name)]}
+            "rows": [row for name in HISTORY_FILES for row in read_last_rows(partial / name)[-ROWS:]]}
 
 
 def format_page(facts: dict) -> list[str]:
@@ -138,18 +138,6 @@ def _find_checkpoint(partial: Path, now: float) -> str | None:
         return None
     saved, name = max(seals)
     return f"{name}, {format_duration(max(0.0, now - saved))} ago"
-
-
-def _read_last_rows(series: Path) -> list[dict]:
-    """Read the last rows of a series, whatever its length; a row that is being written is left out."""
-    try:
-        with open(series, "rb") as stream:
-            start = max(0, os.fstat(stream.fileno()).st_size - TAIL_BYTES)
-            stream.seek(start)
-            lines = stream.read().decode("utf-8", errors="replace").split("\n")[bool(start):-1]
-        return [row for row in map(json.loads, lines[-ROWS:]) if isinstance(row, dict)]
-    except (OSError, ValueError):
-        return []
 
 
 def _format_row(row: dict) -> str:

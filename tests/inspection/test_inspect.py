@@ -15,7 +15,7 @@ import yaml
 from safetensors.numpy import save_file
 
 from stages import inspect
-from stages.inspection import jsonl_facts, parquet_facts
+from stages.inspection import artifact_facts, parquet_facts
 from stages.render.terminal import page_width
 from stages.runs import lineage
 from stages.runtime.artifact import MANIFEST, REQUEST, build, digest, publish
@@ -217,35 +217,6 @@ def test_a_users_mistake_is_one_line(run, capsys, path, said):
     assert not text and errors.startswith("inspect: error: ") and said in errors and errors.count("\n") == 1
 
 
-# --- differences ----------------------------------------------------------------------------------------------------
-
-
-def test_a_difference_names_settings_inputs_and_metrics(run, capsys):
-    other = make(run / "other", "sft", {"pairs": run / "posts", "base": run / "pairs"},
-                 {"lora": {"r": 8}, "seed": 0, "new": None}, {"loss": 0.25, "tokens": 10})
-    actual = facts(capsys, "--diff", run / "sft", other)
-    assert actual["settings"] == [{"name": "lora.r", "a": 16, "b": 8}, {"name": "new", "b": None}]
-    assert actual["metrics"] == [{"name": "loss", "a": 0.5, "b": 0.25, "difference": -0.25, "ratio": 0.5}]
-    assert [(row["name"], *row.keys()) for row in actual["inputs"]] == [
-        ("pairs", "name", "a", "b"), ("base", "name", "b")]
-    text = printed(capsys, "--diff", run / "sft", other)
-    assert lines_with(text, "lora.r  16", "8") and lines_with(text, "new", "absent", "null")
-    assert lines_with(text, "loss  0.5", "0.25", "-0.25", "0.5")
-
-
-def test_the_same_input_elsewhere_is_no_difference(run, capsys):
-    shutil.copytree(run / "pairs", run / "copy")
-    other = make(run / "other", "sft", {"pairs": run / "copy"}, {"lora": {"r": 16}, "seed": 0},
-                 {"loss": 0.5, "tokens": 10})
-    assert printed(capsys, "--diff", run / "sft", other).endswith("nothing differs\n")
-
-
-def test_a_difference_of_an_unfinished_one_says_so(run, capsys):
-    (run / "sft" / MANIFEST).unlink()
-    text = printed(capsys, "--diff", run / "sft", run / "pairs")
-    assert "partial: it has no metrics yet" in " ".join(text.split()) and lines_with(text, "lora.r")
-
-
 # --- contents -------------------------------------------------------------------------------------------------------
 
 
@@ -288,30 +259,29 @@ def test_last_metrics_are_the_newest_of_each_and_the_sample_is_the_last(begun, c
     assert actual["sample"]["step"] == 3 and len(actual["sample"]["answer"]) == 300
 
 
-def test_bounds_are_of_all_rows_and_the_rest_of_the_first(begun, capsys, monkeypatch):
+def test_tables_are_described_by_their_first_rows(begun, capsys, monkeypatch):
     monkeypatch.setattr(parquet_facts, "SAMPLE_ROWS", 4)
     table, = facts(capsys, begun)["tables"]
     assert (table["rows"], table["files"], table["sample_rows"], len(table["head"])) == (10, 2, 4, 2)
     qid, text, tags = table["columns"]
-    assert qid == {"name": "qid", "type": "int64", "of": "value", "nulls": 0, "bounds_from": "all rows", "least": 0,
-                   "most": 14, "mean": 1.5}
+    assert qid == {"name": "qid", "type": "int64", "of": "value", "nulls": 0, "least": 0, "most": 3, "mean": 1.5}
     assert (text["of"], text["least"], text["most"], text["nulls"]) == ("characters", 1, len(EVIL), 1)
     assert (tags["of"], tags["least"], tags["most"], tags["mean"], tags["nulls"]) == ("items", 0, 2, 1.0, 1)
-    assert lines_with(printed(capsys, begun), "qid", "0 .. 14 (all) mean 1.5")
+    assert lines_with(printed(capsys, begun), "qid", "0 .. 3, mean 1.5")
 
 
 def test_a_sample_is_bounded_by_its_bytes(tmp_path, monkeypatch):
     pq.write_table(pa.table({"text": ["x" * 100_000] * 200}), tmp_path / "part-0.parquet", use_dictionary=False)
     monkeypatch.setattr(parquet_facts, "SAMPLE_BYTES", 1_000_000)
-    actual = parquet_facts.read_table_facts("t", {tmp_path / "part-0.parquet": 1})
+    actual = parquet_facts.read_table_facts("t", {tmp_path / "part-0.parquet": 1}, [])
     assert actual["rows"] == 200 and 10 <= actual["sample_rows"] < 20
     assert len(actual["head"][0]["text"]) == 300
 
 
 def test_the_end_of_a_long_series_is_read_alone(tmp_path, monkeypatch):
     (tmp_path / "s.jsonl").write_text("not a row\n" + "".join(f'{{"step": {n}}}\n' for n in range(100)) + '{"step": 1')
-    monkeypatch.setattr(jsonl_facts, "TAIL_BYTES", 60)
-    rows, problems = jsonl_facts.read_last_rows(tmp_path / "s.jsonl")
+    monkeypatch.setattr(artifact_facts, "TAIL_BYTES", 60)
+    rows = artifact_facts.read_last_rows(tmp_path / "s.jsonl", problems := [])
     assert [row["step"] for row in rows] == [97, 98, 99] and problems == ["s.jsonl: 1 lines at its end are no rows"]
 
 
@@ -352,7 +322,6 @@ def test_a_manifest_that_holds_something_else(run, capsys, said):
     (run / "sft" / MANIFEST).write_text(said)
     printed(capsys, run / "sft")
     printed(capsys, run)
-    printed(capsys, "--diff", run / "sft", run / "pairs")
 
 
 def test_files_that_are_not_what_the_manifest_lists(run, capsys):
@@ -385,7 +354,7 @@ def test_half_written_tables(begun, capsys):
     text = printed(capsys, begun)
     assert lines_with(text, "part-00001.parquet cannot be read") and lines_with(text, "part-00002.parquet cannot")
     table, = facts(capsys, begun)["tables"]
-    assert table["rows"] == 5 and table["columns"][0]["bounds_from"] == "sample"  # bounds of all are not known
+    assert table["rows"] == 5 and table["columns"][0]["most"] == 4
 
 
 def test_half_written_rows_and_configurations(begun, capsys):
@@ -413,4 +382,4 @@ def test_it_starts_without_torch_and_bears_a_reader_that_has_seen_enough(run):
 
 def test_json_has_no_number_that_json_has_not(run, capsys):
     make(run / "nan", "sft", {}, metrics={"loss": float("nan")})
-    assert facts(capsys, run / "nan")["manifest"]["metrics"] == {"loss": "nan"}
+    assert facts(capsys, run / "nan")["manifest"]["metrics"] == {"loss": "NaN"}
