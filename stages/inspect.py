@@ -21,7 +21,7 @@ from typing import Any
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import close_output, print_text
 from stages.inspection.artifact_facts import describe_artifact
-from stages.inspection.row_pages import format_pairs, format_questions
+from stages.inspection.row_pages import format_questions
 from stages.inspection.text_pages import format_artifact, format_runs
 from stages.inspection.watch import watch
 from stages.render.terminal import escape_controls
@@ -80,17 +80,15 @@ def find_rows(path: Path, question: str | None, tag: str | None, max_questions: 
     matches = match_id(question) if question else match_tag(tag)
     if record.manifest.get("stage") == "posts":
         rows = find_questions(folder, matches, max_questions)
-        lines = format_questions(rows)
     elif record.manifest.get("stage") in ("pairs", "gather"):
         if tag:  # pairs have no tags
             matches = match_keys(find_question_keys(_find_posts(record), matches))
         rows = find_pairs(folder, matches, max_questions)
-        lines = format_pairs(rows)
     else:
         raise ArtifactError(f"{folder} holds no questions: give a posts or a pairs artifact")
     if not rows:
         raise ArtifactError(f"{folder} has no question {question or f'with the tag {tag}'}")
-    return lines, rows
+    return format_questions(rows), rows
 
 
 def _find_posts(record: Record) -> Path:

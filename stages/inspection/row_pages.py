@@ -9,31 +9,24 @@ INDENT = "    "
 
 
 def format_questions(rows: list[dict]) -> list[str]:
-    """Format records of posts: the question as in the dump, answers from the highest score on."""
+    """Format questions of posts (as in the dump) or of pairs (in Markdown, with the pairs as 'better > worse').
+
+    Answers are numbered, from the highest score on.
+    """
     lines = []
     for row in rows:
-        head = [f"question {row['question_id']}", row["site"], ", ".join(row["tags"] or []), row["date"]]
-        lines += [*_format_head(head), *_format_head([row["url"]]), *_format_text(row["title"] or ""), "",
-                  *_format_text(row["question"])]
-        for answer in sorted(row["answers"], key=lambda answer: -answer["score"]):
-            lines += ["", *_format_head([f"  answer {answer['id']}: score {answer['score']}",
-                                         "accepted" if answer["accepted"] else "", f"by {answer['author']}"]),
-                      *_format_text(answer["text"])]
+        kind = f"split {row['split']}" if "split" in row else ", ".join(row["tags"] or [])
+        lines += [*_format_head([f"question {row.get('question_id', row.get('qid'))}", row["site"], kind, row["date"]]),
+                  *_format_head([row["url"]])]
+        lines += [line for text in (row.get("title"), row["question"]) if text for line in _format_text(text)]
+        for number, answer in enumerate(sorted(row["answers"], key=lambda answer: -answer["score"]), 1):
+            head = [f"  [{number}] score {answer['score']}", f"answer {answer['id']}",
+                    "accepted" if answer.get("accepted") else "", f"by {answer['author']}"]
+            lines += ["", *_format_head(head), *_format_text(answer["text"])]
+        pairs = ", ".join(f"[{better + 1}] > [{worse + 1}]" for better, worse in row.get("pairs", []))
+        if pairs:
+            lines += ["", *textwrap.wrap(f"  pairs, better > worse: {pairs}", WIDTH, subsequent_indent=INDENT)]
         lines.append("")
-    return lines[:-1]
-
-
-def format_pairs(rows: list[dict]) -> list[str]:
-    """Format questions of pairs: the question in Markdown, its answers numbered, and the pairs as 'better > worse'."""
-    lines = []
-    for row in rows:
-        lines += [*_format_head([f"question {row['qid']}", row["site"], f"split {row['split']}", row["date"]]),
-                  *_format_head([row["url"]]), *_format_text(row["question"])]
-        for number, answer in enumerate(row["answers"], 1):
-            lines += ["", *_format_head([f"  [{number}] score {answer['score']}", f"answer {answer['id']}",
-                                         f"by {answer['author']}"]), *_format_text(answer["text"])]
-        pairs = ", ".join(f"[{better + 1}] > [{worse + 1}]" for better, worse in row["pairs"])
-        lines += ["", *textwrap.wrap(f"  pairs, better > worse: {pairs}", WIDTH, subsequent_indent=INDENT), ""]
     return lines[:-1]
 
 

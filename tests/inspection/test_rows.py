@@ -44,8 +44,9 @@ def printed(capsys, *arguments: object) -> str:
 
 def test_a_question_of_posts_is_shown_with_its_answers_best_first(run, capsys):
     text = printed(capsys, run / "posts", "--id", "50")
-    order = [text.index(part) for part in ("question 50; site.test; red, x", "title 50", "Is 50 ", "answer 52: score 3",
-                                           "Answer 52.", "answer 53: score 2", "answer 51: score 0")]
+    order = [text.index(part) for part in ("question 50; site.test; red, x", "title 50", "Is 50 ",
+                                           "[1] score 3; answer 52", "Answer 52.", "[2] score 2; answer 53",
+                                           "[3] score 0; answer 51")]
     assert order == sorted(order) and "Is 60" not in text
 
 
