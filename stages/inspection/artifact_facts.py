@@ -20,10 +20,6 @@ HISTORY, SAMPLES = "history.jsonl", "samples.jsonl"
 COUNTERS = ("iteration", "step", "epoch")
 TAIL_BYTES = 256 << 10
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-ADAPTER_KEYS = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path")
-MODEL_KEYS = ("architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-              "num_key_value_heads", "vocab_size", "max_position_embeddings")
-CONFIG_KEYS = {"adapter_config.json": ADAPTER_KEYS, "config.json": MODEL_KEYS}
 
 
 def describe_artifact(folder: Path) -> dict[str, Any]:
@@ -58,11 +54,9 @@ def _read_contents(folder: Path, problems: list[str]) -> dict[str, Any]:
     """Describe the files that exist now; what cannot be read is a line in `problems`."""
     all_files = _list_files(folder)
     files, samples = _drop_older_checkpoints(all_files), read_last_rows(folder / SAMPLES, problems)
-    names = {file: str(file.relative_to(folder)) for file in files}
     return {"files": {"count": len(all_files), "bytes": sum(all_files.values())},
-            "configs": [_read_config(name, file, problems) for file, name in names.items() if file.name in CONFIG_KEYS],
-            "weights": [_read_weights(name, file, files[file], problems) for file, name in names.items()
-                        if file.suffix == ".safetensors"],
+            "weights": [_read_weights(str(file.relative_to(folder)), file, size_bytes, problems)
+                        for file, size_bytes in files.items() if file.suffix == ".safetensors"],
             "tables": [read_table_facts(str(name.relative_to(folder)), parts, problems)
                        for name, parts in _group_tables(files).items()],
             "last_metrics": _find_latest(read_last_rows(folder / HISTORY, problems)),
@@ -98,16 +92,6 @@ def _group_tables(files: dict[Path, int]) -> dict[Path, dict[Path, int]]:
             name = file.with_name("part-*.parquet") if file.name.startswith("part-") else file
             tables.setdefault(name, {})[file] = size_bytes
     return tables
-
-
-def _read_config(name: str, path: Path, problems: list[str]) -> dict:
-    """Read the main values of an adapter's or a model's own configuration."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return {"name": name} | {key: config[key] for key in CONFIG_KEYS[path.name] if key in config}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        problems.append(f"{name} cannot be read: {error}")
-        return {"name": name}
 
 
 def _read_weights(name: str, path: Path, size_bytes: int, problems: list[str]) -> dict:

@@ -19,7 +19,6 @@ def format_artifact(facts: dict) -> list[str]:
             for row in facts["settings"]],
         "metrics": list(manifest.get("metrics", {}).items()),
         "ancestry": _list_ancestry(facts["ancestry"]),
-        **{config.pop("name"): list(config.items()) for config in map(dict, facts["configs"])},
         **{f"{weights['name']}: {weights['parameters']:,} parameters, {format_bytes(weights['bytes'])}":
            _list_tensors(weights["tensors"]) for weights in facts["weights"]},
         "last metrics": [(key, entry["value"], _join(f"{name} {value:,}" for name, value in entry.items()
