@@ -172,13 +172,13 @@ def build_page(chat: ChatPage, run: Path, defaults: dict) -> gr.Blocks:
         answers = gr.on(asking, lambda: _fill_outputs([views.render_waiting("Waiting…")] * PANELS), None, outputs,
                         js="() => document.activeElement.blur()", queue=False, **NO_PROGRESS).then(
             chat.answer, [*inputs[:-1], *inputs.names], outputs, concurrency_limit=1, concurrency_id="models",
-            show_progress="minimal", show_progress_on=picked, api_visibility="private")
+            show_progress="minimal", show_progress_on=picked, api_visibility="private", trigger_mode="multiple")
         gr.on([*asking, stop.click], None, cancels=[answers])
         following.click(chat.choose_question, None, [picked, question], queue=False, **NO_PROGRESS).then(
             None, js="() => document.querySelector('#ask').click()")
         for button, choice in zip(buttons, (0, None, 1), strict=True):
             button.click(partial(chat.vote, choice), [comparison, inputs.samples, *inputs.names], [*outputs, tally],
-                         concurrency_limit=1, concurrency_id="votes", **NO_PROGRESS)
+                         concurrency_limit=1, concurrency_id="votes", api_name="vote", **NO_PROGRESS)
         gr.on([inputs.mode.change, *(name.change for name in inputs.names)], chat.tally,
               [inputs.samples, *inputs.names], tally, queue=False, **NO_PROGRESS)
         inputs.mode.change(lambda mode: [gr.update(visible=mode == SIDE)] * 2 + [gr.update(visible=mode == BLIND)],

@@ -125,7 +125,7 @@ class ChatModels:
         self, names: list[str], question: str, sampling: SamplingSettings, seed: int
     ) -> Iterator[list[Answer]]:
         """Stream several answers, one token of each in turn; each has its own seed."""
-        if not all(name in self.policies for name in names):
+        if not all(name in list(self.policies) for name in names):  # a request may hold a list for a name
             raise ValueError("Choose a model for each answer.")
         prompt = self.encode_prompt(question, sampling.most_tokens)
         streams = {index: self.stream(name, prompt, sampling, seed + index) for index, name in enumerate(names)}

@@ -283,7 +283,8 @@ def test_it_says_what_the_models_know_offers_questions_and_asks_by_enter(opened,
     assert f"learnt from 950 questions of {EVIL}, demo.stackexchange.com; 50 more were held out" in heading
     assert "twelve invented command-line tools" in heading and "of 990,976 parameters without pretraining" in heading
     examples, question = opened.locator("#examples button"), opened.locator("#question textarea")
-    assert sorted(text.strip() for text in examples.all_text_contents()) == sorted(chat.titles)
+    shown = sorted(text.strip().removesuffix("...") for text in examples.all_text_contents())  # Gradio cuts long ones
+    assert all(map(str.startswith, sorted(chat.titles), shown)) and len(shown) == len(chat.titles)
     greedy(opened, 8)
     opened.get_by_role("button", name=EVIL).click()
     opened.wait_for_function("document.querySelector('#question textarea').value")
@@ -451,8 +452,7 @@ def test_a_request_made_by_hand_leaves_no_traceback_in_the_terminal(address, cap
 
 
 def test_a_mistake_of_our_own_keeps_its_traceback(capsys):
-    ours = chat_page.ChatPage.tally
-    for faulty, says in ((lambda: ours(None, None), "Traceback"), (lambda: {}["x"], "demo: refused")):
+    for faulty, says in ((lambda: chat_page._fill_outputs(None), "Traceback"), (lambda: {}["x"], "demo: refused")):
         try:
             faulty()
         except Exception:

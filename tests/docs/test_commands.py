@@ -179,7 +179,8 @@ def run(command: Command, folder: Path) -> None:
     """Run it on the small finished run."""
     if command.words[1:3] == ("-m", "docs.recipe_page"):
         return  # tests/docs/test_pages.py compares what it writes
-    assert command.words[1:3] == ("-m", "stages.inspect"), f"{command}: say what it needs, with <!-- needs: ... -->"
+    readers = [("-m", "stages.inspect"), ("-m", "stages.compare")]
+    assert command.words[1:3] in readers, f"{command}: say what it needs, with <!-- needs: ... -->"
     done = subprocess.run([sys.executable, *command.words[1:]], cwd=folder, capture_output=True, text=True,
                           env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0 and done.stdout, done.stderr
