@@ -145,6 +145,8 @@ if not PLANS:
         layers = workflow.dag.toposorted(set(workflow.dag.needrun_jobs()))
         ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno", "output"))]
         console.announce_run(RECIPE, ROOT, [str(file) for job in ordered for file in job.output], workflow.local_exec)
+        if workflow.local_exec:
+            plan_target.start_plan(ROOT, folders)
         signals.forward_to_stages()
 
     onsuccess:

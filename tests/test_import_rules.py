@@ -53,12 +53,11 @@ ROOMS = {
     "reward_checks": ("runtime", "render", "modeling", "generation", "reward_modeling", "rewards", "evaluation",
                       "reporting", *PROMPTS),
     "kl_frontier": ("evaluation.summary", "pooling", "reporting", "runtime", "render"),
-    "planning": ("recipe.selection", "render", "model_files", "modeling", "training", "finetuning", "reward_modeling",
-                 "preference", "offline_rl", "rewards.sources", "rl", *PROMPTS),
+    "planning": ("render", "model_files", "stackexchange.pairs"),
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "model_files", "runs", "stackexchange", "inspection",
-                 "reporting", "pooling", "kl_frontier")
+                 "reporting", "pooling", "kl_frontier", "planning")
 READING = {"environ", "getenv", "glob", "rglob", "iterdir", "read_text", "read_bytes", "open", "exists", "is_file"}
 TORCH = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}

@@ -36,8 +36,8 @@ def prepare() -> None:
 
 
 def without_autocast(x: torch.Tensor) -> torch.autocast:
-    """Return the context in which `x` is computed in its own precision; autocast knows no meta device."""
-    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
+    """Return the context in which `x` is computed in its own precision."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 @contextmanager

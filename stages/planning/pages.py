@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-from stages.planning.stage_plan import USABLE_SHARE, Hardware, StagePlan
+from stages.planning.hardware import USABLE_SHARE, Hardware
+from stages.planning.stage_plan import PlanRow, StagePlan
 from stages.render.html import Html, element, join_html, table
 from stages.render.terminal import format_columns
 from stages.render.units import format_bytes
-from stages.training.memory_estimate import PlanRow
 
 # Columns of the table for the parts of the memory.
 COLUMNS = {

@@ -1,149 +1,196 @@
-"""Find the configuration of a base model, and build models on the meta device: shapes without weights."""
+"""Read the shape of a base model from its configuration, without torch: its matrices, parameters and bytes."""
 
-from copy import deepcopy
+import json
 from pathlib import Path
-
-import torch
-from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PretrainedConfig,
-    PreTrainedModel,
-)
-from transformers.pytorch_utils import Conv1D
+from typing import Any, NamedTuple
 
 from stages.model_files.gguf_header import is_gguf, read_gguf_header
-from stages.modeling.load import QUANTISED, carry_batch, precision_arguments, register_attention
-from stages.modeling.packed import attention
-from stages.modeling.tiny_llama import build_small_llama
-from stages.training.memory_estimate import distinct_bytes, iter_tensors
 
 BUNDLED = Path(__file__).parents[2] / "configs/shapes"
-META = torch.device("meta")
 NF4_BLOCK = 64  # weights that share a scale
+QUANTISED = ("int8", "nf4")
+ATTENTION_INPUTS, MLP_INPUTS = ("query", "key", "value", "fused"), ("gate", "up")
 
 
-def find_config(model: str, revision: str | None, scratch: object) -> PretrainedConfig:
-    """Return the configuration of a folder, a GGUF file, a bundled shape, a hub model or 'scratch'.
+class Family(NamedTuple):
+    """What the layers of a family have; the defaults are LLaMA's.
+
+    matrices: name and role of each. biased: names of those with a bias, beside attention_bias and mlp_bias of the
+    configuration. norms, final_norms: vectors of the width in a layer, and after the last one. query_key_norm:
+    parameters, for each head ("head"), or as wide as all heads ("width"). positions: rows of learnt positions beside
+    the configuration's, None: not learnt. tied: without a word of the configuration. targets: PEFT's, of an adapter.
+    """
+
+    matrices: str = "q_proj:query k_proj:key v_proj:value o_proj:out gate_proj:gate up_proj:up down_proj:down"
+    biased: str = ""
+    norms: int = 2
+    final_norms: int = 1
+    query_key_norm: str = ""
+    positions: int | None = None
+    tied: bool = False
+    biased_output: bool = False
+    targets: tuple[str, ...] = ("q_proj", "v_proj")
+
+
+PHI = "q_proj:query k_proj:key v_proj:value dense:out fc1:up fc2:down"
+GPT2 = "c_attn:fused c_proj:out c_fc:up c_proj:down"
+GPTJ = "q_proj:query k_proj:key v_proj:value out_proj:out fc_in:up fc_out:down"
+NEOX = "query_key_value:fused dense:out dense_h_to_4h:up dense_4h_to_h:down"
+OPT = "q_proj:query k_proj:key v_proj:value out_proj:out fc1:up fc2:down"
+# By model_type; a family that is not here is planned as LLaMA.
+FAMILIES = {
+    "qwen2": Family(biased="q_proj k_proj v_proj"),
+    "qwen3": Family(query_key_norm="head"),
+    "gemma2": Family(norms=4, tied=True),
+    "gemma3_text": Family(norms=4, query_key_norm="head", tied=True),
+    "olmo2": Family(query_key_norm="width"),
+    "cohere": Family(norms=1, tied=True),
+    "phi": Family(PHI, "q_proj k_proj v_proj dense fc1 fc2", 2, 2, biased_output=True,
+                  targets=("q_proj", "v_proj", "fc1", "fc2")),
+    "gptj": Family(GPTJ, "fc_in fc_out", 2, 2, biased_output=True),
+    "gpt2": Family(GPT2, "c_attn c_proj c_fc", 4, 2, positions=0, tied=True, targets=("c_attn",)),
+    "gpt_neox": Family(NEOX, "query_key_value dense dense_h_to_4h dense_4h_to_h", 4, 2, targets=("query_key_value",)),
+    "opt": Family(OPT, "q_proj k_proj v_proj out_proj fc1 fc2", 4, 2, positions=2, tied=True),
+}
+
+
+class Matrix(NamedTuple):
+    """A weight matrix of every layer: its name and role, and its sizes."""
+
+    name: str
+    role: str
+    outputs: int
+    inputs: int
+
+    @property
+    def count(self) -> int:
+        """Return the number of weights."""
+        return self.outputs * self.inputs
+
+
+class Shape(NamedTuple):
+    """The sizes of a base model.
+
+    attention_width: of all queries of a token. layer_vectors, other_weights: numbers of parameters in a layer beside
+    its matrices, and beside layers and embeddings. output_weights: of an output layer of its own.
+    """
+
+    layers: int
+    width: int
+    mlp_width: int
+    heads: int
+    attention_width: int
+    kv_width: int
+    vocabulary: int
+    matrices: tuple[Matrix, ...]
+    layer_vectors: int
+    embedding_weights: int
+    output_weights: int
+    other_weights: int
+    query_key_norm_width: int
+    targets: tuple[str, ...]
+
+    @property
+    def layer_weights(self) -> int:
+        """Return the number of weights in the matrices of a layer."""
+        return sum(matrix.count for matrix in self.matrices)
+
+    def count_parameters(self, scorer: bool = False) -> int:
+        """Return the number of parameters; scorer: of a classifier with one output, in place of the output layer."""
+        head = self.width if scorer else self.output_weights
+        return (self.layers * (self.layer_weights + self.layer_vectors) + self.embedding_weights + self.other_weights
+                + head)
+
+    def cut(self, layers: int | None) -> "Shape":
+        """Return the shape of the first layers; None: of all. ValueError if there are fewer."""
+        if layers is not None and layers > self.layers:
+            raise ValueError(f"the first {layers} layers are wanted of a model that has {self.layers}")
+        return self._replace(layers=layers or self.layers)
+
+    def adapted(self, targets: tuple[str, ...]) -> list[Matrix]:
+        """List the matrices of a layer that an adapter changes; no targets: the family's own."""
+        return [matrix for matrix in self.matrices if matrix.name in (targets or self.targets)]
+
+    def count_adapter(self, rank: int, targets: tuple[str, ...]) -> int:
+        """Return the number of an adapter's parameters."""
+        return self.layers * rank * sum(matrix.outputs + matrix.inputs for matrix in self.adapted(targets))
+
+    def stored_bytes(self, precision: str, scorer: bool = False, adapted: bool = False) -> int:
+        """Return the bytes of the weights as a precision stores them.
+
+        adapted: for an adapter on quantised weights, PEFT keeps all others in fp32.
+        """
+        count = self.count_parameters(scorer)
+        if precision not in QUANTISED:
+            return count * (2 if precision == "bf16" else 4)
+        quantised = self.layers * self.layer_weights
+        scales = self.layers * sum(matrix.outputs for matrix in self.matrices)
+        stored = quantised + 4 * scales if precision == "int8" else quantised // 2 + 4 * (quantised // NF4_BLOCK)
+        return stored + (count - quantised) * (4 if adapted else 2)
+
+    def kv_bytes(self, tokens: int, state_bytes: int) -> int:
+        """Return the bytes of the keys and values of so many tokens."""
+        return 2 * self.layers * self.kv_width * tokens * state_bytes
+
+
+def find_shape(model: str, revision: str | None, scratch: Any) -> Shape:
+    """Return the shape of a folder, a GGUF file, a bundled shape, a hub model or 'scratch'.
 
     Raises ValueError, in one line, if there is none.
     """
     if model == "scratch":
-        return _scratch_config(scratch)
+        return read_shape({
+            "hidden_size": scratch.hidden_size, "intermediate_size": scratch.intermediate_size,
+            "num_hidden_layers": scratch.layers, "num_attention_heads": scratch.heads,
+            "vocab_size": scratch.vocabulary_tokens, "tie_word_embeddings": True})
     folder, bundled = Path(model), BUNDLED / f"{model.replace('/', '--')}.json"
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"base.model: {folder} has no config.json: give the folder of a model")
-        return AutoConfig.from_pretrained(folder)
     if is_gguf(model):
+        from transformers import AutoConfig
+
         read_gguf_header(folder)
-        return AutoConfig.from_pretrained(folder.parent, gguf_file=folder.name)
-    return AutoConfig.from_pretrained(bundled if bundled.is_file() else _download(model, revision))
+        return read_shape(AutoConfig.from_pretrained(folder.parent, gguf_file=folder.name).to_dict())
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ValueError(f"base.model: {folder} has no config.json: give the folder of a model")
+    file = folder / "config.json" if folder.is_dir() else bundled if bundled.is_file() else _download(model, revision)
+    try:
+        return read_shape(json.loads(file.read_text(encoding="utf-8")))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"base.model: {file} is no configuration of a causal language model ({error!r})") from None
 
 
-def build_causal(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Build a causal model on the meta device, with packed attention."""
-    return _build(AutoModelForCausalLM, config, dtype)
+def read_shape(config: dict[str, Any]) -> Shape:
+    """Return the shape that a model's config.json describes; KeyError without the name of a size."""
+    family = FAMILIES.get(config.get("model_type"), Family())
 
+    def read(*names: str) -> Any:
+        return next(config[name] for name in names if config.get(name) is not None)
 
-def build_classifier(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Build a sequence classifier with one output on the meta device, with packed attention."""
-    config = deepcopy(config)
-    config.num_labels = 1
-    return _build(AutoModelForSequenceClassification, config, dtype)
-
-
-def _build(auto_class, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    register_attention(config)
-    with META:
-        model = auto_class.from_config(config, dtype=dtype, attn_implementation=attention.PACKED)
-    carry_batch(model)
-    return model.eval().requires_grad_(False)
-
-
-def layer_period(config: PretrainedConfig) -> int:
-    """Return the number of layers after which their kinds repeat; 1 if all are alike."""
-    layers = config.num_hidden_layers
-    kinds = [values for values in config.to_dict().values() if isinstance(values, list) and len(values) == layers]
-    periods = (period for period in range(1, layers) if all(
-        values[i] == values[i % period] for values in kinds for i in range(layers)))
-    return next(periods, layers)
-
-
-def with_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
-    """Return the configuration with the first layers only."""
-    shallow, total = deepcopy(config), config.num_hidden_layers
-    for name, values in config.to_dict().items():
-        if isinstance(values, list) and len(values) == total:
-            setattr(shallow, name, values[:layers])
-    shallow.num_hidden_layers = layers
-    return shallow
-
-
-def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Count all parameters, tied ones once, and those that are trained."""
-    parameters = list(model.parameters())
-    return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
-
-
-def weights_dtype(precision: str) -> torch.dtype:
-    """Return the number format of the weights that a precision loads."""
-    return precision_arguments(precision)["dtype"]
-
-
-def states_dtype(precision: str) -> torch.dtype:
-    """Return the number format of hidden states, keys and values: with an adapter on quantised weights, fp32."""
-    return torch.float32 if precision in QUANTISED else weights_dtype(precision)
-
-
-def stored_bytes(config: PretrainedConfig, precision: str) -> int:
-    """Return the bytes of the weights of a causal model, tied ones once, as a precision stores them."""
-    model = build_causal(config, weights_dtype(precision))
-    store_quantised(model, precision)
-    return distinct_bytes(iter_tensors(model))
-
-
-def layer_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of the matrices of all layers."""
-    model = build_causal(config, dtype)
-    return sum(p.nbytes for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name)
-
-
-def cast_unquantised(model: nn.Module, precision: str) -> None:
-    """Give the layers that bitsandbytes leaves alone fp32 weights, as PEFT does before training (k-bit training).
-
-    A quantised layer returns what it is given, fp32, and computes in bf16.
-    """
-    if precision not in QUANTISED:
-        return
-    quantised = set(quantised_layers(model, precision))
-    for layer in quantised:
-        layer.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(module.weight.dtype), *inputs[1:]))
-        layer.register_forward_hook(lambda module, inputs, out: out.float())
-    inside = {id(p) for layer in quantised for p in layer.parameters()}
-    for parameter in model.parameters():
-        if id(parameter) not in inside:
-            parameter.data = parameter.data.float()
-
-
-def store_quantised(model: nn.Module, precision: str) -> None:
-    """Replace the weights of quantised layers by what bitsandbytes stores; the model cannot compute afterwards."""
-    for layer in quantised_layers(model, precision) if precision in QUANTISED else ():
-        rows, count = layer.weight.shape[0], layer.weight.numel()
-        stored, scales = (count, rows) if precision == "int8" else (count // 2, count // NF4_BLOCK)
-        layer.weight = nn.Parameter(torch.empty(stored, dtype=torch.int8, device=META), requires_grad=False)
-        layer.weight.quant_type = precision
-        layer.register_buffer("scales", torch.empty(scales, device=META))
-
-
-def quantised_layers(model: nn.Module, precision: str) -> list[nn.Module]:
-    """List the layers that bitsandbytes quantises."""
-    skipped = precision_arguments(precision)["quantization_config"].llm_int8_skip_modules
-    return [layer for name, layer in model.named_modules()
-            if type(layer) in (nn.Linear, Conv1D) and ".lora_" not in name and not layer.weight.requires_grad
-            and not any(part in skipped for part in name.split("."))]
+    width, heads = read("hidden_size", "n_embd"), read("num_attention_heads", "n_head")
+    vocabulary, layers = config["vocab_size"], read("num_hidden_layers", "n_layer")
+    head_width = config.get("head_dim") or width // heads
+    mlp = next(filter(None, (config.get(name) for name in ("intermediate_size", "ffn_dim", "n_inner"))), 4 * width)
+    kv_heads = config.get("num_key_value_heads") or heads
+    attention, kv = heads * head_width, kv_heads * head_width
+    sizes = {"query": (attention, width), "key": (kv, width), "value": (kv, width), "fused": (3 * width, width),
+             "out": (width, attention), "gate": (mlp, width), "up": (mlp, width), "down": (width, mlp)}
+    matrices = tuple(Matrix(*word.split(":"), *sizes[word.split(":")[1]]) for word in family.matrices.split())
+    biased = family.biased.split()
+    if family.matrices == Family().matrices:
+        biased += [name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if config.get("attention_bias")]
+        biased += [name for name in ("gate_proj", "up_proj", "down_proj") if config.get("mlp_bias")]
+    vectors = family.norms * width + sum(matrix.outputs for matrix in matrices if matrix.name in biased)
+    vectors += {"head": 2 * head_width, "width": attention + kv}.get(family.query_key_norm, 0)
+    vectors += 4 * head_width * bool(config.get("qk_layernorm"))
+    embedding_width = config.get("word_embed_proj_dim") or width
+    others = family.final_norms * width * config.get("do_layer_norm_before", True)
+    others += 2 * embedding_width * width * (embedding_width != width)
+    if family.positions is not None:
+        others += (read("n_positions", "max_position_embeddings") + family.positions) * width
+    tied = config.get("tie_word_embeddings", family.tied)
+    output = 0 if tied else vocabulary * embedding_width
+    return Shape(layers, width, mlp, heads, attention, kv, vocabulary, matrices, vectors, vocabulary * embedding_width,
+                 output + vocabulary * family.biased_output, others,
+                 (attention + kv) * bool(family.query_key_norm), family.targets)
 
 
 def _download(model: str, revision: str | None) -> Path:
@@ -156,23 +203,3 @@ def _download(model: str, revision: str | None) -> Path:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"base.model: no config.json of {model} ({type(error).__name__}: {reason}): give a local "
                          f"folder, as --config base='{{model: FOLDER}}', or connect to the hub") from None
-
-
-def _scratch_config(scratch: object) -> PretrainedConfig:
-    with META:
-        return build_small_llama(
-            _Tokenizer(scratch.vocabulary_tokens), hidden_size=scratch.hidden_size,
-            intermediate_size=scratch.intermediate_size, layers=scratch.layers, heads=scratch.heads,
-            max_position_tokens=scratch.max_position_tokens, initializer_range=scratch.initializer_range).config
-
-
-class _Tokenizer:
-    """What build_small_llama reads of a tokenizer: its size and its special tokens."""
-
-    pad_token_id, bos_token_id, eos_token_id = 0, 1, 2
-
-    def __init__(self, tokens: int):
-        self.tokens = tokens
-
-    def __len__(self) -> int:
-        return self.tokens

@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from stages.planning.stage_plan import Card, StagePlan
+from stages.planning.hardware import Card
+from stages.planning.stage_plan import StagePlan
 
 SMALLER = {"fp32": ("bf16", "int8", "nf4"), "mixed": ("bf16", "int8", "nf4"), "bf16": ("int8", "nf4"),
            "int8": ("nf4",), "nf4": ()}

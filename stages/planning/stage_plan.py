@@ -1,52 +1,35 @@
-"""What the plan of a stage holds, and the memory that its parts add up to."""
+"""What the plan of a stage holds, and what a training has in memory all the time."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
-import torch
-from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
+from stages.planning.data_size import DataSize
+from stages.planning.hardware import GIB, USABLE_SHARE, Card, Hardware
+from stages.planning.shapes import QUANTISED, Shape
+from stages.planning.steps import FP32, FULL, LORA, Training
 
-from stages.planning import shapes
-from stages.training.memory_estimate import PlanRow, distinct_bytes, estimate_memory, iter_tensors
-from stages.training.optimizers import optimizer_state_bytes
-
-USABLE_SHARE = 0.9  # of a card's memory: the rest is for CUDA's context and the allocator's fragments
+BLOCK_ELEMENTS, MIN_8BIT_ELEMENTS = 256, 4096  # of bitsandbytes' 8-bit state (training/optimizers.py)
 
 
-class Card(NamedTuple):
-    """A card: memory in GiB, 10^12 floating-point operations a second in bf16 without sparsity, GB a second.
-
-    fp32_tflops: of a processor, which is planned with its own rate in fp32; None: that of bf16.
-    """
+class PlanRow(NamedTuple):
+    """A part of the memory, in bytes."""
 
     name: str
-    memory_gib: float
-    tflops: float
-    bandwidth_gb_s: float
-    fp32_tflops: float | None = None
+    bytes: int
+    note: str
 
 
-class Hardware(NamedTuple):
-    """The cards, and the share of their rates that is reached; None: of a processor, not measured yet."""
+class Run(NamedTuple):
+    """What the plans of all stages rest on: the base, the hardware, and how much text there is.
 
-    card: Card
-    devices: int
-    share: float | None
+    reward: the section of the reward model. policies: number of those that the evaluation compares.
+    """
 
-    def compute_seconds(self, flops: float, precision: str | None) -> float:
-        """Return the seconds of so many operations, shared among the cards; precision: of the stage, None: fp32."""
-        is_fp32 = precision in (None, "fp32")
-        tflops = (self.card.fp32_tflops if is_fp32 else None) or self.card.tflops
-        return flops / (tflops * 1e12 * self.share * self.devices)
-
-    def own_rows(self, microbatch: int, batch: int) -> int:
-        """Return the rows of a forward pass on one card: the cards share a batch."""
-        return min(microbatch, -(-batch // self.devices))
-
-    def read_seconds(self, read_bytes: float) -> float:
-        """Return the seconds in which one card reads so many bytes of its memory."""
-        return read_bytes / (self.card.bandwidth_gb_s * 1e9 * self.share)
+    shape: Shape
+    hardware: Hardware
+    size: DataSize
+    reward: Any
+    policies: int = 1
 
 
 class StagePlan(NamedTuple):
@@ -74,63 +57,104 @@ class StagePlan(NamedTuple):
 
     def fits(self, card: Card) -> bool:
         """Check whether the card has that much memory, beside what the allocator and CUDA need."""
-        return self.peak_bytes <= USABLE_SHARE * card.memory_gib * (1 << 30)
+        return self.peak_bytes <= USABLE_SHARE * card.memory_gib * GIB
 
 
-def stored_memory(
-    model: nn.Module, others: Mapping[str, nn.Module], *, precision: str, optimizer: str, sharded_over: int = 1
-) -> list[PlanRow]:
-    """List what is in memory throughout a training: weights, gradients and optimizer state.
+class Tensors(NamedTuple):
+    """A number of trained tensors of one size, each a matrix; a vector has one row."""
 
-    `model` cannot compute afterwards. sharded_over: processes that share the weights of the layers.
-    """
-    trained = [p for p in model.parameters() if p.requires_grad]
-    state_bytes = optimizer_state_bytes(optimizer, trained)
-    for part in (model, *others.values()):
-        shapes.store_quantised(part, precision)
-    rows = estimate_memory(model, others, optimizer=optimizer, optimizer_bytes=state_bytes, largest={}, costs={})
-    return rows if sharded_over == 1 else _shard(rows, model, others, sharded_over)
+    number: int
+    rows: int
+    columns: int
+    item_bytes: int = FP32
+
+    @property
+    def count(self) -> int:
+        """Return the number of parameters."""
+        return self.number * self.rows * self.columns
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the weights."""
+        return self.count * self.item_bytes
+
+    def state_bytes(self, optimizer: str) -> int:
+        """Return the bytes of the optimizer's state, as training/optimizers.py predicts them of real tensors."""
+        size = self.rows * self.columns
+        if optimizer == "adafactor":
+            return FP32 * self.number * (self.rows + self.columns if self.rows > 1 else size)
+        if not optimizer.endswith("8bit"):
+            return 2 * self.bytes
+        return self.number * (2 * size + 8 * math.ceil(size / BLOCK_ELEMENTS) if size >= MIN_8BIT_ELEMENTS
+                              else 8 * size)
 
 
-def dequantised_bytes(model: nn.Module, precision: str) -> int:
-    """Return the bytes of the largest matrix that is turned into bf16 while it is multiplied; 0 if none is."""
-    if precision not in shapes.QUANTISED:
-        return 0
-    return max(2 * layer.weight.numel() for layer in shapes.quantised_layers(model, precision))
+def list_trained(shape: Shape, training: Training, scorer: bool = False) -> list[Tensors]:
+    """List the tensors that are trained; scorer: of a classifier, whose score head is trained, too."""
+    head = [Tensors(1, 1, shape.width)] if scorer else []
+    if training.tune == LORA:
+        return head + [Tensors(shape.layers, *size) for matrix in training.adapted(shape)
+                       for size in ((training.rank, matrix.inputs), (matrix.outputs, training.rank))]
+    if training.tune != FULL:
+        return head
+    tables = [shape.embedding_weights] + [shape.output_weights] * bool(shape.output_weights and not scorer)
+    others = shape.count_parameters() - shape.output_weights - shape.layers * shape.layer_weights - tables[0]
+    sizes = [(shape.layers, matrix.outputs, matrix.inputs) for matrix in shape.matrices]
+    sizes += [(1, size // shape.width, shape.width) for size in tables] + [(1, 1, others)]
+    return [Tensors(*size, training.state_bytes) for size in sizes]
 
 
-def preset_gradients(model: nn.Module) -> None:
-    """Give every trained parameter a gradient, as after a first microbatch."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.empty_like(parameter)
+def list_weights(shape: Shape, training: Training, trained: list[Tensors], optimizer: str, scorer: bool = False,
+                 frozen_copy: bool = False) -> list[PlanRow]:
+    """List weights, gradients and optimizer state; frozen_copy: of a model that is trained whole, as the reference."""
+    is_frozen = training.tune != FULL or frozen_copy
+    frozen = shape.stored_bytes(training.precision, scorer, training.tune == LORA) if is_frozen else 0
+    size = sum(tensors.bytes for tensors in trained)
+    return [PlanRow("frozen base", frozen, training.precision), PlanRow("trained parameters", size, ""),
+            PlanRow("gradients", size, ""),
+            PlanRow("optimizer state", sum(tensors.state_bytes(optimizer) for tensors in trained), optimizer)]
 
 
-def _shard(rows: list[PlanRow], model: nn.Module, others: Mapping[str, nn.Module], count: int) -> list[PlanRow]:
+def shard(rows: list[PlanRow], shape: Shape, training: Training, count: int) -> list[PlanRow]:
     """Divide what is in the layers, adapters apart, by the number of processes; add the layers that are gathered."""
-    layers = {"": _layer_bytes(model), **{name: _layer_bytes(other) for name, other in others.items()}}
-    trained, frozen = _bytes(model, trained=True), _bytes(model, trained=False)
-    saved = {name: size * (count - 1) // count for name, size in layers.items()}
-    shares = {name: saved[name] for name in others}
-    if trained > frozen:  # all weights are trained, and gradients and state are split with them
-        state = next(row.bytes for row in rows if row.name == "optimizer state")
-        shares |= {"trained parameters": saved[""], "gradients": saved[""],
-                   "optimizer state": int(saved[""] * state / max(trained, 1))}
+    layer = shape.layer_weights + shape.layer_vectors
+    layer_bytes = layer * training.state_bytes
+    if training.precision in QUANTISED:
+        layer_bytes = shape.stored_bytes(training.precision, adapted=True) // max(shape.layers, 1)
+    saved = shape.layers * layer_bytes * (count - 1) // count
+    sizes = {row.name: row.bytes for row in rows}
+    shares = {"reward model": saved if "reward model" in sizes else 0}
+    if training.tune == FULL:  # gradients and state are split with the weights
+        state = sizes["optimizer state"] / sizes["trained parameters"]
+        shares |= {"trained parameters": saved, "gradients": saved, "optimizer state": int(saved * state)}
     else:
-        shares["frozen base"] = saved[""]
-    largest = max(distinct_bytes(iter_tensors(layer)) for layer in _layers(model))
+        shares["frozen base"] = saved
     return [row._replace(bytes=row.bytes - shares.get(row.name, 0)) for row in rows] + [
-        PlanRow("gathered layers", 2 * largest, "one at work, one on its way")]
+        PlanRow("gathered layers", 2 * layer_bytes, "one at work, one on its way")]
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
-    return [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+def disk_bytes(trained: list[Tensors], optimizer: str, saves: int, keep_checkpoints: int, keeps_best: bool) -> int:
+    """Return the most bytes that a training has on the disk at once, as training/disk_plan.py checks."""
+    weights = sum(tensors.bytes for tensors in trained) * (1 + keeps_best)
+    state = sum(tensors.state_bytes(optimizer) for tensors in trained)
+    return min(saves, keep_checkpoints + 1) * (weights + state) + weights
 
 
-def _layer_bytes(model: nn.Module) -> int:
-    adapters = {id(p) for name, p in model.named_parameters() if ".lora_" in name}
-    return sum(p.nbytes for layer in _layers(model) for p in layer.parameters() if id(p) not in adapters)
+def rollout_rows(shape: Shape, rows: int, row_tokens: int, precision: str, adapted: bool, merges_adapter: bool = False
+                 ) -> list[PlanRow]:
+    """List the memory of sampling rows at once, of so many tokens each: keys and values first.
+
+    adapted: with an adapter, quantised weights leave fp32 states. merges_adapter: weights with it are beside the base.
+    """
+    state = FP32 if precision in ("fp32", "mixed") or (adapted and precision in QUANTISED) else 2
+    parts = [PlanRow("keys and values", shape.kv_bytes(rows * row_tokens, state),
+                     f"{rows} rows of {row_tokens} tokens, {'float32' if state == FP32 else 'bfloat16'}"),
+             PlanRow("logits", 3 * FP32 * rows * shape.vocabulary, "of one token a row")]
+    if merges_adapter and precision == "fp32":  # other precisions are not merged (adapters.py)
+        parts.append(PlanRow("merged weights", FP32 * shape.layers * shape.layer_weights, "at most"))
+    return parts
 
 
-def _bytes(model: nn.Module, trained: bool) -> int:
-    return sum(p.nbytes for p in model.parameters() if p.requires_grad == trained)
+def reads_reward_model(settings: Any) -> bool:
+    """Tell whether the reward stage's model is among the rewards of a section."""
+    return any(source.source == "model" for source in settings.rewards)

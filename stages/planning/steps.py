@@ -1,172 +1,212 @@
-"""Build the steps of the trainings: the stages' own models and losses on the meta device, with texts of full length."""
+"""Compute from shapes what a training step allocates and multiplies, beside weights, gradients and optimizer state.
 
-from collections.abc import Callable, Mapping
+Every layer stores for the backward pass what its operations need; the tests compare the sum with torch's allocator.
+Attention is the fused kernel's, as on a GPU. Sizes are of one card.
+"""
+
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model
-from torch import nn
-from transformers import PretrainedConfig
+from stages.planning.shapes import ATTENTION_INPUTS, MLP_INPUTS, Shape
 
-from stages.finetuning.lm_loss import summed_lm_loss
-from stages.finetuning.packing import PackedRow
-from stages.modeling import lora
-from stages.modeling.adapters import VALUE, adapter_parameters
-from stages.offline_rl.dataset import ScoredAnswer
-from stages.offline_rl.losses import LossSettings, token_losses, total_loss
-from stages.offline_rl.model import ILQLModel
-from stages.planning import shapes
-from stages.preference.logprobs import ReferencedExample
-from stages.preference.loss import PreferenceLoss
-from stages.recipe.selection import select_settings
-from stages.reward_modeling.dataset import Example
-from stages.reward_modeling.loss import PairwiseLoss
-from stages.reward_modeling.scoring_file import Scoring
-from stages.rewards.sources import MODEL
-from stages.rl.policy import Policy
-from stages.rl.policy_gradient_trainer import MinibatchSize, UpdateSettings, policy_gradient_loss
-from stages.rl.trajectory import Trajectory
+FULL, LORA = "full", "lora"
+LOGITS_AT_ONCE, MIN_CHUNK_TOKENS = 1 << 26, 128  # of a GPU (modeling/packed/token_logprobs.py)
+FP32 = 4
 
 
-class Step(NamedTuple):
-    """The model with all that is trained, the models beside it by name, and what runs a step of training."""
+class Batch(NamedTuple):
+    """The texts of a forward pass: tokens in all, of a row for attention, with logits, and with a last MLP's output."""
 
-    model: nn.Module
-    others: Mapping[str, nn.Module]
-    run: Callable[[], object]
+    tokens: int
+    row_tokens: int
+    rows: int
+    logit_tokens: int
+    output_tokens: int
+    shares_prompts: bool = False
 
-
-def lm_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
-    """Build a step of language modelling on so many blocks: sft, expert_iteration, and a base from scratch."""
-    model = _trainable(shapes.build_causal(config, shapes.weights_dtype(settings.precision)), settings)
-    length = settings.sequence_length_tokens
-    blocks = [PackedRow(np.zeros(length, int), np.arange(length) > 0)] * rows
-    return Step(model, {}, lambda: summed_lm_loss(model, blocks, settings.precision).backward())
-
-
-def reward_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
-    """Build a step of the reward model on so many pairs; config: of its layers alone."""
-    model = _trainable(shapes.build_classifier(config, shapes.weights_dtype(settings.precision)), settings, True)
-    loss, scoring = (kind(**select_settings(kind, settings)) for kind in (PairwiseLoss, Scoring))
-    pairs = [_longest_pair(settings)] * rows
-    return Step(model, {}, lambda: loss.summed_loss(model, pairs, scoring, settings.precision).backward())
+    @classmethod
+    def build(cls, tokens: int, row_tokens: int, rows: int, logit_tokens: int, output_tokens: int | None = None,
+              shares_prompts: bool = False) -> "Batch":
+        """Round up the sizes as modeling/packed/sequences.py does; output_tokens: None: those with logits."""
+        outputs = logit_tokens if output_tokens is None else output_tokens
+        return cls(_round_up(tokens), -(-row_tokens // 16) * 16, rows, _round_up(logit_tokens), _round_up(outputs),
+                   shares_prompts)
 
 
-def dpo_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
-    """Build a step of DPO on so many pairs; the reference's log-probabilities are stored beforehand."""
-    model = _trainable(shapes.build_causal(config, shapes.weights_dtype(settings.precision)), settings)
-    loss = PreferenceLoss(**select_settings(PreferenceLoss, settings))
-    pairs = [ReferencedExample(_longest_pair(settings), (0.0, 0.0))] * rows
-    return Step(model, {}, lambda: loss.summed_loss(model, pairs, settings.precision).backward())
+class StepCost(NamedTuple):
+    """What a step costs, in bytes and floating-point operations.
 
-
-def ilql_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
-    """Build a step of ILQL on so many answers."""
-    model = _trainable(shapes.build_causal(config, shapes.weights_dtype(settings.precision)), settings)
-    with shapes.META:
-        learner = ILQLModel(model, 2 if settings.two_q_heads else 1, settings.precision)
-    losses = LossSettings(**select_settings(LossSettings, settings))
-    answers = [ScoredAnswer([0], [0] * (settings.max_length_tokens - 1), 0.0)] * rows
-    return Step(learner, {}, lambda: total_loss(token_losses(learner(answers), losses), losses).sum().backward())
-
-
-def policy_gradient_step(config: PretrainedConfig, settings: Any, rows: int, value_model: str | None,
-                         reward_lora: Any, members: int) -> Step:
-    """Build a step of PPO, RLOO or GRPO on so many responses, with the reward models beside the policy.
-
-    value_model: as in the section ppo; None: no critic. reward_lora: the reward model's adapter. members: number of
-    reward models.
+    stored: by all layers. logits, backward: at most beside it, while logits are computed and in the backward pass.
     """
-    group = getattr(settings, "responses_per_prompt", 1)
-    policy = _build_policy(config, settings, value_model, reward_lora, share_prompts=group > 1)
-    update = UpdateSettings(**select_settings(UpdateSettings, settings))
-    prompts = [[row // group] + [0] * (settings.max_prompt_tokens - 1) for row in range(rows)]
-    trajectory = _longest_trajectory(prompts, settings.max_response_tokens)
-    return Step(policy, _reward_models(config, policy, settings, value_model, reward_lora, members),
-                lambda: policy_gradient_loss(policy, trajectory, torch.arange(rows), MinibatchSize(1, rows), update)[0]
-                .backward())
+
+    stored: int
+    logits: int
+    backward: int
+    flops: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the peak of the tensors that the step allocates."""
+        return self.stored + max(self.logits, self.backward)
+
+    def followed_by(self, critic: "StepCost", states_bytes: int) -> "StepCost":
+        """Add a critic of its own, whose pass comes second, while the first one's hidden states are in memory."""
+        return StepCost(self.stored, self.logits, max(self.backward, critic.peak_bytes + states_bytes),
+                        self.flops + critic.flops)
+
+    def with_q_heads(self, shape: Shape, batch: Batch, heads: int) -> "StepCost":
+        """Add ILQL's heads on the hidden states: perceptrons of twice the width, two of them with a vocabulary."""
+        width, tokens = shape.width, batch.logit_tokens
+        logits = FP32 * shape.vocabulary * (3 * tokens + 2 * width) + 47 * width * (tokens + width)
+        flops = tokens * width * (heads * 16 * (width + shape.vocabulary) + 12 * width)
+        return self._replace(logits=max(self.logits, logits), flops=self.flops + flops)
 
 
-def reads_reward_model(settings: Any) -> bool:
-    """Tell whether the reward stage's model is among the rewards of a section."""
-    return any(source.source == MODEL for source in settings.rewards)
+class Training(NamedTuple):
+    """How a model is trained: whole or by an adapter, in which number format.
+
+    precision: "mixed" is planned with fp32 activations; those of quantised weights are fp32, too.
+    """
+
+    tune: str
+    precision: str
+    rank: int = 0
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ()
+    recomputes: bool = False
+
+    @classmethod
+    def read(cls, settings: Any, lora: Any = None) -> "Training":
+        """Return the training of a section of the recipe; lora: in place of the section's own adapter."""
+        lora = lora or getattr(settings, "lora", None)
+        tune = getattr(settings, "tune", LORA if lora else FULL)
+        adapter = (lora.r, lora.dropout, tuple(lora.target_modules)) if lora and tune == LORA else ()
+        return cls(tune, settings.precision, *adapter, recomputes=getattr(settings, "gradient_checkpointing", False))
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of a number in a hidden state."""
+        return 2 if self.precision == "bf16" else FP32
+
+    def adapted(self, shape: Shape) -> list:
+        """List the matrices of a layer that have an adapter."""
+        return shape.adapted(self.targets) if self.tune == LORA else []
 
 
-def _trainable(model, settings: Any, scorer: bool = False):
-    """Return the model in training mode, with what is trained requiring gradients, and recomputation if it is set."""
-    if (tune := getattr(settings, "tune", "full")) == "full":
-        model.requires_grad_(True)
-    elif tune == "head":
-        model.requires_grad_(False).score.requires_grad_(True)
+def step_cost(shape: Shape, training: Training, batch: Batch) -> StepCost:
+    """Return the cost of a step: forward and backward."""
+    if training.tune == "head":  # nothing under the head has gradients
+        return StepCost(0, forward_bytes(shape, training.state_bytes, batch), 0, forward_flops(shape, batch))
+    if training.recomputes:  # Transformers recomputes whole layers
+        batch = batch._replace(output_tokens=batch.tokens)
+    everywhere, at_outputs = _layer_bytes(shape, training, batch)
+    adapts_down = any(matrix.role == "down" for matrix in training.adapted(shape))  # an adapter's gradients are fp32
+    transient = (FP32 if adapts_down else training.state_bytes) * shape.mlp_width
+    transient *= 2 if training.tune == FULL or adapts_down else 3
+    states = 6 * shape.width * batch.tokens
+    backward = 27 * shape.width * batch.tokens  # of attention and norms in the last layer
+    if training.recomputes:  # a layer at a time, whose input is stored already
+        layer = everywhere + at_outputs - training.state_bytes * shape.width
+        backward = max(backward, (layer + transient) * batch.tokens + states)
+        if training.tune == FULL and batch.logit_tokens and not shape.output_weights:
+            backward += FP32 * shape.embedding_weights  # tied embeddings get a gradient from either end
+    else:  # of the last MLP, and of the one before it, when the last layer's tensors are gone
+        before = (transient - everywhere) * batch.tokens - at_outputs * batch.output_tokens
+        backward = max(backward, transient * batch.output_tokens + states, before + states)
+    return StepCost(stored_bytes(shape, training, batch), _logits_bytes(shape, training, batch), backward,
+                    step_flops(shape, training, batch))
+
+
+def stored_bytes(shape: Shape, training: Training, batch: Batch) -> int:
+    """Return the bytes that the layers store in the forward pass."""
+    width = shape.width
+    if training.recomputes:
+        return shape.layers * width * training.state_bytes * batch.tokens
+    everywhere, at_outputs = _layer_bytes(shape, training, batch)
+    # The last MLP is computed where its output is read; without trained embeddings, no gradient leaves the first layer.
+    size = shape.layers * everywhere * batch.tokens
+    size += at_outputs * ((shape.layers - 1) * batch.tokens + batch.output_tokens)
+    if training.tune == LORA:
+        noises = sum(matrix.role in ATTENTION_INPUTS for matrix in training.adapted(shape)) * bool(training.dropout)
+        size -= FP32 * width * (1 + noises) * batch.tokens
+    return size
+
+
+def _layer_bytes(shape: Shape, training: Training, batch: Batch) -> tuple[int, int]:
+    """Return the bytes that a layer stores of each token: in its attention and norms, and in its MLP."""
+    state, width = training.state_bytes, shape.width
+    norms = FP32 * (2 * width + shape.query_key_norm_width) + (2 * state * width if training.tune == FULL else 0)
+    # Rows are padded for the kernel, so that a shared prompt is there once for each.
+    kernel = (FP32 * shape.heads + 4 * state * shape.attention_width) * batch.rows * batch.row_tokens // batch.tokens
+    gated = any(matrix.role == "gate" for matrix in shape.matrices)
+    attention = norms + kernel + 10 * FP32 + batch.shares_prompts * state * shape.attention_width
+    attention += _inputs_bytes(shape, training, ATTENTION_INPUTS, width)
+    attention += _inputs_bytes(shape, training, ("out",), shape.attention_width)
+    mlp = (3 if gated else 2) * state * shape.mlp_width + _inputs_bytes(shape, training, MLP_INPUTS, width)
+    return attention, mlp + _inputs_bytes(shape, training, ("down",), shape.mlp_width)
+
+
+def _inputs_bytes(shape: Shape, training: Training, roles: tuple[str, ...], width: int) -> int:
+    """Return the bytes that trained matrices with the same input of a token store of it."""
+    if training.tune == FULL:
+        return training.state_bytes * width
+    count = sum(matrix.role in roles for matrix in training.adapted(shape))
+    copies = 2 * count if training.dropout else count if training.state_bytes < FP32 else min(count, 1)
+    return FP32 * (width * copies + training.rank * count)  # an adapter computes in fp32
+
+
+def _logits_bytes(shape: Shape, training: Training, batch: Batch) -> int:
+    """Return the bytes of the logits and what goes with them; a trained output layer computes them again."""
+    at_once = min(batch.logit_tokens, max(MIN_CHUNK_TOKENS, LOGITS_AT_ONCE // shape.vocabulary))
+    halved = training.precision in ("bf16", "mixed")
+    copies = 3 if training.tune == FULL else 1.5 if halved else 1
+    at_each, at_labels = (6, 12) if training.tune == FULL else (4, 24) if training.state_bytes == FP32 else (5, 8)
+    states = (at_each * batch.tokens + at_labels * batch.logit_tokens) * shape.width
+    return int(FP32 * copies * shape.vocabulary * at_once) + states
+
+
+def step_flops(shape: Shape, training: Training, batch: Batch) -> int:
+    """Return the operations of a step: forward, gradients of inputs, and of weights where they are trained."""
+    forward = _layers_flops(shape, batch)
+    attention = 4 * shape.layers * batch.rows * batch.row_tokens**2 * shape.attention_width
+    adapters = 2 * training.rank * sum(matrix.outputs + matrix.inputs for matrix in training.adapted(shape))
+    adapters *= shape.layers * batch.tokens
+    output = shape.vocabulary * shape.width * batch.logit_tokens
+    if training.tune == FULL:
+        total = 3 * forward + 3.5 * attention + 8 * output
     else:
-        model = _adapt(model, settings, scorer)
-    model.train()
-    if getattr(settings, "gradient_checkpointing", False):
-        lora.unwrap_peft(model).activation_checkpointing_enable(
-            activation_checkpointing_kwargs={"use_reentrant": False})
-    return model
+        total = 2 * forward + 3.5 * attention + 3 * adapters + 4 * output
+        if not training.recomputes:  # no gradient leaves the first layer
+            first = sum(matrix.count for matrix in shape.matrices if matrix.role in ATTENTION_INPUTS)
+            first += training.rank * sum(
+                matrix.inputs for matrix in training.adapted(shape) if matrix.role in ATTENTION_INPUTS)
+            total -= 2 * first * batch.tokens
+    if training.recomputes:  # up to the last product, which nothing needs but an adapter after it
+        last = sum(matrix.count for matrix in shape.matrices if matrix.role == "down"
+                   and matrix not in training.adapted(shape))
+        total += forward + attention + adapters - 2 * shape.layers * last * batch.tokens
+    return int(total)
 
 
-def _adapt(model, settings: Any, scorer: bool = False):
-    model = lora.add_lora(model, precision="bf16", scorer=scorer, **vars(settings.lora))
-    shapes.cast_unquantised(model, settings.precision)
-    return model
+def forward_flops(shape: Shape, batch: Batch) -> int:
+    """Return the operations of a forward pass without gradients."""
+    attention = 4 * shape.layers * batch.rows * batch.row_tokens**2 * shape.attention_width
+    return _layers_flops(shape, batch) + attention + 2 * shape.vocabulary * shape.width * batch.logit_tokens
 
 
-def _build_policy(config: PretrainedConfig, settings: Any, value_model: str | None, reward_lora: Any,
-                  share_prompts: bool) -> Policy:
-    dtype = shapes.weights_dtype(settings.precision)
-    model = shapes.build_causal(config, dtype)
-    model = model.requires_grad_(True) if settings.tune == "full" else _adapt(model, settings)
-    policy = Policy(model, settings.temperature, settings.precision,
-                    gradient_checkpointing=settings.gradient_checkpointing, critic=value_model is not None,
-                    share_prompts=share_prompts)
-    if value_model == "adapter":
-        _add_role(policy, VALUE, reward_lora, learns=True)
-    if value_model == "model":
-        policy.value_model = shapes.build_classifier(config, dtype).requires_grad_(True)
-        policy.value_model.score.requires_grad_(False)
-    policy.value_shares_policy = value_model == "head"
-    return policy
+def _layers_flops(shape: Shape, batch: Batch) -> int:
+    """Return the operations of all layers' matrices, the last MLP's where its output is read."""
+    mlp = sum(matrix.count for matrix in shape.matrices if matrix.role in (*MLP_INPUTS, "down"))
+    return 2 * (shape.layers * shape.layer_weights * batch.tokens - mlp * (batch.tokens - batch.output_tokens))
 
 
-def _reward_models(config: PretrainedConfig, policy: Policy, settings: Any, value_model: str | None, reward_lora: Any,
-                   members: int) -> dict[str, nn.Module]:
-    """Return the models beside the policy; a reward model that is given as an adapter shares the policy's base."""
-    if not reads_reward_model(settings):
-        return {}
-    if value_model != "adapter":
-        dtype = shapes.weights_dtype(settings.precision)
-        return {"reward model": nn.ModuleList(shapes.build_classifier(config, dtype) for _ in range(members))}
-    for number in range(members):
-        _add_role(policy, f"reward-{number}", reward_lora, learns=False)
-    return {}
+def forward_bytes(shape: Shape, state_bytes: int, batch: Batch) -> int:
+    """Return the bytes of a forward pass without gradients: the MLP's tensors, or the logits at once if larger."""
+    mlp = 4 * state_bytes * shape.mlp_width * batch.tokens
+    at_once = min(batch.logit_tokens, max(MIN_CHUNK_TOKENS, LOGITS_AT_ONCE // shape.vocabulary))
+    return max(mlp, FP32 * shape.vocabulary * at_once)
 
 
-def _add_role(policy: Policy, role: str, adapter: Any, learns: bool) -> None:
-    """Add an adapter to the policy's base, as reward_modeling/shared_base.py does with one from a folder."""
-    config = LoraConfig(task_type=TaskType.CAUSAL_LM, r=adapter.r, lora_alpha=adapter.alpha, lora_dropout=0.0,
-                        target_modules=list(adapter.target_modules) or None)
-    required = [(p, p.requires_grad) for p in policy.base.parameters()]
-    model = policy.base
-    with shapes.META:
-        if isinstance(model, PeftModel):
-            model.add_adapter(role, config)
-        else:
-            policy.frozen_copy = model = get_peft_model(model, config, adapter_name=role)
-    for parameter, flag in [*required, *((p, learns) for p in adapter_parameters(model, role).values())]:
-        parameter.requires_grad_(flag)
-
-
-def _longest_pair(settings: Any) -> Example:
-    """Return a pair with answers of full length, and next to no question that they could share."""
-    return Example((), [0], [[0] * (settings.max_length_tokens - 1)] * 2, [(0, 1)], [1])
-
-
-def _longest_trajectory(prompts: list[list[int]], response: int) -> Trajectory:
-    """Return responses of full length; prompts that are equal are computed once."""
-    rows = len(prompts)
-    logprobs, ref_logprobs, values, advantages, returns = torch.zeros(5, rows, response, device=shapes.META)
-    return Trajectory(logprobs, ref_logprobs, values, torch.ones(rows, response), prompts, [[0] * response] * rows,
-                      advantages, returns)
+def _round_up(count: int) -> int:
+    """Round up to a multiple of 1/32 of the octave, and of 16."""
+    step = max(16, (1 << max(count - 1, 0).bit_length()) // 64)
+    return -(-count // step) * step

@@ -1,13 +1,12 @@
 """A small configuration, and small sections, that the tests of the plan share."""
 
-from functools import partial
-
 import transformers as hf
 
-from stages.planning import cards, steps, training_costs
 from stages.planning.data_size import DataSize
-from stages.planning.stage_plan import Hardware
-from stages.planning.step_meter import StepMeter
+from stages.planning.hardware import CARDS, Hardware
+from stages.planning.other_costs import plan_stage
+from stages.planning.shapes import Shape, read_shape
+from stages.planning.stage_plan import Run
 from stages.recipe.sections.dpo import Dpo
 from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.ilql import Ilql
@@ -16,7 +15,7 @@ from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
 from stages.recipe.sections.sft import Sft
 
-HARDWARE = Hardware(cards.CARDS[0], 1, 0.4)
+HARDWARE = Hardware(CARDS[0], 1, 0.4)
 REWARD = Reward(precision="fp32", max_length_tokens=96, microbatch_pairs=2)
 LENGTHS = {"max_prompt_tokens": 128, "max_response_tokens": 32, "precision": "fp32"}
 SECTIONS = {
@@ -28,11 +27,6 @@ SECTIONS = {
     "ppo": Ppo(**LENGTHS, rollout_prompts=8, minibatch_prompts=8, microbatch_prompts=2),
     "grpo": Grpo(**LENGTHS, rollout_prompts=4, minibatch_prompts=4, microbatch_prompts=1),
 }
-STEPS = {
-    "sft": steps.lm_step, "reward": steps.reward_step, "dpo": steps.dpo_step, "ilql": steps.ilql_step,
-    "ppo": partial(steps.policy_gradient_step, value_model="head", reward_lora=REWARD.lora, members=1),
-    "grpo": partial(steps.policy_gradient_step, value_model=None, reward_lora=REWARD.lora, members=1),
-}
 
 
 def small_config(layers: int = 2) -> hf.PretrainedConfig:
@@ -41,15 +35,11 @@ def small_config(layers: int = 2) -> hf.PretrainedConfig:
                           num_attention_heads=4, max_position_embeddings=512, tie_word_embeddings=True)
 
 
-METER = StepMeter(small_config())
+def small_shape(layers: int = 2) -> Shape:
+    """Return the same as the plan reads it."""
+    return read_shape(small_config(layers).to_dict())
 
 
-def plan(stage: str, settings, hardware: Hardware = HARDWARE, meter: StepMeter = METER):
-    """Plan one training on the small model; what is measured already is not measured again."""
-    if stage == "sft":
-        return training_costs.plan_sft(meter, settings, hardware, None)
-    if stage == "ilql":
-        return training_costs.plan_ilql(meter, settings, hardware, None)
-    if stage in ("reward", "dpo"):
-        return training_costs.plan_pairwise(stage, meter, settings, hardware, DataSize())
-    return training_costs.plan_policy_gradient(stage, meter, settings, hardware, REWARD, DataSize())
+def plan(stage: str, settings, hardware: Hardware = HARDWARE, layers: int = 2):
+    """Plan one training on the small model."""
+    return plan_stage(stage, Run(small_shape(layers), hardware, DataSize(), REWARD), settings)

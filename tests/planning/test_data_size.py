@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from stages.planning.data_size import DataSize, measure_pairs
-from stages.planning.stage_plan import Card, Hardware
+from stages.planning.hardware import Card, Hardware
 from stages.stackexchange.pairs.table import SCHEMA, SPLITS, PairsWriter
 
 ROWS = [("a" * 400, 1, 40, 2, 120), ("a" * 400, 1, 40, 3, 80), ("b" * 200, 4, 800, 5, 160)]  # of two questions

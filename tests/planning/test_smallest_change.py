@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from stages.planning import cards
+from stages.planning import hardware
 from stages.planning.smallest_change import find_smallest_change
-from stages.planning.stage_plan import USABLE_SHARE, StagePlan
+from stages.planning.stage_plan import PlanRow, StagePlan
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.models import Merge
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.sft import Sft
-from stages.training.memory_estimate import PlanRow
 
-CARD = cards.CARDS[0]
+CARD = hardware.CARDS[0]
 BYTES = {"fp32": 4, "bf16": 2, "int8": 1, "nf4": 0.5}
 
 
@@ -32,8 +31,8 @@ def as_plan(gib: float) -> StagePlan:
     return StagePlan("stage", 0, 0, [PlanRow("activations, logits", int(gib * (1 << 30)), "")], 0, 0, 0, 0)
 
 
-def card_of(usable_gib: float) -> cards.Card:
-    return CARD._replace(memory_gib=usable_gib / USABLE_SHARE + 1e-6)
+def card_of(usable_gib: float) -> hardware.Card:
+    return CARD._replace(memory_gib=usable_gib / hardware.USABLE_SHARE + 1e-6)
 
 
 @pytest.mark.parametrize(("gib", "devices", "change"), [

@@ -1,5 +1,8 @@
 """The command line of `snakemake plan`."""
 
+from pathlib import Path
+from unittest.mock import Mock
+
 import pytest
 
 from stages.recipe.recipe import load_recipe
@@ -31,3 +34,14 @@ def test_a_plan_needs_no_dump_and_a_run_does(tmp_path):
     assert resolve_recipe(config, plans=True).dump == ()
     with pytest.raises(SettingsError, match="names no dump"):
         resolve_recipe(config)
+
+
+def test_a_run_starts_its_plan_and_goes_on_without_one(monkeypatch):
+    started = []
+    monkeypatch.setattr(plan_target.subprocess, "Popen", lambda words, **options: started.append(words))
+    plan_target.start_plan("results/demo", [Path("results/demo/sft"), Path("results/demo/pairs-shares/1-of-2")])
+    plan_target.start_plan("results/demo", [Path("results/demo/seed-0/sft")])
+    assert [words[1:] for words in started] == [
+        ["-m", "stages.plan", "--recipe", "results/demo/recipe.yaml", "--stages", "sft"]]
+    monkeypatch.setattr(plan_target.subprocess, "Popen", Mock(side_effect=OSError("no more processes")))
+    plan_target.start_plan("results/demo", [Path("results/demo/sft")])

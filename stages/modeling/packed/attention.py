@@ -226,8 +226,6 @@ def _blocks(columns: int) -> list[slice]:
 
 def _product_dtype(like: torch.Tensor) -> torch.dtype:
     kind = like.device.type
-    if kind == "meta":  # shapes alone (planning/): autocast has no dtype there
-        return like.dtype
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
 
 

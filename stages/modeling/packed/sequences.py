@@ -17,7 +17,7 @@ from stages.modeling.packed.varlen import VarlenIndex, index_rows
 COLUMNS_STEP = 16  # sizes are rounded up: oneDNN compiles a product for every new size
 STEPS_PER_OCTAVE = 32
 # Attention scores per head in one bucket. On a CPU, as many as its cache holds (a fifth less time for attention).
-BUCKET_SCORES = {"cpu": 1 << 15, "cuda": 1 << 62, "meta": 1 << 62}  # meta: the shapes of a GPU (planning/)
+BUCKET_SCORES = {"cpu": 1 << 15, "cuda": 1 << 62}
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from stages.modeling.packed.sequences import pack_responses, round_up_tokens
 from stages.modeling.torch_setup import without_autocast
 from stages.runtime.progress import Progress
 
-# In memory at once; on a CPU what fits its cache. meta: the shapes of a GPU (planning/).
-CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26, "meta": 1 << 26}
+# In memory at once; on a CPU what fits its cache.
+CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}
 MIN_CHUNK_TOKENS = 128
 FORWARD_TOKENS = 8192  # in one forward pass: bounds its memory
 
@@ -93,7 +93,7 @@ class _FrozenLayer(torch.autograd.Function):
         tokens = len(token_ids)
         states = functional.pad(hidden, (0, 0, 0, round_up_tokens(tokens) - tokens))
         dtype = weight.dtype
-        kind = "cpu" if hidden.is_meta else hidden.device.type  # autocast knows no meta device
+        kind = hidden.device.type
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         weight = weight.to(dtype)

@@ -1,6 +1,9 @@
 """Let `snakemake plan` run without a dump, without cores and without a run's folder: what --config takes for it."""
 
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -32,3 +35,15 @@ def write_recipe(recipe: Recipe) -> Path:
     RECIPE_FILE.parent.mkdir(parents=True, exist_ok=True)
     write_text(RECIPE_FILE, yaml.safe_dump(to_dict(recipe), sort_keys=False, allow_unicode=True))
     return RECIPE_FILE
+
+
+def start_plan(run: str, folders: Iterable[Path]) -> None:
+    """Print in the background what the stages of a run will take, by the same plan; nothing if that fails.
+
+    folders: of the artifacts that the run makes.
+    """
+    names = dict.fromkeys(folder.name for folder in folders if folder.parent == Path(run))
+    if names:
+        words = [sys.executable, "-m", "stages.plan", "--recipe", f"{run}/recipe.yaml", "--stages", *names]
+        with suppress(OSError):
+            subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
