@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stages.chat.streaming import Answer, TextPiece
+from stages.chat.answer import Answer, TextPiece
 from stages.evaluation.statistics import wilson_interval
 from stages.render.html import Html, element, join_html
 from stages.render.markdown_html import render_markdown

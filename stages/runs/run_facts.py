@@ -82,29 +82,16 @@ def common_settings(runs: list[Run]) -> list[dict[str, Any]]:
     return [{name: values[name] for name in names} for values in settings]
 
 
-def list_headlines(run: Run) -> dict[str, dict[str, dict]]:
-    """Return each artifact's numbers as {name: {mean, low, high}}, those of evaluations first.
+def list_numbers(run: Run) -> dict[tuple[str, str], dict]:
+    """Return {mean, low, high} of each artifact's numbers by (artifact, name), those of evaluations first.
 
     low and high are None where there is no interval.
     """
-    names = sorted(run.artifacts, key=lambda name: not is_evaluation(name))
-    manifests = {name: run.artifacts[name].manifest for name in names}
-    return {name: fold_intervals(manifest.get("metrics", {})) for name, manifest in manifests.items()
-            if manifest.get("stage") not in WITHOUT_HEADLINES}
-
-
-def compare_headlines(headlines: list[dict[str, dict[str, dict]]]) -> dict[tuple[str, str], list[dict | None]]:
-    """List the numbers worth showing of several runs, by (artifact, name): evaluations' all, others where they differ.
-
-    headlines: of each run, as `list_headlines` returns them. A run without the number has None.
-    """
-    artifacts = dict.fromkeys(artifact for numbers in headlines for artifact in numbers)
-    names = {artifact: dict.fromkeys(name for numbers in headlines for name in numbers.get(artifact, {}))
-             for artifact in artifacts}
-    rows = {(artifact, name): [numbers.get(artifact, {}).get(name) for numbers in headlines]
-            for artifact in artifacts for name in names[artifact]}
-    return {key: estimates for key, estimates in rows.items()
-            if is_evaluation(key[0]) or any(estimate != estimates[0] for estimate in estimates)}
+    manifests = {name: run.artifacts[name].manifest for name in sorted(
+        run.artifacts, key=lambda name: not is_evaluation(name))}
+    return {(artifact, name): estimate for artifact, manifest in manifests.items()
+            if manifest.get("stage") not in WITHOUT_HEADLINES
+            for name, estimate in fold_intervals(manifest.get("metrics", {})).items()}
 
 
 def is_evaluation(name: str) -> bool:
@@ -157,11 +144,15 @@ def _list_code_and_inputs(run: Run) -> dict:
 
 
 def _compare_numbers(runs: list[Run]) -> Table:
-    rows = []
-    for (artifact, name), estimates in compare_headlines(list(map(list_headlines, runs))).items():
-        difference = [f"{estimates[1]['mean'] - estimates[0]['mean']:.4g}" if all(estimates) else MISSING]
-        rows.append([f"{artifact}: {name.replace('_', ' ')}", *map(_format_estimate, estimates),
-                     *difference * (len(runs) == 2)])
+    """List the numbers worth showing: evaluations' all, others where they differ."""
+    numbers, rows = list(map(list_numbers, runs)), []
+    for artifact, name in dict.fromkeys(key for values in numbers for key in values):
+        estimates = [values.get((artifact, name)) for values in numbers]
+        if is_evaluation(artifact) or any(estimate != estimates[0] for estimate in estimates):
+            rows.append([f"{artifact}: {name.replace('_', ' ')}", *map(_format_estimate, estimates)])
+            if len(runs) == 2:
+                a, b = estimates
+                rows[-1].append(f"{b['mean'] - a['mean']:.4g}" if a and b else MISSING)
     return rows
 
 
