@@ -71,19 +71,20 @@ for reason in STALE:
 
 # Merged models, and the model that each stage starts from: its adapter is merged into that one.
 BASE = f"{RUN}/base/manifest.json"
-POLICIES = [name for name, algorithm in algorithms.ALGORITHMS.items() if algorithm.trains_model]
+ALGORITHMS = {name: algorithms.ALGORITHMS[name] for name in own_prompts.ALGORITHMS} if RECIPE.prompts else algorithms.ALGORITHMS
+POLICIES = [name for name, algorithm in ALGORITHMS.items() if algorithm.trains_model]
 MERGED = {stage: f"{RUN}/{stage}-merged/manifest.json" for stage in ("sft", "reward", *POLICIES)}
 START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE}
 START |= {name: MERGED["sft"] for name in POLICIES} | {"judge": START["reward"]}
 STARTS = seeds.StartModels(START)
 
 # The judge, trained and merged, if the recipe wants one.
-NEEDS_JUDGE = {"always": True, "auto": RECIPE.evaluate.gold is None, "none": False}[RECIPE.evaluate.train_judge]
+NEEDS_JUDGE = not RECIPE.prompts and {"always": True, "auto": RECIPE.evaluate.gold is None, "none": False}[RECIPE.evaluate.train_judge]
 JUDGE = [f"{RUN}/judge/manifest.json"] if NEEDS_JUDGE else []
 JUDGE_MERGED = [f"{RUN}/judge-merged/manifest.json"] if NEEDS_JUDGE else []
 
 # Trainings that PPO's policy is compared with in its evaluation, if the recipe wants one.
-CONTROLS = [variants.LENGTH_CONTROL] if RECIPE.evaluate.length_control else []
+CONTROLS = [variants.LENGTH_CONTROL] if RECIPE.evaluate.length_control and not RECIPE.prompts else []
 
 # A signal to the whole process group must not end the shell before its stage has saved a checkpoint. A stage that is
 # ended from outside (134: C++ had no memory; 137: the system had none) can say nothing itself.
@@ -115,11 +116,17 @@ else:
 
     include: "workflow/rules/data.smk"
     include: "workflow/rules/train.smk"
-    include: "workflow/rules/evaluate.smk"
+
+
+include: "workflow/rules/evaluate.smk"
+
+
+if not RECIPE.prompts:
+
     include: "workflow/rules/frontier.smk"
-    include: "workflow/rules/targets.smk"
 
 
+include: "workflow/rules/targets.smk"
 include: "workflow/rules/gguf.smk"
 
 

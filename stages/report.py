@@ -23,7 +23,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from stages.evaluation import summary
-from stages.evaluation.own_prompts.wording import SFT, find_wording, start_model
+from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.recipe import recipe
 from stages.recipe.sections.evaluate import Report
 from stages.render.html import Html, element, fold, join_html, table
@@ -48,7 +48,6 @@ from stages.runtime.series import read_history
 TOP_ANSWERS = 3  # answers of the highest reward that are shown of each policy
 FIGURES_BYTES = 1 << 20  # of a stage, as files and within the page: 0.4 MiB in the runs so far
 EVALUATION_FACTOR = 4  # texts in the page to the evaluation's compressed tables
-OWN_EVALUATION = "evaluate_prompts"  # the stage
 OWN_HACKING_WORDS = (
     "A monitor has moved when the whole interval of its change lies beyond its threshold. Your reward may ask for such "
     "a change, as one for short answers does: monitors alone flag nothing here, and say where to look. A policy is "
@@ -115,7 +114,7 @@ def _given(folders: dict[str, Path | None]) -> dict[str, Path]:
 
 def _check_inputs(evaluate: Path, of_dump: dict[str, Path | None]) -> None:
     """Raise ValueError for artifacts that an evaluation on a dump needs, or that one on own prompts has not."""
-    is_own = read_manifest(evaluate)["stage"] == OWN_EVALUATION
+    is_own = "file" in read_manifest(evaluate)["inputs"]
     wrong = [f"--{name}" for name, folder in of_dump.items() if bool(folder) == is_own]
     if wrong:
         raise ValueError(f"{evaluate} evaluates policies that were trained on prompts of your own: leave out "

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "stages").rglob("*.py"))
 PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "dpo", "rloo", "grpo",
-            "best_of_n", "expert_iteration", "ilql", "evaluate", "evaluate_prompts", "report", "frontier", "pool_seeds",
+            "best_of_n", "expert_iteration", "ilql", "evaluate", "report", "frontier", "pool_seeds",
             "evaluate_reward", "export_reward")
 TRAINED_LIKE = {"stages.judge": {"stages.reward"}}  # the one program that is another, with other data and another seed
 TOOLS = ("inspect", "compare", "plan", "demo", "fetch_smollm2", "export_gguf")
@@ -46,7 +46,7 @@ ROOMS = {
     "evaluation": ("recipe.user_functions", "runs.lineage", "runtime", "render", "distributed", "modeling", "training",
                    "generation", "reward_modeling", "rewards", "stackexchange"),
     "reporting": ("evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check",
-                  "evaluation.own_prompts.wording", "evaluation.length_control.words", "runs.origin", "runtime",
+                  "evaluation.tasks.wording", "evaluation.length_control.words", "runs.origin", "runtime",
                   "render", "stackexchange.prompt"),
     "pooling": ("evaluation.statistics", "evaluation.summary", "evaluation.reward_hacking", "reporting", "runtime",
                 "render"),
@@ -149,7 +149,7 @@ def test_a_room_for_text_loads_no_torch(room):
 
 
 @pytest.mark.parametrize("program", ["sft", "reward", "judge", "dpo", "best_of_n", "expert_iteration", "ilql", "merge",
-                                     "evaluate", "evaluate_prompts", "demo"])
+                                     "evaluate", "demo"])
 def test_these_programs_load_no_ppo_code(program):
     assert not {name for name in loaded_modules(f"stages.{program}") if is_below(name, "rl")}
 

@@ -9,7 +9,7 @@ from stages.runtime.finished import MANIFEST
 
 # Input -> stages that make it. Every other input is a model.
 MADE_BY = {"posts": ("posts",), "pairs": ("pairs", "gather"), "shares": ("pairs",),
-           "evaluate": ("evaluate", "evaluate_prompts")}
+           "evaluate": ("evaluate", "evaluate_prompts")}  # its name for own prompts in older versions
 PROMPTS = ("prompts", "file")  # a plain file or folder
 INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 NO_MODELS = ("posts", "pairs", "gather", "evaluate", "evaluate_prompts", "evaluate_reward", "report", "pool_seeds")

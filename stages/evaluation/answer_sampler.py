@@ -15,10 +15,10 @@ import torch
 from stages.evaluation.cached_results.files import digest_value
 from stages.evaluation.cached_results.tensors import CachedResults, join_rows, split_rows
 from stages.evaluation.heldout_prompts import HeldOutPrompts
-from stages.evaluation.own_prompts.wording import greedy_name
 from stages.evaluation.pair_accuracy import HeldOutPairs, mean_logprobs
 from stages.evaluation.policy_answers import Answers, LoadedModel, repeat_each, sample_answers
 from stages.evaluation.summary import BEST, SAMPLES, display_name
+from stages.evaluation.tasks.wording import greedy_name
 from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed import token_logprobs
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from stages.evaluation.gold_score import MAIN_KEY, score_gold
 from stages.evaluation.heldout_prompts import HeldOutPrompts
-from stages.evaluation.own_prompts.wording import greedy_name
 from stages.evaluation.policy_answers import Answers
 from stages.evaluation.policy_metrics import GOLD_PREFIX, Columns, column_mean, gold_score_names
 from stages.evaluation.summary import BEST, CONTROLS, SAMPLES, cheaper_policies, samples_per_answer
+from stages.evaluation.tasks.wording import greedy_name
 
 
 def measure_policies(

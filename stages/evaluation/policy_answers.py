@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +36,18 @@ class Answers:
     ended: list[bool]
     logprobs: list[torch.Tensor] | None = None
     sft_logprobs: list[torch.Tensor] | None = None
+
+
+class AnswerScores(NamedTuple):
+    """Scores of an evaluation's answers, by policy: rewards [N], scores of functions by name, and of a judge if any.
+
+    pairs: of the held-out texts of pairs [M] by name; empty without pairs.
+    """
+
+    rewards: dict[str, np.ndarray]
+    functions: dict[str, dict[str, np.ndarray]]
+    judge: dict[str, np.ndarray]
+    pairs: dict[str, np.ndarray | None]
 
 
 def score_by_functions(scorers: list[RewardFunction], questions: list[str], answers: dict[str, Answers]

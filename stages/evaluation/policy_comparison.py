@@ -15,10 +15,10 @@ from stages.evaluation.gold_score import MAIN_KEY
 from stages.evaluation.heldout_prompts import HeldOutPrompts
 from stages.evaluation.length_control.equal_length import compare_answers
 from stages.evaluation.length_control.within_bins import gain_within_bins
-from stages.evaluation.own_prompts.wording import greedy_name
 from stages.evaluation.policy_answers import Answers, repeat_each
 from stages.evaluation.policy_metrics import Columns
 from stages.evaluation.summary import BEST, CONTROLS, SAMPLES
+from stages.evaluation.tasks.wording import greedy_name
 from stages.generation.best_of_n import best_of_kl, best_of_n_weights
 from stages.rewards.kl import kl_k1
 

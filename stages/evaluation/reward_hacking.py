@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from stages.evaluation.own_prompts.wording import start_model
 from stages.evaluation.reward_model_check import find_shortfall
 from stages.evaluation.summary import NO_JUDGE, best_of_n_policies, change_direction, display_name
+from stages.evaluation.tasks.wording import start_model
 
 MOVED_TO_FLAG = 2  # monitors: one alone may move in good answers, too
 

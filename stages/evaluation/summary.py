@@ -6,7 +6,7 @@ An estimate is {mean, low, high, count, groups}, or None where nothing applies.
 import re
 from collections.abc import Iterable
 
-from stages.evaluation.own_prompts.wording import find_wording, greedy_name, start_model
+from stages.evaluation.tasks.wording import find_wording, greedy_name, start_model
 
 # How policies are called where people read; another policy is called by its name.
 DISPLAY_NAMES = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "rloo": "RLOO", "grpo": "GRPO", "ilql": "ILQL",

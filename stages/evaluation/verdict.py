@@ -4,7 +4,6 @@ A verdict of 'better' needs a score that the policy was not trained on: gold, or
 """
 
 from stages.evaluation.length_control.words import describe_length, only_length_headline
-from stages.evaluation.own_prompts.wording import find_wording, greedy_name, start_model
 from stages.evaluation.summary import (
     BEST,
     NO_JUDGE,
@@ -24,6 +23,7 @@ from stages.evaluation.summary import (
     strongest_best_of_n,
     unseen_changes,
 )
+from stages.evaluation.tasks.wording import find_wording, greedy_name, start_model
 
 GOLD = "the gold score, which knows the truth"
 RISE_WORDS = {1: "rose", 0: "did not move beyond chance", -1: "fell"}

@@ -6,8 +6,8 @@ Of a user's own prompts: with those of the base in SFT's place, and of no person
 import re
 from collections.abc import Sequence
 
-from stages.evaluation.own_prompts.wording import SFT
 from stages.evaluation.summary import BEST, display_name
+from stages.evaluation.tasks.wording import SFT
 from stages.render.html import Html, element, fold, join_html, link, sortable_text, table
 from stages.render.markdown_html import render_markdown
 

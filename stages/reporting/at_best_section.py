@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from stages.evaluation.length_control.words import SCORES, describe_length, format_equal_length
-from stages.evaluation.own_prompts.wording import find_wording, start_model
 from stages.evaluation.summary import (
     BEST,
     CONTROLS,
@@ -17,6 +16,7 @@ from stages.evaluation.summary import (
     mean_score,
     samples_per_answer,
 )
+from stages.evaluation.tasks.wording import find_wording, start_model
 from stages.render.html import Html, element, fold, join_html, stack_interval, table
 from stages.reporting.figures import FigureFolder, TemperatureCurves
 from stages.reporting.policy_section import format_point

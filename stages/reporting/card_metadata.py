@@ -5,7 +5,6 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard
 
-from stages.evaluation.own_prompts.wording import SFT, find_wording, start_model
 from stages.evaluation.summary import (
     BEST,
     against_start,
@@ -18,6 +17,7 @@ from stages.evaluation.summary import (
     join_words,
     mean_score,
 )
+from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.render.card_sections import format_section, hub_license
 from stages.render.markdown_tables import clean_name, escape_cell, format_table
 from stages.reporting.headline import NAMED_SITES, policy_headline

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stages.evaluation.length_control.words import only_length_headline
-from stages.evaluation.own_prompts.wording import find_wording
 from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall
 from stages.evaluation.summary import (
     NO_JUDGE,
@@ -16,6 +15,7 @@ from stages.evaluation.summary import (
     knows_gold,
     reward_model_verdict,
 )
+from stages.evaluation.tasks.wording import find_wording
 from stages.evaluation.verdict import compare_with_start, policy_verdict
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration

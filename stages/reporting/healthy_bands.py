@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.evaluation.own_prompts.wording import start_model
 from stages.evaluation.summary import display_name
+from stages.evaluation.tasks.wording import start_model
 from stages.render.html import Html, element, join_html, table
 
 END_SHARE = 0.1  # of the rows of a history: the last ones

@@ -1,7 +1,7 @@
 """Policies side by side: the table of all metrics, gold scores, monitors, and reward against KL."""
 
-from stages.evaluation.own_prompts.wording import SFT, find_wording, start_model
 from stages.evaluation.summary import best_of_n_policies, display_name, format_estimate, order_policies
+from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.render.html import Html, stack_interval, table
 from stages.reporting.figures import Frontier
 from stages.reporting.healthy_bands import BANDS, mark_number

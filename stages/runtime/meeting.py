@@ -8,7 +8,7 @@ from stages.runtime import processes
 
 # Stages that share their rows.
 IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", "ppo", "dpo", "rloo", "grpo", "best_of_n",
-                        "expert_iteration", "ilql", "evaluate", "evaluate_prompts")
+                        "expert_iteration", "ilql", "evaluate")
 GROUP = "stages.distributed.group"  # imported by name, where there are several processes: it loads torch
 
 

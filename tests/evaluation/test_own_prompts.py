@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from stages import evaluate_prompts, report
+from stages import evaluate, report
 from stages.evaluation import verdict
-from stages.evaluation.own_prompts.trained_policies import read_training
+from stages.evaluation.tasks.trained_policies import read_training
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
@@ -52,9 +52,9 @@ def inputs(tmp_path_factory) -> dict:
 
 @pytest.fixture(scope="module")
 def evaluated(inputs) -> tuple[Path, dict, list[dict]]:
-    out = own_policies.write_manifest(inputs["base"].parent / "evaluate", "evaluate_prompts", CONFIG, inputs)
+    out = own_policies.write_manifest(inputs["base"].parent / "evaluate", "evaluate", CONFIG, inputs)
     calls.clear()
-    evaluate_prompts.run(CONFIG, out, **inputs)
+    evaluate.run(CONFIG, out, **inputs)
     return out, json.loads((out / "metrics.json").read_text()), pq.read_table(out / "samples.parquet").to_pylist()
 
 
@@ -146,7 +146,7 @@ def test_the_page_and_the_card(evaluated, inputs, tmp_path):
 
 def test_gold_decides_where_it_is_known(inputs, tmp_path):
     config = replace(CONFIG, gold=f"{__name__}:know_truth", best_of=(), scorers=(), temperatures=(1.0,))
-    evaluate_prompts.run(config, tmp_path, **inputs)
+    evaluate.run(config, tmp_path, **inputs)
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     samples = pq.read_table(tmp_path / "samples.parquet").to_pylist()
     known = [row for row in samples if "7" not in row["question"]]
@@ -171,7 +171,7 @@ def test_refusals_are_one_line(inputs, tmp_path):
     file.write_text("\n".join(f"stop {number}" for number in range(20)))
     own = own_policies.save_trained(tmp_path, file, SETTINGS, ("a", "b"))
     with pytest.raises(ValueError, match=r"names 'response_characters', which the policy was trained on"):
-        evaluate_prompts.run(replace(CONFIG, scorers=("response_characters",)), tmp_path, **own)
+        evaluate.run(replace(CONFIG, scorers=("response_characters",)), tmp_path, **own)
     own["policies"], own["prompts"] = own.pop("policy"), own.pop("file")
     trained, merged = tmp_path / "b", own["policies"]["b"]
     assert read_training(**own).seed == 5

@@ -31,7 +31,7 @@ def identify(source: Path | list | dict) -> dict | list:
 
 
 def save_trained(place: Path, prompts: Path, settings: Ppo, names: tuple[str, ...] = ("ppo",)) -> dict:
-    """Save a base, and policies of other weights that were 'trained' from it; return the inputs of evaluate_prompts."""
+    """Save a base, and policies of other weights that were 'trained' from it; return the inputs of evaluate."""
     base = write_manifest(tiny_models.save_base(place / "base"), "base", Base(model="hub/base"), {})
     merged = {}
     for seed, name in enumerate(names, 1):

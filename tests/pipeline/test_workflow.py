@@ -134,7 +134,7 @@ def test_every_program_of_a_rule_was_checked():
     assert sorted(programs) == sorted([
         "posts", "pairs", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "evaluate", "report",
         "pool_seeds", "merge", "evaluate", "frontier", *ALGORITHMS, *VARIANTS,
-        "base", "ppo", "merge", "evaluate_prompts", "report"])
+        "base", "ppo", "merge"])
 
 
 @pytest.mark.parametrize(("command", "status"), [("echo made", 0), ("exit 3", 3)])

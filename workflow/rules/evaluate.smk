@@ -1,6 +1,13 @@
 # Of each algorithm: its evaluation and its report. Those of PPO are called evaluate and report; of dpo, evaluate_dpo and report_dpo.
-# A control is one more policy of both: frontier.smk trains it.
-for ALGORITHM in algorithms.ALGORITHMS.values():
+# A control is one more policy of both: frontier.smk trains it. A run on own prompts has no posts, pairs, SFT and reward model.
+DUMP_MERGED = dict.fromkeys(("posts", "pairs", "sft", "reward"), [])
+DUMP_TRAINED, DUMP_STAGES = DUMP_MERGED, ()
+if not RECIPE.prompts:
+    DUMP_MERGED = {"posts": rules.posts.output, "pairs": rules.pairs.output, "sft": MERGED["sft"], "reward": MERGED["reward"]}
+    DUMP_TRAINED = DUMP_MERGED | {"sft": rules.sft.output, "reward": rules.reward.output}
+    DUMP_STAGES = ("sft", "reward")
+
+for ALGORITHM in ALGORITHMS.values():
 
     CONTROL_FOLDERS = [f"{RUN}/{control.folder(RECIPE)}" for control in CONTROLS if control.section == ALGORITHM.name]
 
@@ -9,14 +16,12 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
         name:
             ALGORITHM.rule_name("evaluate")
         input:
-            posts=rules.posts.output,
+            **DUMP_MERGED,
             base=rules.base.output,
-            sft=MERGED["sft"],
             policy=ALGORITHM.policy_inputs(f"{RUN}/{ALGORITHM.result}/manifest.json"),
             control=[f"{folder}-merged/manifest.json" for folder in CONTROL_FOLDERS],
-            reward=MERGED["reward"],
             judge=JUDGE_MERGED,
-            pairs=rules.pairs.output,
+            prompts=RECIPE.prompts or [],
         output:
             f"{RUN}/{ALGORITHM.folder('evaluate')}/manifest.json",
         log:
@@ -35,7 +40,7 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
         shell:
             "{params.launcher} python -m stages.evaluate --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
             " --base {input.base:q} --sft {input.sft:q} {params.policy:q}"
-            " --reward {input.reward:q} --judge {input.judge:q}"
+            " --reward {input.reward:q} --judge {input.judge:q} --file {input.prompts:q}"
             " --out {output:q}"
             " {params.processes}"
             " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
@@ -45,15 +50,12 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
         name:
             ALGORITHM.rule_name("report")
         input:
-            posts=rules.posts.output,
-            pairs=rules.pairs.output,
+            **DUMP_TRAINED,
             base=rules.base.output,
-            sft=rules.sft.output,
-            reward=rules.reward.output,
             judge=JUDGE,
             policy=ALGORITHM.policy_inputs(f"{RUN}/{ALGORITHM.name}/manifest.json"),
             control=[f"{folder}/manifest.json" for folder in CONTROL_FOLDERS],
-            merged=[MERGED[stage] for stage in ("sft", "reward", ALGORITHM.name) if stage in MERGED] + [f"{folder}-merged/manifest.json" for folder in CONTROL_FOLDERS] + JUDGE_MERGED,
+            merged=[MERGED[stage] for stage in (*DUMP_STAGES, ALGORITHM.name) if stage in MERGED] + [f"{folder}-merged/manifest.json" for folder in CONTROL_FOLDERS] + JUDGE_MERGED,
             evaluate=f"{RUN}/{ALGORITHM.folder('evaluate')}/manifest.json",
         output:
             manifest=f"{RUN}/{ALGORITHM.folder('report')}/manifest.json",
@@ -77,10 +79,10 @@ for ALGORITHM in algorithms.ALGORITHMS.values():
 
 
 # Of several seeds: a report on all of them, with the evaluation of each.
-POOLED = {name: [] for name in algorithms.ALGORITHMS}
-if SEEDS.recipes:
+POOLED = {name: [] for name in ALGORITHMS}
+if SEEDS.recipes and not RECIPE.prompts:
 
-    for ALGORITHM in algorithms.ALGORITHMS.values():
+    for ALGORITHM in ALGORITHMS.values():
 
         rule:
             name:

@@ -1,13 +1,5 @@
-# Everything: the merged policy, its evaluation and the report; of several seeds, a report on all of them.
-rule ppo:
-    localrule: True
-    input:
-        SEEDS.every(MERGED["ppo"], *rules.report.output),
-        POOLED["ppo"],
-
-
-# The same for its siblings: dpo, rloo, ...
-for ALGORITHM in algorithms.SIBLINGS.values():
+# Everything of an algorithm: ppo, dpo, ... are the merged policy, its evaluation and the report; of several seeds, a report on all.
+for ALGORITHM in ALGORITHMS.values():
 
     rule:
         name:

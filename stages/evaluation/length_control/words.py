@@ -5,7 +5,6 @@
 
 from collections.abc import Iterator
 
-from stages.evaluation.own_prompts.wording import find_wording
 from stages.evaluation.summary import (
     BEST,
     BEST_OF_N,
@@ -21,6 +20,7 @@ from stages.evaluation.summary import (
     mean_score,
     samples_per_answer,
 )
+from stages.evaluation.tasks.wording import find_wording
 
 SCORES = ("gold", "judge", "reward")  # by which answers are preferred
 MIN_PAIRS = 30  # of about equal length: of fewer, no share is shown

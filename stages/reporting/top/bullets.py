@@ -1,6 +1,5 @@
 """Say a verdict in three short sentences; the paragraphs with all numbers are folded below them."""
 
-from stages.evaluation.own_prompts.wording import find_wording, start_model
 from stages.evaluation.summary import (
     BEST,
     against_start,
@@ -12,6 +11,7 @@ from stages.evaluation.summary import (
     samples_per_answer,
     strongest_best_of_n,
 )
+from stages.evaluation.tasks.wording import find_wording, start_model
 from stages.render.units import format_duration
 
 MEASURES = {"gold": "gold, the score that knows the truth", "judge": "the score of a held-out reward model"}

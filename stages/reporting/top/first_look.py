@@ -1,6 +1,5 @@
 """The first look: a real question before and after training, reward and KL along it, and whether it worked."""
 
-from stages.evaluation.own_prompts.wording import find_wording, start_model
 from stages.evaluation.summary import (
     BEST,
     against_start,
@@ -15,6 +14,7 @@ from stages.evaluation.summary import (
     samples_per_answer,
     strongest_best_of_n,
 )
+from stages.evaluation.tasks.wording import find_wording, start_model
 from stages.render.html import Html, element, join_html, stack_interval, table
 from stages.reporting.answer_cards import render_answer, render_attribution, render_post
 from stages.reporting.figures import AnyFigure, FigureFolder

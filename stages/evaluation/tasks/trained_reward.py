@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.evaluation.own_prompts.trained_policies import PolicyTraining
+from stages.evaluation.tasks.trained_policies import PolicyTraining
 from stages.modeling.adapters import is_adapter
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import Scorer

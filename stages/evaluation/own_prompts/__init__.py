@@ -1,1 +1,0 @@
-"""Policies that were trained on a user's own prompts and reward: what is evaluated otherwise than on a dump."""
