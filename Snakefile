@@ -71,7 +71,7 @@ for reason in STALE:
 
 # Merged models, and the model that each stage starts from: its adapter is merged into that one.
 BASE = f"{RUN}/base/manifest.json"
-ALGORITHMS = {name: algorithms.ALGORITHMS[name] for name in own_prompts.ALGORITHMS} if RECIPE.prompts else algorithms.ALGORITHMS
+ALGORITHMS = own_prompts.ALGORITHMS if RECIPE.prompts else algorithms.ALGORITHMS
 POLICIES = [name for name, algorithm in ALGORITHMS.items() if algorithm.trains_model]
 MERGED = {stage: f"{RUN}/{stage}-merged/manifest.json" for stage in ("sft", "reward", *POLICIES)}
 START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE}

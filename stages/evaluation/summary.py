@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable
 
 from stages.evaluation.tasks.wording import find_wording, greedy_name, start_model
+from stages.recipe.algorithms import ALGORITHMS
 
 # How policies are called where people read; another policy is called by its name.
-DISPLAY_NAMES = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "rloo": "RLOO", "grpo": "GRPO", "ilql": "ILQL",
-                 "expert_iteration": "expert iteration", "ppo-length": "PPO on length alone"}
+DISPLAY_NAMES = {"sft": "SFT", **{name: algorithm.title for name, algorithm in ALGORITHMS.items()},
+                 "ppo-length": "PPO on length alone"}
 CONTROLS = {"ppo": "ppo-length"}  # of a policy: the same training, paid for the length of the answers alone
 # Further policies, stages and columns of samples.parquet, which a policy cannot be named after.
 RESERVED_NAMES = re.compile(r"base|sft|human|samples|best_of_\d+|posts|pairs|reward|judge|evaluate|site|qid|question"

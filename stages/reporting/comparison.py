@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from stages.evaluation.summary import judged_policies
+from stages.recipe.algorithms import ALGORITHMS
 from stages.render.html import Html, element, join_html, picture, stack_interval, table
 from stages.render.markdown_tables import clean_name
 from stages.reporting.curves import CURVES, CurveSpec, select_lines
@@ -11,10 +12,10 @@ from stages.reporting.figures import Curves, draw_png
 from stages.reporting.headline import Verdict, policy_headline
 from stages.reporting.page import render_page
 
-GROUPED = ("reward", "kl", "length", "entropy", "eos")
 COMPARED_CURVES = {"base": ("loss",), "sft": ("loss", "perplexity"), "reward": ("loss", "accuracy"),
-                   "judge": ("accuracy",), "ppo": ("reward", "kl", "length", "entropy", "eos", "explained"),
-                   "rloo": GROUPED, "grpo": GROUPED, "dpo": ("loss", "accuracy", "margin", "logprob", "drift")}
+                   "judge": ("accuracy",)}
+COMPARED_CURVES |= {name: algorithm.compared_curves for name, algorithm in ALGORITHMS.items()
+                    if algorithm.compared_curves}
 TEMPERATURES = re.compile(r" \(T ([^)]+)\) -> (\S+) \(T ([^)]+)\)")  # in a label of the short table
 LABEL_CHARACTERS = 24
 MISSING = "–"

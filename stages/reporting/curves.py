@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stages.evaluation.summary import display_name
+from stages.recipe.algorithms import ALGORITHMS
 from stages.reporting.figures import Curves
 
 SHARE = (-0.03, 1.03)  # limits of the y axis
@@ -58,9 +59,8 @@ CURVES = {
         CurveSpec("eos", "share of sampled answers that end", "step", {"validation": "validation_eos_rate"}, SHARE)],
     "reward": REWARD_MODEL,
     "judge": REWARD_MODEL,
-    "ppo": [*POLICY_GRADIENT, *CRITIC, BETA, SECONDS],
-    "rloo": [*POLICY_GRADIENT, BETA, SECONDS],
-    "grpo": [*POLICY_GRADIENT, BETA, SECONDS],
+    **{name: [*POLICY_GRADIENT, *(CRITIC if algorithm.has_critic else []), BETA, SECONDS]
+       for name, algorithm in ALGORITHMS.items() if algorithm.is_policy_gradient},
     "dpo": [
         CurveSpec("loss", "loss of a pair", "step", {"training": "loss", "validation": "validation_preference_loss"}),
         CurveSpec("accuracy", "accuracy of implicit rewards on validation pairs", "step",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from huggingface_hub import ModelCardData
 
 from stages.evaluation.summary import display_name
+from stages.recipe.algorithms import ALGORITHMS
 from stages.render.card_sections import (
     format_section,
     join_blocks,
@@ -28,23 +29,9 @@ DESCRIPTIONS = {
               "answers which of the two people preferred.",
     "judge": "A reward model that judges answers which PPO optimised for another one. It was trained with that one's "
              "settings, but one member, another seed (1000 was added) and other questions.",
-    "ppo": "A language model, fine-tuned on questions with their preferred answers, then by PPO towards what a reward "
-           "model scores high, kept near the fine-tuned model by a KL penalty.",
-    "dpo": "A language model, fine-tuned on questions with their preferred answers, then by direct preference "
-           "optimisation on pairs of answers: the preferred one became more probable than the other, relative to the "
-           "fine-tuned model.",
-    "rloo": "A language model, fine-tuned on questions with their preferred answers, then by REINFORCE leave-one-out "
-            "towards what a reward model scores high, kept near the fine-tuned model by a KL penalty.",
-    "grpo": "A language model, fine-tuned on questions with their preferred answers, then by group relative policy "
-            "optimisation towards what a reward model scores high, kept near the fine-tuned model by a KL penalty.",
-    "expert_iteration": "A language model, fine-tuned on questions with their preferred answers, then, in rounds, on "
-                        "those of its own answers that a reward model scored highest.",
-    "ilql": "A language model, fine-tuned on questions with their preferred answers, then by ILQL on scored answers, "
-            "without sampling any. Q heads beside the model (`q_heads.safetensors`) shift its logits; Transformers "
-            "alone loads the model without them.",
 }
 SCORERS = ("reward", "judge")
-OTHER_POLICY = "A language model, fine-tuned on questions with their preferred answers, then by {}."
+POLICY = "A language model, fine-tuned on questions with their preferred answers, then {}."
 OWN_PROMPTS = ("A language model, trained by {} on prompts of its maker's own, towards what the maker's reward scores "
                "high, kept near the model it started from by a KL penalty.")
 OWN_LIMITS = ["The reward is not the truth: the run's report compares the model with the one it started from, each at "
@@ -146,8 +133,7 @@ def render_model_card(model: MergedModel) -> str:
     return join_blocks(
         _front_matter(model),
         f"# A model that {does}: {model.stage}",
-        OWN_PROMPTS.format(display_name(model.stage)) if model.own_prompts
-        else DESCRIPTIONS.get(model.stage) or OTHER_POLICY.format(display_name(model.stage)),
+        _describe(model),
         format_section("How to use it", *_usage(model)),
         format_section("Base", _base(model.origin)),
         format_section("Data", sites_table(pairs, "questions", "pairs")),
@@ -158,6 +144,15 @@ def render_model_card(model: MergedModel) -> str:
         licence_section(pairs, "" if base == "scratch" else "The base model's own licence holds as well.")
         if pairs else "",
         limits_section(*(OWN_LIMITS if model.own_prompts else [*LIMITS, *stage_limits]))) + "\n"
+
+
+def _describe(model: MergedModel) -> str:
+    if model.own_prompts:
+        return OWN_PROMPTS.format(display_name(model.stage))
+    if model.stage in DESCRIPTIONS:
+        return DESCRIPTIONS[model.stage]
+    algorithm = ALGORITHMS.get(model.stage)
+    return POLICY.format(algorithm.method if algorithm else f"by {display_name(model.stage)}")
 
 
 def _front_matter(model: MergedModel) -> str:

@@ -4,11 +4,11 @@ import importlib
 import sys
 from pathlib import Path
 
+from stages.recipe.algorithms import ALGORITHMS
 from stages.runtime import processes
 
 # Stages that share their rows.
-IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", "ppo", "dpo", "rloo", "grpo", "best_of_n",
-                        "expert_iteration", "ilql", "evaluate")
+IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", *ALGORITHMS, "evaluate")
 GROUP = "stages.distributed.group"  # imported by name, where there are several processes: it loads torch
 
 

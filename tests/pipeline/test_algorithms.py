@@ -91,8 +91,8 @@ def project(tmp_path_factory) -> Path:
     write_change(recipe, "    evaluate: Evaluate", f"{field}    evaluate: Evaluate")
     write_change(recipe, "from stages.recipe.sections.models", "from stages.recipe.sections.extra import Extra\n"
                  "from stages.recipe.sections.models")
-    write_change(folder / "stages/recipe/algorithms.py", "Algorithm(FIRST),",
-                 'Algorithm(FIRST), Algorithm("extra", ("policy", "pairs")),')
+    write_change(folder / "stages/recipe/algorithms.py", "for algorithm in (\n",
+                 'for algorithm in (\n    Algorithm("extra", "extra", inputs=("policy", "pairs")),\n')
     (folder / "a dump.xml").write_text("posts")
     subprocess.run([sys.executable, "-c", MAKE], cwd=folder, check=True, capture_output=True,
                    env=os.environ | {"PYTHONPATH": str(folder)})

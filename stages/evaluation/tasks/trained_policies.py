@@ -52,7 +52,8 @@ def _read_one(name: str, merged: Path, base: Path, prompts: Path) -> PolicyTrain
     trained = read_manifest(folder)
     config, inputs = trained["config"], trained["inputs"]
     if "prompts" not in inputs:
-        raise ValueError(f"{where}: was not trained on prompts of your own: leave out --file, and give the inputs of a dump")
+        raise ValueError(f"{where}: was not trained on prompts of your own: leave out --file, and give --posts, "
+                         f"--pairs, --sft and --reward")
     if "evaluation_prompts" not in config:
         stage = trained["stage"]
         raise ValueError(f"{where}: was trained by an older version on all prompts, so that none is left to evaluate "

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from stages.recipe.algorithms import TRAINED
 from stages.recipe.ranges import COEFFICIENT, COUNT, POSITIVE, SEED, Range
 from stages.recipe.schema import setting
 
@@ -11,7 +12,7 @@ from stages.recipe.schema import setting
 class Frontier:
     """What is trained for the frontier, on what it is evaluated, and its page."""
 
-    algorithms: tuple[Literal["ppo", "rloo", "grpo", "dpo", "expert_iteration", "ilql"], ...] = setting(
+    algorithms: tuple[Literal[TRAINED], ...] = setting(
         ("ppo", "rloo", "grpo", "dpo", "expert_iteration", "ilql"),
         "algorithms to train, each with its own section of the recipe [ours]")
     ppo_kl_coefficients: tuple[float, ...] = setting(

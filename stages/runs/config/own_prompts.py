@@ -10,7 +10,7 @@ from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError
 from stages.runs.dump_paths import SNAKEMAKE_SYNTAX, normalize_source
 
-ALGORITHMS = ("ppo", "rloo", "grpo")  # that need prompts and a reward only
+ALGORITHMS = {name: algorithm for name, algorithm in algorithms.ALGORITHMS.items() if algorithm.is_policy_gradient}
 NEED_PAIRS = ("model", "lexical")  # sources of rewards
 
 
@@ -52,7 +52,7 @@ def check_targets(recipe: Recipe, words: Sequence[str], rules: Sequence[str], ot
     if refused:
         raise SettingsError(f"{refused!r} needs pairs of answers, which a run on your own prompts "
                             f"({recipe.prompts}) has not; its targets are {', '.join(rules)}")
-    stages = {algorithms.ALGORITHMS[name].rule_name(stage): name for name in ALGORITHMS
+    stages = {algorithm.rule_name(stage): name for name, algorithm in ALGORITHMS.items()
               for stage in (algorithms.EVALUATE, algorithms.REPORT)}
     named = [name for name in rules if name in words] or [algorithms.FIRST]
     for name in {stages.get(word, word.removesuffix("_merged")) for word in named} & set(ALGORITHMS):

@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from stages.recipe.algorithms import ALGORITHMS
 from stages.recipe.lookups import SCRATCH
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError
 
 # The split that a stage trains on, samples from or is evaluated on. A judge does without.
-SPLITS = {"sft": "finetune", "reward": "reward", "dpo": "reward", "ilql": "reward", "ppo": "rl", "rloo": "rl",
-          "grpo": "rl", "best_of_n": "rl", "expert_iteration": "rl", "evaluate": "evaluation"}
+SPLITS = {"sft": "finetune", "reward": "reward", **{name: algorithm.split for name, algorithm in ALGORITHMS.items()},
+          "evaluate": "evaluation"}
 BASE_SPLITS = ("finetune", "reward", "rl")  # for a base from scratch
 MERGED, SCORERS = "-merged", ("reward", "judge")  # a merge computes with some texts
 LEAST_PROMPT_TOKENS = 7  # "Question: x\n\nAnswer: " with the largest vocabulary
