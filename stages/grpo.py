@@ -15,9 +15,10 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from functools import partial
 from pathlib import Path
 
+from stages.ppo import PolicyGradientMethod, train_policy
 from stages.recipe.sections.grpo import Grpo
 from stages.rl.advantages import grpo_advantages
-from stages.rl.train import Algorithm, Sources, train_policy
+from stages.rl.inputs import Inputs
 from stages.runtime.artifact import RunContext
 
 
@@ -28,12 +29,12 @@ def run(config: Grpo, out: Path, *, policy: Path, reward: Path | None = None, pa
     reward: the merged reward model, or its adapter, which then shares the policy's base; None: the rewards name none.
     pairs: their rl split has the questions. prompts: a file or folder of your own, in place of pairs.
     """
-    return train_policy(config, out, make_algorithm(config), Sources(policy, reward, pairs, prompts), context)
+    return train_policy(config, out, make_method(config), Inputs(policy, reward, pairs, prompts), context)
 
 
-def make_algorithm(config: Grpo) -> Algorithm:
+def make_method(config: Grpo) -> PolicyGradientMethod:
     """Return GRPO with the settings of its section: the KL penalty is part of the loss."""
-    return Algorithm(
+    return PolicyGradientMethod(
         "grpo",
         partial(grpo_advantages, responses_per_prompt=config.responses_per_prompt,
                 scale_rewards=config.scale_rewards),

@@ -15,9 +15,10 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from functools import partial
 from pathlib import Path
 
+from stages.ppo import PolicyGradientMethod, train_policy
 from stages.recipe.sections.rloo import Rloo
 from stages.rl.advantages import rloo_advantages
-from stages.rl.train import Algorithm, Sources, train_policy
+from stages.rl.inputs import Inputs
 from stages.runtime.artifact import RunContext
 
 
@@ -28,12 +29,12 @@ def run(config: Rloo, out: Path, *, policy: Path, reward: Path | None = None, pa
     reward: the merged reward model, or its adapter, which then shares the policy's base; None: the rewards name none.
     pairs: their rl split has the questions. prompts: a file or folder of your own, in place of pairs.
     """
-    return train_policy(config, out, make_algorithm(config), Sources(policy, reward, pairs, prompts), context)
+    return train_policy(config, out, make_method(config), Inputs(policy, reward, pairs, prompts), context)
 
 
-def make_algorithm(config: Rloo) -> Algorithm:
+def make_method(config: Rloo) -> PolicyGradientMethod:
     """Return RLOO with the settings of its section: the KL penalty is part of the reward."""
-    return Algorithm(
+    return PolicyGradientMethod(
         "rloo",
         partial(rloo_advantages, responses_per_prompt=config.responses_per_prompt,
                 normalize=config.normalize_advantages),

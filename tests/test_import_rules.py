@@ -15,7 +15,8 @@ SOURCES = sorted((ROOT / "stages").rglob("*.py"))
 PROGRAMS = ("posts", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "ppo", "dpo", "rloo", "grpo",
             "best_of_n", "expert_iteration", "ilql", "evaluate", "report", "frontier", "pool_seeds",
             "evaluate_reward", "export_reward")
-TRAINED_LIKE = {"stages.judge": {"stages.reward"}}  # the one program that is another, with other data and another seed
+# Programs that train as another one does: with other data and another seed, or by another policy gradient method.
+TRAINED_LIKE = {"stages.judge": {"stages.reward"}, "stages.rloo": {"stages.ppo"}, "stages.grpo": {"stages.ppo"}}
 TOOLS = ("inspect", "compare", "plan", "demo", "fetch_smollm2", "export_gguf")
 PROMPTS = ("stackexchange.pairs", "stackexchange.prompt")
 # Room -> rooms or modules that it may import, beside itself.
@@ -35,9 +36,8 @@ ROOMS = {
     "finetuning": ("runtime", "render", "modeling", *PROMPTS),
     "reward_modeling": ("runtime", "render", "distributed", "modeling", *PROMPTS),
     "rewards": ("recipe.user_functions", "distributed", "modeling", "generation", "reward_modeling", *PROMPTS),
-    "rl": ("recipe", "runtime", "render", "runs.origin", "distributed", "modeling", "training", "generation",
-           "reward_modeling", "rewards", "evaluation.reward_model_check", "reporting.card_metadata",
-           "stackexchange.prompt_file", *PROMPTS),
+    "rl": ("runtime", "render", "distributed", "modeling", "training", "generation", "reward_modeling", "rewards",
+           *PROMPTS),
     "preference": ("runtime", "distributed", "modeling", "training", "reward_modeling", "evaluation.pair_accuracy",
                    "evaluation.statistics", *PROMPTS),
     "rejection_sampling": ("evaluation.statistics", "runtime", "render", "distributed", "modeling", "training",
@@ -168,10 +168,9 @@ def test_only_the_demo_imports_the_chat_page_and_only_the_chat_page_imports_grad
 
 
 def test_a_room_takes_no_recipe_object():
-    """Beside the rooms that are about recipes, only the wiring that several programs share takes a section."""
-    wiring = {"stages.rl.train", "stages.rl.prompts", "stages.rl.sources"}
+    """Beside the rooms that are about recipes, only programs take a section."""
     rooms = {name for room in ("recipe", "command_line", "runs") for name in modules_in(room)}
-    for module in set(MODULES) - rooms - wiring:
+    for module in set(MODULES) - rooms:
         if room_of(module) in ROOMS:
             names = imported_modules(parse(MODULES[module]))
             assert not [name for name in names if is_below(name, "recipe.recipe", "recipe.sections")], module

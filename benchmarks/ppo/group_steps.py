@@ -11,6 +11,7 @@ from benchmarks.ppo import workload
 from stages import grpo, ppo, rloo
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import torch_setup
+from stages.ppo import PolicyGradientMethod, parameter_groups, update_settings
 from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rloo import Rloo
@@ -19,16 +20,15 @@ from stages.reward_modeling.scorer import Scorer
 from stages.rewards.kl import KlController
 from stages.rewards.shaping import RewardShaper, ShapingSettings
 from stages.rewards.sources import RewardFunction
-from stages.rl.load import load_policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
-from stages.rl.train import Algorithm, parameter_groups, update_settings
+from stages.rl.policy_loader import load_policy
 
 PACKAGES = ("torch", "transformers", "peft")
 METHODS = {"ppo_head": (ppo, partial(Ppo, value_model="head")), "ppo_model": (ppo, partial(Ppo, value_model="model")),
            "rloo": (rloo, Rloo), "grpo": (grpo, Grpo)}
 
 
-def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGradientTrainer, Algorithm]:
+def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGradientTrainer, PolicyGradientMethod]:
     """Build the trainer of a method; `responses` to a prompt, for the methods that have several."""
     program, section = METHODS[method]
     grouped = {"responses_per_prompt": responses} if program is not ppo else {}
@@ -36,7 +36,7 @@ def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGra
     config = section(precision="fp32", epochs=shape.epochs, rollout_prompts=shape.batch // per_prompt,
                      minibatch_prompts=shape.minibatch // per_prompt, microbatch_prompts=shape.minibatch // per_prompt,
                      update_kl_limit=None, kl_coefficient=workload.KL_COEFFICIENT, **grouped)
-    algorithm, lora = program.make_algorithm(config), workload.LORA
+    algorithm, lora = program.make_method(config), workload.LORA
     with tempfile.TemporaryDirectory() as folder:
         workload.language_model(shape).save_pretrained(f"{folder}/lm")
         workload.reward_model(shape).save_pretrained(f"{folder}/rm")
@@ -62,7 +62,7 @@ def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGra
 
 
 def take_step(
-    trainer: PolicyGradientTrainer, algorithm: Algorithm, prompts: list[list[int]], shape: workload.Shape,
+    trainer: PolicyGradientTrainer, algorithm: PolicyGradientMethod, prompts: list[list[int]], shape: workload.Shape,
     generator: torch.Generator
 ) -> None:
     """Take a step with `shape.batch` responses to the first of the prompts; assert that it did the whole work."""

@@ -96,7 +96,7 @@ class TrainingLoop:
     def next_prompts(self) -> list[list[int]]:
         """Return the prompts of the next iteration, one for each response: those to one prompt are together."""
         s = self.settings
-        drawn = draw_prompts(len(self.prompts), s.rollout_prompts, self.iteration, s.seed)
+        drawn = draw_prompt_indices(len(self.prompts), s.rollout_prompts, self.iteration, s.seed)
         return [self.prompts[i] for i in drawn for _ in range(s.responses_per_prompt)]
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -196,7 +196,7 @@ class TrainingLoop:
             parameter.copy_(sharding.split_like(tensors[name], parameter))
 
 
-def draw_prompts(prompts: int, batch_prompts: int, iteration: int, seed: int) -> list[int]:
+def draw_prompt_indices(prompts: int, batch_prompts: int, iteration: int, seed: int) -> list[int]:
     """Return the indices of an iteration's prompts: epochs over all `prompts`, each in a new order."""
     indices: list[int] = []
     for position in range(iteration * batch_prompts, (iteration + 1) * batch_prompts):

@@ -25,6 +25,7 @@ from stages.offline_rl.dataset import ScoredAnswer, collate_answers
 from stages.offline_rl.losses import LossSettings, token_losses, total_loss
 from stages.offline_rl.model import ILQLModel
 from stages.offline_rl.validation import measure_answers
+from stages.ppo import PolicyGradientMethod
 from stages.preference.logprobs import all_answer_logprobs, collate_rows
 from stages.preference.loss import PreferenceLoss
 from stages.preference.reference import compute_reference
@@ -42,7 +43,6 @@ from stages.rl.advantages import gae_advantages
 from stages.rl.collect_rollouts import collect_rollout
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, UpdateSettings, update_policy
-from stages.rl.train import Algorithm
 from stages.rl.trajectory import Trajectory
 from stages.training.memory import retry_with_smaller_batches
 from stages.training.trainer import TrainerSettings, train
@@ -106,19 +106,19 @@ def check_ppo() -> tuple[dict, dict]:
     return {"rows": rows, "state": trainer.state()}, weights(policy)
 
 
-def check_groups(algorithm: Algorithm) -> tuple[dict, dict]:
+def check_groups(method: PolicyGradientMethod) -> tuple[dict, dict]:
     """Train three iterations with two responses to each prompt; four processes do not have whole groups each."""
     policy = make_policy()
     policy.share_prompts = True
     scorer = Scorer(classifier(1), "fp32", share_prompts=True)
     trainer = PolicyGradientTrainer(
-        policy=policy, optimizer=torch.optim.Adam(policy.policy_parameters(), lr=3e-3), kl_in=algorithm.kl_in,
+        policy=policy, optimizer=torch.optim.Adam(policy.policy_parameters(), lr=3e-3), kl_in=method.kl_in,
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
                                    ShapingSettings()),
         kl_controller=KlController(0.1, 1.0, 20), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12),
         update_settings=replace(UPDATE, minibatch_prompts=4, value_coefficient=0.0, loss_mean="sequence"),
-        kl_estimator="k1", forward_prompts=4, estimate_advantages=algorithm.estimate_advantages)
-    prompts = [prompt for prompt in PROMPTS for _ in range(algorithm.responses_per_prompt)]
+        kl_estimator="k1", forward_prompts=4, estimate_advantages=method.estimate_advantages)
+    prompts = [prompt for prompt in PROMPTS for _ in range(method.responses_per_prompt)]
     rows = [trainer.step(prompts, lambda purpose, i=i: torch.Generator().manual_seed(i), 3e-3)[0] for i in range(3)]
     after = collect_rollout(policy, prompts, trainer.sampling, torch.Generator().manual_seed(9), 4)
     return {"rows": rows, "state": trainer.state(), "tokens": after.responses}, weights(policy)
@@ -226,8 +226,8 @@ def run_checks(own: Path) -> tuple[dict, dict]:
     """Return facts and tensors by name."""
     facts, tensors = {"sampling": check_sampling(), "updates": check_updates()}, {}
     for name, check in {"ppo": check_ppo,
-                        "rloo": partial(check_groups, rloo.make_algorithm(Rloo(responses_per_prompt=2))),
-                        "grpo": partial(check_groups, grpo.make_algorithm(Grpo(responses_per_prompt=2))),
+                        "rloo": partial(check_groups, rloo.make_method(Rloo(responses_per_prompt=2))),
+                        "grpo": partial(check_groups, grpo.make_method(Grpo(responses_per_prompt=2))),
                         "sft": partial(check_finetuning, own / "sft", "adamw"),
                         "muon": partial(check_finetuning, own / "muon", "muon"),
                         "reward": partial(check_reward, own / "reward"),

@@ -16,15 +16,14 @@ from stages.generation.sampler import sample
 from stages.modeling import lora, tokenizer
 from stages.modeling.adapters import adapter_parameters
 from stages.modeling.load import load_causal
-from stages.ppo import make_algorithm
+from stages.ppo import make_method, parameter_groups
 from stages.recipe.sections.ppo import Ppo
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
-from stages.rl.load import load_policy, load_scorers
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
-from stages.rl.train import parameter_groups
+from stages.rl.policy_loader import load_policy, load_scorers
 from stages.rl.trajectory import score_rollout
 from stages.runtime import artifact, files
 from stages.training.memory_estimate import distinct_bytes, iter_tensors
@@ -250,13 +249,13 @@ def test_a_value_model_needs_a_whole_reward_model(base, reward):
 def test_the_critic_has_a_learning_rate_of_its_own(base, merged):
     policy = load(base, merged, value_model="model")
     config = Ppo(precision="fp32", tune="lora", value_model="model", learning_rate=1e-3, critic_learning_rate=5e-4)
-    own, critic = parameter_groups(config, make_algorithm(config), policy)
+    own, critic = parameter_groups(config, make_method(config), policy)
     assert {id(p) for p in critic["params"]} == {id(p) for p in policy.critic_parameters()}
     assert len(own["params"]) + len(critic["params"]) == len(policy.trainable_parameters())
     assert critic["learning_rate_ratio"] == 0.5
     policy = load(base, merged)
     config = Ppo(precision="fp32")
-    assert len(parameter_groups(config, make_algorithm(config), policy)) == len(policy.trainable_parameters())
+    assert len(parameter_groups(config, make_method(config), policy)) == len(policy.trainable_parameters())
 
 
 # All roles together

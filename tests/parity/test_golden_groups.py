@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from stages import grpo, rloo
+from stages.ppo import update_settings
 from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.rloo import Rloo
 from stages.rewards.kl import kl_penalised_rewards
 from stages.rl.policy_gradient_trainer import MinibatchSize, UpdateSettings, policy_gradient_loss
-from stages.rl.train import update_settings
 from stages.rl.trajectory import Trajectory
 from tests.parity.golden.support import FOLDER, GivenPolicy, rows_of, same
 
@@ -33,16 +33,16 @@ def compute(case: str, number: int) -> tuple[dict[str, torch.Tensor], torch.Tens
     x = {name: torch.tensor(value, dtype=torch.float64) for name, value in
          GOLDEN["values"][case]["passes"][number].items()}
     config = SECTIONS[case]
-    algorithm = (rloo if isinstance(config, Rloo) else grpo).make_algorithm(config)
-    in_loss = algorithm.kl_in == "loss"
+    method = (rloo if isinstance(config, Rloo) else grpo).make_method(config)
+    in_loss = method.kl_in == "loss"
     token_rewards = kl_penalised_rewards(
         x["rewards"], x["old"], x["ref"], x["mask"], 0.0 if in_loss else config.kl_coefficient)
     zeros = torch.zeros_like(x["mask"])
-    advantages, returns = algorithm.estimate_advantages(token_rewards, zeros, x["mask"])
+    advantages, returns = method.estimate_advantages(token_rewards, zeros, x["mask"])
     trajectory = Trajectory(logprobs=x["old"], ref_logprobs=x["ref"], values=zeros, mask=x["mask"],
                             advantages=advantages, returns=returns, **rows_of(x["mask"]))
     policy = GivenPolicy(x["new"], zeros, x["mask"])
-    settings = UpdateSettings(**vars(update_settings(config, algorithm)) | {
+    settings = UpdateSettings(**vars(update_settings(config, method)) | {
         "clip_range": GOLDEN["clip_range"], "kl_loss_coefficient": config.kl_coefficient if in_loss else 0.0})
     rows = len(x["mask"])
     # In two microbatches, as shares of one mean.

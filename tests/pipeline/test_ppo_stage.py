@@ -10,9 +10,8 @@ from stages.recipe.sections.models import Lora
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
 from stages.recipe.selection import select_settings
-from stages.rl.prompts import load_prompts
-from stages.rl.train import Sources, build_trainer
-from stages.rl.training_loop import LoopSettings, draw_prompts, scheduled_learning_rate
+from stages.rl.inputs import Inputs
+from stages.rl.training_loop import LoopSettings, draw_prompt_indices, scheduled_learning_rate
 from stages.stackexchange.prompt import prompt_ids
 from tests.helpers import tiny_models
 
@@ -20,6 +19,10 @@ from tests.helpers import tiny_models
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     return tiny_models.save_pairs(tmp_path_factory.mktemp("ppo") / "pairs", questions_per_split=40)
+
+
+def load_prompts(config: Ppo, tok, pairs) -> tuple:
+    return ppo.load_training_prompts(config, tok, Inputs(pairs, pairs=pairs), "ppo")
 
 
 def test_prompts_are_unique_questions_split_without_overlap(pairs):
@@ -50,7 +53,7 @@ def test_too_few_prompts_are_refused_in_one_line(pairs):
 
 
 def test_every_prompt_is_used_once_per_pass_in_a_new_order():
-    drawn = [index for iteration in range(3) for index in draw_prompts(12, 8, iteration, seed=0)]
+    drawn = [index for iteration in range(3) for index in draw_prompt_indices(12, 8, iteration, seed=0)]
     assert sorted(drawn[:12]) == sorted(drawn[12:]) == list(range(12)) and drawn[:12] != drawn[12:]
 
 
@@ -85,6 +88,6 @@ def test_stop_ids_come_from_the_tokenizer_or_the_recipe(tmp_path, pairs):
     tok = tiny_models.tokenizer()
     small = {"lora": Lora(r=2, dropout=0.0), "precision": "fp32", "rewards": (RewardSource("response_tokens"),)}
     for stop_ids, expected in ((None, (tok.eos_token_id,)), ((5, 7), (5, 7)), ((), ())):
-        config, sources = Ppo(stop_ids=stop_ids, **small), Sources(base, tmp_path / "none", pairs)
-        trainer, _ = build_trainer(config, ppo.make_algorithm(config), tok, sources)
+        config, sources = Ppo(stop_ids=stop_ids, **small), Inputs(base, tmp_path / "none", pairs)
+        trainer, _ = ppo.build_trainer(config, ppo.make_method(config), tok, sources)
         assert tuple(trainer.sampling.stop_ids) == expected

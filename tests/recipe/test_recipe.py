@@ -185,7 +185,7 @@ def test_a_resolved_recipe_loads_as_itself(tmp_path):
 
 
 def wired_modules(module) -> list:
-    """List a program, and what it imports of the modules that take a section of the recipe (stages/rl/train.py).
+    """List a program, and what it imports of the modules that take a section of the recipe (stages/ppo.py).
 
     The modules that declare sections do not count.
     """

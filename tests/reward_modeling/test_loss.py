@@ -29,7 +29,7 @@ from stages.reward_modeling.loss import PairwiseLoss, pairwise_losses
 from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer, combine_scores
 from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, member_folders
-from stages.rl.train import Sources, build_trainer
+from stages.rl.inputs import Inputs
 from tests.helpers import tiny_models
 
 BETTER, WORSE, GAPS = [0.3, -2.0, 1.5], [0.1, -1.0, 4.0], [1, 3, 2]
@@ -229,8 +229,8 @@ PPO = Ppo(lora=Lora(r=2, dropout=0.0), precision="fp32", iterations=1, rollout_p
 
 
 def build(config: Ppo, tok, inputs: dict[str, Path], reward: Path):
-    sources = Sources(inputs["base"], reward, inputs["pairs"])
-    return build_trainer(config, ppo.make_algorithm(config), tok, sources)
+    sources = Inputs(inputs["base"], reward, inputs["pairs"])
+    return ppo.build_trainer(config, ppo.make_method(config), tok, sources)
 
 
 @pytest.mark.parametrize("served_as", ["merged", "adapter"])

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from stages import grpo, merge, rloo
+from stages import grpo, merge, ppo, rloo
 from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.rewards import RewardSource
 from stages.recipe.sections.rloo import Rloo
-from stages.rl import train
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
 from tests.helpers import tiny_models
 
@@ -79,7 +78,7 @@ def test_a_reward_model_that_cannot_judge_is_refused_by_the_section_of_the_progr
     numbers = {"mean": 0.46, "low": 0.44, "high": 0.48}
     weak = {"pairs": 100, "accuracy": numbers, "baselines": {}, "best_cheap_baseline": "", "above_best_cheap_baseline":
             numbers}
-    monkeypatch.setattr(train.checked_models, "load_held_out_accuracies", lambda *_: {inputs["reward"]: weak})
+    monkeypatch.setattr(ppo.checked_models, "load_held_out_accuracies", lambda *_: {inputs["reward"]: weak})
     with pytest.raises(ValueError, match=rf"no better than chance.* set {name}\.require_reward to none"):
         module.run(replace(config, require_reward="chance"), tmp_path, **inputs)
     assert not list(tmp_path.iterdir())

@@ -17,8 +17,7 @@ from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
 from stages.recipe.sections.rloo import Rloo
-from stages.rl.prompts import load_prompts
-from stages.rl.sources import Sources, check_sources
+from stages.rl.inputs import Inputs
 from stages.stackexchange.prompt import encode_prompt, parse_question, prompt_ids
 from stages.stackexchange.prompt_file import hold_out_prompts, read_own_prompts
 from tests.helpers import tiny_models
@@ -135,7 +134,7 @@ def test_held_out_prompts_are_never_trained_on(prompts):
     for name, (_, section) in PROGRAMS.items():
         for seed in (0, 1):
             config = section(seed=seed, evaluation_prompts=3)
-            training, validation, _ = load_prompts(config, tok, None, name, own=prompts)
+            training, validation, _ = ppo.load_training_prompts(config, tok, Inputs(prompts, prompts=prompts), name)
             texts = {parse_question(tok, ids) for ids in (*training, *validation)}
             drawn = OwnEvaluationPrompts(
                 prompts, tok, column=None, template="question", held_out=3, training_seed=seed, prompts=9,
@@ -165,42 +164,42 @@ def test_too_long_prompts_are_counted(prompts):
     tok = tiny_models.tokenizer()
     lengths = sorted(len(prompt_ids(tok, text)) for text in PROMPTS)
     config = Ppo(max_prompt_tokens=lengths[9])
-    training, validation, too_long = load_prompts(config, tok, None, own=prompts)
+    training, validation, too_long = ppo.load_training_prompts(config, tok, Inputs(prompts, prompts=prompts), "ppo")
     trained_on, _ = hold_out_prompts(PROMPTS, config.evaluation_prompts, config.seed)
     fitting = [text for text in trained_on if len(prompt_ids(tok, text)) <= lengths[9]]
     assert len(trained_on) == 15 and len(training) + len(validation) == len(fitting) == 15 - too_long
     with pytest.raises(ValueError, match=r"has 0 prompts of at most 3 tokens \(15 are longer\): rloo needs at least 4"):
-        load_prompts(Ppo(max_prompt_tokens=3), tok, None, "rloo", own=prompts)
+        ppo.load_training_prompts(Ppo(max_prompt_tokens=3), tok, Inputs(prompts, prompts=prompts), "rloo")
 
 
 def test_what_is_missing_or_given_twice_is_refused_in_a_line(base, prompts, tmp_path):
     own, model = Ppo(**COMMON), tmp_path / "reward"
     lexical = replace(own, rewards=(RewardSource("lexical"),))
     cases = [
-        (own, "head", Sources(base), "by one of --pairs FOLDER"),
-        (own, "head", Sources(base, pairs=tmp_path, prompts=prompts), "not both"),
-        (Ppo(), "head", Sources(base, prompts=prompts), "names 'model', and no reward model is given"),
-        (lexical, "head", Sources(base, prompts=prompts), "'lexical', which learns from pairs"),
-        (own, "model", Sources(base, prompts=prompts), "value_model to 'head'"),
-        (own, "adapter", Sources(base, prompts=prompts), "value_model to 'head'"),
-        (replace(own, prompt_template="none"), "head", Sources(base, model, tmp_path), "no effect with --pairs"),
-        (replace(own, prompt_column="x"), "head", Sources(base, model, tmp_path), "no effect with --pairs"),
-        (replace(own, evaluation_prompts=9), "head", Sources(base, model, tmp_path), "no effect with --pairs"),
-        (Ppo(prompt_template="chat"), "head", Sources(base, model, prompts=prompts), "trained on prompts of"),
-        (own, "head", Sources(tmp_path, prompts=prompts), "cannot be loaded as a causal language model")]
+        (own, "head", Inputs(base), "by one of --pairs FOLDER"),
+        (own, "head", Inputs(base, pairs=tmp_path, prompts=prompts), "not both"),
+        (Ppo(), "head", Inputs(base, prompts=prompts), "names 'model', and no reward model is given"),
+        (lexical, "head", Inputs(base, prompts=prompts), "'lexical', which learns from pairs"),
+        (own, "model", Inputs(base, prompts=prompts), "value_model to 'head'"),
+        (own, "adapter", Inputs(base, prompts=prompts), "value_model to 'head'"),
+        (replace(own, prompt_template="none"), "head", Inputs(base, model, tmp_path), "no effect with --pairs"),
+        (replace(own, prompt_column="x"), "head", Inputs(base, model, tmp_path), "no effect with --pairs"),
+        (replace(own, evaluation_prompts=9), "head", Inputs(base, model, tmp_path), "no effect with --pairs"),
+        (Ppo(prompt_template="chat"), "head", Inputs(base, model, prompts=prompts), "trained on prompts of"),
+        (own, "head", Inputs(tmp_path, prompts=prompts), "cannot be loaded as a causal language model")]
     for config, value_model, sources, message in cases:
         with pytest.raises(ValueError, match=message) as error:
-            check_sources(config, value_model, sources)
+            ppo.check_given(config, value_model, sources)
         assert "\n" not in str(error.value)
-    check_sources(own, "head", Sources(base, prompts=prompts))
-    check_sources(Ppo(), "model", Sources(base, model, tmp_path))
+    ppo.check_given(own, "head", Inputs(base, prompts=prompts))
+    ppo.check_given(Ppo(), "model", Inputs(base, model, tmp_path))
 
 
 def test_an_encoder_is_refused(prompts, tmp_path):
     BertForMaskedLM(BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
                                intermediate_size=8)).save_pretrained(tmp_path / "bert")
     with pytest.raises(ValueError, match="BertForMaskedLM, which is no causal language model"):
-        check_sources(Ppo(**COMMON), "head", Sources(tmp_path / "bert", prompts=prompts))
+        ppo.check_given(Ppo(**COMMON), "head", Inputs(tmp_path / "bert", prompts=prompts))
 
 
 def test_an_artifact_is_no_file_of_prompts(base, tmp_path):

@@ -18,7 +18,6 @@ from stages.reward_modeling.scoring_file import Scoring
 from stages.rewards.kl import KlController
 from stages.rewards.shaping import ShapedRewards
 from stages.rl import policy_gradient_trainer
-from stages.rl import train as rl_train
 from stages.rl.advantages import gae_advantages
 from stages.rl.checks.memory_plan import longest_rollout, plan_memory
 from stages.rl.collect_rollouts import collect_rollout
@@ -219,14 +218,14 @@ def test_the_scale_of_the_start_centres_the_answers_before_training_and_weighs_t
 @pytest.mark.parametrize("score_length", [True, False])
 def test_the_term_for_length_is_left_out_of_the_reward_after_the_check(score_length, monkeypatch):
     scorer, checked = SimpleNamespace(scoring=Scoring("mean", length_weight=0.5)), []
-    monkeypatch.setattr(rl_train, "load_shared_tokenizer", lambda *folders: None)
-    monkeypatch.setattr(rl_train, "load_scorers", lambda *rest: [scorer])
-    monkeypatch.setattr(rl_train.checked_models, "reward_artifact", lambda source, folder: folder)
-    monkeypatch.setattr(rl_train.checked_models, "check_scorers", lambda scorers, *rest, **more: (
+    monkeypatch.setattr(ppo, "load_shared_tokenizer", lambda *folders: None)
+    monkeypatch.setattr(ppo, "load_scorers", lambda *rest: [scorer])
+    monkeypatch.setattr(ppo.checked_models, "reward_artifact", lambda source, folder: folder)
+    monkeypatch.setattr(ppo.checked_models, "check_scorers", lambda scorers, *rest, **more: (
         checked.append(scorer.scoring.length_weight), scorers)[1])
     config = Ppo(score_length=score_length, reward_scaling="start")
     sources = SimpleNamespace(policy=None, reward=None)
-    (loaded,) = rl_train.load_checked_models(config, SimpleNamespace(say=None), None, sources, "model")
+    (loaded,) = ppo.load_checked_models(config, SimpleNamespace(say=None), None, sources, "model")
     assert checked == [0.5] and loaded.scoring == Scoring("mean", length_weight=0.5 if score_length else 0.0)
 
 
