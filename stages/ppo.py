@@ -245,9 +245,8 @@ def parameter_groups(config: PolicyGradient, method: PolicyGradientMethod, polic
     rate = method.critic_learning_rate
     if method.value_model in (None, "head") and rate is None:
         return list(policy.trainable_parameters().values())
-    ratio = 1.0 if rate is None else rate / config.learning_rate
     return [{"params": policy.policy_parameters()},
-            {"params": policy.critic_parameters(), "learning_rate_ratio": ratio}]
+            {"params": policy.critic_parameters(), "lr": config.learning_rate if rate is None else rate}]
 
 
 def load_checked_models(

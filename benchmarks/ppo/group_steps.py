@@ -15,6 +15,7 @@ from stages.ppo import PolicyGradientMethod, parameter_groups, update_settings
 from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rloo import Rloo
+from stages.recipe.selection import select_settings
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.kl import KlController
@@ -35,7 +36,8 @@ def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGra
     per_prompt = grouped.get("responses_per_prompt", 1)
     config = section(precision="fp32", epochs=shape.epochs, rollout_prompts=shape.batch // per_prompt,
                      minibatch_prompts=shape.minibatch // per_prompt, microbatch_prompts=shape.minibatch // per_prompt,
-                     update_kl_limit=None, kl_coefficient=workload.KL_COEFFICIENT, **grouped)
+                     update_kl_limit=None, kl_coefficient=workload.KL_COEFFICIENT, missing_eos_penalty=0.0,
+                     learning_rate=workload.LEARNING_RATE, **grouped)
     algorithm, lora = program.make_method(config), workload.LORA
     with tempfile.TemporaryDirectory() as folder:
         workload.language_model(shape).save_pretrained(f"{folder}/lm")
@@ -49,14 +51,14 @@ def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGra
         scorer = Scorer(load_classifier(f"{folder}/rm", "fp32", cpu_kernels="auto"), "fp32",
                         share_prompts=policy.share_prompts)
     optimizer = torch.optim.Adam([
-        {key: value for key, value in part.items() if key != "learning_rate_ratio"} if isinstance(part, dict)
-        else {"params": [part]} for part in parameter_groups(config, algorithm, policy)], lr=workload.LEARNING_RATE)
+        part if isinstance(part, dict) else {"params": [part]} for part in parameter_groups(config, algorithm, policy)],
+        lr=workload.LEARNING_RATE)
     return PolicyGradientTrainer(
         policy=policy, optimizer=optimizer, estimate_advantages=algorithm.estimate_advantages, kl_in=algorithm.kl_in,
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
-                                   ShapingSettings()),
+                                   ShapingSettings(**select_settings(ShapingSettings, config))),
         kl_controller=KlController(workload.KL_COEFFICIENT, None, 10_000),
-        sampling=SamplingParams(1.0, (workload.NO_EOS,), "until_stop", 1, shape.response),
+        sampling=SamplingParams(1.0, (workload.NO_EOS,), "until_stop", 1, shape.response, 0, 1.0),
         update_settings=update_settings(config, algorithm), kl_estimator=algorithm.kl_estimator,
         forward_prompts=shape.minibatch, reuse_rollout_logprobs=True), algorithm
 
@@ -68,7 +70,7 @@ def take_step(
     """Take a step with `shape.batch` responses to the first of the prompts; assert that it did the whole work."""
     rows = [prompt for prompt in prompts[:shape.batch // algorithm.responses_per_prompt]
             for _ in range(algorithm.responses_per_prompt)]
-    row, timing = trainer.step(rows, lambda purpose: generator, workload.LEARNING_RATE)
+    row, timing = trainer.step(rows, lambda purpose: generator)
     assert timing["tokens"] == shape.batch * shape.response
     assert row["minibatches"] == shape.epochs * shape.batch // shape.minibatch
 

@@ -24,6 +24,8 @@ from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
 from stages.preference.logprobs import ReferencedExample, all_answer_logprobs
 from stages.preference.loss import PreferenceLoss
+from stages.recipe.sections.reward import Reward
+from stages.recipe.selection import select_settings
 from stages.reward_modeling.dataset import Example, build_examples, collate_examples
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss
@@ -40,7 +42,8 @@ def train_reward(work: Work, meter: Meter, batching: str):
     rows = read_pairs(Path(work.folder), "reward")
     data, _ = build_examples(rows, tokenizer, max_length_tokens=work.length, by_question=batching == "question",
                              max_pairs=10 ** 9)
-    model, loss_fn, scoring = _load_with_lora(work, load_classifier, scorer=True), PairwiseLoss(), Scoring()
+    model, scoring = _load_with_lora(work, load_classifier, scorer=True), Scoring()
+    loss_fn = PairwiseLoss(**select_settings(PairwiseLoss, Reward()))
 
     def loss(items: list[Example]) -> torch.Tensor:
         pairs = [(item.prompt, item.answers[index]) for item in items for pair in item.pairs for index in pair]
@@ -59,7 +62,7 @@ def train_dpo(work: Work, meter: Meter):
     tokenizer = load_tokenizer(work.path(MODEL))
     data, _ = build_examples(read_pairs(Path(work.folder), "reward"), tokenizer, max_length_tokens=work.length,
                              by_question=False, max_pairs=10 ** 9)
-    model, loss_fn, references = _load_with_lora(work, load_causal), PreferenceLoss(beta=work.beta), {}
+    model, loss_fn, references = _load_with_lora(work, load_causal), PreferenceLoss("sigmoid", work.beta, 0.0), {}
 
     def compute_references() -> None:
         model.eval()

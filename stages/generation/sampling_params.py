@@ -23,8 +23,8 @@ class SamplingParams:
     response_length: Literal["until_stop", "sampled", "fixed"]
     min_response_tokens: int
     max_response_tokens: int
-    top_k: int = 0
-    top_p: float = 1.0
+    top_k: int
+    top_p: float
 
 
 def cut_at_stop(rollout: Rollout, stop_ids: Sequence[int]) -> Rollout:

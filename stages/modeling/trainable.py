@@ -23,8 +23,8 @@ class TrainableSettings:
     precision: str
     cpu_kernels: str
     seed: int
-    sharding: str = "none"
-    train_new_tokens: bool = False
+    sharding: str
+    train_new_tokens: bool
 
 
 def load_trainable_causal(

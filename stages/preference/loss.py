@@ -20,9 +20,9 @@ LossName = Literal["sigmoid", "ipo"]
 class PreferenceLoss:
     """Settings of the loss, named and explained as in the recipe's section dpo."""
 
-    loss: LossName = "sigmoid"
-    beta: float = 0.1
-    label_smoothing: float = 0.0
+    loss: LossName
+    beta: float
+    label_smoothing: float
 
     def summed_loss(self, model, rows: list[ReferencedExample], precision: str) -> torch.Tensor:
         """Sum the losses of all pairs, fp32. Each question and each answer is computed once."""

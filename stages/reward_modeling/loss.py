@@ -16,10 +16,10 @@ from stages.reward_modeling.scoring_file import Scoring
 class PairwiseLoss:
     """Settings of the loss, named and explained as in the recipe's section reward."""
 
-    margin_per_score: float = 0.0
-    label_smoothing: float = 0.0
-    centring_weight: float = 0.0
-    language_model_weight: float = 0.0
+    margin_per_score: float
+    label_smoothing: float
+    centring_weight: float
+    language_model_weight: float
 
     def summed_loss(self, model, items: list[Example], scoring: Scoring, precision: str) -> torch.Tensor:
         """Sum the losses of all pairs, fp32. Each question and each answer is computed once."""

@@ -34,10 +34,10 @@ ESTIMATORS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3, "absolute": kl_absolute}
 
 
 def kl_penalised_rewards(
-    rewards: torch.Tensor, logprobs: torch.Tensor, ref_logprobs: torch.Tensor, mask: torch.Tensor, beta: float,
-    kl_estimator: str = "k1",
+    rewards: torch.Tensor, logprobs: torch.Tensor, ref_logprobs: torch.Tensor, mask: torch.Tensor,
+    kl_coefficient: float, kl_estimator: str = "k1",
 ) -> torch.Tensor:
-    """Compute token rewards [B, R] without gradient: -beta KL_t, plus the response's reward [B] at its last token.
+    """Compute token rewards [B, R] without gradient: the weighted KL, negative, plus the reward [B] at the last token.
 
     InstructGPT (arXiv 2203.02155), eq. 2. logprobs, ref_logprobs, mask: [B, R]. kl_estimator: a key of ESTIMATORS.
 
@@ -45,45 +45,47 @@ def kl_penalised_rewards(
     as a number, also pulls the reference's probability mass in (trl#3240).
     """
     kl = ESTIMATORS[kl_estimator](logprobs.detach(), ref_logprobs.detach())
-    token_rewards = torch.where(mask.bool(), -beta * kl, 0.0)
+    token_rewards = torch.where(mask.bool(), -kl_coefficient * kl, 0.0)
     last = mask.sum(-1).long() - 1
     token_rewards[torch.arange(len(rewards)), last] += rewards
     return token_rewards
 
 
-def adapt_beta(beta: float, kl: float, target: float, horizon: int, responses: int) -> float:
-    """Compute beta after a batch of `responses` with mean KL `kl`, in nats per response (arXiv 1909.08593, 2.2)."""
+def adapt_kl_coefficient(kl_coefficient: float, kl: float, target: float, horizon: int, responses: int) -> float:
+    """Adapt the coefficient to a batch of `responses` with mean KL `kl`, in nats per response (arXiv 1909.08593, 2.2).
+    """
     error = min(max(kl / target - 1, -0.2), 0.2)
-    return beta * (1 + error * responses / horizon)
+    return kl_coefficient * (1 + error * responses / horizon)
 
 
 class KlController:
-    """The KL coefficient beta: fixed, or adapted so that the KL per response reaches a target.
+    """The KL coefficient (beta in the history): fixed, or adapted so that the KL per response reaches a target.
 
-    target_nats: KL per response; None keeps beta fixed. horizon_responses: time constant; an update multiplies beta by
+    target_nats: KL per response; None keeps it fixed. horizon_responses: time constant; an update multiplies it by
     1 +- 0.2 * responses / horizon at most (arXiv 1909.08593, section 2.2). Raises ValueError unless both are above 0.
     """
 
-    def __init__(self, coefficient: float, target_nats: float | None, horizon_responses: int):
+    def __init__(self, kl_coefficient: float, target_nats: float | None, horizon_responses: int):
         if target_nats is not None and not (target_nats > 0 and horizon_responses > 0):
             raise ValueError(
                 f"kl_target_nats and kl_horizon_responses must be above 0, not {target_nats} and {horizon_responses}; "
                 f"a target of null keeps kl_coefficient fixed"
             )
-        self.beta, self.target_nats, self.horizon_responses = coefficient, target_nats, horizon_responses
+        self.kl_coefficient, self.target_nats, self.horizon_responses = kl_coefficient, target_nats, horizon_responses
 
     def update(self, kl: float, responses: int) -> None:
-        """Adapt beta to a batch of `responses` with mean KL `kl`, nats per response; raise ValueError if it is NaN."""
+        """Adapt to a batch of `responses` with mean KL `kl`, nats per response; raise ValueError if it is NaN."""
         if kl != kl:
             raise ValueError("KL is NaN for this batch, and would make beta NaN for good: inspect the rollout's "
                              "log-probabilities")
         if self.target_nats is not None:
-            self.beta = adapt_beta(self.beta, kl, self.target_nats, self.horizon_responses, responses)
+            self.kl_coefficient = adapt_kl_coefficient(
+                self.kl_coefficient, kl, self.target_nats, self.horizon_responses, responses)
 
     def state(self) -> dict[str, float]:
         """Return the state for a checkpoint, as JSON numbers."""
-        return {"beta": self.beta}
+        return {"beta": self.kl_coefficient}
 
     def restore(self, state: dict[str, float]) -> None:
         """Continue from a `state()`."""
-        self.beta = state["beta"]
+        self.kl_coefficient = state["beta"]

@@ -17,16 +17,16 @@ MIN_STD = 1e-6  # scores with a smaller standard deviation are equal, and are no
 class ShapingSettings:
     """Settings of the reward, applied in this order; named and explained as in the recipe's section ppo."""
 
-    reward_combine: Combine = "mean"
-    spread_penalty: float = 0.0
-    reward_baseline: float = 0.0
-    reward_scaling: Literal["none", "model", "running", "start"] = "none"
-    reward_clip: float | None = None
-    missing_eos: Literal["reduce", "replace"] = "reduce"
-    missing_eos_penalty: float = 0.0
-    short_response_tokens: int = 0
-    short_response_penalty: float = 0.0
-    prompt_template: Template = "question"
+    reward_combine: Combine
+    spread_penalty: float
+    reward_baseline: float
+    reward_scaling: Literal["none", "model", "running", "start"]
+    reward_clip: float | None
+    missing_eos: Literal["reduce", "replace"]
+    missing_eos_penalty: float
+    short_response_tokens: int
+    short_response_penalty: float
+    prompt_template: Template
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,43 @@ class ShapedRewards:
         return {**means, "reward_scale": self.scale}
 
 
-class RewardShaper:
-    """Compute rewards: weighted sum of the parts, minus a baseline, divided by a scale, clipped, penalised.
+class RewardSum:
+    """Compute the weighted sum of the parts. The sources of one part (several reward models) are combined first.
 
-    The sources of one part (several reward models) are combined first. tokenizer: the policy's, for sources of text.
+    tokenizer: the policy's, for sources of text. combine, spread_penalty: of several reward models. template: of the
+    prompts.
     """
 
-    def __init__(self, sources: list[RewardFunction], tokenizer, settings: ShapingSettings):
-        self.sources, self.tokenizer, self.settings = sources, tokenizer, settings
+    def __init__(self, sources: list[RewardFunction], tokenizer, *, combine: Combine, spread_penalty: float,
+                 template: Template):
+        self.sources, self.tokenizer, self.template = sources, tokenizer, template
+        self.combine, self.spread_penalty = combine, spread_penalty
         self.weights = _part_weights(sources)
+
+    def __call__(self, prompts: list, responses: list) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Compute the weighted sum of the parts [B], and the unweighted scores [B] of each, of token ids."""
+        parts = self._parts(prompts, responses)
+        return sum(weight * parts[part] for part, weight in self.weights.items()), parts
+
+    def _parts(self, prompts: list, responses: list) -> dict[str, torch.Tensor]:
+        inputs = {"ids": (prompts, responses)}
+        if any(source.reads == "text" for source in self.sources):
+            questions = [parse_question(self.tokenizer, prompt, self.template) for prompt in prompts]
+            inputs["text"] = (questions, self.tokenizer.batch_decode(
+                responses, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        scores: dict[str, list[torch.Tensor]] = {part: [] for part in self.weights}
+        for source in self.sources:
+            scores[source.part].append(source(*inputs[source.reads]))
+        return {part: combine_scores(several, self.combine, self.spread_penalty) for part, several in scores.items()}
+
+
+class RewardShaper:
+    """Compute rewards: the sum of the sources, minus a baseline, divided by a scale, clipped, penalised."""
+
+    def __init__(self, sources: list[RewardFunction], tokenizer, settings: ShapingSettings):
+        self.settings = settings
+        self.sum_parts = RewardSum(sources, tokenizer, combine=settings.reward_combine,
+                                   spread_penalty=settings.spread_penalty, template=settings.prompt_template)
         self.running = RunningMoments()  # of all rollouts or, if reward_scaling is 'start', of the first answers
         self.model_std = _model_std(sources) if settings.reward_scaling == "model" else None
 
@@ -83,24 +111,6 @@ class RewardShaper:
     def restore(self, state: dict[str, float]) -> None:
         """Continue from `state`."""
         self.running.restore(state)
-
-    def sum_parts(self, prompts: list, responses: list) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Compute the weighted sum of the parts [B], and the unweighted scores [B] of each, of token ids."""
-        parts = self._parts(prompts, responses)
-        return sum(weight * parts[part] for part, weight in self.weights.items()), parts
-
-    def _parts(self, prompts: list, responses: list) -> dict[str, torch.Tensor]:
-        inputs = {"ids": (prompts, responses)}
-        if any(source.reads == "text" for source in self.sources):
-            questions = [parse_question(self.tokenizer, prompt, self.settings.prompt_template)
-                         for prompt in prompts]
-            inputs["text"] = (questions, self.tokenizer.batch_decode(
-                responses, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        scores: dict[str, list[torch.Tensor]] = {part: [] for part in self.weights}
-        for source in self.sources:
-            scores[source.part].append(source(*inputs[source.reads]))
-        return {part: combine_scores(several, self.settings.reward_combine, self.settings.spread_penalty)
-                for part, several in scores.items()}
 
     def _scale(self) -> float:
         std = {"none": None, "model": self.model_std}.get(self.settings.reward_scaling, self.running.std())

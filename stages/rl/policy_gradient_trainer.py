@@ -40,7 +40,7 @@ from stages.rl.policy import Policy
 from stages.rl.sampler_correction import minibatch_weights, sampler_metrics
 from stages.rl.trajectory import Trajectory, score_rollout, select_allowed_token_ids
 from stages.training.memory import retry_with_smaller_batches
-from stages.training.optimizers import clip_gradient_norm
+from stages.training.optimizers import clip_gradient_norm, scale_learning_rates
 
 STATISTICS = ("policy_loss", "value_loss", "ratio", "clip_fraction", "update_kl")
 CRITIC_METRICS = ("value_loss", "explained_variance")
@@ -51,8 +51,8 @@ class UpdateSettings:
     """Settings of the update, named as in the recipe's sections; a minibatch's size is in rows.
 
     ratio_level: whose probability ratio is clipped, a token's or a response's. loss_mean: mean over all tokens, or over
-    responses of the mean over their tokens. kl_loss_coefficient: of the KL to the reference (k3) in the loss.
-    kl_importance_weight: multiply that KL by the ratio, so that its gradient is the KL's (arXiv 2512.02556).
+    responses of the mean over their tokens. kl_importance_weight: multiply the KL in the loss by the ratio, so that its
+    gradient is the KL's (arXiv 2512.02556).
     responses_per_prompt: that are neighbours in a rollout. They are in one minibatch, which computes their prompt once.
     max_sampler_ratio: largest weight of sampler_correction.py; None: no weights.
     """
@@ -64,14 +64,13 @@ class UpdateSettings:
     max_gradient_norm: float | None
     max_ratio: float
     update_kl_limit: float | None
-    value_clip_range: float | None = None
-    value_coefficient: float = 0.0
-    ratio_level: RatioLevel = "token"
-    loss_mean: LossMean = "token"
-    kl_loss_coefficient: float = 0.0
-    kl_importance_weight: bool = False
-    responses_per_prompt: int = 1
-    max_sampler_ratio: float | None = None
+    value_clip_range: float | None
+    value_coefficient: float
+    ratio_level: RatioLevel
+    loss_mean: LossMean
+    kl_importance_weight: bool
+    responses_per_prompt: int
+    max_sampler_ratio: float | None
 
 
 class MinibatchSize(NamedTuple):
@@ -103,16 +102,17 @@ class PolicyGradientTrainer:
     reuse_rollout_logprobs: bool = False
 
     def step(
-        self, prompts: list[list[int]], generators: Callable[[str], torch.Generator], learning_rate: float,
-        critic_only: bool = False,
+        self, prompts: list[list[int]], generators: Callable[[str], torch.Generator],
+        learning_rate_factor: float = 1.0, critic_only: bool = False,
     ) -> tuple[dict, dict]:
         """Run one iteration on a batch of prompts; return the rows of the history and of the timing.
 
         prompts: a prompt with several responses is there several times, one after the other.
-        generators: maps 'sampling' and 'minibatches' to this iteration's generators. critic_only: train only the value
-        function.
+        generators: maps 'sampling' and 'minibatches' to this iteration's generators. learning_rate_factor: by which the
+        schedule multiplies the optimizer's learning rates. critic_only: train only the value function.
         """
-        timer, beta = PhaseTimer(), self.kl_controller.beta
+        timer, kl_coefficient = PhaseTimer(), self.kl_controller.kl_coefficient
+        in_reward = self.kl_in == "reward"
 
         # 1. Collect: sample a response to each prompt.
         with timer.phase("rollout"):
@@ -124,23 +124,25 @@ class PolicyGradientTrainer:
         with timer.phase("experience"):
             scores = score_rollout(self.policy, rollout, self.forward_prompts, self.reuse_rollout_logprobs)
 
-            # 3. Penalise: -beta KL at each token, plus the response's reward at its last token [B, R].
+            # 3. Penalise: -kl_coefficient KL at each token, plus the response's reward at its last token [B, R].
             token_rewards = kl_penalised_rewards(
                 shaped.rewards.to(scores.logprobs), scores.logprobs, scores.ref_logprobs, scores.mask,
-                beta if self.kl_in == "reward" else 0.0, self.kl_estimator)
+                kl_coefficient if in_reward else 0.0, self.kl_estimator)
 
             # 4. Estimate advantages and returns [B, R].
             advantages, returns = self.estimate_advantages(token_rewards, scores.values, scores.mask)
             trajectory = Trajectory.from_scores(rollout, scores, advantages, returns, self.reuse_rollout_logprobs)
 
-        # 5. Update policy and critic, if there is one: epochs of minibatch steps on the clipped losses. Adapt beta.
+        # 5. Update policy and critic, if there is one: epochs of minibatch steps on the clipped losses. Adapt the KL's
+        # coefficient.
         with timer.phase("update"), self.policy.critic_only() if critic_only else nullcontext():
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate * group.get("learning_rate_ratio", 1.0)
-            settings = replace(self.update_settings, kl_loss_coefficient=beta if self.kl_in == "loss" else 0.0)
-            statistics = update_policy(self.policy, self.optimizer, trajectory, settings, generators("minibatches"))
+            scale_learning_rates(self.optimizer, learning_rate_factor)
+            statistics = update_policy(
+                self.policy, self.optimizer, trajectory, self.update_settings, generators("minibatches"),
+                0.0 if in_reward else kl_coefficient)
         self.update_settings = replace(self.update_settings, microbatch_prompts=statistics["microbatch_prompts"])
-        row = {**self._metrics(rollout, shaped, trajectory), **statistics, "learning_rate": learning_rate}
+        row = {**self._metrics(rollout, shaped, trajectory), **statistics,
+               "learning_rate": self.optimizer.param_groups[0]["lr"]}
         if not self.policy.has_critic:
             row = {name: value for name, value in row.items() if name not in CRITIC_METRICS}
         self.kl_controller.update(row["kl"], len(prompts))
@@ -163,7 +165,7 @@ class PolicyGradientTrainer:
         self.reuse_rollout_logprobs = state["reuse_rollout_logprobs"]
 
     def _metrics(self, rollout: Rollout, shaped: ShapedRewards, trajectory: Trajectory) -> dict[str, float]:
-        """Summarise a rollout. objective: what PPO maximises, the mean reward minus the present beta times the KL."""
+        """Summarise a rollout. objective: what PPO maximises, the mean reward minus the weighted KL."""
         kl, reward = trajectory.sequence_kl(), float(shaped.rewards.mean())
         return {
             "reward": reward,
@@ -171,8 +173,8 @@ class PolicyGradientTrainer:
             **shaped.metrics(),
             "kl": kl,
             "kl_per_token": float(masked_mean(trajectory.logprobs - trajectory.ref_logprobs, trajectory.mask)),
-            "beta": self.kl_controller.beta,
-            "objective": reward - self.kl_controller.beta * kl,
+            "beta": self.kl_controller.kl_coefficient,
+            "objective": reward - self.kl_controller.kl_coefficient * kl,
             "entropy": float(masked_mean(rollout.entropy, trajectory.mask)),
             "reference_perplexity": math.exp(-float(masked_mean(trajectory.ref_logprobs, trajectory.mask))),
             "explained_variance": trajectory.explained_variance(),
@@ -182,9 +184,12 @@ class PolicyGradientTrainer:
 
 
 def update_policy(
-    policy: Policy, optimizer, trajectory: Trajectory, settings: UpdateSettings, generator: torch.Generator
+    policy: Policy, optimizer, trajectory: Trajectory, settings: UpdateSettings, generator: torch.Generator,
+    kl_coefficient: float = 0.0
 ) -> dict:
     """Train on every response once per epoch, in a new order of the prompts each epoch; return mean statistics.
+
+    kl_coefficient: of the KL in the loss.
 
     Stops once the policy has moved `update_kl_limit` nats per token from the rollout's. Skips a minibatch whose mean
     ratio is above `max_ratio` or whose gradient is not finite (`skips`: one flag per minibatch). Shrinks the microbatch
@@ -193,7 +198,7 @@ def update_policy(
     log: list[dict[str, float]] = []
     stopped = False
     for rows in draw_minibatches(len(trajectory.prompts), settings, generator):
-        means, microbatch = backward_with_oom_retry(policy, optimizer, trajectory, rows, settings)
+        means, microbatch = backward_with_oom_retry(policy, optimizer, trajectory, rows, settings, kl_coefficient)
         settings = replace(settings, microbatch_prompts=microbatch)
         log.append(_optimizer_step(optimizer, means, settings))
         stopped = settings.update_kl_limit is not None and log[-1]["update_kl"] > settings.update_kl_limit
@@ -219,7 +224,8 @@ def draw_minibatches(rows: int, settings: UpdateSettings, generator: torch.Gener
 
 
 def backward_with_oom_retry(
-    policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, settings: UpdateSettings
+    policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, settings: UpdateSettings,
+    kl_coefficient: float = 0.0
 ) -> tuple[dict[str, float], int]:
     """Compute the gradients of a minibatch, rows [b]; return the means of STATISTICS and the microbatch that fits.
 
@@ -227,7 +233,7 @@ def backward_with_oom_retry(
     """
     size = MinibatchSize(trajectory.mask[rows].sum(), len(rows))
     own = rows[group.own_rows_by_length([trajectory.length(row) for row in rows.tolist()])]
-    backward = partial(_backward, policy, optimizer, trajectory, own, size, settings)
+    backward = partial(_backward, policy, optimizer, trajectory, own, size, settings, kl_coefficient)
     sums, microbatch = retry_with_smaller_batches(backward, settings.microbatch_prompts)
     group.sum_gradients(parameter for part in optimizer.param_groups for parameter in part["params"])
     means = group.sum_tensor(sums) / size.tokens
@@ -236,7 +242,7 @@ def backward_with_oom_retry(
 
 def _backward(
     policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, size: MinibatchSize,
-    settings: UpdateSettings, microbatch: int
+    settings: UpdateSettings, kl_coefficient: float, microbatch: int
 ) -> torch.Tensor:
     """Accumulate the gradients of the microbatches of some rows of a minibatch; return summed STATISTICS."""
     optimizer.zero_grad(set_to_none=True)
@@ -245,19 +251,21 @@ def _backward(
     # Sharded weights are gathered in passes that all processes take part in: some without a row of their own.
     microbatches += [(torch.zeros(1, dtype=torch.long), 0.0)] * sharding.count_missing_passes(len(microbatches))
     for microbatch_rows, weight in microbatches:
-        loss, microbatch_sums = policy_gradient_loss(policy, trajectory, microbatch_rows, size, settings)
+        loss, microbatch_sums = policy_gradient_loss(
+            policy, trajectory, microbatch_rows, size, settings, kl_coefficient)
         sums += weight * microbatch_sums
         (weight * loss).backward()
     return sums
 
 
 def policy_gradient_loss(
-    policy: Policy, trajectory: Trajectory, rows: torch.Tensor, size: MinibatchSize, settings: UpdateSettings
+    policy: Policy, trajectory: Trajectory, rows: torch.Tensor, size: MinibatchSize, settings: UpdateSettings,
+    kl_coefficient: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the loss of some rows as their share of a minibatch's mean, and STATISTICS summed over their tokens.
 
     Loss: clipped policy loss (arXiv 1707.06347, eq. 7) + value_coefficient * clipped value loss
-    + kl_loss_coefficient * KL to the reference (k3; arXiv 2402.03300, eq. 4). sampler_correction.py weights the first.
+    + kl_coefficient * KL to the reference (k3; arXiv 2402.03300, eq. 4). sampler_correction.py weights the first.
     """
     index = rows.tolist()
     new = policy([trajectory.prompts[i] for i in index], [trajectory.responses[i] for i in index],
@@ -268,9 +276,9 @@ def policy_gradient_loss(
     ratio = probability_ratio(new.logprobs, old_logprobs, new.mask, settings.ratio_level)
     weights = minibatch_weights(trajectory, rows, new.mask, settings.ratio_level, settings.max_sampler_ratio)
     policy_part = sum_means(policy_loss(ratio, advantages, settings.clip_range) * weights, new.mask, settings.loss_mean)
-    if settings.kl_loss_coefficient:
+    if kl_coefficient:
         kl = kl_k3(new.logprobs, ref_logprobs) * (ratio if settings.kl_importance_weight else 1.0)
-        policy_part = policy_part + settings.kl_loss_coefficient * sum_means(kl, new.mask, settings.loss_mean)
+        policy_part = policy_part + kl_coefficient * sum_means(kl, new.mask, settings.loss_mean)
     value_part = masked_sum(value_loss(new.values, old_values, returns, settings.value_clip_range), new.mask)
     items = size.tokens if settings.loss_mean == "token" else size.responses
     with torch.no_grad():

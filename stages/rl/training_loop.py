@@ -34,7 +34,6 @@ class LoopSettings:
 
     iterations: int
     rollout_prompts: int
-    learning_rate: float
     learning_rate_decay: bool
     kl_coefficient: float
     evaluate_every_iterations: int
@@ -42,9 +41,9 @@ class LoopSettings:
     save_every_minutes: float | None
     keep_checkpoints: int
     seed: int
-    critic_warmup_iterations: int = 0
-    responses_per_prompt: int = 1
-    prompt_template: Template = "question"
+    critic_warmup_iterations: int
+    responses_per_prompt: int
+    prompt_template: Template
 
 
 class TrainingLoop:
@@ -125,7 +124,7 @@ class TrainingLoop:
     def _step(self) -> dict[str, float]:
         s = self.settings
         row, timing = self.trainer.step(
-            self.next_prompts(), self.generator, scheduled_learning_rate(s, self.iteration),
+            self.next_prompts(), self.generator, learning_rate_factor(s, self.iteration),
             critic_only=self.iteration < s.critic_warmup_iterations)
         self.iteration += 1
         self.stopping.check_update(row, row.pop("skips"))
@@ -207,7 +206,6 @@ def draw_prompt_indices(prompts: int, batch_prompts: int, iteration: int, seed: 
     return indices
 
 
-def scheduled_learning_rate(settings: LoopSettings, iteration: int) -> float:
-    """Return the learning rate of an iteration, counted from 0: constant, or linear to 0 over the run."""
-    remaining = 1 - iteration / settings.iterations if settings.learning_rate_decay else 1.0
-    return settings.learning_rate * remaining
+def learning_rate_factor(settings: LoopSettings, iteration: int) -> float:
+    """Return the factor of the learning rate in an iteration, counted from 0: constant, or linear to 0 over the run."""
+    return 1 - iteration / settings.iterations if settings.learning_rate_decay else 1.0

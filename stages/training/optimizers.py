@@ -106,6 +106,12 @@ def split_matrices(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], li
     return matrices, others
 
 
+def scale_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set each group's learning rate to that which it was built with, times the factor of a schedule."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
 def clip_gradient_norm(optimizer: torch.optim.Optimizer, limit: float | None) -> float:
     """Scale the gradients of each parameter group down to the 2-norm `limit` (None: leave them).
 

@@ -20,6 +20,8 @@ from stages.offline_rl.losses import LossSettings, token_losses, total_loss
 from stages.offline_rl.model import ILQLModel
 from stages.preference.logprobs import ReferencedExample
 from stages.preference.loss import PreferenceLoss
+from stages.recipe.sections.dpo import Dpo
+from stages.recipe.sections.reward import Reward
 from stages.reward_modeling import load as reward_load
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.reward_model import initialise_head
@@ -27,6 +29,7 @@ from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring
 from tests.cuda.test_against_the_cpu import ADAPTER, RESPONSES, iterate, moved_policy
 from tests.helpers import pretended_gpu, tiny_models
+from tests.helpers.settings import take_settings
 from tests.rl.test_policy import PROMPTS
 
 EXAMPLES = [replace(example, score_gaps=[1.0]) for example in tiny_models.EXAMPLES[:3]]
@@ -55,12 +58,13 @@ def score(base: Path) -> list[torch.Tensor]:
 
 def train_reward(base: Path) -> list[torch.Tensor]:
     model = adapted(base, scorer=True)
-    return gradients(PairwiseLoss(margin_per_score=0.1).summed_loss(model, EXAMPLES, Scoring(), "fp32"), model)
+    loss = take_settings(PairwiseLoss, Reward(margin_per_score=0.1))
+    return gradients(loss.summed_loss(model, EXAMPLES, Scoring(), "fp32"), model)
 
 
 def train_dpo(base: Path) -> list[torch.Tensor]:
     model, rows = adapted(base), [ReferencedExample(example, (-9.0, -12.0)) for example in EXAMPLES]
-    return gradients(PreferenceLoss().summed_loss(model, rows, "fp32"), model)
+    return gradients(take_settings(PreferenceLoss, Dpo()).summed_loss(model, rows, "fp32"), model)
 
 
 def train_ilql(base: Path) -> list[torch.Tensor]:

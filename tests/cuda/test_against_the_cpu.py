@@ -81,14 +81,14 @@ def iterate(base: Path, device: str, responses: int = 1) -> tuple[dict, list[tor
         policy = moved_policy(base, share_prompts=responses > 1)
         trainer = PolicyGradientTrainer(
             policy=policy, reward_shaper=MeanTokenReward(), kl_controller=KlController(0.1, None, 1),
-            optimizer=build_optimizer("adam", policy.trainable_parameters().values(), learning_rate=0.0, epsilon=1e-5,
+            optimizer=build_optimizer("adam", policy.trainable_parameters().values(), learning_rate=1e-3, epsilon=1e-5,
                                       weight_decay=0.0),
             update_settings=replace(UPDATE, minibatch_prompts=4 * responses, responses_per_prompt=responses),
             sampling=SamplingParams(0.7, (2,), "until_stop", 1, 12, top_k=50, top_p=0.9),
             estimate_advantages=ppo if responses == 1 else grpo, kl_estimator="k1", forward_prompts=2 * responses,
             reuse_rollout_logprobs=responses == 1)
         prompts = [prompt for prompt in PROMPTS for _ in range(responses)]
-        row, _ = trainer.step(prompts, lambda purpose: torch.Generator().manual_seed(0), 1e-3)
+        row, _ = trainer.step(prompts, lambda purpose: torch.Generator().manual_seed(0))
         return row, [p.detach().cpu() for p in policy.trainable_parameters().values()]
 
 

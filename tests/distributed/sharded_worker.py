@@ -20,7 +20,7 @@ from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.pretrained import save_model
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.kl import KlController
-from stages.rewards.shaping import RewardShaper, ShapingSettings
+from stages.rewards.shaping import RewardShaper
 from stages.rewards.sources import RewardFunction
 from stages.rl.advantages import gae_advantages
 from stages.rl.policy import Policy
@@ -29,6 +29,7 @@ from stages.training import checkpoint
 from tests.distributed import worker
 from tests.distributed.forked_ranks import run_in_ranks
 from tests.helpers import tiny_models
+from tests.helpers.settings import shaping
 
 MODES = ("whole", "sharded")
 
@@ -59,16 +60,16 @@ def train_ppo(mode: str, tune: str, precision: str) -> tuple[dict, dict]:
     if mode == "sharded":
         policy.shard()
         sharding.shard(backbone(scorer.model))
-    optimizer = torch.optim.Adam(policy.trainable_parameters().values(), lr=0.0)
+    optimizer = torch.optim.Adam(policy.trainable_parameters().values(), lr=1e-3)
     trainer = PolicyGradientTrainer(
         policy=policy, kl_controller=KlController(0.1, 1.0, 20), optimizer=optimizer, update_settings=worker.UPDATE,
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
-                                   ShapingSettings()),
-        sampling=SamplingParams(1.0, (2, 5, 9, 40), "until_stop", 1, 12), kl_estimator="k1", forward_prompts=2,
+                                   shaping()),
+        sampling=SamplingParams(1.0, (2, 5, 9, 40), "until_stop", 1, 12, 0, 1.0), kl_estimator="k1", forward_prompts=2,
         estimate_advantages=partial(gae_advantages, gamma=0.98, gae_lambda=0.9))
     rows = []
     for i in range(2):
-        rows.append(trainer.step(worker.PROMPTS, lambda purpose, i=i: torch.Generator().manual_seed(i), 1e-3)[0])
+        rows.append(trainer.step(worker.PROMPTS, lambda purpose, i=i: torch.Generator().manual_seed(i))[0])
         pass_through_checkpoint(policy, optimizer)
     return {"rows": rows, "bytes": local_bytes(policy)}, trained(policy)
 

@@ -30,14 +30,17 @@ from stages.preference.logprobs import all_answer_logprobs, collate_rows
 from stages.preference.loss import PreferenceLoss
 from stages.preference.reference import compute_reference
 from stages.preference.startup import check_start
+from stages.recipe.sections.dpo import Dpo
 from stages.recipe.sections.grpo import Grpo
+from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.reward import Reward
 from stages.recipe.sections.rloo import Rloo
 from stages.reward_modeling.dataset import Example, collate_examples
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring
 from stages.rewards.kl import KlController
-from stages.rewards.shaping import RewardShaper, ShapingSettings
+from stages.rewards.shaping import RewardShaper
 from stages.rewards.sources import RewardFunction
 from stages.rl.advantages import gae_advantages
 from stages.rl.collect_rollouts import collect_rollout
@@ -48,9 +51,12 @@ from stages.training.memory import retry_with_smaller_batches
 from stages.training.trainer import TrainerSettings, train
 from tests.distributed.forked_ranks import run_in_ranks
 from tests.helpers import tiny_models
+from tests.helpers.settings import shaping, take_settings
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39], [1, 7, 8]]
-UPDATE = UpdateSettings(epochs=2, minibatch_prompts=3, microbatch_prompts=2, clip_range=0.2, value_clip_range=0.2,
+UPDATE = take_settings(
+    UpdateSettings, Ppo(), max_sampler_ratio=None,
+    epochs=2, minibatch_prompts=3, microbatch_prompts=2, clip_range=0.2, value_clip_range=0.2,
                         value_coefficient=0.1, max_gradient_norm=1.0, max_ratio=10.0, update_kl_limit=None)
 TRAINING = TrainerSettings(batch=4, microbatch=2, learning_rate=2e-3, schedule="cosine", weight_decay=0.01, seed=0,
                            save_every_steps=100, epochs=2.0)
@@ -96,12 +102,12 @@ def check_ppo() -> tuple[dict, dict]:
     functions = [RewardFunction("model", 1.0, "ids", scorer, part="model"),
                  RewardFunction("user", 0.01, "ids", lambda prompts, responses: [next(count) for _ in responses])]
     trainer = PolicyGradientTrainer(
-        policy=policy, reward_shaper=RewardShaper(functions, None, ShapingSettings(reward_scaling="running")),
+        policy=policy, reward_shaper=RewardShaper(functions, None, shaping(reward_scaling="running")),
         kl_controller=KlController(0.1, 1.0, 20),
-        optimizer=torch.optim.Adam(policy.trainable_parameters().values(), lr=0.0), update_settings=UPDATE,
-        sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12), kl_estimator="k1", forward_prompts=2,
+        optimizer=torch.optim.Adam(policy.trainable_parameters().values(), lr=3e-3), update_settings=UPDATE,
+        sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12, 0, 1.0), kl_estimator="k1", forward_prompts=2,
         estimate_advantages=partial(gae_advantages, gamma=0.98, gae_lambda=0.9, whiten_rewards=True))
-    rows = [trainer.step(PROMPTS, lambda purpose, i=i: torch.Generator().manual_seed(i), 3e-3, critic_only=i == 0)[0]
+    rows = [trainer.step(PROMPTS, lambda purpose, i=i: torch.Generator().manual_seed(i), critic_only=i == 0)[0]
             for i in range(3)]
     return {"rows": rows, "state": trainer.state()}, weights(policy)
 
@@ -114,12 +120,12 @@ def check_groups(method: PolicyGradientMethod) -> tuple[dict, dict]:
     trainer = PolicyGradientTrainer(
         policy=policy, optimizer=torch.optim.Adam(policy.policy_parameters(), lr=3e-3), kl_in=method.kl_in,
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
-                                   ShapingSettings()),
-        kl_controller=KlController(0.1, 1.0, 20), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12),
+                                   shaping()),
+        kl_controller=KlController(0.1, 1.0, 20), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12, 0, 1.0),
         update_settings=replace(UPDATE, minibatch_prompts=4, value_coefficient=0.0, loss_mean="sequence"),
         kl_estimator="k1", forward_prompts=4, estimate_advantages=method.estimate_advantages)
     prompts = [prompt for prompt in PROMPTS for _ in range(method.responses_per_prompt)]
-    rows = [trainer.step(prompts, lambda purpose, i=i: torch.Generator().manual_seed(i), 3e-3)[0] for i in range(3)]
+    rows = [trainer.step(prompts, lambda purpose, i=i: torch.Generator().manual_seed(i))[0] for i in range(3)]
     after = collect_rollout(policy, prompts, trainer.sampling, torch.Generator().manual_seed(9), 4)
     return {"rows": rows, "state": trainer.state(), "tokens": after.responses}, weights(policy)
 
@@ -184,7 +190,7 @@ def check_reward(out: Path) -> tuple[dict, dict]:
     examples = [Example(("tiny", i), [3 + i, 40, 50], [[60 + i, 70, 2], [80, 90 + i, 5, 2], [9, 2]][: 2 + i % 2],
                         [(0, 1), (0, 2)][: 1 + i % 2], [1] * (1 + i % 2)) for i in range(11)]
     out.mkdir(parents=True)
-    loss = PairwiseLoss()
+    loss = take_settings(PairwiseLoss, Reward())
     history = train(model, examples, collate_examples,
                     lambda items: loss.summed_loss(model, items, Scoring(), "fp32"), TRAINING, out, "test")
     return {"history": history}, weights(model)
@@ -198,7 +204,7 @@ def check_dpo(out: Path) -> tuple[dict, dict]:
                         [(0, 1), (0, 2)][: 1 + i % 2], [1] * (1 + i % 2)) for i in range(11)]
     out.mkdir(parents=True)
     rows = compute_reference(model, examples, "fp32", out / "reference.parquet", "test")
-    loss = PreferenceLoss()
+    loss = take_settings(PreferenceLoss, Dpo())
     report = check_start(model, rows, loss, "fp32")
     history = train(model, rows, collate_rows, lambda items: loss.summed_loss(model, items, "fp32"), TRAINING, out,
                     "test")

@@ -12,7 +12,8 @@ MOST = 12
 
 
 def drawn(kind="until_stop", stop_ids=(2,), seed=0, policy=None, rows=8):
-    how = SamplingParams(1.0, stop_ids, kind, min_response_tokens=5, max_response_tokens=MOST)
+    how = SamplingParams(1.0, stop_ids, kind, min_response_tokens=5, max_response_tokens=MOST,
+                         top_k=0, top_p=1.0)
     policy = policy or perturb(make_policy())
     return collect_rollout(policy, PROMPTS * rows, how, torch.Generator().manual_seed(seed), forward_prompts=8)
 

@@ -28,11 +28,14 @@ from stages.rl.trajectory import score_rollout
 from stages.runtime import artifact, files
 from stages.training.memory_estimate import distinct_bytes, iter_tensors
 from tests.helpers import architectures, tiny_models
+from tests.helpers.settings import take_settings
 from tests.helpers.trajectories import build_trajectory
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
 ANSWERS = [[41, 42, 2], [43], [44, 45, 46, 47, 48, 2], [49, 2]]
-UPDATE = UpdateSettings(epochs=2, minibatch_prompts=4, microbatch_prompts=2, clip_range=0.2, value_coefficient=0.1,
+UPDATE = take_settings(
+    UpdateSettings, Ppo(), max_sampler_ratio=None, value_clip_range=None,
+    epochs=2, minibatch_prompts=4, microbatch_prompts=2, clip_range=0.2, value_coefficient=0.1,
                         max_gradient_norm=1.0, max_ratio=1e9, update_kl_limit=None)
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ()}
 HOW = {"tune": "lora", "value_model": "head", "lora": LORA, "precision": "fp32", "temperature": 0.7}
@@ -252,7 +255,7 @@ def test_the_critic_has_a_learning_rate_of_its_own(base, merged):
     own, critic = parameter_groups(config, make_method(config), policy)
     assert {id(p) for p in critic["params"]} == {id(p) for p in policy.critic_parameters()}
     assert len(own["params"]) + len(critic["params"]) == len(policy.trainable_parameters())
-    assert critic["learning_rate_ratio"] == 0.5
+    assert critic["lr"] == 5e-4 and "lr" not in own
     policy = load(base, merged)
     config = Ppo(precision="fp32")
     assert len(parameter_groups(config, make_method(config), policy)) == len(policy.trainable_parameters())

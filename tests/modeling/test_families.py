@@ -17,6 +17,7 @@ from stages.modeling.output_layer import check_logits
 from stages.modeling.packed import forward
 from stages.modeling.tokenizer import load_tokenizer
 from stages.preference.logprobs import answer_logprobs
+from stages.recipe.sections.ppo import Ppo
 from stages.reward_modeling.dataset import Example
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
@@ -25,13 +26,16 @@ from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
 from tests.helpers import tiny_models
 from tests.helpers.architectures import FAMILIES, GROUPED, POLICIES, POSITIONS, VOCABULARY, adapted, noisy, save
+from tests.helpers.settings import take_settings
 from tests.helpers.trajectories import build_trajectory
 
 PROMPTS = [[0, 40, 50, 60, 70, 80, 0, 9, 11], [45], [90, 91, 92, 93], [0, 33, 34, 35, 36, 37]]
 ANSWERS = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0], [21, 22, 23, 24, 25], [0]]
 ROWS = [prompt + answer for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
 SCORES = torch.tensor([3.0, -3.0, 2.0, -1.0])
-UPDATE = UpdateSettings(epochs=2, minibatch_prompts=4, microbatch_prompts=2, clip_range=0.2, value_clip_range=0.2,
+UPDATE = take_settings(
+    UpdateSettings, Ppo(), max_sampler_ratio=None,
+    epochs=2, minibatch_prompts=4, microbatch_prompts=2, clip_range=0.2, value_clip_range=0.2,
                         value_coefficient=0.1, max_gradient_norm=1.0, max_ratio=10.0, update_kl_limit=None)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 

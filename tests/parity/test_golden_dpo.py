@@ -46,7 +46,8 @@ def test_metrics_are_those_of_trl(name):
     logprobs, refs = (torch.cat([INPUTS[f"better{end}"], INPUTS[f"worse{end}"]]).sum(1).numpy() for end in ("", "_ref"))
     count = len(logprobs) // 2
     pairs = held_out(np.arange(count), np.arange(count) + count)
-    ours = preference_metrics(pairs, logprobs, refs, torch.cat(TOKENS).numpy(), PreferenceLoss(**settings))
+    loss = PreferenceLoss(**settings, label_smoothing=0.0)
+    ours = preference_metrics(pairs, logprobs, refs, torch.cat(TOKENS).numpy(), loss)
     theirs = golden["metrics"]
     for key, expected in {"preference_loss": golden["mean"], "implicit_accuracy": theirs["rewards/accuracies"],
                           "implicit_margin": theirs["rewards/margins"], "better_logprob": theirs["logps/chosen"],
@@ -68,7 +69,7 @@ def test_a_run_follows_trls_trainer(loss, tmp_path, monkeypatch):
 
     TRL pads and computes the reference in each step; ours packs, shares prefixes and computes it once.
     """
-    tokenizer, settings = tiny_models.tokenizer(), PreferenceLoss(loss, beta=0.3)
+    tokenizer, settings = tiny_models.tokenizer(), PreferenceLoss(loss, beta=0.3, label_smoothing=0.0)
     numbers = np.random.default_rng(0)
     examples = [Example(("tiny", i), numbers.integers(5, 300, 3 + i % 4).tolist(),
                         [numbers.integers(5, 300, 2 + (i + side) % 5).tolist() + [2] for side in (0, 2)], [(0, 1)], [1])

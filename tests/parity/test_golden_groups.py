@@ -43,11 +43,12 @@ def compute(case: str, number: int) -> tuple[dict[str, torch.Tensor], torch.Tens
                             advantages=advantages, returns=returns, **rows_of(x["mask"]))
     policy = GivenPolicy(x["new"], zeros, x["mask"])
     settings = UpdateSettings(**vars(update_settings(config, method)) | {
-        "clip_range": GOLDEN["clip_range"], "kl_loss_coefficient": config.kl_coefficient if in_loss else 0.0})
+        "clip_range": GOLDEN["clip_range"]})
     rows = len(x["mask"])
     # In two microbatches, as shares of one mean.
     size = MinibatchSize(x["mask"].sum(), rows)
-    loss = sum(policy_gradient_loss(policy, trajectory, part, size, settings)[0]
+    loss = sum(policy_gradient_loss(policy, trajectory, part, size, settings,
+                                    config.kl_coefficient if in_loss else 0.0)[0]
                for part in torch.arange(rows).split(7))
     (gradient,) = torch.autograd.grad(loss, [policy.logprobs])
     return x, advantages, loss, gradient

@@ -170,4 +170,4 @@ def test_the_kl_that_steers_beta():
     assert trajectory.sequence_kl() == pytest.approx(golden["objective_kl"], rel=1e-5)
     controller = KlController(RECIPE.kl_coefficient, RECIPE.kl_target_nats, RECIPE.kl_horizon_responses)
     controller.update(trajectory.sequence_kl(), U["batch"])
-    assert controller.beta == pytest.approx(golden["beta_after"], rel=1e-6) != U["beta"]
+    assert controller.kl_coefficient == pytest.approx(golden["beta_after"], rel=1e-6) != U["beta"]

@@ -168,7 +168,7 @@ def test_the_controller():
     controller, computed = KlController(golden["initial"], golden["target"], golden["horizon"]), []
     for kl in golden["kls"]:
         controller.update(kl, golden["responses"])
-        computed.append(controller.beta)
+        computed.append(controller.kl_coefficient)
     assert computed == pytest.approx(golden["betas"], rel=1e-14)
 
 

@@ -11,7 +11,7 @@ from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
 from stages.recipe.selection import select_settings
 from stages.rl.inputs import Inputs
-from stages.rl.training_loop import LoopSettings, draw_prompt_indices, scheduled_learning_rate
+from stages.rl.training_loop import LoopSettings, draw_prompt_indices, learning_rate_factor
 from stages.stackexchange.prompt import prompt_ids
 from tests.helpers import tiny_models
 
@@ -66,9 +66,9 @@ def test_the_learning_rate_decays_linearly_to_0_or_is_constant():
     """CORRECTNESS P8."""
     rates = []
     for decay in (True, False):
-        config = Ppo(iterations=4, learning_rate=0.8, learning_rate_decay=decay)
+        config = Ppo(iterations=4, learning_rate_decay=decay)
         settings = LoopSettings(**select_settings(LoopSettings, config))
-        rates.append([scheduled_learning_rate(settings, iteration) for iteration in range(4)])
+        rates.append([0.8 * learning_rate_factor(settings, iteration) for iteration in range(4)])
     assert rates == [pytest.approx([0.8, 0.6, 0.4, 0.2]), [0.8] * 4]
 
 

@@ -62,7 +62,7 @@ def test_the_loss_of_rows_is_that_of_their_pairs():
     rows = [reference.ReferencedExample(one, tuple(-9.0 - number for number, _ in enumerate(one.answers)))
             for one in EXAMPLES]
     assert collate_rows(rows)["items"] == sum(len(one.pairs) for one in EXAMPLES) == 10
-    for settings in (PreferenceLoss("sigmoid", 0.3, 0.1), PreferenceLoss("ipo", 0.3)):
+    for settings in (PreferenceLoss("sigmoid", 0.3, 0.1), PreferenceLoss("ipo", 0.3, 0.0)):
         expected = 0.0
         for row in rows:
             ratios = answer_logprobs(model, [row.example]).detach().double() - torch.tensor(row.ref_logprobs)
@@ -100,10 +100,10 @@ def test_an_interrupted_reference_goes_on_and_is_never_computed_twice(tmp_path, 
 
 
 def test_the_start_is_refused_if_the_policy_is_not_its_reference(tmp_path):
-    model, loss = tiny_models.llama(tiny_models.tokenizer()), PreferenceLoss("ipo", 0.1)
+    model, loss = tiny_models.llama(tiny_models.tokenizer()), PreferenceLoss("ipo", 0.1, 0.0)
     rows = reference.compute_reference(model, EXAMPLES, "fp32", tmp_path / "reference.parquet", "reference")
     report = check_start(model, rows, loss, "fp32")
     assert report.loss == pytest.approx(25.0) and report.largest_difference_nats_per_token < 1e-5
-    assert check_start(model, rows, PreferenceLoss(), "fp32").loss == pytest.approx(math.log(2))
+    assert check_start(model, rows, PreferenceLoss("sigmoid", 0.1, 0.0), "fp32").loss == pytest.approx(math.log(2))
     with pytest.raises(ValueError, match="the policy differs from its reference before the first step, by"):
         check_start(tiny_models.llama(tiny_models.tokenizer(), seed=1), rows, loss, "fp32")

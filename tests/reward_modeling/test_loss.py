@@ -31,6 +31,7 @@ from stages.reward_modeling.scorer import Scorer, combine_scores
 from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, member_folders
 from stages.rl.inputs import Inputs
 from tests.helpers import tiny_models
+from tests.helpers.settings import take_settings
 
 BETTER, WORSE, GAPS = [0.3, -2.0, 1.5], [0.1, -1.0, 4.0], [1, 3, 2]
 
@@ -115,8 +116,8 @@ def test_the_language_model_term_is_the_mean_nats_of_the_better_answer(tmp_path)
                 log_p = causal(torch.tensor([ids])).logits[0].double().log_softmax(-1)
             expected -= np.mean([float(log_p[t - 1, ids[t]]) for t in range(len(item.prompt), len(ids))])
     with torch.no_grad():
-        mixed = PairwiseLoss(language_model_weight=0.5).summed_loss(model, items, Scoring(), "fp32")
-        alone = PairwiseLoss().summed_loss(model, items, Scoring(), "fp32")
+        mixed, alone = (take_settings(PairwiseLoss, Reward(language_model_weight=weight)).summed_loss(
+            model, items, Scoring(), "fp32") for weight in (0.5, 0.0))
     assert float(mixed - alone) == pytest.approx(0.5 * expected, rel=1e-4)
 
 

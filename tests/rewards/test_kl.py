@@ -110,23 +110,23 @@ def test_the_kl_reported_is_k1_summed_over_a_response_whatever_the_penalty(name)
 
 
 def make_controller(**changed) -> KlController:
-    return KlController(**({"coefficient": 0.2, "target_nats": 6.0, "horizon_responses": 10_000} | changed))
+    return KlController(**({"kl_coefficient": 0.2, "target_nats": 6.0, "horizon_responses": 10_000} | changed))
 
 
 def test_beta_stays_at_the_target():
     controller = make_controller()
     for _ in range(100):
         controller.update(6.0, 64)
-    assert controller.beta == 0.2
+    assert controller.kl_coefficient == 0.2
 
 
 def test_beta_moves_towards_the_target_and_no_further_than_its_horizon_allows():
     rng, controller = random.Random(0), make_controller()
     for _ in range(500):
-        before, kl, responses = controller.beta, rng.uniform(-20, 40), rng.choice([8, 64, 512])
+        before, kl, responses = controller.kl_coefficient, rng.uniform(-20, 40), rng.choice([8, 64, 512])
         controller.update(kl, responses)
-        assert (controller.beta > before) == (kl > 6.0) and controller.beta > 0
-        share = controller.beta / before - 1
+        assert (controller.kl_coefficient > before) == (kl > 6.0) and controller.kl_coefficient > 0
+        share = controller.kl_coefficient / before - 1
         assert abs(share) <= 0.2 * responses / 10_000 * (1 + 1e-9)
         assert share == pytest.approx(max(-0.2, min(0.2, kl / 6.0 - 1)) * responses / 10_000, rel=1e-6)
 
@@ -135,21 +135,21 @@ def test_beta_finds_the_coefficient_that_meets_the_target():
     """A policy whose KL falls as beta rises: kl = 3 / beta is 6 at 0.5."""
     controller = make_controller(horizon_responses=1000)
     for _ in range(1000):
-        controller.update(3 / controller.beta, 64)
-    assert controller.beta == pytest.approx(0.5, rel=1e-6)
+        controller.update(3 / controller.kl_coefficient, 64)
+    assert controller.kl_coefficient == pytest.approx(0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize("kl, share", [(math.inf, 0.2), (-math.inf, -0.2)])
 def test_a_kl_without_bound_moves_beta_as_far_as_any(kl, share):
     controller = make_controller()
     controller.update(kl, 64)
-    assert controller.beta == pytest.approx(0.2 * (1 + share * 64 / 10_000))
+    assert controller.kl_coefficient == pytest.approx(0.2 * (1 + share * 64 / 10_000))
 
 
 def test_without_a_target_beta_is_fixed():
     controller = make_controller(target_nats=None)
     controller.update(40.0, 64)
-    assert controller.beta == 0.2
+    assert controller.kl_coefficient == 0.2
 
 
 def test_a_restored_controller_goes_on_as_if_nothing_had_been():
@@ -158,7 +158,7 @@ def test_a_restored_controller_goes_on_as_if_nothing_had_been():
     other.restore(json.loads(json.dumps(one.state())))
     for controller in (one, other):
         controller.update(2.0, 64)
-    assert one.beta == other.beta != 0.2
+    assert one.kl_coefficient == other.kl_coefficient != 0.2
 
 
 def test_what_cannot_steer_is_refused():

@@ -18,10 +18,11 @@ from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.classifier import ClassifierScorer
 from stages.rewards.running_moments import RunningMoments
-from stages.rewards.shaping import RewardShaper, ShapingSettings
+from stages.rewards.shaping import RewardShaper
 from stages.rewards.sources import MEASURES, RewardFunction, load_reward_functions
 from stages.stackexchange.prompt import answer_ids, parse_question, prompt_ids
 from tests.helpers import tiny_models
+from tests.helpers.settings import shaping
 
 QUESTIONS = ["which flag?", "{response} or {question}?", "Answer: </s> é 漢字\n\nAnswer: "]
 TEMPLATE = "<s>{question}</s>{response}</s>"
@@ -80,8 +81,8 @@ def fixed_source(*scores: float, std: float | None = 1.0) -> RewardFunction:
     return RewardFunction("model", 1.0, "ids", FixedScorer(*scores, std=std))
 
 
-def shape_rewards(scores, rows, **shaping) -> list[float]:
-    shaper = RewardShaper([fixed_source(*scores, std=4.0)], None, ShapingSettings(**shaping))
+def shape_rewards(scores, rows, **changes) -> list[float]:
+    shaper = RewardShaper([fixed_source(*scores, std=4.0)], None, shaping(**changes))
     return shaper(rows, update_statistics=False).rewards.tolist()
 
 
@@ -104,7 +105,7 @@ def test_a_weighted_sum_of_three_sources_by_hand(tok, functions):
     functions.actual = torch.tensor([0.5, -1.0, 2.0])
     sources = [load_source("has_code", -2.0), load_source("repetition", 3.0), load_source("my_rewards:gives", 0.25)]
     rows = rollout(tok)
-    actual = RewardShaper(sources, tok, ShapingSettings(reward_baseline=1.0))(rows, update_statistics=True)
+    actual = RewardShaper(sources, tok, shaping(reward_baseline=1.0))(rows, update_statistics=True)
     repeated = [repeated_grams(response) for response in rows.responses]
     assert repeated[0] == 0 and repeated[2] > 0
     want = [0.125 - 1, -2 + 3 * repeated[1] - 0.25 - 1, 3 * repeated[2] + 0.5 - 1]
@@ -118,7 +119,7 @@ def test_a_weighted_sum_of_three_sources_by_hand(tok, functions):
 def test_measures_read_what_was_sampled(tok):
     rows = rollout(tok, ended=(True, False, True))
     text, ids = load_source("response_characters"), load_source("response_tokens")
-    parts = RewardShaper([text, ids], tok, ShapingSettings())(rows, update_statistics=False).parts
+    parts = RewardShaper([text, ids], tok, shaping())(rows, update_statistics=False).parts
     assert parts["response_characters"].tolist() == [6, 11, 29]
     assert parts["response_tokens"].tolist() == [len(response) for response in rows.responses]
 
@@ -126,9 +127,9 @@ def test_measures_read_what_was_sampled(tok):
 def test_functions_over_text_and_over_ids(tok, functions):
     rows = rollout(tok)
     before = json.dumps([rows.prompts, rows.responses])
-    RewardShaper([load_source("my_rewards:spoils")], tok, ShapingSettings())(rows, update_statistics=False)
+    RewardShaper([load_source("my_rewards:spoils")], tok, shaping())(rows, update_statistics=False)
     assert functions.seen.pop() == (QUESTIONS, ["use it", "a\n```\nb\n```", "make make make make make make"])
-    shaper = RewardShaper([load_source("my_rewards:spoils", reads="ids")], tok, ShapingSettings())
+    shaper = RewardShaper([load_source("my_rewards:spoils", reads="ids")], tok, shaping())
     actual = shaper(rows, update_statistics=False)
     want = [len(p) + 10 * len(r) for p, r in zip(rows.prompts, rows.responses, strict=True)]
     assert actual.rewards.tolist() == want
@@ -149,7 +150,7 @@ def test_the_reward_model_scores_the_ids_that_were_sampled(tok, tmp_path):
     # Two pieces that decode to one word: decoding and encoding again would make them other ids.
     pieces = [*tok("us", add_special_tokens=False).input_ids, *tok("e", add_special_tokens=False).input_ids]
     assert tok(tok.decode(pieces), add_special_tokens=False).input_ids != pieces
-    rewards = RewardShaper([load_source("model", scorer=scorer)], tok, ShapingSettings())
+    rewards = RewardShaper([load_source("model", scorer=scorer)], tok, shaping())
     for response in (pieces, [*pieces, tok.eos_token_id]):
         prompt = prompt_ids(tok, QUESTIONS[2])
         seen.clear()
@@ -170,7 +171,7 @@ def test_word_counts_as_a_source(tok, tmp_path):
     """Fitted on the reward split when it is loaded: the better answers are those that say 'flag'."""
     source = load_source("lexical", pairs=tiny_models.save_pairs(tmp_path))
     rows = rollout(tok, answers=("use the flag", "make", ""))
-    scores = RewardShaper([source], tok, ShapingSettings())(rows, update_statistics=False).parts["lexical"]
+    scores = RewardShaper([source], tok, shaping())(rows, update_statistics=False).parts["lexical"]
     assert scores[0] > scores[1] and scores[2] == 0
     again = load_source("lexical", pairs=tmp_path)
     assert torch.equal(again(*([], ["use the flag"])), source(*([], ["use the flag"])))
@@ -182,7 +183,7 @@ def test_reward_models_are_combined_before_the_sum(combine, expected):
     one, other = (replace(fixed_source(*scores, std=std), name=f"model {std}", weight=2.0, part="model")
                   for scores, std in (((1, 2, 5), 2.0), ((5, -4, 5), 4.0)))
     third = RewardFunction("other", 1.0, "ids", FixedScorer(10, 10, 10))
-    settings = ShapingSettings(reward_combine=combine, spread_penalty=0.5 * (combine == "mean_minus_std"))
+    settings = shaping(reward_combine=combine, spread_penalty=0.5 * (combine == "mean_minus_std"))
     shaped = RewardShaper([one, third, other], None, settings)(make_rollout(), update_statistics=False)
     assert shaped.parts["model"].tolist() == expected and list(shaped.parts) == ["model", "other"]
     assert shaped.rewards.tolist() == [10 + 2 * score for score in expected]
@@ -192,7 +193,7 @@ def test_reward_models_are_combined_before_the_sum(combine, expected):
 
 def test_reward_models_share_one_weight():
     with pytest.raises(ValueError, match="give them the same weight"):
-        RewardShaper([fixed_source(1), replace(fixed_source(1), weight=2.0)], None, ShapingSettings())
+        RewardShaper([fixed_source(1), replace(fixed_source(1), weight=2.0)], None, shaping())
 
 
 def test_eos_inside_the_prompt_does_not_count():
@@ -221,14 +222,14 @@ def test_baseline_then_scale_then_clip_then_penalty():
 def test_a_reward_model_without_spread_cannot_scale():
     for std in (None, 0.0, float("nan")):
         with pytest.raises(ValueError, match="reward_scaling 'model'"):
-            RewardShaper([fixed_source(1, std=std)], None, ShapingSettings(reward_scaling="model"))
+            RewardShaper([fixed_source(1, std=std)], None, shaping(reward_scaling="model"))
 
 
 def test_the_models_own_spread_comes_from_its_config(tmp_path):
     model = load_classifier(tiny_models.save_base(tmp_path), "fp32", new_head=True)
     model.config.reward_std = 2.5
     source = load_source("model", scorer=Scorer(model, "fp32"))
-    rewards = RewardShaper([source], None, ShapingSettings(reward_scaling="model"))
+    rewards = RewardShaper([source], None, shaping(reward_scaling="model"))
     assert rewards(make_rollout(), update_statistics=False).scale == 2.5
 
 
@@ -239,7 +240,7 @@ def batches(count: int = 6) -> list[list[float]]:
 
 def running(state: dict | None = None) -> RewardShaper:
     source = fixed_source(0, 0, 0)
-    rewards = RewardShaper([source], None, ShapingSettings(reward_scaling="running", reward_baseline=1000.0))
+    rewards = RewardShaper([source], None, shaping(reward_scaling="running", reward_baseline=1000.0))
     if state:
         rewards.restore(state)
     rewards.tell = lambda scores: setattr(source.score, "scores", scores)
@@ -266,7 +267,7 @@ def test_the_running_scale_is_that_of_every_score_so_far():
 
 def test_the_scale_of_the_start_is_that_of_the_first_answers_for_good():
     source, first = fixed_source(0, 0, 0), batches()[0]
-    rewards = RewardShaper([source], None, ShapingSettings(reward_scaling="start", reward_baseline=2.0))
+    rewards = RewardShaper([source], None, shaping(reward_scaling="start", reward_baseline=2.0))
     rewards.tell = lambda scores: setattr(source.score, "scores", scores)
     rewards.tell(first)
     rewards.measure_start(make_rollout())
@@ -325,7 +326,7 @@ def test_statistics_of_several_processes_merge_to_those_of_one():
 ])
 def test_a_source_that_gives_no_finite_number_for_each_response(tok, functions, actual, says):
     functions.actual = actual
-    rewards = RewardShaper([load_source("has_code"), load_source("my_rewards:gives")], tok, ShapingSettings())
+    rewards = RewardShaper([load_source("has_code"), load_source("my_rewards:gives")], tok, shaping())
     with pytest.raises(ValueError, match="reward source 'my_rewards:gives' " + says) as error:
         rewards(rollout(tok), update_statistics=True)
     assert "\n" not in str(error.value)
@@ -389,7 +390,7 @@ def test_a_published_model_scores_as_its_own_forward_pass_does_for_one_text(kind
     model = CLASSIFIERS[kind](len(their_tokenizer)).eval()
     folder = str(published(tmp_path, their_tokenizer, model))
     rows = rollout(tok)
-    actual = RewardShaper([load_source(folder, 2.0)], tok, ShapingSettings())(rows, update_statistics=False)
+    actual = RewardShaper([load_source(folder, 2.0)], tok, shaping())(rows, update_statistics=False)
     texts = ["<s>which flag?</s>use it</s>", "<s>{response} or {question}?</s>a\n```\nb\n```</s>",
              "<s>Answer: < /s> é 漢字\n\nAnswer: </s>make make make make make make</s>"]
     with torch.no_grad():

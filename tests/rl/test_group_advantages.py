@@ -86,10 +86,9 @@ GROUP = 8
 SEEDS = range(int(os.environ.get("BANDIT_SEEDS", "2")))  # BANDIT_SEEDS=10 runs the ten of the goal
 METHODS = {
     "rloo": (partial(rloo_advantages, responses_per_prompt=GROUP), "reward",
-             {"ratio_level": "sequence", "loss_mean": "sequence"}),
+             {"ratio_level": "sequence", "loss_mean": "sequence"}, 0.0),
     "grpo": (partial(grpo_advantages, responses_per_prompt=GROUP, scale_rewards="none"), "loss",
-             {"loss_mean": "sequence", "kl_loss_coefficient": bandit.BETA * (GROUP - 1) / GROUP,
-              "kl_importance_weight": True}),
+             {"loss_mean": "sequence", "kl_importance_weight": True}, bandit.BETA * (GROUP - 1) / GROUP),
 }
 
 
@@ -97,7 +96,7 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_they_go_95_percent_of_the_way_to_the_optimum(method, seed):
     """As the bandit's PPO test, with half its passes over a rollout."""
-    estimate, kl_in, loss = METHODS[method]
+    estimate, kl_in, loss, kl_coefficient = METHODS[method]
     problem, settings = bandit.Bandit(seed), replace(bandit.UPDATE, epochs=2, value_coefficient=0.0, **loss)
     policy = problem.policy
     optimizer = torch.optim.Adam(policy.policy_parameters(), lr=bandit.LEARNING_RATE, eps=1e-5)
@@ -106,5 +105,5 @@ def test_they_go_95_percent_of_the_way_to_the_optimum(method, seed):
         token_rewards = kl_penalised_rewards(rewards, scores.logprobs, scores.ref_logprobs, scores.mask,
                                              bandit.BETA if kl_in == "reward" else 0.0)
         trajectory = Trajectory.from_scores(rollout, scores, *estimate(token_rewards, scores.values, scores.mask))
-        update_policy(policy, optimizer, trajectory, settings, generator)
+        update_policy(policy, optimizer, trajectory, settings, generator, kl_coefficient)
     problem.check(f"{method}, seed {seed}")

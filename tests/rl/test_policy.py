@@ -8,14 +8,17 @@ import torch
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
 from stages.modeling import lora
+from stages.recipe.sections.ppo import Ppo
 from stages.rl import policy_gradient_trainer
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import MinibatchSize, UpdateSettings, policy_gradient_loss, update_policy
 from tests.helpers import tiny_models
+from tests.helpers.settings import take_settings
 from tests.helpers.trajectories import build_trajectory
 
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39]]
-UPDATE = UpdateSettings(
+UPDATE = take_settings(
+    UpdateSettings, Ppo(), max_sampler_ratio=None,
     epochs=2,
     minibatch_prompts=4,
     microbatch_prompts=2,

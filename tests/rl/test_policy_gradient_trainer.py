@@ -39,15 +39,15 @@ class LengthReward:
 def make_trainer(policy, **settings):
     return PolicyGradientTrainer(
         policy=policy, reward_shaper=LengthReward(), kl_controller=KlController(0.1, None, 1),
-        optimizer=torch.optim.Adam(policy.trainable_parameters().values(), lr=0.0),
-        update_settings=replace(UPDATE, **settings), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12),
+        optimizer=torch.optim.Adam(policy.trainable_parameters().values(), lr=0.01),
+        update_settings=replace(UPDATE, **settings), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12, 0, 1.0),
         estimate_advantages=partial(gae_advantages, gamma=0.98, gae_lambda=0.9), kl_estimator="k1", forward_prompts=8,
         reuse_rollout_logprobs=True,
     )
 
 
 def step(trainer, seed=0, **options):
-    return trainer.step(PROMPTS, lambda purpose: torch.Generator().manual_seed(seed), 0.01, **options)
+    return trainer.step(PROMPTS, lambda purpose: torch.Generator().manual_seed(seed), **options)
 
 
 def weights(policy):

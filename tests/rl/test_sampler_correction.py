@@ -9,14 +9,18 @@ import pytest
 import torch
 
 from stages.modeling.load import load_causal
+from stages.recipe.sections.ppo import Ppo
 from stages.rl.checks import logprob_agreement
 from stages.rl.policy_gradient_trainer import MinibatchSize, UpdateSettings, policy_gradient_loss
 from stages.rl.sampler_correction import minibatch_weights, sampler_metrics, sampler_weights
 from stages.rl.trajectory import Trajectory
 from tests.helpers import tiny_models, tiny_stages
+from tests.helpers.settings import take_settings
 
 LENGTHS, COLUMNS, LARGEST = [3, 5, 1, 4], 6, 1.5
-SETTINGS = UpdateSettings(epochs=1, minibatch_prompts=4, microbatch_prompts=4, clip_range=0.2, max_gradient_norm=None,
+SETTINGS = take_settings(
+    UpdateSettings, Ppo(), max_sampler_ratio=None, value_clip_range=None, value_coefficient=0.0,
+    epochs=1, minibatch_prompts=4, microbatch_prompts=4, clip_range=0.2, max_gradient_norm=None,
                           max_ratio=10.0, update_kl_limit=None)
 
 

@@ -12,7 +12,7 @@ from stages.modeling.adapters import is_adapter
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.checked_models import reward_artifact
-from stages.rewards.shaping import RewardShaper, ShapingSettings
+from stages.rewards.shaping import RewardSum
 from stages.rewards.sources import load_reward_functions
 from stages.runtime.progress import track
 
@@ -32,17 +32,17 @@ class TrainedReward:
         self.batch_texts = batch_texts
         load_models = partial(_load_merged, reward=training.reward and Path(training.reward), precision=precision,
                               batch_rows=batch_texts, cpu_kernels=cpu_kernels)
-        self._shaper = RewardShaper(
+        self._sum = RewardSum(
             [function for entry in training.rewards for function in load_reward_functions(
                 **entry, precision=precision, pairs=None, load_models=load_models)],
-            tokenizer, ShapingSettings(training.reward_combine, training.spread_penalty,
-                                       prompt_template=training.prompt_template))
+            tokenizer, combine=training.reward_combine, spread_penalty=training.spread_penalty,
+            template=training.prompt_template)
         self._scores: dict[tuple, dict[str, float]] = {}
 
     @property
     def weights(self) -> dict[str, float]:
         """Return the weight of each part of the sum, by name."""
-        return self._shaper.weights
+        return self._sum.weights
 
     def score(self, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, np.ndarray]:
         """Compute rewards [N] by writer; texts: lists of prompts and of responses, as token ids, by writer."""
@@ -67,7 +67,7 @@ class TrainedReward:
 
     def _add(self, rows: list[tuple]) -> None:
         prompts, responses = ([list(row[side]) for row in rows] for side in (0, 1))
-        total, parts = self._shaper.sum_parts(prompts, responses)
+        total, parts = self._sum(prompts, responses)
         names, columns = zip(*{TOTAL: total, **parts}.items(), strict=True)
         for row, values in zip(rows, torch.stack(list(columns), 1).double().tolist(), strict=True):
             self._scores[row] = dict(zip(names, values, strict=True))

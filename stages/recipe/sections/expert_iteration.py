@@ -71,6 +71,8 @@ class ExpertIteration(RewardSettings):
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the adapter, prompts, sampling and the data order [ours]", within=SEED)
 
+    sharding, train_new_tokens = "none", False  # no settings
+
     def __post_init__(self):
         super().__post_init__()
         check_log_to(self.log_to)

@@ -24,3 +24,4 @@ class Grpo(GroupedPolicyGradient):
     loss_mean: Literal["token", "sequence"] = setting(
         "sequence", "the loss is a mean over responses of the mean over their tokens [GRPO paper], or over all tokens "
         "of a minibatch [DAPO, arXiv 2503.14476]")
+    ratio_level = "token"  # no setting

@@ -80,6 +80,8 @@ class Ilql:
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the initial adapter and heads, the data order and dropout [ours]", within=SEED)
 
+    sharding, train_new_tokens = "none", False  # no settings
+
     def __post_init__(self):
         check_log_to(self.log_to)
         check_divides(self.microbatch_answers, self.batch_answers, "microbatch_answers", "batch_answers")

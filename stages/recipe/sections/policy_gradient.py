@@ -186,3 +186,5 @@ class GroupedPolicyGradient(PolicyGradient):
         16, "prompts per optimizer step, each with its responses [ours: 64 responses, as in ppo]", within=BATCH)
     microbatch_prompts: int = setting(
         2, "prompts per forward pass of the update, each with its responses [ours]", within=BATCH)
+    # No settings: there is no critic.
+    value_coefficient, value_clip_range, critic_warmup_iterations = 0.0, None, 0

@@ -33,6 +33,8 @@ class Ppo(PolicyGradient):
     kl_estimator: Literal["k1", "k2", "k3", "absolute"] = setting(
         "k1", "estimator of the KL penalty in the reward; only the gradient of k1 is that of the KL [TRL default: "
         "'kl']")
+    # No settings: PPO's loss, with the KL in the reward.
+    responses_per_prompt, ratio_level, loss_mean, kl_importance_weight = 1, "token", "token", False
 
     def __post_init__(self):
         super().__post_init__()

@@ -70,6 +70,8 @@ class RewardSettings:
     short_response_penalty: float = setting(
         0.0, "penalty for a short response, after the clip [torchtune: set to -3 under 18]", within=COEFFICIENT)
 
+    prompt_template = "question"  # no setting, but of own prompts
+
     def __post_init__(self):
         _check_rewards(self.rewards, self.reward_scaling)
         if self.spread_penalty and self.reward_combine != "mean_minus_std":

@@ -23,3 +23,4 @@ class Rloo(GroupedPolicyGradient):
     loss_mean: Literal["token", "sequence"] = setting(
         "sequence", "the loss is a mean over all tokens, or over responses of the mean over their tokens [RLOO paper: "
         "sequence]")
+    kl_importance_weight = False  # no setting: the KL is in the reward
