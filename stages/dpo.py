@@ -16,6 +16,7 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from dataclasses import asdict
 from pathlib import Path
 
+from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.pair_accuracy import HeldOutPairs, draw_held_out_pairs
 from stages.modeling import torch_setup
 from stages.modeling.load import check_whole_model
@@ -29,7 +30,6 @@ from stages.preference.startup import check_start
 from stages.preference.validation import Validation
 from stages.recipe.sections.dpo import Dpo
 from stages.recipe.selection import select_settings
-from stages.reporting.card_metadata import complete_adapter_cards
 from stages.reward_modeling.dataset import Example
 from stages.reward_modeling.pair_split import PairSplit
 from stages.runs.origin import find_origin
@@ -62,7 +62,7 @@ def run(config: Dpo, out: Path, *, policy: Path, pairs: Path, context: RunContex
     with open_logger(config.log_to, out, "dpo", context, asdict(config)) as logger:
         history = train_policy(config, out, model, training, validation, logger)
     (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
-    complete_adapter_cards(out, find_origin(policy, pairs))
+    write_adapter_cards(out, find_origin(policy, pairs))
     remove_checkpoints(out)
     return {
         "pairs": sum(len(example.pairs) for example in training),

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import Prompts, draw_prompts, split_prompts
 from stages.modeling import torch_setup
@@ -30,7 +31,6 @@ from stages.recipe.selection import select_settings
 from stages.rejection_sampling.candidates import CandidateSampler, CandidateSettings
 from stages.rejection_sampling.rounds import RoundLoop, RoundSettings
 from stages.rejection_sampling.scored_sampler import build_sampler
-from stages.reporting.card_metadata import complete_adapter_cards
 from stages.rewards import checked_models
 from stages.rewards.shaping import ShapingSettings
 from stages.runs.origin import find_origin
@@ -75,7 +75,7 @@ def run(config: ExpertIteration, out: Path, *, policy: Path, reward: Path, pairs
             tokenizer=tokenizer, logger=logger, out=out, say=_say)
         loop.run()
     (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
-    complete_adapter_cards(out, find_origin(policy, pairs))
+    write_adapter_cards(out, find_origin(policy, pairs))
     checkpoint.delete_checkpoints(out)
     return {
         "best_round": loop.best["round"], "rounds": loop.round, "stopped_early": loop.stopped_early,

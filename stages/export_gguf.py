@@ -48,9 +48,9 @@ def export(folder: Path, type_name: str, out: Path, run: Path | None) -> list[st
 
 def find_facts(folder: Path):
     """Return the name, licence and base of a model: those of its provenance, or of the artifacts that it is from."""
+    from stages.cards.sections import origin_metadata
     from stages.model_files.provenance import read_provenance
     from stages.modeling.gguf.export import ModelFacts
-    from stages.reporting.card_metadata import origin_metadata
     from stages.runs.lineage import find_input
     from stages.runs.origin import find_origin
     from stages.runtime.artifact import MANIFEST, read_manifest

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from stages.cards.adapter_card import write_adapter_cards
 from stages.modeling import torch_setup
 from stages.modeling.finite_weights import check_finite
 from stages.modeling.load import check_whole_model
@@ -38,7 +39,6 @@ from stages.offline_rl.model import ILQLModel
 from stages.offline_rl.validation import PREFIX, measure_answers, sample_shifted
 from stages.recipe.sections.ilql import Ilql
 from stages.recipe.selection import select_settings
-from stages.reporting.card_metadata import complete_adapter_cards
 from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext
 from stages.runtime.processes import is_main
@@ -82,7 +82,7 @@ def run(config: Ilql, out: Path, *, policy: Path, pairs: Path, context: RunConte
             Evaluation(watch.measure, config.evaluate_every_steps, at_start=True) if validation else None, logger,
             lambda step: synchronise_targets(config, learner, step))
     save(config, learner, tokenizer, out)
-    complete_adapter_cards(out, find_origin(policy, pairs))
+    write_adapter_cards(out, find_origin(policy, pairs))
     remove_checkpoints(out)
     return {"answers": len(training), "tokens": sum(len(row.answer) for row in training),
             "dropped_over_length": dropped, "validation_answers": len(validation), "score_mean": scale.mean,

@@ -19,6 +19,7 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from itertools import groupby, islice
 from pathlib import Path
 
+from stages.cards.model_card import MergedModel, render_model_card
 from stages.evaluation.reward_model_check import describe_shortfall
 from stages.modeling import torch_setup
 from stages.modeling.adapters import check_base, is_adapter, is_reward_model
@@ -28,7 +29,6 @@ from stages.modeling.merging.merge import check_order, merge
 from stages.modeling.q_heads.files import has_q_heads
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Merge
-from stages.reporting.model_card import MergedModel, render_model_card
 from stages.reward_modeling.dataset import Example, build_examples
 from stages.reward_modeling.merge_target import select_target
 from stages.reward_modeling.no_model import read_no_model, write_no_model

@@ -16,10 +16,10 @@ import json
 import shutil
 from pathlib import Path
 
+from stages.cards.dataset_card import render_posts_card
 from stages.recipe.sections.data import Posts
 from stages.runtime.files import hash_input, write_json, write_text
 from stages.runtime.process_pool import ProcessPool
-from stages.stackexchange.dataset_card import render_posts_card
 from stages.stackexchange.dump.sources import Source, find_sources, select_sources
 from stages.stackexchange.questions.counts import posts_metrics
 from stages.stackexchange.questions.duplicate_ids import check_ids

@@ -22,6 +22,7 @@ from typing import Literal
 
 import torch
 
+from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import draw_prompts, split_prompts
 from stages.generation.sampling_params import SamplingParams
@@ -34,7 +35,6 @@ from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
 from stages.recipe.sections.policy_gradient import PolicyGradient
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.selection import select_settings
-from stages.reporting.card_metadata import complete_adapter_cards
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards import checked_models
 from stages.rewards.kl import KlController
@@ -149,7 +149,7 @@ def train_policy(
     trainer.policy.save(out, tokenizer)
     if config.prompt_template != "question":
         save_chat_template(tokenizer, out, own_template)
-    complete_adapter_cards(out, find_origin(inputs.policy, inputs.pairs))
+    write_adapter_cards(out, find_origin(inputs.policy, inputs.pairs))
     checkpoint.delete_checkpoints(out)
     return {
         "best_iteration": loop.best["iteration"],

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from stages.cards.evaluated_card import render_evaluated_card
+from stages.cards.sections import CARD
 from stages.evaluation import summary
 from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.recipe import recipe
@@ -29,7 +31,6 @@ from stages.recipe.sections.evaluate import Report
 from stages.render.html import Html, element, fold, join_html, table
 from stages.reporting import at_best_section, data_funnel, pipeline_graph, policy_section, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards
-from stages.reporting.card_metadata import CARD, render_evaluated_card
 from stages.reporting.curves import COLUMNS, build_curves, format_csv, list_points, split_constant
 from stages.reporting.figures import Curves, FigureFolder, Histogram
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, describe_origin, page_title

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
     accuracy_breakdown,
@@ -40,7 +41,6 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import shard_layers
 from stages.recipe.sections.reward import Reward
 from stages.recipe.selection import select_settings
-from stages.reporting.card_metadata import complete_adapter_cards
 from stages.reward_modeling.dataset import Example, collate_examples, select_reference_answers
 from stages.reward_modeling.head_fit import fit_head
 from stages.reward_modeling.load import load_classifier
@@ -103,7 +103,7 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
                 train_member(settings, folder, base, plain, tokenizer, data, logs)
         remove_checkpoints(folder)
         metrics.append(best_validation(folder))
-    complete_adapter_cards(out, find_origin(base, pairs))
+    write_adapter_cards(out, find_origin(base, pairs))
     return {
         "pairs": sum(len(e.pairs) for e in data.training),
         "answers": sum(len(e.answers) for e in data.training),

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stages.cards.adapter_card import write_adapter_cards
 from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedBlocks
 from stages.finetuning.token_store import TokenizedDocuments, write_documents
@@ -33,7 +34,6 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.recipe.sections.sft import Sft
 from stages.recipe.selection import select_settings
-from stages.reporting.card_metadata import complete_adapter_cards
 from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext
 from stages.stackexchange.pairs.table import (
@@ -74,7 +74,7 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path, context: RunContext 
             TrainerSettings.from_section(config, **sizes, schedule="cosine"), out, "sft",
             validation.evaluation() if validation.rows else None, logger)
     (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
-    complete_adapter_cards(out, find_origin(base, pairs))
+    write_adapter_cards(out, find_origin(base, pairs))
     remove_checkpoints(out)
     (out / DOCUMENTS).unlink()
     return {"documents": len(documents), "tokens": int(documents.lengths.sum()), "blocks": len(blocks),

@@ -48,6 +48,8 @@ ROOMS = {
     "reporting": ("recipe.algorithms", "evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check",
                   "evaluation.tasks.wording", "evaluation.length_control.words", "runs.origin", "runtime",
                   "render", "stackexchange.prompt"),
+    "cards": ("recipe.algorithms", "runs.origin", "runtime", "render", "evaluation.summary", "evaluation.tasks.wording",
+              "reporting.headline", *PROMPTS),
     "pooling": ("evaluation.statistics", "evaluation.summary", "evaluation.reward_hacking", "reporting", "runtime",
                 "render"),
     "reward_checks": ("runtime", "render", "modeling", "generation", "reward_modeling", "rewards", "evaluation",
@@ -57,7 +59,7 @@ ROOMS = {
     "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
 }
 WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "model_files", "runs", "stackexchange", "inspection",
-                 "reporting", "pooling", "kl_frontier", "planning")
+                 "reporting", "cards", "pooling", "kl_frontier", "planning")
 READING = {"environ", "getenv", "glob", "rglob", "iterdir", "read_text", "read_bytes", "open", "exists", "is_file"}
 TORCH = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}

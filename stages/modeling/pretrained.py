@@ -13,7 +13,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from stages.distributed.sharding import gather_state
 from stages.model_files.gguf_header import is_gguf
-from stages.modeling.adapter_card import write_adapter_card
 from stages.modeling.compatible_files import save_tokenizer, write_model
 from stages.modeling.families import check_text_only
 from stages.modeling.finite_weights import check_finite
@@ -136,7 +135,6 @@ def save_adapters(model, out: Path, names: list[str]) -> None:
         config = json.loads(file.read_text(encoding="utf-8"))
         # PEFT stores these as sets, whose order differs between processes.
         write_json(file, {key: sorted(value) if isinstance(value, list) else value for key, value in config.items()})
-        write_adapter_card(file.parent, model.peft_config[name])
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:

@@ -1,1 +1,1 @@
-"""Render the report page and the model cards."""
+"""Render the report page."""

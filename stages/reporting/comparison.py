@@ -13,9 +13,8 @@ from stages.reporting.headline import Verdict, policy_headline
 from stages.reporting.page import render_page
 
 COMPARED_CURVES = {"base": ("loss",), "sft": ("loss", "perplexity"), "reward": ("loss", "accuracy"),
-                   "judge": ("accuracy",)}
-COMPARED_CURVES |= {name: algorithm.compared_curves for name, algorithm in ALGORITHMS.items()
-                    if algorithm.compared_curves}
+                   "judge": ("accuracy",), **{name: algorithm.compared_curves for name, algorithm in ALGORITHMS.items()
+                                              if algorithm.compared_curves}}
 TEMPERATURES = re.compile(r" \(T ([^)]+)\) -> (\S+) \(T ([^)]+)\)")  # in a label of the short table
 LABEL_CHARACTERS = 24
 MISSING = "–"

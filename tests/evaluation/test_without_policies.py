@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages import evaluate
+from stages.cards.evaluated_card import _policy_rows
 from stages.command_line.command import build_parser
 from stages.command_line.command_signature import read_signature
 from stages.evaluation import summary
-from stages.reporting.card_metadata import _policy_rows
 from tests.helpers import finished_run
 from tests.helpers.tiny_evaluation import CONFIG, make_tokenizer, save_inputs
 

@@ -8,14 +8,17 @@ import yaml
 from huggingface_hub import ModelCard
 
 from stages import report
+from stages.cards.adapter_card import write_adapter_cards
+from stages.cards.evaluated_card import render_evaluated_card
+from stages.cards.model_card import MergedModel, render_model_card
+from stages.cards.sections import CARD, origin_metadata
 from stages.model_files.provenance import Provenance, write_provenance
-from stages.reporting.card_metadata import CARD, complete_adapter_cards, origin_metadata, render_evaluated_card
-from stages.reporting.model_card import MergedModel, render_model_card
 from stages.runs.origin import Origin, find_hub_datasets, find_pretrained
 from stages.runtime.artifact import digest
 from tests.helpers.finished_run import EVIL, metrics
 
 PROVENANCE = Provenance("owner/chat-model", "apache-2.0", "m.gguf", "0" * 64, True, "Q4_1", 4)
+ADAPTER = {"task_type": "CAUSAL_LM", "r": 4, "base_model_name_or_path": "b", "target_modules": ["q"]}
 PAIRS = {"sites": {"beer.stackexchange.com": {"questions": 3, "pairs": 7}}, "licenses": {"CC BY-SA 4.0": 9}}
 
 
@@ -99,22 +102,20 @@ def test_metadata_say_what_is_known(origin, expected):
 def test_the_cards_of_an_adapter_get_the_origin(tmp_path):
     for folder in (tmp_path, tmp_path / "value"):
         folder.mkdir(exist_ok=True)
-        (folder / "adapter_config.json").write_text("{}")
-        (folder / CARD).write_text("---\nlibrary_name: peft\n---\n\n# A LoRA adapter\n")
+        (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
     (tmp_path / "checkpoints" / "checkpoint-1").mkdir(parents=True)
     (tmp_path / "checkpoints" / "checkpoint-1" / "adapter_config.json").write_text("{}")  # sealed, without a card
-    complete_adapter_cards(tmp_path, Origin("scratch", PAIRS, ["owner/set"]))
+    write_adapter_cards(tmp_path, Origin("scratch", PAIRS, ["owner/set"]))
     for folder in (tmp_path, tmp_path / "value"):
         card = ModelCard.load(folder / CARD)
         assert (card.data.license, card.data.language, card.data.datasets, card.data.library_name) == (
             "cc-by-sa-4.0", ["en"], ["owner/set"], "peft")
-        assert card.text.strip() == "# A LoRA adapter"
+        assert card.text.strip().startswith("# A LoRA adapter of rank 4") and "## Base" not in card.text
 
 
 def test_an_adapters_card_says_where_a_converted_base_is_from(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    (tmp_path / CARD).write_text("---\nlibrary_name: peft\n---\n\n# A LoRA adapter\n")
-    complete_adapter_cards(tmp_path, Origin("folder", provenance=PROVENANCE))
+    (tmp_path / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    write_adapter_cards(tmp_path, Origin("folder", provenance=PROVENANCE))
     text = (tmp_path / CARD).read_text()
     for part in ("## Base", "owner/chat-model", "licence apache-2.0", "tuned for chat before", "rounded to 4 bits"):
         assert part in text.replace("&#45;", "-").replace("&#46;", "."), part

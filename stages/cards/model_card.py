@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from huggingface_hub import ModelCardData
 
-from stages.evaluation.summary import display_name
-from stages.recipe.algorithms import ALGORITHMS
-from stages.render.card_sections import (
+from stages.cards.sections import (
     format_section,
     join_blocks,
     licence_section,
     limits_section,
+    origin_metadata,
     settings_table,
     sites_table,
 )
+from stages.evaluation.summary import display_name
+from stages.recipe.algorithms import ALGORITHMS
 from stages.render.markdown_tables import clean_name, escape_cell, format_table
-from stages.reporting.card_metadata import origin_metadata
 from stages.runs.origin import Origin
 from stages.runtime.manifest import flatten_tree
 from stages.stackexchange.prompt import prompt_text

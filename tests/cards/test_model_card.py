@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from stages import merge, reward, sft
+from stages.cards.model_card import LIMITS, POLICY_LIMITS, SCORE_LIMITS, MergedModel, render_model_card
 from stages.model_files.provenance import Provenance
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.reward import Reward
 from stages.recipe.sections.sft import Sft
-from stages.reporting.model_card import LIMITS, POLICY_LIMITS, SCORE_LIMITS, MergedModel, render_model_card
 from stages.runs.origin import Origin
 from stages.runtime.artifact import MANIFEST
 from tests.helpers import tiny_models

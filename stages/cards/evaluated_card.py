@@ -1,10 +1,10 @@
-"""Write metadata of model cards in the Hub's form: where a model is from, and what was measured (model-index)."""
+"""Add what an evaluation measured to the card of a merged model: metadata (model-index) and a section."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard
 
+from stages.cards.sections import MAX_LABEL_CHARACTERS, format_section
 from stages.evaluation.summary import (
     BEST,
     against_start,
@@ -18,38 +18,10 @@ from stages.evaluation.summary import (
     mean_score,
 )
 from stages.evaluation.tasks.wording import SFT, find_wording, start_model
-from stages.render.card_sections import format_section, hub_license
 from stages.render.markdown_tables import clean_name, escape_cell, format_table
 from stages.reporting.headline import NAMED_SITES, policy_headline
-from stages.runs.origin import Origin
-from stages.runtime.files import write_text
 
-CARD, CHECKPOINTS = "README.md", "checkpoints"
 SPLIT = "evaluation"
-MAX_LABEL_CHARACTERS = 250
-LANGUAGES = {"es.stackoverflow.com": "es", "ja.stackoverflow.com": "ja", "pt.stackoverflow.com": "pt",
-             "ru.stackoverflow.com": "ru", "rus.stackexchange.com": "ru"}  # all other sites are in English
-
-
-def origin_metadata(origin: Origin) -> dict:
-    """Return language, data sets and licence; no licence for a base that is not the pipeline's own: it is not known."""
-    languages = sorted({LANGUAGES.get(str(site).lower(), "en") for site in origin.pairs.get("sites", {})})
-    values = {"language": languages, "datasets": origin.datasets}
-    return {name: value for name, value in values.items() if value} | (
-        hub_license(origin.pairs.get("licenses", {})) if origin.base == "scratch" else {})
-
-
-def complete_adapter_cards(folder: Path, origin: Origin) -> None:
-    """Add the origin to the cards of an adapter and of those in its folder (a value function, further members)."""
-    configs = [path for path in sorted(folder.rglob("adapter_config.json"))
-               if CHECKPOINTS not in path.relative_to(folder).parts]
-    for path in (config.with_name(CARD) for config in configs):
-        card = ModelCard(path.read_text(encoding="utf-8"))
-        for name, value in origin_metadata(origin).items():
-            setattr(card.data, name, value)
-        words = escape_cell(origin.describe_base(), MAX_LABEL_CHARACTERS) if origin.provenance else ""
-        section = format_section("Base", f"The pretrained model was {words}." if words else "")
-        write_text(path, str(card) if not section else f"{str(card).rstrip()}\n\n{section}\n")
 
 
 def render_evaluated_card(card_text: str, name: str, writer: str, metrics: dict, sites: list[str]) -> str:

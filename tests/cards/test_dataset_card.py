@@ -11,8 +11,8 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, DatasetCardData
 
+from stages.cards.dataset_card import render_pairs_card, render_posts_card
 from stages.render.markdown_tables import add_funnel_sum, clean_name, escape_cell, format_histogram, top_rows
-from stages.stackexchange.dataset_card import render_pairs_card, render_posts_card
 from stages.stackexchange.pairs import table as pairs_table
 from stages.stackexchange.questions import table as questions_table
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from huggingface_hub import DatasetCardData
 
-from stages.render.card_sections import (
+from stages.cards.sections import (
     format_section,
     hub_license,
     join_blocks,

@@ -1,4 +1,4 @@
-"""Build the Markdown sections that data set cards and model cards share.
+"""Build the Markdown sections and the metadata that several kinds of cards share.
 
 Names from the data are escaped by stages/render/markdown_tables.py.
 """
@@ -6,6 +6,12 @@ Names from the data are escaped by stages/render/markdown_tables.py.
 import re
 
 from stages.render.markdown_tables import add_sum_row, escape_cell, format_table, top_rows
+from stages.runs.origin import Origin
+
+CARD = "README.md"
+MAX_LABEL_CHARACTERS = 250
+LANGUAGES = {"es.stackoverflow.com": "es", "ja.stackoverflow.com": "ja", "pt.stackoverflow.com": "pt",
+             "ru.stackoverflow.com": "ru", "rus.stackexchange.com": "ru"}  # all other sites are in English
 
 # Of the Hub's list (huggingface.co/docs/hub/repositories-licenses); it has no cc-by-sa-2.5.
 HUB_LICENSES = {"cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-3.0", "cc-by-4.0", "cc0-1.0", "unknown"}
@@ -39,6 +45,14 @@ def hub_license(names: dict) -> dict:
         return {"license": licenses[0] if len(licenses) == 1 else licenses} if licenses else {}
     link = {"license_link": LICENSE_LINK} if all(map(SHARE_ALIKE.fullmatch, licenses)) else {}
     return {"license": "other", "license_name": "-and-".join(licenses)[:100], **link}
+
+
+def origin_metadata(origin: Origin) -> dict:
+    """Return language, data sets and licence; no licence for a base that is not the pipeline's own: it is not known."""
+    languages = sorted({LANGUAGES.get(str(site).lower(), "en") for site in origin.pairs.get("sites", {})})
+    values = {"language": languages, "datasets": origin.datasets}
+    return {name: value for name, value in values.items() if value} | (
+        hub_license(origin.pairs.get("licenses", {})) if origin.base == "scratch" else {})
 
 
 def license_identifier(name: object) -> str:
