@@ -25,7 +25,6 @@ import torch
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import draw_prompts, split_prompts
-from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
 from stages.modeling.compatible_files import save_chat_template
 from stages.modeling.load import check_whole_model
@@ -43,7 +42,7 @@ from stages.rewards.sources import RewardFunction, load_reward_functions
 from stages.rl.advantages import AdvantageEstimator, gae_advantages
 from stages.rl.checks.memory_plan import classifier_models, longest_rollout, plan_memory
 from stages.rl.checks.startup import StartupReport, run_checks
-from stages.rl.collect_rollouts import collect_rollout
+from stages.rl.collect_rollouts import SamplingParams, collect_rollout
 from stages.rl.early_stopping import StopRules
 from stages.rl.inputs import Inputs, check_inputs
 from stages.rl.policy import Policy
@@ -205,7 +204,7 @@ def build_trainer(
     policy = load_policy(
         inputs.policy, inputs.reward, tune=config.tune, value_model=method.value_model, lora=asdict(config.lora),
         precision=config.precision, temperature=config.temperature,
-        gradient_checkpointing=config.gradient_checkpointing, compiled=config.compile,
+        gradient_checkpointing=config.gradient_checkpointing,
         cpu_kernels=config.cpu_kernels, share_prompts=method.responses_per_prompt > 1)
     if config.sharding == "fsdp":
         policy.shard()

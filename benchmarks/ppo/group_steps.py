@@ -9,7 +9,6 @@ from transformers import logging
 
 from benchmarks.ppo import workload
 from stages import grpo, ppo, rloo
-from stages.generation.sampling_params import SamplingParams
 from stages.modeling import torch_setup
 from stages.ppo import PolicyGradientMethod, parameter_groups, update_settings
 from stages.recipe.sections.grpo import Grpo
@@ -21,6 +20,7 @@ from stages.reward_modeling.scorer import Scorer
 from stages.rewards.kl import KlController
 from stages.rewards.shaping import RewardShaper, ShapingSettings
 from stages.rewards.sources import RewardFunction
+from stages.rl.collect_rollouts import SamplingParams
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
 from stages.rl.policy_loader import load_policy
 
@@ -58,7 +58,7 @@ def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGra
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
                                    ShapingSettings(**select_settings(ShapingSettings, config))),
         kl_controller=KlController(workload.KL_COEFFICIENT, None, 10_000),
-        sampling=SamplingParams(1.0, (workload.NO_EOS,), "until_stop", 1, shape.response, 0, 1.0),
+        sampling=SamplingParams(1.0, (workload.NO_EOS,), "until_stop", 1, shape.response),
         update_settings=update_settings(config, algorithm), kl_estimator=algorithm.kl_estimator,
         forward_prompts=shape.minibatch, reuse_rollout_logprobs=True), algorithm
 

@@ -1,4 +1,4 @@
-"""The result of sampling: responses, and what the sampler knows of each token. Shapes: B rows, R tokens, K ids."""
+"""The result of sampling: responses, and what the sampler knows of each token. Shapes: B rows, R tokens."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,6 @@ class Rollout:
     """Sampled responses: token ids, including the stop id that ended them, if one did.
 
     logprobs, values, entropy: of each sampled token, [B, R] fp32, 0 after a response's end; None unless requested.
-    allowed_token_ids: [B, R, K], the ids that top-k and top-p left to each token, padded with -1; None: no filter.
     """
 
     prompts: list[list[int]]
@@ -19,7 +18,6 @@ class Rollout:
     logprobs: torch.Tensor | None = None
     values: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
-    allowed_token_ids: torch.Tensor | None = None
 
     def decode(self, tokenizer) -> list[str]:
         """Decode the responses to text, without special tokens."""

@@ -1,10 +1,9 @@
 """Sample responses from a policy, token by token with a key-value cache.
 
-Tokens are drawn from the softmax at a temperature and end at true stop ids. A filter that only the sampler applies
-(repetition penalty, suppressed EOS, silent top-k) biases ratios and KL estimates. Top-k and top-p are therefore noted:
-old, new and reference log-probabilities are all of the softmax over the allowed token ids.
+Tokens are drawn from the whole softmax at a temperature and end at true stop ids: a filter that only the sampler
+applies (repetition penalty, suppressed EOS, top-k) would bias ratios and KL estimates.
 
-Shapes: B rows (prompts), R response tokens, V vocabulary, K allowed token ids, D hidden size.
+Shapes: B rows (prompts), R response tokens, V vocabulary, D hidden size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 import torch
 
 from stages.distributed import group, sharding
-from stages.generation.joining import join_rollouts
 from stages.generation.kv_cache import PackedKVCache
 from stages.generation.rollout import Rollout
 from stages.generation.token_sampling import SampledTokens, sample_token
@@ -57,7 +55,21 @@ def sample(model, prompts: list[list[int]], *, precision: str = "fp32", **option
     if group.world_size() == 1:
         return part
     sharding.join_other_passes()
-    return join_rollouts(prompts, part, own, with_stats, options.get("top_k", 0), next(model.parameters()).device)
+    return _join_parts(prompts, part, own, with_stats, next(model.parameters()).device)
+
+
+def _join_parts(
+    prompts: list[list[int]], part: Rollout | None, own: range, with_stats: bool, device: torch.device
+) -> Rollout:
+    """Return the rollout of all prompts from each process's part, its rows `own`; None if it has none."""
+    responses = group.gather_in_order(part.responses if part else [])
+    ended = group.gather_in_order(part.ended if part else [])
+    if not with_stats:
+        return Rollout(prompts, responses, ended)
+    stats = torch.zeros(3, len(prompts), max(map(len, responses)), device=device)
+    if part:
+        stats[:, own, : part.logprobs.shape[1]] = torch.stack([part.logprobs, part.values, part.entropy])
+    return Rollout(prompts, responses, ended, *group.sum_tensor(stats))
 
 
 def sample_in_batches(
@@ -84,8 +96,8 @@ def sample_in_batches(
 def generate_stepwise(
     model, prompts: list[list[int]], *, max_new_tokens: int | Sequence[int], temperature: float,
     stop_ids: Sequence[int], generator: torch.Generator,
-    value_fn: Callable[[torch.Tensor], torch.Tensor] | None = None, top_k: int = 0, top_p: float = 1.0,
-    share_prefixes: bool = False, of_rows: tuple[int, int] | None = None,
+    value_fn: Callable[[torch.Tensor], torch.Tensor] | None = None, share_prefixes: bool = False,
+    of_rows: tuple[int, int] | None = None,
 ) -> Iterator["GenerationState"]:
     """Sample a response per prompt, one token of every row per step; yield the same state after each step.
 
@@ -97,7 +109,6 @@ def generate_stepwise(
         max_new_tokens: the limit of every row, or one per row.
         temperature: 0 is greedy. generator: on the CPU.
         value_fn: maps hidden states [B, D] to values [B]; if given, log-probabilities, values and entropies are stored.
-        top_k: 0 disables the filters; top_p applies within the top k.
         share_prefixes: compute rows that are equal so far once. For several samples of a prompt, above all at a low
             temperature; the tokens are the same, up to rounding.
         of_rows: (first, count): these rows begin at `first` of `count` rows that share the generator's numbers.
@@ -107,11 +118,11 @@ def generate_stepwise(
     device, head = next(model.parameters()).device, output_layer(model)
     with rollout_mode(model), packed_weights(model, enabled=uses_cpu_kernels(model)):
         decoder = (SharedPrefixState if share_prefixes else DecodeState)(model, prompts)
-        state = GenerationState(limits, stop_ids, device, min(top_k, head.weight.shape[0]))
+        state = GenerationState(limits, stop_ids, device)
         while True:
             uniform = torch.rand(count, generator=generator, dtype=torch.float64)
             uniform = uniform[first : first + len(prompts)][state.rows].to(device)
-            drawn = sample_token(head(decoder.hidden).float(), temperature, uniform, top_k, top_p)
+            drawn = sample_token(head(decoder.hidden).float(), temperature, uniform)
             remaining = state.append(drawn, value_fn(decoder.hidden) if value_fn else None)
             yield state
             if not len(state.rows):
@@ -180,23 +191,19 @@ class GenerationState:
 
     DROP_SHARE = 8  # rows leave once 1/8 of the batch has ended: dropping rows copies the keys and values of the rest
 
-    def __init__(self, limits: list[int], stop_ids: Sequence[int], device: torch.device, top_k: int):
+    def __init__(self, limits: list[int], stop_ids: Sequence[int], device: torch.device):
         self.limits, self.stop_ids = limits, set(stop_ids)
         self.rows = list(range(len(limits)))
         self.responses: list[list[int]] = [[] for _ in limits]
         self.done = [False] * len(limits)
         self._stats = torch.zeros(3, len(limits), max(limits), device=device)
         self.logprobs, self.values, self.entropy = self._stats
-        self.allowed_token_ids = torch.full((len(limits), max(limits), top_k), -1, device=device) if top_k else None
         self.steps = 0
 
     def append(self, drawn: SampledTokens, values: torch.Tensor | None) -> torch.Tensor | None:
         """Append one token to each row of the batch; return the batch's rows that remain, or None if all do."""
         if values is not None:
             self._stats[:, self.rows, self.steps] = torch.stack([drawn.logprobs, values.float(), drawn.entropy])
-        if self.allowed_token_ids is not None:
-            ids = drawn.allowed_token_ids
-            self.allowed_token_ids[self.rows, self.steps, : ids.shape[1]] = ids
         self.steps += 1
         for row, token in zip(self.rows, drawn.tokens.tolist(), strict=True):
             if not self.done[row]:
@@ -215,5 +222,4 @@ class GenerationState:
         columns = torch.arange(max(map(len, self.responses)), device=self._stats.device)
         lengths = torch.tensor([len(response) for response in self.responses], device=self._stats.device)
         inside = columns < lengths[:, None]
-        ids = None if self.allowed_token_ids is None else self.allowed_token_ids[:, : len(columns)]
-        return Rollout(prompts, self.responses, ended, *(self._stats[:, :, : len(columns)] * inside), ids)
+        return Rollout(prompts, self.responses, ended, *(self._stats[:, :, : len(columns)] * inside))

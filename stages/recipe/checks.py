@@ -25,7 +25,7 @@ def check_full_precision(tune: str, precision: str) -> None:
 
 
 def check_sharding(
-    sharding: str, precision: str, *, trains_whole: bool, optimizer: str, compiled: bool = False
+    sharding: str, precision: str, *, trains_whole: bool, optimizer: str
 ) -> None:
     """Raise ValueError for what cannot be combined with sharding 'fsdp'.
 
@@ -39,8 +39,6 @@ def check_sharding(
     if trains_whole and optimizer not in ("adam", "adamw"):
         raise ValueError(f"optimizer {optimizer} needs whole tensors, and sharding 'fsdp' splits those that are "
                          f"trained: set optimizer to adamw, or sharding to none")
-    if compiled:
-        raise ValueError("compile and sharding 'fsdp' exclude each other: set one of them to its default")
 
 
 def sharding_setting():

@@ -17,7 +17,15 @@ class RemovedSetting(NamedTuple):
     fixed_value: Any = NOT_FIXED
 
 
+NO_EVIDENCE = "no recipe set it, and no measurement was about it"
 REMOVED_SETTINGS = {
+    "compile": RemovedSetting(NO_EVIDENCE, False),
+    "top_k": RemovedSetting(f"{NO_EVIDENCE}; rollouts are sampled from the whole distribution", 0),
+    "top_p": RemovedSetting(f"{NO_EVIDENCE}; rollouts are sampled from the whole distribution", 1.0),
+    "short_response_tokens": RemovedSetting("add a function or the measure response_tokens to rewards", 0),
+    "short_response_penalty": RemovedSetting("add a function or the measure response_tokens to rewards", 0.0),
+    "max_skipped_in_a_row": RemovedSetting(f"{NO_EVIDENCE}; skipped minibatches are in the history", None),
+    "min_entropy_nats": RemovedSetting(f"{NO_EVIDENCE}; the entropy is in the history", 0.0),
     "cuda_graphs": RemovedSetting(GPU_ADVICE, False),
     "liger_kernels": RemovedSetting(GPU_ADVICE, "off"),
     "sampling_engine": RemovedSetting(GPU_ADVICE, "own"),

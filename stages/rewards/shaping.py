@@ -24,8 +24,6 @@ class ShapingSettings:
     reward_clip: float | None
     missing_eos: Literal["reduce", "replace"]
     missing_eos_penalty: float
-    short_response_tokens: int
-    short_response_penalty: float
     prompt_template: Template
 
 
@@ -120,12 +118,10 @@ class RewardShaper:
         return self.running.mean if self.settings.reward_scaling == "start" else 0.0
 
     def _penalise(self, rewards: torch.Tensor, rollout) -> torch.Tensor:
-        """Apply the penalties. Sampling says whether a response ended: an EOS inside the prompt does not count."""
+        """Apply the penalty. Sampling says whether a response ended: an EOS inside the prompt does not count."""
         settings, ended = self.settings, torch.tensor(rollout.ended, dtype=torch.bool)
         without_eos = torch.tensor(0.0) if settings.missing_eos == "replace" else rewards
-        rewards = torch.where(ended, rewards, without_eos - settings.missing_eos_penalty)
-        short = torch.tensor([len(response) < settings.short_response_tokens for response in rollout.responses])
-        return torch.where(short, rewards - settings.short_response_penalty, rewards)
+        return torch.where(ended, rewards, without_eos - settings.missing_eos_penalty)
 
 
 def _part_weights(sources: list[RewardFunction]) -> dict[str, float]:

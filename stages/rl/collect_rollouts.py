@@ -1,11 +1,29 @@
 """Collect rollouts: sample responses from the policy with the statistics that PPO needs."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
-from stages.generation.sampling_params import SamplingParams, cut_at_stop
 from stages.rl.policy import Policy
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling settings, named as in the recipe's section `ppo`.
+
+    response_length: 'until_stop' samples up to a stop id or max_response_tokens. 'sampled' does the same with a limit
+    for each response, uniform in [min_response_tokens, max_response_tokens].
+    """
+
+    temperature: float
+    stop_ids: Sequence[int]
+    response_length: Literal["until_stop", "sampled"]
+    min_response_tokens: int
+    max_response_tokens: int
 
 
 def collect_rollout(
@@ -20,12 +38,9 @@ def collect_rollout(
     if sampling.response_length == "sampled":
         span = (sampling.min_response_tokens, sampling.max_response_tokens + 1)
         limits = torch.randint(*span, (len(prompts),), generator=generator).tolist()
-    fixed = sampling.response_length == "fixed"
     with policy.merge_adapter() as model:
         rollout = sample(
-            model, prompts, max_new_tokens=limits, temperature=sampling.temperature,
-            stop_ids=() if fixed else sampling.stop_ids, precision=policy.precision, top_k=sampling.top_k,
-            top_p=sampling.top_p, share_prefixes=policy.share_prompts, value_fn=policy.values_from_hidden,
+            model, prompts, max_new_tokens=limits, temperature=sampling.temperature, stop_ids=sampling.stop_ids,
+            precision=policy.precision, share_prefixes=policy.share_prompts, value_fn=policy.values_from_hidden,
             generator=generator)
-    rollout = cut_at_stop(rollout, sampling.stop_ids) if fixed else rollout
     return policy.fill_values(rollout, forward_prompts)

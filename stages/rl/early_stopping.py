@@ -1,18 +1,15 @@
-"""End a run early by rules: KL too large, no progress, too many skipped updates, entropy too low."""
+"""End a run early by rules: KL too large, or no progress."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 
 @dataclass(frozen=True)
 class StopRules:
-    """Limits, named as in the recipe's section `ppo`. None disables a rule, for min_entropy_nats: 0."""
+    """Limits, named as in the recipe's section `ppo`. None disables a rule."""
 
     max_kl_nats: float
     patience_evaluations: int | None
-    max_skipped_in_a_row: int | None
-    min_entropy_nats: float
 
 
 @dataclass
@@ -23,7 +20,6 @@ class EarlyStopping:
     reason: str | None = None
     best_score: float | None = None
     evaluations_without_better: int = 0
-    skipped_in_a_row: int = 0
 
     def check_evaluation(self, row: dict[str, float]) -> bool:
         """Check `kl` and `selection_score` of an evaluation; return whether this policy is the best and within the KL.
@@ -44,23 +40,14 @@ class EarlyStopping:
                        f"({self.evaluations_without_better}) evaluations")
         return False
 
-    def check_update(self, row: dict[str, float], skipped: Sequence[bool]) -> None:
-        """Check an iteration's `entropy`, nats per token, and which of its minibatches were skipped, in order."""
-        longest = 0
-        for skip in skipped:
-            self.skipped_in_a_row = self.skipped_in_a_row + 1 if skip else 0
-            longest = max(longest, self.skipped_in_a_row)
-        limit = self.rules.max_skipped_in_a_row
-        if limit is not None and longest > limit:
-            self._stop(f"{longest} minibatches in a row were skipped (ratio above max_ratio, or gradient not finite), "
-                       f"more than max_skipped_in_a_row ({limit})")
-        if self.rules.min_entropy_nats and not row["entropy"] >= self.rules.min_entropy_nats:
-            self._stop(f"the entropy, {row['entropy']:.3g} nats a token, is below min_entropy_nats "
-                       f"({self.rules.min_entropy_nats:g}): the policy has collapsed to few answers")
-
     def state(self) -> dict:
-        """Return the state as JSON for a checkpoint; continue with `EarlyStopping(rules, **state)`."""
+        """Return the state as JSON for a checkpoint."""
         return {name: value for name, value in vars(self).items() if name != "rules"}
+
+    @classmethod
+    def restore(cls, rules: StopRules, state: dict) -> "EarlyStopping":
+        """Continue from a `state()`, also one of a version with further rules."""
+        return cls(rules, **{name: value for name, value in state.items() if name in cls.__dataclass_fields__})
 
     def _stop(self, reason: str) -> None:
         self.reason = self.reason or reason

@@ -52,19 +52,18 @@ class Policy(nn.Module):
 
     The head starts at 0 ("The N Implementation Details of RLHF with PPO") unless `init_value_from_reward` is called.
     gradient_checkpointing: recompute activations in the backward pass of updates; sampling is not affected.
-    compiled: compile the layers with torch.compile in all forward passes but sampling's.
     share_prompts: compute a prompt with several responses of a batch once; for methods that sample several.
     """
 
     def __init__(
         self, model, temperature: float, precision: str, *, gradient_checkpointing: bool = False,
-        compiled: bool = False, critic: bool = True, share_prompts: bool = False
+        critic: bool = True, share_prompts: bool = False
     ):
         super().__init__()
         self.share_prompts = share_prompts
         self.model, self.temperature, self.precision = model.eval(), temperature, precision
         self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
-        self.layers = LayerCalls(gradient_checkpointing, compiled)
+        self.layers = LayerCalls(gradient_checkpointing)
         self.value_shares_policy, self.value_model, self.value_head = critic, None, None
         if not critic:
             return
@@ -131,24 +130,17 @@ class Policy(nn.Module):
         critic = {id(parameter) for parameter in self.critic_parameters()}
         return [p for p in self.trainable_parameters().values() if id(p) not in critic]
 
-    def forward(
-        self, prompts: list[list[int]], responses: list[list[int]], allowed_token_ids: torch.Tensor | None = None
-    ) -> TokenScores:
-        """Score the responses under the policy.
-
-        allowed_token_ids: [B, R or more, K], the ids that each token was sampled from (see Rollout).
-        """
+    def forward(self, prompts: list[list[int]], responses: list[list[int]]) -> TokenScores:
+        """Score the responses under the policy."""
         packed = pack_rows(prompts, responses, self.model.device, self.share_prompts)
-        return self._token_scores(packed, self._hidden_states(packed, POLICY), allowed_token_ids)
+        return self._token_scores(packed, self._hidden_states(packed, POLICY))
 
     @torch.no_grad()
-    def ref_logprobs(
-        self, prompts: list[list[int]], responses: list[list[int]], allowed_token_ids: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Compute log-probabilities [B, R] under the reference, by a softmax over the same ids."""
+    def ref_logprobs(self, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
+        """Compute log-probabilities [B, R] under the reference."""
         packed = pack_rows(prompts, responses, self.model.device, self.share_prompts)
         hidden = self._hidden_states(packed, None)
-        return scatter_to_rows(self._logprobs(unwrap_peft(self.base), hidden, packed, allowed_token_ids), packed)
+        return scatter_to_rows(self._logprobs(unwrap_peft(self.base), hidden, packed), packed)
 
     def values_from_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute values [M], fp32, from the policy's hidden states [M, D]; 0 if they do not come from those."""
@@ -226,10 +218,8 @@ class Policy(nn.Module):
         with active_adapter(model, role), self.layers.applied_to(backbone(inner), role), autocast(self.precision):
             return packed_hidden_states(inner, packed.batch, packed.predictor_positions)
 
-    def _token_scores(
-        self, packed: PackedResponses, hidden: torch.Tensor, allowed_token_ids: torch.Tensor | None
-    ) -> TokenScores:
-        logprobs = self._logprobs(self.causal_model, hidden, packed, allowed_token_ids)
+    def _token_scores(self, packed: PackedResponses, hidden: torch.Tensor) -> TokenScores:
+        logprobs = self._logprobs(self.causal_model, hidden, packed)
         values = torch.zeros_like(logprobs, requires_grad=False)
         if self.has_critic:
             values = self._values(hidden if self.value_shares_policy else self._hidden_states(packed, VALUE))
@@ -239,12 +229,7 @@ class Policy(nn.Module):
         with without_autocast(hidden):  # sampling calls this under autocast, updates do not
             return self.value_head(hidden.float()).squeeze(-1)
 
-    def _logprobs(
-        self, model: nn.Module, hidden: torch.Tensor, packed: PackedResponses, allowed_token_ids: torch.Tensor | None
-    ) -> torch.Tensor:
-        if allowed_token_ids is not None:
-            allowed_token_ids = allowed_token_ids[:, : packed.mask.shape[1]].flatten(0, 1)[packed.scatter_index]
+    def _logprobs(self, model: nn.Module, hidden: torch.Tensor, packed: PackedResponses) -> torch.Tensor:
         with autocast(self.precision):
             return selective_log_softmax(
-                output_layer(model), hidden, packed.token_ids, self.temperature, allowed_token_ids,
-                uses_cpu_kernels(model))
+                output_layer(model), hidden, packed.token_ids, self.temperature, uses_cpu_kernels(model))

@@ -20,11 +20,10 @@ import torch
 
 from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
-from stages.generation.sampling_params import SamplingParams
 from stages.rewards.kl import KlController, kl_k3, kl_penalised_rewards
 from stages.rewards.shaping import RewardShaper, ShapedRewards
 from stages.rl.advantages import AdvantageEstimator
-from stages.rl.collect_rollouts import collect_rollout
+from stages.rl.collect_rollouts import SamplingParams, collect_rollout
 from stages.rl.losses import (
     LossMean,
     RatioLevel,
@@ -38,7 +37,7 @@ from stages.rl.losses import (
 from stages.rl.phase_timer import PhaseTimer
 from stages.rl.policy import Policy
 from stages.rl.sampler_correction import minibatch_weights, sampler_metrics
-from stages.rl.trajectory import Trajectory, score_rollout, select_allowed_token_ids
+from stages.rl.trajectory import Trajectory, score_rollout
 from stages.training.memory import retry_with_smaller_batches
 from stages.training.optimizers import clip_gradient_norm, scale_learning_rates
 
@@ -192,7 +191,7 @@ def update_policy(
     kl_coefficient: of the KL in the loss.
 
     Stops once the policy has moved `update_kl_limit` nats per token from the rollout's. Skips a minibatch whose mean
-    ratio is above `max_ratio` or whose gradient is not finite (`skips`: one flag per minibatch). Shrinks the microbatch
+    ratio is above `max_ratio` or whose gradient is not finite (`skipped`: their number). Shrinks the microbatch
     when memory does not suffice (`microbatch_prompts`: its size at the end).
     """
     log: list[dict[str, float]] = []
@@ -210,7 +209,6 @@ def update_policy(
         "microbatch_prompts": settings.microbatch_prompts,
         "update_stopped_early": float(stopped),
         "skipped": sum(row["skipped"] for row in log),
-        "skips": [bool(row["skipped"]) for row in log],
     }
 
 
@@ -268,8 +266,7 @@ def policy_gradient_loss(
     + kl_coefficient * KL to the reference (k3; arXiv 2402.03300, eq. 4). sampler_correction.py weights the first.
     """
     index = rows.tolist()
-    new = policy([trajectory.prompts[i] for i in index], [trajectory.responses[i] for i in index],
-                 select_allowed_token_ids(trajectory, index))
+    new = policy([trajectory.prompts[i] for i in index], [trajectory.responses[i] for i in index])
     old_logprobs, ref_logprobs, old_values, advantages, returns = (
         x[rows, : new.mask.shape[1]] for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values,
                                                trajectory.advantages, trajectory.returns))

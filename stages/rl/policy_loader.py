@@ -13,7 +13,7 @@ from stages.rl.policy import Policy
 
 def load_policy(
     folder: Path, reward: Path | None, *, tune: str, value_model: str | None, lora: dict, precision: str,
-    temperature: float, gradient_checkpointing: bool = False, compiled: bool = False, cpu_kernels: str = "off",
+    temperature: float, gradient_checkpointing: bool = False, cpu_kernels: str = "off",
     share_prompts: bool = False,
 ) -> Policy:
     """Load the model in `folder` as an untrained policy; arguments are named as in the recipe's section `ppo`.
@@ -32,7 +32,7 @@ def load_policy(
     model = load_causal(folder, precision, cpu_kernels)
     if tune == "lora":
         model = add_lora(model, precision=precision, **lora)
-    policy = Policy(model, temperature, precision, gradient_checkpointing=gradient_checkpointing, compiled=compiled,
+    policy = Policy(model, temperature, precision, gradient_checkpointing=gradient_checkpointing,
                     critic=value_model is not None, share_prompts=share_prompts)
     if value_model in ("adapter", "model"):
         policy.init_value_from_reward(reward, cpu_kernels)

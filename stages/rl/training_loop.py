@@ -74,7 +74,7 @@ class TrainingLoop:
         checkpoint.restore_optimizer_state(self.trainer.optimizer, tensors)
         self.best_weights = {name.removeprefix("best."): t for name, t in tensors.items() if name.startswith("best.")}
         self.iteration, self.best = facts["iteration"], facts["best"]
-        self.stopping = EarlyStopping(self.stopping.rules, **facts["stopping"])
+        self.stopping = EarlyStopping.restore(self.stopping.rules, facts["stopping"])
         self.trainer.restore(facts["trainer"])
         print_line(f"{self.name}: resumed at iteration {self.iteration}")
         return True
@@ -127,7 +127,6 @@ class TrainingLoop:
             self.next_prompts(), self.generator, learning_rate_factor(s, self.iteration),
             critic_only=self.iteration < s.critic_warmup_iterations)
         self.iteration += 1
-        self.stopping.check_update(row, row.pop("skips"))
         self.logger.log_metrics(self.iteration, row)
         self.logger.log_metrics(self.iteration, timing, TIMING)
         return row

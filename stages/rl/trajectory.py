@@ -39,7 +39,6 @@ class Trajectory(RolloutScores):
     responses: list[list[int]]
     advantages: torch.Tensor
     returns: torch.Tensor
-    allowed_token_ids: torch.Tensor | None = None
     sampler_logprobs: torch.Tensor | None = None
 
     @classmethod
@@ -49,7 +48,7 @@ class Trajectory(RolloutScores):
     ) -> "Trajectory":
         """Join a rollout, its scores and its advantages; reuse_rollout_logprobs: as given to `score_rollout`."""
         return cls(**vars(scores), prompts=rollout.prompts, responses=rollout.responses, advantages=advantages,
-                   returns=returns, allowed_token_ids=rollout.allowed_token_ids,
+                   returns=returns,
                    sampler_logprobs=None if reuse_rollout_logprobs else rollout.logprobs)
 
     def length(self, row: int) -> int:
@@ -77,8 +76,7 @@ def score_rollout(
     columns = max(map(len, rollout.responses))
     scores = torch.zeros(4, len(lengths), columns, device=policy.model.device)
     for rows in chunk_by_length(lengths, forward_prompts, group.own_rows_by_length(lengths)):
-        texts = ([rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows],
-                 select_allowed_token_ids(rollout, rows))
+        texts = [rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows]
         ref_logprobs = policy.ref_logprobs(*texts)
         if reuse:
             logprobs, values = rollout.logprobs[rows], rollout.values[rows]
@@ -89,8 +87,3 @@ def score_rollout(
             scores[number, rows, : chunk.shape[1]] = chunk.to(scores)
     sharding.join_other_passes()
     return RolloutScores(*group.sum_tensor(scores))
-
-
-def select_allowed_token_ids(rollout: Rollout | Trajectory, rows: list[int]) -> torch.Tensor | None:
-    """Select the ids that top-k and top-p left to these rows' tokens; None without a filter."""
-    return None if rollout.allowed_token_ids is None else rollout.allowed_token_ids[rows]

@@ -215,15 +215,16 @@ def test_a_flag_may_have_underscores(flag):
         assert (parsed["set max_logit_difference"], parsed["base"], parsed["out"]) == ("0.5", "a_b", "_1")
 
 
-@pytest.mark.parametrize(("flags", "value"), [([], None), (["--compile"], True), (["--no-compile"], False)])
+@pytest.mark.parametrize(("flags", "value"), [
+    ([], None), (["--gradient-checkpointing"], True), (["--no-gradient-checkpointing"], False)])
 def test_a_switch_is_a_switch(flags, value):
     signature = read_signature(ROOT / "stages/ppo.py")
     words = ["--policy", "a", "--reward", "b", "--pairs", "c", "--out", "d"]
     recipe = ["--recipe", str(ROOT / "configs/tiny.yaml")]
     arguments = vars(command.build_parser(signature).parse_args([*words, *recipe, *flags]))
-    assert arguments["set compile"] is value
+    assert arguments["set gradient_checkpointing"] is value
     config = command._parse_arguments(signature, arguments)[0]
-    assert config.compile is (value or False)
+    assert config.gradient_checkpointing is (value or False)
 
 
 @pytest.mark.parametrize(("words", "says"), [

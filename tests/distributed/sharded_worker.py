@@ -13,7 +13,6 @@ import torch
 
 from stages.distributed import group, sharding
 from stages.generation.sampler import sample
-from stages.generation.sampling_params import SamplingParams
 from stages.modeling import lora
 from stages.modeling.families import backbone
 from stages.modeling.packed.forward import use_packed_attention
@@ -23,6 +22,7 @@ from stages.rewards.kl import KlController
 from stages.rewards.shaping import RewardShaper
 from stages.rewards.sources import RewardFunction
 from stages.rl.advantages import gae_advantages
+from stages.rl.collect_rollouts import SamplingParams
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
 from stages.training import checkpoint
@@ -65,7 +65,7 @@ def train_ppo(mode: str, tune: str, precision: str) -> tuple[dict, dict]:
         policy=policy, kl_controller=KlController(0.1, 1.0, 20), optimizer=optimizer, update_settings=worker.UPDATE,
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
                                    shaping()),
-        sampling=SamplingParams(1.0, (2, 5, 9, 40), "until_stop", 1, 12, 0, 1.0), kl_estimator="k1", forward_prompts=2,
+        sampling=SamplingParams(1.0, (2, 5, 9, 40), "until_stop", 1, 12), kl_estimator="k1", forward_prompts=2,
         estimate_advantages=partial(gae_advantages, gamma=0.98, gae_lambda=0.9))
     rows = []
     for i in range(2):

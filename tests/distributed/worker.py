@@ -17,7 +17,6 @@ from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedRow
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
-from stages.generation.sampling_params import SamplingParams
 from stages.modeling import lora
 from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.packed.token_logprobs import response_logprobs
@@ -43,7 +42,7 @@ from stages.rewards.kl import KlController
 from stages.rewards.shaping import RewardShaper
 from stages.rewards.sources import RewardFunction
 from stages.rl.advantages import gae_advantages
-from stages.rl.collect_rollouts import collect_rollout
+from stages.rl.collect_rollouts import SamplingParams, collect_rollout
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, UpdateSettings, update_policy
 from stages.rl.trajectory import Trajectory
@@ -81,12 +80,10 @@ def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def check_sampling() -> dict:
     model, facts = tiny_models.llama(tiny_models.tokenizer()), {}
     options = {"stop_ids": (2, 5, 9), "precision": "fp32", "value_fn": lambda hidden: hidden.float().mean(-1)}
-    for name, further in {"plain": {"max_new_tokens": 12}, "limits": {"max_new_tokens": [3, 9, 1, 7, 5]},
-                          "filtered": {"max_new_tokens": 12, "top_k": 20, "top_p": 0.9}}.items():
+    for name, further in {"plain": {"max_new_tokens": 12}, "limits": {"max_new_tokens": [3, 9, 1, 7, 5]}}.items():
         rollout = sample(model, PROMPTS, temperature=1.0, generator=torch.Generator().manual_seed(3),
                          **options, **further)
         facts[name] = [rollout.responses, rollout.ended, rollout.logprobs.tolist(), rollout.entropy.tolist()]
-        facts[f"{name}_ids"] = None if rollout.allowed_token_ids is None else rollout.allowed_token_ids.tolist()
     facts["one"] = sample(model, PROMPTS[:1], temperature=1.0, generator=torch.Generator().manual_seed(3),
                           stop_ids=(2,), max_new_tokens=6).responses  # the others have none
     use_packed_attention(model)
@@ -105,7 +102,7 @@ def check_ppo() -> tuple[dict, dict]:
         policy=policy, reward_shaper=RewardShaper(functions, None, shaping(reward_scaling="running")),
         kl_controller=KlController(0.1, 1.0, 20),
         optimizer=torch.optim.Adam(policy.trainable_parameters().values(), lr=3e-3), update_settings=UPDATE,
-        sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12, 0, 1.0), kl_estimator="k1", forward_prompts=2,
+        sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12), kl_estimator="k1", forward_prompts=2,
         estimate_advantages=partial(gae_advantages, gamma=0.98, gae_lambda=0.9, whiten_rewards=True))
     rows = [trainer.step(PROMPTS, lambda purpose, i=i: torch.Generator().manual_seed(i), critic_only=i == 0)[0]
             for i in range(3)]
@@ -121,7 +118,7 @@ def check_groups(method: PolicyGradientMethod) -> tuple[dict, dict]:
         policy=policy, optimizer=torch.optim.Adam(policy.policy_parameters(), lr=3e-3), kl_in=method.kl_in,
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
                                    shaping()),
-        kl_controller=KlController(0.1, 1.0, 20), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12, 0, 1.0),
+        kl_controller=KlController(0.1, 1.0, 20), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12),
         update_settings=replace(UPDATE, minibatch_prompts=4, value_coefficient=0.0, loss_mean="sequence"),
         kl_estimator="k1", forward_prompts=4, estimate_advantages=method.estimate_advantages)
     prompts = [prompt for prompt in PROMPTS for _ in range(method.responses_per_prompt)]
@@ -147,7 +144,7 @@ def check_updates() -> dict:
         optimizer = torch.optim.SGD(policy.trainable_parameters().values(), lr=1e-3)
         settings = replace(UPDATE, max_ratio=1e9, **changes)
         statistics = update_policy(policy, optimizer, trajectory, settings, torch.Generator().manual_seed(0))
-        facts[name] = [statistics["minibatches"], statistics["skips"]]
+        facts[name] = [statistics["minibatches"], statistics["skipped"]]
 
     def call(size: int) -> int:
         if size > 2 and group.rank() == group.world_size() - 1:

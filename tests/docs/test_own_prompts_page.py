@@ -6,7 +6,7 @@ from stages.recipe.sections.ppo import Ppo
 from tests.helpers.documentation import ROOT
 
 PAGE = (ROOT / "docs/own_prompts.md").read_text(encoding="utf-8")
-VALUES = {"running", "model", "none", "fixed", "mixed", "reduce", "replace", "full", "head", "adapter", "absolute",
+VALUES = {"running", "model", "none", "mixed", "reduce", "replace", "full", "head", "adapter", "absolute",
           "k1", "k2", "paged_adamw_8bit", "repetition", "response_tokens", "tune", "prompts", "base=", "--policy",
           "--reward", "--prompts", "samples.jsonl"}
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import shutil
-import subprocess
 
 import pytest
 import torch
@@ -370,12 +369,10 @@ def test_a_value_head_that_diverged_is_not_published(base, reward, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["int8", "nf4"])
-def test_a_quantised_model_can_neither_learn_whole_nor_be_compiled(precision):
+def test_a_quantised_model_cannot_learn_whole(precision):
     with pytest.raises(ValueError, match="tune 'full' needs trainable weights"):
         Ppo(tune="full", precision=precision)
-    with pytest.raises(ValueError, match="compile needs precision fp32, mixed or bf16"):
-        Ppo(compile=True, precision=precision)
-    assert Ppo(tune="full", compile=True, precision="bf16")
+    assert Ppo(tune="full", precision="bf16")
 
 
 # Recomputed and compiled layers
@@ -418,32 +415,3 @@ def test_sampling_is_never_checkpointed(base, reward, monkeypatch):
     learn_free = sample(policy.model, PROMPTS, max_new_tokens=4, temperature=1.0, stop_ids=(),
                         generator=torch.Generator().manual_seed(0), value_fn=policy.values_from_hidden)
     score_rollout(policy, learn_free, 4)
-
-
-def _compiler() -> bool:
-    try:
-        return subprocess.run(["g++", "--version"], capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-@pytest.mark.parametrize("gradient_checkpointing", [False, True])
-def test_traced_layers_compute_the_same(base, reward, monkeypatch, gradient_checkpointing):
-    """What torch.compile traces, run by torch itself: the kernels are made in the slow test below."""
-    real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda forward, **how: real(forward, backend="eager", **how))
-    changes = {"value_model": "adapter", "gradient_checkpointing": gradient_checkpointing}
-    expected = gradients(moved(load(base, reward, value_model="adapter")))
-    actual = gradients(moved(load(base, reward, compiled=True, **changes)))
-    assert all(torch.allclose(actual[name], expected[name], atol=1e-4) for name in expected)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not _compiler(), reason="torch.compile needs a C++ compiler on a CPU, and there is no g++")
-def test_compiled_layers_compute_the_same(base, reward):
-    expected = moved(load(base, reward))
-    policy = moved(load(base, reward, compiled=True))
-    actual = gradients(policy)
-    assert all(torch.allclose(actual[name], grad, atol=1e-4) for name, grad in gradients(expected).items())
-    with torch.no_grad():
-        assert torch.allclose(policy(PROMPTS, ANSWERS).logprobs, expected(PROMPTS, ANSWERS).logprobs, atol=1e-4)

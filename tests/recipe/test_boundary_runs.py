@@ -24,8 +24,8 @@ ALONE = {
               "log_probability_weight- log_probability_weight+ centring_weight+ language_model_weight+ "
               "max_length_tokens- train_pairs- validation_share+",
     "merge": "max_logit_difference- max_perplexity_change- max_accuracy_change-",
-    "ppo": "lora.alpha+ lora.dropout+ max_prompt_tokens- min_response_tokens+ stop_ids+ temperature- top_p- "
-           "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ min_entropy_nats+ "
+    "ppo": "lora.alpha+ lora.dropout+ max_prompt_tokens- min_response_tokens+ stop_ids+ temperature- "
+           "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ "
            "evaluation_prompts- evaluation_prompts+",
     "dpo": "lora.alpha+ lora.dropout+ learning_rate+ beta- beta+ max_length_tokens- train_pairs- validation_share+",
     "best_of_n": "max_prompt_tokens- temperature-",
@@ -56,13 +56,12 @@ BESIDE = {
     "dpo+": {"max_steps": 1},
     "ilql-": {"epochs": SMALL},
     "ilql+": {"max_steps": 1},
-    "ppo top_p-": {"top_k": 5},
     **{f"reward {name}": {"tune": "head", "pooling": "mean"}
        for name in ("layers-", "layers+", "head_penalty-", "head_penalty+")},
     **{f"expert_iteration keep_{keep}{end}": {"keep": keep} for keep in ("above", "share") for end in "-+"},
     "best_of_n+": {"reward_combine": "mean_minus_std"},
     "expert_iteration+": {"reward_combine": "mean_minus_std"},
-    "ppo+": {"top_p": 1.0, "reward_combine": "mean_minus_std"},
+    "ppo+": {"reward_combine": "mean_minus_std"},
 }
 REPORTS = {"-": Report(side_by_side=0, figure_width_inches=1),
            "+": Report(side_by_side=10**12, figure_width_inches=20)}

@@ -14,11 +14,9 @@ from tests.helpers.ranges import list_ranges
 
 BOUNDARIES = (-1, 0, 1e308, -1e308, math.nan, math.inf, -math.inf, 1e18, 10**18, 10**400)
 # What 0 means there: nothing is dropped, done or added; the first or the only one; greedy; all.
-REWARD = ("spread_penalty min_reward_correlation reward_baseline missing_eos_penalty short_response_tokens "
-          "short_response_penalty")
+REWARD = ("spread_penalty min_reward_correlation reward_baseline missing_eos_penalty")
 OF_POLICY_GRADIENTS = (
-    f"{REWARD} lora.dropout top_k weight_decay kl_coefficient max_skipped_in_a_row min_entropy_nats seed stop_ids "
-    "evaluation_prompts"
+    f"{REWARD} lora.dropout weight_decay kl_coefficient seed stop_ids evaluation_prompts"
 )
 ZERO = {
     "posts": "min_answers max_bad_rows_share seed",

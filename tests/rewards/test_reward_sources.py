@@ -206,13 +206,6 @@ def test_the_reward_is_reduced_or_replaced():
     assert (reduce, replaced) == ([5, -4.5, -1.5], [5, -1.5, -1.5])
 
 
-def test_short_responses_pay_beside_a_missing_eos():
-    settings = {"missing_eos_penalty": 1.0, "short_response_tokens": 3, "short_response_penalty": 0.5}
-    assert shape_rewards([4, 4, 4], make_rollout(), **settings) == [4, 2.5, 2.5]
-    assert shape_rewards([4, 4, 4], make_rollout(), missing_eos="replace", **settings) == [4, -1.5, -1.5]
-    assert shape_rewards([4, 4, 4], make_rollout(), short_response_tokens=2, short_response_penalty=0.5) == [4, 4, 3.5]
-
-
 def test_baseline_then_scale_then_clip_then_penalty():
     settings = {"reward_baseline": 2.0, "reward_scaling": "model", "reward_clip": 1.0, "missing_eos_penalty": 0.5}
     # (10 - 2) / 4 = 2 -> 1;  (-6 - 2) / 4 = -2 -> -1 -> -1.5 (not -1 again);  (4 - 2) / 4 = 0.5 -> 0

@@ -1,6 +1,6 @@
 """Log-probabilities of tokens from hidden states, computed a few rows of logits at a time.
 
-Shapes: N tokens, D width, V vocabulary, K allowed ids.
+Shapes: N tokens, D width, V vocabulary.
 """
 
 import torch
@@ -28,7 +28,6 @@ def selective_log_softmax(
     hidden: torch.Tensor,
     token_ids: torch.Tensor,
     temperature: float,
-    allowed_token_ids: torch.Tensor | None = None,
     cpu_kernels: bool = False,
 ) -> torch.Tensor:
     """Compute log softmax(layer(hidden) / temperature) at `token_ids` [N], in nats: [N] fp32.
@@ -37,7 +36,6 @@ def selective_log_softmax(
     A layer that learns is computed again, chunk by chunk, in the backward pass.
 
     Args:
-        allowed_token_ids: ids [N, K] that the softmax is restricted to (top-k, top-p), padded with -1.
         cpu_kernels: use the CPU kernel where it supports the logits (see `uses_cpu_kernels`).
     """
     weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
@@ -46,11 +44,10 @@ def selective_log_softmax(
     size = logits_chunk_tokens(layer, hidden.device)
     for first in range(0, len(token_ids), size):
         span, ids = slice(first, first + size), token_ids[first : first + size]
-        if frozen and allowed_token_ids is None:
+        if frozen:
             chunks.append(_FrozenLayer.apply(hidden[span], weight, bias, ids, temperature, cpu_kernels))
         else:
-            allowed = None if allowed_token_ids is None else allowed_token_ids[span]
-            chunks.append(checkpoint(_logprobs, layer, hidden[span], ids, temperature, allowed, use_reentrant=False))
+            chunks.append(checkpoint(_logprobs, layer, hidden[span], ids, temperature, use_reentrant=False))
     return torch.cat(chunks) if chunks else hidden.float().sum(-1)  # no token, but the graph of the forward pass
 
 
@@ -65,11 +62,8 @@ def logits_chunk_tokens(layer: nn.Module, device: torch.device) -> int:
     return max(MIN_CHUNK_TOKENS, CHUNK_LOGITS[device.type] // vocabulary)
 
 
-def _logprobs(layer: nn.Module, hidden, token_ids, temperature: float, allowed: torch.Tensor | None) -> torch.Tensor:
-    logits = layer(hidden).float() / temperature
-    if allowed is not None:
-        return restricted_logprobs(logits, allowed, token_ids)
-    return -functional.cross_entropy(logits, token_ids, reduction="none")
+def _logprobs(layer: nn.Module, hidden, token_ids, temperature: float) -> torch.Tensor:
+    return -functional.cross_entropy(layer(hidden).float() / temperature, token_ids, reduction="none")
 
 
 def _softmax_(logits: torch.Tensor, token_ids: torch.Tensor, cpu_kernels: bool) -> torch.Tensor:
@@ -140,17 +134,3 @@ def response_logprobs(
     if group.world_size() > 1 and logprobs:
         logprobs = list(group.sum_tensor(torch.cat(logprobs)).split([len(response) for response in responses]))
     return logprobs
-
-
-def restricted_log_softmax(logits: torch.Tensor, allowed_token_ids: torch.Tensor) -> torch.Tensor:
-    """Compute the log softmax over the allowed ids [N, K] of logits [N, V]: [N, K], -inf where an id is -1."""
-    allowed = logits.gather(-1, allowed_token_ids.clamp(min=0))
-    return allowed.masked_fill(allowed_token_ids < 0, float("-inf")).log_softmax(-1)
-
-
-def restricted_logprobs(
-    logits: torch.Tensor, allowed_token_ids: torch.Tensor, token_ids: torch.Tensor
-) -> torch.Tensor:
-    """Compute the log-probability [N] of `token_ids` [N], each one of its allowed ids."""
-    column = (allowed_token_ids == token_ids[:, None]).int().argmax(-1, keepdim=True)
-    return restricted_log_softmax(logits, allowed_token_ids).gather(-1, column).squeeze(-1)

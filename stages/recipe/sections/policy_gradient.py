@@ -45,7 +45,6 @@ class PolicyGradient(RewardSettings):
         "lora", "what is trained: an adapter, or all weights (the reference is then a frozen copy) [script]")
     precision: Precision = setting("int8", "precision of the frozen base model [script]")
     gradient_checkpointing: bool = setting(False, "recompute activations in the update's backward pass [script: off]")
-    compile: bool = setting(False, "torch.compile the layers except in sampling; not for int8 and nf4 [ours: off]")
     iterations: int = setting(2500, "number of rollouts [script: 20,000 'steps' over batches of 8]", within=COUNT)
     rollout_prompts: int = setting(64, "prompts per rollout [run: 8 on each of 8 processes]", within=BATCH)
     forward_prompts: int = setting(
@@ -63,22 +62,15 @@ class PolicyGradient(RewardSettings):
         "own chat template [ours]", absent_means="question")
     max_prompt_tokens: int = setting(512, "drop and count longer prompts [script]", within=TOKENS)
     max_response_tokens: int = setting(128, "maximum response length [run]", within=TOKENS)
-    response_length: Literal["until_stop", "sampled", "fixed"] = setting(
+    response_length: Literal["until_stop", "sampled"] = setting(
         "until_stop", "'until_stop': sample up to a stop id; 'sampled': the same, with a maximum drawn uniformly from "
-        "min_ to max_response_tokens [script, without stop ids]; 'fixed': sample max_response_tokens and cut after "
-        "the first stop id [N implementation details]")
+        "min_ to max_response_tokens [script, without stop ids]")
     min_response_tokens: int = setting(32, "smallest maximum, if response_length is 'sampled' [script]", within=TOKENS)
     stop_ids: tuple[int, ...] | None = setting(
         None, "token ids that end a response; null: the tokenizer's EOS [ours; script: none that a model has]",
         within=Range(0, 2**31 - 1))
     temperature: float = setting(
         1.0, "divides the logits of the old, the new and the reference policy alike [script]", within=TEMPERATURE)
-    top_k: int = setting(
-        0, "sample from, and compute log-probabilities over, the k most likely tokens; 0: all [script]",
-        within=Range(0, 10**9))
-    top_p: float = setting(
-        1.0, "of those, keep the most likely tokens up to this total probability; 1: all; needs top_k [script]",
-        within=Range(0, 1, above=True))
     learning_rate: float = setting(1.4e-5, "learning rate [run]", within=LEARNING_RATE)
     learning_rate_decay: bool = setting(
         False, "decay the learning rate linearly to 0 over the run [N implementation details; script: off]")
@@ -128,10 +120,6 @@ class PolicyGradient(RewardSettings):
     patience_evaluations: int | None = setting(
         None, "stop after this many evaluations without a better validation_selection_score; null: never [ours]",
         within=COUNT)
-    max_skipped_in_a_row: int | None = setting(
-        None, "stop after more skipped minibatches in a row; null: never [ours]", within=COUNT_OR_NONE)
-    min_entropy_nats: float = setting(
-        0.0, "stop if the policy's entropy per token falls below this; 0: never [ours]", within=COEFFICIENT)
     save_every_iterations: int = setting(10, "iterations between checkpoints [ours]", within=COUNT)
     save_every_minutes: float | None = save_every_minutes_setting()
     keep_checkpoints: int = setting(
@@ -146,16 +134,9 @@ class PolicyGradient(RewardSettings):
         check_log_to(self.log_to)
         check_full_precision(self.tune, self.precision)
         check_sharding(
-            self.sharding, self.precision, trains_whole=self.trains_whole_model(), optimizer=self.optimizer,
-            compiled=self.compile)
-        if self.compile and self.precision in ("int8", "nf4"):
-            raise ValueError(f"compile needs precision fp32, mixed or bf16: torch cannot trace the matrix products "
-                             f"of {self.precision}")
+            self.sharding, self.precision, trains_whole=self.trains_whole_model(), optimizer=self.optimizer)
         if self.lora.dropout:
             raise ValueError("lora.dropout must be 0: old and new log-probabilities must come from one function")
-        if self.top_p < 1 and not self.top_k:
-            raise ValueError("top_p alone may keep any number of tokens, and each needs a log-probability under the "
-                             "old, the new and the reference policy: set top_k, too, or leave top_p at 1")
         if not self.score_length and self.reward_scaling != "start":
             raise ValueError(f"score_length: false needs reward_scaling 'start', not {self.reward_scaling!r}: without "
                              f"the term for length, the scores of ordinary answers are far from 0")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.ranges import COEFFICIENT, COUNT_OR_NONE, POSITIVE, SIGNED, Range
+from stages.recipe.ranges import COEFFICIENT, POSITIVE, SIGNED, Range
 from stages.recipe.schema import setting
 
 
@@ -65,10 +65,6 @@ class RewardSettings:
         "penalty [N+]")
     missing_eos_penalty: float = setting(
         1.0, "penalty for a response without EOS, after the clip [N+ implementation details]", within=COEFFICIENT)
-    short_response_tokens: int = setting(
-        0, "penalise responses with fewer tokens, EOS included [ours]", within=COUNT_OR_NONE)
-    short_response_penalty: float = setting(
-        0.0, "penalty for a short response, after the clip [torchtune: set to -3 under 18]", within=COEFFICIENT)
 
     prompt_template = "question"  # no setting, but of own prompts
 

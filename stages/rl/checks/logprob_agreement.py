@@ -12,7 +12,6 @@ import torch
 
 from stages.generation.rollout import Rollout
 from stages.rl.policy import Policy
-from stages.rl.trajectory import select_allowed_token_ids
 
 KL_LIMIT_NATS = 1e-4  # per response; allows for rounding of an exact 0
 REUSE_SHARE = 0.005  # of the clip range: 1e-3 nats at 0.2; samplers that round like the forward pass stay far below it
@@ -29,8 +28,7 @@ def forward_in_batches(score: Callable, rollout: Rollout, batches: Iterable[torc
     scores_by_row = {}
     for rows in batches:
         index = rows.tolist()
-        scores = score([rollout.prompts[i] for i in index], [rollout.responses[i] for i in index],
-                       select_allowed_token_ids(rollout, index))
+        scores = score([rollout.prompts[i] for i in index], [rollout.responses[i] for i in index])
         for position, row in enumerate(index):
             scores_by_row[row] = [x[position, : len(rollout.responses[row])].float().cpu() for x in scores]
     in_order = [scores_by_row[row] for row in sorted(scores_by_row)]

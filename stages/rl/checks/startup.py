@@ -22,7 +22,6 @@ from stages.modeling.tokenizer import check_special_tokens
 from stages.rl.checks import logprob_agreement
 from stages.rl.losses import masked_mean
 from stages.rl.policy import Policy, TokenScores
-from stages.rl.trajectory import select_allowed_token_ids
 from stages.stackexchange.prompt import adds_bos
 
 ZERO_AT_START = ("lora_A", "lora_embedding_B")  # their gradient is 0 until the other factor, which starts at 0, moves
@@ -128,8 +127,7 @@ def _check_update(
     """Compare the first microbatch of an update with the old log-probabilities, and check its gradients."""
     rows = range(min(microbatch_prompts, len(rollout.prompts)))
     with torch.enable_grad():
-        scores = policy([rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows],
-                        select_allowed_token_ids(rollout, list(rows)))
+        scores = policy([rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows])
     new = scores.logprobs.detach()[scores.mask.bool()].float().cpu()
     deviation = logprob_agreement.check_ratio(
         agreement.old_logprobs[: len(new)], new, agreement.mean_noise, clip_range)
