@@ -28,8 +28,7 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.best_of_n import BestOfN
 from stages.recipe.selection import select_settings
 from stages.rejection_sampling.candidates import Candidates, CandidateSettings
-from stages.rejection_sampling.reward_curve import measure_best_of_n
-from stages.rejection_sampling.sample_table import write_samples
+from stages.rejection_sampling.sample_table import measure_best_of_n, write_samples
 from stages.rejection_sampling.scored_sampler import build_sampler
 from stages.rewards import checked_models
 from stages.rewards.shaping import ShapingSettings

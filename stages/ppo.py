@@ -44,10 +44,9 @@ from stages.rl.checks.memory_plan import classifier_models, longest_rollout, pla
 from stages.rl.checks.startup import StartupReport, run_checks
 from stages.rl.collect_rollouts import SamplingParams, collect_rollout
 from stages.rl.early_stopping import StopRules
-from stages.rl.inputs import Inputs, check_inputs
+from stages.rl.inputs import Inputs, check_inputs, load_policy, load_scorers
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, UpdateSettings
-from stages.rl.policy_loader import load_policy, load_scorers
 from stages.rl.training_loop import LoopSettings, TrainingLoop
 from stages.runs.origin import find_origin
 from stages.runtime.artifact import RunContext, read_manifest

@@ -21,8 +21,8 @@ from stages.rewards.kl import KlController
 from stages.rewards.shaping import RewardShaper, ShapingSettings
 from stages.rewards.sources import RewardFunction
 from stages.rl.collect_rollouts import SamplingParams
+from stages.rl.inputs import load_policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
-from stages.rl.policy_loader import load_policy
 
 PACKAGES = ("torch", "transformers", "peft")
 METHODS = {"ppo_head": (ppo, partial(Ppo, value_model="head")), "ppo_model": (ppo, partial(Ppo, value_model="model")),

@@ -13,8 +13,7 @@ from stages.evaluation import policy_metrics
 from stages.evaluation.at_best import compare_at_best, list_compared
 from stages.evaluation.gold_score import MAIN_KEY
 from stages.evaluation.heldout_prompts import HeldOutPrompts
-from stages.evaluation.length_control.equal_length import compare_answers
-from stages.evaluation.length_control.within_bins import gain_within_bins
+from stages.evaluation.length_control.within_bins import compare_answers, gain_within_bins
 from stages.evaluation.policy_answers import Answers, repeat_each
 from stages.evaluation.policy_metrics import Columns
 from stages.evaluation.summary import BEST, CONTROLS, SAMPLES

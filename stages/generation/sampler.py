@@ -8,13 +8,13 @@ Shapes: B rows (prompts), R response tokens, V vocabulary, D hidden size.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
 from stages.distributed import group, sharding
 from stages.generation.kv_cache import PackedKVCache
 from stages.generation.rollout import Rollout
-from stages.generation.token_sampling import SampledTokens, sample_token
 from stages.modeling.cpu_kernels.linear import packed_weights
 from stages.modeling.load import autocast
 from stages.modeling.output_layer import output_layer
@@ -26,6 +26,35 @@ from stages.modeling.packed.forward import (
     uses_cpu_kernels,
 )
 from stages.modeling.packed.sequences import distinct_rows, pack
+from stages.modeling.packed.token_logprobs import entropy
+from stages.modeling.torch_setup import allow_nondeterministic
+
+
+class SampledTokens(NamedTuple):
+    """The tokens of one step with their log-probabilities and entropies, all [B]."""
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+
+
+def sample_token(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> SampledTokens:
+    """Sample one token per row from logits [B, V] by inverting the CDF at `uniform` [B].
+
+    The cumulative sum over the vocabulary is in float64, since fp32 rounds it.
+    """
+    logits = logits if temperature in (0, 1) else logits / temperature
+    logprobs = torch.log_softmax(logits, dim=-1)
+    probabilities = logprobs.exp()
+    if temperature == 0:
+        indices = logprobs.argmax(-1, keepdim=True)
+    else:
+        with allow_nondeterministic():  # of one row, a GPU's sums may differ in the last of 53 bits
+            cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+        indices = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+        indices = indices.clamp(max=logprobs.shape[-1] - 1)
+    return SampledTokens(indices.squeeze(-1), logprobs.gather(-1, indices).squeeze(-1),
+                         entropy(probabilities, logprobs))
 
 
 @contextmanager

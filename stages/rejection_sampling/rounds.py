@@ -22,8 +22,7 @@ from stages.generation.prompts import Prompts
 from stages.modeling.adapters import merged_adapter
 from stages.modeling.load import autocast
 from stages.modeling.packed.token_logprobs import response_logprobs
-from stages.rejection_sampling.candidates import CandidateSampler, read_parts
-from stages.rejection_sampling.winners import choose_winners, list_winners
+from stages.rejection_sampling.candidates import CandidateSampler, choose_winners, list_winners, read_parts
 from stages.training import checkpoint
 from stages.training.loggers import TrainingLogger
 from stages.training.trainer import TrainerSettings, train

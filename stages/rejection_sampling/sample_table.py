@@ -4,9 +4,12 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.evaluation.statistics import bootstrap_mean
+from stages.generation.best_of_n import best_of_kl, best_of_n_weights
 from stages.generation.prompts import Prompts
 from stages.rejection_sampling.candidates import Candidates
 from stages.runtime.files import atomic_path
@@ -35,3 +38,15 @@ def _rows(rows: list[dict], part: Candidates, tokenizer) -> list[dict]:
              "author": row["authors"][0], "prompt": prompt_text(row["question"]), "winner": text,
              "ended": ended[i], "reward": rewards[i], "rewards": rewards}
             for row, text, ended, rewards, i in zip(rows, texts, part.ended, part.rewards.tolist(), best, strict=True)]
+
+
+def measure_best_of_n(rewards: np.ndarray, bootstrap_samples: int, seed: int) -> list[dict]:
+    """Compute, for n = 1, 2, 4, ... and S, the KL bound in nats and the unbiased mean reward with its 95 % interval.
+
+    The interval is by prompt. rewards: [P, S].
+    """
+    prompts, samples = rewards.shape
+    counts = [n for exponent in range(samples.bit_length()) if (n := 2**exponent) < samples] + [samples]
+    expected = {n: (best_of_n_weights(rewards, n) * rewards).sum(1) for n in counts}
+    return [{"n": n, "kl": best_of_kl(n), "reward": bootstrap_mean(
+        values, np.arange(prompts), samples=bootstrap_samples, seed=seed)} for n, values in expected.items()]

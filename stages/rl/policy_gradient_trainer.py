@@ -29,16 +29,16 @@ from stages.rl.losses import (
     RatioLevel,
     masked_mean,
     masked_sum,
+    minibatch_weights,
     policy_loss,
     probability_ratio,
+    sampler_metrics,
     sum_means,
     value_loss,
 )
-from stages.rl.phase_timer import PhaseTimer
 from stages.rl.policy import Policy
-from stages.rl.sampler_correction import minibatch_weights, sampler_metrics
 from stages.rl.trajectory import Trajectory, score_rollout
-from stages.training.memory import retry_with_smaller_batches
+from stages.training.memory import PhaseTimer, retry_with_smaller_batches
 from stages.training.optimizers import clip_gradient_norm, scale_learning_rates
 
 STATISTICS = ("policy_loss", "value_loss", "ratio", "clip_fraction", "update_kl")
@@ -53,7 +53,7 @@ class UpdateSettings:
     responses of the mean over their tokens. kl_importance_weight: multiply the KL in the loss by the ratio, so that its
     gradient is the KL's (arXiv 2512.02556).
     responses_per_prompt: that are neighbours in a rollout. They are in one minibatch, which computes their prompt once.
-    max_sampler_ratio: largest weight of sampler_correction.py; None: no weights.
+    max_sampler_ratio: largest weight of `minibatch_weights`; None: no weights.
     """
 
     epochs: int
@@ -263,7 +263,7 @@ def policy_gradient_loss(
     """Compute the loss of some rows as their share of a minibatch's mean, and STATISTICS summed over their tokens.
 
     Loss: clipped policy loss (arXiv 1707.06347, eq. 7) + value_coefficient * clipped value loss
-    + kl_coefficient * KL to the reference (k3; arXiv 2402.03300, eq. 4). sampler_correction.py weights the first.
+    + kl_coefficient * KL to the reference (k3; arXiv 2402.03300, eq. 4). `minibatch_weights` weight the first.
     """
     index = rows.tolist()
     new = policy([trajectory.prompts[i] for i in index], [trajectory.responses[i] for i in index])

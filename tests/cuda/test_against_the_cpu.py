@@ -17,8 +17,8 @@ from stages.rewards.kl import KlController
 from stages.rewards.shaping import ShapedRewards
 from stages.rl.advantages import gae_advantages, grpo_advantages
 from stages.rl.collect_rollouts import SamplingParams
+from stages.rl.inputs import load_policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
-from stages.rl.policy_loader import load_policy
 from stages.training.optimizers import build_optimizer
 from tests.helpers import architectures, tiny_models
 from tests.helpers.devices import GPU, computing_on, every_device, move_adapter

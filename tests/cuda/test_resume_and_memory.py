@@ -11,8 +11,8 @@ import torch
 from stages.generation.rollout import Rollout
 from stages.rl import policy_gradient_trainer
 from stages.rl.advantages import gae_advantages
+from stages.rl.inputs import load_policy
 from stages.rl.policy_gradient_trainer import policy_gradient_loss, update_policy
-from stages.rl.policy_loader import load_policy
 from stages.rl.training_loop import TrainingLoop
 from stages.rl.trajectory import Trajectory, score_rollout
 from stages.training import memory

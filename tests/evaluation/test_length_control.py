@@ -16,8 +16,7 @@ from transformers import LlamaForSequenceClassification
 from stages import evaluate
 from stages.evaluation import summary, verdict
 from stages.evaluation.length_control import words
-from stages.evaluation.length_control.equal_length import compare_answers
-from stages.evaluation.length_control.within_bins import BINS, gain_within_bins
+from stages.evaluation.length_control.within_bins import BINS, compare_answers, gain_within_bins
 from stages.evaluation.statistics import bootstrap_statistic
 from stages.generation.best_of_n import best_of_n_weights
 from stages.recipe.sections.evaluate import Report

@@ -20,9 +20,9 @@ from stages.recipe.sections.ppo import Ppo
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
+from stages.rl.inputs import load_policy, load_scorers
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
-from stages.rl.policy_loader import load_policy, load_scorers
 from stages.rl.trajectory import score_rollout
 from stages.runtime import artifact, files
 from stages.training.memory_estimate import distinct_bytes, iter_tensors

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stages.modeling.packed import attention, last_layer, sequences
+from stages.modeling.packed import attention, forward, sequences
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 
 LENGTHS = [3, 40, 17, 16, 1, 40, 33]
@@ -139,7 +139,7 @@ class Trunk(nn.Module):
 def test_the_last_block_computes_the_wanted_tokens_alone_and_exactly():
     trunk, states, wanted = Trunk(), gaussian(1, 90, 5).requires_grad_(), torch.tensor([3, 88, 40, 41])
     full = trunk(states)[0, wanted]
-    with last_layer.mlp_at_positions(trunk, wanted, 90):
+    with forward.mlp_at_positions(trunk, wanted, 90):
         actual = trunk(states)[0, wanted]
     assert trunk.met == [90, 16]
     assert torch.allclose(actual, full, atol=1e-14)
@@ -150,6 +150,6 @@ def test_the_last_block_computes_the_wanted_tokens_alone_and_exactly():
 def test_a_layer_that_is_computed_again_computes_all():
     trunk = Trunk()
     trunk.layer.forward = lambda: None
-    with last_layer.mlp_at_positions(trunk, torch.tensor([1]), 90):
+    with forward.mlp_at_positions(trunk, torch.tensor([1]), 90):
         trunk(gaussian(1, 90, 5))
     assert trunk.met == [90]

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from stages.generation import token_sampling
+from stages.generation import sampler
 from stages.modeling import torch_setup
 from stages.training import optimizers
 from stages.training.checkpoint import _restore_entry, flatten_optimizer_state, restore_optimizer_state
@@ -55,7 +55,7 @@ def test_sampling_calls_the_cumulative_sum_that_torch_would_refuse(gpu, monkeypa
         return cumsum(*arguments, **named)
 
     monkeypatch.setattr(torch.Tensor, "cumsum", recorded)
-    token_sampling.sample_token(torch.randn(2, 9), 1.0, torch.rand(2).double())
+    sampler.sample_token(torch.randn(2, 9), 1.0, torch.rand(2).double())
     assert states == [False] and torch.are_deterministic_algorithms_enabled()
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages.rejection_sampling.candidates import CandidateSampler
-from stages.rejection_sampling.reward_curve import measure_best_of_n
+from stages.rejection_sampling.sample_table import measure_best_of_n
 from tests.helpers import tiny_stages
 from tests.helpers.token_rewards import low_ids
 

@@ -14,8 +14,7 @@ from stages.modeling.load import load_causal
 from stages.recipe.schema import SettingsError, override
 from stages.recipe.sections.expert_iteration import ExpertIteration
 from stages.rejection_sampling import rounds
-from stages.rejection_sampling.candidates import Candidates
-from stages.rejection_sampling.winners import choose_winners, list_winners
+from stages.rejection_sampling.candidates import Candidates, choose_winners, list_winners
 from stages.training import callbacks
 from tests.helpers import tiny_stages
 

@@ -11,8 +11,8 @@ import torch
 from stages.modeling.load import load_causal
 from stages.recipe.sections.ppo import Ppo
 from stages.rl.checks import logprob_agreement
+from stages.rl.losses import minibatch_weights, sampler_metrics, sampler_weights
 from stages.rl.policy_gradient_trainer import MinibatchSize, UpdateSettings, policy_gradient_loss
-from stages.rl.sampler_correction import minibatch_weights, sampler_metrics, sampler_weights
 from stages.rl.trajectory import Trajectory
 from tests.helpers import tiny_models, tiny_stages
 from tests.helpers.settings import take_settings

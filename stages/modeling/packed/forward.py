@@ -1,13 +1,15 @@
 """Forward passes of a model's backbone: on packed batches, and on padded ones for models that need them."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from stages.modeling.families import backbone
-from stages.modeling.packed import attention, last_layer
-from stages.modeling.packed.sequences import PackedBatch, pack
+from stages.modeling.packed import attention
+from stages.modeling.packed.sequences import PackedBatch, pack, round_up_tokens
 
 PACKING_ROWS = (20, 12)  # tokens: a few first ids, often special ones, round to any result in a deep model in bf16
 PACKING_LIMIT = 0.2  # relative difference (2-norm) of two computations of one text, as in plain_load.py for int8
@@ -55,7 +57,7 @@ def packed_hidden_states(model: PreTrainedModel, batch: PackedBatch, positions: 
     cache: arguments of Transformers' forward, such as past_key_values.
     """
     inner = use_packed_attention(model)
-    with last_layer.mlp_at_positions(inner, positions, batch.input_ids.shape[1]):
+    with mlp_at_positions(inner, positions, batch.input_ids.shape[1]):
         states = inner(
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=attention.NO_MASK, batch=batch,
             **({"use_cache": False} | cache),
@@ -100,3 +102,42 @@ def check_packing(model: PreTrainedModel) -> None:
 def uses_cpu_kernels(model: PreTrainedModel) -> bool:
     """Check whether this model instance computes with the CPU kernels; its attention implementation records it."""
     return backbone(model).config._attn_implementation == attention.PACKED_CPU_KERNELS
+
+
+@contextmanager
+def mlp_at_positions(backbone: nn.Module, positions: torch.Tensor, tokens: int) -> Iterator[None]:
+    """Make forward passes over `tokens` tokens [1, N, D] correct at `positions` [M] only, for as long as this is open.
+
+    The MLP works token by token, and its output at other positions is never read. Where half of the tokens are prompts,
+    this saves 5 % of a PPO iteration's CPU time and 8 % of a reward step's (a LLaMA of 4 layers, width 128).
+
+    All positions are computed in a family whose layers have no `mlp` (OPT) and in layers that are recomputed
+    (layer_calls.LayerCalls, Transformers): hooks would be gone at recomputation.
+    """
+    layers = [layer for layer in backbone.modules() if hasattr(layer, "mlp")]
+    if not layers or "forward" in vars(layers[-1]) or getattr(layers[-1], "gradient_checkpointing", False):
+        yield
+        return
+    mlp = layers[-1].mlp
+    computed = _fill_to_round_size(positions, tokens)
+
+    def select(mlp: nn.Module, inputs: tuple) -> tuple:
+        return (inputs[0].index_select(1, computed), *inputs[1:])
+
+    def scatter(mlp: nn.Module, inputs: tuple, out: torch.Tensor) -> torch.Tensor:
+        return out.new_zeros(1, tokens, out.shape[2]).index_copy(1, computed, out)
+
+    hooks = [mlp.register_forward_pre_hook(select), mlp.register_forward_hook(scatter)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _fill_to_round_size(positions: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Add positions up to a round size, in order, so that few different sizes occur (sequences.round_up_tokens)."""
+    computed = torch.zeros(tokens, dtype=torch.bool, device=positions.device).index_fill_(0, positions, True)
+    count = int(computed.sum())
+    computed[(~computed).nonzero().squeeze(-1)[: round_up_tokens(count) - count]] = True
+    return computed.nonzero().squeeze(-1)

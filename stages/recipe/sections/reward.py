@@ -101,6 +101,8 @@ class Reward:
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the head, the data order and dropout [script]", within=SEED)
 
+    length_weight = 0.0  # no setting: of the score; tune 'head' fits it
+
     def __post_init__(self):
         check_log_to(self.log_to)
         check_full_precision(self.tune, self.precision)
