@@ -28,7 +28,7 @@ from stages.stackexchange.questions.parts import PartTask, build_parts, publish_
 from stages.stackexchange.questions.plan import plan_scans
 from stages.stackexchange.questions.post_columns import ANSWER_BOT, WATERMARKS
 from stages.stackexchange.questions.scan import run_scans, write_quarantine
-from stages.stackexchange.questions.sorted_runs import list_runs
+from stages.stackexchange.questions.sorted_runs import list_run_files
 
 
 def run(config: Posts, out: Path, *, dump: list[str], processes: int = 1) -> dict:
@@ -68,7 +68,7 @@ def convert(config: Posts, out: Path, scratch: Path, dump: list[str], workers: P
         write_quarantine(plan.tasks, out / "quarantine.jsonl")
 
     # 3. Join the runs into parts: posts to their questions, and votes to their posts.
-    runs = list_runs(scratch)
+    runs = list_run_files(scratch)
     runs["upvotes"] = check_ids(runs, plan.sources, plan.parts, config.seed, scratch, workers)
     question_filter = QuestionFilter(config.sites, config.tags, config.asked_from, config.asked_before,
                                      config.code_languages, config.min_answers)

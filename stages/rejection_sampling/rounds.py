@@ -171,15 +171,15 @@ class RoundLoop:
         with self.reference() as model, autocast(self.settings.precision):
             ref_logprobs = response_logprobs(model, rollout.prompts, rollout.responses, temperature)
         shaped = self.sampler.reward_shaper(rollout, update_statistics=False)
-        reward = float(shaped.rewards.mean())
         kl = sum(float((p - q).sum()) for p, q in zip(logprobs, ref_logprobs, strict=True)) / len(logprobs)
         self.logger.log_samples(number, [
             {"question": row["question"], "answer": answer, "ended": ended, "reward": score}
             for row, answer, ended, score in islice(zip(
                 self.validation.rows, rollout.decode(self.tokenizer), rollout.ended, shaped.rewards.tolist(),
                 strict=True), LOGGED_SAMPLES)])
-        selection_score = reward * shaped.scale - self.settings.kl_coefficient * kl
-        return {"reward": reward, "kl": kl, "selection_score": selection_score, **shaped.metrics(), **rollout.metrics()}
+        score = self.sampler.reward_shaper.selection_score(shaped, kl, self.settings.kl_coefficient)
+        return {"reward": float(shaped.rewards.mean()), "kl": kl, "selection_score": score, **shaped.metrics(),
+                **rollout.metrics()}
 
     def _remove_folders(self, but: Path | None = None) -> None:
         for folder in self.out.glob(f"{FOLDER}*"):

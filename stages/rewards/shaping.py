@@ -103,6 +103,16 @@ class RewardShaper:
             total, _ = self.sum_parts(rollout.prompts, rollout.responses)
             self.running = RunningMoments.from_values(total.tolist())
 
+    def selection_score(self, shaped: ShapedRewards, kl: float, kl_coefficient: float) -> float:
+        """Compute the mean reward before any scale, minus the weighted KL: what chooses the best policy.
+
+        kl: nats a response. A running scale divides the reward and not the KL, and may be far from 1: it multiplies the
+        KL here, which then counts as much beside the reward as in training. So does the scale of the start model's
+        answers.
+        """
+        kl_scale = shaped.scale if self.settings.reward_scaling in ("running", "start") else 1.0
+        return float(shaped.rewards.mean()) * shaped.scale - kl_coefficient * kl_scale * kl
+
     def state(self) -> dict[str, float]:
         """Return the running statistics as plain numbers for a checkpoint."""
         return self.running.state()

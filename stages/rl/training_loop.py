@@ -134,10 +134,8 @@ class TrainingLoop:
     def _evaluate(self) -> None:
         """Evaluate on the validation prompts, with the same random numbers each time, and keep the best policy.
 
-        selection_score: mean reward before any scale, minus the initial KL coefficient times the KL. Its coefficient
-        and its scale are fixed, unlike those of `objective`, so that evaluations can be compared. A running scale
-        divides the reward and not the KL, and may be far from 1: it multiplies the KL here, which then counts as much
-        beside the reward as in training. So does the scale of the start model's answers, those of iteration 0.
+        The coefficient of `selection_score` is the initial one, unlike that of `objective`. The start model's answers,
+        if they give the scale of the reward, are those of iteration 0.
         """
         trainer = self.trainer
         rollout = self._sample_validation()
@@ -145,10 +143,8 @@ class TrainingLoop:
             trainer.reward_shaper.measure_start(rollout)
         shaped = trainer.reward_shaper(rollout, update_statistics=False)
         kl = score_rollout(trainer.policy, rollout, trainer.forward_prompts).sequence_kl()
-        reward = float(shaped.rewards.mean())
-        kl_scale = shaped.scale if trainer.reward_shaper.settings.reward_scaling in ("running", "start") else 1.0
-        score = reward * shaped.scale - self.settings.kl_coefficient * kl_scale * kl
-        row = {"reward": reward, "kl": kl, "selection_score": score,
+        score = trainer.reward_shaper.selection_score(shaped, kl, self.settings.kl_coefficient)
+        row = {"reward": float(shaped.rewards.mean()), "kl": kl, "selection_score": score,
                **shaped.metrics(), **rollout.metrics()}
         self.logger.log_metrics(self.iteration, {f"validation_{name}": value for name, value in row.items()})
         self._log_samples(rollout, shaped.rewards)

@@ -59,7 +59,7 @@ def track_peak_memory() -> Iterator[PhaseCost]:
         _highest = max(_highest, cost.peak_bytes)
 
 
-def dry_run(phases: Mapping[str, Callable[[], object]]) -> dict[str, PhaseCost]:
+def measure_phases(phases: Mapping[str, Callable[[], object]]) -> dict[str, PhaseCost]:
     """Call and measure each phase once; the caller undoes what they change."""
     costs = {}
     for name, call in phases.items():

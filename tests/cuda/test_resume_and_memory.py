@@ -146,7 +146,7 @@ def test_a_steps_memory_is_what_was_estimated(device):
             models[0](input_ids=torch.ones(1, 4, dtype=torch.long, device=where)).logits.sum().backward()
             optimizer.step()
 
-        memory.dry_run({"libraries": lambda: build_wide_model(where)(torch.ones(1, 4, dtype=torch.long, device=where))})
+        memory.measure_phases({"libraries": lambda: build_wide_model(where)(torch.ones(1, 4, dtype=torch.long, device=where))})
         measured = peak_above_rest(step)
         parameters = list(models[0].parameters())
     rows = estimate_memory(models[0], {}, optimizer="adam", optimizer_bytes=optimizer_state_bytes("adam", parameters),
@@ -156,5 +156,5 @@ def test_a_steps_memory_is_what_was_estimated(device):
 
 def peak_above_rest(call) -> int:
     """Bytes that a call needs beyond what is allocated before it."""
-    rest = memory.dry_run({"rest": lambda: None})["rest"].peak_bytes
-    return memory.dry_run({"call": call})["call"].peak_bytes - rest
+    rest = memory.measure_phases({"rest": lambda: None})["rest"].peak_bytes
+    return memory.measure_phases({"call": call})["call"].peak_bytes - rest

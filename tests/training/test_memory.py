@@ -117,7 +117,7 @@ import torch
 from stages.training import memory
 from tests.training.test_memory import MIB
 
-costs = memory.dry_run({
+costs = memory.measure_phases({
     "large": lambda: torch.ones(64 * MIB // 4).sum(), "small": lambda: torch.ones(16 * MIB // 4).sum()
 })
 large, small = costs["large"].peak_bytes, costs["small"].peak_bytes

@@ -80,7 +80,7 @@ def _dry_run(trainer: PolicyGradientTrainer, longest: list[list[int]]) -> dict[s
         _, size = backward_with_oom_retry(policy, trainer.optimizer, trajectory, torch.arange(count), settings)
         trainer.update_settings = replace(settings, microbatch_prompts=size)
 
-    costs = memory.dry_run({
+    costs = memory.measure_phases({
         "rollout": lambda: sample(policy.model, full, max_new_tokens=1, temperature=1.0, stop_ids=(),
                                   generator=torch.Generator(), precision=policy.precision),
         "forward": forward,

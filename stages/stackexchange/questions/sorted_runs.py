@@ -23,7 +23,7 @@ RECORD_ORDER = ["key", "source", "number"]
 KINDS = ("posts", "sizes", "ids", "votes", "records", "record_sizes")
 
 
-def list_runs(folder: Path) -> dict[str, list[Path]]:
+def list_run_files(folder: Path) -> dict[str, list[Path]]:
     """List the runs of each kind in a folder."""
     return {kind: sorted(folder.glob(f"{kind}-*.arrow")) for kind in KINDS}
 
