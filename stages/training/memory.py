@@ -43,8 +43,8 @@ def peak_bytes() -> int:
 def track_peak_memory() -> Iterator[PhaseCost]:
     """Measure a phase; the yielded cost is filled in when it ends. Phases must not be nested.
 
-    On a CPU the peak is an upper bound: it includes freed memory that the allocator keeps (`dry_run` releases it first)
-    and, where the system does not permit a reset, the peaks of earlier phases.
+    On a CPU the peak is an upper bound: it includes freed memory that the allocator keeps (`measure_phases` releases it
+    first) and, where the system does not permit a reset, the peaks of earlier phases.
     """
     global _highest
     _highest = peak_bytes()

@@ -28,7 +28,7 @@ def estimate_memory(
         policy: the trained model and its frozen base.
         others: further models by name; tensors shared with an earlier model count once.
         largest: peak bytes of temporary buffers by name.
-        costs: what `measure_phases` measured; no optimizer steps in a dry run, so its state comes on top of those peaks.
+        costs: what `measure_phases` measured; no optimizer steps in it, so its state comes on top of those peaks.
     """
     trained = [p for p in policy.parameters() if p.requires_grad]
     frozen = [t for t in iter_tensors(policy) if not t.requires_grad]

@@ -107,10 +107,10 @@ def test_every_precision_computes_nearly_the_same_and_learns(tmp_path, precision
 def test_out_of_memory_halves_the_microbatch_and_learns_the_same(tmp_path, monkeypatch, capsys, device):
     folder, results = tiny_models.save_base(tmp_path / "base"), []
 
-    def loss(policy, trajectory, rows, size, settings):
+    def loss(policy, trajectory, rows, size, settings, kl_coefficient):
         if len(rows) > 1:
             torch.empty(LARGER_THAN_ANY_MEMORY, dtype=torch.uint8, device=policy.model.device)
-        return policy_gradient_loss(policy, trajectory, rows, size, settings)
+        return policy_gradient_loss(policy, trajectory, rows, size, settings, kl_coefficient)
 
     with computing_on(device):
         for limited in (False, True):
@@ -146,7 +146,8 @@ def test_a_steps_memory_is_what_was_estimated(device):
             models[0](input_ids=torch.ones(1, 4, dtype=torch.long, device=where)).logits.sum().backward()
             optimizer.step()
 
-        memory.measure_phases({"libraries": lambda: build_wide_model(where)(torch.ones(1, 4, dtype=torch.long, device=where))})
+        memory.measure_phases({"libraries": lambda: build_wide_model(where)(
+            torch.ones(1, 4, dtype=torch.long, device=where))})
         measured = peak_above_rest(step)
         parameters = list(models[0].parameters())
     rows = estimate_memory(models[0], {}, optimizer="adam", optimizer_bytes=optimizer_state_bytes("adam", parameters),
