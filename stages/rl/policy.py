@@ -5,13 +5,14 @@ alone. Values come from a linear head on the policy's last hidden state, whose g
 AutoModelForCausalLMWithValueHead, from a value adapter, or from a separate value model. Without a critic they are 0.
 
 Dropout is off throughout: old, new and reference log-probabilities must come from the same function.
-Shapes: B responses (rows), R response tokens, K allowed token ids, M response tokens of all rows, D hidden size.
+Shapes: B responses (rows), R response tokens, M response tokens of all rows, D hidden size.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +20,14 @@ import torch
 from peft import PeftModel
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
 from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter, merged_adapter
 from stages.modeling.families import backbone, hidden_size
 from stages.modeling.finite_weights import check_finite
-from stages.modeling.layer_calls import LayerCalls
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.output_layer import output_layer
@@ -63,7 +65,7 @@ class Policy(nn.Module):
         self.share_prompts = share_prompts
         self.model, self.temperature, self.precision = model.eval(), temperature, precision
         self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
-        self.layers = LayerCalls(gradient_checkpointing)
+        self.gradient_checkpointing = gradient_checkpointing
         self.value_shares_policy, self.value_model, self.value_head = critic, None, None
         if not critic:
             return
@@ -215,7 +217,9 @@ class Policy(nn.Module):
         if role == VALUE and self.value_model is not None:
             model = self.value_model
         inner = unwrap_peft(model)
-        with active_adapter(model, role), self.layers.applied_to(backbone(inner), role), autocast(self.precision):
+        recomputed = self.gradient_checkpointing and torch.is_grad_enabled()
+        layers = recomputed_layers(backbone(inner), role) if recomputed else nullcontext()
+        with active_adapter(model, role), layers, autocast(self.precision):
             return packed_hidden_states(inner, packed.batch, packed.predictor_positions)
 
     def _token_scores(self, packed: PackedResponses, hidden: torch.Tensor) -> TokenScores:
@@ -233,3 +237,30 @@ class Policy(nn.Module):
         with autocast(self.precision):
             return selective_log_softmax(
                 output_layer(model), hidden, packed.token_ids, self.temperature, uses_cpu_kernels(model))
+
+
+@contextmanager
+def recomputed_layers(backbone: nn.Module, adapter: str | None) -> Iterator[None]:
+    """Recompute the layers' activations in the backward pass (arXiv 1604.06174) of forward passes while this is open.
+
+    Transformers' own checkpointing requires training mode, in which some families apply dropout, and its recomputation
+    does not restore the adapter that was active in the forward pass. adapter: the active one.
+    """
+    layers = [layer for layer in backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    previous = [layer.__dict__.get("forward") for layer in layers]
+    for layer in layers:
+        layer.forward = _checkpoint_forward(layer.forward, layer, adapter)
+    try:
+        yield
+    finally:
+        for layer, own in zip(layers, previous, strict=True):
+            if own is None:
+                del layer.forward
+            else:
+                layer.forward = own
+
+
+def _checkpoint_forward(forward: Callable, layer: nn.Module, adapter: str | None) -> Callable:
+    # Another adapter may be active by the time of the backward pass.
+    contexts = lambda: (nullcontext(), active_adapter(layer, adapter))  # noqa: E731
+    return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)

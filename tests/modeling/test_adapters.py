@@ -411,7 +411,7 @@ def test_checkpointing_changes_no_gradient_and_leaves_no_trace(family, tune, val
 
 def test_sampling_is_never_checkpointed(base, reward, monkeypatch):
     policy = load(base, reward, gradient_checkpointing=True)
-    monkeypatch.setattr("stages.modeling.layer_calls.checkpoint", None)
+    monkeypatch.setattr("stages.rl.policy.checkpoint", None)
     learn_free = sample(policy.model, PROMPTS, max_new_tokens=4, temperature=1.0, stop_ids=(),
                         generator=torch.Generator().manual_seed(0), value_fn=policy.values_from_hidden)
     score_rollout(policy, learn_free, 4)

@@ -112,7 +112,7 @@ def mlp_at_positions(backbone: nn.Module, positions: torch.Tensor, tokens: int) 
     this saves 5 % of a PPO iteration's CPU time and 8 % of a reward step's (a LLaMA of 4 layers, width 128).
 
     All positions are computed in a family whose layers have no `mlp` (OPT) and in layers that are recomputed
-    (layer_calls.LayerCalls, Transformers): hooks would be gone at recomputation.
+    (policy.recomputed_layers, Transformers): hooks would be gone at recomputation.
     """
     layers = [layer for layer in backbone.modules() if hasattr(layer, "mlp")]
     if not layers or "forward" in vars(layers[-1]) or getattr(layers[-1], "gradient_checkpointing", False):
