@@ -1,6 +1,6 @@
 """Write a reward model as a plain sequence classifier that other trainers load by path, and check what it scores.
 
-What each of them needs is in export_card.py. They read a question with its answer as one text, where this project
+What each of them needs is in cards/export_card.py. They read a question with its answer as one text, where this project
 encodes both separately: the tokenizer gets a rule that splits the text at the end of the prompt, if that gives the same
 ids. EOS is part of the text, by the chat template. Shapes: B texts.
 """

@@ -1,8 +1,6 @@
 """Write the README of an exported reward model: how to use it in each trainer, and what was compared."""
 
-from stages.reward_checks.export import ExportReport
-
-CARD = """---
+TEXT = """---
 library_name: transformers
 pipeline_tag: text-classification
 tags: [reward-model]
@@ -73,12 +71,15 @@ activation. It subtracts no mean. The default dtype is bfloat16, which rounds re
 """
 
 
-def render_export_card(report: ExportReport, mean: float, positions: int) -> str:
-    """Render the README; mean: of the reference answers' scores. positions: of the model, in tokens."""
-    return CARD.format(mean=mean, positions=positions, comparison=_describe(report))
+def render_export_card(report, mean: float, positions: int) -> str:
+    """Render the README; report: an ExportReport of reward_checks/export.py.
+
+    mean: of the reference answers' scores. positions: of the model, in tokens.
+    """
+    return TEXT.format(mean=mean, positions=positions, comparison=_describe(report))
 
 
-def _describe(report: ExportReport) -> str:
+def _describe(report) -> str:
     words = (f"Of {report.examples} reference answers {100 * report.same_ids_share:.0f} % are encoded as in training, "
              f"with rewards that differ by {report.max_difference:.1g} at most.")
     if report.max_difference_other is None:
