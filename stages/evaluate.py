@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.artifacts.artifact import RunContext
 from stages.evaluation import at_best, gold_score, policy_answers, summary
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.cached_results.tensors import CachedResults
@@ -48,7 +49,6 @@ from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.rewards import RewardSource
 from stages.reward_modeling.no_model import read_no_model
 from stages.rewards.sources import RewardFunction, load_reward_functions
-from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import question_key, read_pairs, sample_rows

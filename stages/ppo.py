@@ -16,10 +16,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from stages.artifacts.artifact import RunContext, read_manifest
 from stages.recipe.sections.ppo import Ppo
 from stages.rl.advantages import gae_advantages
 from stages.rl.train import Algorithm, Sources, train_policy
-from stages.runtime.artifact import RunContext, read_manifest
 
 MIN_KL_NATS = 0.1  # of a policy that moved at all
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard
 
+from stages.artifacts.origin import Origin
 from stages.evaluation.own_prompts.wording import SFT, find_wording, start_model
 from stages.evaluation.summary import (
     BEST,
@@ -21,7 +22,6 @@ from stages.evaluation.summary import (
 from stages.render.card_sections import format_section, hub_license
 from stages.render.markdown_tables import clean_name, escape_cell, format_table
 from stages.reporting.headline import NAMED_SITES, policy_headline
-from stages.runs.origin import Origin
 from stages.runtime.files import write_text
 
 CARD, CHECKPOINTS = "README.md", "checkpoints"

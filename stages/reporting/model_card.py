@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from huggingface_hub import ModelCardData
 
+from stages.artifacts.manifest import flatten_tree
+from stages.artifacts.origin import Origin
 from stages.evaluation.summary import display_name
 from stages.render.card_sections import (
     format_section,
@@ -18,8 +20,6 @@ from stages.render.card_sections import (
 )
 from stages.render.markdown_tables import clean_name, escape_cell, format_table
 from stages.reporting.card_metadata import origin_metadata
-from stages.runs.origin import Origin
-from stages.runtime.manifest import flatten_tree
 from stages.stackexchange.prompt import prompt_text
 
 DESCRIPTIONS = {

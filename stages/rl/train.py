@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 
+from stages.artifacts.artifact import RunContext
+from stages.artifacts.origin import find_origin
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.sampling_params import SamplingParams
 from stages.modeling import families, torch_setup
@@ -36,8 +38,6 @@ from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, UpdateSetti
 from stages.rl.prompts import load_prompts
 from stages.rl.sources import Sources, check_sources
 from stages.rl.training_loop import LoopSettings, TrainingLoop
-from stages.runs.origin import find_origin
-from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 from stages.training import checkpoint, optimizers

@@ -8,11 +8,11 @@ import yaml
 from huggingface_hub import ModelCard
 
 from stages import report
+from stages.artifacts.artifact import digest
+from stages.artifacts.origin import Origin, find_hub_datasets, find_pretrained
 from stages.model_files.provenance import Provenance, write_provenance
 from stages.reporting.card_metadata import CARD, complete_adapter_cards, origin_metadata, render_evaluated_card
 from stages.reporting.model_card import MergedModel, render_model_card
-from stages.runs.origin import Origin, find_hub_datasets, find_pretrained
-from stages.runtime.artifact import digest
 from tests.helpers.finished_run import EVIL, metrics
 
 PROVENANCE = Provenance("owner/chat-model", "apache-2.0", "m.gguf", "0" * 64, True, "Q4_1", 4)
