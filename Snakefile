@@ -12,7 +12,8 @@ from snakemake.utils import min_version
 
 from stages.recipe import algorithms, variants
 from stages.recipe import recipe as recipes
-from stages.runs import console, default_recipe, dump_paths, run_folder, seeds, signals, staleness
+from stages.artifacts import staleness
+from stages.runs import console, default_recipe, dump_paths, run_folder, seeds, signals
 from stages.runs.config import own_prompts, plan_target, stage_needs
 
 min_version("9.0")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.artifacts.artifact import RunContext
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import Prompts, draw_prompts
 from stages.modeling import families, torch_setup
@@ -32,7 +33,6 @@ from stages.rejection_sampling.sample_table import measure_best_of_n, write_samp
 from stages.rejection_sampling.scored_sampler import build_sampler
 from stages.rewards import checked_models
 from stages.rewards.shaping import ShapingSettings
-from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import read_best_rows

@@ -15,13 +15,13 @@ import json
 import sys
 from pathlib import Path
 
+from stages.artifacts.artifact import artifact_folder
+from stages.artifacts.run_facts import Run, Table, compare_runs, is_evaluation, read_run
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import print_text
 from stages.recipe.recipe import Recipe, list_defaults
 from stages.recipe.sections.evaluate import Report
 from stages.render.terminal import escape_controls, format_columns, format_value
-from stages.runs.run_facts import Run, Table, compare_runs, is_evaluation, read_run
-from stages.runtime.artifact import artifact_folder
 from stages.runtime.files import write_text
 from stages.runtime.series import read_history
 

@@ -16,6 +16,8 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from dataclasses import asdict
 from pathlib import Path
 
+from stages.artifacts.artifact import RunContext
+from stages.artifacts.origin import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.pair_accuracy import HeldOutPairs, draw_held_out_pairs
 from stages.modeling import torch_setup
@@ -32,8 +34,6 @@ from stages.recipe.sections.dpo import Dpo
 from stages.recipe.selection import select_settings
 from stages.reward_modeling.dataset import Example
 from stages.reward_modeling.pair_split import PairSplit
-from stages.runs.origin import find_origin
-from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 from stages.training.loggers import TrainingLogger, open_logger

@@ -32,6 +32,7 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from functools import partial
 from pathlib import Path
 
+from stages.artifacts.artifact import RunContext
 from stages.evaluation import at_best, gold_score, summary
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.cached_results.tensors import CachedResults
@@ -51,7 +52,6 @@ from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.rewards import RewardSource
 from stages.rewards.sources import RewardFunction, load_reward_functions
-from stages.runtime.artifact import RunContext
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from stages.artifacts.artifact import RunContext
+from stages.artifacts.origin import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import Prompts, draw_prompts, split_prompts
@@ -33,8 +35,6 @@ from stages.rejection_sampling.rounds import RoundLoop, RoundSettings
 from stages.rejection_sampling.scored_sampler import build_sampler
 from stages.rewards import checked_models
 from stages.rewards.shaping import ShapingSettings
-from stages.runs.origin import find_origin
-from stages.runtime.artifact import RunContext
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import read_best_rows
 from stages.training import checkpoint

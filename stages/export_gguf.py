@@ -17,10 +17,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from stages.artifacts.artifact import artifact_folder
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import run_tool
 from stages.runtime import stopping
-from stages.runtime.artifact import artifact_folder
 from stages.runtime.environment import let_idle_threads_sleep, silence_missing_kernel
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_1")
@@ -48,12 +48,12 @@ def export(folder: Path, type_name: str, out: Path, run: Path | None) -> list[st
 
 def find_facts(folder: Path):
     """Return the name, licence and base of a model: those of its provenance, or of the artifacts that it is from."""
+    from stages.artifacts.artifact import MANIFEST, read_manifest
+    from stages.artifacts.lineage import find_input
+    from stages.artifacts.origin import find_origin
     from stages.cards.sections import origin_metadata
     from stages.model_files.provenance import read_provenance
     from stages.modeling.gguf.export import ModelFacts
-    from stages.runs.lineage import find_input
-    from stages.runs.origin import find_origin
-    from stages.runtime.artifact import MANIFEST, read_manifest
     if own := read_provenance(folder):
         return ModelFacts(own.name, own.license)
     inputs = read_manifest(folder).get("inputs", {}) if (folder / MANIFEST).is_file() else {}

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from stages.artifacts.artifact import artifact_folder, read_manifest
 from stages.evaluation.summary import BEST_OF_N, display_name, samples_per_answer
 from stages.kl_frontier.analysis import BEST_OF_N_FAMILY, FrontierAnalysis
 from stages.kl_frontier.evaluations import find_trainings, read_evaluations
@@ -28,7 +29,6 @@ from stages.recipe.sections.evaluate import Report
 from stages.recipe.sections.frontier import Frontier
 from stages.recipe.variants import list_variants
 from stages.reporting.figures import FigureFolder
-from stages.runtime.artifact import artifact_folder, read_manifest
 from stages.runtime.files import write_json, write_text
 from stages.runtime.series import read_history
 

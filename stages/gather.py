@@ -13,9 +13,9 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 import shutil
 from pathlib import Path
 
+from stages.artifacts.artifact import artifact_folder, read_manifest
 from stages.cards.dataset_card import render_pairs_card
 from stages.recipe.sections.data import Pairs
-from stages.runtime.artifact import artifact_folder, read_manifest
 from stages.runtime.disk_space import check_free_space, used_bytes
 from stages.runtime.files import is_on_device, link_or_copy, write_json, write_text
 from stages.stackexchange.pairs.counts import sum_metrics

@@ -15,11 +15,11 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from functools import partial
 from pathlib import Path
 
+from stages.artifacts.artifact import RunContext
 from stages.ppo import PolicyGradientMethod, train_policy
 from stages.recipe.sections.grpo import Grpo
 from stages.rl.advantages import grpo_advantages
 from stages.rl.inputs import Inputs
-from stages.runtime.artifact import RunContext
 
 
 def run(config: Grpo, out: Path, *, policy: Path, reward: Path | None = None, pairs: Path | None = None,

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from stages.artifacts.artifact import RunContext
+from stages.artifacts.origin import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.modeling import torch_setup
 from stages.modeling.finite_weights import check_finite
@@ -39,8 +41,6 @@ from stages.offline_rl.model import ILQLModel
 from stages.offline_rl.validation import PREFIX, measure_answers, sample_shifted
 from stages.recipe.sections.ilql import Ilql
 from stages.recipe.selection import select_settings
-from stages.runs.origin import find_origin
-from stages.runtime.artifact import RunContext
 from stages.runtime.processes import is_main
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import (

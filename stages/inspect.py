@@ -18,6 +18,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stages.artifacts.artifact import MANIFEST, PARTIAL, ArtifactError, artifact_folder
+from stages.artifacts.lineage import locate_inputs
+from stages.artifacts.listing import list_artifacts, list_runs
+from stages.artifacts.manifest import Record, is_artifact, read_record
+from stages.artifacts.verification import list_damage
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import close_output, print_text
 from stages.inspection.artifact_facts import describe_artifact
@@ -25,11 +30,6 @@ from stages.inspection.row_pages import format_questions
 from stages.inspection.text_pages import format_artifact, format_runs
 from stages.inspection.watch import watch
 from stages.render.terminal import escape_controls
-from stages.runs.lineage import locate_inputs
-from stages.runs.listing import list_artifacts, list_runs
-from stages.runtime.artifact import MANIFEST, PARTIAL, ArtifactError, artifact_folder
-from stages.runtime.manifest import Record, is_artifact, read_record
-from stages.runtime.verification import list_damage
 from stages.stackexchange.pairs.export import export_preferences
 from stages.stackexchange.pairs.table import SPLITS
 from stages.stackexchange.row_lookup import (

@@ -17,11 +17,11 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from dataclasses import replace
 from pathlib import Path
 
+from stages.artifacts.artifact import RunContext
 from stages.recipe.sections.reward import Reward
 from stages.reward import train_members
 from stages.reward_modeling.no_model import write_no_model
 from stages.reward_modeling.pair_split import TooFewPairsError
-from stages.runtime.artifact import RunContext
 from stages.runtime.stage_lines import print_line
 
 SPLIT = "rl"

@@ -19,6 +19,8 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from itertools import groupby, islice
 from pathlib import Path
 
+from stages.artifacts.artifact import MANIFEST, artifact_folder, read_manifest
+from stages.artifacts.origin import find_origin
 from stages.cards.model_card import MergedModel, render_model_card
 from stages.evaluation.reward_model_check import describe_shortfall
 from stages.modeling import torch_setup
@@ -33,8 +35,6 @@ from stages.reward_modeling.dataset import Example, build_examples
 from stages.reward_modeling.merge_target import select_target
 from stages.reward_modeling.no_model import read_no_model, write_no_model
 from stages.reward_modeling.scoring_file import load_held_out, member_folder, member_folders
-from stages.runs.origin import find_origin
-from stages.runtime.artifact import MANIFEST, artifact_folder, read_manifest
 from stages.runtime.files import write_text
 from stages.stackexchange.pairs.table import question_key, read_pairs
 from stages.stackexchange.prompt import encode_prompt

@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stages.artifacts.artifact import artifact_folder
+from stages.artifacts.finished import MANIFEST
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.precision import to_fp32
 from stages.planning import data_size, pages
@@ -33,9 +35,7 @@ from stages.recipe.recipe import Recipe, load_recipe
 from stages.render.terminal import escape_controls
 from stages.render.units import format_bytes, format_duration
 from stages.runs.dump_paths import list_dump_files
-from stages.runtime.artifact import artifact_folder
 from stages.runtime.files import write_json, write_text
-from stages.runtime.finished import MANIFEST
 from stages.runtime.stage_lines import print_line
 
 ALL = "all"

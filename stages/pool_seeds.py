@@ -14,11 +14,11 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 
 from pathlib import Path
 
+from stages.artifacts.artifact import artifact_folder
 from stages.pooling.page import render_seeds_page
 from stages.pooling.pool import pool_evaluations, read_evaluation
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.reporting.figures import FigureFolder
-from stages.runtime.artifact import artifact_folder
 from stages.runtime.disk_space import check_free_space
 from stages.runtime.files import write_json
 

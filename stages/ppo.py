@@ -22,6 +22,8 @@ from typing import Literal
 
 import torch
 
+from stages.artifacts.artifact import RunContext, read_manifest
+from stages.artifacts.origin import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import draw_prompts, split_prompts
@@ -48,8 +50,6 @@ from stages.rl.inputs import Inputs, check_inputs, load_policy, load_scorers
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, UpdateSettings
 from stages.rl.training_loop import LoopSettings, TrainingLoop
-from stages.runs.origin import find_origin
-from stages.runtime.artifact import RunContext, read_manifest
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import read_best_rows

@@ -22,6 +22,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from stages.artifacts.artifact import artifact_folder, digest, read_manifest
+from stages.artifacts.lineage import section_name
+from stages.artifacts.manifest import list_input_sources
+from stages.artifacts.origin import find_origin
 from stages.cards.evaluated_card import render_evaluated_card
 from stages.cards.sections import CARD
 from stages.evaluation import summary
@@ -38,12 +42,8 @@ from stages.reporting.healthy_bands import mark_short_row, measure_evaluation, m
 from stages.reporting.page import render_page
 from stages.reporting.top.first_look import render_first_look, select_first_curves
 from stages.reward_modeling.no_model import read_no_model
-from stages.runs.lineage import section_name
-from stages.runs.origin import find_origin
-from stages.runtime.artifact import artifact_folder, digest, read_manifest
 from stages.runtime.disk_space import check_free_space, used_bytes
 from stages.runtime.files import write_json, write_text
-from stages.runtime.manifest import list_input_sources
 from stages.runtime.series import read_history
 
 TOP_ANSWERS = 3  # answers of the highest reward that are shown of each policy

@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stages.artifacts.artifact import RunContext
+from stages.artifacts.origin import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
@@ -56,8 +58,6 @@ from stages.reward_modeling.scoring_file import (
     save_scoring,
     set_scoring,
 )
-from stages.runs.origin import find_origin
-from stages.runtime.artifact import RunContext
 from stages.runtime.series import append_row, read_history, read_rows, truncate_after
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import sample_rows

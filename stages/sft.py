@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stages.artifacts.artifact import RunContext
+from stages.artifacts.origin import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedBlocks
@@ -34,8 +36,6 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.recipe.sections.sft import Sft
 from stages.recipe.selection import select_settings
-from stages.runs.origin import find_origin
-from stages.runtime.artifact import RunContext
 from stages.stackexchange.pairs.table import (
     best_rows,
     count_pairs,

@@ -24,14 +24,15 @@ ROOMS = {
     "recipe": (),
     "render": (),
     "runtime": ("recipe", "render"),
-    "command_line": ("recipe", "runtime", "render"),
     "model_files": ("runtime",),
-    "runs": ("recipe", "runtime", "render", "model_files"),
-    "stackexchange": ("runtime", "render"),
-    "inspection": ("runs", "runtime", "render", "model_files"),
+    "artifacts": ("recipe", "runtime", "render", "model_files"),
+    "command_line": ("recipe", "artifacts", "runtime", "render"),
+    "runs": ("recipe", "artifacts", "runtime", "render", "model_files"),
+    "stackexchange": ("artifacts", "runtime", "render"),
+    "inspection": ("artifacts", "runtime", "render", "model_files"),
     "distributed": ("runtime",),
-    "modeling": ("runtime", "render", "distributed", "model_files", *PROMPTS),
-    "training": ("runtime", "render", "distributed", *PROMPTS),
+    "modeling": ("artifacts", "runtime", "render", "distributed", "model_files", *PROMPTS),
+    "training": ("artifacts", "runtime", "render", "distributed", *PROMPTS),
     "generation": ("runtime", "render", "distributed", "modeling", *PROMPTS),
     "finetuning": ("runtime", "render", "modeling", *PROMPTS),
     "reward_modeling": ("runtime", "render", "distributed", "modeling", *PROMPTS),
@@ -43,23 +44,24 @@ ROOMS = {
     "rejection_sampling": ("evaluation.statistics", "runtime", "render", "distributed", "modeling", "training",
                            "finetuning", "generation", "reward_modeling", "rewards", *PROMPTS),
     "offline_rl": ("distributed", "modeling", "training", "generation", *PROMPTS),
-    "evaluation": ("recipe.user_functions", "recipe.algorithms", "runs.lineage", "runtime", "render", "distributed",
+    "evaluation": ("recipe.user_functions", "recipe.algorithms", "artifacts", "runtime", "render", "distributed",
                    "modeling", "training", "generation", "reward_modeling", "rewards", "stackexchange"),
     "reporting": ("recipe.algorithms", "evaluation.summary", "evaluation.verdict", "evaluation.reward_model_check",
-                  "evaluation.tasks.wording", "evaluation.length_control.words", "runs.origin", "runtime",
-                  "render", "stackexchange.prompt"),
-    "cards": ("recipe.algorithms", "runs.origin", "runtime", "render", "evaluation.summary", "evaluation.tasks.wording",
+                  "evaluation.tasks.wording", "evaluation.length_control.words", "artifacts", "runtime", "render",
+                  "stackexchange.prompt"),
+    "cards": ("recipe.algorithms", "artifacts", "runtime", "render", "evaluation.summary", "evaluation.tasks.wording",
               "reporting.headline", *PROMPTS),
-    "pooling": ("evaluation.statistics", "evaluation.summary", "evaluation.reward_hacking", "reporting", "runtime",
-                "render"),
+    "pooling": ("evaluation.statistics", "evaluation.summary", "evaluation.reward_hacking", "reporting",
+                "artifacts", "runtime", "render"),
     "reward_checks": ("runtime", "render", "modeling", "generation", "reward_modeling", "rewards", "evaluation",
                       "reporting", *PROMPTS),
-    "kl_frontier": ("evaluation.summary", "pooling", "reporting", "runtime", "render"),
+    "kl_frontier": ("evaluation.summary", "pooling", "reporting", "artifacts", "runtime", "render"),
     "planning": ("render", "model_files", "stackexchange.pairs"),
-    "chat": ("runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics", *PROMPTS),
+    "chat": ("artifacts", "runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics",
+             *PROMPTS),
 }
-WITHOUT_TORCH = ("recipe", "render", "runtime", "command_line", "model_files", "runs", "stackexchange", "inspection",
-                 "reporting", "cards", "pooling", "kl_frontier", "planning")
+WITHOUT_TORCH = ("recipe", "render", "runtime", "artifacts", "command_line", "model_files", "runs", "stackexchange",
+                 "inspection", "reporting", "cards", "pooling", "kl_frontier", "planning")
 READING = {"environ", "getenv", "glob", "rglob", "iterdir", "read_text", "read_bytes", "open", "exists", "is_file"}
 TORCH = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
@@ -171,7 +173,7 @@ def test_only_the_demo_imports_the_chat_page_and_only_the_chat_page_imports_grad
 
 def test_a_room_takes_no_recipe_object():
     """Beside the rooms that are about recipes, only programs take a section."""
-    rooms = {name for room in ("recipe", "command_line", "runs") for name in modules_in(room)}
+    rooms = {name for room in ("recipe", "artifacts", "command_line", "runs") for name in modules_in(room)}
     for module in set(MODULES) - rooms:
         if room_of(module) in ROOMS:
             names = imported_modules(parse(MODULES[module]))
@@ -199,11 +201,11 @@ def test_every_file_of_the_kernels_is_compiled_or_part_of_the_digest():
     assert {path.name for path in (*folder.glob("*.cpp"), *folder.glob("*.h"))} <= names
 
 
-def test_the_snakefile_needs_recipe_and_runs_only():
+def test_the_snakefile_needs_recipe_artifacts_and_runs_only():
     lines = [line for line in (ROOT / "Snakefile").read_text().splitlines() if line.startswith(("import ", "from "))]
     names = imported_modules(ast.parse("\n".join(lines)))
     assert {name.split(".")[0] for name in names} <= {"operator", "os", "sys", "pathlib", "snakemake", "stages"}
-    assert all(is_below(name, "recipe", "runs") for name in names if name.startswith("stages"))
+    assert all(is_below(name, "recipe", "artifacts", "runs") for name in names if name.startswith("stages"))
 
 
 def test_rules_hold_no_logic():

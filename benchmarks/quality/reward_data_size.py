@@ -21,10 +21,10 @@ from pathlib import Path
 import yaml
 
 from benchmarks.quality.hacking import stage
+from stages.artifacts.artifact import read_manifest
 from stages.evaluation.summary import format_estimate
 from stages.render.markdown_tables import format_table
 from stages.reporting.figures import DASHES, draw_png
-from stages.runtime.artifact import read_manifest
 
 SIZES = ("500", "1000", "2000", "4000", "all")
 BEST_OF = [2, 4, 8, 16, 32, 64]

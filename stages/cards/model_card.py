@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from huggingface_hub import ModelCardData
 
+from stages.artifacts.manifest import flatten_tree
+from stages.artifacts.origin import Origin
 from stages.cards.sections import (
     format_section,
     join_blocks,
@@ -19,8 +21,6 @@ from stages.cards.sections import (
 from stages.evaluation.summary import display_name
 from stages.recipe.algorithms import ALGORITHMS
 from stages.render.markdown_tables import clean_name, escape_cell, format_table
-from stages.runs.origin import Origin
-from stages.runtime.manifest import flatten_tree
 from stages.stackexchange.prompt import prompt_text
 
 DESCRIPTIONS = {

@@ -5,8 +5,8 @@ Names from the data are escaped by stages/render/markdown_tables.py.
 
 import re
 
+from stages.artifacts.origin import Origin
 from stages.render.markdown_tables import add_sum_row, escape_cell, format_table, top_rows
-from stages.runs.origin import Origin
 
 CARD = "README.md"
 MAX_LABEL_CHARACTERS = 250

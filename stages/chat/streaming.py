@@ -7,6 +7,7 @@ from time import monotonic
 
 import torch
 
+from stages.artifacts.finished import MANIFEST
 from stages.chat.answer import Answer, TextPiece
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import GenerationState, generate_stepwise
@@ -16,8 +17,7 @@ from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import combine_scores
-from stages.runtime.files import hash_file
-from stages.runtime.finished import DIGEST_CHARACTERS, MANIFEST
+from stages.runtime.files import DIGEST_CHARACTERS, hash_file
 from stages.stackexchange.prompt import prompt_ids
 
 MAX_QUESTION_CHARACTERS = 100_000

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from stages.artifacts.artifact import MANIFEST
 from stages.chat.answer import Answer, TextPiece
 from stages.evaluation.statistics import wilson_interval
 from stages.render.html import Html, element, join_html
 from stages.render.markdown_html import render_markdown
-from stages.runtime.artifact import MANIFEST
 from stages.runtime.files import read_json_object
 
 HELD_OUT = "evaluation"  # the split that no model has learnt from

@@ -19,6 +19,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from stages.artifacts import artifact, finished
+from stages.artifacts.manifest import headline_metrics, list_input_sources
+from stages.artifacts.verification import verify_artifacts
 from stages.command_line.command_signature import (
     CONTEXT,
     OPTIONAL_FOLDERS,
@@ -36,11 +39,9 @@ from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.recipe.type_names import placeholder
-from stages.runtime import artifact, finished, meeting, processes, progress_file
+from stages.runtime import meeting, processes, progress_file
 from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, silence_missing_kernel
-from stages.runtime.manifest import headline_metrics, list_input_sources
 from stages.runtime.stage_lines import begin_stage, print_line
-from stages.runtime.verification import verify_artifacts
 
 INPUT_FLAGS = {
     "Path": {"metavar": "FOLDER", "help": "input artifact"},

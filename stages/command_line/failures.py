@@ -6,9 +6,9 @@ import shutil
 import traceback
 from pathlib import Path
 
+from stages.artifacts import artifact
 from stages.command_line.memory_limit import near_memory_limit
 from stages.render.units import format_bytes
-from stages.runtime import artifact
 from stages.runtime.disk_space import nearest_folder
 
 MEMORY_WORDS = ("(?i)out of memory|not enough memory|(can't|cannot|unable to) allocate|bad_alloc|failed to map segment"

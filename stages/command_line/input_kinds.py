@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from stages.runtime.artifact import ArtifactError, artifact_folder
+from stages.artifacts.artifact import ArtifactError, artifact_folder
+from stages.artifacts.finished import MANIFEST
 from stages.runtime.files import read_json_object
-from stages.runtime.finished import MANIFEST
 
 # Input -> stages that make it. Every other input is a model.
 MADE_BY = {"posts": ("posts",), "pairs": ("pairs", "gather"), "shares": ("pairs",),

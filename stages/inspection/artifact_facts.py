@@ -8,12 +8,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from stages.artifacts.lineage import diff_from_defaults, find_stale_reasons, trace_ancestry
+from stages.artifacts.listing import last_write_time
+from stages.artifacts.manifest import find_damaged_files, read_record
 from stages.inspection.parquet_facts import read_table_facts
 from stages.model_files.safetensors_header import read_header
 from stages.render.terminal import truncate_value
-from stages.runs.lineage import diff_from_defaults, find_stale_reasons, trace_ancestry
-from stages.runs.listing import last_write_time
-from stages.runtime.manifest import find_damaged_files, read_record
 
 CHECKPOINT = re.compile(r"(.*)/checkpoint-(\d+)/")
 HISTORY, SAMPLES = "history.jsonl", "samples.jsonl"

@@ -4,7 +4,7 @@ from typing import Any
 
 from stages.render.terminal import format_columns, format_named_texts, format_value, wrap_paragraph
 from stages.render.units import format_bytes
-from stages.runtime.finished import DIGEST_CHARACTERS
+from stages.runtime.files import DIGEST_CHARACTERS
 
 PACKAGES = ("torch", "transformers", "peft", "pyarrow")
 

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from stages.artifacts.artifact import PARTIAL, ArtifactError, artifact_folder
+from stages.artifacts.finished import MANIFEST
+from stages.artifacts.manifest import headline_metrics, read_record
 from stages.inspection.artifact_facts import read_last_rows
 from stages.render.terminal import escape_controls, format_value
 from stages.render.units import format_duration
-from stages.runtime.artifact import PARTIAL, ArtifactError, artifact_folder
-from stages.runtime.finished import MANIFEST
-from stages.runtime.manifest import headline_metrics, read_record
 from stages.runtime.progress_file import ENDING, is_running, read_progress
 from stages.runtime.series import HISTORY_FILES
 

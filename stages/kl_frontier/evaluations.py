@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from stages.artifacts.artifact import digest, read_manifest
+from stages.artifacts.manifest import list_input_sources
 from stages.evaluation.summary import BEST_OF_N
-from stages.runtime.artifact import digest, read_manifest
-from stages.runtime.manifest import list_input_sources
 
 MEASURES = ("gold", "judge", "reward")  # the first that is known is the truth, or what comes nearest to it
 NOT_SHOWN = ("sft", "base")

@@ -14,11 +14,11 @@ from peft import PeftConfig, TaskType
 from safetensors import safe_open
 from torch import nn
 
+from stages.artifacts import artifact
 from stages.distributed import sharding
 from stages.modeling.load import ADAPTER_CONFIG
 from stages.modeling.lora import adapted_layers, unwrap_peft
 from stages.modeling.pretrained import ADAPTER_WEIGHTS
-from stages.runtime import artifact
 
 POLICY, VALUE = "default", "value"  # adapter names; "default" is PEFT's
 HEAD = "score.weight"

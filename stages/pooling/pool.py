@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 
+from stages.artifacts.artifact import read_manifest
 from stages.evaluation.statistics import bootstrap_mean
 from stages.evaluation.summary import (
     BEST,
@@ -31,7 +32,6 @@ from stages.pooling.statistics import (
     pool_within_seeds,
     possible_means,
 )
-from stages.runtime.artifact import read_manifest
 
 GOLD, SAMPLES = "gold", "samples.parquet"
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from stages.artifacts.finished import MANIFEST
 from stages.evaluation.length_control.words import only_length_headline
 from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall
 from stages.evaluation.summary import (
@@ -20,7 +21,7 @@ from stages.evaluation.verdict import compare_with_start, policy_verdict
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
 from stages.reporting.top.bullets import list_policy_bullets, list_run_bullets
-from stages.runtime.finished import DIGEST_CHARACTERS, MANIFEST
+from stages.runtime.files import DIGEST_CHARACTERS
 
 HEADLINES = {  # of the kinds that say more than how the policy compares with SFT
     "hacking": "Reward hacking by {}", "mixed": "{} raised the gold score, but correctness fell",

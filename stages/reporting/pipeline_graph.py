@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from stages.artifacts.manifest import list_input_sources
 from stages.render.html import Html, element, sortable_text, table
 from stages.render.units import format_duration
-from stages.runtime.manifest import list_input_sources
 
 LANE, GAP = 0.11, 0.05  # widths beside a box of width 1
 

@@ -1,12 +1,12 @@
 """Sections of the report: the prompts of a user's own, the reward model, and provenance."""
 
+from stages.artifacts.manifest import flatten_tree, list_input_sources
 from stages.evaluation.summary import display_name
 from stages.render.html import Html, element, fold, join_html, table
 from stages.render.terminal import format_setting
 from stages.reporting.figures import FigureFolder, Intervals, Reliability
 from stages.reporting.headline import is_policy
 from stages.reporting.healthy_bands import mark_number
-from stages.runtime.manifest import flatten_tree, list_input_sources
 
 
 def list_sources(manifests: dict[str, dict]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Read and keep the artifacts of a run: its folder, what feeds what, what is out of date."""
+"""What the Snakefile calls: the recipe and the folder of a run, its seeds, and its lines on the terminal."""

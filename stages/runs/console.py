@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from stages.artifacts.finished import MANIFEST
+from stages.artifacts.lineage import SEED_FOLDER
 from stages.recipe.recipe import Recipe
 from stages.render.terminal import escape_controls
-from stages.runs.seeds import FOLDER
 from stages.runs.timings import SHARES, describe_plan, estimate_seconds
-from stages.runtime.finished import MANIFEST
 from stages.runtime.stage_lines import export_plan
 
 LOGGER, HANDLER = "snakemake.logging", "DefaultStreamHandler"
@@ -99,7 +99,7 @@ def announce_run(recipe: Recipe, run: str, outputs: Iterable[str], is_local: boo
     folders = dict.fromkeys(file.parent.parent if file.parent.parent.name == SHARES else file.parent
                             for file in manifests)
     # Seeds side by side take less than the sum of their times.
-    is_seeded = any(FOLDER.fullmatch(folder.parent.name) for folder in folders)
+    is_seeded = any(SEED_FOLDER.fullmatch(folder.parent.name) for folder in folders)
     seconds = dict.fromkeys(map(str, folders)) if is_seeded else estimate_seconds(recipe, folders)
     export_plan(seconds, _find_terminal() if is_local else None)
     if seconds:

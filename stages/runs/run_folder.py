@@ -17,6 +17,8 @@ from types import MappingProxyType
 
 import yaml
 
+from stages.artifacts import finished
+from stages.artifacts.staleness import LOCK, list_finished
 from stages.model_files.loadable import check_base_files
 from stages.recipe.algorithms import ALGORITHMS, REPORT, SEEDS
 from stages.recipe.lookups import SCRATCH, check_names
@@ -28,8 +30,6 @@ from stages.runs.config import own_prompts
 from stages.runs.default_recipe import choose_default_recipe, named_model
 from stages.runs.dump_paths import check_are_dumps, dump_label, normalize_sources
 from stages.runs.placement import Placement
-from stages.runs.staleness import LOCK, list_finished
-from stages.runtime import finished
 from stages.runtime.files import write_text
 
 RESULTS = Path("results")

@@ -13,7 +13,6 @@ from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError
 
 KEY = "seeds"
-FOLDER = re.compile(r"seed-\d+")
 WILDCARD = "{seed}"
 MAX_SEEDS = 1000
 

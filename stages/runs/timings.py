@@ -4,14 +4,13 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from stages.artifacts.finished import MANIFEST, MANIFEST_COPY, OLD
+from stages.artifacts.lineage import RECIPE, SEED_FOLDER, section_name
 from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, complete_settings, result_settings
 from stages.render.units import format_duration
-from stages.runs.lineage import RECIPE, section_name
-from stages.runs.seeds import FOLDER
 from stages.runtime.files import read_json_object
-from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD
 
 PAIRS, SHARES = "pairs", "pairs-shares"
 
@@ -37,7 +36,7 @@ def describe_plan(run: str, seconds: dict[str, float | None]) -> str:
     """Return the first line of a run: what is made, and how long that took before, as far as that is known."""
     stages, seeds = {}, {}
     for folder in map(Path, seconds):
-        is_seeded = FOLDER.fullmatch(folder.parent.name)
+        is_seeded = SEED_FOLDER.fullmatch(folder.parent.name)
         (seeds.setdefault(folder.parent.name, {}) if is_seeded else stages)[folder.name] = None
     per_seed = {}  # seeds of which the same stages are run, in one piece of text
     for seed, names in seeds.items():

@@ -1,1 +1,1 @@
-"""Artifacts, manifests, the command line, progress and worker processes. Never imports torch."""
+"""Files, progress, signals and processes of a stage. Never imports torch."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stages.runtime import processes
-from stages.runtime.finished import DIGEST_CHARACTERS
+from stages.runtime.files import DIGEST_CHARACTERS
 
 SOURCES = (".py", ".cpp", ".h")
 KERNEL_LOGGER, KERNEL_RECOMMENDATION = "bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward from"

@@ -9,11 +9,15 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+PARTIAL = ".partial"  # end of the name of the folder of an unfinished artifact
+HASHING_THREADS = 4
+DIGEST_CHARACTERS = 12  # of a SHA-256, where it is abbreviated
 JUST_CHANGED_NS = 2_000_000_000  # more than the resolution of a file system's times
 
 
@@ -99,6 +103,12 @@ def hash_file(path: Path) -> str:
     """Compute the SHA-256 of a file, as hexadecimal text."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def hash_files(files: list[Path], hash_one: Callable[[Path], str] = hash_file) -> list[tuple[Path, str]]:
+    """Hash files in several threads: one core is the limit for many gigabytes."""
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
+        return list(zip(files, threads.map(hash_one, files), strict=True))
 
 
 def hash_input(path: Path) -> str:

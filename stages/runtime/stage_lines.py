@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from stages.render.units import format_duration
-from stages.runtime.finished import PARTIAL
+from stages.runtime.files import PARTIAL
 
 PLAN = "STAGES_PLAN"  # JSON: [folder, seconds or null] of each artifact that this run makes
 TERMINAL = "STAGES_TERMINAL"  # path of the terminal that shows the run

@@ -9,7 +9,7 @@ twice, whatever was logged to before.
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.runtime.artifact import RunContext
+from stages.artifacts.artifact import RunContext
 from stages.runtime.files import write_text
 from stages.runtime.processes import is_main
 from stages.runtime.progress import Progress

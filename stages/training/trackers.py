@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
+from stages.artifacts.artifact import RunContext
 from stages.render.html import element, join_html, pre_text
 from stages.render.terminal import escape_controls, format_value
-from stages.runtime.artifact import RunContext
 from stages.runtime.stage_lines import print_line
 
 MAX_SAMPLES = 8  # shown per evaluation

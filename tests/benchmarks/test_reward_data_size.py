@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from benchmarks.quality import reward_data_size
 from stages import evaluate_reward, merge, reward
+from stages.artifacts.lineage import section_name
 from stages.command_line import command
 from stages.recipe.recipe import load_recipe
 from stages.reporting.figures import LIGHT
-from stages.runs.lineage import section_name
 from stages.runtime.files import write_json
 from tests.helpers import tiny_models
 

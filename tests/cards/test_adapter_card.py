@@ -7,12 +7,12 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from stages.artifacts.origin import Origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.modeling import lora
 from stages.modeling.load import load_causal, load_pretrained
 from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
-from stages.runs.origin import Origin
 from tests.helpers import tiny_models
 
 

@@ -8,13 +8,13 @@ import yaml
 from huggingface_hub import ModelCard
 
 from stages import report
+from stages.artifacts.artifact import digest
+from stages.artifacts.origin import Origin, find_hub_datasets, find_pretrained
 from stages.cards.adapter_card import write_adapter_cards
 from stages.cards.evaluated_card import render_evaluated_card
 from stages.cards.model_card import MergedModel, render_model_card
 from stages.cards.sections import CARD, origin_metadata
 from stages.model_files.provenance import Provenance, write_provenance
-from stages.runs.origin import Origin, find_hub_datasets, find_pretrained
-from stages.runtime.artifact import digest
 from tests.helpers.finished_run import EVIL, metrics
 
 PROVENANCE = Provenance("owner/chat-model", "apache-2.0", "m.gguf", "0" * 64, True, "Q4_1", 4)

@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from stages import merge, reward, sft
+from stages.artifacts.artifact import MANIFEST
+from stages.artifacts.origin import Origin
 from stages.cards.model_card import LIMITS, POLICY_LIMITS, SCORE_LIMITS, MergedModel, render_model_card
 from stages.model_files.provenance import Provenance
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.reward import Reward
 from stages.recipe.sections.sft import Sft
-from stages.runs.origin import Origin
-from stages.runtime.artifact import MANIFEST
 from tests.helpers import tiny_models
 
 PAIRS = {"sites": {"a <script>alert(1)</script>": {"questions": 3, "pairs": 7}}, "licenses": {"CC BY-SA 4.0": 9}}
@@ -89,7 +89,7 @@ def made(tmp_path_factory):
 
 
 def manifest(folder: Path, stage: str, config: dict, base: Path | None, metrics: dict | None = None) -> None:
-    from stages.runtime.artifact import digest
+    from stages.artifacts.artifact import digest
 
     inputs = {} if base is None else {"base": {"path": str(base), "sha256": digest(base)}}
     (folder / MANIFEST).write_text(json.dumps({"stage": stage, "config": config, "inputs": inputs,

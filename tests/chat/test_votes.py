@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages import reward
+from stages.artifacts import artifact
 from stages.chat import votes as votes_module
 from stages.chat.answer import Answer
 from stages.chat.votes import TIES, TYPED, VOTES, Comparison, Votes, build_row, parse_models
 from stages.command_line import command
 from stages.recipe.recipe import load_recipe
-from stages.runtime import artifact
 from stages.stackexchange.pairs.table import SCHEMA, read_pairs
 from tests.helpers import demo_run
 

@@ -16,15 +16,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from stages.artifacts import artifact, lineage
+from stages.artifacts.manifest import read_record
 from stages.command_line import command, failures
 from stages.command_line.command_signature import read_signature
 from stages.recipe import schema
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.sections.models import Merge
 from stages.recipe.type_names import placeholder
-from stages.runs import lineage
-from stages.runtime import artifact
-from stages.runtime.manifest import read_record
 from tests.helpers.ranges import list_ranges
 
 ROOT = Path(__file__).parents[2]

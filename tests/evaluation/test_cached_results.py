@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from stages import evaluate
+from stages.artifacts.artifact import RunContext
 from stages.evaluation import answer_sampler, policy_answers
 from stages.evaluation.cached_results.files import SUFFIX, ResultFiles
 from stages.evaluation.cached_results.tensors import CACHE, CachedResults, join_rows, split_rows
-from stages.runtime.artifact import RunContext
 from tests.helpers.tiny_evaluation import CONFIG, make_model, make_tokenizer, save_inputs
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from stages.artifacts.origin import Origin
 from stages.cards.model_card import MergedModel, render_model_card
 from stages.evaluation import verdict
 from stages.evaluation.reward_model_check import check_reward_model, describe_shortfall, find_shortfall
 from stages.reporting.headline import build_verdicts, describe_hacking
-from stages.runs.origin import Origin
 from tests.helpers.finished_run import artifacts, metrics, page_of, sample, with_summary, write
 
 LONGER = "longer answer wins"

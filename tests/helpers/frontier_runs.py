@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from stages.artifacts.artifact import digest
 from stages.generation.best_of_n import best_of_kl
 from stages.kl_frontier.fits import evaluate_fit
-from stages.runtime.artifact import digest
 from stages.runtime.files import hash_file
 from tests.helpers import finished_run
 

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
+from stages.artifacts.artifact import digest
 from stages.recipe.schema import result_settings
 from stages.recipe.sections.models import Base, Merge
 from stages.recipe.sections.ppo import Ppo
-from stages.runtime.artifact import digest
 from tests.helpers import tiny_models
 
 FACTS = {"seconds": 75.0, "peak_memory_mib": 1234, "device": "cpu (x)", "threads": 1, "python": "3.11.7",

@@ -13,7 +13,7 @@ FORKS = """
 import json, os, sys
 import snakemake.cli
 sys.executable = sys.argv[1]  # runs the stages
-import stages.runs.console, stages.runs.run_folder, stages.runs.staleness  # what the Snakefile needs
+import stages.runs.console, stages.runs.run_folder, stages.artifacts.staleness  # what the Snakefile needs
 snakemake.cli.get_argument_parser()  # finds the plugins
 for line in sys.stdin:
     folder, words = json.loads(line)

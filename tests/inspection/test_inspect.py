@@ -15,10 +15,10 @@ import yaml
 from safetensors.numpy import save_file
 
 from stages import inspect
+from stages.artifacts import lineage
+from stages.artifacts.artifact import MANIFEST, REQUEST, build, digest, publish
 from stages.inspection import artifact_facts, parquet_facts
 from stages.render.terminal import page_width
-from stages.runs import lineage
-from stages.runtime.artifact import MANIFEST, REQUEST, build, digest, publish
 from stages.runtime.files import write_json
 
 ROOT = Path(__file__).parents[2]

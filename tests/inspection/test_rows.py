@@ -6,9 +6,9 @@ import datasets
 import pytest
 
 from stages import inspect, pairs
+from stages.artifacts.artifact import MANIFEST, digest
 from stages.recipe.sections.data import Pairs
 from stages.render.terminal import WIDTH
-from stages.runtime.artifact import MANIFEST, digest
 from stages.runtime.files import write_json
 from stages.stackexchange.pairs.table import read_pairs
 from stages.stackexchange.prompt import prompt_text

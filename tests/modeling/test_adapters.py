@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from stages.artifacts import artifact
 from stages.generation.sampler import sample
 from stages.modeling import lora, tokenizer
 from stages.modeling.adapters import adapter_parameters
@@ -24,7 +25,7 @@ from stages.rl.inputs import load_policy, load_scorers
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
 from stages.rl.trajectory import score_rollout
-from stages.runtime import artifact, files
+from stages.runtime import files
 from stages.training.memory_estimate import distinct_bytes, iter_tensors
 from tests.helpers import architectures, tiny_models
 from tests.helpers.settings import take_settings

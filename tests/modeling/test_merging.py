@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import merge as stage
+from stages.artifacts.artifact import MANIFEST
 from stages.command_line import command
 from stages.modeling import tokenizer
 from stages.modeling.adapters import load_score_head
@@ -21,7 +22,6 @@ from stages.modeling.merging.checks import check_report, probe_ids, probe_output
 from stages.recipe.sections.models import Merge
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
-from stages.runtime.artifact import MANIFEST
 from tests.helpers import tiny_models
 from tests.helpers.architectures import adapted, noisy
 

@@ -34,7 +34,7 @@ from dataclasses import replace
 from pathlib import Path
 from stages.command_line import command
 from stages.recipe.recipe import load_recipe
-from stages.runs.lineage import section_name
+from stages.artifacts.lineage import section_name
 
 RECIPE, RUN = replace(load_recipe("configs/tiny.yaml"), dump=("a dump.xml",)), Path("results/tiny")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runtime.artifact import read_manifest
+from stages.artifacts.artifact import read_manifest
 from tests.helpers import tiny_models
 from tests.helpers.library_forks import LibraryForks
 

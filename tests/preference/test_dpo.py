@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from stages import dpo, evaluate, merge
+from stages.artifacts.artifact import read_manifest
 from stages.command_line import command
 from stages.modeling.load import load_causal
 from stages.preference.logprobs import all_answer_logprobs
@@ -17,7 +18,6 @@ from stages.recipe.sections.dpo import Dpo
 from stages.recipe.sections.models import Lora, Merge
 from stages.reporting.curves import CURVES, build_curves
 from stages.reward_modeling.pair_split import PairSplit, TooFewPairsError
-from stages.runtime.artifact import read_manifest
 from stages.runtime.series import read_history, read_rows
 from tests.helpers import tiny_evaluation, tiny_models
 

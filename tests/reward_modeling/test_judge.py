@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from stages import evaluate, judge, merge, reward
+from stages.artifacts.artifact import read_manifest
 from stages.command_line import command
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.reward import Reward
 from stages.reward_modeling import pair_split
 from stages.reward_modeling.no_model import read_no_model
-from stages.runtime.artifact import read_manifest
 from stages.stackexchange.pairs.table import SPLITS, question_key, read_pairs
 from tests.helpers import tiny_evaluation, tiny_models
 

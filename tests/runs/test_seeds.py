@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from stages.artifacts import staleness
+from stages.artifacts.listing import list_runs
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError
-from stages.runs import run_folder, staleness
+from stages.runs import run_folder
 from stages.runs.console import announce_run
-from stages.runs.listing import list_runs
 from stages.runs.seeds import SeededRuns, StartModels, parse_seeds
 from stages.runtime import stage_lines
 

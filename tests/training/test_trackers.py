@@ -18,16 +18,16 @@ import pytest
 import yaml
 
 from stages import dpo, ilql, merge, ppo, reward, sft
+from stages.artifacts import lineage
+from stages.artifacts.artifact import RunContext, read_manifest
+from stages.artifacts.manifest import read_record
 from stages.command_line import command
 from stages.recipe import lookups
 from stages.recipe.recipe import Recipe, load_recipe, section_settings
 from stages.recipe.schema import SettingsError, to_dict
 from stages.recipe.sections.models import Merge
 from stages.recipe.sections.ppo import Ppo
-from stages.runs import lineage
 from stages.runs.run_folder import resolve_recipe
-from stages.runtime.artifact import RunContext, read_manifest
-from stages.runtime.manifest import read_record
 from stages.runtime.series import append_row, read_rows, truncate_after
 from stages.training.loggers import TrainingLogger
 from stages.training.trackers import Terminal, WandB, format_markdown

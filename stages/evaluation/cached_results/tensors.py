@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load, save
 
+from stages.artifacts.artifact import digest
 from stages.distributed import group
 from stages.evaluation.cached_results.files import ResultFiles
 from stages.modeling.load import resolve_cpu_kernels
-from stages.runtime.artifact import digest
 from stages.runtime.environment import describe_environment, digest_code
 from stages.runtime.stage_lines import print_line
 

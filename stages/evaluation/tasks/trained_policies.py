@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.runs.lineage import find_input
-from stages.runtime.artifact import digest, read_manifest
+from stages.artifacts.artifact import digest, read_manifest
+from stages.artifacts.lineage import find_input
 
 TRAIN_AGAIN = "train it again: snakemake --cores all {} --forcerun {}_train, or delete its folder"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from stages.artifacts.artifact import MANIFEST, read_manifest
 from stages.modeling.adapters import is_adapter, is_reward_adapter, load_score_head
 from stages.modeling.compatible_files import (
     add_rope_of_transformers_4,
@@ -38,7 +39,6 @@ from stages.modeling.pretrained import load_adapter
 from stages.modeling.q_heads.files import copy_q_heads, has_q_heads
 from stages.modeling.q_heads.shifted_output import shift_by_folder
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
-from stages.runtime.artifact import MANIFEST, read_manifest
 from stages.runtime.disk_space import check_free_space
 from stages.runtime.environment import return_freed_memory
 from stages.runtime.files import write_json

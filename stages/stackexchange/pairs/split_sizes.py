@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stages.runtime.artifact import MANIFEST, read_manifest
+from stages.artifacts.artifact import MANIFEST, read_manifest
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import question_key, read_pairs
 

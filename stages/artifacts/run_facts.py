@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.artifacts.artifact import ArtifactError
+from stages.artifacts.lineage import RECIPE, check_inputs, find_run_folder, section_name
+from stages.artifacts.listing import list_artifacts, sort_by_lineage
+from stages.artifacts.manifest import Record, flatten_tree, is_artifact, read_record
 from stages.recipe.algorithms import EVALUATE
 from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import list_without_effect
 from stages.render.terminal import format_setting
 from stages.render.units import format_duration
-from stages.runs.lineage import RECIPE, check_inputs, find_run_folder, section_name
-from stages.runs.listing import list_artifacts, sort_by_lineage
-from stages.runtime.artifact import ArtifactError
-from stages.runtime.finished import DIGEST_CHARACTERS
-from stages.runtime.manifest import Record, flatten_tree, is_artifact, read_record
+from stages.runtime.files import DIGEST_CHARACTERS
 
 WITHOUT_HEADLINES = ("merge", "report")
 LOW, HIGH = "_low", "_high"  # ends of the names of an interval's ends

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from stages.runs.lineage import find_run_folder, find_stale_reasons, locate_inputs
-from stages.runtime.artifact import PARTIAL
-from stages.runtime.finished import OLD
-from stages.runtime.manifest import Record, headline_metrics, is_artifact, read_record
+from stages.artifacts.artifact import PARTIAL
+from stages.artifacts.finished import OLD
+from stages.artifacts.lineage import find_run_folder, find_stale_reasons, locate_inputs
+from stages.artifacts.manifest import Record, headline_metrics, is_artifact, read_record
 
 DEPTH = 4  # of folders below the root: results/NAME/seed-0/pairs-shares/1-of-50
 

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from stages.artifacts.artifact import artifact_folder
+from stages.artifacts.finished import MANIFEST
+from stages.artifacts.lineage import RECIPE, SEED_FOLDER, find_stale_reasons, locate_inputs, newest_time_ns
+from stages.artifacts.manifest import Record, read_record
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import to_dict
-from stages.runs.lineage import RECIPE, find_stale_reasons, locate_inputs, newest_time_ns
-from stages.runs.seeds import FOLDER
-from stages.runtime.artifact import artifact_folder
-from stages.runtime.finished import MANIFEST
-from stages.runtime.manifest import Record, read_record
 
 STALE_NS = 1_000_000_000  # a second after 1970: before every input
 POOLED = ("pool_seeds", "frontier")  # stages that report on several seeds
@@ -107,7 +106,7 @@ class _Aligner:
         if record.manifest.get("stage") not in POOLED or not wanted or not isinstance(sources, list):
             return []
         parts = [artifact_folder(_source_path(source)).parts for source in sources]
-        seeds = [next(filter(FOLDER.fullmatch, path), "?") for path in parts]
+        seeds = [next(filter(SEED_FOLDER.fullmatch, path), "?") for path in parts]
         return [] if seeds == wanted else [f"it is on {', '.join(seeds)}"]
 
     def _time_of_input(self, path: Path) -> int:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stages.artifacts.lineage import diff_from_defaults, find_stale_reasons
+from stages.artifacts.manifest import read_record
 from stages.recipe.recipe import Recipe, section_settings
 from stages.recipe.schema import result_settings, to_dict
 from stages.recipe.sections.frontier import Frontier
 from stages.recipe.variants import LENGTH_CONTROL, evaluation_overrides, list_variants, variant_settings
-from stages.runs.lineage import diff_from_defaults, find_stale_reasons
-from stages.runtime.manifest import read_record
 
 RECIPE = replace(Recipe(), frontier=Frontier(algorithms=("ppo",), ppo_kl_coefficients=(0.03,)))
 PPO = list_variants(RECIPE.frontier)[0].overrides

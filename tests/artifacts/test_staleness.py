@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from stages.artifacts import staleness
+from stages.artifacts.manifest import read_record
 from stages.command_line import command
 from stages.recipe.recipe import load_recipe
-from stages.runs import staleness
 from stages.runs.run_folder import start_run
-from stages.runtime.manifest import read_record
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("posts", "pairs", "base", "sft", "sft-merged")
@@ -109,7 +109,7 @@ def make_base_again() -> None:
 
 
 def test_a_large_dump_is_read_only_where_it_is_newer(project, monkeypatch):
-    monkeypatch.setattr("stages.runs.lineage.MAX_HASHED_BYTES", 3)
+    monkeypatch.setattr("stages.artifacts.lineage.MAX_HASHED_BYTES", 3)
     Path("a dump.xml").write_text("other")
     touch("a dump.xml", -DAY_NS)
     assert stale() == {}

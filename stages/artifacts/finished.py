@@ -12,11 +12,10 @@ import re
 import shutil
 from pathlib import Path
 
-from stages.runtime.files import atomic_path, read_json_object
+from stages.runtime.files import DIGEST_CHARACTERS, atomic_path, read_json_object
 
 MANIFEST = "manifest.json"
 MANIFEST_COPY = ".manifest.json"
-PARTIAL = ".partial"  # end of the name of the folder of an unfinished one
 REQUEST = "request.json"
 OLD_REQUEST = "order.json"  # its name in artifacts of older versions
 CODE = "code"  # in the file of a request: the digest of the code at work, which is no part of the request
@@ -24,7 +23,6 @@ FORCED = ".forced"  # marks a finished artifact that is to be made anew although
 OLD = ".old"  # folder of the artifacts that were replaced
 MAX_OLD = 3  # artifacts in .old/ of one name
 DELETED = ".deleted"  # end of the name of a folder in .old/ that is being deleted
-DIGEST_CHARACTERS = 12  # of a SHA-256, where it is abbreviated
 
 
 def request_file(folder: Path) -> Path:

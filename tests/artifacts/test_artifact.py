@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from stages.artifacts import artifact, finished
+from stages.artifacts.artifact import ArtifactError, artifact_folder, build, digest, is_complete, publish
+from stages.artifacts.listing import list_runs
+from stages.artifacts.manifest import read_record
 from stages.command_line import command
 from stages.recipe.sections.models import Merge
-from stages.runs.listing import list_runs
-from stages.runtime import artifact, files, finished
-from stages.runtime.artifact import ArtifactError, artifact_folder, build, digest, is_complete, publish
-from stages.runtime.manifest import read_record
+from stages.runtime import files
 
 ROOT = Path(__file__).parents[2]
 REQUEST = {"stage": "probe", "config": {"x": 1}, "inputs": {}}
@@ -232,7 +233,7 @@ def test_json_is_written_whole(tmp_path):
 SLOW = """
 import sys, time
 from pathlib import Path
-from stages.runtime.artifact import build, publish
+from stages.artifacts.artifact import build, publish
 request = {"stage": "probe", "config": {"x": 1}, "inputs": {}}
 with build(Path(sys.argv[1]), request) as partial:
     (partial / "checkpoint").write_text("half")

@@ -4,11 +4,11 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stages.artifacts.artifact import read_manifest
+from stages.artifacts.finished import MANIFEST
+from stages.artifacts.lineage import find_input
+from stages.artifacts.manifest import list_input_sources
 from stages.model_files.provenance import Provenance, read_provenance
-from stages.runs.lineage import find_input
-from stages.runtime.artifact import read_manifest
-from stages.runtime.finished import MANIFEST
-from stages.runtime.manifest import list_input_sources
 
 
 @dataclass(frozen=True)

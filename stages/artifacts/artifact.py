@@ -9,21 +9,28 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.runtime import finished
-from stages.runtime.files import hash_file, hash_input, list_files, read_json_object, sync_to_disk, write_json
-from stages.runtime.finished import MANIFEST, MANIFEST_COPY, OLD_REQUEST, PARTIAL, REQUEST, digest_request, request_file
+from stages.artifacts import finished
+from stages.artifacts.finished import MANIFEST, MANIFEST_COPY, OLD_REQUEST, REQUEST, digest_request, request_file
+from stages.runtime.files import (
+    PARTIAL,
+    hash_file,
+    hash_files,
+    hash_input,
+    list_files,
+    read_json_object,
+    sync_to_disk,
+    write_json,
+)
 from stages.runtime.stage_lines import print_line
 
 LOCK = ".lock"
 RESULT = "result.json"  # of a stage that has ended and is not published yet
 TRACEBACK = "traceback.txt"
-HASHING_THREADS = 4
 
 
 class ArtifactError(ValueError):
@@ -158,12 +165,6 @@ def publish(partial: Path, out: Path, manifest: dict) -> Path | None:
     old = finished.replace(out, partial)
     (out / RESULT).unlink(missing_ok=True)
     return old
-
-
-def hash_files(files: list[Path], hash_one: Callable[[Path], str] = hash_file) -> list[tuple[Path, str]]:
-    """Hash files in several threads: one core is the limit for many gigabytes."""
-    with ThreadPoolExecutor(HASHING_THREADS) as threads:
-        return list(zip(files, threads.map(hash_one, files), strict=True))
 
 
 def check_replaceable(out: Path) -> None:

@@ -6,10 +6,10 @@ import os
 import pytest
 
 from stages import inspect
+from stages.artifacts import artifact, verification
+from stages.artifacts.artifact import ArtifactError
+from stages.artifacts.verification import list_damage, verify_artifacts
 from stages.command_line.input_kinds import check_input_kinds
-from stages.runtime import artifact, verification
-from stages.runtime.artifact import ArtifactError
-from stages.runtime.verification import list_damage, verify_artifacts
 
 
 @pytest.fixture

@@ -5,20 +5,22 @@ verifies a whole ancestry. Paths in it are relative to the folder that the stage
 """
 
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from stages.artifacts.artifact import ArtifactError, artifact_folder, digest
+from stages.artifacts.finished import MANIFEST, request_file
+from stages.artifacts.manifest import Record, diff_trees, is_artifact, list_input_sources, read_record
 from stages.recipe.recipe import Recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, complete_settings, list_without_effect, result_settings
 from stages.recipe.variants import FOLDER, overrides_of_folder
 from stages.render.units import format_bytes
-from stages.runtime.artifact import ArtifactError, artifact_folder, digest
 from stages.runtime.files import list_files
-from stages.runtime.finished import MANIFEST, request_file
-from stages.runtime.manifest import Record, diff_trees, is_artifact, list_input_sources, read_record
 
 RECIPE = "recipe.yaml"
+SEED_FOLDER = re.compile(r"seed-\d+")  # of the run of one of several seeds
 # Stage: section of the recipe, where their names differ.
 SECTIONS = {"gather": "pairs", "judge": "reward", "pool_seeds": "evaluate", "evaluate_prompts": "evaluate",
             "evaluate_reward": "evaluate", "export_reward": "merge"}

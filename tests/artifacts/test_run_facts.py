@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from stages import compare
+from stages.artifacts.artifact import MANIFEST, build, digest, publish
+from stages.artifacts.run_facts import compare_runs
 from stages.render.terminal import WIDTH
-from stages.runs.run_facts import compare_runs
-from stages.runtime.artifact import MANIFEST, build, digest, publish
 
 EVIL = "\x1b[2J\u202e"
 

@@ -6,9 +6,9 @@ when its size, times or inode have changed since it was last verified; these are
 
 from pathlib import Path
 
-from stages.runtime.artifact import MANIFEST, ArtifactError, hash_files
-from stages.runtime.files import read_json_object, write_json
-from stages.runtime.manifest import Record, find_damaged_files, read_record
+from stages.artifacts.artifact import MANIFEST, ArtifactError
+from stages.artifacts.manifest import Record, find_damaged_files, read_record
+from stages.runtime.files import hash_files, read_json_object, write_json
 
 VERIFIED = "verified.json"  # in the run's logs/
 

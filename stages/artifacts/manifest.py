@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.runtime.artifact import PARTIAL, TRACEBACK, ArtifactError
+from stages.artifacts.artifact import PARTIAL, TRACEBACK, ArtifactError
+from stages.artifacts.finished import MANIFEST, OLD, REQUEST, request_file
 from stages.runtime.files import read_json_object
-from stages.runtime.finished import MANIFEST, OLD, REQUEST, request_file
 
 SET_ASIDE = re.compile(r".+\.set-aside-\d+")
 TYPES = {"stage": str, "config": dict, "inputs": dict, "metrics": dict, "files": dict, "versions": dict,
