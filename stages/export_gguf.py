@@ -6,30 +6,36 @@
 
 Exported are LLaMA, Mistral, Qwen 2 and Qwen 3 with a byte-level BPE vocabulary, the pipeline's own included, that is
 split as one of llama.cpp's. The file is read back, every tensor is compared with the folder's, and only then does it
-get its name: it is whole, or not there. FILE.json beside it says how they compare. --check loads the file by llama.cpp
-(make extras), too: its tokens must be the folder's on 1,000 posts of a run, and f32's and f16's greedy answers to 50
-held-out questions, ties apart; the run's judge, or else its reward model, scores the answers. Not a stage: it makes no
-artifact.
+get its name: it is whole, or not there. FILE.json beside it says how they compare, and gguf.html shows it of all files
+in that folder. --check loads the file by llama.cpp (make extras), too: its tokens must be the folder's on 1,000 posts
+of a run, and f32's and f16's greedy answers to 50 held-out questions, ties apart; the run's judge, or else its reward
+model, scores the answers. Not a stage: it makes no artifact.
 """
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
 from stages.artifacts.artifact import artifact_folder
+from stages.artifacts.origin import find_pretrained
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import run_tool
+from stages.model_files.provenance import read_provenance
 from stages.runtime import stopping
 from stages.runtime.environment import let_idle_threads_sleep, silence_missing_kernel
+from stages.runtime.files import read_json_object, write_json, write_text
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_1")
 EXACT = ("f32", "f16")  # answers in these are the folder's
-SUFFIX = ".gguf"
+SUFFIX, REPORT_SUFFIX = ".gguf", ".json"
+MODELFILE, PAGE = "Modelfile", "gguf.html"
+WORDS = ("A file has its name only if every tensor, read back, is the folder's, rounded. With --check RUN, llama.cpp "
+         "gives the other numbers: its greedy answers (ties are no difference), nats between the log-probabilities of "
+         "the likeliest first tokens, and the mean reward of its answers and of the folder's own.")
 
 
-def export(folder: Path, type_name: str, out: Path, run: Path | None) -> list[str]:
-    """Write the GGUF file; return how it compares, in lines. run: whose posts llama.cpp is checked on."""
+def export(folder: Path, type_name: str, out: Path, run: Path | None) -> str:
+    """Write the GGUF file; return how it compares, in a line. run: whose posts llama.cpp is checked on."""
     if out.suffix != SUFFIX or out.is_dir():
         raise ValueError(f"--out {out}: give the name of a file that ends in {SUFFIX}")
     let_idle_threads_sleep()
@@ -38,31 +44,55 @@ def export(folder: Path, type_name: str, out: Path, run: Path | None) -> list[st
     torch_setup.prepare()
     from stages.evaluation.llama_cpp.check import check_export
     from stages.evaluation.llama_cpp.client import check_installed
-    from stages.modeling.gguf.export import Kind, describe_report, export_gguf
-    check = None
+    from stages.modeling.gguf.export import Kind, describe_report, draft_gguf, remove_drafts
+    from stages.modeling.gguf.modelfile import render_modelfile
     if run:
         check_installed()
-        check = partial(check_export, folder, run=run, is_exact=type_name in EXACT)
-    return describe_report(export_gguf(folder, Kind[type_name.upper()], out, find_facts(folder), check), out)
+    report_file, modelfile, page = out.with_suffix(REPORT_SUFFIX), out.with_name(MODELFILE), out.with_name(PAGE)
+    remove_drafts(out, report_file, modelfile, page)
+    metadata = read_metadata(folder)
+    with draft_gguf(folder, Kind[type_name.upper()], out, metadata) as (draft, report):
+        if run:
+            report["llama_cpp"] = check_export(folder, draft, run, is_exact=type_name in EXACT)
+        # Before the file that they describe: whoever finds that, has all.
+        write_text(modelfile, render_modelfile(folder, out.name, metadata.license_name or metadata.license))
+        write_json(report_file, report)
+        write_text(page, render_exports(out))
+    return f"{out}: {'; '.join(f'{name} {text}' for name, text in describe_report(report).items())}"
 
 
-def find_facts(folder: Path):
-    """Return the name, licence and base of a model: those of its provenance, or of the artifacts that it is from."""
-    from stages.artifacts.artifact import MANIFEST, read_manifest
-    from stages.artifacts.lineage import find_input
-    from stages.artifacts.origin import find_origin
-    from stages.cards.sections import origin_metadata
-    from stages.model_files.provenance import read_provenance
-    from stages.modeling.gguf.export import ModelFacts
-    if own := read_provenance(folder):
-        return ModelFacts(own.name, own.license)
-    inputs = read_manifest(folder).get("inputs", {}) if (folder / MANIFEST).is_file() else {}
-    origin = find_origin(folder, find_input(folder, inputs["pairs"]["path"]) if "pairs" in inputs else None)
-    card = origin_metadata(origin)
-    names = origin.provenance.license if origin.provenance else card.get("license_name") or card.get("license")
-    path = folder.resolve()
-    return ModelFacts(f"{path.parent.name} {path.name}", " and ".join(names) if isinstance(names, list) else names,
-                      origin.provenance.name if origin.provenance else origin.base)
+def read_metadata(folder: Path):
+    """Read the metadata of a model from its card, and what its pretrained model's provenance adds."""
+    import gguf
+    import yaml
+    own, path = read_provenance(folder), folder.resolve()
+    name = own.name if own else f"{path.parent.name} {path.name}"
+    try:
+        metadata = gguf.Metadata.load(model_path=folder, model_name=name)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{folder}: README.md or config.json cannot be read: {error}") from error
+    if pretrained := own or find_pretrained(folder)[1]:
+        metadata.license = metadata.license or pretrained.license
+    if isinstance(metadata.license, list):
+        metadata.license = " and ".join(metadata.license)
+    # Of a local folder, the link that its path gives would lead nowhere.
+    metadata.base_models = [model for model in metadata.base_models or () if model.get("organization")] or None
+    return metadata
+
+
+def render_exports(out: Path) -> str:
+    """Render the page on the GGUF files of a folder, `out` included: how each compares with the model's folder."""
+    from stages.modeling.gguf.export import describe_report
+    from stages.render.html import element, join_html, table
+    from stages.reporting.page import render_page
+    files = sorted({*out.parent.glob(f"*{SUFFIX}"), out})
+    reports = {file: read_json_object(file.with_suffix(REPORT_SUFFIX)) for file in files}
+    rows = {file.name: describe_report(report) for file, report in reports.items()
+            if report and (file == out or report.get("bytes") == file.stat().st_size)}  # not that of a file before it
+    head = list(dict.fromkeys(name for row in sorted(rows.values(), key=len, reverse=True) for name in row))
+    cells = [[name, *(row.get(column, "–") for column in head)] for name, row in rows.items()]
+    return render_page("GGUF files for llama.cpp and Ollama", [], join_html([
+        element("p", WORDS, class_="faint"), table(["file", *head], cells, class_="recipe wide")]), {})
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -80,8 +110,8 @@ def main(words: list[str] | None = None) -> int:
     """Export the model; return 1, with one line on stderr, for errors that the user can mend."""
     arguments = build_parser().parse_args(words)
     folder = artifact_folder(arguments.folder)
-    return run_tool("export_gguf", arguments.out, lambda: print(*(
-        f"export_gguf: {line}" for line in export(folder, arguments.type, arguments.out, arguments.check)), sep="\n"))
+    return run_tool("export_gguf", arguments.out, lambda: print("export_gguf:", export(
+        folder, arguments.type, arguments.out, arguments.check)))
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ OWN_HACKING_WORDS = (
     "best-of-n of the same reward.")
 FOLDED = ("All at one temperature", "Reward model", "Learning curves", "Data", "Pipeline", "Recipe", "Provenance")
 OPENED = 5  # questions whose answers are shown without a click
+GGUF_PAGE = "../gguf/gguf.html"  # of stages.export_gguf, in the run's folder
 HEADINGS = {"base": "Base", "sft": "SFT", "reward": "Reward model", "judge": "Judge"}
 
 
@@ -88,7 +89,7 @@ def run(config: Report, out: Path, *, posts: Path | None = None, pairs: Path | N
     curves = {name: build_curves(name, manifests[name]["stage"], history, find_wording(metrics["policies"]).start)
               for name, history in histories.items()}
     first_curves = select_first_curves(metrics, curves)
-    html = render_page(page_title(manifests), verdicts, _short_table(metrics), {
+    html = render_page(page_title(manifests), verdicts, join_html([_short_table(metrics), _export_words()]), {
         "Answers side by side": _side_by_side(examples, len(samples), metrics),
         "Outside the healthy band": _outside_bands(manifests, metrics, histories),
         "Policies": _policies(figures, metrics),
@@ -151,6 +152,12 @@ def _short_table(metrics: dict) -> Html:
             for label, text in metrics["table"]]
     head = f"measure, on held-out {find_wording(metrics['policies']).questions}"
     return table([head, "estimate, 95 % interval"], rows, numeric=False)
+
+
+def _export_words() -> Html:
+    """Say how to export the policy, and link to the page that the export writes: there is none before it."""
+    return element("p", "For llama.cpp and Ollama: ", element("code", "snakemake --cores all gguf"), ". ",
+                   element("a", "Its page", href=GGUF_PAGE), " compares the files with the model.", class_="faint")
 
 
 def _outside_bands(manifests: dict[str, dict], metrics: dict, histories: dict[str, list[dict]]) -> Html:

@@ -13,7 +13,8 @@ from stages.runtime.disk_space import nearest_folder
 
 MEMORY_WORDS = ("(?i)out of memory|not enough memory|(can't|cannot|unable to) allocate|bad_alloc|failed to map segment"
                 "|can't start new thread|could not create a primitive")  # of torch, numpy, C++
-FULL_WORDS = "No space left on device|Disk quota exceeded"  # of Rust, as a bare Exception: tokenizers
+# Without an errno: of Rust, as a bare Exception (tokenizers), and of numpy, as an OSError.
+FULL_WORDS = "No space left on device|Disk quota exceeded|Not enough free space to write"
 MIN_FREE_BYTES = 1 << 20  # with less, an error of a library that names no cause is that of a full disk
 TEXT_CHARACTERS = 200
 

@@ -67,9 +67,9 @@ CURVES = {
                   {"policy": "validation_implicit_accuracy"}),
         CurveSpec("margin", "implicit reward, better minus worse answer", "step",
                   {"validation": "validation_implicit_margin"}),
-        CurveSpec("logprob", "log-probability of validation answers, nats an answer", "step",
+        CurveSpec("logprob", "log-probability of a validation answer, nats", "step",
                   {"better": "validation_better_logprob", "worse": "validation_worse_logprob"}),
-        CurveSpec("drift", "distance from SFT on validation answers, nats a token", "step",
+        CurveSpec("drift", "distance from SFT, nats a token", "step",
                   {"drift": "validation_drift_per_token"})],
     "best_of_n": [
         CurveSpec("reward", "mean reward of the best of n", "n", {"best of n": "reward"}),

@@ -150,6 +150,8 @@ class SafetensorError(Exception):
 @pytest.mark.parametrize(("error", "free_bytes", "says"), [
     (OSError(errno.ENOSPC, "No space left on device", "/data/x.bin"), 0, "no space left on the disk of /data/x.bin"),
     (Exception("No space left on device (os error 28)"), 2 << 20, "no space left on the disk of "),  # of tokenizers
+    # Of numpy.
+    (OSError("Not enough free space to write 8 bytes after offset 0"), 2 << 20, "no space left on the disk of "),
     (RuntimeError("[enforce fail at inline_container.cc:672] unexpected pos 64"), 0, "no space left on the disk of"),
     (SafetensorError("Error while serializing: I/O error"), 4096, "make room, and the same command continues"),
     (SafetensorError("header too large"), 1 << 40, "a file of weights cannot be read or written: header too large"),

@@ -1,6 +1,7 @@
 """export_gguf --check: a file that llama.cpp reads or answers otherwise gets no name; the report has the rest."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -69,15 +70,37 @@ def test_the_report_says_how_llama_cpp_agrees_and_what_its_answers_are_worth(run
     assert numbers["judge"] == "reward-merged"
     assert numbers["reward_of_folder"] == pytest.approx(score_greedy_answers(run), abs=1e-4)
     assert numbers["reward"] == pytest.approx(numbers["reward_of_folder"], abs=0.05)
-    assert "0 of 40 greedy answers differ" in lines and "reward-merged: mean reward " in lines
+    assert "greedy answers that differ 0 of 40 (0 %)" in lines and "mean reward (reward-merged) " in lines
 
 
 def test_a_coarse_type_is_published_with_the_answers_that_differ(run, tmp_path, capsys):
     code, lines, _ = export(run, tmp_path, capsys, "q4_1")
     numbers = read_report(tmp_path)["llama_cpp"]
     assert code == 0 and numbers["other_tokens"] == 0 and 0 < numbers["other_answers"] <= 40
-    assert f"{numbers['other_answers']} of 40 greedy answers differ" in lines
+    assert f"greedy answers that differ {numbers['other_answers']} of 40" in lines
     assert numbers["reward"] != numbers["reward_of_folder"]
+
+
+def read_rows(page: Path) -> list[list[str]]:
+    rows = re.findall("<tr>(.*?)</tr>", page.read_text(), re.DOTALL)
+    return [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+
+
+def test_the_page_has_a_row_for_each_file_of_the_folder(run, tmp_path, capsys):
+    export(run, tmp_path, capsys, "q4_1")
+    numbers = read_report(tmp_path)["llama_cpp"]
+    assert export_gguf.main([str(run / "ppo-merged"), "--out", str(tmp_path / "b.gguf")]) == 0
+    head, first, second = read_rows(tmp_path / "gguf.html")
+    first, second = dict(zip(head, first, strict=True)), dict(zip(head, second, strict=True))
+    differing = numbers["other_answers"]
+    assert (first["file"], first["type"], second["file"], second["type"]) == ("a.gguf", "Q4_1", "b.gguf", "F16")
+    assert first["greedy answers that differ"] == f"{differing} of 40 ({100 * differing / 40:.0f} %)"
+    assert first["mean reward (reward-merged)"] == f"{numbers['reward']:.3f}"
+    assert first["the folder&#x27;s"] == f"{numbers['reward_of_folder']:.3f}"
+    assert second["greedy answers that differ"] == second["mean reward (reward-merged)"] == "–"
+    (tmp_path / "a.gguf").write_bytes(b"another file than its report is on")
+    assert export_gguf.main([str(run / "ppo-merged"), "--out", str(tmp_path / "b.gguf")]) == 0
+    assert [row[0] for row in read_rows(tmp_path / "gguf.html")] == ["file", "b.gguf"]
 
 
 @pytest.mark.parametrize("broken", ["rotary pairs", "merges"])
@@ -101,7 +124,7 @@ def test_a_run_without_a_reward_model_has_no_mean_reward(run, tmp_path, capsys):
     for name in ("pairs", "ppo-merged"):
         shutil.copytree(run / name, other / name)
     code, lines, _ = export(other, tmp_path, capsys)
-    assert code == 0 and read_report(tmp_path)["llama_cpp"]["judge"] is None and "no mean reward" in lines
+    assert code == 0 and read_report(tmp_path)["llama_cpp"]["judge"] is None and "mean reward none: " in lines
 
 
 def test_what_the_check_lacks_is_one_line(run, tmp_path, capsys, monkeypatch):

@@ -17,12 +17,13 @@ from transformers import AutoModelForSequenceClassification as Classifier
 
 from stages import export_gguf
 from stages.model_files.gguf_header import PRE_TOKENIZERS
+from stages.model_files.provenance import Provenance, write_provenance
 from stages.modeling.compatible_files import save_tokenizer
 from stages.modeling.gguf import export as export_module
 from stages.modeling.gguf import tensors as tensors_module
 from stages.modeling.gguf.convert import convert_gguf
 from stages.modeling.gguf.pre_tokenizers import build_split
-from stages.modeling.tiny_llama import train_tokenizer
+from stages.modeling.tiny_llama import PAD, train_tokenizer
 from stages.modeling.tokenizer import load_tokenizer
 from stages.runtime.stopping import Stopped
 from tests.helpers import tiny_models
@@ -134,18 +135,38 @@ def test_the_way_back_gives_the_weights(architecture, type_name, tmp_path, capsy
 def test_the_metadata_and_the_modelfile(folder, tmp_path, capsys):
     model = tmp_path / "demo/ppo-merged"
     shutil.copytree(folder, model)
-    (model / "generation_config.json").write_text(json.dumps(
-        {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 1.0, "max_new_tokens": 64, "eos_token_id": 2}))
+    sampling = {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 1.0, "max_new_tokens": 64}
+    (model / "generation_config.json").write_text(json.dumps(sampling | {"eos_token_id": [2, 0]}))
+    (model / "README.md").write_text("---\nlicense: [cc-by-sa-3.0, cc-by-sa-4.0]\nlanguage: [en]\n"
+                                     "base_model: org/base-1b\ndatasets: [org/posts]\n---\n# A model\n")
     assert export(model, tmp_path / "gguf/ppo.gguf", capsys, "q8_0")[0] == 0
-    assert {path.name for path in (tmp_path / "gguf").iterdir()} == {"ppo.gguf", "ppo.json", "Modelfile"}
+    assert {path.name for path in (tmp_path / "gguf").iterdir()} == {"ppo.gguf", "ppo.json", "Modelfile", "gguf.html"}
     fields = {name: field.contents() for name, field in gguf.GGUFReader(tmp_path / "gguf/ppo.gguf").fields.items()}
     expected = {"general.architecture": "llama", "general.name": "demo ppo-merged", "tokenizer.ggml.pre": "gpt-2",
                 "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.eos_token_id": 2, "general.file_type": 7,
-                "tokenizer.chat_template": load_tokenizer(model).chat_template}
+                "tokenizer.chat_template": load_tokenizer(model).chat_template,
+                "general.license": "cc-by-sa-3.0 and cc-by-sa-4.0", "general.languages": ["en"],
+                "general.base_model.0.repo_url": "https://huggingface.co/org/base-1b",
+                "general.dataset.0.repo_url": "https://huggingface.co/org/posts", "general.sampling.top_k": 0}
     assert expected.items() <= fields.items()
     text = (tmp_path / "gguf/Modelfile").read_text()
     assert 'FROM ./ppo.gguf\nTEMPLATE """Question: {{ .Prompt }}\n\nAnswer: {{ .Response }}</s>"""\n' in text
     assert "PARAMETER temperature 0.7\nPARAMETER top_k 0\n" in text and "PARAMETER num_predict 64" in text
+    assert f'PARAMETER stop """{PAD}"""\nLICENSE """cc-by-sa-3.0 and cc-by-sa-4.0"""' in text
+
+
+def test_the_licence_is_that_of_the_pretrained_model_if_the_card_has_none(folder, tmp_path, capsys):
+    model = tmp_path / "model"
+    shutil.copytree(folder, model)
+    (model / "README.md").write_text("---\nbase_model: /home/me/base\n---\n")
+    write_provenance(model, Provenance("org/base", "apache-2.0", "base.gguf", "0" * 64, True, "Q4_1", 4))
+    assert export(model, tmp_path / "a.gguf", capsys)[0] == 0
+    fields = gguf.GGUFReader(tmp_path / "a.gguf").fields
+    assert fields["general.license"].contents() == "apache-2.0" and fields["general.name"].contents() == "org/base"
+    assert "general.base_model.count" not in fields  # a local folder has no address
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
+    assert export(model, tmp_path / "a.gguf", capsys)[0] == 0
+    assert "PARAMETER stop" in (tmp_path / "Modelfile").read_text()  # without sampling, too
 
 
 def test_a_pad_without_an_embedding_is_left_out_and_a_row_without_a_token_is_unused(tmp_path, capsys):
@@ -185,6 +206,7 @@ REFUSED = {
         "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}),
         "splits texts in none of the ways that are tested with llama.cpp"),
     "no bytes": (lambda f: change_tokenizer(f, pre_tokenizer={"type": "Whitespace"}), "exported are byte-level BPE"),
+    "card": (lambda f: (f / "README.md").write_text("---\na: [\n---\n"), "README.md or config.json cannot be read"),
     "normalizer": (lambda f: change_tokenizer(f, normalizer={"type": "Lowercase"}), "has a normalizer, which"),
 }
 
@@ -266,7 +288,8 @@ export_gguf.main(sys.argv[3:])
 
 
 @pytest.mark.parametrize("moment", ["gguf.GGUFWriter write_kv_data_to_file", "gguf.GGUFWriter write_tensor_data",
-                                    "module _compare", "module write_text", "module write_json", "os replace"])
+                                    "module _compare", "export_gguf write_text", "export_gguf write_json",
+                                    "os replace"])
 def test_a_kill_leaves_no_file_of_its_name_and_the_next_export_clears_up(moment, folder, tmp_path, capsys):
     words = [str(folder), "--out", str(tmp_path / "a.gguf")]
     killed = subprocess.run([sys.executable, "-c", KILLED, *moment.split(), *words], cwd=ROOT, capture_output=True)
@@ -276,7 +299,7 @@ def test_a_kill_leaves_no_file_of_its_name_and_the_next_export_clears_up(moment,
     other = tmp_path / f"a.gguf.{os.getppid()}.tmp"  # of a process that runs
     other.touch()
     assert export_gguf.main(words) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"a.gguf", "a.json", "Modelfile", other.name}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.gguf", "a.json", "Modelfile", "gguf.html", other.name}
 
 
 def test_a_file_of_another_name_is_one_line(folder, tmp_path, capsys):

@@ -4,9 +4,9 @@ One tensor at a time is in memory. stages.modeling.gguf.convert is the way back.
 """
 
 import glob
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import gguf
 import numpy as np
@@ -15,63 +15,40 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from stages.model_files.loadable import check_base_files
 from stages.modeling.adapters import is_reward_model
-from stages.modeling.gguf.modelfile import render_modelfile
 from stages.modeling.gguf.tensors import ARCHITECTURES, EXACT, Kind, WrittenTensor, compare_tensor, list_tensors
 from stages.modeling.gguf.vocabulary import Vocabulary, read_vocabulary
 from stages.modeling.q_heads.files import has_q_heads
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.render.units import format_bytes
 from stages.runtime.disk_space import check_free_space
-from stages.runtime.files import atomic_path, write_json, write_text
+from stages.runtime.files import atomic_path
 
 TOKEN_BYTES = 64  # of the header, and of its merge: more than either takes
-MODELFILE = "Modelfile"
-REPORT_SUFFIX = ".json"
 
 
-class ModelFacts(NamedTuple):
-    """What the metadata say of a model: its name, licence and pretrained base, the last two if they are known."""
+@contextmanager
+def draft_gguf(folder: Path, kind: Kind, out: Path, metadata: gguf.Metadata) -> Iterator[tuple[Path, dict]]:
+    """Write the model as a draft of `out`; yield the draft and the report on it, once all tensors are compared.
 
-    name: str
-    license: str | None = None
-    base: str | None = None
-
-
-def export_gguf(folder: Path, kind: Kind, out: Path, facts: ModelFacts,
-                check: Callable[[Path], dict] | None = None) -> dict:
-    """Write the model as `out`, a Modelfile and a report (JSON) beside it; return the report.
-
-    Matrices are written as `kind` (of 4 bits: embedding and output layer as Q8_0), vectors in fp32. Every file appears
-    whole, once all tensors have been read back and compared, or not at all.
-
-    Args:
-        check: a further comparison of the file, before it gets its name; its numbers are in the report.
-
-    Raises ValueError for what cannot be exported or differs.
+    Matrices are written as `kind` (of 4 bits: embedding and output layer as Q8_0), vectors in fp32. The draft gets
+    its name at the end of the block, and is deleted if that fails. Raises ValueError for what cannot be exported, or
+    differs.
     """
     config = read_exportable(folder)
     tokenizer = load_tokenizer(folder)
     check_special_tokens(tokenizer, config)
     vocabulary = read_vocabulary(tokenizer, config.vocab_size, folder)
     tensors = list_tensors(folder, config, kind)
-    modelfile = render_modelfile(tokenizer, folder, out.name, facts.license)
     needed_bytes = sum(tensor.size_bytes for tensor in tensors) + 2 * TOKEN_BYTES * config.vocab_size
     check_free_space(f"the export of {folder}", out.parent, needed_bytes)
     out.parent.mkdir(parents=True, exist_ok=True)
-    report_file, modelfile_file = out.with_suffix(REPORT_SUFFIX), out.parent / MODELFILE
-    _remove_drafts(out, report_file, modelfile_file)
     with atomic_path(out, sync=True) as draft:
-        _write(draft, config, tokenizer, vocabulary, tensors, facts, kind)
-        report = {"folder": str(folder), "type": kind.name, "bytes": draft.stat().st_size,
-                  "pre_tokenizer": vocabulary.pre, "tensors": _compare(draft, tensors),
-                  "llama_cpp": check(draft) if check else None}
-        # Before the file that they describe: whoever finds that, has all.
-        write_text(modelfile_file, modelfile)
-        write_json(report_file, report)
-    return report
+        _write(draft, config, tokenizer, vocabulary, tensors, metadata, kind)
+        yield draft, {"folder": str(folder), "type": kind.name, "bytes": draft.stat().st_size,
+                      "pre_tokenizer": vocabulary.pre, "tensors": _compare(draft, tensors), "llama_cpp": None}
 
 
-def _remove_drafts(*files: Path) -> None:
+def remove_drafts(*files: Path) -> None:
     """Remove the drafts of these files that exports have left which were killed (`kill -9`)."""
     for draft in (draft for file in files for draft in file.parent.glob(f"{glob.escape(file.name)}.*.tmp")):
         number = draft.name.split(".")[-2]
@@ -108,10 +85,11 @@ def read_exportable(folder: Path) -> PretrainedConfig:
 
 
 def _write(file: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, vocabulary: Vocabulary,
-           tensors: list[WrittenTensor], facts: ModelFacts, kind: Kind) -> None:
-    writer = gguf.GGUFWriter(file, ARCHITECTURES[config.model_type])
-    try:
-        _add_facts(writer, facts, kind)
+           tensors: list[WrittenTensor], metadata: gguf.Metadata, kind: Kind) -> None:
+    with closing(gguf.GGUFWriter(file, ARCHITECTURES[config.model_type])) as writer:
+        metadata.set_gguf_meta_model(writer)
+        writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if kind == Kind.F32 else 'MOSTLY'}_{kind.name}"])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _add_sizes(writer, config)
         _add_tokenizer(writer, tokenizer, vocabulary)
         for tensor in tensors:
@@ -121,19 +99,6 @@ def _write(file: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerB
         writer.write_ti_data_to_file()
         for tensor in tensors:
             writer.write_tensor_data(tensor.encode())
-    finally:
-        writer.close()
-
-
-def _add_facts(writer: gguf.GGUFWriter, facts: ModelFacts, kind: Kind) -> None:
-    writer.add_name(facts.name)
-    writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if kind == Kind.F32 else 'MOSTLY'}_{kind.name}"])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    if facts.license:
-        writer.add_license(facts.license)
-    if facts.base:
-        writer.add_base_model_count(1)
-        writer.add_base_model_name(0, facts.base)
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
@@ -181,26 +146,24 @@ def _compare(file: Path, tensors: list[WrittenTensor]) -> dict[str, dict]:
     return {kind.name: {"count": len(errors), "largest_error": max(errors)} for kind, errors in largest.items()}
 
 
-def describe_report(report: dict, out: Path) -> list[str]:
-    """Describe an export in lines: the file, how its tensors compare with the folder's, and how llama.cpp answers."""
-    tensors = report["tensors"]
-    parts = [f"{counted['count']} in {name} {_describe_error(name, counted['largest_error'])}"
-             for name, counted in tensors.items()]
-    lines = [f"{out} ({report['type']}, {format_bytes(report['bytes'])}, pre-tokenizer {report['pre_tokenizer']}): "
-             f"{sum(counted['count'] for counted in tensors.values())} tensors read back: {', '.join(parts)}"]
+def describe_report(report: dict) -> dict[str, str]:
+    """Describe a file, how its tensors compare with the folder's and, if it was checked, how llama.cpp answers."""
+    texts = {"type": report["type"], "size": format_bytes(report["bytes"]), "pre-tokenizer": report["pre_tokenizer"]}
     if numbers := report["llama_cpp"]:
-        lines.append(f"llama.cpp: equal tokens for all of {numbers['posts']:,} posts; {numbers['other_answers']} of "
-                     f"{numbers['answers']} greedy answers differ, ties apart; log-probabilities differ by "
-                     f"{numbers['mean_nats']:.2g} nats, at most {numbers['most_nats']:.2g}")
-        lines.append(f"{numbers['judge']}: mean reward {numbers['reward']:.3f}, of the folder's greedy answers "
-                     f"{numbers['reward_of_folder']:.3f}" if numbers["judge"] else
-                     "no mean reward: the run has no reward model of this vocabulary")
-    return lines
+        differing, answers = numbers["other_answers"], numbers["answers"]
+        texts |= {"posts with equal tokens": f"{numbers['posts']:,}",
+                  "greedy answers that differ": f"{differing} of {answers} ({100 * differing / answers:.0f} %)",
+                  "nats, mean and at most": f"{numbers['mean_nats']:.2g}, {numbers['most_nats']:.2g}"}
+        texts |= {f"mean reward ({numbers['judge']})": f"{numbers['reward']:.3f}",
+                  "the folder's": f"{numbers['reward_of_folder']:.3f}"} if numbers["judge"] else {
+                      "mean reward": "none: the run has no reward model of this vocabulary"}
+    return texts | {"tensors read back": ", ".join(_describe_tensors(*item) for item in report["tensors"].items())}
 
 
-def _describe_error(kind: str, error: float) -> str:
+def _describe_tensors(kind: str, counted: dict) -> str:
+    tensors, error = f"{counted['count']} in {kind}", counted["largest_error"]
     if not error:
-        return "equal the folder's"
+        return f"{tensors} equal the folder's"
     if Kind[kind] in EXACT:
-        return f"equal the folder's rounded (by {error:.2g} at most)"
-    return f"differ by at most {error:.3f} of the step between values"
+        return f"{tensors} equal the folder's rounded (by {error:.2g} at most)"
+    return f"{tensors} differ by at most {error:.3f} of the step between values"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from stages.modeling.tokenizer import load_tokenizer
 from stages.stackexchange.prompt import adds_bos, chat_prompt_ids
 
 QUESTION = "{{ .Prompt }}"  # Ollama's templates are Go's, not the Jinja that the GGUF file has
@@ -11,21 +12,22 @@ QUESTION = "{{ .Prompt }}"  # Ollama's templates are Go's, not the Jinja that th
 PARAMETERS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "max_new_tokens": "num_predict"}
 
 
-def render_modelfile(tokenizer: PreTrainedTokenizerBase, folder: Path, file_name: str, license_name: str | None) -> str:
+def render_modelfile(folder: Path, file_name: str, license_name: str | None) -> str:
     """Render a Modelfile for the GGUF file beside it: the prompt, its end, and the sampling of the model's folder.
 
     A chat template that has no such frame is left to Ollama, which knows some by their text.
     """
+    tokenizer = load_tokenizer(folder)
     lines = [f"# ollama create NAME -f Modelfile   (one question at a time)\nFROM ./{file_name}"]
     if (prompt := _render_prompt(tokenizer)) is not None:
         lines.append(f'TEMPLATE """{prompt}{{{{ .Response }}}}{tokenizer.eos_token}"""')
-    sampling = GenerationConfig.from_pretrained(folder) if (folder / "generation_config.json").is_file() else None
-    ends = []
-    if sampling is not None and sampling.do_sample:
+    has_sampling = (folder / "generation_config.json").is_file()
+    sampling = GenerationConfig.from_pretrained(folder) if has_sampling else GenerationConfig()
+    if sampling.do_sample:
         lines += [f"PARAMETER {name} {getattr(sampling, key)}" for key, name in PARAMETERS.items()
                   if getattr(sampling, key) is not None]
-        ends = sampling.eos_token_id if isinstance(sampling.eos_token_id, list) else []
     lines.append("PARAMETER repeat_penalty 1")
+    ends = sampling.eos_token_id if isinstance(sampling.eos_token_id, list) else []
     lines += [f'PARAMETER stop """{tokenizer.decode([end])}"""' for end in ends if end != tokenizer.eos_token_id]
     if license_name:
         lines.append(f'LICENSE """{license_name}"""')

@@ -86,7 +86,7 @@ def list_tensors(folder: Path, config: PretrainedConfig, kind: Kind) -> list[Wri
         raise ValueError(f"{folder} has other weights than the {config.model_type} model of its config.json, such as "
                          f"{other[0]}: one is missing, one too many, or of another shape")
     architecture = ARCHITECTURES[config.model_type]
-    names = gguf.get_tensor_name_map(_find_architecture(architecture), config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     heads = {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}
     tensors = []
     for source, shape in expected.items():
@@ -99,10 +99,6 @@ def list_tensors(folder: Path, config: PretrainedConfig, kind: Kind) -> list[Wri
         tensors.append(WrittenTensor(source, files[source][0], name, shape,
                                      swapped if architecture == "llama" else None, own))
     return tensors
-
-
-def _find_architecture(name: str) -> gguf.MODEL_ARCH:
-    return next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
 
 
 def compare_tensor(tensor: WrittenTensor, data: np.ndarray) -> float:
