@@ -286,7 +286,7 @@ def test_it_says_what_the_models_know_offers_questions_and_asks_by_enter(opened,
     shown = sorted(text.strip().removesuffix("...") for text in examples.all_text_contents())  # Gradio cuts long ones
     assert all(map(str.startswith, sorted(chat.titles), shown)) and len(shown) == len(chat.titles)
     greedy(opened, 8)
-    opened.get_by_role("button", name=EVIL).click()
+    opened.get_by_role("button", name=EVIL[:40]).click()
     opened.wait_for_function("document.querySelector('#question textarea').value")
     assert question.input_value() == EVIL and not opened.locator("#examples img").count()
     question.fill("a")
