@@ -99,9 +99,7 @@ def _data_size(recipe: Recipe, pairs: Path | None) -> DataSize:
     own = Path("results") / recipe.name / "pairs"  # of an earlier run of this recipe
     if pairs or (own / MANIFEST).is_file():
         return data_size.measure_pairs(artifact_folder(pairs or own), recipe.sft.max_answer_tokens)
-    shares = recipe.pairs
-    total = shares.finetune_share + shares.reward_share + shares.rl_share + shares.evaluation_share
-    return data_size.measure_dump(list_dump_files(recipe.dump), shares.finetune_share / total)
+    return data_size.measure_dump(list_dump_files(recipe.dump), recipe.pairs, recipe.sft.max_answer_tokens)
 
 
 def plan_this_machine(recipe: Recipe, arguments: argparse.Namespace, algorithms: tuple[str, ...]
