@@ -137,10 +137,11 @@ def print_run(arguments: argparse.Namespace) -> None:
         arguments.pairs = pairs
     hardware, plans, _ = plan_this_machine(recipe, arguments, tuple(
         name for name in ALGORITHMS if name in arguments.stages) or (FIRST,))
-    planned = [plan for plan in plans if plan.stage in arguments.stages and plan.seconds is not None]
+    names = [name.partition("-")[0] if name.startswith(("evaluate-", "report-")) else name for name in arguments.stages]
+    planned = [plan for plan in plans if plan.stage in names and plan.seconds is not None]
     if planned and os.getppid() == parent:  # the run has not ended
         seconds = sum(plan.seconds for plan in planned)
-        seconds += sum(hardware.start_seconds for name in arguments.stages if name in WITHOUT_MODEL)
+        seconds += sum(hardware.start_seconds for name in names if name in WITHOUT_MODEL)
         peak = max(plan.peak_bytes for plan in planned) + hardware.process_bytes
         print_line(f"the plan: about {format_duration(seconds)} and at most {format_bytes(peak)} of memory, if nothing "
                    f"else runs on {hardware.describe()}")
