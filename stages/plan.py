@@ -99,9 +99,7 @@ def _data_size(recipe: Recipe, pairs: Path | None) -> DataSize:
     own = Path("results") / recipe.name / "pairs"  # of an earlier run of this recipe
     if pairs or (own / MANIFEST).is_file():
         return data_size.measure_pairs(artifact_folder(pairs or own), recipe.sft.max_answer_tokens)
-    shares = recipe.pairs
-    total = shares.finetune_share + shares.reward_share + shares.rl_share + shares.evaluation_share
-    return data_size.measure_dump(list_dump_files(recipe.dump), shares.finetune_share / total)
+    return data_size.measure_dump(list_dump_files(recipe.dump), recipe.pairs, recipe.sft.max_answer_tokens)
 
 
 def plan_this_machine(recipe: Recipe, arguments: argparse.Namespace, algorithms: tuple[str, ...]
@@ -139,10 +137,11 @@ def print_run(arguments: argparse.Namespace) -> None:
         arguments.pairs = pairs
     hardware, plans, _ = plan_this_machine(recipe, arguments, tuple(
         name for name in ALGORITHMS if name in arguments.stages) or (FIRST,))
-    planned = [plan for plan in plans if plan.stage in arguments.stages and plan.seconds is not None]
+    names = [name.partition("-")[0] if name.startswith(("evaluate-", "report-")) else name for name in arguments.stages]
+    planned = [plan for plan in plans if plan.stage in names and plan.seconds is not None]
     if planned and os.getppid() == parent:  # the run has not ended
         seconds = sum(plan.seconds for plan in planned)
-        seconds += sum(hardware.start_seconds for name in arguments.stages if name in WITHOUT_MODEL)
+        seconds += sum(hardware.start_seconds for name in names if name in WITHOUT_MODEL)
         peak = max(plan.peak_bytes for plan in planned) + hardware.process_bytes
         print_line(f"the plan: about {format_duration(seconds)} and at most {format_bytes(peak)} of memory, if nothing "
                    f"else runs on {hardware.describe()}")

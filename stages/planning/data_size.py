@@ -1,18 +1,26 @@
 """Estimate how much text a run has, from a finished pairs artifact or from the size of the dump."""
 
 import math
-from collections.abc import Sequence
-from itertools import islice
+import re
+from collections.abc import Iterator, Sequence
+from itertools import combinations, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import py7zr
+import py7zr.io
 
 from stages.stackexchange.pairs.table import count_pairs, question_key, read_pairs
+from stages.stackexchange.questions.scoring import answer_score
 
 MEAN_LENGTH_SHARE = 0.5  # of the limit of a text whose length is not known; an assumption
 CHARACTERS_PER_TOKEN = 4  # of English and code in a large vocabulary; an assumption
 SAMPLE_ROWS = 2000  # questions are shuffled, so the first rows are a random sample
 DUMP_BYTES_PER_TOKEN = 8  # of Posts.xml, for each token of pairs: half of it is other columns; an assumption
 COMPRESSION = {".7z": 6, ".gz": 5, ".zst": 5, ".parquet": 2}  # of a file's text, roughly
+READ_BYTES, ARCHIVE_BYTES = 64 << 20, 8 << 20  # of Posts.xml, and of an archive, that are read within seconds
+ATTRIBUTE = re.compile(rb' (Id|PostTypeId|ParentId|AcceptedAnswerId|Score|Body)="([^"]*)"')
+MARKUP = re.compile(rb"&lt;.*?&gt;|&[#\w]+;")
 
 
 class DataSize(NamedTuple):
@@ -48,7 +56,7 @@ class DataSize(NamedTuple):
         """Say what the lengths of texts rest on."""
         if self.question_tokens is None:
             return f"texts of {MEAN_LENGTH_SHARE:.0%} of their limits"
-        return f"questions of {self.question_tokens:.0f} and answers of {self.answer_tokens:.0f} tokens, as in pairs"
+        return f"questions of {self.question_tokens:.0f} and answers of {self.answer_tokens:.0f} tokens, as in the data"
 
 
 def measure_pairs(pairs: Path, max_answer_tokens: int | None) -> DataSize:
@@ -83,11 +91,67 @@ def _mean_tokens(characters: list[int]) -> float | None:
     return sum(characters) / len(characters) / CHARACTERS_PER_TOKEN if characters else None
 
 
-def measure_dump(files: Sequence[str], finetune_share: float) -> DataSize:
-    """Estimate the tokens of the finetune split from the sizes of the dump's files; none are known without a file.
+def measure_dump(files: Sequence[str], shares: Any, max_answer_tokens: int | None) -> DataSize:
+    """Estimate what pairs a dump will have: from the posts of small ones, or from the sizes of the files.
 
-    finetune_share: of the questions.
+    shares: the section pairs of the recipe. max_answer_tokens: as in measure_pairs. Nothing is known without a file.
     """
-    text_bytes = sum(path.stat().st_size * COMPRESSION.get(path.suffix.lower(), 1) for path in map(Path, files)
-                     if path.is_file())
-    return DataSize(round(text_bytes * finetune_share / DUMP_BYTES_PER_TOKEN) or None)
+    paths, parts = [path for path in map(Path, files) if path.is_file()], (
+        shares.finetune_share, shares.reward_share, shares.rl_share, shares.evaluation_share)
+    finetune, reward, rl, evaluation = (part / sum(parts) for part in parts)
+    try:
+        posts = [_read_posts(path) for path in paths if "votes" not in path.name.lower()]
+    except Exception:  # py7zr raises many kinds; the run says what is wrong with the dump
+        posts = []
+    if not posts or None in posts:
+        text_bytes = sum(path.stat().st_size * COMPRESSION.get(path.suffix.lower(), 1) for path in paths)
+        return DataSize(round(text_bytes * finetune / DUMP_BYTES_PER_TOKEN) or None)
+    counts, questions, answers = [], [], []
+    for text in posts:
+        for question, own in _group_posts(text):
+            pairs = sum(abs(one - other) >= shares.min_score_gap for (one, _), (other, _) in combinations(own, 2))
+            if pairs:
+                counts.append(min(pairs, shares.max_pairs_per_question))
+                questions.append(question)
+                answers += [length for _, length in own]
+    if not counts:
+        return DataSize()
+    pairs, texts = sum(counts), (sum(questions) + sum(answers)) / CHARACTERS_PER_TOKEN
+    question, answer = _mean_tokens(questions), _mean_tokens(answers)
+    limit = math.inf if max_answer_tokens is None else max_answer_tokens
+    short = [size / CHARACTERS_PER_TOKEN for size in answers if size / CHARACTERS_PER_TOKEN <= limit]
+    pair_tokens = sum(question + tokens for tokens in short) / len(answers)
+    return DataSize(round(pairs * finetune * pair_tokens), round(pairs * reward), round(len(counts) * rl),
+                    round(pairs * evaluation), question, answer, texts / pairs)
+
+
+def _read_posts(path: Path) -> bytes | None:
+    """Return Posts.xml of a small file of a dump; None: of another one."""
+    if path.suffix.lower() == ".xml" and path.stat().st_size <= READ_BYTES:
+        return path.read_bytes()
+    if path.suffix.lower() != ".7z" or path.stat().st_size > ARCHIVE_BYTES:
+        return None
+    with py7zr.SevenZipFile(path) as archive:
+        names = [file.filename for file in archive.list()
+                 if re.split(r"[/\\]", file.filename)[-1].lower() == "posts.xml" and file.uncompressed <= READ_BYTES]
+        if not names:
+            return None
+        memory = py7zr.io.BytesIOFactory(READ_BYTES)
+        archive.extract(targets=names[:1], factory=memory)
+        return memory.get(names[0]).read()
+
+
+def _group_posts(text: bytes) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """Yield the characters of each question that has two answers, and score and characters of its answers."""
+    questions, answers = {}, {}
+    for row in text.splitlines():
+        post = dict(ATTRIBUTE.findall(row))
+        length = len(MARKUP.sub(b"", post.get(b"Body", b"")))
+        if post.get(b"PostTypeId") == b"1":
+            questions[post.get(b"Id")] = (length, post.get(b"AcceptedAnswerId"))
+        elif post.get(b"PostTypeId") == b"2":
+            answers.setdefault(post.get(b"ParentId"), []).append((post.get(b"Id"), int(post.get(b"Score", 0)), length))
+    for key, (length, accepted) in questions.items():
+        own = [(answer_score(votes, answer == accepted), size) for answer, votes, size in answers.get(key, ())]
+        if len(own) > 1:
+            yield length, own

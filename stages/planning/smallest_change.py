@@ -37,36 +37,22 @@ def find_smallest_change(
 
 def _list_changes(settings: Any, devices: int) -> Iterator[dict[str, object]]:
     """Yield combinations of settings beside the rows at once, the least harmful first."""
-    options = {
-        "rollout_prompts": _smaller_rollouts(settings, devices),
-        "value_model": _options(settings, "value_model", lambda critic: () if critic == "head" else ("head",)),
-        "precision": _options(settings, "precision", SMALLER.__getitem__),
-        "check_precision": _options(settings, "check_precision", lambda precision: ("bf16",)),
-        "sharding": _options(settings, "sharding", lambda sharding: ("fsdp",) if devices > 1 else ()),
-        "gradient_checkpointing": _options(settings, "gradient_checkpointing", lambda recompute: (True,)),
+    rollouts = _divisors(getattr(settings, "rollout_prompts", 0))
+    others = {
+        "rollout_prompts": [size for size in rollouts if size >= devices],
+        "value_model": ["head"],
+        "precision": SMALLER.get(getattr(settings, "precision", None), ()),
+        "check_precision": ["bf16"],
+        "sharding": ["fsdp"] if devices > 1 else [],
+        "gradient_checkpointing": [True],
     }
-    named = {name: values for name, values in options.items() if values}
+    named = {name: list(dict.fromkeys([getattr(settings, name), *values])) for name, values in others.items()
+             if hasattr(settings, name)}
     for values in product(*named.values()):
         change = dict(zip(named, values, strict=True))
         if "rollout_prompts" in change:
             change["minibatch_prompts"] = min(settings.minibatch_prompts, change["rollout_prompts"])
         yield change
-
-
-def _options(settings: Any, name: str, others: Callable[[Any], tuple]) -> list:
-    """List the present value of a setting, and others to try; nothing if the section lacks it."""
-    if not hasattr(settings, name):
-        return []
-    value = getattr(settings, name)
-    return [value, *(other for other in others(value) if other != value)]
-
-
-def _smaller_rollouts(settings: Any, devices: int) -> list[int]:
-    """List the present size of a rollout, and smaller ones down to a prompt for each card."""
-    if not hasattr(settings, "rollout_prompts"):
-        return []
-    size = settings.rollout_prompts
-    return [size, *(part for part in _divisors(size) if devices <= part < size)]
 
 
 def _sizes(settings: Any) -> list[str]:

@@ -3,8 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from stages.planning.data_size import DataSize, measure_pairs
+from stages.planning.data_size import DataSize, measure_dump, measure_pairs
 from stages.planning.hardware import Card, Hardware
+from stages.recipe.sections.data import Pairs
 from stages.stackexchange.pairs.table import SCHEMA, SPLITS, PairsWriter
 
 ROWS = [("a" * 400, 1, 40, 2, 120), ("a" * 400, 1, 40, 3, 80), ("b" * 200, 4, 800, 5, 160)]  # of two questions
@@ -45,3 +46,25 @@ def test_a_processor_has_a_rate_for_each_precision():
     processor, card = (Hardware(Card("", 8, 2.0, 20, fp32), 1, 0.5) for fp32 in (1.0, None))
     assert [processor.compute_seconds(1e12, precision) for precision in ("fp32", None, "bf16", "mixed")] == [2, 2, 1, 1]
     assert card.compute_seconds(1e12, "fp32") == 1
+
+
+def test_the_posts_of_a_small_dump_are_counted(tmp_path):
+    """Two questions have answers of different scores; a third one has a single answer."""
+    rows = [(1, 1, None, 5, 400), (2, 2, 1, 0, 40), (3, 2, 1, 7, 80), (4, 2, 1, 1, 120), (5, 1, None, 0, 200),
+            (6, 2, 5, 3, 160), (7, 2, 5, 0, 800), (8, 1, None, 0, 99), (9, 2, 8, 1, 99)]
+    lines = [f'  <row Id="{own}" PostTypeId="{kind}" ParentId="{parent}" Score="{score}" '
+             f'Body="&lt;p&gt;{"x" * size}&lt;/p&gt;" />' for own, kind, parent, score, size in rows]
+    posts = tmp_path / "Posts.xml"
+    posts.write_text("\n".join(["<posts>", *lines, "</posts>"]))
+    shares = Pairs(finetune_share=1, reward_share=1, rl_share=1, evaluation_share=1)
+    size = measure_dump([str(posts)], shares, None)
+    assert (size.reward_pairs, size.rl_questions, size.evaluation_pairs) == (1, round(2 / 4), 1)  # a quarter of 4 and 2
+    assert (size.question_tokens, size.answer_tokens) == (75, 60) and size.shared_pair_tokens == (150 + 300) / 4
+    assert size.finetune_tokens == 135 and measure_dump([str(posts)], shares, 100).finetune_tokens == 80
+
+
+@pytest.mark.parametrize("name", ["Posts.xml", "demo.7z"])
+def test_a_dump_that_cannot_be_read_is_measured_by_its_size(tmp_path, name):
+    (tmp_path / name).write_bytes(b"x" * 1000)
+    size = measure_dump([str(tmp_path / name)], Pairs(), None)
+    assert size.reward_pairs is None

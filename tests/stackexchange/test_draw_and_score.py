@@ -9,7 +9,7 @@ import pytest
 
 from stages.stackexchange.pairs.dates import better_is_later
 from stages.stackexchange.pairs.draw import assign_split, draw_pairs
-from stages.stackexchange.questions.join import answer_score
+from stages.stackexchange.questions.scoring import answer_score
 
 SHARES = {"finetune": 3.0, "reward": 3.0, "rl": 3.0, "evaluation": 1.8}
 

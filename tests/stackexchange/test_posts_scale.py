@@ -19,7 +19,7 @@ from stages.stackexchange.dump import xml_table
 from stages.stackexchange.dump.scan_log import ScanLog
 from stages.stackexchange.dump.xml_rows import read_rows
 from stages.stackexchange.questions import hash_order, join, plan, sorted_runs
-from stages.stackexchange.questions.join import answer_score
+from stages.stackexchange.questions.scoring import answer_score
 from tests.helpers import stackexchange_dumps
 from tests.helpers.stackexchange_dumps import (
     answer,

@@ -1,7 +1,7 @@
 """Read and write the posts artifact: question records with scored answers, in part-*.parquet.
 
 votes: net (up minus down), or upvotes where the recipe says so; null where the source has none. score: see
-stages/stackexchange/questions/join.py. date: when the post was written, as the source writes it; of answers, empty
+stages/stackexchange/questions/scoring.py. date: when the post was written, as the source writes it; of answers, empty
 where the source does not say.
 """
 
