@@ -137,7 +137,7 @@ def test_days_with_and_without_quotes(written, day):
     ("reward: {lexical_buckets: 512}", "unknown key 'lexical_buckets': it was removed; word counts are a baseline"),
     ("grpo: {sampling_engine: vllm}", "grpo: unknown key 'sampling_engine': it was removed; leave it out, docs/gpu.md"),
     ("ppo: {top_k: 50}", "ppo: unknown key 'top_k': it was removed; no recipe set it, and no measurement was about it"),
-    ("best_of_n: {short_response_tokens: 8}", "it was removed; add a function or the measure response_tokens to rewards"),
+    ("best_of_n: {short_response_tokens: 8}", "it was removed; add a function or the measure response_tokens"),
     ("ppo: {response_length: fixed}", "response_length must be one of 'until_stop', 'sampled', not 'fixed'"),
     ("cuda_graphs: true", "mine.yaml: unknown key 'cuda_graphs': it was removed; leave it out, docs/gpu.md says"),
     ("ppo: {score_length: false}", "score_length: false needs reward_scaling 'start', not 'none'"),
