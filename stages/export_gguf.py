@@ -65,8 +65,8 @@ def read_metadata(folder: Path):
     """Read the metadata of a model from its card, and what its pretrained model's provenance adds."""
     import gguf
     import yaml
-    own, path = read_provenance(folder), folder.resolve()
-    name = own.name if own else f"{path.parent.name} {path.name}"
+    own = read_provenance(folder)
+    name = own.name if own else " ".join(folder.resolve().parts[-2:])
     try:
         metadata = gguf.Metadata.load(model_path=folder, model_name=name)
     except (yaml.YAMLError, ValueError) as error:
@@ -75,6 +75,7 @@ def read_metadata(folder: Path):
         metadata.license = metadata.license or pretrained.license
     if isinstance(metadata.license, list):
         metadata.license = " and ".join(metadata.license)
+    metadata.sampling_min_p = metadata.sampling_min_p or 0.0  # llama.cpp's own leaves out unlikely tokens
     # Of a local folder, the link that its path gives would lead nowhere.
     metadata.base_models = [model for model in metadata.base_models or () if model.get("organization")] or None
     return metadata
@@ -85,8 +86,8 @@ def render_exports(out: Path) -> str:
     from stages.modeling.gguf.export import describe_report
     from stages.render.html import element, join_html, table
     from stages.reporting.page import render_page
-    files = sorted({*out.parent.glob(f"*{SUFFIX}"), out})
-    reports = {file: read_json_object(file.with_suffix(REPORT_SUFFIX)) for file in files}
+    files = {*out.parent.glob(f"*{SUFFIX}"), out}
+    reports = {file: read_json_object(file.with_suffix(REPORT_SUFFIX)) for file in sorted(files)}
     rows = {file.name: describe_report(report) for file, report in reports.items()
             if report and (file == out or report.get("bytes") == file.stat().st_size)}  # not that of a file before it
     head = list(dict.fromkeys(name for row in sorted(rows.values(), key=len, reverse=True) for name in row))

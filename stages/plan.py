@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device-tflops", type=float, metavar="N", help="its bf16 rate without sparsity, TFLOP/s")
     parser.add_argument("--devices", type=int, metavar="N", help="number of cards (default: those here, or 1)")
     parser.add_argument("--model-flops-share", type=float, metavar="SHARE",
-                        help="share of the rates that is reached (default: 0.4; of a processor: 0.65 of measured ones)")
+                        help="share of the rates that is reached (default: 0.4; of a processor: 0.5 of measured ones)")
     parser.add_argument("--pairs", type=Path, metavar="FOLDER",
                         help="a finished pairs artifact, to count its texts (default: of results/NAME)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write plan.json and plan.html there")

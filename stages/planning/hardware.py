@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 GIB = 1 << 30
 PUBLISHED_SHARE = 0.4  # of its published rates that a card reaches; an assumption
-MEASURED_SHARE = 0.65  # of a processor's measured rates that the trainings of the bundled site reached
+MEASURED_SHARE = 0.5  # of measured rates that the trainings of the bundled site reached, 0.33 to 0.71 by stage
 USABLE_SHARE = 0.9  # of a card's memory: the rest is for CUDA's context and the allocator's fragments
 START_SECONDS, PROCESS_BYTES = 12.0, 600 << 20  # of a stage on a processor
 SECONDS = 0.3  # of each measurement

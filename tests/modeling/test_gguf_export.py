@@ -147,7 +147,8 @@ def test_the_metadata_and_the_modelfile(folder, tmp_path, capsys):
                 "tokenizer.chat_template": load_tokenizer(model).chat_template,
                 "general.license": "cc-by-sa-3.0 and cc-by-sa-4.0", "general.languages": ["en"],
                 "general.base_model.0.repo_url": "https://huggingface.co/org/base-1b",
-                "general.dataset.0.repo_url": "https://huggingface.co/org/posts", "general.sampling.top_k": 0}
+                "general.dataset.0.repo_url": "https://huggingface.co/org/posts", "general.sampling.top_k": 0,
+                "general.sampling.min_p": 0.0}
     assert expected.items() <= fields.items()
     text = (tmp_path / "gguf/Modelfile").read_text()
     assert 'FROM ./ppo.gguf\nTEMPLATE """Question: {{ .Prompt }}\n\nAnswer: {{ .Response }}</s>"""\n' in text
