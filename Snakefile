@@ -10,11 +10,11 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
+from stages.artifacts import staleness
 from stages.recipe import algorithms, variants
 from stages.recipe import recipe as recipes
-from stages.artifacts import staleness
-from stages.runs import console, default_recipe, dump_paths, run_folder, seeds, signals
-from stages.runs.config import own_prompts, plan_target, stage_needs
+from stages.runs import console, default_recipe, dump_paths, own_prompts, plan_target, run_folder, seeds, signals
+from stages.runs.stage_needs import check_stage_needs
 
 min_version("9.0")
 
@@ -95,6 +95,9 @@ shell.prefix(
     "smaller batches or a machine with more; the same command continues\" >&2;; esac' EXIT; "
 )
 
+# The end of a stage's shell command: its lines also go to its log, whatever becomes of the log.
+LOGGED = " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+
 # Stages run with the Python that runs Snakemake.
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
 
@@ -144,7 +147,7 @@ if not PLANS:
         forced = [job for job in workflow.dag.needrun_jobs() if settings.forceall or named & {job.rule.name, *job.output}]
         folders = [Path(str(file)).parent for job in workflow.dag.needrun_jobs() for file in job.output]
         try:
-            stage_needs.check_stage_needs(RECIPE, folders)
+            check_stage_needs(RECIPE, folders)
             run_folder.start_run(RECIPE, [str(file) for job in forced for file in job.output], SEEDS.list_runs())
         except run_folder.SettingsError as error:
             sys.exit(f"snakemake: error: {error}")

@@ -39,7 +39,7 @@ from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.recipe.type_names import placeholder
-from stages.runtime import meeting, processes, progress_file
+from stages.runtime import processes, progress_file
 from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, silence_missing_kernel
 from stages.runtime.stage_lines import begin_stage, print_line
 
@@ -64,7 +64,7 @@ def run_command(file: Path) -> None:
     out = artifact.artifact_folder(arguments["out"])
     place = processes.take_place()
     try:
-        count = meeting.count_processes(signature.stage, arguments.get("processes", 1), place)
+        count = processes.count_processes(signature.stage, arguments.get("processes", 1), place)
         if count > place.count:
             logs = [processes.rank_log(out, rank) for rank in range(count)]
             sys.exit(processes.launch(count, sys.orig_argv[1:], signature.stage, logs))
@@ -79,8 +79,8 @@ def run_command(file: Path) -> None:
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # a panic of a library in Rust is no Exception
-        message = describe_failure(meeting.name_lost_process(error), out)
-        meeting.report_failure(message or f"{type(error).__name__}: {error}")
+        message = describe_failure(processes.name_lost_process(error), out)
+        processes.report_failure(message or f"{type(error).__name__}: {error}")
         if message is None:
             raise
         details = save_traceback(out) if processes.is_main() else ""
@@ -103,7 +103,7 @@ def build_parser(signature: Signature, here: object | None = None) -> argparse.A
     for name, default in signature.options.items():
         parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
-    if signature.stage in meeting.IN_SEVERAL_PROCESSES:
+    if signature.stage in processes.IN_SEVERAL_PROCESSES:
         parser.add_argument("--processes", default=1, type=int, help="processes of this machine that share the rows; "
                             "changes how long it takes, not the result (default: 1)")
     parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
@@ -164,11 +164,11 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         finished.copy_manifest(out)
     elif artifact.is_complete(out, request):
         print_line(f"{stage}: {out} is already made")
-        meeting.share_folder(None)
+        processes.share_folder(None)
         return
     elif artifact.restore(out, request):
         print_line(f"{stage}: {out} was made with these settings and inputs before: restored from {finished.OLD}/")
-        meeting.share_folder(None)
+        processes.share_folder(None)
         return
     sources = list_input_sources(request["inputs"])
     check_input_kinds(sources)
@@ -178,13 +178,13 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         if result is None:
             start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
             processes.remove_private_copies(partial)
-            meeting.share_folder(partial)
+            processes.share_folder(partial)
             metrics = _run(load_run, config, partial, out, inputs, options, request)
             seconds = round(time.monotonic() - start, 2)
             result = {"metrics": metrics, "seconds": seconds} | describe_environment()
             artifact.save_result(partial, result)
         else:
-            meeting.share_folder(None)
+            processes.share_folder(None)
         old = artifact.publish(partial, out, request | result)
     numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(result["metrics"]))
     print_line(f"{stage}: {out} made in {result['seconds']:.0f} s{numbers}")
@@ -204,7 +204,7 @@ def _report_old(stage: str, out: Path, old: Path) -> None:
 def _run(load_run: Callable[[], Callable], config: object, folder: Path, out: Path, inputs: dict, options: dict,
          request: dict) -> dict:
     """Let the stage fill `folder`; return its metrics."""
-    meeting.wait_for_all()  # all have their folder: from here on it changes
+    processes.wait_for_all()  # all have their folder: from here on it changes
     run = load_run()
     takes_context = CONTEXT in inspect.signature(run).parameters
     context = {CONTEXT: artifact.RunContext.for_artifact(out, request)} if takes_context else {}
@@ -214,7 +214,7 @@ def _run(load_run: Callable[[], Callable], config: object, folder: Path, out: Pa
 def _assist(load_run: Callable[[], Callable], config: object, out: Path, inputs: dict, options: dict, request: dict
             ) -> None:
     """Compute a share of the rows for the process that builds the artifact; nothing if it is already made."""
-    if folder := meeting.share_folder(None):
+    if folder := processes.share_folder(None):
         with processes.private_copy(folder, processes.place().rank) as copy:
             _run(load_run, config, copy, out, inputs, options, request)
 

@@ -4,7 +4,7 @@ On one node the stage starts them itself (--processes). On several, srun starts 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 GPUS = re.compile(r"gpu(?::[\w.]+)?:(\d+)")  # of a job's resource gres: gpu:8, gpu:a100:8
@@ -30,6 +30,11 @@ class Placement:
             return {}
         # mpi: the rule's own command calls srun. tasks_per_gpu: otherwise the number of tasks, for each GPU.
         return {"nodes": self.nodes, "mpi": "srun", "tasks": self.nodes, "tasks_per_gpu": 0}
+
+    @property
+    def params(self) -> dict[str, Callable]:
+        """Return what the shell command of a rule needs: its launcher, and the options that start processes."""
+        return {"launcher": self.launcher, "processes": self.options}
 
     def launcher(self, wildcards, resources: Mapping, threads: int) -> str:
         """Return what comes before `python -m stages.NAME` in the shell: nothing on one node."""

@@ -25,8 +25,7 @@ from stages.recipe.lookups import SCRATCH, check_names
 from stages.recipe.recipe import SHARED, Recipe, load_recipe
 from stages.recipe.recipe_file import read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
-from stages.runs import seeds
-from stages.runs.config import own_prompts
+from stages.runs import own_prompts, seeds
 from stages.runs.default_recipe import choose_default_recipe, named_model
 from stages.runs.dump_paths import check_are_dumps, dump_label, normalize_sources
 from stages.runs.placement import Placement

@@ -1,12 +1,28 @@
-"""Pass SIGTERM and SIGHUP on from Snakemake to the stages that it runs.
+"""Handle signals to Snakemake: pass SIGTERM and SIGHUP on to the stages that it runs, and say Ctrl-C in one line.
 
-Alone, it would wait for them after SIGTERM, maybe for days, and end without them after SIGHUP.
+Alone, it would wait for the stages after SIGTERM, maybe for days, and end without them after SIGHUP.
 """
 
 import os
 import signal
+import sys
 import threading
 from contextlib import suppress
+from types import TracebackType
+
+_print_error = sys.__excepthook__
+
+
+def report_interrupts() -> None:
+    """Print one line and no traceback for a Ctrl-C that nothing handles, as while Snakemake reads the workflow."""
+    sys.excepthook = _print_interrupt
+
+
+def _print_interrupt(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        print("snakemake: stopped by SIGINT: the same command continues", file=sys.stderr)
+    else:
+        _print_error(kind, error, traceback)
 
 
 def forward_to_stages() -> None:

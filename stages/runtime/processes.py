@@ -1,4 +1,4 @@
-"""Run a stage in several processes on one machine: start them, and tell each which one it is.
+"""Run a stage in several processes: start them, tell each which one it is, and let them agree on the folder.
 
 The first process (rank 0) builds the artifact, as the only process does otherwise. The others compute their share of
 the rows (stages/distributed) in a private copy of its folder, and log to files of their own. Started by `--processes N`
@@ -6,6 +6,7 @@ or by torchrun; this module never loads torch.
 """
 
 import ctypes
+import importlib
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from stages.recipe.algorithms import ALGORITHMS
 from stages.runtime import stopping
 from stages.runtime.files import link_or_copy
 
@@ -27,6 +29,9 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
              "ROLE_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
              "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
 LAUNCHER = "STAGE_LAUNCHER_PID"
+# Stages that share their rows.
+IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", *ALGORITHMS, "evaluate")
+GROUP = "stages.distributed.group"  # imported by name, where there are several processes: it loads torch
 GRACE_SECONDS = 15.0  # for the first process to say what went wrong, after another one has ended
 POLL_SECONDS = 0.05
 LINK_FROM_BYTES = 1 << 20
@@ -77,6 +82,48 @@ def take_place() -> Place:
     for name in VARIABLES:
         os.environ.pop(name, None)
     return place()
+
+
+def count_processes(stage: str, wanted: int, own: Place) -> int:
+    """Return the number of processes to run in: that of `own`, if this is one of several.
+
+    Raises ValueError for a stage that runs in one process, and for fewer than one.
+    """
+    if stage not in IN_SEVERAL_PROCESSES:
+        if own.count > 1:
+            raise ValueError(f"{stage} runs in one process, and was started as one of {own.count}: start it without "
+                             f"torchrun")
+        return 1
+    if wanted < 1:
+        raise ValueError(f"--processes must be at least 1, not {wanted}")
+    return own.count if own.count > 1 else wanted
+
+
+def share_folder(folder: Path | None) -> Path | None:
+    """Return the folder that the first process builds the artifact in; None: there is nothing to do."""
+    if place().count == 1:
+        return folder
+    group = importlib.import_module(GROUP)
+    group.start()
+    shared = group.from_main(str(folder) if folder else None)
+    return Path(shared) if shared else None
+
+
+def wait_for_all() -> None:
+    """Wait until every process is here."""
+    if place().count > 1:
+        sys.modules[GROUP].from_main(None)
+
+
+def name_lost_process(error: BaseException) -> BaseException:
+    """Return the error, or one that says which process was lost, if that is its cause."""
+    return sys.modules[GROUP].name_lost_process(error) if GROUP in sys.modules else error
+
+
+def report_failure(message: str) -> None:
+    """Tell the other processes, if this one has met them, why it ends."""
+    if GROUP in sys.modules:
+        sys.modules[GROUP].report_failure(" ".join(message.split()))
 
 
 def launch(count: int, command: list[str], label: str, logs: list[Path]) -> int:

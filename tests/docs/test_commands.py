@@ -20,7 +20,7 @@ from stages import plan as plan_program
 from stages.recipe.algorithms import ALGORITHMS, EVALUATE, REPORT, SEEDS
 from stages.recipe.schema import SettingsError
 from stages.recipe.sections.data import Pairs
-from stages.runs.config import plan_target
+from stages.runs import plan_target
 from stages.runs.run_folder import resolve_recipe
 from tests.helpers.base_files import write_base
 from tests.helpers.documentation import ROOT, Command, read_blocks, read_code_spans, read_commands

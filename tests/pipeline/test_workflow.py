@@ -140,7 +140,9 @@ def test_every_program_of_a_rule_was_checked():
 @pytest.mark.parametrize(("command", "status"), [("echo made", 0), ("exit 3", 3)])
 def test_a_log_that_cannot_be_written_decides_nothing(command, status):
     """/dev/full: no space left on the device. Snakemake runs shells with pipefail."""
-    (end,) = set(re.findall(r'" 2>&1 \| .*"', RULES))
+    (end,) = re.findall(r'^LOGGED = (" 2>&1 \| .*")$', (ROOT / "Snakefile").read_text(), re.MULTILINE)
+    logged, shells = (re.findall(end, RULES, re.MULTILINE) for end in (r'^ *f"{LOGGED}"$', r"^ *shell:$"))
+    assert len(logged) == len(shells) - 1  # all but the plan's
     line = f"({command}) {end.strip(chr(34))}".replace("{log:q}", "/dev/full")
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", line], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (status, "made\n" if status == 0 else "")

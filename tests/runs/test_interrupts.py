@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import os, signal
-from stages.runs import interrupts
-interrupts.install()
+from stages.runs import signals
+signals.report_interrupts()
 {}
 """
 

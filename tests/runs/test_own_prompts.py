@@ -5,7 +5,7 @@ import yaml
 
 from stages.recipe.algorithms import list_targets
 from stages.recipe.schema import SettingsError
-from stages.runs.config import own_prompts
+from stages.runs import own_prompts
 from stages.runs.run_folder import resolve_recipe, start_run
 from tests.helpers.base_files import write_base
 

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from stages.recipe.recipe import load_recipe
-from stages.runs.config import plan_target
+from stages.runs import plan_target
 from stages.runs.run_folder import SettingsError, resolve_recipe
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runtime import meeting, processes
+from stages.runtime import processes
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = """
@@ -148,9 +148,9 @@ def test_a_private_copy_shares_nothing_that_is_written(tmp_path):
 def test_what_runs_in_one_process_is_refused_in_several():
     several = processes.Place(1, 2)
     with pytest.raises(ValueError, match="merge runs in one process, and was started as one of 2"):
-        meeting.count_processes("merge", 1, several)
+        processes.count_processes("merge", 1, several)
     with pytest.raises(ValueError, match="--processes must be at least 1, not 0"):
-        meeting.count_processes("sft", 0, processes.Place())
-    assert meeting.count_processes("sft", 3, processes.Place()) == 3
-    assert meeting.count_processes("sft", 3, several) == 2
-    assert meeting.count_processes("posts", 8, processes.Place()) == 1
+        processes.count_processes("sft", 0, processes.Place())
+    assert processes.count_processes("sft", 3, processes.Place()) == 3
+    assert processes.count_processes("sft", 3, several) == 2
+    assert processes.count_processes("posts", 8, processes.Place()) == 1

@@ -16,7 +16,7 @@ rule posts:
     shell:
         "python -m stages.posts --recipe {params.recipe:q} --dump {params.dump:q} --out {output:q}"
         " --processes {threads}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 # Questions to preference pairs, split by question: in one job, or scattered over SHARES jobs and gathered.
@@ -38,7 +38,7 @@ if SHARES == 1:
         shell:
             "python -m stages.pairs --recipe {params.recipe:q} --posts {input.posts:q} --out {output:q}"
             " --processes {threads}"
-            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+            f"{LOGGED}"
 
 else:
 
@@ -60,7 +60,7 @@ else:
         shell:
             "python -m stages.pairs --recipe {params.recipe:q} --posts {input.posts:q} --out {output:q}"
             " --share {wildcards.share}/{params.shares} --processes {threads}"
-            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+            f"{LOGGED}"
 
     rule pairs:
         input:
@@ -76,4 +76,4 @@ else:
             "../../environment.yml"
         shell:
             "python -m stages.gather --recipe {params.recipe:q} --shares {input.shares:q} --out {output:q}"
-            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+            f"{LOGGED}"

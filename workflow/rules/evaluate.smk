@@ -30,8 +30,7 @@ for ALGORITHM in ALGORITHMS.values():
             recipe=RECIPE_FILE,
             config=recipes.section_settings(RECIPE, "evaluate"),
             policy=ALGORITHM.format_policy,
-            launcher=PLACEMENT.launcher,
-            processes=PLACEMENT.options,
+            **PLACEMENT.params,
         threads: THREADS
         resources:
             **PLACEMENT.resources,
@@ -43,7 +42,7 @@ for ALGORITHM in ALGORITHMS.values():
             " --reward {input.reward:q} --judge {input.judge:q} --file {input.prompts:q}"
             " --out {output:q}"
             " {params.processes}"
-            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+            f"{LOGGED}"
 
     # The report page, with its figures and metrics.
     rule:
@@ -75,7 +74,7 @@ for ALGORITHM in ALGORITHMS.values():
             "python -m stages.report --recipe {params.recipe:q} --posts {input.posts:q} --pairs {input.pairs:q}"
             " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --judge {input.judge:q}"
             " {params.policy:q} --merged {input.merged:q} --evaluate {input.evaluate:q} --out {output.manifest:q}"
-            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+            f"{LOGGED}"
 
 
 # Of several seeds: a report on all of them, with the evaluation of each.
@@ -100,6 +99,6 @@ if SEEDS.recipes and not RECIPE.prompts:
                 "../../environment.yml"
             shell:
                 "python -m stages.pool_seeds --recipe {params.recipe:q} --evaluate {input.evaluate:q} --out {output:q}"
-                " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+                f"{LOGGED}"
 
         POOLED[ALGORITHM.name] = [f"{ROOT}/{ALGORITHM.folder('seeds')}/manifest.json"]

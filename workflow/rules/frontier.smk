@@ -25,8 +25,7 @@ for VARIANT in OWN_TRAININGS:
             program=VARIANT.section,
             inputs=variants.format_inputs,
             options=variants.format_options(VARIANT.overrides),
-            launcher=PLACEMENT.launcher,
-            processes=PLACEMENT.options,
+            **PLACEMENT.params,
         threads: POLICY_THREADS
         resources:
             **PLACEMENT.resources,
@@ -35,7 +34,7 @@ for VARIANT in OWN_TRAININGS:
         shell:
             "{params.launcher} python -m stages.{params.program} --recipe {params.recipe:q} {params.inputs:q} --out {output:q}"
             " {params.options:q} {params.processes}"
-            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+            f"{LOGGED}"
 
 
 # The adapter of a variant, merged.
@@ -58,7 +57,7 @@ rule frontier_merge:
         "../../environment.yml"
     shell:
         "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 # All policies on the same held-out questions.
@@ -79,8 +78,7 @@ rule frontier_evaluate:
         recipe=RECIPE_FILE,
         config=variants.variant_settings(RECIPE, "evaluate", variants.evaluation_overrides(RECIPE.frontier)),
         options=variants.format_options(variants.evaluation_overrides(RECIPE.frontier)),
-        launcher=PLACEMENT.launcher,
-        processes=PLACEMENT.options,
+        **PLACEMENT.params,
     threads: THREADS
     resources:
         **PLACEMENT.resources,
@@ -91,7 +89,7 @@ rule frontier_evaluate:
         " --base {input.base:q} --sft {input.sft:q} --reward {input.reward:q} --judge {input.judge:q}"
         f" {' '.join(variant.policy_flag for variant in VARIANTS)}"
         " --out {output:q} {params.options:q} {params.processes}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 # The page, of one seed or of all.
@@ -110,7 +108,7 @@ rule frontier_page:
         "../../environment.yml"
     shell:
         "python -m stages.frontier --recipe {params.recipe:q} --evaluate {input.evaluate:q} --trained {input.trained:q} --out {output:q}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 rule frontier:

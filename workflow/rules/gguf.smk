@@ -12,7 +12,7 @@ rule export_gguf:
         "../../environment.yml"
     shell:
         "python -m stages.export_gguf {input:q} --out {output:q}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 rule gguf:

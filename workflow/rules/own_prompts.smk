@@ -13,7 +13,7 @@ rule base:
         "../../environment.yml"
     shell:
         "python -m stages.base --recipe {params.recipe:q} --out {output:q}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 # ppo_train, rloo_train, grpo_train: from the base, with no reward model.
@@ -33,8 +33,7 @@ for ALGORITHM in ALGORITHMS.values():
             recipe=RECIPE_FILE,
             config=recipes.section_settings(RECIPE, ALGORITHM.name),
             program=ALGORITHM.name,
-            launcher=PLACEMENT.launcher,
-            processes=PLACEMENT.options,
+            **PLACEMENT.params,
         threads: THREADS
         resources:
             **PLACEMENT.resources,
@@ -43,7 +42,7 @@ for ALGORITHM in ALGORITHMS.values():
         shell:
             "{params.launcher} python -m stages.{params.program} --recipe {params.recipe:q} --policy {input.policy:q} --prompts {input.prompts:q} --out {output:q}"
             " {params.processes}"
-            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+            f"{LOGGED}"
 
 
 rule merge:
@@ -65,4 +64,4 @@ rule merge:
         "../../environment.yml"
     shell:
         "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --prompts {input.prompts:q} --out {output:q}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"

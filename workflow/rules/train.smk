@@ -9,8 +9,7 @@ rule base:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "base"),
-        launcher=PLACEMENT.launcher,
-        processes=PLACEMENT.options,
+        **PLACEMENT.params,
     threads: THREADS
     resources:
         **PLACEMENT.resources,
@@ -19,7 +18,7 @@ rule base:
     shell:
         "{params.launcher} python -m stages.base --recipe {params.recipe:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 # Supervised fine-tuning on the better answers.
@@ -34,8 +33,7 @@ rule sft:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "sft"),
-        launcher=PLACEMENT.launcher,
-        processes=PLACEMENT.options,
+        **PLACEMENT.params,
     threads: THREADS
     resources:
         **PLACEMENT.resources,
@@ -44,7 +42,7 @@ rule sft:
     shell:
         "{params.launcher} python -m stages.sft --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 # Reward model on pairs of answers.
@@ -59,8 +57,7 @@ rule reward:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "reward"),
-        launcher=PLACEMENT.launcher,
-        processes=PLACEMENT.options,
+        **PLACEMENT.params,
     threads: THREADS
     resources:
         **PLACEMENT.resources,
@@ -69,7 +66,7 @@ rule reward:
     shell:
         "{params.launcher} python -m stages.reward --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 # Another reward model, on the questions that PPO has only the prompts of: it judges where no gold score is known.
@@ -84,8 +81,7 @@ rule judge:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "reward"),
-        launcher=PLACEMENT.launcher,
-        processes=PLACEMENT.options,
+        **PLACEMENT.params,
     threads: THREADS
     resources:
         **PLACEMENT.resources,
@@ -94,7 +90,7 @@ rule judge:
     shell:
         "{params.launcher} python -m stages.judge --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 # Policy optimisation by PPO. (The target ppo is everything, up to the report.)
@@ -110,8 +106,7 @@ rule ppo_train:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "ppo"),
-        launcher=PLACEMENT.launcher,
-        processes=PLACEMENT.options,
+        **PLACEMENT.params,
     threads: POLICY_THREADS
     resources:
         **PLACEMENT.resources,
@@ -120,7 +115,7 @@ rule ppo_train:
     shell:
         "{params.launcher} python -m stages.ppo --recipe {params.recipe:q} --policy {input.policy:q} --reward {input.reward:q} --pairs {input.pairs:q} --out {output:q}"
         " {params.processes}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 # Its siblings: dpo_train, rloo_train, ... Each has a program and a section of the recipe of its name.
@@ -140,8 +135,7 @@ for ALGORITHM in algorithms.SIBLINGS.values():
             config=recipes.section_settings(RECIPE, ALGORITHM.name),
             program=ALGORITHM.name,
             inputs=variants.format_inputs,
-            launcher=PLACEMENT.launcher,
-            processes=PLACEMENT.options,
+            **PLACEMENT.params,
         threads: POLICY_THREADS
         resources:
             **PLACEMENT.resources,
@@ -150,7 +144,7 @@ for ALGORITHM in algorithms.SIBLINGS.values():
         shell:
             "{params.launcher} python -m stages.{params.program} --recipe {params.recipe:q} {params.inputs:q} --out {output:q}"
             " {params.processes}"
-            " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+            f"{LOGGED}"
 
 
 # The adapter that a stage has trained, merged into the weights that it was trained on.
@@ -173,7 +167,7 @@ rule merge:
         "../../environment.yml"
     shell:
         "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
-        " 2>&1 | (trap '' INT TERM HUP; tee -a {log:q} || true)"
+        f"{LOGGED}"
 
 
 # Targets: sft_merged, reward_merged, judge_merged, and those of the algorithms, as ppo_merged.

@@ -1,1 +1,0 @@
-"""What --config takes beside sections and their settings."""
