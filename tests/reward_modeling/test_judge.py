@@ -10,6 +10,7 @@ import pytest
 from stages import evaluate, judge, merge, reward
 from stages.artifacts.artifact import read_manifest
 from stages.command_line import command
+from stages.evaluation.tasks import dump
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.reward import Reward
@@ -66,8 +67,8 @@ def test_its_questions_are_neither_the_reward_models_nor_the_evaluations(inputs)
     for name, split in (("reward", reward.SPLIT), ("judge", judge.SPLIT)):
         data = reward.load_data(CONFIG, tokenizer, inputs["base"], inputs["pairs"], split)
         trained[name] = {example.question for example in data.training} | set(map(question_key, data.validation.rows))
-    evaluated = set(map(question_key, read_pairs(inputs["pairs"], evaluate.SPLIT)))
-    baselines = set(map(question_key, read_pairs(inputs["pairs"], evaluate.BASELINE_SPLIT)))
+    evaluated = set(map(question_key, read_pairs(inputs["pairs"], dump.SPLIT)))
+    baselines = set(map(question_key, read_pairs(inputs["pairs"], dump.BASELINE_SPLIT)))
     assert len(trained["judge"]) == len(trained["reward"]) == 20
     assert not trained["judge"] & (trained["reward"] | evaluated | baselines)
 
