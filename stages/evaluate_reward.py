@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.evaluation import gold_score
+from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.output_tables import write_pairs
 from stages.evaluation.pair_accuracy import (
@@ -31,21 +32,19 @@ from stages.evaluation.pair_accuracy import (
     mean_logprobs,
     score_fitted_baselines,
 )
-from stages.evaluation.policy_answers import Answers, repeat_each, sample_answers
+from stages.evaluation.policy_answers import repeat_each
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
+from stages.evaluation.summary import SAMPLES
 from stages.modeling import families, torch_setup
 from stages.modeling.load import load_causal
-from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.reporting.figures import FigureFolder
 from stages.reward_checks.diagnosis import diagnose
-from stages.reward_checks.gold_curve import best_of_n_curve, gold_above_other_answers
-from stages.reward_checks.layout import PARAPHRASES, measure_layout
-from stages.reward_checks.noise_ceiling import estimate_noise_ceiling
 from stages.reward_checks.page import render_reward_page
-from stages.reward_checks.reward_under_test import RewardUnderTest, load_reward
-from stages.rewards.kl import kl_k1, kl_k3
+from stages.reward_checks.pair_measures import PARAPHRASES, estimate_noise_ceiling, measure_layout
+from stages.reward_checks.reward_under_test import RewardUnderTest
+from stages.reward_checks.sample_measures import best_of_n_curve, compare_policy, gold_above_other_answers
 from stages.runtime.files import write_json, write_text
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import read_pairs, sample_rows
@@ -64,7 +63,7 @@ def run(config: Evaluate, out: Path, *, reward: list[str], pairs: Path, sft: Pat
     """
     torch_setup.prepare()
     _check_inputs(reward, sft, policy)
-    judged = load_reward(reward[0], template, config.cpu_kernels)
+    judged = RewardUnderTest(reward[0], template, config.cpu_kernels)
     models = [folder for folder in (sft, base, policy) if folder]
     tokenizer = load_shared_tokenizer(*models) if models else judged.tokenizer
     longest = min([judged.max_tokens, *([families.max_positions(*models)] if models else [])])
@@ -106,7 +105,7 @@ def _measure_pairs(config: Evaluate, judged: RewardUnderTest, held_out: HeldOutP
                                for kind in (bootstrap_mean, bootstrap_statistic))
     questions, answers = zip(*held_out.texts, strict=True)
     scores = {"reward": judged.score_texts(questions, answers, "held-out pairs")}
-    likelihood = {name: mean_logprobs(held_out, _load(folder, config),
+    likelihood = {name: mean_logprobs(held_out, load_causal(folder, cpu_kernels=config.cpu_kernels),
                                       f"evaluate_reward: {name} on pairs") if folder else None
                   for name, folder in models.items()}
     scores |= {"log_probability": likelihood["sft"],
@@ -138,74 +137,34 @@ def _measure_layout(judged: RewardUnderTest, held_out: HeldOutPairs, scores: np.
 def _measure_samples(config: Evaluate, judged: RewardUnderTest, prompts: EvaluationPrompts, tokenizer, sft: Path,
                      policy: Path | None, gold_scorer: Callable | None) -> dict:
     """Sample SFT, and the policy if there is one, one model in memory at a time; measure gold and KL."""
-    sample = partial(sample_answers, tokenizer=tokenizer, batch_prompts=config.batch_prompts,
-                     max_new_tokens=config.max_response_tokens)
-    measured = {}
-    if policy:
-        model = _load(policy, config)
-        moved = sample(model, prompts=prompts.prompts, temperature=config.temperature, seed=config.seed,
-                       label="evaluate_reward: policy answers")
-        logprobs = _logprobs(model, prompts, moved, config.temperature)
-        model = None
-    model = _load(sft, config)
-    if policy:
-        own = sample(model, prompts=prompts.prompts, temperature=config.temperature, seed=config.seed,
-                     label="evaluate_reward: SFT answers")
-        measured["policy"] = _measure_policy(config, judged, prompts, tokenizer, own, moved, list(zip(
-            logprobs, _logprobs(model, prompts, moved, config.temperature), strict=True)), gold_scorer)
-    if gold_scorer:
-        measured |= _measure_gold(config, judged, prompts, tokenizer, partial(sample, model), gold_scorer)
+    count = max(config.best_of, default=1) if gold_scorer else 0
+    sampler = AnswerSampler(
+        tokenizer, prompts, batch_prompts=config.batch_prompts, max_new_tokens=config.max_response_tokens,
+        temperature=config.temperature, temperatures=(), best_of=count, seed=config.seed,
+        cpu_kernels=config.cpu_kernels)
+    answers, *_ = sampler.sample_policies(({"policy": policy} if policy else {}) | {"sft": sft})
+    estimate_mean = partial(bootstrap_mean, samples=config.bootstrap_samples, seed=config.seed)
+    score_gold = partial(_score_gold, gold_scorer)
+    questions = {name: repeat_each(prompts.questions, len(sampled.texts)) for name, sampled in answers.items()}
+    gold = {name: score_gold(questions[name], sampled.texts) for name, sampled in answers.items() if gold_scorer}
+    rewards = {name: judged.score_sampled(
+        questions[name], repeat_each(prompts.prompts, len(sampled.texts)), sampled, tokenizer, f"{name} answers")
+        for name, sampled in answers.items()}
+    measured = {"policy": compare_policy(answers, rewards, gold, estimate_mean)} if policy else {}
+    by_prompt = {name: scores[SAMPLES].reshape(-1, count) for name, scores in (("reward", rewards), ("gold", gold))
+                 if gold_scorer}
+    if gold_scorer and np.isnan(by_prompt["gold"]).any(1).all():
+        print_line(f"evaluate_reward: the gold scorer {config.gold} knows none of these questions")
+    elif gold_scorer:
+        measured |= {
+            "gold_curve": best_of_n_curve(by_prompt["reward"], by_prompt["gold"], config.best_of, estimate_mean),
+            "sft_gold_above_other_answers": gold_above_other_answers(
+                score_gold, prompts.questions, answers["sft_greedy"].texts, estimate_mean)}
     return measured
 
 
-def _load(folder: Path, config: Evaluate):
-    return load_causal(folder, cpu_kernels=config.cpu_kernels)
-
-
-def _logprobs(model, prompts: EvaluationPrompts, answers: Answers, temperature: float) -> list:
-    return response_logprobs(model, prompts.prompts, answers.responses, temperature, "evaluate_reward: KL")
-
-
-def _measure_policy(config: Evaluate, judged: RewardUnderTest, prompts: EvaluationPrompts, tokenizer, own: Answers,
-                    moved: Answers, logprobs: list[tuple], gold_scorer: Callable | None) -> dict:
-    """Estimate the policy's KL to SFT, and the differences in reward and in gold (None where it is not known).
-
-    own, moved: answers of SFT and of the policy. logprobs: of the policy's answers, under the policy and under SFT.
-    """
-    estimate_mean = partial(bootstrap_mean, samples=config.bootstrap_samples, seed=config.seed)
-    rewards = [judged.score_sampled(prompts.questions, prompts.prompts, answers, tokenizer, "answers")
-               for answers in (own, moved)]
-    values = {name: np.array([float(kl(*rows).sum()) for rows in logprobs])
-              for name, kl in (("kl_k1", kl_k1), ("kl_k3", kl_k3))} | {"reward_difference": rewards[1] - rewards[0]}
-    if gold_scorer:
-        gold = [_score_gold(gold_scorer, prompts.questions, answers.texts) for answers in (own, moved)]
-        values |= {"gold": gold[1], "gold_difference": gold[1] - gold[0]}
-    return {"gold": None, "gold_difference": None} | {
-        name: estimate_mean(each, np.arange(len(each))) for name, each in values.items()}
-
-
-def _score_gold(gold_scorer: Callable, questions: list[str], answers: list[str]) -> np.ndarray:
-    return gold_score.score_main_gold(gold_scorer, list(zip(questions, answers, strict=True)))
-
-
-def _measure_gold(config: Evaluate, judged: RewardUnderTest, prompts: EvaluationPrompts, tokenizer, sample: Callable,
-                  gold_scorer: Callable) -> dict:
-    """Measure gold of SFT's greedy answers, and of best-of-n by the reward model."""
-    score = partial(_score_gold, gold_scorer)
-    estimate_mean = partial(bootstrap_mean, samples=config.bootstrap_samples, seed=config.seed)
-    greedy = sample(prompts=prompts.prompts, temperature=0.0, seed=config.seed, label="evaluate_reward: SFT, greedy")
-    count = max(config.best_of, default=1)
-    questions, repeated = (repeat_each(each, count * len(each)) for each in (prompts.questions, prompts.prompts))
-    samples = sample(prompts=repeated, temperature=config.temperature, seed=config.seed + 1,
-                     label=f"evaluate_reward: {count} of SFT")
-    gold = score(questions, samples.texts).reshape(-1, count)
-    if np.isnan(gold).any(1).all():
-        print_line(f"evaluate_reward: the gold scorer {config.gold} knows none of these questions")
-        return {}
-    rewards = judged.score_sampled(questions, repeated, samples, tokenizer, "samples").reshape(-1, count)
-    return {"gold_curve": best_of_n_curve(rewards, gold, config.best_of, estimate_mean),
-            "sft_gold_above_other_answers": gold_above_other_answers(
-                score, prompts.questions, greedy.texts, estimate_mean)}
+def _score_gold(scorer: Callable, questions: list[str], answers: list[str]) -> np.ndarray:
+    return gold_score.score_main_gold(scorer, list(zip(questions, answers, strict=True)))
 
 
 def _headline_metrics(metrics: dict) -> dict[str, float]:

@@ -15,7 +15,6 @@ from stages.command_line.start import main
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)
 
-from dataclasses import asdict
 from pathlib import Path
 
 from stages.cards.export_card import render_export_card
@@ -31,11 +30,10 @@ def run(config: Merge, out: Path, *, reward: Path) -> dict[str, float]:
     """Fill `out` with the classifier, its tokenizer, scoring.json and README.md; return what the comparison gave."""
     torch_setup.prepare()
     report = export_reward_model(reward, out, config.dtype, config.max_shard_bytes)
-    write_text(out / "README.md", render_export_card(
-        report, load_scoring(out)["mean"], families.max_positions(out)))
-    print_line(f"export_reward: {100 * report.same_ids_share:.0f} % of {report.examples} reference answers are encoded "
-               f"as in training; their rewards differ by {report.max_difference:.1g} at most")
-    if report.max_difference_other is not None:
-        print_line(f"export_reward: the others' rewards differ by up to {report.max_difference_other:.2g}: this "
+    write_text(out / "README.md", render_export_card(report, load_scoring(out)["mean"], families.max_positions(out)))
+    print_line(f"export_reward: {100 * report['same_ids_share']:.0f} % of {report['examples']} reference answers are "
+               f"encoded as in training; their rewards differ by {report['max_difference']:.1g} at most")
+    if "max_difference_other" in report:
+        print_line(f"export_reward: the others' rewards differ by up to {report['max_difference_other']:.2g}: this "
                    f"tokenizer encodes a question with its answer differently as one text")
-    return {name: value for name, value in asdict(report).items() if value is not None}
+    return report

@@ -71,17 +71,17 @@ activation. It subtracts no mean. The default dtype is bfloat16, which rounds re
 """
 
 
-def render_export_card(report, mean: float, positions: int) -> str:
-    """Render the README; report: an ExportReport of reward_checks/export.py.
+def render_export_card(report: dict[str, float], mean: float, positions: int) -> str:
+    """Render the README; report: what reward_checks.export.export_reward_model returns.
 
     mean: of the reference answers' scores. positions: of the model, in tokens.
     """
     return TEXT.format(mean=mean, positions=positions, comparison=_describe(report))
 
 
-def _describe(report) -> str:
-    words = (f"Of {report.examples} reference answers {100 * report.same_ids_share:.0f} % are encoded as in training, "
-             f"with rewards that differ by {report.max_difference:.1g} at most.")
-    if report.max_difference_other is None:
+def _describe(report: dict[str, float]) -> str:
+    words = (f"Of {report['examples']} reference answers {100 * report['same_ids_share']:.0f} % are encoded as in "
+             f"training, with rewards that differ by {report['max_difference']:.1g} at most.")
+    if "max_difference_other" not in report:
         return words
-    return f"{words} The others, encoded differently as one text, differ by up to {report.max_difference_other:.2g}."
+    return f"{words} The others, encoded differently as one text, differ by up to {report['max_difference_other']:.2g}."

@@ -6,7 +6,6 @@ ids. EOS is part of the text, by the chat template. Shapes: B texts.
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,20 +27,6 @@ MAX_DIFFERENCE = 1e-4  # in fp32, on reference answers; sums in another order di
 BATCH_ROWS = 8
 
 
-@dataclass(frozen=True)
-class ExportReport:
-    """Facts about an export, on the reference answers stored with the model.
-
-    same_ids_share: of those that one text encodes to the ids that this project scores. max_difference: largest
-    difference in reward of these; max_difference_other: of the others, None without any.
-    """
-
-    examples: int
-    same_ids_share: float
-    max_difference: float
-    max_difference_other: float | None
-
-
 def read_exportable(reward: Path) -> dict:
     """Return the content of scoring.json; ValueError if a plain classifier cannot score like this model."""
     if reason := read_no_model(reward):
@@ -60,8 +45,12 @@ def read_exportable(reward: Path) -> dict:
     return content
 
 
-def export_reward_model(reward: Path, out: Path, dtype: str, max_shard_bytes: int) -> ExportReport:
-    """Write model, tokenizer and scoring.json to `out`, and compare the reloaded files with the model in `reward`.
+def export_reward_model(reward: Path, out: Path, dtype: str, max_shard_bytes: int) -> dict[str, float]:
+    """Write model, tokenizer and scoring.json to `out`; compare the reloaded files with the model in `reward`.
+
+    Returns the comparison on the reference answers stored with the model: their number, `examples`; the share that one
+    text encodes to the ids that this project scores, `same_ids_share`; the largest difference in reward of these,
+    `max_difference`; and that of the others, if there are any, `max_difference_other`.
 
     Raises ValueError if it cannot be exported, or if rewards of the same ids differ in fp32.
     """
@@ -136,7 +125,7 @@ def _count_same(encoded: list[list[int]], ids: list[list[int]]) -> int:
 
 @torch.no_grad()
 def _compare(out: Path, texts: list[list[dict]], ids: list[list[int]], rewards: torch.Tensor, mean: float, exact: bool
-             ) -> ExportReport:
+             ) -> dict[str, float]:
     """Score the reference answers with plain Transformers, from the files, in batches that are padded on the right."""
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
@@ -146,9 +135,9 @@ def _compare(out: Path, texts: list[list[dict]], ids: list[list[int]], rewards: 
                         for start in range(0, len(encoded), BATCH_ROWS)]) - mean
     same = torch.tensor([one == other for one, other in zip(encoded, ids, strict=True)])
     differences = (scores - rewards).abs()
-    report = ExportReport(len(ids), float(same.double().mean()), float(differences[same].max()) if same.any() else 0.0,
-                          float(differences[~same].max()) if not same.all() else None)
-    if exact and not report.max_difference <= MAX_DIFFERENCE:
-        raise ValueError(f"the exported files score differently, by up to {report.max_difference:.2g} on {SCORING}'s "
-                         f"reference answers, and are not published")
-    return report
+    report = {"examples": len(ids), "same_ids_share": float(same.double().mean()),
+              "max_difference": float(differences[same].max()) if same.any() else 0.0}
+    if exact and not report["max_difference"] <= MAX_DIFFERENCE:
+        raise ValueError(f"the exported files score differently, by up to {report['max_difference']:.2g} on "
+                         f"{SCORING}'s reference answers, and are not published")
+    return report if same.all() else report | {"max_difference_other": float(differences[~same].max())}

@@ -1,12 +1,7 @@
-"""Load the reward model to be judged, and score texts and sampled answers with it.
+"""Load the reward model to be judged, and score texts and sampled answers with it. Shapes: M texts."""
 
-It is a merged reward artifact of this project, or any sequence classifier with one output, by folder or hub id.
-Shapes: M texts.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -25,80 +20,57 @@ from stages.stackexchange.prompt import encode_examples
 SCORED_AT_ONCE = 512  # texts
 
 
-class RewardUnderTest(Protocol):
-    """A reward model with its tokenizer; max_tokens: of the longest question with its answer that it reads."""
+class RewardUnderTest:
+    """A merged reward artifact, of which several models are averaged, or any sequence classifier with one output.
 
-    tokenizer: object
-    max_tokens: int
+    tokenizer: its own. max_tokens: of the longest question with its answer that it reads. All models are in fp32.
+
+    Args:
+        source: the folder, or a classifier's hub id.
+        template: the input of a classifier; it says whether a token closes the answers.
+
+    Raises ValueError, in one line, if it cannot be used.
+    """
+
+    def __init__(self, source: str, template: str, cpu_kernels: str):
+        folder = Path(source)
+        if reason := read_no_model(folder):
+            raise ValueError(f"--reward {source}: there is no model: {reason}")
+        check_whole_model(folder)
+        self.reads_ids = is_reward_artifact(source)
+        if self.reads_ids:
+            self.tokenizer, self.max_tokens = load_tokenizer(folder), families.max_positions(folder)
+            self._scorers = load_reward_models(folder, "fp32", cpu_kernels=cpu_kernels)
+        elif "{response}" not in template:
+            raise ValueError(f"--template must contain {{response}}, and {template!r} does not")
+        else:
+            self._scorers = [ClassifierScorer(source, template, "fp32")]
+            self.tokenizer, self.max_tokens = self._scorers[0].tokenizer, self._scorers[0].max_tokens
 
     def score_texts(self, questions: Sequence[str], answers: Sequence[str], label: str) -> np.ndarray:
-        """Compute the rewards [M] of complete answers; label: name of the progress line."""
+        """Compute the rewards [M] of complete answers, which EOS closes; label: name of the progress line."""
+        if self.reads_ids:
+            encoded = encode_examples(self.tokenizer, zip(questions, answers, strict=True))
+            questions, answers = zip(*encoded, strict=True)
+        return self._score(questions, answers, label)
 
     def score_sampled(self, questions: Sequence[str], prompts: list[list[int]], sampled: Answers, tokenizer, label: str
                       ) -> np.ndarray:
-        """Compute the rewards [M] of a policy's answers; prompts, tokenizer: the policy's."""
+        """Compute the rewards [M] of the ids as sampled, or of the texts if it has another vocabulary or reads no ids.
 
-
-def load_reward(source: str, template: str, cpu_kernels: str) -> RewardUnderTest:
-    """Load a reward model in fp32; ValueError, in one line, if it cannot be used."""
-    folder = Path(source)
-    if reason := read_no_model(folder):
-        raise ValueError(f"--reward {source}: there is no model: {reason}")
-    check_whole_model(folder)
-    if is_reward_artifact(source):
-        return ArtifactReward(folder, cpu_kernels)
-    if "{response}" not in template:
-        raise ValueError(f"--template must contain {{response}}, and {template!r} does not")
-    return ClassifierReward(source, template)
-
-
-class ArtifactReward:
-    """A merged reward artifact; several models in it are averaged."""
-
-    def __init__(self, folder: Path, cpu_kernels: str):
-        self.tokenizer = load_tokenizer(folder)
-        self.max_tokens = families.max_positions(folder)
-        self.scorers = load_reward_models(folder, "fp32", cpu_kernels=cpu_kernels)
-
-    def score_texts(self, questions, answers, label) -> np.ndarray:
-        """Compute the rewards [M] of complete answers, which EOS closes."""
-        encoded = list(encode_examples(self.tokenizer, zip(questions, answers, strict=True)))
-        return self._score_ids([prompt for prompt, _ in encoded], [answer for _, answer in encoded], label)
-
-    def score_sampled(self, questions, prompts, sampled, tokenizer, label) -> np.ndarray:
-        """Compute the rewards [M] of the ids as sampled, or of the texts if the policy has another vocabulary."""
-        if tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            return self.score_texts(questions, sampled.texts, label)
-        return self._score_ids(prompts, sampled.responses, label)
-
-    def _score_ids(self, prompts: list, answers: list, label: str) -> np.ndarray:
-        return _score_in_parts(lambda *rows: combine_scores([scorer(*rows) for scorer in self.scorers]).numpy(),
-                               prompts, answers, label)
-
-
-class ClassifierReward:
-    """A sequence classifier of anyone's, with its own tokenizer and template."""
-
-    def __init__(self, name: str, template: str):
-        self.scorer = ClassifierScorer(name, template, "fp32")
-        self.tokenizer, self.max_tokens = self.scorer.tokenizer, self.scorer.max_tokens
-
-    def score_texts(self, questions, answers, label) -> np.ndarray:
-        """Compute the rewards [M]; the template says whether a token closes the answers."""
-        return _score_in_parts(lambda *rows: self.scorer(*rows).numpy(), questions, answers, label)
-
-    def score_sampled(self, questions, prompts, sampled, tokenizer, label) -> np.ndarray:
-        """Compute the rewards [M] of the sampled texts."""
+        prompts, tokenizer: the policy's.
+        """
+        if self.reads_ids and tokenizer.get_vocab() == self.tokenizer.get_vocab():
+            return self._score(prompts, sampled.responses, label)
         return self.score_texts(questions, sampled.texts, label)
 
-
-def _score_in_parts(score: Callable, starts: Sequence, ends: Sequence, label: str) -> np.ndarray:
-    """Score rows in parts of similar length, with a progress line."""
-    lengths = [len(start) + len(end) for start, end in zip(starts, ends, strict=True)]
-    order = np.argsort(lengths, kind="stable")
-    scores = np.zeros(len(order))
-    parts = range(0, len(order), SCORED_AT_ONCE)
-    for first in track(parts, f"evaluate_reward: {label}", len(parts), f"x {SCORED_AT_ONCE} texts"):
-        rows = order[first:first + SCORED_AT_ONCE]
-        scores[rows] = score([starts[i] for i in rows], [ends[i] for i in rows])
-    return scores
+    def _score(self, starts: Sequence, ends: Sequence, label: str) -> np.ndarray:
+        """Score rows, texts or ids, in parts of similar length, with a progress line."""
+        order = np.argsort([len(start) + len(end) for start, end in zip(starts, ends, strict=True)], kind="stable")
+        scores = np.zeros(len(order))
+        parts = range(0, len(order), SCORED_AT_ONCE)
+        for first in track(parts, f"evaluate_reward: {label}", len(parts), f"x {SCORED_AT_ONCE} texts"):
+            rows = order[first:first + SCORED_AT_ONCE]
+            texts = [starts[i] for i in rows], [ends[i] for i in rows]
+            scores[rows] = combine_scores([scorer(*texts) for scorer in self._scorers]).numpy()
+        return scores

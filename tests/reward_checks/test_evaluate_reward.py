@@ -11,7 +11,7 @@ import torch
 
 from stages import evaluate_reward
 from stages.modeling.tokenizer import load_tokenizer
-from stages.reward_checks.reward_under_test import load_reward
+from stages.reward_checks.reward_under_test import RewardUnderTest
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring, set_scoring
@@ -96,7 +96,7 @@ def test_measures_a_classifier_of_anyone_with_its_template(inputs, tmp_path):
     assert metrics["fault"] in (None, "unknown")  # without --sft nothing is known of the base
     page = (tmp_path / "out/reward.html").read_text()
     assert "<script>alert" not in page and "a&lt;script&gt;alert(1)" in page
-    scores = [load_reward(str(named), each, "off").score_texts(["q"], ["a long answer"], "")[0]
+    scores = [RewardUnderTest(str(named), each, "off").score_texts(["q"], ["a long answer"], "")[0]
               for each in (template, "{response}")]
     assert scores[0] != scores[1]
 

@@ -8,7 +8,7 @@ import pytest
 
 from stages.evaluation.pair_accuracy import HeldOutPairs
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
-from stages.reward_checks import layout
+from stages.reward_checks import pair_measures
 
 MARKED = "# Head\n\n> said\n\n1. **One** and *two*\n- `three` [four](http://x/y)\n\n```sh\nls *.c # five\n```"
 ESTIMATES = {"estimate_mean": partial(bootstrap_mean, samples=50, seed=0),
@@ -22,17 +22,17 @@ def pairs(texts: list[str]) -> HeldOutPairs:
 
 
 def test_paraphrases_keep_the_words():
-    assert layout.strip_markdown(MARKED) == "Head\n\nsaid\n\nOne and two\nthree four\n\nls *.c # five"
-    assert layout.remove_fences(MARKED) == MARKED.replace("```sh\n", "").replace("\n```", "")
-    assert layout.normalise_whitespace(" a \t b\n\n  c ") == "a b\nc"
+    assert pair_measures.strip_markdown(MARKED) == "Head\n\nsaid\n\nOne and two\nthree four\n\nls *.c # five"
+    assert pair_measures.remove_fences(MARKED) == MARKED.replace("```sh\n", "").replace("\n```", "")
+    assert pair_measures.normalise_whitespace(" a \t b\n\n  c ") == "a b\nc"
 
 
 @pytest.mark.parametrize("text", ["*" * 20_000, "[" * 20_000, "`" * 20_000, "* " * 10_000, "![[" * 9_000, "\n" * 20_000,
                                   " " * 20_000, "[a](" * 8_000])
-@pytest.mark.parametrize("name", list(layout.PARAPHRASES))
+@pytest.mark.parametrize("name", list(pair_measures.PARAPHRASES))
 def test_no_text_takes_long(name, text):
     start = time.perf_counter()
-    layout.PARAPHRASES[name](text)
+    pair_measures.PARAPHRASES[name](text)
     assert time.perf_counter() - start < 2
 
 
@@ -41,7 +41,7 @@ def test_scores_that_read_layout_lose_rank_and_accuracy():
     scores = np.array([3.0, 0.0, 4.0, 1.0, 5.0, 2.0])
     rescored = scores - np.array([9.0, 0, 4, 0, 6, 0])
     changed = np.array([True, False] * 3)
-    measured = layout.measure_layout(pairs(texts), scores, rescored, changed, **ESTIMATES)
+    measured = pair_measures.measure_layout(pairs(texts), scores, rescored, changed, **ESTIMATES)
     assert measured["changed_share"] == 0.5
     assert measured["shift_stds"]["mean"] == pytest.approx(-19 / 3 / scores.std())
     assert measured["rank_correlation"]["mean"] == pytest.approx(0.5)  # ranks 1 2 3 become 1 3 2
@@ -49,6 +49,6 @@ def test_scores_that_read_layout_lose_rank_and_accuracy():
 
 
 def test_nothing_changed_is_not_measured():
-    measured = layout.measure_layout(pairs(["a", "b"]), np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.zeros(2, bool),
-                                     **ESTIMATES)
+    measured = pair_measures.measure_layout(
+        pairs(["a", "b"]), np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.zeros(2, bool), **ESTIMATES)
     assert measured == {"changed_share": 0.0, "rank_correlation": None, "shift_stds": None, "accuracy_change": None}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stages.evaluation.statistics import bootstrap_mean
-from stages.reward_checks.gold_curve import best_of_n_curve, gold_above_other_answers
+from stages.reward_checks.sample_measures import best_of_n_curve, gold_above_other_answers
 
 ESTIMATE = partial(bootstrap_mean, samples=20, seed=0)
 

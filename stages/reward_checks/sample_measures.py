@@ -1,4 +1,4 @@
-"""Measure what a reward model does to gold: best-of-n of SFT's samples, and whether SFT's answers fit their questions.
+"""Measure sampled answers: best-of-n by the reward model in gold, whether SFT's answers fit, and how a policy moved.
 
 Shapes: N prompts, S samples a prompt.
 """
@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from stages.evaluation.policy_answers import Answers
+from stages.evaluation.policy_metrics import sum_kl
 from stages.generation.best_of_n import best_of_kl, best_of_n_weights
+from stages.rewards.kl import kl_k1, kl_k3
 
 
 def best_of_n_curve(rewards: np.ndarray, gold: np.ndarray, counts: Sequence[int], estimate_mean: Callable
@@ -47,3 +50,17 @@ def gold_above_other_answers(score: Callable, questions: list[str], answers: lis
         return None
     own, other = score(questions, answers), score(questions, answers[1:] + answers[:1])
     return estimate_mean(np.asarray(own, float) - np.asarray(other, float), np.arange(len(questions)))
+
+
+def compare_policy(answers: dict[str, Answers], rewards: dict[str, np.ndarray], gold: dict[str, np.ndarray],
+                   estimate_mean: Callable) -> dict:
+    """Estimate a policy's KL to SFT, and its differences in reward and in gold; gold is None where it is not known.
+
+    All by writer, 'policy' and 'sft' among them: answers, their rewards [N], and their gold scores [N] or nothing.
+    """
+    values = {"kl_k1": sum_kl(kl_k1, answers["policy"]), "kl_k3": sum_kl(kl_k3, answers["policy"]),
+              "reward_difference": rewards["policy"] - rewards["sft"]}
+    if gold:
+        values |= {"gold": gold["policy"], "gold_difference": gold["policy"] - gold["sft"]}
+    return {"gold": None, "gold_difference": None} | {
+        name: estimate_mean(each, np.arange(len(each))) for name, each in values.items()}
