@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from stages.evaluation.summary import BEST_OF_N, change_direction, samples_per_answer
+from stages.evaluation.summary import BEST_OF_N, samples_per_answer
 from stages.kl_frontier import fits
 from stages.kl_frontier.evaluations import Evaluations
 from stages.pooling.hacking import compare_verdicts, estimate_shares
@@ -145,11 +145,3 @@ class FrontierAnalysis:
         verdicts = {name: {seed: compare_verdicts(metrics, name) for seed, metrics in by_seed.items()}
                     for name in self.policies if name in self.evaluations.metrics[0]["comparisons"]}
         return {"verdicts": verdicts, **estimate_shares(row for rows in verdicts.values() for row in rows.values())}
-
-
-def split_by_direction(estimates: dict[str, dict | None]) -> dict[int, list[str]]:
-    """Sort names by what the interval of their difference says: 1 above 0, -1 below, 0 cannot be told apart."""
-    directions: dict[int, list[str]] = {1: [], 0: [], -1: []}
-    for name, estimate in estimates.items():
-        directions[change_direction(estimate)].append(name)
-    return directions

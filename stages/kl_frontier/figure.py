@@ -1,7 +1,7 @@
 """Figures of the frontier: scores against sqrt(KL), with fits; and learnt reward along training."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle
 
 import numpy as np
@@ -35,7 +35,7 @@ class FrontierFigure:
     title: str
     y_label: str
     points: dict[str, list[FrontierPoint]]
-    fits: dict[str, tuple[str, float, float]] = field(default_factory=dict)
+    fits: dict[str, tuple[str, float, float]]
     aspect: float = 0.66
     palette: int = 128
 
@@ -54,9 +54,7 @@ class FrontierFigure:
         largest = max((point.x["mean"] for points in self.points.values() for point in points), default=1.0)
         axes.set_xlim(-0.05 * largest, 1.12 * largest)
         axes.margins(y=0.1)
-        axes.set_xlabel("square root of the KL to SFT, in nats a response")
-        axes.set_ylabel(self.y_label)
-        _place_legend(axes, len(self.points))
+        _label_axes(axes, self.y_label, len(self.points))
         place_labels(axes, labels, [(label.x, label.y) for label in labels], MARK_SIZE)
 
     def _draw_fit(self, axes, label: str, points: list[FrontierPoint], colour: str) -> None:
@@ -85,9 +83,7 @@ class TrainingPaths:
             distances = np.sqrt(np.maximum(kl, 0))
             axes.plot(distances, rewards, color=colour, linewidth=1.6)
             axes.plot(distances[-1:], rewards[-1:], marker, color=colour, markersize=9, label=label)
-        axes.set_xlabel("square root of the KL to SFT, in nats a response")
-        axes.set_ylabel(self.y_label)
-        _place_legend(axes, len(self.lines))
+        _label_axes(axes, self.y_label, len(self.lines))
 
 
 def _styled(items: dict, colours: Iterable[str]) -> Iterable[tuple]:
@@ -102,8 +98,10 @@ def _draw_interval(axes, point: FrontierPoint, colour: str) -> None:
             axes.plot(xs, ys, color=colour, linewidth=1.4)
 
 
-def _place_legend(axes, count: int) -> None:
-    """Put the legend above all points."""
+def _label_axes(axes, y_label: str, count: int) -> None:
+    """Name the axes, and put the legend above all points; count: of its entries."""
+    axes.set_xlabel("square root of the KL to SFT, in nats a response")
+    axes.set_ylabel(y_label)
     if count:
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + LEGEND_ROOM / 3 * -(-count // 3) * (high - low))

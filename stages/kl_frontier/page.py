@@ -1,9 +1,9 @@
 """Render the page of the frontier: verdict in words, figures, fits, the table at equal KL, and costs."""
 
-from stages.evaluation.summary import format_estimate
-from stages.kl_frontier import wording
+from stages.evaluation.summary import capitalise, format_estimate
 from stages.kl_frontier.figure import FrontierFigure, FrontierPoint, TrainingPaths
 from stages.kl_frontier.fits import FORMS
+from stages.kl_frontier.wording import MEASURES, describe_headline, describe_paragraphs, list_curves
 from stages.pooling.page import FALSE_ALARMS, render_shares
 from stages.render.html import Html, element, join_html, sortable_text, stack_interval, table
 from stages.render.units import format_duration
@@ -19,7 +19,7 @@ SOURCE = ("Gao, Schulman, Hilton 2022, “Scaling laws for reward model overopti
 
 def render_frontier(metrics: dict, figures: FigureFolder) -> str:
     """Render the whole page from the metrics of the analysis, `families`, `costs` and `training_paths` among them."""
-    verdict = Verdict("run", wording.describe_headline(metrics), wording.describe_paragraphs(metrics))
+    verdict = Verdict("run", describe_headline(metrics), describe_paragraphs(metrics))
     return render_page("Ways to align, at equal KL to SFT", [verdict], _points(metrics), {
         "Score against KL": _curves(metrics, figures),
         "Fits and over-optimisation": _fits(metrics),
@@ -32,11 +32,11 @@ def render_frontier(metrics: dict, figures: FigureFolder) -> str:
 def _points(metrics: dict) -> Html:
     """Render every policy with its KL and its gains over SFT."""
     measures = list(metrics["sft"])
-    head = ["policy", "KL to SFT, nats a response", *(f"{_measure(name)}, minus SFT's" for name in measures),
+    head = ["policy", "KL to SFT, nats a response", *(f"{MEASURES[name]}, minus SFT's" for name in measures),
             "time of training"]
     rows = [[policy["label"], _kl_cell(policy), *(_cell(policy["gains"][name], signed=True) for name in measures),
              _seconds(metrics["costs"]["policies"].get(name))] for name, policy in metrics["policies"].items()]
-    sft = ", ".join(f"{_measure(name)} {value:.3f}" for name, value in metrics["sft"].items())
+    sft = ", ".join(f"{MEASURES[name]} {value:.3f}" for name, value in metrics["sft"].items())
     words = f"SFT itself: {sft}. Intervals are at 95 %, paired by question. The KL of best-of-n is an upper bound."
     return join_html([table(head, rows, class_="numbers"), element("p", words, class_="faint")])
 
@@ -60,12 +60,12 @@ def _figure(metrics: dict, measure: str) -> FrontierFigure:
                 FrontierPoint({"mean": policy["sqrt_kl"]} | ends, gain, policy["mark"]))
     fits = {metrics["families"][family]: (fit["form"], fit["a"], fit["b"])
             for family, by_measure in metrics["fits"].items() if (fit := by_measure[measure])}
-    name = _measure(measure)
-    return FrontierFigure(f"{name[:1].upper()}{name[1:]} against KL", f"{name}, minus SFT's", points, fits)
+    name = MEASURES[measure]
+    return FrontierFigure(f"{capitalise(name)} against KL", f"{name}, minus SFT's", points, fits)
 
 
 def _fits(metrics: dict) -> Html:
-    rows = [_fit_row(f"{metrics['families'][family]}: {_measure(measure)}", fit)
+    rows = [_fit_row(f"{metrics['families'][family]}: {MEASURES[measure]}", fit)
             for measure in metrics["sft"] for family, by_measure in metrics["fits"].items()
             if (fit := by_measure[measure])]
     missing = [metrics["families"][family] for family, by_measure in metrics["fits"].items()
@@ -99,7 +99,7 @@ def _fit_row(label: str, fit: dict) -> list:
 def _equal_kl(metrics: dict) -> Html:
     """Render each trained policy beside the other families' curves at its own KL; empty outside their range."""
     measure, rows = metrics["measure"], {}
-    curves = wording.list_curves(metrics)
+    curves = list_curves(metrics)
     for row in metrics["equal_kl"]:
         rows.setdefault(row["policy"], {})[row["against"]] = row[measure]
     ordered = sorted(rows, key=lambda name: metrics["policies"][name]["kl"]["mean"])
@@ -107,7 +107,7 @@ def _equal_kl(metrics: dict) -> Html:
              _cell(metrics["policies"][name]["gains"][measure], signed=True),
              *(cell for curve in curves for cell in _curve_cells(rows[name].get(curve)))] for name in ordered]
     names = [metrics["families"][curve] for curve in curves]
-    head = ["policy", "its KL, nats", f"its {_measure(measure)}, minus SFT's",
+    head = ["policy", "its KL, nats", f"its {MEASURES[measure]}, minus SFT's",
             *(text for name in names for text in (f"{name} at that KL", f"policy minus {name}"))]
     words = ("Each policy is compared at its own KL, not at equal steps. Another method's value there is interpolated, "
              "linearly in the square root of the KL, between that method's own policies and SFT. A cell is empty where "
@@ -185,7 +185,3 @@ def _parameter(fit: dict, name: str) -> Html:
 
 def _cell(estimate: dict | None, form: str = ".3f", signed: bool = False) -> str:
     return NONE if estimate is None else stack_interval(format_estimate(estimate, form, signed))
-
-
-def _measure(name: str) -> str:
-    return wording.MEASURES[name]

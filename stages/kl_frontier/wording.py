@@ -3,8 +3,7 @@
 Two policies are told apart where the whole 95 % interval of their paired difference lies on one side of 0.
 """
 
-from stages.evaluation.summary import capitalise, change_direction, format_estimate, join_words
-from stages.kl_frontier.analysis import split_by_direction
+from stages.evaluation.summary import capitalise, change_direction, format_estimate, format_percent, join_words
 
 MEASURES = {"gold": "gold score", "judge": "judge's score", "reward": "learnt reward"}
 SOURCES = {
@@ -14,8 +13,6 @@ SOURCES = {
              "architecture and voters with the reward model, so both can err in the same way.",
     "reward": "Nobody knows the truth on this site, and there is no judge. The learnt reward is what the methods were "
               "trained to raise: it cannot say which one is better."}
-TOLD_APART = ("Two policies are told apart where the whole 95\u00a0% interval of their paired difference lies on one "
-              "side of 0.")
 
 
 def describe_headline(metrics: dict) -> str:
@@ -30,16 +27,9 @@ def describe_headline(metrics: dict) -> str:
     return f"{start}; it cannot be told apart from {_join(metrics, undecided)}"
 
 
-def describe_source(metrics: dict) -> str:
-    """Say whose score is compared."""
-    accuracy = metrics["judge_accuracy"]
-    share = f"{100 * accuracy['mean']:.1f}\u00a0%" if accuracy else "an unknown share"
-    return SOURCES[metrics["measure"]].format(accuracy=share)
-
-
 def describe_paragraphs(metrics: dict) -> dict[str, str]:
     """Return what can and cannot be said, by question."""
-    return {"What is compared?": f"{describe_source(metrics)} {_describe_data(metrics)}",
+    return {"What is compared?": _describe_data(metrics),
             "Which policies are better than SFT?": _describe_against_sft(metrics),
             "Which method is best?": _describe_best(metrics),
             "And at equal KL?": _describe_equal_kl(metrics),
@@ -48,15 +38,18 @@ def describe_paragraphs(metrics: dict) -> dict[str, str]:
 
 
 def _describe_data(metrics: dict) -> str:
-    seeds = len(metrics["seeds"])
+    """Say whose score is compared, and on what."""
+    seeds, accuracy = len(metrics["seeds"]), metrics["judge_accuracy"]
+    source = SOURCES[metrics["measure"]].format(accuracy=format_percent(accuracy) if accuracy else "an unknown share")
     of_seed, over_seeds = ("of a seed ", f" in {seeds} seeds") if seeds > 1 else ("", "")
-    return (f"All policies {of_seed}answered the same held-out questions, {metrics['questions']:,}{over_seeds}, at "
-            f"temperature {metrics['temperature']:g}. {TOLD_APART}")
+    return (f"{source} All policies {of_seed}answered the same held-out questions, "
+            f"{metrics['questions']:,}{over_seeds}, at temperature {metrics['temperature']:g}. Two policies are told "
+            f"apart where the whole 95\u00a0% interval of their paired difference lies on one side of 0.")
 
 
 def _describe_against_sft(metrics: dict) -> str:
     gains = {name: policy["gains"][metrics["measure"]] for name, policy in metrics["policies"].items()}
-    directions = split_by_direction({name: gain for name, gain in gains.items() if gain})
+    directions = _split_by_direction({name: gain for name, gain in gains.items() if gain})
     return _sentences(metrics, {"Better than SFT: {}.": directions[1], "Worse than SFT: {}.": directions[-1],
                                 "Not told apart from SFT: {}.": directions[0]})
 
@@ -69,7 +62,7 @@ def _describe_best(metrics: dict) -> str:
     if not others:
         return words
     against = {row["against"]: row["difference"] for row in _against_first(metrics)}
-    directions = split_by_direction(against)
+    directions = _split_by_direction(against)
     undecided = [row for row in metrics["best_differences"]
                  if row["policy"] != first and change_direction(row["difference"]) == 0]
     pairs = [f"{_label(metrics, row['policy'])} from {_label(metrics, row['against'])}" for row in undecided]
@@ -85,7 +78,7 @@ def _describe_equal_kl(metrics: dict) -> str:
     for family in list_curves(metrics):
         rows = {row["policy"]: row[metrics["measure"]]["difference"]
                 for row in metrics["equal_kl"] if row["against"] == family}
-        directions, curve = split_by_direction(rows), _family_label(metrics, family)
+        directions, curve = _split_by_direction(rows), _family_label(metrics, family)
         parts.append(_sentences(metrics, {
             f"Better than {curve} at the same KL: {{}}.": directions[1],
             f"Worse than {curve} at the same KL: {{}}.": directions[-1],
@@ -126,6 +119,14 @@ def _describe_limits(metrics: dict) -> str:
             f"{0.05 * count:.0f} would seem told apart if no policy differed from another. Between the best of each "
             f"method, which are chosen by the same questions, the intervals are wider (Bonferroni); the choice still "
             f"flatters methods with several policies.")
+
+
+def _split_by_direction(estimates: dict[str, dict | None]) -> dict[int, list[str]]:
+    """Sort names by what the interval of their difference says: 1 above 0, -1 below, 0 cannot be told apart."""
+    directions: dict[int, list[str]] = {1: [], 0: [], -1: []}
+    for name, estimate in estimates.items():
+        directions[change_direction(estimate)].append(name)
+    return directions
 
 
 def _against_first(metrics: dict) -> list[dict]:

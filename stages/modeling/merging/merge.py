@@ -22,7 +22,6 @@ from stages.modeling.compatible_files import (
 from stages.modeling.load import load_causal
 from stages.modeling.merging.checks import (
     check_report,
-    layer_changes,
     max_difference,
     measure_bf16_resolution,
     probe_outputs,
@@ -163,7 +162,7 @@ def _merge_adapters(base: Path, adapters: list[Path], target: CausalTarget
         before = target.evaluate(model) if is_last else {}
         with_adapter = probe_outputs(model)
         adapter_layers.append(AdapterLayers(model, adapter, rows))
-        layers += [{"adapter": str(adapter)} | row for row in layer_changes(model)]
+        layers += [{"adapter": str(adapter)} | row for row in adapter_layers[-1].measure_changes()]
         model = model.merge_and_unload(safe_merge=True)
         differences.append((max_difference(with_adapter, probe_outputs(model)), _measure_resolution(model, target)))
     _check_head(model, adapters[-1], "fp32")

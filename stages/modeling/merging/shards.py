@@ -45,6 +45,26 @@ class AdapterLayers:
                            if name.endswith("trainable_tokens_delta")}
         self.rows = rows
 
+    @torch.no_grad()
+    def measure_changes(self) -> list[dict]:
+        """Measure the change of every matrix, before the adapter is merged.
+
+        `change_norm` is the Frobenius norm of what will be added (alpha / r * B @ A), `relative_change` its ratio to
+        the matrix's own norm. Trained rows of an embedding are included, once if the output layer is tied to it.
+        """
+        rows = []
+        for name, layer in self.layers.items():
+            weight = layer.get_base_layer().weight
+            if isinstance(layer, LoraLayer):
+                change = layer.get_delta_weight("default")
+            elif layer.tied_adapter is None:
+                change = layer.trainable_tokens_delta["default"] - weight[layer.token_indices["default"]]
+            else:
+                continue
+            norm = float(change.float().norm())
+            rows.append({"name": name, "change_norm": norm, "relative_change": norm / float(weight.float().norm())})
+        return rows
+
     def merge(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with this adapter; tensor: before it, in fp32."""
         path, _, leaf = name.rpartition(".")
