@@ -7,10 +7,6 @@ from itertools import combinations, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import py7zr
-import py7zr.io
-
-from stages.stackexchange.pairs.table import count_pairs, question_key, read_pairs
 from stages.stackexchange.questions.scoring import answer_score
 
 MEAN_LENGTH_SHARE = 0.5  # of the limit of a text whose length is not known; an assumption
@@ -64,6 +60,8 @@ def measure_pairs(pairs: Path, max_answer_tokens: int | None) -> DataSize:
 
     max_answer_tokens: fine-tuning leaves out longer answers; None: none.
     """
+    from stages.stackexchange.pairs.table import count_pairs, question_key, read_pairs  # slow to import
+
     rows = list(islice(read_pairs(pairs, "finetune", ["question", "response_j"]), SAMPLE_ROWS))
     limit = math.inf if max_answer_tokens is None else max_answer_tokens * CHARACTERS_PER_TOKEN
     characters = sum(len(row["question"]) + len(row["response_j"]) for row in rows if len(row["response_j"]) <= limit)
@@ -78,6 +76,8 @@ def measure_pairs(pairs: Path, max_answer_tokens: int | None) -> DataSize:
 
 def _measure_texts(pairs: Path) -> tuple[list[int], list[int], int]:
     """Return the characters of the questions and answers, each once, of a sample of reward pairs; and its pairs."""
+    from stages.stackexchange.pairs.table import question_key, read_pairs
+
     columns = ["site", "qid", "question", "response_j", "response_k", "answer_j", "answer_k"]
     questions, answers, count = {}, {}, 0
     for row in islice(read_pairs(pairs, "reward", columns), SAMPLE_ROWS):
@@ -131,6 +131,8 @@ def _read_posts(path: Path) -> bytes | None:
         return path.read_bytes()
     if path.suffix.lower() != ".7z" or path.stat().st_size > ARCHIVE_BYTES:
         return None
+    import py7zr.io  # slow, too
+
     with py7zr.SevenZipFile(path) as archive:
         names = [file.filename for file in archive.list()
                  if re.split(r"[/\\]", file.filename)[-1].lower() == "posts.xml" and file.uncompressed <= READ_BYTES]

@@ -35,7 +35,12 @@ FUSED_ATTENTION = {
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """Let the CPU compute by the operations of a GPU: fused attention of one bucket, logits in large chunks."""
+    """Let the CPU compute by the operations of a GPU: fused attention of one bucket, logits in large chunks.
+
+    One thread: each further one has buffers of its own in the backward pass of attention.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     class Fused:
         @staticmethod
         def apply(*arguments):
@@ -43,6 +48,8 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(attention, "_PackedAttention", Fused)
     monkeypatch.setitem(sequences.BUCKET_SCORES, "cpu", sequences.BUCKET_SCORES["cuda"])
     monkeypatch.setitem(token_logprobs.CHUNK_LOGITS, "cpu", token_logprobs.CHUNK_LOGITS["cuda"])
+    yield
+    torch.set_num_threads(threads)
 
 
 def build(stage: str, settings) -> real_steps.Step:
