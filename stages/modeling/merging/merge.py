@@ -112,7 +112,8 @@ def merge(base: Path, adapters: list[Path], out: Path, target: CausalTarget, *, 
     merged = probe_outputs(model)
     target.save_settings(adapters[-1], out, model)
     tokenizer, tensors = load_tokenizer(adapters[-1]), MergedTensors(source, layers, model)
-    _check_space(model, out, dtype)
+    check_free_space("the merged weights", out, DTYPES[dtype].itemsize * sum(
+        parameter.numel() for parameter in model.parameters()))
     for parameter in model.parameters():  # parameters only: `model.to` would round the rotary frequencies too
         parameter.data = parameter.data.to(DTYPES[dtype]).to(parameter.dtype)
     rounded = probe_outputs(model)
@@ -206,9 +207,3 @@ def _check_head(model: PreTrainedModel, adapter: Path, dtype: str) -> None:
         expected = load_score_head(adapter).float().to(DTYPES[dtype]).to(model.score.weight.dtype).float()
         if not torch.equal(expected, model.score.weight.detach().float().cpu()):
             raise ValueError(f"the score head of {adapter} is not the one in the merged model: nothing is published")
-
-
-def _check_space(model: PreTrainedModel, out: Path, dtype: str) -> None:
-    """Raise ValueError if the disk has no room for the merged weights."""
-    size_bytes = sum(parameter.numel() for parameter in model.parameters()) * DTYPES[dtype].itemsize
-    check_free_space("the merged weights", out, size_bytes)
