@@ -65,10 +65,21 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
         check_base(adapters[0], base)
     examples = _load_examples(base, adapters[-1], pairs) if pairs else _load_prompts(base, adapters[-1], prompts)
     target = select_target(adapters[-1], examples, config.cpu_kernels, config.check_precision)
-    settings = {name: value for name, value in vars(config).items() if name not in ("cpu_kernels", "check_precision")}
-    report, *_ = (merge(base, [*adapters[:-1], last], member_folder(out, number), target, **settings)
-                  for number, last in enumerate(member_folders(adapters[-1])))  # one, or several reward models
-    if _read_manifest(adapters[-1])["config"].get("prompt_template", "question") != "question":
+    report, *_ = (
+        merge(
+            base,
+            [*adapters[:-1], last],
+            member_folder(out, number),
+            target,
+            dtype=config.dtype,
+            max_shard_bytes=config.max_shard_bytes,
+            max_logit_difference=config.max_logit_difference,
+            max_perplexity_change=config.max_perplexity_change,
+            max_accuracy_change=config.max_accuracy_change,
+        )
+        for number, last in enumerate(member_folders(adapters[-1]))  # one, unless there are several reward models
+    )
+    if _settings(adapters[-1]).get("prompt_template", "question") != "question":
         save_chat_template(load_tokenizer(out), out, load_tokenizer(adapters[-1]).chat_template)
     numbers = {name: value for name, value in report.items() if name != "layers"}
     write_text(out / "README.md", render_model_card(_describe(adapters[-1], base, numbers, pairs)))
@@ -77,7 +88,7 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
 
 def _describe(adapter: Path, base: Path, report: dict, pairs: Path | None) -> MergedModel:
     """Collect the model card's facts from the artifacts; a folder that is no artifact has few."""
-    manifest = _read_manifest(adapter)
+    manifest = read_manifest(adapter) if (adapter / MANIFEST).is_file() else {}
     unnamed = "reward" if is_reward_model(adapter) else "ilql" if has_q_heads(adapter) else "sft"
     stage = manifest.get("stage") or unnamed
     metrics = manifest.get("metrics", {})
@@ -85,7 +96,7 @@ def _describe(adapter: Path, base: Path, report: dict, pairs: Path | None) -> Me
         shortfall = "; ".join(filter(None, map(describe_shortfall, load_held_out(adapter).values())))
     else:
         shortfall = metrics.get("reward_model_shortfall", "")
-    return MergedModel(stage, manifest["config"], metrics, report, find_origin(base, pairs), shortfall,
+    return MergedModel(stage, manifest.get("config", {}), metrics, report, find_origin(base, pairs), shortfall,
                        own_prompts=pairs is None)
 
 
@@ -103,15 +114,15 @@ def _load_examples(base: Path, adapter: Path, pairs: Path) -> list[Example]:
     return examples
 
 
-def _read_manifest(adapter: Path) -> dict:
-    return {"config": {}} | (read_manifest(adapter) if (adapter / MANIFEST).is_file() else {})
+def _settings(adapter: Path) -> dict:
+    return read_manifest(adapter).get("config", {}) if (adapter / MANIFEST).is_file() else {}
 
 
 def _load_prompts(base: Path, adapter: Path, prompts: Path) -> list[Example]:
     """Take the first prompts as texts to predict, each after its first token, in the form the policy was trained on."""
     if is_reward_model(adapter):
         raise ValueError(f"{adapter} is a reward model, which is evaluated on pairs: give --pairs FOLDER")
-    config = _read_manifest(adapter)["config"]
+    config = _settings(adapter)
     tokenizer, limit = load_tokenizer(adapter), min(max_positions(base), MAX_TOKENS)
     encoded = (encode_prompt(tokenizer, text, config.get("prompt_template", "question"))
                for text in read_own_prompts(prompts, config.get("prompt_column")))

@@ -23,8 +23,8 @@ def test_sampled_token_ids_are_equal(results, count):
     expected = results[1][0][0]["sampling"]
     for facts, _ in results[count]:
         actual = facts["sampling"]
-        assert actual["one"] == expected["one"] and actual["filtered_ids"] == expected["filtered_ids"]
-        for name in ("plain", "limits", "filtered"):
+        assert actual["one"] == expected["one"]
+        for name in ("plain", "limits"):
             assert actual[name][:2] == expected[name][:2], name
             for rows, expected_rows in zip(actual[name][2:], expected[name][2:], strict=True):
                 assert rows == [pytest.approx(row, **DIGITS) for row in expected_rows]
@@ -88,6 +88,6 @@ def test_dpo_has_the_same_reference_and_log_probabilities(results, count):
 def test_flags_of_one_process_are_agreed(results, count):
     expected = results[1][0][0]["updates"]
     assert expected["flags"] == [True, False, True]
-    assert expected["memory"] == [2, 2] and expected["limited"][0] == 1 and any(expected["not finite"][1])
+    assert expected["memory"] == [2, 2] and expected["limited"][0] == 1 and expected["not finite"][1] > 0
     for facts, _ in results[count]:
         assert facts["updates"] == expected

@@ -22,6 +22,7 @@ from stages.modeling.compatible_files import (
 from stages.modeling.load import load_causal
 from stages.modeling.merging.checks import (
     check_report,
+    layer_changes,
     max_difference,
     measure_bf16_resolution,
     probe_outputs,
@@ -30,6 +31,7 @@ from stages.modeling.merging.shards import (
     AdapterLayers,
     MergedTensors,
     can_stream,
+    release_weights,
     write_shards,
 )
 from stages.modeling.packed.token_logprobs import response_logprobs
@@ -85,8 +87,16 @@ class CausalTarget:
         set_generation_config(model, load_tokenizer(adapter), manifest.get("config", {}))
 
 
-def merge(base: Path, adapters: list[Path], out: Path, target: CausalTarget, *, dtype: str, max_shard_bytes: int,
-          **limits: float) -> dict:
+def merge(
+    base: Path,
+    adapters: list[Path],
+    out: Path,
+    target: CausalTarget,
+    *,
+    dtype: str,
+    max_shard_bytes: int,
+    **limits: float,
+) -> dict:
     """Write the merged model, its tokenizer and merge.json to `out`, and return what merge.json holds.
 
     Weights are rounded to `dtype` once, when all adapters are merged: an adapter that was trained on rounded weights is
@@ -112,21 +122,17 @@ def merge(base: Path, adapters: list[Path], out: Path, target: CausalTarget, *, 
     merged = probe_outputs(model)
     target.save_settings(adapters[-1], out, model)
     tokenizer, tensors = load_tokenizer(adapters[-1]), MergedTensors(source, layers, model)
-    check_free_space("the merged weights", out, DTYPES[dtype].itemsize * sum(
-        parameter.numel() for parameter in model.parameters()))
-    for parameter in model.parameters():  # parameters only: `model.to` would round the rotary frequencies too
-        parameter.data = parameter.data.to(DTYPES[dtype]).to(parameter.dtype)
-    rounded = probe_outputs(model)
+    _check_space(model, out, dtype)
+    rounded = _round(model, dtype)
     if can_stream(model, tensors):
-        write_shards(model, tensors, out, DTYPES[dtype], max_shard_bytes)
-        add_rope_of_transformers_4(out)
-        save_tokenizer(tokenizer, out)
+        release_weights(model, DTYPES[dtype])
+        return_freed_memory()
+        _save(model, tensors, tokenizer, out, max_shard_bytes)
     elif target.precision != "fp32":
-        raise ValueError(f"the weights of {source} are converted as they are loaded, or an adapter is no plain LoRA, "
-                         f"and are merged in memory: set merge.check_precision to fp32")
+        raise ValueError(f"the weights of {source} are converted as they are loaded, and are merged in memory: set "
+                         f"merge.check_precision to fp32")
     else:
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(DTYPES[dtype])
+        _cast(model, DTYPES[dtype])
         write_model(model, tokenizer, out, max_shard_size=max_shard_bytes)
     del model, tensors, layers
     return_freed_memory()  # the reloaded one needs as much
@@ -162,7 +168,7 @@ def _merge_adapters(base: Path, adapters: list[Path], target: CausalTarget
         before = target.evaluate(model) if is_last else {}
         with_adapter = probe_outputs(model)
         adapter_layers.append(AdapterLayers(model, adapter, rows))
-        layers += [{"adapter": str(adapter)} | row for row in adapter_layers[-1].measure_changes()]
+        layers += [{"adapter": str(adapter)} | row for row in layer_changes(model)]
         model = model.merge_and_unload(safe_merge=True)
         differences.append((max_difference(with_adapter, probe_outputs(model)), _measure_resolution(model, target)))
     _check_head(model, adapters[-1], "fp32")
@@ -207,3 +213,29 @@ def _check_head(model: PreTrainedModel, adapter: Path, dtype: str) -> None:
         expected = load_score_head(adapter).float().to(DTYPES[dtype]).to(model.score.weight.dtype).float()
         if not torch.equal(expected, model.score.weight.detach().float().cpu()):
             raise ValueError(f"the score head of {adapter} is not the one in the merged model: nothing is published")
+
+
+def _check_space(model: PreTrainedModel, out: Path, dtype: str) -> None:
+    """Raise ValueError if the disk has no room for the merged weights."""
+    size_bytes = sum(parameter.numel() for parameter in model.parameters()) * DTYPES[dtype].itemsize
+    check_free_space("the merged weights", out, size_bytes)
+
+
+def _round(model: PreTrainedModel, dtype: str) -> torch.Tensor:
+    """Round the weights to this dtype, as the files have them, one at a time; return the probe's outputs."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(DTYPES[dtype]).to(parameter.dtype)
+    return probe_outputs(model)
+
+
+def _save(model: PreTrainedModel, tensors: MergedTensors, tokenizer, out: Path, max_shard_bytes: int) -> None:
+    """Write the merged weights shard by shard from the base's files, and what belongs to them."""
+    write_shards(model, tensors, out, max_shard_bytes)
+    add_rope_of_transformers_4(out)
+    save_tokenizer(tokenizer, out)
+
+
+def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast parameters only: `model.to` would round the rotary frequencies too, which no loader does."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)

@@ -1,6 +1,6 @@
 """Merge adapters into the safetensors files of a base, one tensor at a time, and write the result shard by shard.
 
-Memory holds the shard that is written and one tensor of the base in fp32. PEFT's layers compute the changes, as in a
+Memory holds the shard that is written and one tensor of the base in fp32. The layers of PEFT do the merging, as in a
 merge of the whole model, so that the bytes are the same. The files and their index are those of `save_pretrained`.
 """
 
@@ -21,7 +21,6 @@ from transformers.core_model_loading import dot_natural_key
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.pretrained import ADAPTER_WEIGHTS
 from stages.modeling.tokenizer import mean_row
-from stages.runtime.environment import return_freed_memory
 from stages.runtime.files import write_text
 
 FILE_PATTERN, INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
@@ -35,8 +34,8 @@ class AdapterLayers:
     """
 
     def __init__(self, model: PeftModel, adapter: Path, rows: int):
-        modules = unwrap_peft(model).named_modules()
-        self.layers = {name.removesuffix(".token_adapter"): module for name, module in modules
+        inner = unwrap_peft(model)
+        self.layers = {name.removesuffix(".token_adapter"): module for name, module in inner.named_modules()
                        if isinstance(module, LoraLayer | TrainableTokensLayer)}
         saved = load_file(adapter / ADAPTER_WEIGHTS)
         self.whole = {_plain_name(name): tensor for name, tensor in saved.items()
@@ -45,53 +44,38 @@ class AdapterLayers:
                            if name.endswith("trainable_tokens_delta")}
         self.rows = rows
 
-    @torch.no_grad()
-    def measure_changes(self) -> list[dict]:
-        """Measure the change of every matrix, before the adapter is merged.
-
-        `change_norm` is the Frobenius norm of what will be added (alpha / r * B @ A), `relative_change` its ratio to
-        the matrix's own norm. Trained rows of an embedding are included, once if the output layer is tied to it.
-        """
-        rows = []
-        for name, layer in self.layers.items():
-            weight = layer.get_base_layer().weight
-            if isinstance(layer, LoraLayer):
-                change = layer.get_delta_weight("default")
-            elif layer.tied_adapter is None:
-                change = layer.trainable_tokens_delta["default"] - weight[layer.token_indices["default"]]
-            else:
-                continue
-            norm = float(change.float().norm())
-            rows.append({"name": name, "change_norm": norm, "relative_change": norm / float(weight.float().norm())})
-        return rows
-
-    def merge(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with this adapter; tensor: before it, in fp32."""
+    def merge(self, name: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return one merged tensor. tensors: those of the same module before this adapter, in fp32, by full name."""
         path, _, leaf = name.rpartition(".")
-        layer = self.layers.get(path) if leaf == "weight" else None
-        if name in self.whole:
-            return self.whole[name].float()
-        if isinstance(layer, TrainableTokensLayer):
+        layer = self.layers.get(path)
+        if isinstance(layer, TrainableTokensLayer) and leaf == "weight":
             token_rows = self.token_rows.get(path, layer.trainable_tokens_delta["default"].detach()).float()
-            return tensor.index_copy(0, torch.tensor(layer.token_indices["default"]), token_rows.cpu())
-        return tensor if layer is None else _merge_layer(layer, path, tensor)
+            return tensors[name].index_copy(0, torch.tensor(layer.token_indices["default"]), token_rows.cpu())
+        return tensors[name] if layer is None or isinstance(layer, TrainableTokensLayer) else _merge_layer(
+            layer, path, leaf, tensors)
 
 
 @torch.no_grad()
-def _merge_layer(layer: LoraLayer, path: str, weight: torch.Tensor) -> torch.Tensor:
-    """Add an adapter's change; ValueError if the merged layer computes something else than the adapter beside it."""
-    for part in (layer.lora_A, layer.lora_B, layer.lora_embedding_A, layer.lora_embedding_B):
-        part.to("cpu")
-    merged = weight + layer.get_delta_weight("default").float()
-    if not isinstance(layer.get_base_layer(), nn.Embedding):
-        inputs = torch.randn(4, layer.in_features, generator=torch.Generator().manual_seed(0))
-        change = layer.scaling["default"] * layer.lora_B["default"](layer.lora_A["default"](inputs))
-        before, after = (inputs @ (matrix if layer.fan_in_fan_out else matrix.T) for matrix in (weight, merged))
-        difference, allowed = (after - before - change).abs().max(), LAYER_TOLERANCE * (before + change).abs().max()
-        if not difference <= allowed:
-            raise ValueError(f"{path} merged differs from base and adapter by {float(difference):.2g} in an output "
-                             f"(allowed: {float(allowed):.2g}): nothing is published")
-    return merged
+def _merge_layer(layer: LoraLayer, path: str, leaf: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Merge with PEFT's layer on the CPU; ValueError if the merged layer computes something else than the adapter."""
+    base = layer.get_base_layer()
+    before = dict(base._parameters)
+    try:
+        for name in (name for name, value in before.items() if value is not None):
+            base._parameters[name] = nn.Parameter(tensors[f"{path}.{name}"], requires_grad=False)
+        layer.to("cpu").merged_adapters.clear()
+        inputs = None if isinstance(base, nn.Embedding) else torch.randn(
+            4, layer.in_features, generator=torch.Generator().manual_seed(0))
+        expected = None if inputs is None else layer(inputs)
+        layer.merge(safe_merge=True)
+        if expected is not None:
+            difference, allowed = (base(inputs) - expected).abs().max(), LAYER_TOLERANCE * expected.abs().max()
+            if not difference <= allowed:
+                raise ValueError(f"{path} merged differs from base and adapter by {float(difference):.2g} in an output "
+                                 f"(allowed: {float(allowed):.2g}): nothing is published")
+        return base._parameters[leaf].data
+    finally:
+        base._parameters.update(before)
 
 
 class MergedTensors:
@@ -111,16 +95,26 @@ class MergedTensors:
 
     def merge(self, name: str) -> torch.Tensor:
         """Merge all adapters, in their order, into one tensor of the base."""
-        stored = self._stored_name(name)
-        tensor = torch.empty(0)  # of a tensor that an adapter brings
-        if stored in self._files:
-            with safe_open(self._files[stored], "pt") as tensors:  # opened anew: an open file's pages stay in memory
-                tensor = tensors.get_tensor(stored).to(torch.float32, copy=True)
+        path = name.rpartition(".")[0]
+        names = [name]
+        if any(path in adapter.layers for adapter in self.adapters):  # merging may need the bias, too
+            names += [f"{path}.{leaf}" for leaf in ("weight", "bias") if self.has(f"{path}.{leaf}")]
+        tensors = {each: self._load(each) for each in dict.fromkeys(names) if self._stored_name(each) in self._files}
         for adapter in self.adapters:
-            if name in self._vocabulary and 0 < len(tensor) < adapter.rows:
-                tensor = torch.cat([tensor, mean_row(tensor).expand(adapter.rows - len(tensor), *tensor.shape[1:])])
-            tensor = adapter.merge(name, tensor)
-        return tensor
+            tensors = {each: self._grow(each, tensor, adapter.rows) for each, tensor in tensors.items()}
+            tensors |= {each: adapter.whole[each].float() for each in names if each in adapter.whole}
+            tensors |= {each: adapter.merge(each, tensors) for each in tensors}
+        return tensors[name]
+
+    def _load(self, name: str) -> torch.Tensor:
+        stored = self._stored_name(name)
+        with safe_open(self._files[stored], "pt") as tensors:  # opened anew: an open file's pages stay in memory
+            return tensors.get_tensor(stored).to(torch.float32, copy=True)
+
+    def _grow(self, name: str, tensor: torch.Tensor, rows: int) -> torch.Tensor:
+        if name not in self._vocabulary or len(tensor) >= rows:
+            return tensor
+        return torch.cat([tensor, mean_row(tensor).expand(rows - len(tensor), *tensor.shape[1:])])
 
     def _stored_name(self, name: str) -> str:
         """Name of a tensor in the files: some bases, as GPT-2, are stored without the head's prefix."""
@@ -128,33 +122,42 @@ class MergedTensors:
 
 
 def can_stream(model: PreTrainedModel, tensors: MergedTensors) -> bool:
-    """Check whether each tensor is one of the files plus a product of LoRA: some families convert them on loading."""
-    is_plain = not any(layer.lora_variant or any(layer.lora_bias.values()) for adapter in tensors.adapters
-                       for layer in adapter.layers.values() if isinstance(layer, LoraLayer))
-    is_stored = not getattr(model, "_weight_conversions", None) and not getattr(model, "hf_quantizer", None)
-    return is_plain and is_stored and all(tensors.has(name) for name, _ in model.named_parameters())
+    """Check whether each tensor of the model is one of the files: of some families, they are converted on loading."""
+    return not getattr(model, "_weight_conversions", None) and not getattr(model, "hf_quantizer", None) and all(
+        tensors.has(name) for name, _ in model.named_parameters())
 
 
-def write_shards(model: PreTrainedModel, tensors: MergedTensors, out: Path, dtype: torch.dtype, max_shard_bytes: int
-                 ) -> None:
-    """Write config and weights in this dtype as `save_pretrained` does; the model's own weights are freed."""
+def release_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Free the weights, and keep their shapes in this dtype; tied weights stay tied."""
+    empty = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                empty.setdefault(id(parameter), nn.Parameter(
+                    torch.empty_like(parameter, device="meta", dtype=dtype), requires_grad=False))
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                module._parameters[name] = empty[id(parameter)]
+
+
+def write_shards(model: PreTrainedModel, tensors: MergedTensors, out: Path, max_shard_bytes: int) -> None:
+    """Write config and weights as `save_pretrained` does; model: the structure alone, in the dtype of the files."""
+    dtype = model.dtype
     model.config.dtype, model.config.architectures = str(dtype).split(".")[1], [type(model).__name__]
     model.config.save_pretrained(out)
     if model.can_generate():
         model.generation_config.save_pretrained(out)
     parameters = sorted(model.named_parameters(), key=lambda item: dot_natural_key(item[0]))
     split = split_torch_state_dict_into_shards(
-        {name: torch.empty_like(parameter, device="meta", dtype=dtype) for name, parameter in parameters},
-        filename_pattern=FILE_PATTERN, max_shard_size=max_shard_bytes)
-    index = {"metadata": {"total_parameters": model.num_parameters(), **split.metadata},
-             "weight_map": split.tensor_to_filename}
-    for _, parameter in parameters:
-        parameter.data = torch.empty(0)
-    return_freed_memory()
+        {name: parameter.data for name, parameter in parameters}, filename_pattern=FILE_PATTERN,
+        max_shard_size=max_shard_bytes)
     for file, names in split.filename_to_tensors.items():
         save_file({name: tensors.merge(name).to(dtype).contiguous() for name in names}, out / file,
                   metadata={"format": "pt"})
     if split.is_sharded:
+        index = {"metadata": {"total_parameters": model.num_parameters(), **split.metadata},
+                 "weight_map": split.tensor_to_filename}
         write_text(out / INDEX, json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
