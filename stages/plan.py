@@ -25,7 +25,7 @@ from stages.command_line.option_parser import OptionParser
 from stages.command_line.precision import to_fp32
 from stages.planning import data_size, pages
 from stages.planning.data_size import DataSize
-from stages.planning.hardware import Hardware, choose_hardware, has_bf16_products
+from stages.planning.hardware import Hardware, choose_hardware
 from stages.planning.other_costs import plan_stage
 from stages.planning.shapes import find_shape
 from stages.planning.smallest_change import find_smallest_change
@@ -35,6 +35,7 @@ from stages.recipe.recipe import Recipe, load_recipe
 from stages.render.terminal import escape_controls
 from stages.render.units import format_bytes, format_duration
 from stages.runs.dump_paths import list_dump_files
+from stages.runtime.environment import processor_has_bf16_products
 from stages.runtime.files import write_json, write_text
 from stages.runtime.stage_lines import print_line
 
@@ -107,7 +108,7 @@ def plan_this_machine(recipe: Recipe, arguments: argparse.Namespace, algorithms:
     """Plan a recipe for the hardware of the command line, in the precisions that it really computes in."""
     hardware = choose_hardware(arguments.device, arguments.device_memory_gib, arguments.device_tflops,
                                arguments.devices, arguments.model_flops_share)
-    if hardware.is_processor and not has_bf16_products():
+    if hardware.is_processor and not processor_has_bf16_products():
         recipe = to_fp32(recipe)
     shape = find_shape(recipe.base.model, recipe.base.revision, recipe.base.scratch)
     run = Run(shape, hardware, _data_size(recipe, arguments.pairs), recipe.reward, len(algorithms))

@@ -56,7 +56,7 @@ ROOMS = {
     "reward_checks": ("runtime", "render", "modeling", "generation", "reward_modeling", "rewards", "evaluation",
                       "reporting", *PROMPTS),
     "kl_frontier": ("evaluation.summary", "pooling", "reporting", "artifacts", "runtime", "render"),
-    "planning": ("render", "model_files", "stackexchange.pairs", "stackexchange.questions.scoring"),
+    "planning": ("render", "runtime", "model_files", "stackexchange.pairs", "stackexchange.questions.scoring"),
     "chat": ("artifacts", "runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics",
              *PROMPTS),
 }

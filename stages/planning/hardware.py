@@ -8,8 +8,9 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
+
+from stages.runtime.environment import processor_has_bf16_products
 
 GIB = 1 << 30
 PUBLISHED_SHARE = 0.4  # of its published rates that a card reaches; an assumption
@@ -18,7 +19,6 @@ USABLE_SHARE = 0.9  # of a card's memory: the rest is for CUDA's context and the
 START_SECONDS, PROCESS_BYTES = 12.0, 600 << 20  # of a stage on a processor
 SECONDS = 0.3  # of each measurement
 WIDTH, COPIED_BYTES = 1024, 1 << 26  # of square matrices; of a tensor that no cache holds
-BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of processors that multiply bf16 in hardware: x86 twice, Arm
 
 
 class Card(NamedTuple):
@@ -154,7 +154,7 @@ def measure_processor() -> Card:
     cores = len(os.sched_getaffinity(0))
     matrix = np.ones((WIDTH, WIDTH), np.float32)
     fp32 = bf16 = cores * 2 * WIDTH**3 / _cpu_seconds(lambda: matrix @ matrix) / 1e12
-    if has_bf16_products():
+    if processor_has_bf16_products():
         import torch
 
         torch.set_num_threads(1)
@@ -164,15 +164,6 @@ def measure_processor() -> Card:
     copied = 2 * COPIED_BYTES / _cpu_seconds(lambda: np.copyto(target, source)) / 1e9  # read and written
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     return Card(f"{cores} cores, {platform.machine()}, measured", memory_gib, bf16, copied, fp32)
-
-
-def has_bf16_products() -> bool:
-    """Tell whether this processor multiplies bf16 matrices in hardware, by what the kernel says of it."""
-    try:
-        words = Path("/proc/cpuinfo").read_text().split()
-    except OSError:  # another system
-        return False
-    return not BF16_FLAGS.isdisjoint(words)
 
 
 def _cpu_seconds(work: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ from stages.runtime.files import DIGEST_CHARACTERS
 
 SOURCES = (".py", ".cpp", ".h")
 KERNEL_LOGGER, KERNEL_RECOMMENDATION = "bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward from"
-BF16_PRODUCTS = ("avx512_bf16", "amx_bf16", "bf16")  # torch's names: x86 twice, Arm
+BF16_PRODUCTS = ("avx512_bf16", "amx_bf16", "bf16")  # torch's names, and the kernel's: x86 twice, Arm
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
             "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
 
@@ -39,6 +39,15 @@ def has_bf16_products() -> bool:
     import torch
 
     return torch.cuda.is_available() or any(torch.cpu.get_capabilities().get(name) for name in BF16_PRODUCTS)
+
+
+def processor_has_bf16_products() -> bool:
+    """Check whether the kernel lists bf16 products among the processor's flags; imports no torch."""
+    try:
+        words = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:  # another system
+        return False
+    return not set(BF16_PRODUCTS).isdisjoint(words)
 
 
 def return_freed_memory() -> None:
