@@ -14,6 +14,7 @@ model, scores the answers. Not a stage: it makes no artifact.
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from stages.artifacts.artifact import artifact_folder
@@ -23,7 +24,7 @@ from stages.command_line.tool import run_tool
 from stages.model_files.provenance import read_provenance
 from stages.runtime import stopping
 from stages.runtime.environment import let_idle_threads_sleep, silence_missing_kernel
-from stages.runtime.files import read_json_object, write_json, write_text
+from stages.runtime.files import atomic_path, read_json_object, write_json, write_text
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_1")
 EXACT = ("f32", "f16")  # answers in these are the folder's
@@ -54,10 +55,15 @@ def export(folder: Path, type_name: str, out: Path, run: Path | None) -> str:
     with draft_gguf(folder, Kind[type_name.upper()], out, metadata) as (draft, report):
         if run:
             report["llama_cpp"] = check_export(folder, draft, run, is_exact=type_name in EXACT)
-        # Before the file that they describe: whoever finds that, has all.
-        write_text(modelfile, render_modelfile(folder, out.name, metadata.license_name or metadata.license))
-        write_json(report_file, report)
-        write_text(page, render_exports(out))
+        with ExitStack() as drafts:
+            new_modelfile, new_report, new_page = (
+                drafts.enter_context(atomic_path(file)) for file in (modelfile, report_file, page))
+            write_text(new_modelfile, render_modelfile(folder, out.name, metadata.license_name or metadata.license))
+            write_json(new_report, report)
+            write_text(new_page, render_exports(out, report))
+            # Whoever finds the file, even after a kill, finds what describes it: an older file of this name goes
+            # first, then all three get their names, then the new file does.
+            out.unlink(missing_ok=True)
     return f"{out}: {'; '.join(f'{name} {text}' for name, text in describe_report(report).items())}"
 
 
@@ -81,15 +87,16 @@ def read_metadata(folder: Path):
     return metadata
 
 
-def render_exports(out: Path) -> str:
-    """Render the page on the GGUF files of a folder, `out` included: how each compares with the model's folder."""
+def render_exports(out: Path, report: dict) -> str:
+    """Render the page on the GGUF files of a folder, how each compares with the model's; `report` is that of `out`."""
     from stages.modeling.gguf.export import describe_report
     from stages.render.html import element, join_html, table
     from stages.reporting.page import render_page
-    files = {*out.parent.glob(f"*{SUFFIX}"), out}
-    reports = {file: read_json_object(file.with_suffix(REPORT_SUFFIX)) for file in sorted(files)}
-    rows = {file.name: describe_report(report) for file, report in reports.items()
-            if report and (file == out or report.get("bytes") == file.stat().st_size)}  # not that of a file before it
+    others = {file: read_json_object(file.with_suffix(REPORT_SUFFIX)) for file in out.parent.glob(f"*{SUFFIX}")}
+    reports = {file: other for file, other in others.items()
+               if other and other.get("bytes") == file.stat().st_size}  # not that of a file before it
+    reports[out] = report
+    rows = {file.name: describe_report(reports[file]) for file in sorted(reports)}
     head = list(dict.fromkeys(name for row in sorted(rows.values(), key=len, reverse=True) for name in row))
     cells = [[name, *(row.get(column, "–") for column in head)] for name, row in rows.items()]
     return render_page("GGUF files for llama.cpp and Ollama", [], join_html([

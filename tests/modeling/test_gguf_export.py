@@ -303,6 +303,44 @@ def test_a_kill_leaves_no_file_of_its_name_and_the_next_export_clears_up(moment,
     assert {path.name for path in tmp_path.iterdir()} == {"a.gguf", "a.json", "Modelfile", "gguf.html", other.name}
 
 
+def test_a_kill_at_any_moment_leaves_no_description_of_another_file(folder, tmp_path, capsys, monkeypatch):
+    """Before each file gets or loses its name, the folder is copied: a kill leaves what is in the copy."""
+    model, out = tmp_path / "model", tmp_path / "gguf/a.gguf"
+    shutil.copytree(folder, model)
+    copies = []
+
+    def copy_first(change):
+        def changed(*args, **kwargs):
+            copies.append(tmp_path / f"copy-{len(copies)}")
+            shutil.copytree(out.parent, copies[-1])
+            return change(*args, **kwargs)
+        return changed
+
+    write_sampling(model, 0.7)
+    assert export(model, out, capsys, "f32")[0] == 0
+    write_sampling(model, 0.4)
+    monkeypatch.setattr(os, "replace", copy_first(os.replace))
+    monkeypatch.setattr(Path, "unlink", copy_first(Path.unlink))
+    assert export(model, out, capsys, "q8_0")[0] == 0
+    monkeypatch.undo()
+    files = [copy / out.name for copy in (*copies, out.parent) if (copy / out.name).exists()]
+    assert [read_temperature(file) for file in (files[0], files[-1])] == [0.7, 0.4]
+    for file in files:
+        report = json.loads(file.with_suffix(".json").read_text())
+        type_name, temperature = ("F32", 0.7) if file.stat().st_size == files[0].stat().st_size else ("Q8_0", 0.4)
+        assert (report["type"], report["bytes"]) == (type_name, file.stat().st_size), file
+        assert read_temperature(file) == temperature, file
+        assert f"<td>{type_name}</td>" in file.with_name("gguf.html").read_text(), file
+
+
+def write_sampling(model: Path, temperature: float) -> None:
+    (model / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": temperature}))
+
+
+def read_temperature(file: Path) -> float:
+    return float(re.search("PARAMETER temperature (.+)", file.with_name("Modelfile").read_text())[1])
+
+
 def test_a_file_of_another_name_is_one_line(folder, tmp_path, capsys):
     code, _, errors = export(folder, tmp_path / "a.bin", capsys)
     assert code == 1 and "ends in .gguf" in errors and not list(tmp_path.iterdir())

@@ -21,7 +21,7 @@ from stages.modeling.q_heads.files import has_q_heads
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.render.units import format_bytes
 from stages.runtime.disk_space import check_free_space
-from stages.runtime.files import atomic_path
+from stages.runtime.files import atomic_path, sync_to_disk
 
 TOKEN_BYTES = 64  # of the header, and of its merge: more than either takes
 
@@ -44,6 +44,7 @@ def draft_gguf(folder: Path, kind: Kind, out: Path, metadata: gguf.Metadata) -> 
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(out, sync=True) as draft:
         _write(draft, config, tokenizer, vocabulary, tensors, metadata, kind)
+        sync_to_disk(draft)  # here, where it may take long: at the end of the block an older file of the name is gone
         yield draft, {"folder": str(folder), "type": kind.name, "bytes": draft.stat().st_size,
                       "pre_tokenizer": vocabulary.pre, "tensors": _compare(draft, tensors), "llama_cpp": None}
 
