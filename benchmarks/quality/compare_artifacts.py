@@ -5,26 +5,36 @@
 BEFORE and AFTER are folders of runs, as results/tiny. Run both with the same recipe, the same dump and
 OMP_NUM_THREADS=1. Prints each file that differs, each metric that differs, and exits with 1 if there is any.
 
-Not compared: measurements of time and of this machine (timing.jsonl, the figure of the pipeline, the report page, the
-request with the digests of the inputs' manifests) and README.md cards, which name the stages' seconds and digests.
+Not compared: measurements of time and of this machine (timing.jsonl and its series in curves.csv, the figures of
+seconds, the report page, the request with the digests of the inputs' manifests) and README.md cards, which name the
+stages' seconds and digests.
 """
 
 import argparse
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
 MEASURED = ("manifest.json", ".manifest.json", "order.json", "request.json", "timing.jsonl", "report.html", "README.md",
-            "pipeline.png", "pipeline-dark.png", "ppo-seconds.png", "ppo-seconds-dark.png")
+            *(f"{figure}{end}" for figure in ("pipeline", "ppo-seconds") for end in (".svg", ".png", "-dark.png")))
+MEASURED_SERIES = re.compile(rb"^\w+,\d+,(\w+_seconds|\w+_tokens_per_second|peak_memory_mib),.*\n", re.MULTILINE)
 MEASURED_METRICS = ("page_bytes",)
 
 
 def file_digests(run: Path) -> dict[str, str]:
     """Hash every result file of a run: relative path to SHA-256."""
     files = (path for artifact in sorted(run.glob("*/manifest.json")) for path in sorted(artifact.parent.rglob("*")))
-    return {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
+    return {str(path.relative_to(run)): _hash(path)
             for path in files if path.is_file() and path.name not in MEASURED}
+
+
+def _hash(path: Path) -> str:
+    content = path.read_bytes()
+    if path.name == "curves.csv":
+        content = MEASURED_SERIES.sub(b"", content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def stage_metrics(run: Path) -> dict[str, dict]:
