@@ -145,10 +145,7 @@ class RoundLoop:
         return next(row["loss"] for row in reversed(history) if "loss" in row)
 
     def _complete(self, row: dict[str, float], number: int) -> None:
-        """Evaluate the policy of a round on the validation prompts, and store the round.
-
-        selection_score: mean reward, unscaled, minus kl_coefficient times the KL.
-        """
+        """Evaluate the policy of a round on the validation prompts, and store the round."""
         measured = self._evaluate(number)
         self.logger.log_metrics(number, row | {f"validation_{name}": value for name, value in measured.items()})
         self.round = number

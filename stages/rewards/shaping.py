@@ -104,14 +104,12 @@ class RewardShaper:
             self.running = RunningMoments.from_values(total.tolist())
 
     def selection_score(self, shaped: ShapedRewards, kl: float, kl_coefficient: float) -> float:
-        """Compute the mean reward before any scale, minus the weighted KL: what chooses the best policy.
+        """Compute the objective of training in units of the unscaled reward: what chooses the best policy.
 
-        kl: nats a response. A running scale divides the reward and not the KL, and may be far from 1: it multiplies the
-        KL here, which then counts as much beside the reward as in training. So does the scale of the start model's
-        answers.
+        kl: nats a response. Training maximises the scaled reward minus the weighted KL. That times the scale has the
+        same order, and compares policies that were measured at different values of a running scale.
         """
-        kl_scale = shaped.scale if self.settings.reward_scaling in ("running", "start") else 1.0
-        return float(shaped.rewards.mean()) * shaped.scale - kl_coefficient * kl_scale * kl
+        return shaped.scale * (float(shaped.rewards.mean()) - kl_coefficient * kl)
 
     def state(self) -> dict[str, float]:
         """Return the running statistics as plain numbers for a checkpoint."""

@@ -280,6 +280,30 @@ def test_another_scaling_measures_nothing_at_the_start():
     assert rewards.state() == before
 
 
+@pytest.mark.parametrize("scaling", ["none", "model", "running", "start"])
+def test_the_selection_score_orders_policies_as_the_objective_of_training(scaling):
+    """Of equal scale, a policy is better where the scaled reward minus beta times KL is higher, by any scaling."""
+    low, high = [-8.0, 2.0, 3.0], [-5.0, 5.0, 9.0]
+    source = fixed_source(std=4.0)
+    shaper = RewardShaper([source], None, shaping(reward_scaling=scaling, missing_eos_penalty=0.5))
+
+    def rollout_of(scores):
+        source.score.scores = scores
+        return make_rollout(ended=(True, True, False))
+
+    shaper.measure_start(rollout_of(low))
+    shaper(rollout_of(high), update_statistics=True)
+    scores, objectives = [], []
+    for rewards, kl in ((low, 0.0), (low, 3.0), (high, 1.0), (high, 12.0), (high, 40.0)):
+        shaped = shaper(rollout_of(rewards), update_statistics=False)
+        scores.append(shaper.selection_score(shaped, kl, 0.2))
+        objectives.append(float(shaped.rewards.mean()) - 0.2 * kl)
+    scale = {"none": 1.0, "model": 4.0}.get(scaling, shaped.scale)
+    assert shaped.scale == scale and (scaling == "none" or scale > 2)
+    assert scores == pytest.approx([scale * objective for objective in objectives], rel=1e-6)
+    assert np.argsort(scores).tolist() == np.argsort(objectives).tolist()
+
+
 def test_equal_scores_are_not_divided_by_nothing():
     assert step(running(), [1001.0, 1001.0, 1001.0]).rewards.tolist() == [1, 1, 1]
 
