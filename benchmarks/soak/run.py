@@ -252,4 +252,6 @@ def _say(text: str) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was mounted is unmounted
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup: a handler is not passed on, ignoring is
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
     sys.exit(main())
