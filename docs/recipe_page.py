@@ -37,11 +37,11 @@ its settings as flags (`--learning-rate`, `--lora.r`). `--config seed=1`, `--con
 | N+ | "The N+ Implementation Details of RLHF with PPO" |
 | ours | a choice of this project |
 
-A source inside a meaning belongs to the words before it. The unit is empty if the meaning names it or if there is none.
-Every number has a range, which no value of a recipe or of a command line may leave; of a list, each number has it. A
-large upper end of a limit means "all" or "never".
+A source inside a meaning belongs to the words before it. The values have a unit, unless the meaning names it or there
+is none. Every number has a range, which no value of a recipe or of a command line may leave; of a list, each number has
+it. A large upper end of a limit means "all" or "never".
 """
-COLUMNS = ("setting", "meaning", "default", "type", "range", "unit", "source")
+COLUMNS = ("setting", "meaning", "default", "values", "source")
 UNITS = ("bytes", "characters", "epochs", "evaluations", "inches", "iterations", "nats", "pairs", "prompts",
          "questions", "responses", "samples", "sequences", "share", "steps", "tokens")
 SOURCE = re.compile(r"\s*\[([^\]]+)\]")
@@ -82,8 +82,8 @@ def render_table(rows) -> str:
     lines = [COLUMNS, ("---",) * len(COLUMNS)]
     for name, default, metadata, hint in rows:
         meaning, source = split_source(metadata["doc"])
-        lines.append((f"`{name}`", meaning, f"`{default_text(default)}`", type_name(hint),
-                      str(metadata["within"] or ""), unit_of(name), source))
+        values = ", ".join(filter(None, (type_name(hint), str(metadata["within"] or ""), unit_of(name))))
+        lines.append((f"`{name}`", meaning, f"`{default_text(default)}`", values, source))
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 

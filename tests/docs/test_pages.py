@@ -131,18 +131,33 @@ def test_the_site_loads_nothing_from_elsewhere(site):
     assert not any('class="mermaid"' in page.read_text(encoding="utf-8") for page in pages), "Material fetches Mermaid"
 
 
-def test_the_site_is_searched_from_disk_without_errors(site):
+@pytest.fixture(scope="module")
+def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwright: make extras")
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("there is no chromium on PATH")
     with playwright.sync_playwright() as driver:
-        page, faults = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page(), []
-        page.on("console", lambda message: faults.append(message.text))
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda asked: faults.append(asked.url) if asked.url.startswith("http") else None)
-        page.goto((site / "index.html").as_uri())
-        page.locator(".md-search__input").click()
-        page.keyboard.type("kl_coefficient")
-        page.wait_for_selector(".md-search-result__item")
-        assert not faults
+        yield driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+
+
+def test_the_site_is_searched_from_disk_without_errors(site, browser):
+    page, faults = browser.new_page(), []
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("request", lambda asked: faults.append(asked.url) if asked.url.startswith("http") else None)
+    page.goto((site / "index.html").as_uri())
+    page.locator(".md-search__input").click()
+    page.keyboard.type("kl_coefficient")
+    page.wait_for_selector(".md-search-result__item")
+    assert not faults
+
+
+def test_no_table_of_the_site_is_cut_on_a_desk(site, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    cut = {}
+    for file in sorted(site.rglob("*.html")):
+        page.goto(file.as_uri())
+        cut[file.name] = page.locator(".md-typeset__scrollwrap").evaluate_all(
+            "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.innerText.slice(0, 80))")
+    assert cut["recipe.html"] == [] and not any(cut.values()), cut

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages import compare
+from stages import compare, export_gguf
 from stages.recipe.sections import evaluate
 from stages.reporting.curves import CURVES
 from tests.helpers import finished_run
@@ -345,6 +345,18 @@ def test_the_page_that_compares_runs_is_not_cut_on_a_desk(chromium, tmp_path):
     compare.main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "compare.html")])
     actual = Opened(chromium, tmp_path / "compare.html", viewport={"width": 1280, "height": 900})
     assert "reward functions whose weighted sum" in actual.page.locator(".recipe").inner_text()
+    assert actual.page.locator(".scroll").evaluate_all(CUT) == []
+    actual.context.close()
+
+
+def test_the_page_of_exports_is_not_cut_on_a_desk(chromium, tmp_path):
+    numbers = {"posts": 1000, "answers": 50, "other_answers": 11, "mean_nats": 0.00034, "most_nats": 0.0021,
+               "judge": "reward-merged", "reward": -4.111, "reward_of_folder": -4.239}
+    tensors = {kind: {"count": 128, "largest_error": 0.546} for kind in ("Q8_0", "Q4_1", "F32")}
+    report = {"type": "Q4_1", "bytes": 716_083, "pre_tokenizer": "llama-bpe", "tensors": tensors, "llama_cpp": numbers}
+    out = tmp_path / "ppo-of-a-long-name.q4_1.gguf"
+    (tmp_path / "gguf.html").write_text(export_gguf.render_exports(out, report))
+    actual = Opened(chromium, tmp_path / "gguf.html", viewport={"width": 1280, "height": 900})
     assert actual.page.locator(".scroll").evaluate_all(CUT) == []
     actual.context.close()
 
