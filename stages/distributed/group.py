@@ -1,22 +1,20 @@
-"""Join the processes of a run to one group: which rows are this one's, sums over all, results in order.
+"""Join the processes of a run to one group: sums over all, results by rank, and which process is lost.
 
-Control is replicated: every process runs the same program on the same data with the same random numbers. Where rows
-are computed, each process computes its own and the results are summed or gathered, so that every process goes on with
-the whole. All calls are collective: every process makes the same ones in the same order. With one process they return
-their argument unchanged.
+Control is replicated: every process runs the same program on the same data with the same random numbers. Each process
+computes its own work units (units.py), and the results are summed or gathered, so that every process goes on with the
+whole. All calls are collective: every process makes the same ones in the same order. With one process they return their
+argument unchanged.
 """
 
 import json
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from stages.runtime import processes
 
@@ -68,17 +66,6 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def own_rows(count: int) -> range:
-    """Return the rows of this process: consecutive ones of `count`; may be empty."""
-    return range(rank() * count // world_size(), (rank() + 1) * count // world_size())
-
-
-def own_rows_by_length(lengths: Sequence[int]) -> list[int]:
-    """Return the rows of this process such that all processes have about as many tokens; in ascending order."""
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    return sorted(row for place, row in enumerate(order) if _dealt_to(place) == rank())
-
-
 def sum_tensor(x: torch.Tensor) -> torch.Tensor:
     """Sum a tensor over the processes, in place, and return it. Rows that a process did not compute are 0."""
     if world_size() > 1:
@@ -103,24 +90,13 @@ def any_process_each(flags: list[bool]) -> list[bool]:
     return sum_tensor(torch.tensor(flags, dtype=torch.long)).bool().tolist()
 
 
-def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Sum the gradients over the processes, one transfer per dtype; one that no process has stays None.
-
-    Those of sharded parameters (sharding.py) are sums already.
-    """
+def gather_tensors(x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensor of every process, by rank: all of one shape and dtype."""
     if world_size() == 1:
-        return
-    by_dtype: dict[tuple, list[torch.nn.Parameter]] = {}
-    for parameter in parameters:
-        if parameter.requires_grad and not isinstance(parameter, DTensor):
-            by_dtype.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    for (dtype, device), group in by_dtype.items():
-        given = torch.tensor([parameter.grad is not None for parameter in group], dtype=dtype, device=device)
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in group]
-        flat = sum_tensor(torch.cat([given, *(part.flatten() for part in parts)]))
-        sums = flat[len(group):].split([parameter.numel() for parameter in group])
-        for parameter, has_gradient, total in zip(group, flat[: len(group)].tolist(), sums, strict=True):
-            parameter.grad = total.view_as(parameter).clone() if has_gradient else None
+        return [x]
+    parts = [torch.empty_like(x) for _ in range(world_size())]
+    _call(dist.all_gather, parts, x)
+    return parts
 
 
 def gather(value) -> list:
@@ -134,11 +110,6 @@ def gather(value) -> list:
     buffers = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
     _call(dist.all_gather, buffers, torch.nn.functional.pad(data, (0, longest - len(data))))
     return [json.loads(bytes(buffer[: int(size)].tolist())) for buffer, size in zip(buffers, sizes, strict=True)]
-
-
-def gather_in_order(values: list) -> list:
-    """Join the lists of all processes, by rank: with `own_rows`, in the order of the rows."""
-    return [value for part in gather(values) for value in part]
 
 
 def from_main(value):
@@ -164,12 +135,6 @@ def name_lost_process(error: BaseException) -> BaseException:
     text = " ".join(str(error).split())
     lost = isinstance(error, RuntimeError) and world_size() > 1 and re.search(CONNECTION_WORDS, text)
     return LostProcessError(_describe_loss(text)) if lost else error
-
-
-def _dealt_to(place: int) -> int:
-    """Return the process that the row at a place of a sorted list goes to: 0 1 2 2 1 0 0 1 2 ..."""
-    turn, index = divmod(place, world_size())
-    return world_size() - 1 - index if turn % 2 else index
 
 
 def transfer_seconds() -> float:

@@ -8,11 +8,13 @@ Shapes: B rows (prompts), R response tokens, V vocabulary, D hidden size.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 
 from stages.distributed import group, sharding
+from stages.distributed.units import own_units
 from stages.generation.kv_cache import PackedKVCache
 from stages.generation.rollout import Rollout
 from stages.modeling.cpu_kernels.linear import packed_weights
@@ -68,57 +70,70 @@ def rollout_mode(model):
         model.train(was_training)
 
 
-def sample(model, prompts: list[list[int]], *, precision: str = "fp32", **options) -> Rollout:
-    """Sample one response per prompt; options: of `generate_stepwise`. `value_fn` adds the statistics per token.
-
-    The prompts are shared among the processes; a row's tokens do not depend on how many there are.
-    """
-    own, with_stats = group.own_rows(len(prompts)), options.get("value_fn") is not None
-    limits, part = options.pop("max_new_tokens"), None
-    if own:
-        with autocast(precision):
-            *_, state = generate_stepwise(
-                model, prompts[own.start:own.stop], of_rows=(own.start, len(prompts)), **options,
-                max_new_tokens=limits if isinstance(limits, int) else limits[own.start:own.stop])
-        part = state.to_rollout(prompts[own.start:own.stop], with_stats)
-    if group.world_size() == 1:
-        return part
-    sharding.join_other_passes()
-    return _join_parts(prompts, part, own, with_stats, next(model.parameters()).device)
-
-
-def _join_parts(
-    prompts: list[list[int]], part: Rollout | None, own: range, with_stats: bool, device: torch.device
+def sample(
+    model, prompts: list[list[int]], *, generator: torch.Generator, units: int = 1, **options
 ) -> Rollout:
-    """Return the rollout of all prompts from each process's part, its rows `own`; None if it has none."""
-    responses = group.gather_in_order(part.responses if part else [])
-    ended = group.gather_in_order(part.ended if part else [])
-    if not with_stats:
-        return Rollout(prompts, responses, ended)
-    stats = torch.zeros(3, len(prompts), max(map(len, responses)), device=device)
-    if part:
-        stats[:, own, : part.logprobs.shape[1]] = torch.stack([part.logprobs, part.values, part.entropy])
-    return Rollout(prompts, responses, ended, *group.sum_tensor(stats))
+    """Sample one response per prompt; options: of `_sample_rows`. `value_fn` adds the statistics per token.
+
+    The prompts are sampled in `units` parts of equal size, which the processes share. `generator` is not advanced.
+    """
+    limits, parts = options.pop("max_new_tokens"), []
+    limits = [limits] * len(prompts) if isinstance(limits, int) else limits
+    for rows in own_units(_slices(len(prompts), -(-len(prompts) // units))):
+        numbers = torch.Generator().set_state(generator.get_state())  # all units draw from the same numbers
+        parts.append(([*rows], _sample_rows(
+            model, prompts[rows.start:rows.stop], max_new_tokens=limits[rows.start:rows.stop], generator=numbers,
+            of_rows=(rows.start, len(prompts)), **options)))
+    return _join_parts(prompts, parts, next(model.parameters()).device)
 
 
 def sample_in_batches(
     model, prompts: list[list[int]], batch_prompts: int, seed: int,
     on_batch: Callable[[int], None] = lambda count: None, **options,
 ) -> Rollout:
-    """Sample in batches of prompts of similar length; results are in the order of `prompts`.
+    """Sample in batches of prompts of similar length, which the processes share; results in the order of `prompts`.
 
-    on_batch is called with the number of prompts of each finished batch. Each batch has its own generator, seeded by
-    its index: two models then get the same random numbers, however long their responses are.
+    on_batch is called after each batch of this process, with the number of prompts that all processes have then
+    finished, if they are equally fast. Each batch has its own generator, seeded by its index: two models then get the
+    same random numbers, however long their responses are.
     """
-    responses: list = [None] * len(prompts)
-    ended: list = [None] * len(prompts)
-    for index, chunk in enumerate(chunk_by_length([len(prompt) for prompt in prompts], batch_prompts)):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
-        batch = sample(model, [prompts[i] for i in chunk], generator=generator, **options)
-        for i, response, end in zip(chunk, batch.responses, batch.ended, strict=True):
-            responses[i], ended[i] = response, end
-        on_batch(len(chunk))
-    return Rollout(prompts, responses, ended)
+    parts = []
+    chunks = list(chunk_by_length([len(prompt) for prompt in prompts], batch_prompts))
+    own = own_units(enumerate(chunks))
+    for finished, (index, rows) in enumerate(own):
+        part = _sample_rows(model, [prompts[i] for i in rows],
+                            generator=torch.Generator().manual_seed(seed * 1_000_003 + index), **options)
+        parts.append((rows, part))
+        on_batch(len(prompts) * (finished + 1) // len(own) - len(prompts) * finished // len(own))
+    return _join_parts(prompts, parts, next(model.parameters()).device)
+
+
+def _slices(count: int, size: int) -> Iterator[range]:
+    return (range(first, min(first + size, count)) for first in range(0, count, size))
+
+
+def _sample_rows(model, prompts: list[list[int]], *, precision: str = "fp32", **options) -> Rollout:
+    """Sample one response per prompt in this process; options: of `generate_stepwise`."""
+    with autocast(precision):
+        *_, state = generate_stepwise(model, prompts, **options)
+    return state.to_rollout(prompts, with_stats=options.get("value_fn") is not None)
+
+
+def _join_parts(prompts: list[list[int]], parts: list[tuple[list[int], Rollout]], device: torch.device) -> Rollout:
+    """Return the rollout of all prompts; parts: rows of this process's units with their rollouts."""
+    sharding.join_other_passes()
+    drawn = [(rows, part.responses, part.ended, part.logprobs is not None) for rows, part in parts]
+    responses, ended, with_stats = [[]] * len(prompts), [False] * len(prompts), False
+    for rows, unit_responses, unit_ended, has_stats in chain.from_iterable(group.gather(drawn)):
+        with_stats |= has_stats
+        for row, response, end in zip(rows, unit_responses, unit_ended, strict=True):
+            responses[row], ended[row] = response, end
+    if not with_stats:
+        return Rollout(prompts, responses, ended)
+    stats = torch.zeros(3, len(prompts), max(map(len, responses)), device=device)
+    for rows, part in parts:
+        stats[:, rows, : part.logprobs.shape[1]] = torch.stack([part.logprobs, part.values, part.entropy])
+    return Rollout(prompts, responses, ended, *group.sum_tensor(stats))
 
 
 @torch.no_grad()

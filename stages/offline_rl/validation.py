@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from stages.distributed import group
+from stages.distributed.units import own_units, sum_in_order
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
 from stages.modeling.packed.forward import chunk_by_length
@@ -28,19 +29,18 @@ def measure_answers(
     shared among the processes. forward_answers: rows in one forward pass.
     """
     lengths = [len(row.prompt) + len(row.answer) for row in answers]
-    sums, last_q = None, torch.zeros(len(answers), dtype=torch.float64)
-    for chunk in chunk_by_length(lengths, forward_answers, group.own_rows_by_length(lengths)):
+    sums, last_q = {}, torch.zeros(len(answers), dtype=torch.float64)
+    chunks = list(chunk_by_length(lengths, forward_answers))
+    for number, chunk in own_units(enumerate(chunks)):
         tokens = model([answers[i] for i in chunk])
         losses = token_losses(tokens, settings)
         target_q = tokens.target_q_values.amin(0)
         columns = torch.stack([total_loss(losses, settings), *losses.values(), target_q, tokens.values])
-        part = columns.double().sum(1).cpu()
-        sums = part if sums is None else sums + part
+        sums[number] = columns.double().sum(1).cpu()
         ends = torch.tensor([len(answers[i].answer) for i in chunk]).cumsum(0) - 1
         last_q[torch.tensor(chunk)] = target_q.double().cpu()[ends]
     names = ("loss", "td", "expectile", "cql", "awac", "q", "v")
-    sums = group.sum_tensor(torch.zeros(len(names), dtype=torch.float64) if sums is None else sums)
-    means = sums / sum(len(row.answer) for row in answers)
+    means = sum_in_order(sums, len(chunks), len(names)) / sum(len(row.answer) for row in answers)
     rewards = torch.tensor([row.reward for row in answers], dtype=torch.float64)
     correlation = _correlation(group.sum_tensor(last_q), rewards)
     return {f"{PREFIX}{name}": value for name, value in zip(names, means.tolist(), strict=True)} | (

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from stages.distributed import group, sharding
+from stages.distributed.units import own_units
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.output_layer import output_layer
@@ -59,8 +60,7 @@ def all_answer_logprobs(
     lengths = collate_examples(list(examples))["lengths"]
     parts = [slice(*span) for span in pairwise([0, *accumulate(len(example.answers) for example in examples)])]
     logprobs = torch.zeros(parts[-1].stop)
-    own = group.own_rows_by_length(lengths)
-    for chunk in chunk_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths)), own):
+    for chunk in own_units(chunk_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths)))):
         with autocast(precision):
             flat = answer_logprobs(model, [examples[i] for i in chunk]).cpu()
         for i, row in zip(chunk, flat.split([len(examples[i].answers) for i in chunk]), strict=True):

@@ -36,7 +36,8 @@ def compute_reference(
     counts = [len(example.answers) for example in examples]
     stored = _read(file)
     done = _count_stored(counts, len(stored))
-    progress = Progress(label, len(group.own_rows(len(examples))), "examples", done=done // group.world_size())
+    count = group.world_size()  # progress is that of this process
+    progress = Progress(label, len(examples) // count, "examples", done=done // count)
     for first in range(done, len(examples), STORE_EVERY_EXAMPLES):
         part = examples[first: first + STORE_EVERY_EXAMPLES]
         with active_adapter(model, None):

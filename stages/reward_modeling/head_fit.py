@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from stages.distributed import group, sharding
+from stages.distributed.units import own_units
 from stages.modeling.load import autocast
 from stages.modeling.packed.forward import packed_hidden_states
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
@@ -75,10 +76,10 @@ def compute_features(model, items: list[Example], precision: str, with_logprobs:
     answers = [len(item.answers) for item in items]
     firsts = np.concatenate([[0], np.cumsum(answers)])
     tokens = [len(item.prompt) + sum(map(len, item.answers)) for item in items]
-    own = group.own_rows_by_length(tokens)
+    own = own_units(_batch_by_tokens(tokens))
     columns = torch.zeros(int(firsts[-1]), model.score.in_features + 2)
-    progress = Progress(label, sum(tokens[i] for i in own), "tokens")
-    for batch in _batch_by_tokens(own, tokens):
+    progress = Progress(label, sum(tokens[i] for batch in own for i in batch), "tokens")
+    for batch in own:
         rows = torch.cat([torch.arange(firsts[i], firsts[i + 1]) for i in batch])
         columns[rows] = _features_of_batch(model, [items[i] for i in batch], precision, with_logprobs).cpu()
         progress.advance(sum(tokens[i] for i in batch))
@@ -100,10 +101,10 @@ def _features_of_batch(model, items: list[Example], precision: str, with_logprob
     return torch.column_stack([mean_states(hidden[:count], packed), lengths, logprobs])
 
 
-def _batch_by_tokens(indices: list[int], tokens: list[int]) -> list[list[int]]:
-    """Group indices, in order of their tokens, into batches of at most BATCH_TOKENS, or of one."""
+def _batch_by_tokens(tokens: list[int]) -> list[list[int]]:
+    """Group the items, in order of their tokens, into batches of at most BATCH_TOKENS, or of one."""
     batches, room = [], 0
-    for index in sorted(indices, key=lambda i: tokens[i]):
+    for index in sorted(range(len(tokens)), key=lambda i: tokens[i]):
         if tokens[index] > room:
             batches.append([])
             room = BATCH_TOKENS

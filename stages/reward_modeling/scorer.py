@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from stages.distributed import group, sharding
+from stages.distributed.units import own_units
 from stages.modeling.load import autocast
 from stages.modeling.packed.forward import chunk_by_length
 from stages.modeling.packed.shared_prefix import pack_rows, row_lengths
@@ -42,10 +43,10 @@ class Scorer:
         """
         assert not self.model.training, "dropout would act on the scores"
         lengths = row_lengths(prompts, answers, self.share_prompts)
-        own = group.own_rows_by_length(lengths)
-        progress = Progress(label, sum(lengths[i] for i in own), "tokens") if label else None
+        own = own_units(chunk_by_length(lengths, self.batch_rows))
+        progress = Progress(label, sum(lengths[i] for chunk in own for i in chunk), "tokens") if label else None
         scores = torch.zeros(len(prompts))
-        for chunk in chunk_by_length(lengths, self.batch_rows, own):
+        for chunk in own:
             packed = pack_rows([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device,
                                self.share_prompts)
             with autocast(self.precision):

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from stages.distributed import group
+from stages.distributed.units import own_units
 from stages.modeling.load import autocast, device
 from stages.modeling.packed.forward import chunk_by_length, pad_batch
 
@@ -42,7 +43,7 @@ class ClassifierScorer:
         """Compute scores [B], fp32 on the CPU, in the order of the rows, which are shared among the processes."""
         rows = [self._ids(question, response) for question, response in zip(questions, responses, strict=True)]
         scores, lengths = torch.zeros(len(rows)), [len(row) for row in rows]
-        for chunk in chunk_by_length(lengths, self.batch_rows, group.own_rows_by_length(lengths)):
+        for chunk in own_units(chunk_by_length(lengths, self.batch_rows)):
             ids, mask = pad_batch([rows[i] for i in chunk], device=self.model.device)
             # Many models take the last token that is not config.pad_token_id as the last one: pad with that id.
             ids = ids.masked_fill(mask == 0, self.pad_id or 0)

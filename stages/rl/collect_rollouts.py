@@ -16,7 +16,7 @@ class SamplingParams:
     """Sampling settings, named as in the recipe's section `ppo`.
 
     response_length: 'until_stop' samples up to a stop id or max_response_tokens. 'sampled' does the same with a limit
-    for each response, uniform in [min_response_tokens, max_response_tokens].
+    for each response, uniform in [min_response_tokens, max_response_tokens]. rollout_units: `units` of `sample`.
     """
 
     temperature: float
@@ -24,6 +24,7 @@ class SamplingParams:
     response_length: Literal["until_stop", "sampled"]
     min_response_tokens: int
     max_response_tokens: int
+    rollout_units: int = 1
 
 
 def collect_rollout(
@@ -42,5 +43,5 @@ def collect_rollout(
         rollout = sample(
             model, prompts, max_new_tokens=limits, temperature=sampling.temperature, stop_ids=sampling.stop_ids,
             precision=policy.precision, share_prefixes=policy.share_prompts, value_fn=policy.values_from_hidden,
-            generator=generator)
+            generator=generator, units=sampling.rollout_units)
     return policy.fill_values(rollout, forward_prompts)

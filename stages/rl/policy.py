@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.distributed import group, sharding
+from stages.distributed.units import own_units
 from stages.generation.rollout import Rollout
 from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter, merged_adapter
 from stages.modeling.families import backbone, hidden_size
@@ -160,7 +161,7 @@ class Policy(nn.Module):
             return rollout
         rows = list(zip(rollout.prompts, rollout.responses, strict=True))
         values, lengths = torch.zeros_like(rollout.values), [len(prompt) + len(response) for prompt, response in rows]
-        for chunk in chunk_by_length(lengths, forward_prompts, group.own_rows_by_length(lengths)):
+        for chunk in own_units(chunk_by_length(lengths, forward_prompts)):
             packed = pack_responses(*zip(*(rows[i] for i in chunk), strict=True), self.model.device)
             chunk_values = scatter_to_rows(self._values(self._hidden_states(packed, VALUE)), packed)
             values[chunk, : chunk_values.shape[1]] = chunk_values.to(values)

@@ -13,12 +13,11 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 
-from stages.distributed import group, sharding
+from stages.distributed.units import sum_gradients
 from stages.generation.rollout import Rollout
 from stages.rewards.kl import KlController, kl_k3, kl_penalised_rewards
 from stages.rewards.shaping import RewardShaper, ShapedRewards
@@ -227,33 +226,21 @@ def backward_with_oom_retry(
 ) -> tuple[dict[str, float], int]:
     """Compute the gradients of a minibatch, rows [b]; return the means of STATISTICS and the microbatch that fits.
 
-    The rows are shared among the processes, the gradients are those of all rows.
+    The processes share the microbatches; each then has the gradients of all rows.
     """
     size = MinibatchSize(trajectory.mask[rows].sum(), len(rows))
-    own = rows[group.own_rows_by_length([trajectory.length(row) for row in rows.tolist()])]
-    backward = partial(_backward, policy, optimizer, trajectory, own, size, settings, kl_coefficient)
-    sums, microbatch = retry_with_smaller_batches(backward, settings.microbatch_prompts)
-    group.sum_gradients(parameter for part in optimizer.param_groups for parameter in part["params"])
-    means = group.sum_tensor(sums) / size.tokens
-    return dict(zip(STATISTICS, means.tolist(), strict=True)), microbatch
+    parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
 
-
-def _backward(
-    policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, size: MinibatchSize,
-    settings: UpdateSettings, kl_coefficient: float, microbatch: int
-) -> torch.Tensor:
-    """Accumulate the gradients of the microbatches of some rows of a minibatch; return summed STATISTICS."""
-    optimizer.zero_grad(set_to_none=True)
-    sums = torch.zeros(len(STATISTICS), device=size.tokens.device)
-    microbatches = [(part, 1.0) for part in rows.split(microbatch)] if len(rows) else []
-    # Sharded weights are gathered in passes that all processes take part in: some without a row of their own.
-    microbatches += [(torch.zeros(1, dtype=torch.long), 0.0)] * sharding.count_missing_passes(len(microbatches))
-    for microbatch_rows, weight in microbatches:
-        loss, microbatch_sums = policy_gradient_loss(
-            policy, trajectory, microbatch_rows, size, settings, kl_coefficient)
-        sums += weight * microbatch_sums
+    def backward(microbatch_rows: torch.Tensor, weight: float) -> torch.Tensor:
+        loss, sums = policy_gradient_loss(policy, trajectory, microbatch_rows, size, settings, kl_coefficient)
         (weight * loss).backward()
-    return sums
+        return sums
+
+    sums, microbatch = retry_with_smaller_batches(
+        lambda microbatch: sum_gradients(rows.split(microbatch), backward, parameters, len(STATISTICS)),
+        settings.microbatch_prompts)
+    means = sums / float(size.tokens)
+    return dict(zip(STATISTICS, means.tolist(), strict=True)), microbatch
 
 
 def policy_gradient_loss(

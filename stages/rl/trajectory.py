@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from stages.distributed import group, sharding
+from stages.distributed.units import own_units
 from stages.generation.rollout import Rollout
 from stages.modeling.packed.forward import chunk_by_length
 from stages.modeling.packed.shared_prefix import row_lengths
@@ -75,7 +76,7 @@ def score_rollout(
     lengths = row_lengths(rollout.prompts, rollout.responses, policy.share_prompts)
     columns = max(map(len, rollout.responses))
     scores = torch.zeros(4, len(lengths), columns, device=policy.model.device)
-    for rows in chunk_by_length(lengths, forward_prompts, group.own_rows_by_length(lengths)):
+    for rows in own_units(chunk_by_length(lengths, forward_prompts)):
         texts = [rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows]
         ref_logprobs = policy.ref_logprobs(*texts)
         if reuse:

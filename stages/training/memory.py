@@ -15,13 +15,12 @@ from typing import TypeVar
 import torch
 
 from stages.distributed import group, sharding
+from stages.distributed.units import is_out_of_memory
 from stages.runtime.environment import return_freed_memory
 from stages.runtime.stage_lines import print_line
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 CLEAR_PEAK = "5"  # man 5 proc: resets VmHWM
-# In torch's RuntimeErrors; the last one is of libraries that allocate past torch.
-OUT_OF_MEMORY = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 Result = TypeVar("Result")
 _highest = 0
 
@@ -75,8 +74,8 @@ def retry_with_smaller_batches(
 ) -> tuple[Result, int]:
     """Return call(size) and `size`, made smaller until memory suffices; each size divides the one before.
 
-    Where it does not suffice in one process, all go on with less; `call` must not wait for the others. `call` must zero
-    its gradients itself. Raises ValueError if even size 1 does not fit; other errors pass through.
+    Where it does not suffice in one process, all go on with less. `call` must zero its gradients itself. Raises
+    ValueError if even size 1 does not fit; other errors pass through.
     accelerate's find_executable_batch_size collects garbage before every call, which would slow down each minibatch,
     and its sizes need not divide the minibatch.
     """
@@ -85,7 +84,7 @@ def retry_with_smaller_batches(
         try:
             result = call(size)
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if sharding.is_active():  # the others wait in the middle of a pass
                 raise ValueError(f"out of memory with {setting} {size} and sharded weights: lower it") from None
@@ -102,10 +101,6 @@ def retry_with_smaller_batches(
         smaller = next(divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0)
         print_line(f"{setting} {size} is out of memory: going on with {smaller}")
         size = smaller
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def _release_memory() -> None:

@@ -21,6 +21,7 @@ from stages.distributed.sharding import whole
 from stages.runtime.environment import has_bf16_products
 
 BLOCK_ELEMENTS = 256  # elements that share a scale in bitsandbytes' 8-bit state
+ONE_THREAD_ELEMENTS = 1 << 14  # from 1 << 15 on, torch divides a sum among its threads
 MIN_8BIT_ELEMENTS = 4096  # bitsandbytes keeps the state of smaller tensors in 32 bits
 
 
@@ -127,12 +128,22 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], limit: float | None
     if not parameters:
         return 0.0
     kinds = [[p for p in parameters if isinstance(p.grad, DTensor) == sharded] for sharded in (False, True)]
-    norms = [whole(get_total_norm([p.grad for p in kind])) for kind in kinds if kind]
+    norms = [whole(get_total_norm(_split_gradients(kind))) for kind in kinds if kind]
     norm = norms[0] if len(norms) == 1 else get_total_norm(norms)
     if limit is not None:
         for kind in filter(None, kinds):
             clip_grads_with_norm_(kind, limit, norm)
     return float(norm)
+
+
+def _split_gradients(parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """Split gradients into pieces that torch sums in one thread: its threads each sum a part, in another order.
+
+    Sharded ones stay whole.
+    """
+    if isinstance(parameters[0].grad, DTensor):
+        return [p.grad for p in parameters]
+    return [piece for p in parameters for piece in p.grad.flatten().split(ONE_THREAD_ELEMENTS)]
 
 
 def optimizer_state_bytes(name: str, parameters: Iterable[torch.nn.Parameter]) -> int:

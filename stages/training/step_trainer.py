@@ -4,7 +4,7 @@ Layers may be sharded; checkpoints are those of a whole model.
 """
 
 from collections.abc import Callable
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback
 
 from stages.distributed import group, sharding
+from stages.distributed.units import sum_gradients
 from stages.runtime.files import read_json_object, write_json
 from stages.training.checkpoint import PREFIX, check_checkpoint_space
 from stages.training.optimizers import clip_gradients
@@ -28,13 +29,9 @@ def saved_parameters(model) -> list[torch.nn.Parameter]:
 
 
 class StepTrainer(Trainer):
-    """Train on steps whose rows are shared among the processes; each process then has the gradient of the whole step.
-
-    A process takes its share of all rows of a step, in as few microbatches as hold it; others are empty.
-    """
+    """Train on steps whose microbatches the processes share; each then has the gradient of the whole step."""
 
     loss_fn: Callable
-    own_loss = 0.0  # of this process's rows of the step so far
 
     def _save_checkpoint(self, model, trial):
         """Save, beside what the Trainer saves, the losses of the next row so far: it would begin that row anew."""
@@ -46,30 +43,28 @@ class StepTrainer(Trainer):
         write_json(folder / LOSS_SINCE_ROW, {"sum": self._tr_loss.item(), "row_step": self._globalstep_last_logged})
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Return the microbatches of a step with this process's rows, and the number of all its items."""
+        """Return as many entries as the step has microbatches, all of them in the last one, and the step's items."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        items = sum(batch["items"] for batch in batches)
-        if group.world_size() == 1:
-            return batches, items
-        return share_step(batches, fill=sharding.has_shards(self.model)), items
+        entries = [{"units": []} for _ in batches[1:]] + [{"units": list(enumerate(batches))} for _ in batches[:1]]
+        return entries, sum(batch["items"] for batch in batches)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """Accumulate the gradients of a microbatch; after a step's last one, sum gradients and loss over processes."""
-        if group.world_size() == 1:
-            return super().training_step(model, inputs, num_items_in_batch)
-        if inputs["content"]:
-            with torch.random.fork_rng():  # dropout: other masks in each process, the same random state afterwards
-                torch.manual_seed(hash((self.args.seed, self.state.global_step, inputs["number"], group.rank())))
-                self.own_loss = self.own_loss + super().training_step(model, inputs, num_items_in_batch)
-        total = torch.zeros((), device=self.args.device)
-        if self.accelerator.sync_gradients:  # the step's last microbatch: before the gradient is clipped
-            group.sum_gradients(model.parameters())
-            total, self.own_loss = group.sum_tensor(total + self.own_loss), 0.0
-        return total
+        """Compute gradients and loss of a step, with the microbatches as work units; nothing if there are none."""
+        def backward(unit: tuple[int, dict], weight: float) -> torch.Tensor:
+            number, batch = unit
+            with torch.random.fork_rng():  # dropout: a unit's masks do not depend on the process
+                torch.manual_seed(hash((self.args.seed, self.state.global_step, number)))
+                return super(StepTrainer, self).training_step(model, {**batch, "weight": weight}, num_items_in_batch)
+
+        loss = sum_gradients(inputs["units"], backward, model.parameters(), width=1)[0] if inputs["units"] else 0.0
+        return torch.tensor(float(loss), dtype=torch.float32, device=self.args.device)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Compute a microbatch's share of the mean loss over the items of its step."""
-        return inputs.get("weight", 1.0) * self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
+        return inputs["weight"] * self.loss_fn(inputs["content"]) / max(1, num_items_in_batch)
+
+    def _clip_grad_norm(self, model):
+        return clip_gradients(model.parameters(), self.args.max_grad_norm)
 
     def floating_point_ops(self, inputs):
         """Return 0: the Trainer's count needs padded inputs."""
@@ -92,9 +87,6 @@ class RestoreLoss(TrainerCallback):
 class ShardedStepTrainer(StepTrainer):
     """Train a model whose layers are sharded; checkpoints are those of a whole model, whatever the number of processes.
     """
-
-    def _clip_grad_norm(self, model):
-        return clip_gradients(model.parameters(), self.args.max_grad_norm)
 
     def _save_checkpoint(self, model, trial):
         self.whole_state = None if hasattr(self.model, "peft_config") else sharding.gather_state(self.model)
@@ -121,21 +113,3 @@ class ShardedStepTrainer(StepTrainer):
         for parameter, state in self.optimizer.state.items():
             for key, value in state.items():
                 state[key] = sharding.split_like(value, parameter)
-
-
-def share_step(batches: list[dict], fill: bool) -> list[dict]:
-    """Return this process's rows of the microbatches of a step, as so many microbatches, of which some are empty.
-
-    fill: processes must have equally many that are not (sharding.py); one with too few takes a row at weight 0.
-    """
-    rows = [row for batch in batches for row in batch["content"]]
-    own = group.own_rows_by_length([length for batch in batches for length in batch["lengths"]])
-    used = -(-len(batches) // group.world_size())
-    cuts = [number * len(own) // used for number in range(used + 1)] + [len(own)] * (len(batches) - used)
-    parts = [{"content": [rows[i] for i in own[start:stop]], "number": number}
-             for number, (start, stop) in enumerate(pairwise(cuts))]
-    if fill:
-        for part in parts[:used]:
-            if not part["content"]:
-                part.update(content=rows[:1], weight=0.0)
-    return parts

@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 
 from stages.distributed import group
+from stages.distributed.units import own_units
 from stages.recipe.sections.sft import Sft
 
 
@@ -37,7 +38,7 @@ def run(config: Sft, out: Path, *, base: Path) -> dict[str, float]:
     before = len(list(out.glob("rank-*")))
     (out / f"rank-{group.rank()}").write_text("")
     print("of rank", group.rank(), file=sys.stderr)
-    total = group.sum_tensor(torch.tensor([float(sum(group.own_rows(10)))]))
+    total = group.sum_tensor(torch.tensor([float(sum(own_units(range(10))))]))
     if group.rank() == 1 and accident == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if group.rank() == 1 and accident == "fail":

@@ -16,7 +16,7 @@ from stages.distributed import group
 from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedRow
 from stages.generation.rollout import Rollout
-from stages.generation.sampler import sample
+from stages.generation.sampler import sample, sample_in_batches
 from stages.modeling import lora
 from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.packed.token_logprobs import response_logprobs
@@ -81,18 +81,21 @@ def check_sampling() -> dict:
     model, facts = tiny_models.llama(tiny_models.tokenizer()), {}
     options = {"stop_ids": (2, 5, 9), "precision": "fp32", "value_fn": lambda hidden: hidden.float().mean(-1)}
     for name, further in {"plain": {"max_new_tokens": 12}, "limits": {"max_new_tokens": [3, 9, 1, 7, 5]}}.items():
-        rollout = sample(model, PROMPTS, temperature=1.0, generator=torch.Generator().manual_seed(3),
+        rollout = sample(model, PROMPTS, temperature=1.0, generator=torch.Generator().manual_seed(3), units=3,
                          **options, **further)
         facts[name] = [rollout.responses, rollout.ended, rollout.logprobs.tolist(), rollout.entropy.tolist()]
     facts["one"] = sample(model, PROMPTS[:1], temperature=1.0, generator=torch.Generator().manual_seed(3),
                           stop_ids=(2,), max_new_tokens=6).responses  # the others have none
+    options.pop("value_fn")
+    facts["batches"] = sample_in_batches(model, PROMPTS, 2, seed=0, temperature=1.0, max_new_tokens=5,
+                                         **options).responses
     use_packed_attention(model)
     facts["logprobs"] = [row.tolist() for row in response_logprobs(model, PROMPTS, facts["plain"][0], 1.0)]
     return facts
 
 
 def check_ppo() -> tuple[dict, dict]:
-    """Train three iterations; minibatches of three and of two rows leave processes without a row."""
+    """Train three iterations; minibatches of three and of two rows leave processes without a unit."""
     policy = make_policy()
     scorer = Scorer(classifier(1), "fp32")
     count = iter(range(100 * (1 + group.rank()), 10_000))  # a user's function that is another in every process
@@ -102,7 +105,7 @@ def check_ppo() -> tuple[dict, dict]:
         policy=policy, reward_shaper=RewardShaper(functions, None, shaping(reward_scaling="running")),
         kl_controller=KlController(0.1, 1.0, 20),
         optimizer=torch.optim.Adam(policy.trainable_parameters().values(), lr=3e-3), update_settings=UPDATE,
-        sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12), kl_estimator="k1", forward_prompts=2,
+        sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12, rollout_units=2), kl_estimator="k1", forward_prompts=2,
         estimate_advantages=partial(gae_advantages, gamma=0.98, gae_lambda=0.9, whiten_rewards=True))
     rows = [trainer.step(PROMPTS, lambda purpose, i=i: torch.Generator().manual_seed(i), critic_only=i == 0)[0]
             for i in range(3)]
@@ -118,7 +121,7 @@ def check_groups(method: PolicyGradientMethod) -> tuple[dict, dict]:
         policy=policy, optimizer=torch.optim.Adam(policy.policy_parameters(), lr=3e-3), kl_in=method.kl_in,
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
                                    shaping()),
-        kl_controller=KlController(0.1, 1.0, 20), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12),
+        kl_controller=KlController(0.1, 1.0, 20), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12, rollout_units=2),
         update_settings=replace(UPDATE, minibatch_prompts=4, value_coefficient=0.0, loss_mean="sequence"),
         kl_estimator="k1", forward_prompts=4, estimate_advantages=method.estimate_advantages)
     prompts = [prompt for prompt in PROMPTS for _ in range(method.responses_per_prompt)]
@@ -155,8 +158,12 @@ def check_updates() -> dict:
     return facts | {"memory": retry_with_smaller_batches(call, 8), "flags": group.any_process_each(flags)}
 
 
-def check_finetuning(out: Path, optimizer: str) -> tuple[dict, dict]:
+def check_finetuning(out: Path, optimizer: str, dropout: float = 0.0) -> tuple[dict, dict]:
+    """Train on blocks; dropout: of an adapter, whose masks are those of one process."""
     model = tiny_models.llama(tiny_models.tokenizer())
+    if dropout:
+        torch.manual_seed(0)
+        model = lora.add_lora(model, r=4, alpha=8, dropout=dropout, target_modules=(), precision="fp32")
     use_packed_attention(model)
     return {"history": train_on_blocks(model, out, replace(TRAINING, optimizer=optimizer))}, weights(model)
 
@@ -232,6 +239,7 @@ def run_checks(own: Path) -> tuple[dict, dict]:
                         "rloo": partial(check_groups, rloo.make_method(Rloo(responses_per_prompt=2))),
                         "grpo": partial(check_groups, grpo.make_method(Grpo(responses_per_prompt=2))),
                         "sft": partial(check_finetuning, own / "sft", "adamw"),
+                        "dropout": partial(check_finetuning, own / "dropout", "adamw", dropout=0.5),
                         "muon": partial(check_finetuning, own / "muon", "muon"),
                         "reward": partial(check_reward, own / "reward"),
                         "dpo": partial(check_dpo, own / "dpo"),

@@ -29,12 +29,9 @@ def pad_batch(
     return input_ids.to(device), attention_mask.to(device)
 
 
-def chunk_by_length(lengths: Sequence[int], size: int, rows: Sequence[int] | None = None) -> Iterator[list[int]]:
-    """Yield indices in chunks of at most `size`, sorted by length. The order depends on the lengths only.
-
-    rows: only these indices.
-    """
-    order = sorted(range(len(lengths)) if rows is None else rows, key=lambda i: lengths[i])
+def chunk_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yield indices in chunks of at most `size`, sorted by length. The order depends on the lengths only."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     for start in range(0, len(order), size):
         yield order[start : start + size]
 

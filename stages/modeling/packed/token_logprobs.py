@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from stages.distributed import group, sharding
+from stages.distributed.units import own_units
 from stages.modeling.cpu_kernels.bindings import call
 from stages.modeling.cpu_kernels.build import supports
 from stages.modeling.output_layer import output_layer
@@ -115,10 +116,10 @@ def response_logprobs(
     The rows are shared among the processes. label: name of the progress line; None shows none.
     """
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-    own = group.own_rows_by_length(lengths)
-    progress = Progress(label, len(own), "texts") if label else None
+    own = own_units(chunk_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths, default=1))))
+    progress = Progress(label, sum(map(len, own)), "texts") if label else None
     logprobs = [torch.zeros(len(response)) for response in responses]
-    for chunk in chunk_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths, default=1)), own):
+    for chunk in own:
         packed = pack_responses([prompts[i] for i in chunk], [responses[i] for i in chunk], model.device)
         hidden = packed_hidden_states(model, packed.batch, packed.predictor_positions)
         flat = selective_log_softmax(

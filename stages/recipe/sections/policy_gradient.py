@@ -47,6 +47,9 @@ class PolicyGradient(RewardSettings):
     gradient_checkpointing: bool = setting(False, "recompute activations in the update's backward pass [script: off]")
     iterations: int = setting(2500, "number of rollouts [script: 20,000 'steps' over batches of 8]", within=COUNT)
     rollout_prompts: int = setting(64, "prompts per rollout [run: 8 on each of 8 processes]", within=BATCH)
+    rollout_units: int = setting(
+        1, "parts in which a rollout is sampled, one after the other: so many processes can share it [ours]",
+        within=COUNT, absent_means=1)
     forward_prompts: int = setting(
         16, "prompts per forward pass without gradients: reference, values, rewards [ours]", within=BATCH)
     minibatch_prompts: int = setting(64, "prompts per optimizer step [run: 8 accumulated, 8 processes]", within=BATCH)
