@@ -71,8 +71,8 @@ def train_from_scratch(config: Base, out: Path, pairs: Path) -> dict[str, float]
     steps = min(scratch.epochs * len(blocks) / scratch.batch_sequences, scratch.max_tokens / step_tokens)
     steps = max(1, round(steps))
     settings = TrainerSettings.from_section(
-        scratch, batch=scratch.batch_sequences, microbatch=scratch.batch_sequences, schedule="cosine", max_steps=steps,
-        warmup_steps=round(scratch.warmup_share * steps), seed=config.seed,
+        scratch, batch=scratch.batch_sequences, microbatch=scratch.microbatch_sequences, schedule="cosine",
+        max_steps=steps, warmup_steps=round(scratch.warmup_share * steps), seed=config.seed,
         save_every_minutes=config.save_every_minutes)
     history = train(model, blocks, collate_blocks, lambda rows: summed_lm_loss(model, rows, scratch.precision),
                     settings, out, "base")

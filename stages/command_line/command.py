@@ -39,6 +39,7 @@ from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from stages.recipe.type_names import placeholder
+from stages.recipe.work_units import count_units
 from stages.runtime import processes, progress_file
 from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, silence_missing_kernel
 from stages.runtime.stage_lines import begin_stage, print_line
@@ -64,18 +65,20 @@ def run_command(file: Path) -> None:
     out = artifact.artifact_folder(arguments["out"])
     place = processes.take_place()
     try:
-        count = processes.count_processes(signature.stage, arguments.get("processes", 1), place)
+        parsed = _parse_arguments(signature, arguments)
+        units = count_units(parsed[0])
+        count = processes.count_processes(signature.stage, arguments.get("processes"), units, place)
         if count > place.count:
             logs = [processes.rank_log(out, rank) for rank in range(count)]
             sys.exit(processes.launch(count, sys.orig_argv[1:], signature.stage, logs))
+        processes.limit_threads(signature.stage, units)
         if count == 1:
             run_in_child_if_limited(signature.stage)
         if processes.is_main():
             begin_stage(out)
         else:
             processes.log_to_file(processes.rank_log(out, place.rank))
-        _make(signature.stage, lambda: importlib.import_module(signature.module).run,
-              *_parse_arguments(signature, arguments))
+        _make(signature.stage, lambda: importlib.import_module(signature.module).run, *parsed)
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # a panic of a library in Rust is no Exception
@@ -104,8 +107,9 @@ def build_parser(signature: Signature, here: object | None = None) -> argparse.A
         parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
     if signature.stage in processes.IN_SEVERAL_PROCESSES:
-        parser.add_argument("--processes", default=1, type=int, help="processes of this machine that share the rows; "
-                            "changes how long it takes, not the result (default: 1)")
+        parser.add_argument("--processes", default=None, type=int, help="processes of this machine that share the "
+                            "work; changes how long it takes, not the result (default: on a CPU one for each core, "
+                            "if a step has so many microbatches and 2 GiB are free for each; else 1)")
     parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
     parser.add_argument("--verify", action="store_true",
                         help="hash every file of the inputs; without it, those that changed since they were verified")

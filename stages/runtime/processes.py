@@ -32,6 +32,9 @@ LAUNCHER = "STAGE_LAUNCHER_PID"
 # Stages that share their rows.
 IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", *ALGORITHMS, "evaluate")
 GROUP = "stages.distributed.group"  # imported by name, where there are several processes: it loads torch
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+MEMORY_BYTES = 2 << 30  # that must be free for each process, if their number is not given
+MEMORY, DRIVER = Path("/proc/meminfo"), Path("/proc/driver/nvidia/version")
 GRACE_SECONDS = 15.0  # for the first process to say what went wrong, after another one has ended
 POLL_SECONDS = 0.05
 LINK_FROM_BYTES = 1 << 20
@@ -84,8 +87,12 @@ def take_place() -> Place:
     return place()
 
 
-def count_processes(stage: str, wanted: int, own: Place) -> int:
+def count_processes(stage: str, wanted: int | None, units: int, own: Place) -> int:
     """Return the number of processes to run in: that of `own`, if this is one of several.
+
+    Args:
+        wanted: None: on a CPU as many as there are cores, units and MEMORY_BYTES of free memory; else one.
+        units: that a step of the stage can be shared in (stages/distributed/units.py).
 
     Raises ValueError for a stage that runs in one process, and for fewer than one.
     """
@@ -94,9 +101,24 @@ def count_processes(stage: str, wanted: int, own: Place) -> int:
             raise ValueError(f"{stage} runs in one process, and was started as one of {own.count}: start it without "
                              f"torchrun")
         return 1
-    if wanted < 1:
+    if wanted is not None and wanted < 1:
         raise ValueError(f"--processes must be at least 1, not {wanted}")
-    return own.count if own.count > 1 else wanted
+    if own.count > 1:
+        return own.count
+    return wanted or (1 if has_gpu() else max(1, min(_stage_threads(), units, _free_bytes() // MEMORY_BYTES)))
+
+
+def limit_threads(stage: str, units: int) -> None:
+    """Let a process compute with one thread where processes share the units of a step: the number of threads changes
+    the last bits of small matrix products, and so would the number of processes. Call it before torch is imported.
+    """
+    if stage in IN_SEVERAL_PROCESSES and units > 1 and not has_gpu():
+        os.environ.update(dict.fromkeys(THREADS, "1"))
+
+
+def has_gpu() -> bool:
+    """Check whether this process sees a GPU, without torch."""
+    return DRIVER.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 
 def share_folder(folder: Path | None) -> Path | None:
@@ -133,8 +155,7 @@ def launch(count: int, command: list[str], label: str, logs: list[Path]) -> int:
     """
     environment = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
                                 LAUNCHER: str(os.getpid())}
-    threads = str(max(1, _stage_threads() // count))
-    environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    environment |= dict.fromkeys(THREADS, str(max(1, _stage_threads() // count)))
     children = [subprocess.Popen([sys.executable, *command],
                                  env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                                  start_new_session=True)  # a terminal's Ctrl-C then reaches them once, from here
@@ -246,6 +267,14 @@ def _stage_threads() -> int:
     if given:
         return int(given[0])
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _free_bytes() -> int:
+    """Return the memory that new processes can use; without Linux's account, more than any limit."""
+    with suppress(OSError, StopIteration):
+        lines = MEMORY.read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    return sys.maxsize
 
 
 def _see_one_gpu(local_rank: int) -> None:

@@ -1,9 +1,8 @@
-"""PPO in two processes, one of them killed, continued by one process: the run that one process computes throughout.
+"""PPO in two processes, one of them killed, continued by one: the bytes of one process throughout.
 
 The two processes save by time.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -12,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from tests.helpers import tiny_models
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
-ppo: {precision: fp32, iterations: 8, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 2,
+ppo: {precision: fp32, iterations: 8, rollout_prompts: 8, rollout_units: 2, minibatch_prompts: 4, microbatch_prompts: 2,
+      epochs: 2, forward_prompts: 2,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
       save_every_iterations: 8, require_reward: none, reward_scaling: running, critic_warmup_iterations: 2,
       rewards: [{source: response_tokens}]}
@@ -55,10 +54,6 @@ def kill_second_process(launcher: subprocess.Popen, checkpoints: Path) -> None:
     os.kill(int(children[1]), signal.SIGKILL)
 
 
-def read_history(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
-
-
 def test_a_killed_run_of_two_processes_is_continued_by_one(library_forks, inputs):
     alone = library_forks.run(words_of_stage(inputs, "alone"))
     assert alone.returncode == 0, alone.stderr
@@ -73,10 +68,5 @@ def test_a_killed_run_of_two_processes_is_continued_by_one(library_forks, inputs
     assert again.returncode == 0 and "resumed at iteration" in again.stderr, again.stderr
 
     alone, several = inputs / "alone", inputs / "several"
-    expected, actual = (load_file(out / "adapter_model.safetensors") for out in (alone, several))
-    for name, weight in expected.items():
-        assert (actual[name] - weight).norm() <= 1e-5 * weight.norm() + 1e-9, name
-    for row, expected_row in zip(read_history(several), read_history(alone), strict=True):
-        assert row == pytest.approx(expected_row, rel=1e-3, abs=1e-5)
-    answers = [(out / "samples.jsonl").read_text() for out in (alone, several)]
-    assert answers[0] == answers[1]
+    for name in ("adapter_model.safetensors", "value_head.safetensors", "history.jsonl", "samples.jsonl"):
+        assert (several / name).read_bytes() == (alone / name).read_bytes(), name

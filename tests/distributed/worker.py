@@ -121,7 +121,8 @@ def check_groups(method: PolicyGradientMethod) -> tuple[dict, dict]:
         policy=policy, optimizer=torch.optim.Adam(policy.policy_parameters(), lr=3e-3), kl_in=method.kl_in,
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
                                    shaping()),
-        kl_controller=KlController(0.1, 1.0, 20), sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12, rollout_units=2),
+        kl_controller=KlController(0.1, 1.0, 20),
+        sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12, rollout_units=2),
         update_settings=replace(UPDATE, minibatch_prompts=4, value_coefficient=0.0, loss_mean="sequence"),
         kl_estimator="k1", forward_prompts=4, estimate_advantages=method.estimate_advantages)
     prompts = [prompt for prompt in PROMPTS for _ in range(method.responses_per_prompt)]

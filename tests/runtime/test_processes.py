@@ -148,9 +148,32 @@ def test_a_private_copy_shares_nothing_that_is_written(tmp_path):
 def test_what_runs_in_one_process_is_refused_in_several():
     several = processes.Place(1, 2)
     with pytest.raises(ValueError, match="merge runs in one process, and was started as one of 2"):
-        processes.count_processes("merge", 1, several)
+        processes.count_processes("merge", 1, 8, several)
     with pytest.raises(ValueError, match="--processes must be at least 1, not 0"):
-        processes.count_processes("sft", 0, processes.Place())
-    assert processes.count_processes("sft", 3, processes.Place()) == 3
-    assert processes.count_processes("sft", 3, several) == 2
-    assert processes.count_processes("posts", 8, processes.Place()) == 1
+        processes.count_processes("sft", 0, 8, processes.Place())
+    assert processes.count_processes("sft", 3, 8, processes.Place()) == 3
+    assert processes.count_processes("sft", 3, 8, several) == 2
+    assert processes.count_processes("posts", 8, 8, processes.Place()) == 1
+
+
+@pytest.mark.parametrize("cores, units, free_gib, driver, expected", [
+    ("6", 8, 100, False, 6), ("6", 2, 100, False, 2), ("6", 8, 7, False, 3), ("6", 8, 1, False, 1),
+    ("6", 8, 100, True, 1)])
+def test_the_number_of_processes_follows_cores_units_and_memory(
+        cores, units, free_gib, driver, expected, monkeypatch, tmp_path):
+    memory = tmp_path / "meminfo"
+    memory.write_text(f"MemTotal: 999999999 kB\nMemAvailable: {free_gib << 20} kB\n")
+    monkeypatch.setattr(processes, "MEMORY", memory)
+    monkeypatch.setattr(processes, "DRIVER", memory if driver else tmp_path / "none")
+    monkeypatch.setenv("OMP_NUM_THREADS", cores)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert processes.count_processes("ppo", None, units, processes.Place()) == expected
+    processes.limit_threads("ppo", units)
+    assert os.environ["OMP_NUM_THREADS"] == (cores if driver else "1")
+
+
+def test_a_stage_of_one_unit_computes_with_all_threads(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    processes.limit_threads("ppo", 1)
+    processes.limit_threads("merge", 8)
+    assert os.environ["OMP_NUM_THREADS"] == "6"

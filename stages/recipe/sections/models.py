@@ -59,6 +59,11 @@ class Scratch:
             raise ValueError(f"sequence_length_tokens ({self.sequence_length_tokens}) must be at most "
                              f"max_position_tokens ({self.max_position_tokens})")
 
+    @property
+    def microbatch_sequences(self) -> int:
+        """Return the blocks per forward pass: half of a step, which two processes can share."""
+        return self.batch_sequences if self.batch_sequences % 2 else self.batch_sequences // 2
+
 
 @dataclass(frozen=True)
 class Base:
