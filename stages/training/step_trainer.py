@@ -50,9 +50,11 @@ class StepTrainer(Trainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """Compute gradients and loss of a step, with the microbatches as work units; nothing if there are none."""
+        gpus = [self.args.device] if self.args.device.type == "cuda" else []
+
         def backward(unit: tuple[int, dict], weight: float) -> torch.Tensor:
             number, batch = unit
-            with torch.random.fork_rng():  # dropout: a unit's masks do not depend on the process
+            with torch.random.fork_rng(gpus):  # dropout: a unit's masks do not depend on the process
                 torch.manual_seed(hash((self.args.seed, self.state.global_step, number)))
                 return super(StepTrainer, self).training_step(model, {**batch, "weight": weight}, num_items_in_batch)
 

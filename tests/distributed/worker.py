@@ -55,9 +55,9 @@ from tests.helpers.settings import shaping, take_settings
 PROMPTS = [[1, 40, 50, 60, 70, 80], [1, 45], [1, 90, 91, 92], [1, 33, 34, 35, 36, 37, 38, 39], [1, 7, 8]]
 UPDATE = take_settings(
     UpdateSettings, Ppo(), max_sampler_ratio=None,
-    epochs=2, minibatch_prompts=3, microbatch_prompts=2, clip_range=0.2, value_clip_range=0.2,
+    epochs=2, minibatch_prompts=3, microbatch_prompts=1, clip_range=0.2, value_clip_range=0.2,
                         value_coefficient=0.1, max_gradient_norm=1.0, max_ratio=10.0, update_kl_limit=None)
-TRAINING = TrainerSettings(batch=4, microbatch=2, learning_rate=2e-3, schedule="cosine", weight_decay=0.01, seed=0,
+TRAINING = TrainerSettings(batch=4, microbatch=1, learning_rate=2e-3, schedule="cosine", weight_decay=0.01, seed=0,
                            save_every_steps=100, epochs=2.0)
 
 
