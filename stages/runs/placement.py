@@ -15,7 +15,7 @@ SHUTDOWN_SECONDS = 86_400
 
 @dataclass(frozen=True)
 class Placement:
-    """Nodes, and processes on each of them; None: one a GPU of the rule, or one where it asks for none.
+    """Nodes, and processes on each of them; None: one a GPU of the rule, or as many as the stage chooses.
 
     The methods are what Snakemake calls for the parameters of a rule.
     """
@@ -40,7 +40,7 @@ class Placement:
         """Return what comes before `python -m stages.NAME` in the shell: nothing on one node."""
         if self.nodes == 1:
             return ""
-        count = self._count(resources)
+        count = self._count(resources) or 1
         own_threads = max(1, threads // count)
         # The shell of the job is on its first node. A node whose processes have stopped does not end the others, which
         # may be saving a checkpoint: they notice by themselves (stages/distributed).
@@ -53,9 +53,9 @@ class Placement:
     def options(self, wildcards, resources: Mapping) -> list[str]:
         """Return the options of a stage that starts its processes itself."""
         count = self._count(resources)
-        return ["--processes", str(count)] if self.nodes == 1 and count > 1 else []
+        return ["--processes", str(count)] if self.nodes == 1 and count else []
 
-    def _count(self, resources: Mapping) -> int:
-        """Return the number of processes on each node."""
+    def _count(self, resources: Mapping) -> int | None:
+        """Return the number of processes on each node; None: the stage chooses it."""
         gpus = GPUS.fullmatch(str(resources.get("gres", "")))
-        return self.processes or (max(1, int(gpus[1])) if gpus else 1)
+        return self.processes or (gpus and int(gpus[1])) or None

@@ -21,7 +21,8 @@ from stages.runs.run_folder import parse_placement
     ({}, {"gres": "gpu:0"}, []),
     ({}, {"gres": "tmpfs:100G"}, []),
     ({"processes": 2}, {"gres": "gpu:8"}, ["--processes", "2"]),
-    ({"processes": 1}, {"gres": "gpu:8"}, []),
+    ({"processes": 1}, {}, ["--processes", "1"]),
+    ({"processes": 1}, {"gres": "gpu:8"}, ["--processes", "1"]),
 ])
 def test_one_node_has_a_process_a_gpu_or_as_many_as_config_says(config, resources, options):
     placement = parse_placement(config)
