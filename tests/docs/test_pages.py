@@ -101,8 +101,8 @@ def test_a_setting_becomes_a_row():
     field = setting(None, "stop above; null: never [paper] or [ours]", within=Range(0, 1, below=True))
     kind = make_dataclass("Kind", [("max_kl_nats", float | None, field)])
     row = recipe_page.render_table(recipe_page.setting_rows(kind())).splitlines()[-1]
-    assert row == ("| `max_kl_nats` | stop above; null: never (*paper*) or | `null` | number or null | "
-                   "from 0 to below 1 | nats | ours |")
+    assert row == ("| `max_kl_nats` | stop above; null: never (*paper*) or | `null` | "
+                   "number or null, from 0 to below 1, nats | ours |")
 
 
 def test_angle_brackets_in_a_meaning_are_text():
