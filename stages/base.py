@@ -27,7 +27,7 @@ from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.pretrained import copy_pretrained, save_model
 from stages.modeling.tiny_llama import build_small_llama, train_tokenizer
 from stages.recipe.sections.models import Base
-from stages.stackexchange.pairs.split_sizes import check_split_sizes
+from stages.stackexchange.pairs.counts import check_split_sizes
 from stages.stackexchange.pairs.table import read_answers
 from stages.stackexchange.prompt import encode_examples, prompt_text
 from stages.training.trainer import TrainerSettings, remove_checkpoints, train

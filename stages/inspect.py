@@ -30,8 +30,7 @@ from stages.inspection.row_pages import format_questions
 from stages.inspection.text_pages import format_artifact, format_runs
 from stages.inspection.watch import watch
 from stages.render.terminal import escape_controls
-from stages.stackexchange.pairs.export import export_preferences
-from stages.stackexchange.pairs.table import SPLITS
+from stages.stackexchange.pairs.table import SPLITS, export_preferences
 from stages.stackexchange.row_lookup import (
     find_pairs,
     find_question_keys,

@@ -30,8 +30,7 @@ from stages.runtime.process_pool import ProcessPool
 from stages.runtime.progress import Progress
 from stages.stackexchange.markdown.convert import Limits
 from stages.stackexchange.pairs.build import LengthLimits, PairRules, build_pairs
-from stages.stackexchange.pairs.counts import PairCounts
-from stages.stackexchange.pairs.split_sizes import print_split_sizes
+from stages.stackexchange.pairs.counts import PairCounts, print_split_sizes
 from stages.stackexchange.pairs.table import SPLITS, PairsWriter
 from stages.stackexchange.questions.table import list_parts
 

@@ -16,7 +16,7 @@ from stages.evaluation.surface_baseline import fit_surface_baseline
 from stages.generation.text_metrics import has_code
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.reward_modeling.lexical_scorer import fit_lexical_scorer
-from stages.stackexchange.pairs.dates import better_is_later
+from stages.stackexchange.pairs.draw import better_is_later
 from stages.stackexchange.pairs.table import group_numbers, question_key, sample_rows
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 

@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from stages.stackexchange.pairs.dates import better_is_later
-from stages.stackexchange.pairs.draw import assign_split, draw_pairs
+from stages.stackexchange.pairs.draw import assign_split, better_is_later, draw_pairs
 from stages.stackexchange.questions.scoring import answer_score
 
 SHARES = {"finetune": 3.0, "reward": 3.0, "rl": 3.0, "evaluation": 1.8}

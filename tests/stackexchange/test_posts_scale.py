@@ -18,7 +18,7 @@ from stages.recipe.sections.data import Posts
 from stages.stackexchange.dump import xml_table
 from stages.stackexchange.dump.scan_log import ScanLog
 from stages.stackexchange.dump.xml_rows import read_rows
-from stages.stackexchange.questions import hash_order, join, plan, sorted_runs
+from stages.stackexchange.questions import join, plan, sorted_runs
 from stages.stackexchange.questions.scoring import answer_score
 from tests.helpers import stackexchange_dumps
 from tests.helpers.stackexchange_dumps import (
@@ -113,8 +113,8 @@ def test_keys_are_splitmix64_and_spread():
         return z ^ (z >> 31)
     salt = int.from_bytes(hashlib.blake2b(b"p\ns", digest_size=8).digest(), "big")
     ids = np.array([0, 1, 5, 2**62, -3])
-    assert [int(key) for key in hash_order.hash_ids("s", "p", ids)] == [mix((salt + int(i)) % 2**64) for i in ids]
-    keys = hash_order.hash_ids("s", "p", np.arange(10_000))
+    assert [int(key) for key in sorted_runs.hash_ids("s", "p", ids)] == [mix((salt + int(i)) % 2**64) for i in ids]
+    keys = sorted_runs.hash_ids("s", "p", np.arange(10_000))
     assert len(set(keys.tolist())) == 10_000 and abs(keys.astype(float).mean() / 2**64 - 0.5) < 0.01
 
 

@@ -9,7 +9,7 @@ import pytest
 from stages import pairs
 from stages.recipe.sections.data import Pairs
 from stages.stackexchange.pairs.table import read_pairs
-from stages.stackexchange.questions.live_hosts import LIVE_HOSTS, site_url
+from stages.stackexchange.questions.table import LIVE_HOSTS, site_url
 from tests.helpers.stackexchange_dumps import (
     LENIENT,
     answer,

@@ -16,7 +16,7 @@ from py7zr.exceptions import UnsupportedCompressionMethodError
 
 from stages.render.units import format_bytes
 from stages.runtime.disk_space import check_free_space
-from stages.stackexchange.dump import archive_writers, archives, sources, unpacking_cost
+from stages.stackexchange.dump import archives, seven_zip, sources
 from stages.stackexchange.dump.archives import unpack_table
 from stages.stackexchange.dump.sources import Source, Table, find_sources
 from stages.stackexchange.questions import plan
@@ -311,7 +311,7 @@ def test_damage_of_the_codec_of_official_archives(tmp_path):
 def test_a_disk_that_fails_is_not_taken_for_damage(tmp_path, monkeypatch):
     def full(self, data):
         raise OSError(28, "No space left on device")
-    monkeypatch.setattr(archive_writers.BoundedFile, "write", full)
+    monkeypatch.setattr(seven_zip.BoundedFile, "write", full)
     message = unpack_refusal(seven(tmp_path, "x.7z"), tmp_path / "scratch")
     assert f"cannot be unpacked into {tmp_path / 'scratch'}: No space left on device" in message
 
@@ -364,13 +364,13 @@ def test_names_in_an_archive_are_no_paths(tmp_path, monkeypatch):
 @pytest.mark.parametrize("stated, says", [(1000, "damaged (ArchiveError)"), (10**6, "to the size that the archive")])
 def test_an_archive_that_unpacks_to_another_size_than_it_states(tmp_path, monkeypatch, stated, says):
     dump = seven(tmp_path, "x.7z", {"Posts.xml": MANY})
-    member = archives._find_table
+    member = seven_zip.find_table
 
     def misstated(*args):
         entry = member(*args)
         entry.uncompressed = stated
         return entry
-    monkeypatch.setattr(archives, "_find_table", misstated)
+    monkeypatch.setattr(seven_zip, "find_table", misstated)
     assert says in unpack_refusal(dump, tmp_path / "scratch")
 
 
@@ -435,8 +435,8 @@ def test_what_lies_before_a_table_counts(tmp_path, monkeypatch, capsys):
     assert read(Table(dump, "Posts"), tmp_path / "scratch") == POSTS
     assert finished == [(len(MANY) + len(POSTS),) * 2] and "scratch space" not in capsys.readouterr().err
     assert [file.suffix for file in (tmp_path / "scratch").iterdir()] == [".xml"]
-    monkeypatch.setattr(unpacking_cost, "SHORT_SECONDS", 0)
-    monkeypatch.setattr(unpacking_cost, "BYTES_PER_SECOND", {"LZMA2": (len(MANY) + len(VOTES) + len(POSTS)) / 7200})
+    monkeypatch.setattr(seven_zip, "SHORT_SECONDS", 0)
+    monkeypatch.setattr(seven_zip, "BYTES_PER_SECOND", {"LZMA2": (len(MANY) + len(VOTES) + len(POSTS)) / 7200})
     read(Table(seven(tmp_path, "y.7z", {"Badges.xml": MANY, "b": VOTES, "Posts.xml": POSTS}), "Posts"),
          tmp_path / "scratch")
     line, = (line for line in capsys.readouterr().err.splitlines() if "y.7z: " in line and "scratch" in line)
@@ -447,7 +447,7 @@ def test_what_lies_before_a_table_counts(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("methods", "seconds"), [
     (["LZMA2", "BCJ"], 20), (["BZip2"], 1e9 / 9e6), (["new"], 1e9 / 9e6), (["COPY"], 20)])
 def test_the_slowest_method_sets_the_time(methods, seconds):
-    assert unpacking_cost.estimate_seconds(10**9, methods) == pytest.approx(seconds)
+    assert seven_zip.estimate_seconds(10**9, methods) == pytest.approx(seconds)
 
 
 def test_all_tables_need_room_before_the_first_is_unpacked(tmp_path, free):

@@ -9,7 +9,7 @@ import pytest
 
 from stages import base
 from stages.recipe.sections.models import Base
-from stages.stackexchange.pairs.split_sizes import NEEDED_QUESTIONS, check_split_sizes, print_split_sizes
+from stages.stackexchange.pairs.counts import NEEDED_QUESTIONS, check_split_sizes, print_split_sizes
 from stages.stackexchange.pairs.table import SPLITS
 
 

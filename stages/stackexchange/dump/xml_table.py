@@ -1,4 +1,4 @@
-"""Check the head and tail of a dump's XML table, and split its rows into spans of bytes."""
+"""Check the first bytes of a file, and head and tail of a dump's XML table; split its rows into spans of bytes."""
 
 import re
 from collections.abc import Iterator
@@ -9,12 +9,14 @@ from typing import BinaryIO
 HEAD_BYTES = 1 << 16
 TAIL_BYTES = 1 << 10
 CHUNK_BYTES = 1 << 20
+BOM = b"\xef\xbb\xbf"
 DOCTYPE = "declares a DOCTYPE, which a dump never has"
 PROLOG = re.compile(rb"\s*+(?:(?><\?.*?\?>|<!--.*?-->)\s*+)*+", re.DOTALL)  # possessive quantifiers: linear time
 LOOKS = ((rb"7z\xbc\xaf\x27\x1c", "a 7z archive (name it .7z)"), (rb"PK\x03\x04", "a zip archive"),
          (rb"\x1f\x8b", "gzip (name it .xml.gz)"), (rb"\x28\xb5\x2f\xfd", "zstd (name it .xml.zst)"),
          (rb"PAR1", "a parquet file"), (rb"\xff\xfe|\xfe\xff", "UTF-16 text"),
          (rb"(?i)<!doctype\s+html|<html", "an HTML page"))
+ARCHIVE_LOOKS = ((rb"Rar!", "a rar archive"), (rb"<\?xml|<posts|<votes", "plain XML (name it .xml)"))
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,21 @@ class LineNumbers:
         return self.line
 
 
+def check_magic(path: Path, magic: bytes, expected: str) -> None:
+    """Raise ValueError unless the file starts with this pattern: it may be a web page or zip archive in disguise."""
+    with open(path, "rb") as stream:
+        head = stream.read(CHUNK_BYTES)
+    if re.match(magic, head):
+        return
+    text = head.removeprefix(BOM).lstrip()
+    looks = next((f"it looks like {kind}" for pattern, kind in LOOKS + ARCHIVE_LOOKS if re.match(pattern, text)), None)
+    looks = looks or ("it is something else" if head else "it is empty")
+    raise ValueError(f"{path}: not {expected}: {looks}; get the right file, or give it its right name")
+
+
 def _find_rows_start(head: bytes, root: str, name: str) -> int:
     """Return the offset behind `<posts>`."""
-    bom_bytes = 3 if head.startswith(b"\xef\xbb\xbf") else 0
-    prolog_end = PROLOG.match(head, bom_bytes).end()
+    prolog_end = PROLOG.match(head, len(BOM) if head.startswith(BOM) else 0).end()
     rest = head[prolog_end:]
     declared = re.search(rb"""encoding\s*=\s*["']([^"']*)""", head[:prolog_end])
     if declared and declared[1].lower() not in (b"utf-8", b"utf8", b"ascii", b"us-ascii"):

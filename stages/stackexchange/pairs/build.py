@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 from stages.render.histogram_bins import bin_start
 from stages.stackexchange.markdown.convert import Converter, Limits, NotConvertedError, make_converter
 from stages.stackexchange.pairs.counts import PairCounts
-from stages.stackexchange.pairs.dates import parse_seconds
-from stages.stackexchange.pairs.draw import assign_split, draw_pairs
+from stages.stackexchange.pairs.draw import assign_split, draw_pairs, parse_seconds
 from stages.stackexchange.pairs.table import SCHEMA, SPLITS
-from stages.stackexchange.questions.live_hosts import site_url
+from stages.stackexchange.questions.table import site_url
 
 
 @dataclass(frozen=True)

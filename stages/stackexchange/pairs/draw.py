@@ -1,9 +1,11 @@
-"""Draw a question's preference pairs and its split, from seed, site and question id."""
+"""Draw a question's preference pairs and its split, from seed, site and question id; compare dates of answers."""
 
 import hashlib
+import math
 import random
 from bisect import bisect_left
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import accumulate
 
 import numpy as np
@@ -61,3 +63,17 @@ def _hash(purpose: str, seed: int, site: str, question_id: int) -> int:
     """Hash to 64 bits, the same in every process (unlike Python's hash())."""
     text = f"{purpose}\n{seed}\n{site}\n{question_id}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def parse_seconds(date: str | None) -> float:
+    """Parse an ISO 8601 date to seconds since 1970, UTC where it names no zone; NaN if it is none."""
+    try:
+        written = datetime.fromisoformat(date or "")
+    except ValueError:
+        return math.nan
+    return (written if written.tzinfo else written.replace(tzinfo=UTC)).timestamp()
+
+
+def better_is_later(row: dict) -> bool:
+    """Check whether the better answer of a row of the pairs table was written later; False where a date is unknown."""
+    return parse_seconds(row.get("date_j")) > parse_seconds(row.get("date_k"))

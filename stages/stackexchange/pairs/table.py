@@ -5,15 +5,19 @@ dates of the answers, and what CC BY-SA requires: ids of the answers (their url 
 and the licences, each for [question, response_j, response_k].
 """
 
+import json
 import random
 from collections.abc import Hashable, Iterable, Iterator
-from itertools import takewhile
+from itertools import islice, takewhile
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from stages.runtime.files import atomic_path
+from stages.stackexchange.prompt import prompt_text
 
 SPLITS = ("finetune", "reward", "rl", "evaluation")
 GROUP_PAIRS = 2000
@@ -26,6 +30,9 @@ SCHEMA = pa.schema([
     ("metadata", TEXTS), ("answer_j", pa.int64()), ("answer_k", pa.int64()), *((name, pa.string()) for name in DATES),
     ("authors", TEXTS), ("author_urls", TEXTS), ("licenses", TEXTS),
 ])
+
+# What TRL calls a preference data set with an explicit prompt.
+PREFERENCES = pa.schema([("prompt", pa.string()), ("chosen", pa.string()), ("rejected", pa.string())])
 
 
 class PairsWriter:
@@ -138,3 +145,28 @@ def group_numbers(keys: Iterable[Hashable]) -> np.ndarray:
     """Number the distinct keys in order of first appearance, and return each key's number, [N]."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+
+
+def export_preferences(pairs: Path, split: str, out: Path) -> int:
+    """Write one split as `prompt, chosen, rejected` to a new .parquet or .jsonl file; return the number of pairs.
+
+    The prompt is the very text that every stage trains on. An answer has no EOS: TRL adds it. Raises ValueError for
+    a name that cannot be written.
+    """
+    if out.suffix not in (".parquet", ".jsonl"):
+        raise ValueError(f"--out {out}: give a name that ends in .parquet or .jsonl")
+    if out.exists():
+        raise ValueError(f"--out {out} exists already: give another name, or delete it")
+    if not out.parent.is_dir():
+        raise ValueError(f"--out {out}: there is no folder {out.parent}")
+    rows = ({"prompt": prompt_text(row["question"]), "chosen": row["response_j"], "rejected": row["response_k"]}
+            for row in read_pairs(pairs, split, ["question", "response_j", "response_k"]))
+    with atomic_path(out) as draft:
+        if out.suffix == ".jsonl":
+            with open(draft, "w", encoding="utf-8") as stream:
+                stream.writelines(json.dumps(row) + "\n" for row in rows)
+        else:
+            with pq.ParquetWriter(draft, PREFERENCES, compression="zstd") as writer:
+                while group := list(islice(rows, GROUP_PAIRS)):
+                    writer.write_table(pa.Table.from_pylist(group, schema=PREFERENCES))
+    return count_pairs(pairs, split)

@@ -8,8 +8,14 @@ import pyarrow as pa
 
 from stages.runtime.process_pool import ProcessPool
 from stages.stackexchange.dump.xml_table import LineNumbers
-from stages.stackexchange.questions.hash_order import question_keys_by_site
-from stages.stackexchange.questions.sorted_runs import ID_ORDER, VOTE_ORDER, read_part, sort_table, write_run
+from stages.stackexchange.questions.sorted_runs import (
+    ID_ORDER,
+    VOTE_ORDER,
+    question_keys_by_site,
+    read_part,
+    sort_table,
+    write_run,
+)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from stages.stackexchange.questions.counts import QuestionCounts
 from stages.stackexchange.questions.duplicate_ids import SourceInfo, duplicate_id_error
-from stages.stackexchange.questions.live_hosts import site_url
 from stages.stackexchange.questions.post_columns import QUESTION
 from stages.stackexchange.questions.scoring import answer_score
 from stages.stackexchange.questions.sorted_runs import POST_ORDER, read_part, sort_table
+from stages.stackexchange.questions.table import site_url
 
 RANGE_BYTES = 96 << 20  # of text; sorting holds it twice, and a part is rarely larger
 BATCH_ROWS = 1000

@@ -24,7 +24,6 @@ from stages.stackexchange.dump.hub_tables import SPAN_BYTES, read_records
 from stages.stackexchange.dump.scan_log import ROWS_BEFORE_EARLY_STOP, ScanLog, check_bad_rows
 from stages.stackexchange.dump.xml_rows import read_rows
 from stages.stackexchange.dump.xml_table import LineNumbers, XmlSpan
-from stages.stackexchange.questions.hash_order import post_keys, question_keys, question_keys_by_site
 from stages.stackexchange.questions.post_columns import constant_column, post_columns, upvote_columns
 from stages.stackexchange.questions.sorted_runs import (
     ID_ORDER,
@@ -32,6 +31,9 @@ from stages.stackexchange.questions.sorted_runs import (
     RECORD_ORDER,
     VOTE_ORDER,
     add_key_column,
+    post_keys,
+    question_keys,
+    question_keys_by_site,
     write_run,
     write_run_with_sizes,
 )

@@ -11,6 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+# Live hosts of sites whose dumps have another name: links must lead to the live site, for attribution. Source:
+# sedd/data/files_map.py of github.com/LunarWatcher/se-data-dump-transformer, read in 2026. Everywhere else a site keeps
+# the name of its dump, so that the order of its questions does not change.
+RENAMED = {"avp": "video", "beer": "alcohol", "cogsci": "psychology", "health": "medicalsciences",
+           "materials": "mattermodeling", "moderators": "communitybuilding", "writers": "writing"}
+SUFFIXES = (".stackexchange.com", ".meta.stackexchange.com")
+LIVE_HOSTS = {old + suffix: new + suffix for old, new in RENAMED.items() for suffix in SUFFIXES}
+
 GROUP_QUESTIONS = 500
 BATCH_QUESTIONS = 200
 GROUP_CHARACTERS = 16 << 20
@@ -64,3 +72,8 @@ def write_questions(path: Path, questions: Iterable[dict]) -> None:
                 group, characters = [], 0
         if group:
             writer.write_table(pa.Table.from_pylist(group, schema=SCHEMA))
+
+
+def site_url(site: str) -> str:
+    """Return the address of a site, given by the name of its dump."""
+    return f"https://{LIVE_HOSTS.get(site, site)}"
