@@ -13,7 +13,7 @@ from snakemake.utils import min_version
 from stages.artifacts import staleness
 from stages.recipe import algorithms, variants
 from stages.recipe import recipe as recipes
-from stages.runs import console, default_recipe, dump_paths, own_prompts, plan_target, run_folder, seeds, signals
+from stages.runs import console, default_recipe, dump_paths, own_prompts, placement, plan_target, run_folder, seeds, signals, snakemake_words
 from stages.runs.stage_needs import check_stage_needs
 
 min_version("9.0")
@@ -43,8 +43,8 @@ RUNS_HERE = workflow.is_main_process and COMPUTE.nodes is None
 try:
     RECIPE = run_folder.resolve_recipe(SETTINGS, workflow.config_settings.configfiles, RUNS_HERE, PLANS)
     SEEDS = run_folder.resolve_seeds(RECIPE, SETTINGS, workflow.config_settings.configfiles, RUNS_HERE, PLANS)
-    SHARES = run_folder.parse_shares(SETTINGS)
-    PLACEMENT = run_folder.parse_placement(SETTINGS, RUNS_HERE)
+    SHARES = placement.parse_shares(SETTINGS)
+    PLACEMENT = placement.parse_placement(SETTINGS, RUNS_HERE)
     DUMP_FILES = dump_paths.list_dump_files(RECIPE.dump)
     INTRODUCTION = default_recipe.introduce_default_recipe(SETTINGS, workflow.config_settings.configfiles, RECIPE)
 except run_folder.SettingsError as error:
@@ -176,6 +176,6 @@ if workflow.is_main_process and Path(sys.argv[0]).name in ("snakemake", "__main_
         seeded = [rule.name for rule in workflow.rules if rule.wildcard_names == {"seed"}]
         if RECIPE.prompts:
             own_prompts.check_targets(RECIPE, sys.argv[1:], targets, algorithms.list_targets())
-        run_folder.check_targets(sys.argv[1:], targets, seeded)
+        snakemake_words.check_targets(sys.argv[1:], targets, seeded)
     except run_folder.SettingsError as error:
         sys.exit(f"snakemake: error: {error}")

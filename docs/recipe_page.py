@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
+from stages.command_line.option_parser import type_name
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import list_fields
-from stages.recipe.type_names import type_name
 
 PAGE = Path(__file__).with_name("recipe.md")
 INTRO = """# Recipe

@@ -26,8 +26,8 @@ from stages.generation.prompts import Prompts, draw_prompts
 from stages.modeling import families, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.tokenizer import load_tokenizer
-from stages.recipe.sections.best_of_n import BestOfN
-from stages.recipe.selection import select_settings
+from stages.recipe.recipe import select_settings
+from stages.recipe.sections.rejection_sampling import BestOfN
 from stages.rejection_sampling.candidates import Candidates, CandidateSettings
 from stages.rejection_sampling.sample_table import measure_best_of_n, write_samples
 from stages.rejection_sampling.scored_sampler import build_sampler

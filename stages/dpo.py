@@ -30,8 +30,8 @@ from stages.preference.loss import PreferenceLoss
 from stages.preference.reference import compute_reference
 from stages.preference.startup import check_start
 from stages.preference.validation import Validation
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.dpo import Dpo
-from stages.recipe.selection import select_settings
 from stages.reward_modeling.dataset import Example
 from stages.reward_modeling.pair_split import PairSplit
 from stages.runtime.files import write_json

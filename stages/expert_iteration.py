@@ -28,8 +28,8 @@ from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
-from stages.recipe.sections.expert_iteration import ExpertIteration
-from stages.recipe.selection import select_settings
+from stages.recipe.recipe import select_settings
+from stages.recipe.sections.rejection_sampling import ExpertIteration
 from stages.rejection_sampling.candidates import CandidateSampler, CandidateSettings
 from stages.rejection_sampling.rounds import RoundLoop, RoundSettings
 from stages.rejection_sampling.scored_sampler import build_sampler

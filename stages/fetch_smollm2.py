@@ -21,9 +21,8 @@ from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import run_tool
 from stages.model_files.loadable import check_base_files
 from stages.runtime import stopping
-from stages.runtime.disk_space import check_free_space
 from stages.runtime.environment import silence_missing_kernel
-from stages.runtime.files import hash_file
+from stages.runtime.files import check_free_space, hash_file
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 OUT = Path("data/models/smollm2-135m-instruct")

@@ -25,8 +25,7 @@ from stages.evaluation.summary import BEST_OF_N, display_name, samples_per_answe
 from stages.kl_frontier.analysis import BEST_OF_N_FAMILY, FrontierAnalysis
 from stages.kl_frontier.evaluations import find_trainings, read_evaluations
 from stages.kl_frontier.page import render_frontier
-from stages.recipe.sections.evaluate import Report
-from stages.recipe.sections.frontier import Frontier
+from stages.recipe.sections.evaluate import Frontier, Report
 from stages.recipe.variants import list_variants
 from stages.reporting.figures import FigureFolder
 from stages.runtime.files import write_json, write_text

@@ -16,8 +16,7 @@ from pathlib import Path
 from stages.artifacts.artifact import artifact_folder, read_manifest
 from stages.cards.dataset_card import render_pairs_card
 from stages.recipe.sections.data import Pairs
-from stages.runtime.disk_space import check_free_space, used_bytes
-from stages.runtime.files import is_on_device, link_or_copy, write_json, write_text
+from stages.runtime.files import check_free_space, is_on_device, link_or_copy, used_bytes, write_json, write_text
 from stages.stackexchange.pairs.counts import print_split_sizes, sum_metrics
 from stages.stackexchange.pairs.table import SPLITS
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stages.artifacts.artifact import RunContext
 from stages.ppo import PolicyGradientMethod, train_policy
-from stages.recipe.sections.grpo import Grpo
+from stages.recipe.sections.policy_gradient import Grpo
 from stages.rl.advantages import grpo_advantages
 from stages.rl.inputs import Inputs
 

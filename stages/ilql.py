@@ -39,8 +39,8 @@ from stages.offline_rl.dataset import (
 from stages.offline_rl.losses import LossSettings, token_losses, total_loss
 from stages.offline_rl.model import ILQLModel
 from stages.offline_rl.validation import PREFIX, measure_answers, sample_shifted
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ilql import Ilql
-from stages.recipe.selection import select_settings
 from stages.runtime.processes import is_main
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import (

@@ -21,8 +21,7 @@ from typing import Any
 from stages.artifacts.artifact import MANIFEST, PARTIAL, ArtifactError, artifact_folder
 from stages.artifacts.lineage import locate_inputs
 from stages.artifacts.listing import list_artifacts, list_runs
-from stages.artifacts.manifest import Record, is_artifact, read_record
-from stages.artifacts.verification import list_damage
+from stages.artifacts.manifest import Record, is_artifact, list_damage, read_record
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import close_output, print_text
 from stages.inspection.artifact_facts import describe_artifact

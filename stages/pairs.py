@@ -24,8 +24,7 @@ import pyarrow.parquet as pq
 
 from stages.cards.dataset_card import render_pairs_card
 from stages.recipe.sections.data import Pairs
-from stages.runtime.disk_space import check_free_space, used_bytes
-from stages.runtime.files import write_json, write_text
+from stages.runtime.files import check_free_space, used_bytes, write_json, write_text
 from stages.runtime.process_pool import ProcessPool
 from stages.runtime.progress import Progress
 from stages.stackexchange.markdown.convert import Limits

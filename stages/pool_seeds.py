@@ -19,8 +19,7 @@ from stages.pooling.page import render_seeds_page
 from stages.pooling.pool import pool_evaluations, read_evaluation
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.reporting.figures import FigureFolder
-from stages.runtime.disk_space import check_free_space
-from stages.runtime.files import write_json
+from stages.runtime.files import check_free_space, write_json
 
 PAGE_BYTES = 8 << 20
 

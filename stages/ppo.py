@@ -33,9 +33,9 @@ from stages.modeling.load import check_whole_model
 from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.pretrained import check_causal
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.policy_gradient import PolicyGradient
 from stages.recipe.sections.ppo import Ppo
-from stages.recipe.selection import select_settings
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards import checked_models
 from stages.rewards.kl import KlController

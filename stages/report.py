@@ -37,13 +37,12 @@ from stages.reporting import at_best_section, data_funnel, pipeline_graph, polic
 from stages.reporting.answer_cards import list_writers, render_answer_cards
 from stages.reporting.curves import COLUMNS, build_curves, format_csv, list_points, split_constant
 from stages.reporting.figures import Curves, FigureFolder, Histogram
+from stages.reporting.first_look import render_first_look, select_first_curves
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, describe_origin, page_title
 from stages.reporting.healthy_bands import mark_short_row, measure_evaluation, measure_training, render_outside
 from stages.reporting.page import render_page
-from stages.reporting.top.first_look import render_first_look, select_first_curves
 from stages.reward_modeling.no_model import read_no_model
-from stages.runtime.disk_space import check_free_space, used_bytes
-from stages.runtime.files import write_json, write_text
+from stages.runtime.files import check_free_space, used_bytes, write_json, write_text
 from stages.runtime.series import read_history
 
 TOP_ANSWERS = 3  # answers of the highest reward that are shown of each policy

@@ -41,8 +41,8 @@ from stages.modeling.plain_load import PlainOutputs, check_trained_model, plain_
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import shard_layers
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.reward import Reward
-from stages.recipe.selection import select_settings
 from stages.reward_modeling.dataset import Example, collate_examples, select_reference_answers
 from stages.reward_modeling.head_fit import fit_head
 from stages.reward_modeling.load import load_classifier

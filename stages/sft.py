@@ -34,8 +34,8 @@ from stages.modeling.packed import token_logprobs
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.sft import Sft
-from stages.recipe.selection import select_settings
 from stages.stackexchange.pairs.table import (
     best_rows,
     count_pairs,

@@ -11,10 +11,9 @@ from benchmarks.ppo import workload
 from stages import grpo, ppo, rloo
 from stages.modeling import torch_setup
 from stages.ppo import PolicyGradientMethod, parameter_groups, update_settings
-from stages.recipe.sections.grpo import Grpo
+from stages.recipe.recipe import select_settings
+from stages.recipe.sections.policy_gradient import Grpo, Rloo
 from stages.recipe.sections.ppo import Ppo
-from stages.recipe.sections.rloo import Rloo
-from stages.recipe.selection import select_settings
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.kl import KlController

@@ -24,8 +24,8 @@ from stages.modeling.pretrained import save_adapter
 from stages.modeling.tokenizer import load_tokenizer
 from stages.preference.logprobs import ReferencedExample, all_answer_logprobs
 from stages.preference.loss import PreferenceLoss
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.reward import Reward
-from stages.recipe.selection import select_settings
 from stages.reward_modeling.dataset import Example, build_examples, collate_examples
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss

@@ -12,8 +12,7 @@ from pathlib import Path
 from stages.artifacts.artifact import ArtifactError, artifact_folder, digest
 from stages.artifacts.finished import MANIFEST, request_file
 from stages.artifacts.manifest import Record, diff_trees, is_artifact, list_input_sources, read_record
-from stages.recipe.recipe import Recipe
-from stages.recipe.recipe_file import read_mapping
+from stages.recipe.recipe import Recipe, read_mapping
 from stages.recipe.schema import SettingsError, complete_settings, list_without_effect, result_settings
 from stages.recipe.variants import FOLDER, overrides_of_folder
 from stages.render.units import format_bytes

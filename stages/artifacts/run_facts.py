@@ -11,8 +11,7 @@ from stages.artifacts.lineage import RECIPE, check_inputs, find_run_folder, sect
 from stages.artifacts.listing import list_artifacts, sort_by_lineage
 from stages.artifacts.manifest import Record, flatten_tree, is_artifact, read_record
 from stages.recipe.algorithms import EVALUATE
-from stages.recipe.recipe import Recipe
-from stages.recipe.recipe_file import read_mapping
+from stages.recipe.recipe import Recipe, read_mapping
 from stages.recipe.schema import list_without_effect
 from stages.render.terminal import format_setting
 from stages.render.units import format_duration

@@ -9,57 +9,51 @@ so that `--help` and mistakes answer at once. `main` (start.py) calls `run_comma
 module, and never returns.
 """
 
-import argparse
-import dataclasses
 import importlib
 import inspect
+import re
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from stages.artifacts import artifact, finished
-from stages.artifacts.manifest import headline_metrics, list_input_sources
-from stages.artifacts.verification import verify_artifacts
+from stages.artifacts.artifact import ArtifactError, artifact_folder
+from stages.artifacts.finished import MANIFEST
+from stages.artifacts.manifest import headline_metrics, list_input_sources, verify_artifacts
 from stages.command_line.command_signature import (
     CONTEXT,
     OPTIONAL_FOLDERS,
     OPTIONAL_INPUT,
-    OPTIONAL_TYPES,
+    SETTING,
     Signature,
+    build_parser,
     read_signature,
+    settings_for_help,
 )
-from stages.command_line.failures import describe_failure, save_traceback
-from stages.command_line.input_kinds import check_input_kinds, parse_named_folders
-from stages.command_line.memory_limit import run_in_child_if_limited
-from stages.command_line.option_parser import OptionParser
+from stages.command_line.failures import describe_failure, run_in_child_if_limited, save_traceback
 from stages.command_line.precision import fit_precision
 from stages.recipe import schema
 from stages.recipe.lookups import check_names
-from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
-from stages.recipe.type_names import placeholder
+from stages.recipe.recipe import load_recipe
 from stages.recipe.work_units import count_units
 from stages.runtime import processes, progress_file
 from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, silence_missing_kernel
+from stages.runtime.files import read_json_object
 from stages.runtime.stage_lines import begin_stage, print_line
 
-INPUT_FLAGS = {
-    "Path": {"metavar": "FOLDER", "help": "input artifact"},
-    "list[str]": {"metavar": "FOLDER", "nargs": "+", "help": "sources"},
-    "dict[str, Path]": {"metavar": "NAME=FOLDER", "action": "append",
-                        "help": "input artifact and its name; can be repeated"},
-    OPTIONAL_FOLDERS: {"metavar": "NAME=FOLDER", "action": "append",
-                       "help": "input artifact and its name; can be repeated, or left out"},
-    OPTIONAL_INPUT: {"metavar": "FOLDER", "nargs": "?", "help": "input artifact; may be left out, or its folder"},
-}
-SETTING = "set "  # prefix of the settings among the parsed arguments
+# Input -> stages that make it. Every other input is a model.
+MADE_BY = {"posts": ("posts",), "pairs": ("pairs", "gather"), "shares": ("pairs",),
+           "evaluate": ("evaluate", "evaluate_prompts")}  # its name for own prompts in older versions
+PROMPTS = ("prompts", "file")  # a plain file or folder
+INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+NO_MODELS = ("posts", "pairs", "gather", "evaluate", "evaluate_prompts", "evaluate_reward", "report", "pool_seeds")
 
 
 def run_command(file: Path) -> None:
     """Run the command of the program `file`; exit with 1 and one line for a user's mistake."""
     signature = read_signature(file)
-    arguments = vars(build_parser(signature, _settings_for_help(signature, sys.argv[1:])).parse_args())
+    arguments = vars(build_parser(signature, settings_for_help(signature, sys.argv[1:])).parse_args())
     let_idle_threads_sleep()
     silence_missing_kernel()
     out = artifact.artifact_folder(arguments["out"])
@@ -89,56 +83,6 @@ def run_command(file: Path) -> None:
         details = save_traceback(out) if processes.is_main() else ""
         print_line(f"{signature.stage}: error: {message}{details}")
         sys.exit(1)
-
-
-def build_parser(signature: Signature, here: object | None = None) -> argparse.ArgumentParser:
-    """Build the parser: --recipe, one flag per input and option, --out, and one per setting of the stage's section.
-
-    Args:
-        here: settings of the stage in the recipe that is given, for --help.
-    """
-    parser = OptionParser(
-        prog=f"python -m stages.{signature.stage}", description=signature.description,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
-    for name, hint in signature.inputs.items():
-        parser.add_argument(f"--{name}", required=hint not in OPTIONAL_TYPES, **INPUT_FLAGS[hint])
-    for name, default in signature.options.items():
-        parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
-    if signature.stage in processes.IN_SEVERAL_PROCESSES:
-        parser.add_argument("--processes", default=None, type=int, help="processes of this machine that share the "
-                            "work; changes how long it takes, not the result (default: on a CPU one for each core, "
-                            "if a step has so many microbatches and 2 GiB are free for each; else 1)")
-    parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
-    parser.add_argument("--verify", action="store_true",
-                        help="hash every file of the inputs; without it, those that changed since they were verified")
-    group = parser.add_argument_group(f"settings, overriding section {signature.section!r} of the recipe")
-    section = getattr(Recipe(), signature.section)
-    published, own = ({name: value for name, value, _ in schema.flatten(x)} for x in (section, here or section))
-    for name, field, _ in schema.list_fields(section):
-        switch = {"action": argparse.BooleanOptionalAction}
-        form = switch if field.type is bool else {"metavar": placeholder(field.type)}
-        group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", default=None, **form,
-                           help=_describe_setting(field, published[name], own[name]).replace("%", "%%"))
-    return parser
-
-
-def _describe_setting(field: dataclasses.Field, published: object, own: object) -> str:
-    """Describe a setting for --help: its meaning, its range, its published value and the recipe's own."""
-    within = f"{field.metadata['within']}; " if field.metadata["within"] else ""
-    here = "" if own == published else f", in this recipe: {own}"
-    return f"{field.metadata['doc']} ({within}published: {published}{here})"
-
-
-def _settings_for_help(signature: Signature, words: list[str]) -> object | None:
-    """Return the stage's settings in the recipe that the command line names, if it asks for help."""
-    if not {"-h", "--help"} & set(words):
-        return None
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--recipe", default=DEFAULT_RECIPE)
-    with suppress(schema.SettingsError, argparse.ArgumentError):  # then help shows the published values alone
-        return getattr(load_recipe(parser.parse_known_args(words)[0].recipe), signature.section)
 
 
 def make(run: Callable, config: object, out: Path, inputs: dict, options: dict | None = None, force: bool = False,
@@ -245,3 +189,37 @@ def _identify(source: Path | list[str] | dict[str, Path]) -> dict | list[dict]:
     if isinstance(source, dict):
         return {name: _identify(folder) for name, folder in source.items()}
     return {"path": str(source), "sha256": artifact.digest(source)}
+
+
+def check_input_kinds(sources: dict[str, dict]) -> None:
+    """Raise ArtifactError for the first input that is an artifact of another kind. What has no manifest passes.
+
+    Args:
+        sources: {label: {path, sha256}} of list_input_sources; of several in one input, labels are NAME[0] or NAME.KEY.
+    """
+    for label, source in sources.items():
+        name, path = label.partition("[")[0].partition(".")[0], source["path"]
+        stage = (read_json_object(Path(path) / MANIFEST) or {}).get("stage")
+        wanted = MADE_BY.get(name)
+        if stage is not None and name in PROMPTS:
+            raise ArtifactError(f"--{name}: {path} was made by {stage}: give a file of your own prompts, or the "
+                                f"folder that pairs made as --pairs")
+        if stage is None or name == "dump":
+            continue
+        if wanted and stage not in wanted:
+            raise ArtifactError(f"--{name}: {path} was made by {stage}: give the folder that {wanted[0]} made")
+        if not wanted and stage in NO_MODELS:
+            raise ArtifactError(f"--{name}: {path} was made by {stage} and holds no model: give a model's folder")
+
+
+def parse_named_folders(items: list[str]) -> dict[str, Path]:
+    """Parse NAME=FOLDER items, in the order given; ValueError for a bad or a repeated name."""
+    folders: dict[str, Path] = {}
+    for item in items:
+        name, _, folder = item.partition("=")
+        if not INPUT_NAME.fullmatch(name) or not folder:
+            raise ValueError(f"{item!r} is not NAME=FOLDER (a name has letters, digits, - and _)")
+        if name in folders:
+            raise ValueError(f"{item!r}: the name {name!r} is already taken by {folders[name]}")
+        folders[name] = artifact_folder(folder)
+    return folders

@@ -1,4 +1,4 @@
-"""Read the command line of a stage from the signature of its `run`, without importing the stage.
+"""Build the command line of a stage from the signature of its `run`, without importing the stage.
 
     def run(config: Sft, out: Path, *, base: Path, pairs: Path, context: RunContext | None = None) -> dict[str, float]
 
@@ -15,17 +15,32 @@
 Importing a stage takes seconds where it imports torch; parsing its source takes milliseconds.
 """
 
+import argparse
 import ast
+import dataclasses
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from stages.recipe.recipe import Recipe
+from stages.command_line.option_parser import OptionParser, placeholder
+from stages.recipe import schema
+from stages.recipe.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from stages.runtime import processes
 
 CONTEXT = "context"
 OPTIONAL_INPUT = "Path | None"
 OPTIONAL_FOLDERS = "dict[str, Path] | None"
 OPTIONAL_TYPES = (OPTIONAL_INPUT, OPTIONAL_FOLDERS)
-INPUT_TYPES = ("Path", "list[str]", "dict[str, Path]", *OPTIONAL_TYPES)
+INPUT_FLAGS = {
+    "Path": {"metavar": "FOLDER", "help": "input artifact"},
+    "list[str]": {"metavar": "FOLDER", "nargs": "+", "help": "sources"},
+    "dict[str, Path]": {"metavar": "NAME=FOLDER", "action": "append",
+                        "help": "input artifact and its name; can be repeated"},
+    OPTIONAL_FOLDERS: {"metavar": "NAME=FOLDER", "action": "append",
+                       "help": "input artifact and its name; can be repeated, or left out"},
+    OPTIONAL_INPUT: {"metavar": "FOLDER", "nargs": "?", "help": "input artifact; may be left out, or its folder"},
+}
+SETTING = "set "  # prefix of the settings among the parsed arguments
 
 
 @dataclass(frozen=True)
@@ -36,7 +51,7 @@ class Signature:
     module: str  # the name to import it by
     description: str  # the module's docstring
     section: str  # of the recipe
-    inputs: dict[str, str]  # name: type, one of INPUT_TYPES
+    inputs: dict[str, str]  # name: type, a key of INPUT_FLAGS
     options: dict[str, int | str]  # name: default
 
 
@@ -62,3 +77,53 @@ def read_signature(path: Path) -> Signature:
 def _module_name(path: Path) -> str:
     package = Path(__file__).resolve().parents[1]
     return f"{package.name}.{path.stem}" if path.resolve().parent == package else path.stem
+
+
+def build_parser(signature: Signature, here: object | None = None) -> argparse.ArgumentParser:
+    """Build the parser: --recipe, one flag per input and option, --out, and one per setting of the stage's section.
+
+    Args:
+        here: settings of the stage in the recipe that is given, for --help.
+    """
+    parser = OptionParser(
+        prog=f"python -m stages.{signature.stage}", description=signature.description,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
+    for name, hint in signature.inputs.items():
+        parser.add_argument(f"--{name}", required=hint not in OPTIONAL_TYPES, **INPUT_FLAGS[hint])
+    for name, default in signature.options.items():
+        parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
+    if signature.stage in processes.IN_SEVERAL_PROCESSES:
+        parser.add_argument("--processes", default=None, type=int, help="processes of this machine that share the "
+                            "work; changes how long it takes, not the result (default: on a CPU one for each core, "
+                            "if a step has so many microbatches and 2 GiB are free for each; else 1)")
+    parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
+    parser.add_argument("--verify", action="store_true",
+                        help="hash every file of the inputs; without it, those that changed since they were verified")
+    group = parser.add_argument_group(f"settings, overriding section {signature.section!r} of the recipe")
+    section = getattr(Recipe(), signature.section)
+    published, own = ({name: value for name, value, _ in schema.flatten(x)} for x in (section, here or section))
+    for name, field, _ in schema.list_fields(section):
+        switch = {"action": argparse.BooleanOptionalAction}
+        form = switch if field.type is bool else {"metavar": placeholder(field.type)}
+        group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", default=None, **form,
+                           help=_describe_setting(field, published[name], own[name]).replace("%", "%%"))
+    return parser
+
+
+def settings_for_help(signature: Signature, words: list[str]) -> object | None:
+    """Return the stage's settings in the recipe that the command line names, if it asks for help."""
+    if not {"-h", "--help"} & set(words):
+        return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--recipe", default=DEFAULT_RECIPE)
+    with suppress(schema.SettingsError, argparse.ArgumentError):  # then help shows the published values alone
+        return getattr(load_recipe(parser.parse_known_args(words)[0].recipe), signature.section)
+
+
+def _describe_setting(field: dataclasses.Field, published: object, own: object) -> str:
+    """Describe a setting for --help: its meaning, its range, its published value and the recipe's own."""
+    within = f"{field.metadata['within']}; " if field.metadata["within"] else ""
+    here = "" if own == published else f", in this recipe: {own}"
+    return f"{field.metadata['doc']} ({within}published: {published}{here})"

@@ -1,11 +1,16 @@
-"""Parse a command line; answer a mistake in one line, with the nearest option."""
+"""Parse a command line; answer a mistake in one line, with the nearest option. Name the types of settings."""
 
 import argparse
+import dataclasses
 import re
 import sys
-from typing import NoReturn
+import typing
+from types import UnionType
+from typing import Any, Literal, NoReturn
 
 from stages.recipe.schema import suggest
+
+KINDS = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
 ALIKE = 0.75  # of 1: with their hyphens, short options are nearly all alike
 
@@ -33,3 +38,27 @@ class OptionParser(argparse.ArgumentParser):
 def _hyphenate(word: str) -> str:
     option, equals, value = word.partition("=")
     return f"{option.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
+
+
+def type_name(hint: Any) -> str:
+    """Name a type in words: 'integer or null', 'list of text', the values of a Literal."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return " or ".join("null" if part is type(None) else type_name(part) for part in arguments)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin is tuple:
+        return f"list of {'mappings' if dataclasses.is_dataclass(arguments[0]) else type_name(arguments[0])}"
+    return KINDS[hint]
+
+
+def placeholder(hint: Any) -> str:
+    """Name a type as argparse does: NUMBER, INTEGER|null, {lora,full}, TEXT,... for a list."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return "|".join("null" if part is type(None) else placeholder(part) for part in arguments)
+    if origin is Literal:
+        return f"{{{','.join(map(str, arguments))}}}"
+    if origin is tuple:
+        return "YAML" if dataclasses.is_dataclass(arguments[0]) else f"{placeholder(arguments[0])},..."
+    return KINDS[hint].upper()

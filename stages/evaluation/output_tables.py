@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.evaluation.heldout_prompts import HeldOutPrompts
-from stages.runtime.disk_space import check_free_space
+from stages.runtime.files import check_free_space
 
 TOKEN_BYTES = 8  # of text, at most on average: of English and code 3 to 5
 NUMBERS_BYTES = 256  # of an answer: up to 32 scores

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from stages.runtime.disk_space import check_free_space
-from stages.runtime.files import atomic_path
+from stages.runtime.files import atomic_path, check_free_space
 
 BATCH_DOCUMENTS = 1000
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("prompt_tokens", pa.int32())])

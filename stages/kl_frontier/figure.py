@@ -7,7 +7,7 @@ from itertools import cycle
 import numpy as np
 
 from stages.kl_frontier.fits import evaluate_fit
-from stages.reporting.drawing.label_placement import PointLabel, place_labels
+from stages.reporting.label_placement import PointLabel, place_labels
 
 MARKERS = "osD^vPX*"
 FURTHER_COLOURS = ("#8B7FD6", "#A6761D", "#7F8C8D")  # after the page's four, on a light and on a dark ground

@@ -19,8 +19,7 @@ from stages.modeling.finite_weights import check_finite
 from stages.modeling.gguf.convert import convert_gguf
 from stages.modeling.load import ADAPTER_CONFIG, check_whole_model
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
-from stages.runtime.disk_space import check_free_space, used_bytes
-from stages.runtime.files import is_on_device, link_or_copy, read_json_object, write_json
+from stages.runtime.files import check_free_space, is_on_device, link_or_copy, read_json_object, used_bytes, write_json
 from stages.runtime.processes import is_main
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from stages.recipe.schema import compared_settings, override, to_dict
-from stages.recipe.sections.frontier import Frontier
+from stages.recipe.sections.evaluate import Frontier
 from stages.recipe.sections.ppo import Ppo
 
 FOLDER = "frontier"  # of a run

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample_in_batches
 from stages.rewards.shaping import RewardShaper
-from stages.runtime.disk_space import check_free_space
+from stages.runtime.files import check_free_space
 from stages.runtime.progress import Progress
 from stages.runtime.stage_lines import print_line
 from stages.training.checkpoint import SEAL, find_damage, seal_checkpoint

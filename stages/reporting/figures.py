@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from stages.render.html import Html, element, picture
-from stages.reporting.drawing.label_placement import PointLabel, place_labels
+from stages.reporting.label_placement import PointLabel, place_labels
 
 ASPECT = 0.56
 DPI = 110

@@ -20,7 +20,7 @@ from stages.evaluation.tasks.wording import find_wording
 from stages.evaluation.verdict import compare_with_start, policy_verdict
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
-from stages.reporting.top.bullets import list_policy_bullets, list_run_bullets
+from stages.reporting.bullets import list_policy_bullets, list_run_bullets
 from stages.runtime.files import DIGEST_CHARACTERS
 
 HEADLINES = {  # of the kinds that say more than how the policy compares with SFT

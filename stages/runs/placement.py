@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from stages.recipe.schema import SettingsError
+
 GPUS = re.compile(r"gpu(?::[\w.]+)?:(\d+)")  # of a job's resource gres: gpu:8, gpu:a100:8
 FIRST_PORT, PORTS = 20_000, 10_000  # below those that Linux gives to outgoing connections; jobs of one node differ
 # After SIGTERM a stage finishes its iteration and saves a checkpoint. Slurm sets the real limit.
@@ -59,3 +61,27 @@ class Placement:
         """Return the number of processes on each node; None: the stage chooses it."""
         gpus = GPUS.fullmatch(str(resources.get("gres", "")))
         return self.processes or (gpus and int(gpus[1])) or None
+
+
+def parse_shares(config: dict) -> int:
+    """Return the number of jobs that the pairs are split over (key: shares)."""
+    return _parse_count(config, "shares", 9999)
+
+
+def parse_placement(config: dict, runs_here: bool = False) -> Placement:
+    """Return where the processes of the training stages run (keys: nodes, processes).
+
+    Args:
+        runs_here: whether this machine does the work; it is one node.
+    """
+    nodes = _parse_count(config, "nodes", 999)
+    if nodes > 1 and runs_here:
+        raise SettingsError(f"--config: nodes={nodes} needs Slurm: add --profile profiles/slurm")
+    return Placement(nodes, _parse_count(config, "processes", 999) if "processes" in config else None)
+
+
+def _parse_count(config: dict, key: str, most: int) -> int:
+    text = str(config.get(key, 1))
+    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII) or int(text) > most:
+        raise SettingsError(f"--config: {key} must be a whole number from 1 to {most}, not {text!r}")
+    return int(text)

@@ -4,14 +4,12 @@ The folder is named after the recipe; a dump given on the command line adds its 
 so that two dumps never share a folder. `results/<name>/recipe.yaml` is the resolved recipe that every stage reads.
 """
 
-import difflib
 import fcntl
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,24 +20,18 @@ from stages.artifacts.staleness import LOCK, list_finished
 from stages.model_files.loadable import check_base_files
 from stages.recipe.algorithms import ALGORITHMS, REPORT, SEEDS
 from stages.recipe.lookups import SCRATCH, check_names
-from stages.recipe.recipe import SHARED, Recipe, load_recipe
-from stages.recipe.recipe_file import read_mapping
+from stages.recipe.recipe import SHARED, Recipe, load_recipe, read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
 from stages.runs import own_prompts, seeds
 from stages.runs.default_recipe import choose_default_recipe, named_model
 from stages.runs.dump_paths import check_are_dumps, dump_label, normalize_sources
-from stages.runs.placement import Placement
 from stages.runtime.files import write_text
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 PLACE_KEYS = ("shares", "processes", "nodes")  # change how and where the work is done, not the result
 CONFIG_KEYS = ("recipe", seeds.KEY, *PLACE_KEYS, *SHARED, *(field.name for field in fields(Recipe)))
-SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
-            "--force", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
 FRONTIER_PAGE = "frontier.html"
-TARGET_OPTIONS = ("-R", "--forcerun", "-U", "--until", "-O", "--omit-from")  # of Snakemake: their values are rules
-ONE_VALUE_OPTIONS = ("--cores", "-c", "--jobs", "-j", "--config", "-C")  # --config's values have an equals sign
 _open_locks = []  # lock files of this process; the kernel releases the locks when it ends, however it ends
 
 
@@ -103,57 +95,6 @@ def suggest_setting(key: str, value: object) -> str:
     forms = [f"'{section}={{{setting}: {value}}}'" for section, settings in sections.items()
              for setting in sorted(settings) if name in (setting, f"{section}_{setting}")]
     return f": give it as {' or '.join(forms)}" if forms else suggest(key, CONFIG_KEYS)
-
-
-def check_targets(words: Sequence[str], rules: Sequence[str], seeded: Sequence[str] = ()) -> None:
-    """Raise SettingsError for a word of Snakemake's command line that should name a target and does not: evalute.
-
-    Snakemake would look for a rule that makes a file of that name. Values of options are left alone.
-
-    Args:
-        words: the command line.
-        rules: the targets.
-        seeded: rules of each seed, where there are several: Snakemake takes them for options only.
-    """
-    option = ""  # the last one before the word
-    for previous, word in pairwise(["", *words]):
-        option = previous if previous.startswith("-") else option
-        is_value = previous == option not in ("", *SWITCHES, *TARGET_OPTIONS)
-        is_rule = word in rules or (word in seeded and option in TARGET_OPTIONS)
-        if is_value or not re.fullmatch(r"[A-Za-z][\w-]*", word) or is_rule or os.path.exists(word):
-            continue
-        if word in seeded:
-            raise SettingsError(f"{word!r} is made once for each seed, and no target: stop there with --until, as in "
-                                f"snakemake ppo --until {word}")
-        close = difflib.get_close_matches(word.replace("-", "_"), (*rules, *seeded), n=1, cutoff=0.75)
-        if close:
-            raise SettingsError(f"there is no target {word!r}; did you mean {close[0]!r}?")
-        if option in ("", *SWITCHES, *TARGET_OPTIONS, *ONE_VALUE_OPTIONS):  # others may have several values
-            raise SettingsError(f"there is no target {word!r}; there are: {', '.join(rules)}")
-
-
-def parse_shares(config: dict) -> int:
-    """Return the number of jobs that the pairs are split over (key: shares)."""
-    return _parse_count(config, "shares", 9999)
-
-
-def parse_placement(config: dict, runs_here: bool = False) -> Placement:
-    """Return where the processes of the training stages run (keys: nodes, processes).
-
-    Args:
-        runs_here: whether this machine does the work; it is one node.
-    """
-    nodes = _parse_count(config, "nodes", 999)
-    if nodes > 1 and runs_here:
-        raise SettingsError(f"--config: nodes={nodes} needs Slurm: add --profile profiles/slurm")
-    return Placement(nodes, _parse_count(config, "processes", 999) if "processes" in config else None)
-
-
-def _parse_count(config: dict, key: str, most: int) -> int:
-    text = str(config.get(key, 1))
-    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII) or int(text) > most:
-        raise SettingsError(f"--config: {key} must be a whole number from 1 to {most}, not {text!r}")
-    return int(text)
 
 
 def check_name(name: str) -> str:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from stages.render.units import format_bytes
+
 PARTIAL = ".partial"  # end of the name of the folder of an unfinished artifact
 HASHING_THREADS = 4
 DIGEST_CHARACTERS = 12  # of a SHA-256, where it is abbreviated
@@ -122,3 +124,26 @@ def hash_input(path: Path) -> str:
 @cache
 def _hash_state(path: Path, *_: int) -> str:
     return hash_file(path)
+
+
+def check_free_space(name: str | Path, folder: Path, required_bytes: float, kind: str = "disk space") -> None:
+    """Raise ValueError if fewer than `required_bytes` are free on the disk of `folder`, which need not exist.
+
+    Args:
+        name: what the space is for.
+        kind: of space, for the message.
+    """
+    free_bytes = shutil.disk_usage(nearest_folder(folder)).free
+    if free_bytes < required_bytes:
+        raise ValueError(f"{name}: needs {format_bytes(required_bytes)} of {kind} under {folder}, where "
+                         f"{format_bytes(free_bytes)} are free: make room, and the same command continues")
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the folder itself, or else the nearest one above it that exists."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+
+
+def used_bytes(*paths: Path) -> int:
+    """Sum the sizes of files and of the files in folders; what does not exist has none."""
+    return sum(file.stat().st_size for path in paths for file in list_files(path))

@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stages.distributed.sharding import split_like
-from stages.runtime.disk_space import check_free_space
-from stages.runtime.files import atomic_path, hash_files, list_files, sync_to_disk
+from stages.runtime.files import atomic_path, check_free_space, hash_files, list_files, sync_to_disk
 from stages.runtime.processes import is_main
 from stages.runtime.stage_lines import print_line
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from stages.runtime.disk_space import check_free_space, used_bytes
+from stages.runtime.files import check_free_space, used_bytes
 from stages.training.checkpoint import list_checkpoints
 from stages.training.optimizers import optimizer_state_bytes
 

@@ -11,7 +11,7 @@ from stages.artifacts.lineage import diff_from_defaults, find_stale_reasons
 from stages.artifacts.manifest import read_record
 from stages.recipe.recipe import Recipe, section_settings
 from stages.recipe.schema import result_settings, to_dict
-from stages.recipe.sections.frontier import Frontier
+from stages.recipe.sections.evaluate import Frontier
 from stages.recipe.variants import LENGTH_CONTROL, evaluation_overrides, list_variants, variant_settings
 
 RECIPE = replace(Recipe(), frontier=Frontier(algorithms=("ppo",), ppo_kl_coefficients=(0.03,)))

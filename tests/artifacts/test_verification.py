@@ -6,10 +6,10 @@ import os
 import pytest
 
 from stages import inspect
-from stages.artifacts import artifact, verification
+from stages.artifacts import artifact, manifest
 from stages.artifacts.artifact import ArtifactError
-from stages.artifacts.verification import list_damage, verify_artifacts
-from stages.command_line.input_kinds import check_input_kinds
+from stages.artifacts.manifest import list_damage, verify_artifacts
+from stages.command_line.command import check_input_kinds
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def count_hashed(monkeypatch) -> list[str]:
         hashed.extend(file.name for file in files)
         return artifact.hash_files(files)
 
-    monkeypatch.setattr(verification, "hash_files", hash_files)
+    monkeypatch.setattr(manifest, "hash_files", hash_files)
     return hashed
 
 
@@ -81,11 +81,11 @@ def test_what_else_is_damaged(run, damage, problem):
 def test_a_damaged_memory_of_what_was_verified_costs_only_time(run, monkeypatch):
     verify_artifacts([run / "base"], run / "logs")
     for text in ("garbage", "[]"):
-        (run / "logs" / verification.VERIFIED).write_text(text)
+        (run / "logs" / manifest.VERIFIED).write_text(text)
         hashed = count_hashed(monkeypatch)
         verify_artifacts([run / "base"], run / "logs")
         assert len(hashed) == 2
-        assert json.loads((run / "logs" / verification.VERIFIED).read_text())
+        assert json.loads((run / "logs" / manifest.VERIFIED).read_text())
 
 
 def test_folders_that_are_no_artifacts_are_left_alone(run, tmp_path):

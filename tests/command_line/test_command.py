@@ -20,10 +20,10 @@ from stages.artifacts import artifact, lineage
 from stages.artifacts.manifest import read_record
 from stages.command_line import command, failures
 from stages.command_line.command_signature import read_signature
+from stages.command_line.option_parser import placeholder
 from stages.recipe import schema
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.sections.models import Merge
-from stages.recipe.type_names import placeholder
 from tests.helpers.ranges import list_ranges
 
 ROOT = Path(__file__).parents[2]
@@ -248,13 +248,13 @@ def test_help_has_types_choices_and_the_values_of_the_recipe(monkeypatch):
     monkeypatch.chdir(ROOT)
     signature = read_signature(ROOT / "stages/ppo.py")
     for words, note in ((["--help", "--recipe", "configs/tiny.yaml"], ", in this recipe: "), (["--recipe", "x"], "")):
-        here = command._settings_for_help(signature, words)
+        here = command.settings_for_help(signature, words)
         text = " ".join(command.build_parser(signature, here).format_help().split())
         own = f"(from 1 to 1,000,000; published: 4{note}{load_recipe('configs/tiny.yaml').ppo.epochs if note else ''})"
         assert f"--epochs INTEGER passes over each rollout [run] {own}" in text
     for form in ("--tune {lora,full}", "--critic-learning-rate NUMBER|null", "--stop-ids INTEGER,...|null"):
         assert form in text
-    assert command._settings_for_help(signature, ["--help", "--recipe", "nowhere"]) is None
+    assert command.settings_for_help(signature, ["--help", "--recipe", "nowhere"]) is None
 
 
 def test_an_optional_input_is_part_of_the_request_only_where_it_is_given(probe):

@@ -30,10 +30,9 @@ from stages.preference.loss import PreferenceLoss
 from stages.preference.reference import compute_reference
 from stages.preference.startup import check_start
 from stages.recipe.sections.dpo import Dpo
-from stages.recipe.sections.grpo import Grpo
+from stages.recipe.sections.policy_gradient import Grpo, Rloo
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
-from stages.recipe.sections.rloo import Rloo
 from stages.reward_modeling.dataset import Example, collate_examples
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scorer import Scorer

@@ -31,8 +31,8 @@ OF_THE_MACHINE = {  # what a test cannot type: words of the line, and the file t
     "which is not installed: make extras": "stages/recipe/lookups.py",
     "no space left on the disk of": "stages/command_line/failures.py",
     "out of memory: take smaller batches or microbatches, or a machine with more": "stages/command_line/failures.py",
-    "out of memory, it seems: a library aborted (": "stages/command_line/memory_limit.py",
-    "is damaged:": "stages/artifacts/verification.py", "another process is making": "stages/artifacts/artifact.py"}
+    "out of memory, it seems: a library aborted (": "stages/command_line/failures.py",
+    "is damaged:": "stages/artifacts/manifest.py", "another process is making": "stages/artifacts/artifact.py"}
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ppo import Ppo
-from stages.recipe.selection import select_settings
 from stages.rewards.shaping import ShapingSettings
 
 

@@ -4,14 +4,13 @@ from pathlib import Path
 
 from stages import base, best_of_n, dpo, evaluate, expert_iteration, ilql, merge, pairs, posts, ppo, reward, sft
 from stages.recipe.schema import nest, override
-from stages.recipe.sections.best_of_n import BestOfN
 from stages.recipe.sections.data import Pairs, Posts
 from stages.recipe.sections.dpo import Dpo
 from stages.recipe.sections.evaluate import Evaluate
-from stages.recipe.sections.expert_iteration import ExpertIteration
 from stages.recipe.sections.ilql import Ilql
 from stages.recipe.sections.models import Base, Lora, Merge, Scratch
 from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.rejection_sampling import BestOfN, ExpertIteration
 from stages.recipe.sections.reward import Reward
 from stages.recipe.sections.rewards import RewardSource
 from stages.recipe.sections.sft import Sft

@@ -14,7 +14,7 @@ from stages.command_line import command
 from stages.evaluation.statistics import bootstrap_mean
 from stages.kl_frontier import wording
 from stages.pooling.statistics import widen
-from stages.recipe.sections.frontier import Frontier
+from stages.recipe.sections.evaluate import Frontier
 from tests.helpers import finished_run, frontier_runs
 
 CONFIG = Frontier(bootstrap_samples=200)

@@ -9,7 +9,7 @@ import pytest
 from stages import evaluate, frontier
 from stages.command_line import command
 from stages.recipe.schema import override
-from stages.recipe.sections.frontier import Frontier
+from stages.recipe.sections.evaluate import Frontier
 from stages.recipe.variants import evaluation_overrides
 from tests.helpers import frontier_runs, tiny_evaluation
 

@@ -7,8 +7,7 @@ import torch
 
 from stages import grpo, rloo
 from stages.ppo import update_settings
-from stages.recipe.sections.grpo import Grpo
-from stages.recipe.sections.rloo import Rloo
+from stages.recipe.sections.policy_gradient import Grpo, Rloo
 from stages.rewards.kl import kl_penalised_rewards
 from stages.rl.policy_gradient_trainer import MinibatchSize, UpdateSettings, policy_gradient_loss
 from stages.rl.trajectory import Trajectory

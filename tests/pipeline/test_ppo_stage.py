@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from stages import ppo
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.models import Lora
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
-from stages.recipe.selection import select_settings
 from stages.rl.inputs import Inputs
 from stages.rl.training_loop import LoopSettings, draw_prompt_indices, learning_rate_factor
 from stages.stackexchange.prompt import prompt_ids

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stages.recipe.algorithms import ALGORITHMS, SIBLINGS
-from stages.recipe.sections.frontier import Frontier
+from stages.recipe.sections.evaluate import Frontier
 from tests.helpers.library_forks import IMPORT_VARIABLES
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 

@@ -22,7 +22,7 @@ from stages.offline_rl.model import ILQLModel
 from stages.planning.stage_plan import reads_reward_model
 from stages.preference.logprobs import ReferencedExample
 from stages.preference.loss import PreferenceLoss
-from stages.recipe.selection import select_settings
+from stages.recipe.recipe import select_settings
 from stages.reward_modeling.dataset import Example
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scoring_file import Scoring

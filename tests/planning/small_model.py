@@ -8,9 +8,9 @@ from stages.planning.other_costs import plan_stage
 from stages.planning.shapes import Shape, read_shape
 from stages.planning.stage_plan import Run
 from stages.recipe.sections.dpo import Dpo
-from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.ilql import Ilql
 from stages.recipe.sections.models import Lora
+from stages.recipe.sections.policy_gradient import Grpo
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
 from stages.recipe.sections.sft import Sft

@@ -4,7 +4,7 @@ import pytest
 
 from stages.recipe.recipe import Recipe, load_recipe, section_settings
 from stages.recipe.schema import SettingsError, nest, override, to_dict
-from stages.recipe.sections.frontier import Frontier
+from stages.recipe.sections.evaluate import Frontier
 from stages.recipe.variants import (
     LENGTH_CONTROL,
     evaluation_overrides,

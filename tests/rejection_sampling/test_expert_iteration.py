@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from stages.modeling.load import load_causal
 from stages.recipe.schema import SettingsError, override
-from stages.recipe.sections.expert_iteration import ExpertIteration
+from stages.recipe.sections.rejection_sampling import ExpertIteration
 from stages.rejection_sampling import rounds
 from stages.rejection_sampling.candidates import Candidates, choose_winners, list_winners
 from stages.training import callbacks

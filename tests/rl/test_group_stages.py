@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from stages import grpo, merge, ppo, rloo
-from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.models import Lora, Merge
+from stages.recipe.sections.policy_gradient import Grpo, Rloo
 from stages.recipe.sections.rewards import RewardSource
-from stages.recipe.sections.rloo import Rloo
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
 from tests.helpers import tiny_models
 

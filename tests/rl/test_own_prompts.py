@@ -12,11 +12,10 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 from stages import grpo, merge, ppo, rloo
 from stages.command_line.command import make
 from stages.evaluation.heldout_prompts import OwnEvaluationPrompts
-from stages.recipe.sections.grpo import Grpo
 from stages.recipe.sections.models import Lora, Merge
+from stages.recipe.sections.policy_gradient import Grpo, Rloo
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
-from stages.recipe.sections.rloo import Rloo
 from stages.rl.inputs import Inputs
 from stages.stackexchange.prompt import encode_prompt, parse_question, prompt_ids
 from stages.stackexchange.prompt_file import hold_out_prompts, read_own_prompts

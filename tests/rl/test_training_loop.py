@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ppo import Ppo
-from stages.recipe.selection import select_settings
 from stages.rl.training_loop import LoopSettings, TrainingLoop
 from stages.runtime.stopping import StopRequest
 from stages.training import checkpoint_timer

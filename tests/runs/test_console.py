@@ -10,8 +10,7 @@ import pytest
 
 from stages.recipe.recipe import Recipe, section_settings
 from stages.runs import console
-from stages.runs.console import Console, announce_run, quieten_snakemake
-from stages.runs.timings import estimate_seconds
+from stages.runs.console import Console, announce_run, estimate_seconds, quieten_snakemake
 from stages.runtime import stage_lines
 
 Event = enum.Enum("Event", "JOB_INFO JOB_ERROR JOB_FINISHED RUN_INFO PROGRESS ERROR")  # as Snakemake's LogEvent

@@ -9,8 +9,7 @@ import yaml
 
 from stages.recipe.algorithms import ALGORITHMS
 from stages.recipe.schema import SettingsError
-from stages.runs.placement import GPUS, Placement
-from stages.runs.run_folder import parse_placement
+from stages.runs.placement import GPUS, Placement, parse_placement
 
 
 @pytest.mark.parametrize(("config", "resources", "options"), [

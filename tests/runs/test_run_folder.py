@@ -12,7 +12,7 @@ import yaml
 from stages.recipe import lookups
 from stages.recipe.recipe import load_recipe
 from stages.recipe.schema import SettingsError
-from stages.runs import run_folder
+from stages.runs import run_folder, snakemake_words
 from stages.runs.default_recipe import introduce_default_recipe
 from stages.runs.dump_paths import dump_label, list_dump_files, normalize_source
 from stages.runs.run_folder import (
@@ -267,7 +267,7 @@ RULES = ["posts", "pairs", "sft", "sft_merged", "reward", "reward_merged", "ppo"
     ("--cores all train -n", "'train'; there are: posts"), ("-n --config name=x train", "'train'; there are: posts")])
 def test_a_target_that_is_nearly_a_rule(words, says):
     with pytest.raises(SettingsError, match=f"there is no target .*{says}"):
-        run_folder.check_targets(words.split(), RULES)
+        snakemake_words.check_targets(words.split(), RULES)
 
 
 @pytest.mark.parametrize("words", [
@@ -275,7 +275,7 @@ def test_a_target_that_is_nearly_a_rule(words, says):
     "--report report.html", "--rerun-triggers mtime code", "--quiet rules progress -n",
     "-q rules", "--cores all ppo --forcerun sft", "-R sft reward", ""])
 def test_other_words_of_a_command_are_left_alone(words):
-    run_folder.check_targets(words.split(), RULES)
+    snakemake_words.check_targets(words.split(), RULES)
 
 
 def test_overrides_reach_the_recipe_as_their_type():

@@ -12,7 +12,7 @@ from stages.artifacts import staleness
 from stages.artifacts.listing import list_runs
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError
-from stages.runs import run_folder
+from stages.runs import run_folder, snakemake_words
 from stages.runs.console import announce_run
 from stages.runs.seeds import SeededRuns, StartModels, parse_seeds
 from stages.runtime import stage_lines
@@ -83,9 +83,9 @@ def test_seeds_side_by_side_share_the_cores_of_this_machine(seeds, cores, proces
 
 
 def test_a_stage_of_a_seed_is_no_target_but_can_be_stopped_at():
-    run_folder.check_targets(["-n", "ppo", "--until", "sft"], ["ppo", "sft_merged"], ["sft"])
+    snakemake_words.check_targets(["-n", "ppo", "--until", "sft"], ["ppo", "sft_merged"], ["sft"])
     with pytest.raises(SettingsError, match="no target: stop there with --until, as in snakemake ppo --until sft"):
-        run_folder.check_targets(["-n", "sft"], ["ppo", "sft_merged"], ["sft"])
+        snakemake_words.check_targets(["-n", "sft"], ["ppo", "sft_merged"], ["sft"])
 
 
 def test_a_run_of_seeds_writes_the_recipe_of_each_and_lists_as_runs(site):

@@ -15,7 +15,7 @@ import pytest
 from py7zr.exceptions import UnsupportedCompressionMethodError
 
 from stages.render.units import format_bytes
-from stages.runtime.disk_space import check_free_space
+from stages.runtime.files import check_free_space
 from stages.stackexchange.dump import archives, seven_zip, sources
 from stages.stackexchange.dump.archives import unpack_table
 from stages.stackexchange.dump.sources import Source, Table, find_sources

@@ -20,8 +20,7 @@ from stages.modeling.gguf.vocabulary import Vocabulary, read_vocabulary
 from stages.modeling.q_heads.files import has_q_heads
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.render.units import format_bytes
-from stages.runtime.disk_space import check_free_space
-from stages.runtime.files import atomic_path, sync_to_disk
+from stages.runtime.files import atomic_path, check_free_space, sync_to_disk
 
 TOKEN_BYTES = 64  # of the header, and of its merge: more than either takes
 

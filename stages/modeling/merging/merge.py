@@ -39,9 +39,8 @@ from stages.modeling.pretrained import load_adapter
 from stages.modeling.q_heads.files import copy_q_heads, has_q_heads
 from stages.modeling.q_heads.shifted_output import shift_by_folder
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
-from stages.runtime.disk_space import check_free_space
 from stages.runtime.environment import return_freed_memory
-from stages.runtime.files import write_json
+from stages.runtime.files import check_free_space, write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 REPORT = "merge.json"

@@ -14,8 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from stages.modeling.finite_weights import check_finite
-from stages.runtime.disk_space import check_free_space
-from stages.runtime.files import link_or_copy, read_json_object, write_json
+from stages.runtime.files import check_free_space, link_or_copy, read_json_object, write_json
 from stages.runtime.processes import is_main
 
 WEIGHTS, SETTINGS = "q_heads.safetensors", "q_heads.json"

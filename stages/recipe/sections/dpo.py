@@ -3,20 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import (
-    CpuKernels,
-    LogTo,
-    Precision,
-    Sharding,
-    check_divides,
-    check_full_precision,
-    check_log_to,
-    check_sharding,
-    cpu_kernels_setting,
-    log_to_setting,
-    save_every_minutes_setting,
-    sharding_setting,
-)
 from stages.recipe.ranges import (
     BATCH,
     COUNT,
@@ -31,6 +17,20 @@ from stages.recipe.ranges import (
 )
 from stages.recipe.schema import setting
 from stages.recipe.sections.models import Lora
+from stages.recipe.sections.shared import (
+    CpuKernels,
+    LogTo,
+    Precision,
+    Sharding,
+    check_divides,
+    check_full_precision,
+    check_log_to,
+    check_sharding,
+    cpu_kernels_setting,
+    log_to_setting,
+    save_every_minutes_setting,
+    sharding_setting,
+)
 
 
 @dataclass(frozen=True)

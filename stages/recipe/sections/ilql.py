@@ -3,17 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import (
-    CpuKernels,
-    LogTo,
-    Precision,
-    check_divides,
-    check_full_precision,
-    check_log_to,
-    cpu_kernels_setting,
-    log_to_setting,
-    save_every_minutes_setting,
-)
 from stages.recipe.ranges import (
     BATCH,
     COEFFICIENT,
@@ -29,6 +18,17 @@ from stages.recipe.ranges import (
 )
 from stages.recipe.schema import setting
 from stages.recipe.sections.models import Lora
+from stages.recipe.sections.shared import (
+    CpuKernels,
+    LogTo,
+    Precision,
+    check_divides,
+    check_full_precision,
+    check_log_to,
+    cpu_kernels_setting,
+    log_to_setting,
+    save_every_minutes_setting,
+)
 
 
 @dataclass(frozen=True)

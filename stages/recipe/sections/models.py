@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import CpuKernels, check_divides, cpu_kernels_setting, save_every_minutes_setting
 from stages.recipe.ranges import (
     BATCH,
     BLOCK,
@@ -21,6 +20,7 @@ from stages.recipe.ranges import (
     Range,
 )
 from stages.recipe.schema import setting
+from stages.recipe.sections.shared import CpuKernels, check_divides, cpu_kernels_setting, save_every_minutes_setting
 
 
 @dataclass(frozen=True)

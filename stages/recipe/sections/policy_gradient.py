@@ -1,22 +1,8 @@
-"""Settings that the policy gradient methods share: PPO, RLOO and GRPO."""
+"""Settings of RLOO and GRPO, and those that all policy gradient methods share, PPO as well."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import (
-    CpuKernels,
-    LogTo,
-    Precision,
-    Sharding,
-    check_divides,
-    check_full_precision,
-    check_log_to,
-    check_sharding,
-    cpu_kernels_setting,
-    log_to_setting,
-    save_every_minutes_setting,
-    sharding_setting,
-)
 from stages.recipe.ranges import (
     BATCH,
     COEFFICIENT,
@@ -33,6 +19,20 @@ from stages.recipe.ranges import (
 from stages.recipe.schema import setting
 from stages.recipe.sections.models import Lora
 from stages.recipe.sections.rewards import RewardSettings
+from stages.recipe.sections.shared import (
+    CpuKernels,
+    LogTo,
+    Precision,
+    Sharding,
+    check_divides,
+    check_full_precision,
+    check_log_to,
+    check_sharding,
+    cpu_kernels_setting,
+    log_to_setting,
+    save_every_minutes_setting,
+    sharding_setting,
+)
 
 
 @dataclass(frozen=True)
@@ -172,3 +172,40 @@ class GroupedPolicyGradient(PolicyGradient):
         2, "prompts per forward pass of the update, each with its responses [ours]", within=BATCH)
     # No settings: there is no critic.
     value_coefficient, value_clip_range, critic_warmup_iterations = 0.0, None, 0
+
+
+@dataclass(frozen=True)
+class Rloo(GroupedPolicyGradient):
+    """REINFORCE leave-one-out: each response's reward against the mean of the others to its prompt; no critic."""
+
+    epochs: int = setting(1, "passes over each rollout [RLOO paper, TRL default]", within=Range(1, 10**6))
+    kl_coefficient: float = setting(0.05, "initial KL coefficient, beta [TRL default]", within=COEFFICIENT)
+    kl_estimator: Literal["k1", "k2", "k3", "absolute"] = setting(
+        "k1", "estimator of the KL penalty in the reward [RLOO paper, TRL]")
+    normalize_advantages: bool = setting(
+        False, "scale the advantages of a rollout to mean 0 and standard deviation 1 [TRL default: off]")
+    ratio_level: Literal["token", "sequence"] = setting(
+        "sequence", "whose probability ratio is clipped, that of a whole response or of each token [TRL: sequence]")
+    loss_mean: Literal["token", "sequence"] = setting(
+        "sequence", "the loss is a mean over all tokens, or over responses of the mean over their tokens [RLOO paper: "
+        "sequence]")
+    kl_importance_weight = False  # no setting: the KL is in the reward
+
+
+@dataclass(frozen=True)
+class Grpo(GroupedPolicyGradient):
+    """Group relative policy optimisation: rewards normalised among the responses to a prompt; the KL is in the loss."""
+
+    epochs: int = setting(1, "passes over each rollout [GRPO paper, TRL default]", within=Range(1, 10**6))
+    kl_coefficient: float = setting(
+        0.04, "coefficient of the KL (k3) in the loss, beta [GRPO paper; TRL: 0]", within=COEFFICIENT)
+    kl_importance_weight: bool = setting(
+        True, "weight the KL in the loss by the probability ratio: its gradient is then that of the KL [TRL default, "
+        "DeepSeek-V3.2, arXiv 2512.02556; GRPO paper: off]")
+    scale_rewards: Literal["group", "batch", "none"] = setting(
+        "group", "divide advantages by the standard deviation of a prompt's rewards ('group') [GRPO paper, TRL "
+        "default], of all rewards ('batch') [arXiv 2508.08221], or by nothing ('none') [Dr. GRPO, arXiv 2503.20783]")
+    loss_mean: Literal["token", "sequence"] = setting(
+        "sequence", "the loss is a mean over responses of the mean over their tokens [GRPO paper], or over all tokens "
+        "of a minibatch [DAPO, arXiv 2503.14476]")
+    ratio_level = "token"  # no setting

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import (
+from stages.recipe.ranges import BATCH, BLOCK, COUNT, COUNT_OR_NONE, DECAY, EPOCHS, LEARNING_RATE, SEED
+from stages.recipe.schema import setting
+from stages.recipe.sections.models import Lora
+from stages.recipe.sections.shared import (
     CpuKernels,
     LogTo,
     Precision,
@@ -17,9 +20,6 @@ from stages.recipe.checks import (
     save_every_minutes_setting,
     sharding_setting,
 )
-from stages.recipe.ranges import BATCH, BLOCK, COUNT, COUNT_OR_NONE, DECAY, EPOCHS, LEARNING_RATE, SEED
-from stages.recipe.schema import setting
-from stages.recipe.sections.models import Lora
 
 
 @dataclass(frozen=True)

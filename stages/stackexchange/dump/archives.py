@@ -14,7 +14,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from stages.render.units import format_bytes
-from stages.runtime.disk_space import check_free_space
+from stages.runtime.files import check_free_space
 from stages.runtime.progress import Progress
 from stages.stackexchange.dump.seven_zip import SCRATCH, SPACE_FACTOR, find_table, find_tables, open_7z, unpack_7z
 from stages.stackexchange.dump.xml_table import check_magic

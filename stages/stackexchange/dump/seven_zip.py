@@ -15,7 +15,7 @@ from py7zr.exceptions import ArchiveError, PasswordRequired, UnsupportedCompress
 from py7zr.io import NullIO, Py7zIO, WriterFactory
 
 from stages.render.units import format_bytes, format_duration
-from stages.runtime.disk_space import check_free_space
+from stages.runtime.files import check_free_space
 from stages.runtime.progress import Progress
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.dump.xml_table import check_magic

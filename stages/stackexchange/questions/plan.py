@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stages.runtime.disk_space import check_free_space, used_bytes
-from stages.runtime.files import write_json
+from stages.runtime.files import check_free_space, used_bytes, write_json
 from stages.stackexchange.dump.archives import SCRATCH, Table, required_bytes, unpack_table
 from stages.stackexchange.dump.hub_tables import list_parquet_files, split_row_groups
 from stages.stackexchange.dump.sources import Source

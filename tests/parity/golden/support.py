@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.generation.rollout import Rollout
 from stages.modeling.lora import add_lora
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ppo import Ppo
-from stages.recipe.selection import select_settings
 from stages.rl.policy import Policy, TokenScores
 from stages.rl.policy_gradient_trainer import UpdateSettings
 from stages.rl.trajectory import Trajectory

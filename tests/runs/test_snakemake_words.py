@@ -5,7 +5,7 @@ import re
 import pytest
 
 from stages.recipe.schema import SettingsError
-from stages.runs.config_words import check_config_words
+from stages.runs.snakemake_words import check_config_words
 
 
 @pytest.mark.parametrize(("words", "says"), [

@@ -1,9 +1,15 @@
-"""Settings of expert iteration."""
+"""Settings of best-of-n and of expert iteration."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.checks import (
+from stages.recipe.ranges import BATCH, COEFFICIENT, COUNT, EPOCHS, SEED, SIGNED, Range
+from stages.recipe.schema import setting, setting_of
+from stages.recipe.sections.models import Lora
+from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.rewards import RewardSettings
+from stages.recipe.sections.sft import Sft
+from stages.recipe.sections.shared import (
     CpuKernels,
     LogTo,
     Precision,
@@ -14,13 +20,29 @@ from stages.recipe.checks import (
     log_to_setting,
     save_every_minutes_setting,
 )
-from stages.recipe.ranges import COEFFICIENT, COUNT, EPOCHS, SEED, SIGNED, Range
-from stages.recipe.schema import setting, setting_of
-from stages.recipe.sections.best_of_n import BestOfN
-from stages.recipe.sections.models import Lora
-from stages.recipe.sections.ppo import Ppo
-from stages.recipe.sections.rewards import RewardSettings
-from stages.recipe.sections.sft import Sft
+
+
+@dataclass(frozen=True)
+class BestOfN(RewardSettings):
+    """Rejection sampling as a policy: of n responses of the SFT model, the one with the highest reward."""
+
+    n: int = setting(16, "responses sampled to each prompt [Stiennon et al. 2020; ours: 16]", within=Range(1, 10**6))
+    prompts: int | None = setting(None, "prompts of the rl split, a seeded choice; null: all [ours]", within=COUNT)
+    temperature: float = setting_of(Ppo, "temperature")
+    max_prompt_tokens: int = setting_of(Ppo, "max_prompt_tokens")
+    max_response_tokens: int = setting_of(Ppo, "max_response_tokens")
+    batch_prompts: int = setting(16, "prompts sampled at once, with n responses each [ours]", within=BATCH)
+    save_every_prompts: int = setting(
+        64, "prompts whose scored responses are stored together: what a kill costs at most [ours]", within=COUNT)
+    precision: Precision = setting("bf16", "precision of policy and reward model [ours]")
+    bootstrap_samples: int = setting(1000, "bootstrap samples of each 95 % interval [ours]", within=COUNT)
+    cpu_kernels: CpuKernels = cpu_kernels_setting()
+    log_to: LogTo = log_to_setting()
+    seed: int = setting(0, "seed of prompts, sampling and intervals [ours]", within=SEED)
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_log_to(self.log_to)
 
 
 @dataclass(frozen=True)

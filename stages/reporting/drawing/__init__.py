@@ -1,1 +1,0 @@
-"""Parts of figures that several of them need."""

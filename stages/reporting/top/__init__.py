@@ -1,1 +1,0 @@
-"""The top of the report: what a reader sees first."""
