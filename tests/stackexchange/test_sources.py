@@ -16,7 +16,7 @@ from py7zr.exceptions import UnsupportedCompressionMethodError
 
 from stages.render.units import format_bytes
 from stages.runtime.files import check_free_space
-from stages.stackexchange.dump import archives, seven_zip, sources
+from stages.stackexchange.dump import archives, seven_zip, sources, xml_table
 from stages.stackexchange.dump.archives import unpack_table
 from stages.stackexchange.dump.sources import Source, Table, find_sources
 from stages.stackexchange.questions import plan
@@ -266,7 +266,7 @@ def test_what_may_not_be_read_is_said(tmp_path, monkeypatch):
     assert f"{Path(folder).parent}: cannot be read: Permission denied" in refusal(str(Path(folder).parent))
     monkeypatch.undo()
     packed, zipped = seven(tmp_path, "h.7z"), write_dump(tmp_path, gzip.compress(POSTS), "h.xml.gz")
-    monkeypatch.setattr(archives, "open", lambda path, mode: refused(path), raising=False)
+    monkeypatch.setattr(xml_table, "open", lambda path, mode: refused(path), raising=False)
     assert "h.7z: cannot be read: Permission denied" in refusal(packed)
     assert "Permission denied" in unpack_refusal(zipped, tmp_path / "scratch")
 
