@@ -140,13 +140,13 @@ def test_each_batch_has_its_own_random_numbers(folders, tokenizer, monkeypatch):
     """A model that stops at once must not shift the numbers of the next batch."""
     model = load_causal(folders["sft"])
     prompts = [prompt_ids(tokenizer, f"What is {number}?") for number in range(6)]
-    first_numbers, sample = [], sampler.sample
+    first_numbers, generate = [], sampler.generate_stepwise
 
     def watched(*args, generator, **settings):
         first_numbers.append(float(torch.rand(1, generator=generator.clone_state())))
-        return sample(*args, generator=generator, **settings)
+        return generate(*args, generator=generator, **settings)
 
-    monkeypatch.setattr(sampler, "sample", watched)
+    monkeypatch.setattr(sampler, "generate_stepwise", watched)
     for longest in (8, 1):
         policy_answers.sample_answers(model, tokenizer, prompts, batch_prompts=3, max_new_tokens=longest,
                                       temperature=1.0, seed=1, label="t")
