@@ -4,8 +4,9 @@
         --reward results/demo/reward-merged --pairs results/demo/pairs --out results/demo/best_of_n
 
 Writes samples.parquet (each question with its winner and all rewards), and history.jsonl and metrics.json with the mean
-reward of best-of-n for n = 1, 2, 4, ... beside its KL to SFT, log n - (n-1)/n. Nothing is trained. Responses that were
-scored before a kill are not sampled again, and a resumed run equals the uninterrupted one bit for bit.
+reward of best-of-n for n = 1, 2, 4, ... beside its KL to SFT, log n - (n-1)/n. metrics.json also has the highest
+objective that a policy can reach at several betas, estimated from the same rewards. Nothing is trained. Responses that
+were scored before a kill are not sampled again, and a resumed run equals the uninterrupted one bit for bit.
 """
 
 from stages.command_line.start import main
@@ -16,12 +17,15 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from stages.artifacts.artifact import RunContext
 from stages.evaluation.reward_model_check import check_reward_models
+from stages.evaluation.statistics import bootstrap_mean
+from stages.generation.optimal_tilt import measure_optimum
 from stages.generation.prompts import Prompts, draw_prompts
 from stages.modeling import families, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
@@ -39,6 +43,7 @@ from stages.stackexchange.pairs.table import read_best_rows
 from stages.training.loggers import open_logger
 
 SPLIT, PARTS = "rl", "parts"
+BETAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the optimum
 
 
 def run(config: BestOfN, out: Path, *, policy: Path, reward: Path, pairs: Path, context: RunContext | None = None
@@ -65,8 +70,11 @@ def run(config: BestOfN, out: Path, *, policy: Path, reward: Path, pairs: Path, 
     collected = _Collected()
     parts = sampler.sample(model, prompts.ids, out / PARTS, "best_of_n")
     write_samples(out / "samples.parquet", prompts, collected.watch(parts), tokenizer)
-    curve = measure_best_of_n(np.concatenate(collected.rewards).astype(float), config.bootstrap_samples, config.seed)
-    write_json(out / "metrics.json", {"prompts": len(prompts.ids), "best_of_n": curve})
+    rewards = np.concatenate(collected.rewards).astype(float)
+    curve = measure_best_of_n(rewards, config.bootstrap_samples, config.seed)
+    estimate_mean = partial(bootstrap_mean, samples=config.bootstrap_samples, seed=config.seed)
+    write_json(out / "metrics.json", {"prompts": len(prompts.ids), "best_of_n": curve, "optimum": [
+        measure_optimum(rewards, beta, estimate_mean) for beta in BETAS]})
     with open_logger(config.log_to, out, "best_of_n", context, asdict(config), step_name="n") as logger:
         logger.resume(-1)
         for row in curve:

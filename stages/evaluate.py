@@ -35,6 +35,8 @@ from pathlib import Path
 from stages.artifacts.artifact import RunContext
 from stages.evaluation import at_best, gold_score, summary
 from stages.evaluation.answer_sampler import AnswerSampler
+from stages.evaluation.attainable.objective import read_objective
+from stages.evaluation.attainable.share import measure_attainable
 from stages.evaluation.cached_results.tensors import CachedResults
 from stages.evaluation.length_control.words import list_length_numbers, list_length_rows
 from stages.evaluation.output_tables import check_output_space, write_pairs, write_question_scores, write_samples
@@ -89,12 +91,14 @@ def run(config: Evaluate, out: Path, *, base: Path, policy: dict[str, Path] | No
     comparison = PolicyComparison(
         prompts, answers, scores.rewards, gold_score.score_policies(gold_scorer, prompts, answers), scores.functions,
         scores.judge, at_best.list_temperatures(answers, temperatures, config.temperature, start), start)
-    estimate_mean, estimate = (partial(kind, samples=config.bootstrap_samples, seed=config.seed)
-                               for kind in (bootstrap_mean, bootstrap_statistic))
+    bootstrap = {"samples": config.bootstrap_samples, "seed": config.seed}
+    estimate_mean, estimate = (partial(kind, **bootstrap) for kind in (bootstrap_mean, bootstrap_statistic))
+    objectives = {name: read_objective(folder, reward, config.temperature) for name, folder in policy.items()}
     metrics = {
         **task.measure_rewards(scores, estimate_mean),
         "temperature_selection": {"prompts": len(prompts.selection_prompts), "curves": selection},
         **comparison.compare(config.best_of, estimate),
+        "attainable": measure_attainable(comparison, objectives, **bootstrap),
         "prompts": len(prompts.rows), "prompts_over_length": prompts.over_length,
         **task.describe_prompts(scores, estimate_mean)}
     metrics["hacking"] = {name: detect_reward_hacking(metrics, name) for name in policy}

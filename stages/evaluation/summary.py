@@ -93,6 +93,7 @@ def headline_metrics(metrics: dict) -> dict[str, float]:
         estimates |= {f"{prefix}{name}_difference": gain["difference"]
                       for name, gain in (comparison["gold"] or {}).items() if name in GOLD_ROWS}
         against = against_start(metrics["at_best"][policy])
+        estimates[f"{prefix}attainable_share"] = (_read_attainable(metrics, policy) or {"share": None})["share"]
         estimates |= {f"{prefix}{name}_difference_at_best": difference_at_best(against, name)
                       for name in ("reward", "judge", *GOLD_ROWS)}
     numbers = {name: value["mean"] for name, value in estimates.items() if value}
@@ -234,11 +235,15 @@ def _policy_rows(metrics: dict, policy: str) -> list[list[str]]:
     of_policy = f", {name}" if len(judged_policies(metrics)) > 1 else ""
     hacking = metrics["hacking"][policy]
     verdict = HACKING_WORDS.get(hacking["verdict"], hacking["verdict"])
+    attainable = _read_attainable(metrics, policy)
     at = f"at temperature {sft['temperature']:g}"
     rows = [*_rows_at_best(metrics, policy), *_rows_of_scores(metrics, policy)]
     rows += [[f"reward {at}, {before} -> {name}",
               _change(sft["reward"]["mean"], tuned["reward"]["mean"], comparison["reward_difference"])],
              [f"win rate {at}, {name} against {before}", format_estimate(comparison["win_rate"])]]
+    if attainable:
+        rows += [[f"share of the attainable objective {at}, {name}",
+                  _format_share(attainable, metrics["attainable"]["samples"])]]
     if "gold" in gold:
         rows += [[f"gold {at}, {before} -> {name}",
                   _change(gold["gold"][start], gold["gold"]["policy"], gold["gold"]["difference"])]]
@@ -288,6 +293,19 @@ def _rows_of_scores(metrics: dict, policy: str) -> list[list[str]]:
         rows.append([f"{score}{unseen} at best temperature, {display_name(start)} -> {display_name(policy)}",
                      _change(before, after, difference)])
     return rows
+
+
+def _read_attainable(metrics: dict, policy: str) -> dict | None:
+    """Read how a policy compares with its optimum; None where the evaluation does not know, or is older."""
+    return (metrics.get("attainable") or {"policies": {}})["policies"].get(policy)
+
+
+def _format_share(attainable: dict, samples: int) -> str:
+    """Format a policy's share of the optimum, and say how far the estimate of the optimum can be trusted."""
+    if attainable["share"] is None:
+        return f"not defined: the {samples} samples of every question have the same reward"
+    words = "settled" if attainable["optimum"]["settled"] else "which still rises with their number"
+    return f"{format_estimate(attainable['share'])} (of an optimum estimated from {samples} samples, {words})"
 
 
 def _change(before: float, after: float, difference: dict) -> str:

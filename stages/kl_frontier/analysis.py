@@ -47,6 +47,7 @@ class FrontierAnalysis:
             "sft": self.evaluations.sft, "families": self.family_labels, "policies": self.policies,
             "fits": {family: {measure: self._fit(family, measure) for measure in self.measures}
                      for family in self.families},
+            "optimum": _average_curves([metrics.get("attainable") for metrics in self.evaluations.metrics]),
             "equal_kl": self._compare_at_equal_kl(), "best": self.best, "best_differences": self._compare_best(),
             "declines": self._find_declines(), "hacking": self._pool_verdicts()}
 
@@ -145,3 +146,14 @@ class FrontierAnalysis:
         verdicts = {name: {seed: compare_verdicts(metrics, name) for seed, metrics in by_seed.items()}
                     for name in self.policies if name in self.evaluations.metrics[0]["comparisons"]}
         return {"verdicts": verdicts, **estimate_shares(row for rows in verdicts.values() for row in rows.values())}
+
+
+def _average_curves(attainable: list[dict | None]) -> dict | None:
+    """Average the seeds' curves of the optimal reward (optimal_tilt.tilt_curve); None unless each seed has one.
+
+    Returns: `samples`, the fewest a prompt of any seed; `curve`, (KL, gain) for falling beta.
+    """
+    if not all(attainable):
+        return None
+    curves = [[(row["kl"], row["gain"]) for row in seed["curve"]] for seed in attainable]
+    return {"samples": min(seed["samples"] for seed in attainable), "curve": np.mean(curves, axis=0).tolist()}

@@ -1,6 +1,6 @@
 """Figures of the frontier: scores against sqrt(KL), with fits; and learnt reward along training."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -29,13 +29,15 @@ class FrontierPoint:
 class FrontierFigure:
     """Points by family, with the family's fit as a line where there is one.
 
-    fits: by family (form, a, b). palette: of seven colours and their blends.
+    fits: by family (form, a, b). optimum: the highest gain by KL, [(KL, gain), ...]. palette: of seven colours and
+    their blends.
     """
 
     title: str
     y_label: str
     points: dict[str, list[FrontierPoint]]
     fits: dict[str, tuple[str, float, float]]
+    optimum: Sequence[tuple[float, float]] = ()
     aspect: float = 0.66
     palette: int = 128
 
@@ -51,10 +53,13 @@ class FrontierFigure:
             labels += [PointLabel(point.mark, point.x["mean"], point.y["mean"], colour) for point in points]
             axes.plot([point.x["mean"] for point in points], [point.y["mean"] for point in points], marker,
                       color=colour, markersize=8, label=label)
+        if self.optimum:
+            kl, gains = zip(*self.optimum, strict=True)
+            axes.plot(np.sqrt(np.maximum(kl, 0)), gains, color="gray", linestyle="--", linewidth=1.8, label="optimum")
         largest = max((point.x["mean"] for points in self.points.values() for point in points), default=1.0)
         axes.set_xlim(-0.05 * largest, 1.12 * largest)
         axes.margins(y=0.1)
-        _label_axes(axes, self.y_label, len(self.points))
+        _label_axes(axes, self.y_label, len(self.points) + bool(self.optimum))
         place_labels(axes, labels, [(label.x, label.y) for label in labels], MARK_SIZE)
 
     def _draw_fit(self, axes, label: str, points: list[FrontierPoint], colour: str) -> None:

@@ -46,6 +46,10 @@ def _curves(metrics: dict, figures: FigureFolder) -> Html:
     words = ("Each point is one policy as it was published, at temperature "
              f"{metrics['temperature']:g}; lines through points are the fits below, where there are three points or "
              "more. Beside a point stands its n or its beta. Bars are 95 % intervals.")
+    if optimum := metrics["optimum"]:
+        words += (f" The dashed line is the highest learnt reward that any policy can have at that KL, estimated from "
+                  f"{optimum['samples']} samples of SFT a question. It is a lower bound, too low where the KL comes "
+                  f"near its end at log {optimum['samples']}.")
     return join_html([element("p", words, class_="faint"), figures.draw(drawn)])
 
 
@@ -61,7 +65,8 @@ def _figure(metrics: dict, measure: str) -> FrontierFigure:
     fits = {metrics["families"][family]: (fit["form"], fit["a"], fit["b"])
             for family, by_measure in metrics["fits"].items() if (fit := by_measure[measure])}
     name = MEASURES[measure]
-    return FrontierFigure(f"{capitalise(name)} against KL", f"{name}, minus SFT's", points, fits)
+    optimum = metrics["optimum"]["curve"] if metrics["optimum"] and measure == "reward" else ()
+    return FrontierFigure(f"{capitalise(name)} against KL", f"{name}, minus SFT's", points, fits, optimum)
 
 
 def _fits(metrics: dict) -> Html:

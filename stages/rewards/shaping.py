@@ -92,10 +92,8 @@ class RewardShaper:
         if update_statistics and settings.reward_scaling == "running":
             self.running.merge(RunningMoments.from_values(total.tolist()))
         scale = self._scale()
-        rewards = (total - settings.reward_baseline - self._start_mean()) / scale
-        if settings.reward_clip is not None:
-            rewards = rewards.clamp(-settings.reward_clip, settings.reward_clip)
-        return ShapedRewards(self._penalise(rewards, rollout), parts, scale)
+        rewards = shape_rewards(total, rollout.ended, settings, self._start_mean(), scale)
+        return ShapedRewards(rewards, parts, scale)
 
     def measure_start(self, rollout) -> None:
         """Take mean and standard deviation from answers of the untrained policy, if reward_scaling is 'start'."""
@@ -126,11 +124,18 @@ class RewardShaper:
     def _start_mean(self) -> float:
         return self.running.mean if self.settings.reward_scaling == "start" else 0.0
 
-    def _penalise(self, rewards: torch.Tensor, rollout) -> torch.Tensor:
-        """Apply the penalty. Sampling says whether a response ended: an EOS inside the prompt does not count."""
-        settings, ended = self.settings, torch.tensor(rollout.ended, dtype=torch.bool)
-        without_eos = torch.tensor(0.0) if settings.missing_eos == "replace" else rewards
-        return torch.where(ended, rewards, without_eos - settings.missing_eos_penalty)
+
+def shape_rewards(total: torch.Tensor, ended: list[bool], settings: ShapingSettings, mean: float, scale: float
+                  ) -> torch.Tensor:
+    """Subtract baseline and mean from sums [B], divide by the scale, clip, and apply the penalty.
+
+    ended: by sampling. An EOS inside the prompt does not count.
+    """
+    rewards = (total - settings.reward_baseline - mean) / scale
+    if settings.reward_clip is not None:
+        rewards = rewards.clamp(-settings.reward_clip, settings.reward_clip)
+    without_eos = torch.tensor(0.0) if settings.missing_eos == "replace" else rewards
+    return torch.where(torch.tensor(ended, dtype=torch.bool), rewards, without_eos - settings.missing_eos_penalty)
 
 
 def _part_weights(sources: list[RewardFunction]) -> dict[str, float]:

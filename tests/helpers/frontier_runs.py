@@ -54,7 +54,9 @@ def write_evaluation(folder: Path, *, questions: int = 200, seed: int = 0, truth
         name: judged["policies"]["best_of_2"] | {"kl_formula": kl} for name, kl in kls.items() if name not in KL}
     metrics = {"reward_model": judged["reward_model"], "policies": policies,
                "comparisons": dict.fromkeys(KL, judged["comparisons"]["ppo"]),
-               "judge": {"accuracy": {"mean": 0.71}} if truth == "judge" else None}
+               "judge": {"accuracy": {"mean": 0.71}} if truth == "judge" else None,
+               "attainable": {"samples": 64 + seed, "policies": {}, "curve": [
+                   {"beta": 1 / kl, "kl": kl, "gain": 3.0 * kl ** 0.5 + seed} for kl in (0.01, 1.0, 4.0)]}}
     (folder / "metrics.json").write_text(json.dumps(metrics))
     inputs = {name: {"path": name, "sha256": sha256} for name, sha256 in (models or {}).items()}
     write_manifest(folder, "evaluate", config={"seed": seed}, inputs={

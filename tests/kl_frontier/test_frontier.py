@@ -8,11 +8,15 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from stages import frontier
 from stages.command_line import command
 from stages.evaluation.statistics import bootstrap_mean
 from stages.kl_frontier import wording
+from stages.kl_frontier.analysis import _average_curves
+from stages.kl_frontier.page import _figure
 from stages.pooling.statistics import widen
 from stages.recipe.sections.evaluate import Frontier
 from tests.helpers import finished_run, frontier_runs
@@ -89,6 +93,28 @@ def test_the_best_of_each_method_are_compared_with_intervals_that_hold_all_at_on
     one = bootstrap_mean(differences, np.arange(len(table)), samples=200, seed=0)
     assert len(metrics["best_differences"]) == 21
     assert {key: row["difference"][key] for key in one} == pytest.approx(widen(one, 21))
+
+
+def test_the_optimum_is_the_line_above_the_learnt_rewards(precise):
+    metrics, page, _ = precise
+    optimum = metrics["optimum"]
+    assert optimum == {"samples": 64, "curve": [[0.01, pytest.approx(0.3)], [1.0, 3.0], [4.0, 6.0]]}
+    assert "estimated from 64 samples" in page
+    figures = {measure: _figure(metrics, measure) for measure in metrics["sft"]}
+    assert figures["gold"].optimum == () and figures["reward"].optimum == optimum["curve"]
+    for measure, lines in (("gold", 0), ("reward", 1)):
+        axes = FigureCanvasAgg(Figure()).figure.subplots()
+        figures[measure].draw(axes, ["red"] * 9)
+        drawn = [line for line in axes.lines if line.get_label() == "optimum"]
+        assert len(drawn) == lines
+    assert drawn[0].get_xdata().tolist() == pytest.approx([0.1, 1.0, 2.0])
+    assert drawn[0].get_ydata().tolist() == pytest.approx([0.3, 3.0, 6.0])
+
+
+def test_seeds_average_the_optimum_and_older_evaluations_have_none():
+    seeds = [{"samples": samples, "curve": [{"kl": kl, "gain": gain}]} for samples, kl, gain in ((8, 1, 2), (4, 3, 6))]
+    assert _average_curves(seeds) == {"samples": 4, "curve": [[2.0, 4.0]]}
+    assert _average_curves([seeds[0], None]) is None
 
 
 def test_costs_come_from_the_trainings_through_their_merges(precise):

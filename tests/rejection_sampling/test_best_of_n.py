@@ -3,7 +3,7 @@
 import json
 import shutil
 from itertools import combinations
-from math import log
+from math import exp, log
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,6 +60,20 @@ def test_the_curve_is_that_of_all_subsets_and_the_kl_is_exact(made):
     history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     assert [(row["n"], row["reward"]) for row in history] == [(row["n"], row["reward"]["mean"]) for row in curve]
     assert metrics["reward"] == curve[-1]["reward"]["mean"] > metrics["reward_of_one"]
+
+
+def test_the_attainable_objective_is_that_of_the_rewards_in_plain_python(made):
+    out, _ = made
+    rewards = [row["rewards"] for row in pq.read_table(out / "samples.parquet").to_pylist()]
+    optimum = json.loads((out / "metrics.json").read_text())["optimum"]
+    assert [row["beta"] for row in optimum] == [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]
+    for row in optimum:
+        beta, tops = row["beta"], [max(sampled) for sampled in rewards]
+        expected = [top + beta * log(sum(exp((reward - top) / beta) for reward in sampled) / 4)
+                    for sampled, top in zip(rewards, tops, strict=True)]
+        assert row["objective"]["mean"] == pytest.approx(sum(expected) / 12) == row["by_samples"]["4"]
+        assert row["objective"]["mean"] == pytest.approx(row["reward"]["mean"] - beta * row["kl"]["mean"])
+        assert row["objective"]["low"] <= row["objective"]["mean"] <= row["objective"]["high"]
 
 
 def test_n_need_not_be_a_power_of_two():

@@ -1,0 +1,1 @@
+"""Compare policies with the optimum of the objective that their training maximised."""
