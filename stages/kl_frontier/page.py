@@ -49,7 +49,7 @@ def _curves(metrics: dict, figures: FigureFolder) -> Html:
     if optimum := metrics["optimum"]:
         words += (f" The dashed line is the highest learnt reward that any policy can have at that KL, estimated from "
                   f"{optimum['samples']} samples of SFT a question. It is a lower bound, too low where the KL comes "
-                  f"near its end at log {optimum['samples']}.")
+                  f"near log {optimum['samples']}: policies there, best-of-n among them, may lie above it.")
     return join_html([element("p", words, class_="faint"), figures.draw(drawn)])
 
 
