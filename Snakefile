@@ -75,8 +75,10 @@ BASE = f"{RUN}/base/manifest.json"
 ALGORITHMS = own_prompts.ALGORITHMS if RECIPE.prompts else algorithms.ALGORITHMS
 POLICIES = [name for name, algorithm in ALGORITHMS.items() if algorithm.trains_model]
 MERGED = {stage: f"{RUN}/{stage}-merged/manifest.json" for stage in ("sft", "reward", *POLICIES)}
-START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE}
-START |= {name: MERGED["sft"] for name in POLICIES} | {"judge": START["reward"]}
+START = {name: BASE for name in POLICIES}
+if not RECIPE.prompts:
+    START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE}
+    START |= {name: MERGED["sft"] for name in POLICIES} | {"judge": START["reward"]}
 STARTS = seeds.StartModels(START)
 
 # The judge, trained and merged, if the recipe wants one.
@@ -112,16 +114,12 @@ wildcard_constraints:
 include: "workflow/rules/plan.smk"
 
 
-if RECIPE.prompts:
-
-    include: "workflow/rules/own_prompts.smk"
-
-else:
+if not RECIPE.prompts:
 
     include: "workflow/rules/data.smk"
-    include: "workflow/rules/train.smk"
 
 
+include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 
 

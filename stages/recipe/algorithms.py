@@ -82,7 +82,6 @@ ALGORITHMS = {algorithm.name: algorithm for algorithm in (
     Algorithm("ilql", "ILQL", "by ILQL on scored answers, without sampling any. Q heads beside the model "
               "(`q_heads.safetensors`) shift its logits; Transformers alone loads the model without them",
               ("policy", "pairs"), split="reward"))}
-SIBLINGS = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != FIRST}
 TRAINED = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.trains_model)
 
 

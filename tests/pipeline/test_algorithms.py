@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stages.recipe.algorithms import SIBLINGS
+from stages.recipe.algorithms import ALGORITHMS, FIRST
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
 ROOT = Path(__file__).parents[2]
+SIBLINGS = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != FIRST}
 TINY = ("recipe=configs/tiny.yaml", "dump=a dump.xml", "name=tiny")
 FROM_SFT = {"posts", "pairs", "base", "sft", "merge sft"}
 REWARD, EVALUATED = {"reward", "merge reward"}, {"evaluate_extra", "report_extra", "extra"}

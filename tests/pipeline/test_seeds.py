@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from stages.recipe.algorithms import SIBLINGS
+from stages.recipe.algorithms import ALGORITHMS, FIRST
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
 ROOT = Path(__file__).parents[2]
+SIBLINGS = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != FIRST}
 LINKS = ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data")
 EACH = {"pairs", "base", "sft", "merge sft", "reward", "merge reward", "ppo_train", "merge ppo", "evaluate", "report"}
 

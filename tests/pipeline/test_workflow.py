@@ -11,11 +11,13 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from stages.recipe.algorithms import ALGORITHMS, SIBLINGS
+from stages.recipe.algorithms import ALGORITHMS
 from stages.recipe.sections.evaluate import Frontier
+from stages.runs import own_prompts
 from tests.helpers.library_forks import IMPORT_VARIABLES
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
@@ -103,18 +105,32 @@ def manifest(folder: Path, stage: str) -> dict:
 # --- what can be said without running ------------------------------------------------------------------------------
 
 
+def inputs_of_trainings(prompts: str | None) -> list[tuple[str, list[str]]]:
+    """List (program, names of its inputs) of the trainings and of the merge in train.smk, which computes them."""
+    recipe = SimpleNamespace(prompts=prompts, ppo=SimpleNamespace(value_model="head"))
+    algorithms = own_prompts.ALGORITHMS if prompts else ALGORITHMS
+    names = {"RECIPE": recipe, "ALGORITHMS": algorithms, "BASE": "PATH", "RUN": "RUN",
+             "START": dict.fromkeys(("sft", "reward", "judge"), "PATH"), "MERGED": {"sft": "PATH", "reward": "PATH"},
+             "rules": SimpleNamespace(pairs=SimpleNamespace(output="PATH"))}
+    exec((ROOT / "workflow/rules/train.smk").read_text().partition("\nfor STAGE")[0], names)
+    trainings = [(program, list(inputs)) for program, inputs in names["TRAININGS"].items()]
+    return [*trainings, ("merge", ["base", "adapter", *names["TEXTS"]])]
+
+
 def shells_of_rules() -> list[tuple[str, str]]:
     """List (program, shell) of every rule, with the flags that its params give written out."""
-    shells = []
+    shells, trainings = [], [*inputs_of_trainings(None), *inputs_of_trainings("FILE")]
     for shell in re.findall(r"^ *shell:\n(.*?)(?:\n\n|\Z)", RULES, re.DOTALL | re.MULTILINE):
         if "stages.plan" in shell or "stages.export_gguf" in shell:  # no stages: command lines of their own
             continue
-        of_rule = [ALGORITHMS["ppo"]]
+        of_rule = [("", [])]
         if "params.inputs" in shell:
-            of_rule = [ALGORITHMS[name] for name in VARIANTS] if "params.options" in shell else SIBLINGS.values()
-        for algorithm in of_rule:
-            text = shell.replace("{params.program}", algorithm.name)
-            text = text.replace("{params.inputs:q}", " ".join(f"--{name} PATH" for name in algorithm.inputs))
+            is_merge = "stages.merge" in shell
+            of_rule = [(name, ALGORITHMS[name].inputs) for name in VARIANTS] if "params.options" in shell else [
+                (name, inputs) for name, inputs in trainings if (name == "merge") == is_merge]
+        for name, inputs in of_rule:
+            text = shell.replace("{params.program}", name)
+            text = text.replace("{params.inputs:q}", " ".join(f"--{name} PATH" for name in inputs))
             text = text.replace("{params.policy:q}", "--policy NAME=PATH")
             shells.append((re.search(r"python -m stages\.(\w+)", text)[1], text))
     return shells
@@ -134,7 +150,7 @@ def test_every_program_of_a_rule_was_checked():
     assert sorted(programs) == sorted([
         "posts", "pairs", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "evaluate", "report",
         "pool_seeds", "merge", "evaluate", "frontier", *ALGORITHMS, *VARIANTS,
-        "base", "ppo", "merge"])
+        "base", *own_prompts.ALGORITHMS, "merge"])
 
 
 @pytest.mark.parametrize(("command", "status"), [("echo made", 0), ("exit 3", 3)])

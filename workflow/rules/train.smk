@@ -1,142 +1,37 @@
-# The model that everything starts from: downloaded, copied, or trained from scratch on the site.
-rule base:
-    input:
-        pairs=rules.pairs.output,
-    output:
-        f"{RUN}/base/manifest.json",
-    log:
-        f"{RUN}/logs/base.log",
-    params:
-        recipe=RECIPE_FILE,
-        config=recipes.section_settings(RECIPE, "base"),
-        **PLACEMENT.params,
-    threads: THREADS
-    resources:
-        **PLACEMENT.resources,
-    conda:
-        "../../environment.yml"
-    shell:
-        "{params.launcher} python -m stages.base --recipe {params.recipe:q} --pairs {input.pairs:q} --out {output:q}"
-        " {params.processes}"
-        f"{LOGGED}"
+# What each training starts from and reads: inputs of its rule, and flags of its program, of the same names.
+if RECIPE.prompts:
+    TEXTS = {"prompts": RECIPE.prompts}
+    TRAININGS = {"base": {}} | {name: {"policy": BASE} | TEXTS for name in ALGORITHMS}
+else:
+    TEXTS = {"pairs": rules.pairs.output}
+    TRAININGS = {"base": TEXTS} | {stage: {"base": START[stage]} | TEXTS for stage in ("sft", "reward", "judge")}
+    GIVEN = {"policy": MERGED["sft"], "reward": MERGED["reward"]} | TEXTS
+    TRAININGS |= {name: {key: GIVEN[key] for key in algorithm.inputs} for name, algorithm in ALGORITHMS.items()}
+    if RECIPE.ppo.value_model == "adapter":
+        TRAININGS["ppo"]["reward"] = f"{RUN}/reward/manifest.json"
 
-
-# Supervised fine-tuning on the better answers.
-rule sft:
-    input:
-        base=START["sft"],
-        pairs=rules.pairs.output,
-    output:
-        f"{RUN}/sft/manifest.json",
-    log:
-        f"{RUN}/logs/sft.log",
-    params:
-        recipe=RECIPE_FILE,
-        config=recipes.section_settings(RECIPE, "sft"),
-        **PLACEMENT.params,
-    threads: THREADS
-    resources:
-        **PLACEMENT.resources,
-    conda:
-        "../../environment.yml"
-    shell:
-        "{params.launcher} python -m stages.sft --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
-        " {params.processes}"
-        f"{LOGGED}"
-
-
-# Reward model on pairs of answers.
-rule reward:
-    input:
-        base=START["reward"],
-        pairs=rules.pairs.output,
-    output:
-        f"{RUN}/reward/manifest.json",
-    log:
-        f"{RUN}/logs/reward.log",
-    params:
-        recipe=RECIPE_FILE,
-        config=recipes.section_settings(RECIPE, "reward"),
-        **PLACEMENT.params,
-    threads: THREADS
-    resources:
-        **PLACEMENT.resources,
-    conda:
-        "../../environment.yml"
-    shell:
-        "{params.launcher} python -m stages.reward --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
-        " {params.processes}"
-        f"{LOGGED}"
-
-
-# Another reward model, on the questions that PPO has only the prompts of: it judges where no gold score is known.
-rule judge:
-    input:
-        base=START["judge"],
-        pairs=rules.pairs.output,
-    output:
-        f"{RUN}/judge/manifest.json",
-    log:
-        f"{RUN}/logs/judge.log",
-    params:
-        recipe=RECIPE_FILE,
-        config=recipes.section_settings(RECIPE, "reward"),
-        **PLACEMENT.params,
-    threads: THREADS
-    resources:
-        **PLACEMENT.resources,
-    conda:
-        "../../environment.yml"
-    shell:
-        "{params.launcher} python -m stages.judge --recipe {params.recipe:q} --base {input.base:q} --pairs {input.pairs:q} --out {output:q}"
-        " {params.processes}"
-        f"{LOGGED}"
-
-
-# Policy optimisation by PPO. (The target ppo is everything, up to the report.)
-rule ppo_train:
-    input:
-        policy=START["ppo"],
-        reward=rules.reward.output if RECIPE.ppo.value_model == "adapter" else MERGED["reward"],
-        pairs=rules.pairs.output,
-    output:
-        f"{RUN}/ppo/manifest.json",
-    log:
-        f"{RUN}/logs/ppo.log",
-    params:
-        recipe=RECIPE_FILE,
-        config=recipes.section_settings(RECIPE, "ppo"),
-        **PLACEMENT.params,
-    threads: POLICY_THREADS
-    resources:
-        **PLACEMENT.resources,
-    conda:
-        "../../environment.yml"
-    shell:
-        "{params.launcher} python -m stages.ppo --recipe {params.recipe:q} --policy {input.policy:q} --reward {input.reward:q} --pairs {input.pairs:q} --out {output:q}"
-        " {params.processes}"
-        f"{LOGGED}"
-
-
-# Its siblings: dpo_train, rloo_train, ... Each has a program and a section of the recipe of its name.
-for ALGORITHM in algorithms.SIBLINGS.values():
+# base: the model that everything starts from: downloaded, copied, or trained from scratch on the site. sft: supervised fine-tuning
+# on the better answers. reward: a reward model on pairs of answers. judge: another one, on the questions that PPO has only the
+# prompts of. ppo_train, dpo_train, ...: alignment by each algorithm (the target ppo is everything, up to the report).
+# Each has a program and a section of the recipe of its name; the judge has the reward's section.
+for STAGE, INPUTS in TRAININGS.items():
 
     rule:
         name:
-            f"{ALGORITHM.name}_train"
+            f"{STAGE}_train" if STAGE in ALGORITHMS else STAGE
         input:
-            **{name: {"policy": MERGED["sft"], "reward": MERGED["reward"], "pairs": rules.pairs.output}[name] for name in ALGORITHM.inputs},
+            **INPUTS,
         output:
-            f"{RUN}/{ALGORITHM.name}/manifest.json",
+            f"{RUN}/{STAGE}/manifest.json",
         log:
-            f"{RUN}/logs/{ALGORITHM.name}.log",
+            f"{RUN}/logs/{STAGE}.log",
         params:
             recipe=RECIPE_FILE,
-            config=recipes.section_settings(RECIPE, ALGORITHM.name),
-            program=ALGORITHM.name,
+            config=recipes.section_settings(RECIPE, "reward" if STAGE == "judge" else STAGE),
+            program=STAGE,
             inputs=variants.format_inputs,
             **PLACEMENT.params,
-        threads: POLICY_THREADS
+        threads: POLICY_THREADS if STAGE in ALGORITHMS else THREADS
         resources:
             **PLACEMENT.resources,
         conda:
@@ -152,7 +47,7 @@ rule merge:
     input:
         base=STARTS.find,
         adapter=f"{RUN}/{{stage}}/manifest.json",
-        pairs=rules.pairs.output,
+        **TEXTS,
     output:
         f"{RUN}/{{stage}}-merged/manifest.json",
     log:
@@ -160,18 +55,19 @@ rule merge:
     params:
         recipe=RECIPE_FILE,
         config=recipes.section_settings(RECIPE, "merge"),
+        inputs=variants.format_inputs,
     wildcard_constraints:
         stage="|".join(START),
     threads: THREADS
     conda:
         "../../environment.yml"
     shell:
-        "python -m stages.merge --recipe {params.recipe:q} --base {input.base:q} --adapter {input.adapter:q} --pairs {input.pairs:q} --out {output:q}"
+        "python -m stages.merge --recipe {params.recipe:q} {params.inputs:q} --out {output:q}"
         f"{LOGGED}"
 
 
-# Targets: sft_merged, reward_merged, judge_merged, and those of the algorithms, as ppo_merged.
-for STAGE in START:
+# Targets of a run on a dump: sft_merged, reward_merged, judge_merged, and those of the algorithms, as ppo_merged.
+for STAGE in () if RECIPE.prompts else START:
 
     rule:
         name:
