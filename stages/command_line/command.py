@@ -36,7 +36,7 @@ from stages.command_line.precision import fit_precision
 from stages.recipe import schema
 from stages.recipe.lookups import check_names
 from stages.recipe.recipe import load_recipe
-from stages.recipe.work_units import count_units
+from stages.recipe.sections.shared import count_units
 from stages.runtime import processes, progress_file
 from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, silence_missing_kernel
 from stages.runtime.files import read_json_object

@@ -1,7 +1,7 @@
 import pytest
 
 from stages.recipe.recipe import load_recipe
-from stages.recipe.work_units import UNLIMITED, count_units
+from stages.recipe.sections.shared import UNLIMITED, count_units
 
 # What processes can share of a step in the shipped recipes: 1 leaves all but one core of a CPU to threads.
 EXPECTED = {

@@ -22,10 +22,7 @@ from stages.recipe.sections.shared import (
     LogTo,
     Precision,
     Sharding,
-    check_divides,
-    check_full_precision,
-    check_log_to,
-    check_sharding,
+    check_training,
     cpu_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
@@ -81,9 +78,6 @@ class Dpo:
     train_new_tokens = False  # no setting
 
     def __post_init__(self):
-        check_log_to(self.log_to)
-        check_full_precision(self.tune, self.precision)
-        check_sharding(self.sharding, self.precision, trains_whole=self.tune == "full", optimizer="adamw")
-        check_divides(self.microbatch_pairs, self.batch_pairs, "microbatch_pairs", "batch_pairs")
+        check_training(self)
         if self.label_smoothing and self.loss == "ipo":
             raise ValueError("label_smoothing is for the sigmoid loss, and ipo has none: set it to 0")

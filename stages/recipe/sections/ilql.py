@@ -22,9 +22,7 @@ from stages.recipe.sections.shared import (
     CpuKernels,
     LogTo,
     Precision,
-    check_divides,
-    check_full_precision,
-    check_log_to,
+    check_training,
     cpu_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
@@ -83,6 +81,4 @@ class Ilql:
     sharding, train_new_tokens = "none", False  # no settings
 
     def __post_init__(self):
-        check_log_to(self.log_to)
-        check_divides(self.microbatch_answers, self.batch_answers, "microbatch_answers", "batch_answers")
-        check_full_precision(self.tune, self.precision)
+        check_training(self)

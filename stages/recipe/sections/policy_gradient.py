@@ -25,9 +25,7 @@ from stages.recipe.sections.shared import (
     Precision,
     Sharding,
     check_divides,
-    check_full_precision,
-    check_log_to,
-    check_sharding,
+    check_training,
     cpu_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
@@ -134,17 +132,13 @@ class PolicyGradient(RewardSettings):
 
     def __post_init__(self):
         super().__post_init__()
-        check_log_to(self.log_to)
-        check_full_precision(self.tune, self.precision)
-        check_sharding(
-            self.sharding, self.precision, trains_whole=self.trains_whole_model(), optimizer=self.optimizer)
+        check_divides(self.minibatch_prompts, self.rollout_prompts, "minibatch_prompts", "rollout_prompts")
+        check_training(self, self.trains_whole_model())
         if self.lora.dropout:
             raise ValueError("lora.dropout must be 0: old and new log-probabilities must come from one function")
         if not self.score_length and self.reward_scaling != "start":
             raise ValueError(f"score_length: false needs reward_scaling 'start', not {self.reward_scaling!r}: without "
                              f"the term for length, the scores of ordinary answers are far from 0")
-        check_divides(self.minibatch_prompts, self.rollout_prompts, "minibatch_prompts", "rollout_prompts")
-        check_divides(self.microbatch_prompts, self.minibatch_prompts, "microbatch_prompts", "minibatch_prompts")
         if self.response_length == "sampled" and self.min_response_tokens > self.max_response_tokens:
             raise ValueError(f"min_response_tokens ({self.min_response_tokens}) must be at most max_response_tokens "
                              f"({self.max_response_tokens}) where response_length is 'sampled'")

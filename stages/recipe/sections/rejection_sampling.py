@@ -13,9 +13,8 @@ from stages.recipe.sections.shared import (
     CpuKernels,
     LogTo,
     Precision,
-    check_divides,
-    check_full_precision,
     check_log_to,
+    check_training,
     cpu_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
@@ -97,9 +96,7 @@ class ExpertIteration(RewardSettings):
 
     def __post_init__(self):
         super().__post_init__()
-        check_log_to(self.log_to)
-        check_full_precision(self.tune, self.precision)
-        check_divides(self.microbatch_sequences, self.batch_sequences, "microbatch_sequences", "batch_sequences")
+        check_training(self)
         for name, keep in (("keep_above", "above"), ("keep_share", "share")):
             if (getattr(self, name) is not None) != (self.keep == keep):
                 raise ValueError(f"{name} and keep {keep!r} belong together: set both or neither of them (keep is "

@@ -24,10 +24,7 @@ from stages.recipe.sections.shared import (
     LogTo,
     Precision,
     Sharding,
-    check_divides,
-    check_full_precision,
-    check_log_to,
-    check_sharding,
+    check_training,
     cpu_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
@@ -104,15 +101,12 @@ class Reward:
     length_weight = 0.0  # no setting: of the score; tune 'head' fits it
 
     def __post_init__(self):
-        check_log_to(self.log_to)
-        check_full_precision(self.tune, self.precision)
         if self.layers is not None and self.tune == "lora":
             raise ValueError("layers makes a smaller model, which is saved whole: set tune to 'head' or 'full', or "
                              "layers to null")
         if self.tune == "head":
             self._check_fitted()
-        check_sharding(self.sharding, self.precision, trains_whole=self.tune == "full", optimizer=self.optimizer)
-        check_divides(self.microbatch_pairs, self.batch_pairs, "microbatch_pairs", "batch_pairs")
+        check_training(self)
 
     def _check_fitted(self) -> None:
         """Raise ValueError for settings that a head that is fitted, not trained, cannot have."""

@@ -11,10 +11,7 @@ from stages.recipe.sections.shared import (
     LogTo,
     Precision,
     Sharding,
-    check_divides,
-    check_full_precision,
-    check_log_to,
-    check_sharding,
+    check_training,
     cpu_kernels_setting,
     log_to_setting,
     save_every_minutes_setting,
@@ -65,7 +62,4 @@ class Sft:
     seed: int = setting(0, "seed of the initial adapter, the data order and dropout [script]", within=SEED)
 
     def __post_init__(self):
-        check_log_to(self.log_to)
-        check_divides(self.microbatch_sequences, self.batch_sequences, "microbatch_sequences", "batch_sequences")
-        check_full_precision(self.tune, self.precision)
-        check_sharding(self.sharding, self.precision, trains_whole=self.tune == "full", optimizer="adamw")
+        check_training(self)

@@ -1,6 +1,7 @@
-"""Types, settings and checks that several sections share."""
+"""Types, settings and checks that several sections share; the work units of a step."""
 
-from typing import Literal
+from dataclasses import fields
+from typing import Any, Literal
 
 from stages.recipe.ranges import POSITIVE
 from stages.recipe.schema import setting
@@ -8,7 +9,36 @@ from stages.recipe.schema import setting
 Precision = Literal["fp32", "mixed", "bf16", "int8", "nf4"]
 CpuKernels = Literal["auto", "off"]
 Sharding = Literal["none", "fsdp"]
+QUANTISED = ("int8", "nf4")
+MICROBATCH = "microbatch_"
+UNLIMITED = 1 << 30  # batches of forward passes
 LogTo = tuple[Literal["terminal", "jsonl", "tensorboard", "wandb"], ...]
+
+
+def check_training(section: Any, trains_whole: bool | None = None) -> None:
+    """Check the settings that all sections of trainings have; ValueError for the first that cannot be.
+
+    trains_whole: all weights of a model are trained, not adapters only; None: as `tune` says.
+    """
+    check_log_to(section.log_to)
+    if section.tune == "full" and section.precision in QUANTISED:
+        raise ValueError(f"tune 'full' needs trainable weights, and {section.precision} is quantised: set "
+                         f"precision to fp32, mixed or bf16")
+    if getattr(section, "sharding", "none") != "none":
+        _check_sharding(section, section.tune == "full" if trains_whole is None else trains_whole)
+    part, whole = find_batch_settings(section)
+    check_divides(getattr(section, part), getattr(section, whole), part, whole)
+
+
+def _check_sharding(section: Any, trains_whole: bool) -> None:
+    """Raise ValueError for what cannot be combined with sharding 'fsdp'."""
+    if section.precision in QUANTISED:
+        raise ValueError(f"sharding 'fsdp' cannot split {section.precision} weights, which stay whole in each process: "
+                         f"set sharding to none, or precision to bf16")
+    optimizer = getattr(section, "optimizer", "adamw")
+    if trains_whole and optimizer not in ("adam", "adamw"):
+        raise ValueError(f"optimizer {optimizer} needs whole tensors, and sharding 'fsdp' splits those that are "
+                         f"trained: set optimizer to adamw, or sharding to none")
 
 
 def check_divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
@@ -17,28 +47,11 @@ def check_divides(part: int, whole: int, part_name: str, whole_name: str) -> Non
         raise ValueError(f"{whole_name} ({whole}) must be a multiple of {part_name} ({part})")
 
 
-def check_full_precision(tune: str, precision: str) -> None:
-    """Raise ValueError if quantised weights are to be trained."""
-    if tune == "full" and precision in ("int8", "nf4"):
-        raise ValueError(f"tune 'full' needs trainable weights, and {precision} is quantised: set "
-                         f"precision to fp32, mixed or bf16")
-
-
-def check_sharding(
-    sharding: str, precision: str, *, trains_whole: bool, optimizer: str
-) -> None:
-    """Raise ValueError for what cannot be combined with sharding 'fsdp'.
-
-    trains_whole: all weights of a model are trained, not adapters only.
-    """
-    if sharding == "none":
-        return
-    if precision in ("int8", "nf4"):
-        raise ValueError(f"sharding 'fsdp' cannot split {precision} weights, which stay whole in each process: set "
-                         f"sharding to none, or precision to bf16")
-    if trains_whole and optimizer not in ("adam", "adamw"):
-        raise ValueError(f"optimizer {optimizer} needs whole tensors, and sharding 'fsdp' splits those that are "
-                         f"trained: set optimizer to adamw, or sharding to none")
+def check_log_to(log_to: LogTo) -> None:
+    """Raise ValueError unless log_to has jsonl and nothing twice."""
+    if "jsonl" not in log_to or len(set(log_to)) < len(log_to):
+        raise ValueError(f"log_to must name jsonl, whose files are part of the artifact, and nothing twice, not "
+                         f"{', '.join(log_to) or 'nothing'}")
 
 
 def sharding_setting():
@@ -69,8 +82,28 @@ def log_to_setting():
         "files), tensorboard, wandb (offline unless WANDB_MODE is set) [ours]", affects_result=False)
 
 
-def check_log_to(log_to: LogTo) -> None:
-    """Raise ValueError unless log_to has jsonl and nothing twice."""
-    if "jsonl" not in log_to or len(set(log_to)) < len(log_to):
-        raise ValueError(f"log_to must name jsonl, whose files are part of the artifact, and nothing twice, not "
-                         f"{', '.join(log_to) or 'nothing'}")
+def find_batch_settings(section: Any) -> tuple[str, str] | None:
+    """Return the names of the rows of a forward pass and of an optimizer step: microbatch_pairs, batch_pairs.
+
+    None if the section's stage only evaluates or samples.
+    """
+    microbatch = next((field.name for field in fields(section) if field.name.startswith(MICROBATCH)), None)
+    if microbatch is None:
+        return None
+    item = microbatch.removeprefix(MICROBATCH)
+    return microbatch, next(name for name in (f"minibatch_{item}", f"batch_{item}") if hasattr(section, name))
+
+
+def count_units(section: Any) -> int:
+    """Count the work units of a step, which processes share (stages/distributed/units.py): its microbatches.
+
+    UNLIMITED if the section's stage only evaluates or samples.
+    """
+    if hasattr(section, "scratch"):
+        trained = section.scratch
+        return trained.batch_sequences // trained.microbatch_sequences if section.model == "scratch" else 1
+    names = find_batch_settings(section)
+    if names is None or getattr(section, "tune", None) == "head":
+        return UNLIMITED
+    part, whole = names
+    return getattr(section, whole) // getattr(section, part)
