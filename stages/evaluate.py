@@ -53,7 +53,7 @@ from stages.modeling import families, torch_setup
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.rewards import RewardSource
-from stages.rewards.sources import RewardFunction, load_reward_functions
+from stages.rewards.reward_functions import RewardFunction, load_reward_functions
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 

@@ -91,7 +91,7 @@ def render_exports(out: Path, report: dict) -> str:
     """Render the page on the GGUF files of a folder, how each compares with the model's; `report` is that of `out`."""
     from stages.modeling.gguf.export import describe_report
     from stages.render.html import element, join_html, table
-    from stages.reporting.page import render_page
+    from stages.reporting.document import render_page
     others = {file: read_json_object(file.with_suffix(REPORT_SUFFIX)) for file in out.parent.glob(f"*{SUFFIX}")}
     reports = {file: other for file, other in others.items()
                if other and other.get("bytes") == file.stat().st_size}  # not that of a file before it

@@ -39,8 +39,8 @@ from stages.recipe.sections.ppo import Ppo
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards import checked_models
 from stages.rewards.kl import KlController
+from stages.rewards.reward_functions import RewardFunction, load_reward_functions
 from stages.rewards.shaping import RewardShaper, ShapingSettings
-from stages.rewards.sources import RewardFunction, load_reward_functions
 from stages.rl.advantages import AdvantageEstimator, gae_advantages
 from stages.rl.checks.memory_plan import classifier_models, longest_rollout, plan_memory
 from stages.rl.checks.startup import StartupReport, run_checks

@@ -36,11 +36,11 @@ from stages.render.html import Html, element, fold, join_html, table
 from stages.reporting import at_best_section, data_funnel, pipeline_graph, policy_section, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards
 from stages.reporting.curves import COLUMNS, build_curves, format_csv, list_points, split_constant
+from stages.reporting.document import render_page
 from stages.reporting.figures import Curves, FigureFolder, Histogram
 from stages.reporting.first_look import render_first_look, select_first_curves
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, describe_origin, page_title
 from stages.reporting.healthy_bands import mark_short_row, measure_evaluation, measure_training, render_outside
-from stages.reporting.page import render_page
 from stages.reward_modeling.no_model import read_no_model
 from stages.runtime.files import check_free_space, used_bytes, write_json, write_text
 from stages.runtime.series import read_history

@@ -17,8 +17,8 @@ from stages.recipe.sections.ppo import Ppo
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.kl import KlController
+from stages.rewards.reward_functions import RewardFunction
 from stages.rewards.shaping import RewardShaper, ShapingSettings
-from stages.rewards.sources import RewardFunction
 from stages.rl.collect_rollouts import SamplingParams
 from stages.rl.inputs import load_policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer

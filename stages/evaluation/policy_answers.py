@@ -16,7 +16,7 @@ from stages.generation.sampler import sample_in_batches
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer, combine_scores
 from stages.reward_modeling.scoring_file import member_folders
-from stages.rewards.sources import RewardFunction
+from stages.rewards.reward_functions import RewardFunction
 from stages.runtime.environment import return_freed_memory
 from stages.runtime.progress import Progress, track
 

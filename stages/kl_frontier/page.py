@@ -7,9 +7,9 @@ from stages.kl_frontier.wording import MEASURES, describe_headline, describe_par
 from stages.pooling.page import FALSE_ALARMS, render_shares
 from stages.render.html import Html, element, join_html, sortable_text, stack_interval, table
 from stages.render.units import format_duration
+from stages.reporting.document import render_page
 from stages.reporting.figures import FigureFolder
 from stages.reporting.headline import Verdict
-from stages.reporting.page import render_page
 
 NONE = "\u2013"
 FAR = 2  # times the largest distance of the points: a peak beyond is no estimate

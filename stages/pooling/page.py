@@ -3,9 +3,9 @@
 from stages.evaluation.summary import change_direction, display_name, format_estimate
 from stages.pooling.pool import describe_hacking
 from stages.render.html import Html, element, join_html, stack_interval, table
+from stages.reporting.document import render_page
 from stages.reporting.figures import FigureFolder, Intervals
 from stages.reporting.headline import Verdict
-from stages.reporting.page import render_page
 
 WORDS = ("Within seeds: questions are resampled, the models stay; another evaluation of these models would fall there. "
          "Over seeds: Student's interval of the seeds' means; models that are trained again would fall there. Every "

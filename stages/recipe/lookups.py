@@ -16,7 +16,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 SCRATCH = "scratch"
 GGUF = ".gguf"  # the format of llama.cpp, a file
 LOGGING = ("tensorboard", "wandb")  # values of log_to; each is also the name of its package
-# The sources of ppo.rewards that are no function, folder or hub id (stages/rewards/sources.py computes them).
+# The sources of ppo.rewards that are no function, folder or hub id (stages/rewards/reward_functions.py computes them).
 REWARD_NAMES = ("model", "lexical", "repetition", "has_code", "response_tokens", "response_characters")
 REWARD_FILES = ("scoring.json", "config.json")  # of a reward artifact; of a classifier
 

@@ -9,8 +9,8 @@ from stages.rejection_sampling.candidates import CandidateSampler, CandidateSett
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards import checked_models
+from stages.rewards.reward_functions import load_reward_functions
 from stages.rewards.shaping import RewardShaper, ShapingSettings
-from stages.rewards.sources import load_reward_functions
 
 
 def build_sampler(

@@ -8,9 +8,9 @@ from stages.recipe.algorithms import ALGORITHMS
 from stages.render.html import Html, element, join_html, picture, stack_interval, table
 from stages.render.markdown_tables import clean_name
 from stages.reporting.curves import CURVES, CurveSpec, select_lines
+from stages.reporting.document import render_page
 from stages.reporting.figures import Curves, draw_png
 from stages.reporting.headline import Verdict, policy_headline
-from stages.reporting.page import render_page
 
 COMPARED_CURVES = {"base": ("loss",), "sft": ("loss", "perplexity"), "reward": ("loss", "accuracy"),
                    "judge": ("accuracy",), **{name: algorithm.compared_curves for name, algorithm in ALGORITHMS.items()

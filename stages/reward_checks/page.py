@@ -1,9 +1,9 @@
 """Render the page about one reward model."""
 
 from stages.render.html import Html, element, join_html, table
+from stages.reporting.document import render_page
 from stages.reporting.figures import FigureFolder, Frontier
 from stages.reporting.headline import Verdict
-from stages.reporting.page import render_page
 from stages.reporting.sections import estimate_cells, render_reward_model
 from stages.reward_checks.diagnosis import Diagnosis
 

@@ -13,7 +13,7 @@ from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.no_model import read_no_model
 from stages.reward_modeling.scorer import combine_scores
 from stages.rewards.classifier import ClassifierScorer
-from stages.rewards.sources import is_reward_artifact
+from stages.rewards.reward_functions import is_reward_artifact
 from stages.runtime.progress import track
 from stages.stackexchange.prompt import encode_examples
 

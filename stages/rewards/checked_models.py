@@ -8,7 +8,7 @@ from stages.modeling import families
 from stages.reward_modeling.consistency import check_consistency, compare_with_training
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import load_held_out, member_folders
-from stages.rewards.sources import MODEL, is_reward_artifact
+from stages.rewards.reward_functions import MODEL, is_reward_artifact
 
 
 def reward_artifact(source: str, reward: Path | None) -> Path:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from stages.reward_modeling.scorer import Combine, combine_scores
-from stages.rewards.sources import MODEL, RewardFunction
+from stages.rewards.reward_functions import MODEL, RewardFunction
 from stages.stackexchange.prompt import Template, parse_question
 
 MIN_STD = 1e-6  # scores with a smaller standard deviation are equal, and are not divided by it

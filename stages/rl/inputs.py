@@ -10,7 +10,7 @@ from stages.modeling.lora import add_lora
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import member_folders
-from stages.rewards.sources import LEXICAL, MODEL
+from stages.rewards.reward_functions import LEXICAL, MODEL
 from stages.rl.policy import Policy
 
 OWN_REWARD = "set rewards to your own, as [{source: package.module:function}]"

@@ -19,8 +19,8 @@ from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.pretrained import save_model
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.kl import KlController
+from stages.rewards.reward_functions import RewardFunction
 from stages.rewards.shaping import RewardShaper
-from stages.rewards.sources import RewardFunction
 from stages.rl.advantages import gae_advantages
 from stages.rl.collect_rollouts import SamplingParams
 from stages.rl.policy import Policy

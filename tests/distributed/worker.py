@@ -38,8 +38,8 @@ from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring
 from stages.rewards.kl import KlController
+from stages.rewards.reward_functions import RewardFunction
 from stages.rewards.shaping import RewardShaper
-from stages.rewards.sources import RewardFunction
 from stages.rl.advantages import gae_advantages
 from stages.rl.collect_rollouts import SamplingParams, collect_rollout
 from stages.rl.policy import Policy

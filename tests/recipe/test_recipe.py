@@ -16,7 +16,7 @@ from stages.recipe.recipe import Recipe, load_recipe, section_settings
 from stages.recipe.schema import SettingsError, flatten, to_dict
 from stages.recipe.sections.models import Lora
 from stages.recipe.sections.rewards import RewardSource
-from stages.rewards.sources import LEXICAL, MEASURES, MODEL, load_reward_functions
+from stages.rewards.reward_functions import LEXICAL, MEASURES, MODEL, load_reward_functions
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs").glob("*.yaml"))

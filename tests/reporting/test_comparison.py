@@ -10,7 +10,7 @@ import yaml
 
 from stages import compare
 from stages.reporting import comparison
-from stages.reporting.page import FOLDER
+from stages.reporting.document import FOLDER
 from tests.helpers import finished_run
 from tests.helpers.finished_run import EVIL, metrics
 

@@ -17,8 +17,8 @@ from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.classifier import ClassifierScorer
+from stages.rewards.reward_functions import MEASURES, RewardFunction, load_reward_functions
 from stages.rewards.shaping import RewardShaper, RunningMoments
-from stages.rewards.sources import MEASURES, RewardFunction, load_reward_functions
 from stages.stackexchange.prompt import answer_ids, parse_question, prompt_ids
 from tests.helpers import tiny_models
 from tests.helpers.settings import shaping

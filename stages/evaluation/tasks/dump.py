@@ -19,7 +19,7 @@ from stages.evaluation.tasks.wording import SFT
 from stages.generation.text_metrics import has_code
 from stages.modeling.tokenizer import same_tokenizer
 from stages.reward_modeling.no_model import read_no_model
-from stages.rewards.sources import RewardFunction
+from stages.rewards.reward_functions import RewardFunction
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import question_key, read_pairs, sample_rows
 from stages.stackexchange.questions.table import read_tags

@@ -9,7 +9,7 @@ from stages.evaluation.policy_answers import Answers, AnswerScores, repeat_each,
 from stages.evaluation.tasks.trained_policies import PolicyTraining
 from stages.evaluation.tasks.trained_reward import TrainedReward
 from stages.evaluation.tasks.wording import BASE
-from stages.rewards.sources import RewardFunction
+from stages.rewards.reward_functions import RewardFunction
 
 
 class OwnPromptsTask:

@@ -12,8 +12,8 @@ from stages.modeling.adapters import is_adapter
 from stages.reward_modeling.load import load_reward_models
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.checked_models import reward_artifact
+from stages.rewards.reward_functions import load_reward_functions
 from stages.rewards.shaping import RewardSum
-from stages.rewards.sources import load_reward_functions
 from stages.runtime.progress import track
 
 TOTAL = ""  # the weighted sum, among the parts

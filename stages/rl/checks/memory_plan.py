@@ -14,7 +14,7 @@ from stages.generation.sampler import sample
 from stages.modeling.packed.token_logprobs import logits_chunk_tokens
 from stages.reward_modeling.scorer import Scorer
 from stages.rewards.classifier import ClassifierScorer
-from stages.rewards.sources import RewardFunction
+from stages.rewards.reward_functions import RewardFunction
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, backward_with_oom_retry
 from stages.rl.trajectory import RolloutScores, Trajectory, score_rollout
 from stages.training import memory, memory_estimate, optimizers
