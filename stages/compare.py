@@ -94,8 +94,7 @@ def format_tables(tables: dict[str, Table]) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
-    parser = OptionParser(prog="python -m stages.compare", description=__doc__,
-                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = OptionParser("compare", __doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN",
                         help="folders of runs, such as results/demo, or of artifacts, such as results/demo/ppo")
     result = parser.add_mutually_exclusive_group()

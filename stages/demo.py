@@ -96,8 +96,7 @@ def parse_model(text: str) -> tuple[str, Path]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = OptionParser(prog="python -m stages.demo", description=__doc__,
-                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = OptionParser("demo", __doc__)
     parser.add_argument("--run", type=Path, default=RUN, metavar="FOLDER", help=f"a finished run (default: {RUN})")
     parser.add_argument("--model", type=parse_model, action="append", default=[], metavar="NAME=FOLDER",
                         help="one more model to choose from; may be given several times")

@@ -105,8 +105,7 @@ def render_exports(out: Path, report: dict) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
-    parser = OptionParser(prog="python -m stages.export_gguf", description=__doc__,
-                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = OptionParser("export_gguf", __doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a merged model, such as results/demo/ppo-merged")
     parser.add_argument("--type", choices=TYPES, default="f16", help="of the matrices (default: f16)")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.gguf", help="the file to write")

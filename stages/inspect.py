@@ -117,8 +117,7 @@ def format_json(facts: Any) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
-    parser = OptionParser(prog="python -m stages.inspect", description=__doc__,
-                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = OptionParser("inspect", __doc__)
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("path", nargs="?", type=Path, metavar="PATH", help="an artifact, or a folder of runs")
     group.add_argument("--verify", type=Path, metavar="PATH",

@@ -46,8 +46,7 @@ WITHOUT_MODEL = ("posts", "pairs", "report")
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
-    parser = OptionParser(prog="python -m stages.plan", description=__doc__,
-                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = OptionParser("plan", __doc__)
     parser.add_argument("--recipe", required=True, help="recipe file, or its name in configs/")
     parser.add_argument("--algorithm", default=FIRST, choices=(*ALGORITHMS, ALL), help="what aligns the policy")
     parser.add_argument("--device", metavar="NAME", help="the card, such as H100 or 4090; a wrong name lists all")

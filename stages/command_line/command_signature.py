@@ -85,9 +85,7 @@ def build_parser(signature: Signature, here: object | None = None) -> argparse.A
     Args:
         here: settings of the stage in the recipe that is given, for --help.
     """
-    parser = OptionParser(
-        prog=f"python -m stages.{signature.stage}", description=signature.description,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = OptionParser(signature.stage, signature.description)
     parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
     for name, hint in signature.inputs.items():
         parser.add_argument(f"--{name}", required=hint not in OPTIONAL_TYPES, **INPUT_FLAGS[hint])

@@ -21,6 +21,10 @@ class OptionParser(argparse.ArgumentParser):
     From then on a stdout of ASCII or the like escapes what its encoding lacks, as stderr does.
     """
 
+    def __init__(self, program: str, description: str | None):
+        super().__init__(prog=f"python -m stages.{program}", description=description, allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
+
     def parse_known_args(self, args=None, namespace=None):
         if not sys.stdout.encoding.lower().startswith("utf"):
             sys.stdout.reconfigure(errors="backslashreplace")
