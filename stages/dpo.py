@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stages.artifacts.artifact import RunContext
-from stages.artifacts.origin import find_origin
+from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.pair_accuracy import HeldOutPairs, draw_held_out_pairs
 from stages.modeling import torch_setup

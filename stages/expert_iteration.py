@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stages.artifacts.artifact import RunContext
-from stages.artifacts.origin import find_origin
+from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import Prompts, draw_prompts, split_prompts

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stages.artifacts.artifact import artifact_folder
-from stages.artifacts.origin import find_pretrained
+from stages.artifacts.lineage import find_pretrained
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import run_tool
 from stages.model_files.provenance import read_provenance

@@ -19,7 +19,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from stages.artifacts.artifact import RunContext
-from stages.artifacts.origin import find_origin
+from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.modeling import torch_setup
 from stages.modeling.finite_weights import check_finite

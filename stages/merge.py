@@ -20,7 +20,7 @@ from itertools import groupby, islice
 from pathlib import Path
 
 from stages.artifacts.artifact import MANIFEST, artifact_folder, read_manifest
-from stages.artifacts.origin import find_origin
+from stages.artifacts.lineage import find_origin
 from stages.cards.model_card import MergedModel, render_model_card
 from stages.evaluation.reward_model_check import describe_shortfall
 from stages.modeling import torch_setup

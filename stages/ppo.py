@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 
 from stages.artifacts.artifact import RunContext, read_manifest
-from stages.artifacts.origin import find_origin
+from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import draw_prompts, split_prompts

@@ -23,9 +23,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from stages.artifacts.artifact import artifact_folder, digest, read_manifest
-from stages.artifacts.lineage import section_name
+from stages.artifacts.lineage import find_origin, section_name
 from stages.artifacts.manifest import list_input_sources
-from stages.artifacts.origin import find_origin
 from stages.cards.evaluated_card import render_evaluated_card
 from stages.cards.sections import CARD
 from stages.evaluation import summary

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from stages.artifacts.artifact import RunContext
-from stages.artifacts.origin import find_origin
+from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,

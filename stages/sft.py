@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from stages.artifacts.artifact import RunContext
-from stages.artifacts.origin import find_origin
+from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
 from stages.finetuning.packing import PackedBlocks

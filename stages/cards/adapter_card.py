@@ -5,7 +5,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from stages.artifacts.origin import Origin
+from stages.artifacts.lineage import Origin
 from stages.cards.sections import CARD, MAX_LABEL_CHARACTERS, format_section, origin_metadata
 from stages.render.markdown_tables import escape_cell
 from stages.runtime.files import write_text

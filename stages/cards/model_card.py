@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from huggingface_hub import ModelCardData
 
+from stages.artifacts.lineage import Origin
 from stages.artifacts.manifest import flatten_tree
-from stages.artifacts.origin import Origin
 from stages.cards.sections import (
     format_section,
     join_blocks,

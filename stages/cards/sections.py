@@ -5,7 +5,7 @@ Names from the data are escaped by stages/render/markdown_tables.py.
 
 import re
 
-from stages.artifacts.origin import Origin
+from stages.artifacts.lineage import Origin
 from stages.render.markdown_tables import add_sum_row, escape_cell, format_table, top_rows
 
 CARD = "README.md"

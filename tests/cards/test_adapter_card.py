@@ -7,7 +7,7 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from stages.artifacts.origin import Origin
+from stages.artifacts.lineage import Origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.modeling import lora
 from stages.modeling.load import load_causal, load_pretrained

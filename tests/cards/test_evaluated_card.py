@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 
 from stages import report
 from stages.artifacts.artifact import digest
-from stages.artifacts.origin import Origin, find_hub_datasets, find_pretrained
+from stages.artifacts.lineage import Origin, find_hub_datasets, find_pretrained
 from stages.cards.adapter_card import write_adapter_cards
 from stages.cards.evaluated_card import render_evaluated_card
 from stages.cards.model_card import MergedModel, render_model_card

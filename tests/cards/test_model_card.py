@@ -11,7 +11,7 @@ import yaml
 
 from stages import merge, reward, sft
 from stages.artifacts.artifact import MANIFEST
-from stages.artifacts.origin import Origin
+from stages.artifacts.lineage import Origin
 from stages.cards.model_card import LIMITS, POLICY_LIMITS, SCORE_LIMITS, MergedModel, render_model_card
 from stages.model_files.provenance import Provenance
 from stages.recipe.sections.models import Lora, Merge

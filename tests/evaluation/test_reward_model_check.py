@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.artifacts.origin import Origin
+from stages.artifacts.lineage import Origin
 from stages.cards.model_card import MergedModel, render_model_card
 from stages.evaluation import verdict
 from stages.evaluation.reward_model_check import check_reward_model, describe_shortfall, find_shortfall
