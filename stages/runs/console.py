@@ -20,7 +20,6 @@ from stages.runtime.files import read_json_object
 from stages.runtime.stage_lines import export_plan
 
 PAIRS, SHARES = "pairs", "pairs-shares"
-
 LOGGER, HANDLER = "snakemake.logging", "DefaultStreamHandler"
 # What Snakemake logs of a run in which all goes well: by event or, where it names none, by the function that logs.
 EVENTS = ("WORKFLOW_STARTED", "RUN_INFO", "RESOURCES_INFO", "JOB_INFO", "JOB_STARTED", "JOB_FINISHED", "PROGRESS",

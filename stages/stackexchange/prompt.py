@@ -17,7 +17,6 @@ from typing import Literal, NamedTuple
 QUESTION, ANSWER = "THE-QUESTION-BEGINS-AND-ENDS", "THE-ANSWER-BEGINS-AND-ENDS"
 # Llama's templates name the day. A prompt must not depend on when a run is made: they get theirs, and no clock.
 WITHOUT_CLOCK = {"date_string": "26 Jul 2024", "strftime_now": ""}
-
 # How a prompt is made of a text: 'none' takes it as it is, 'chat' puts it into the tokenizer's own chat template.
 Template = Literal["question", "none", "chat"]
 BATCH_TEXTS = 1000

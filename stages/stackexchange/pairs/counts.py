@@ -15,7 +15,6 @@ from stages.stackexchange.questions.counts import sort_counts
 # stop.
 NEEDED_QUESTIONS = {"finetune": 1, "reward": 2, "rl": 4, "evaluation": 1}
 STAGES = {"finetune": "sft", "reward": "reward", "rl": "ppo", "evaluation": "evaluate"}  # the first that reads it
-
 MAX_IDS = 20  # listed for each reason; all are counted
 
 
