@@ -24,9 +24,9 @@ from stages.stackexchange.dump.sources import Source, find_sources, select_sourc
 from stages.stackexchange.questions.counts import posts_metrics
 from stages.stackexchange.questions.duplicate_ids import check_ids
 from stages.stackexchange.questions.parts import PartTask, QuestionFilter, build_parts, publish_parts
-from stages.stackexchange.questions.plan import plan_scans
 from stages.stackexchange.questions.post_columns import ANSWER_BOT, WATERMARKS
 from stages.stackexchange.questions.scan import run_scans, write_quarantine
+from stages.stackexchange.questions.scan_tasks import plan_scans
 from stages.stackexchange.questions.sorted_runs import list_run_files
 
 

@@ -27,9 +27,9 @@ from stages.stackexchange.dump.xml_rows import read_rows
 from stages.stackexchange.dump.xml_table import split_spans
 from stages.stackexchange.questions.counts import QuestionCounts
 from stages.stackexchange.questions.join import question_record
-from stages.stackexchange.questions.plan import SPAN_BYTES
 from stages.stackexchange.questions.post_columns import QUESTION, post_columns
 from stages.stackexchange.questions.scan import BATCH_ROWS
+from stages.stackexchange.questions.scan_tasks import SPAN_BYTES
 from stages.stackexchange.questions.sorted_runs import add_key_column, question_keys
 from stages.stackexchange.questions.table import write_questions
 

@@ -49,7 +49,7 @@ import sys, time
 from pathlib import Path
 from stages.recipe.sections.data import Posts
 from stages.stackexchange.dump.xml_table import split_spans
-from stages.stackexchange.questions.plan import SPAN_BYTES
+from stages.stackexchange.questions.scan_tasks import SPAN_BYTES
 from stages.stackexchange.questions.scan import XmlScan, scan
 start, path, limits = time.process_time(), Path(sys.argv[1]), Posts()
 parts = -(-path.stat().st_size // limits.part_bytes)

@@ -18,7 +18,7 @@ from stages.recipe.sections.data import Posts
 from stages.stackexchange.dump import xml_table
 from stages.stackexchange.dump.scan_log import ScanLog
 from stages.stackexchange.dump.xml_rows import read_rows
-from stages.stackexchange.questions import join, plan, sorted_runs
+from stages.stackexchange.questions import join, scan_tasks, sorted_runs
 from stages.stackexchange.questions.scoring import answer_score
 from tests.helpers import stackexchange_dumps
 from tests.helpers.stackexchange_dumps import (
@@ -86,7 +86,7 @@ def test_the_same_bytes_for_any_processes_spans_and_order_of_sources(tmp_path, m
                for start in (1, 2)]
     for name, processes in (("a", 1), ("b", 2), ("c", 4)):
         make_posts(tmp_path / name, *several, config=SMALL, processes=processes)
-    monkeypatch.setattr(plan, "SPAN_BYTES", 3000)
+    monkeypatch.setattr(scan_tasks, "SPAN_BYTES", 3000)
     monkeypatch.setattr(join, "RANGE_BYTES", 5000)
     make_posts(tmp_path / "d", *reversed(several), config=SMALL)
     expected = file_bytes(tmp_path / "a")
@@ -202,7 +202,7 @@ def votes(*counts: tuple[int, int, int]) -> bytes:
 
 @pytest.mark.parametrize("processes, span_bytes", [(1, 1 << 25), (1, 300), (2, 1 << 25)])
 def test_up_votes(tmp_path, monkeypatch, processes, span_bytes):
-    monkeypatch.setattr(plan, "SPAN_BYTES", span_bytes)
+    monkeypatch.setattr(scan_tasks, "SPAN_BYTES", span_bytes)
     write_dump(tmp_path, votes((2, 2, 9), (2, 3, 4), (3, 2, 1), (3, 3, 3), (999, 2, 5), (11, 1, 1), (12, 2, 31)),
           "site.test/Votes.xml")
     rows = [question(1), answer(2, 1, 5), answer(3, 1, -2), question(10, AcceptedAnswerId=11), answer(11, 10),
@@ -259,7 +259,7 @@ def test_killed_at_the_very_end_it_is_told_again(tmp_path):
 
 
 def test_lines_of_bad_rows_in_many_spans_and_sites(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "SPAN_BYTES", 100)
+    monkeypatch.setattr(scan_tasks, "SPAN_BYTES", 100)
     bad = {f"{name}.test": document(qa_rows(1), question("x"), qa_rows(10), question(f"y{name}"), qa_rows(20))
            for name in "ab"}
     dump = [write_dump(tmp_path, content, f"{site}/Posts.xml") for site, content in bad.items()]
@@ -310,8 +310,8 @@ SMALL_SPANS = """
 import sys
 sys.argv[0] = "posts"
 from stages import posts
-from stages.stackexchange.questions import plan
-plan.SPAN_BYTES = 150_000
+from stages.stackexchange.questions import scan_tasks
+scan_tasks.SPAN_BYTES = 150_000
 from stages.command_line.start import main
 if __name__ == "__main__":
     main(posts.__file__)
@@ -321,8 +321,8 @@ import resource, sys
 from pathlib import Path
 from stages import posts
 from stages.recipe.sections.data import Posts
-from stages.stackexchange.questions import join, plan
-plan.SPAN_BYTES = join.RANGE_BYTES = 4 << 20
+from stages.stackexchange.questions import join, scan_tasks
+scan_tasks.SPAN_BYTES = join.RANGE_BYTES = 4 << 20
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 posts.run(Posts(part_bytes=8 << 20), Path(sys.argv[2]), dump=[sys.argv[1]])
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)

@@ -19,7 +19,7 @@ from stages.runtime.files import check_free_space
 from stages.stackexchange.dump import archives, seven_zip, sources, xml_table
 from stages.stackexchange.dump.archives import unpack_table
 from stages.stackexchange.dump.sources import Source, Table, find_sources
-from stages.stackexchange.questions import plan
+from stages.stackexchange.questions import scan_tasks
 from tests.helpers import stackexchange_dumps
 from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
 
@@ -460,10 +460,10 @@ def test_all_tables_need_room_before_the_first_is_unpacked(tmp_path, free):
         free(free_bytes, scratch)
         refusal_of_plan = pytest.raises(ValueError, match=r"a\.7z, .*b\.xml: needs .* of scratch space")
         with refusal_of_plan if refused else nullcontext():
-            plan._check_scratch_space(tables, scratch)
+            scan_tasks._check_scratch_space(tables, scratch)
     free(len(MANY) + needed, scratch)
     (scratch / "left").write_bytes(MANY)  # by a killed run
-    plan._check_scratch_space(tables, scratch)
+    scan_tasks._check_scratch_space(tables, scratch)
 
 
 def test_every_kind_says_what_it_is():

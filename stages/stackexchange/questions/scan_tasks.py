@@ -19,7 +19,7 @@ HUB_BYTES = 8 << 30  # assumed for a Hub data set, whose size is not known in ad
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScanPlan:
     """What a run reads, in which tasks, and how many parts it makes."""
 
     sources: list[SourceInfo]
@@ -27,7 +27,7 @@ class Plan:
     parts: int
 
 
-def plan_scans(sources: list[Source], scratch: Path, *, with_votes: bool, part_bytes: int, **options) -> Plan:
+def plan_scans(sources: list[Source], scratch: Path, *, with_votes: bool, part_bytes: int, **options) -> ScanPlan:
     """Unpack what is packed into `scratch`, and split all tables into tasks.
 
     Results in `scratch` of a run with another plan are deleted.
@@ -47,7 +47,7 @@ def plan_scans(sources: list[Source], scratch: Path, *, with_votes: bool, part_b
     parts = max(1, -(-text_bytes // part_bytes))
     tasks = [replace(task, number=number, parts=parts) for number, task in enumerate(tasks)]
     _delete_other_plan(tasks, scratch)
-    return Plan(infos, tasks, parts)
+    return ScanPlan(infos, tasks, parts)
 
 
 def _check_scratch_space(tables: list[Table], scratch: Path) -> None:
