@@ -9,8 +9,8 @@ import torch
 from stages.artifacts.artifact import digest, read_manifest
 from stages.artifacts.finished import has_manifest
 from stages.artifacts.lineage import find_input
+from stages.rewards.reward_functions import MODEL
 from stages.rewards.shaping import ShapingSettings, shape_rewards
-from stages.rewards.sources import MODEL
 from stages.runtime.series import read_history
 
 SCALE = "validation_reward_scale"
