@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from stages.runtime.progress import track
 from stages.stackexchange.dump.scan_log import ScanLog
+from stages.stackexchange.questions.table import group_by_size
 
 BATCH_ROWS = 1000
 SPAN_BYTES = 32 << 20
@@ -39,15 +40,10 @@ def split_row_groups(file: Path) -> Iterator[tuple[tuple[int, ...], int]]:
     except pa.ArrowInvalid:
         raise ValueError(f"{file}: not a parquet file, or cut short; download it again") from None
     _select_conversion(table.schema_arrow.names, str(file))
-    groups, size = [], 0
-    for group in range(table.num_row_groups):
-        groups.append(group)
-        size += table.metadata.row_group(group).total_byte_size
-        if size >= SPAN_BYTES:
-            yield tuple(groups), size
-            groups, size = [], 0
-    if groups:
-        yield tuple(groups), size
+    numbers = range(table.num_row_groups)
+    for groups, size_bytes in group_by_size(
+            numbers, lambda number: table.metadata.row_group(number).total_byte_size, SPAN_BYTES):
+        yield tuple(groups), size_bytes
 
 
 def read_records(name: str, row_groups: tuple[int, ...] | None, log: ScanLog) -> Iterator[tuple[int, dict]]:

@@ -21,7 +21,7 @@ from stages.stackexchange.questions.counts import QuestionCounts
 from stages.stackexchange.questions.duplicate_ids import SourceInfo
 from stages.stackexchange.questions.join import join_posts, key_ranges, sorted_rows
 from stages.stackexchange.questions.sorted_runs import RECORD_ORDER, read_part
-from stages.stackexchange.questions.table import SCHEMA, read_questions, write_questions
+from stages.stackexchange.questions.table import SCHEMA, group_by_size, read_questions, write_questions
 
 CODE_LANGUAGE = re.compile(r"""<(?:pre|code)\b[^<>]*?class\s*=\s*["'][^"'<>]*?\blang(?:uage)?-([\w+#.-]+)""", re.ASCII)
 
@@ -165,23 +165,13 @@ def publish_parts(parts: list[PartTask], part_bytes: int, out: Path) -> None:
     """Link the parts that were built into `out`; small neighbours, left by a narrow filter, become one file."""
     for stale in out.glob("part-*.parquet"):  # of a run that was interrupted here
         stale.unlink()
-    for number, files in enumerate(_group_small_parts(parts, part_bytes // 8)):
+    filled = [part.out for part in parts if part.out.exists() and _text_bytes(part.out)]
+    for number, (files, _) in enumerate(group_by_size(filled, _text_bytes, part_bytes // 8)):
         target = out / f"part-{number:05d}.parquet"
         if len(files) == 1:
             link_or_copy(files[0], target)
         else:
             write_questions(target, (question for file in files for question in read_questions(file)))
-
-
-def _group_small_parts(parts: list[PartTask], min_bytes: int) -> Iterator[list[Path]]:
-    files, size = [], 0
-    for part in parts:
-        if part.out.exists() and (part_size := _text_bytes(part.out)):
-            files.append(part.out)
-            size += part_size
-        if files and (size >= min_bytes or part is parts[-1]):
-            yield files
-            files, size = [], 0
 
 
 def _text_bytes(file: Path) -> int:

@@ -7,7 +7,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter, itemgetter
@@ -37,7 +36,7 @@ from stages.stackexchange.questions.sorted_runs import (
     write_run,
     write_run_with_sizes,
 )
-from stages.stackexchange.questions.table import SCHEMA, text_length
+from stages.stackexchange.questions.table import SCHEMA, group_by_size, text_length
 
 BATCH_ROWS = 2000
 
@@ -167,22 +166,11 @@ def _scan_votes(task: XmlScan, log: ScanLog) -> None:
 def _scan_records(task: RecordScan, log: ScanLog) -> None:
     for stale in task.folder.glob(f"record*-{task.number:05d}-*"):
         stale.unlink()
-    records = read_records(task.name, task.row_groups, log)
-    for number, batch in enumerate(_batches(records)):
+    records = ((number, record, text_length(record))
+               for number, record in read_records(task.name, task.row_groups, log))
+    for number, (batch, _) in enumerate(group_by_size(records, itemgetter(2), SPAN_BYTES)):
         runs = task.run_path("records", number), task.run_path("record_sizes", number)
         write_run_with_sizes(*runs, _record_table(batch, task), RECORD_ORDER, task.parts)
-
-
-def _batches(records: Iterator[tuple[int, dict]]) -> Iterator[list[tuple[int, dict, int]]]:
-    batch, characters = [], 0
-    for number, record in records:
-        batch.append((number, record, text_length(record)))
-        characters += batch[-1][-1]
-        if characters >= SPAN_BYTES:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 def _record_table(batch: list[tuple[int, dict, int]], task: RecordScan) -> pa.Table:

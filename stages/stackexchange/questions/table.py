@@ -5,8 +5,9 @@ stages/stackexchange/questions/scoring.py. date: when the post was written, as t
 where the source does not say.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -58,6 +59,20 @@ def read_tags(posts: Path, questions: set[tuple]) -> dict[tuple, list[str]]:
 def text_length(question: dict) -> int:
     """Count the characters of a record's texts."""
     return len(question["question"]) + sum(len(answer["text"]) for answer in question["answers"])
+
+
+def group_by_size(items: Iterable[Any], size_of: Callable[[Any], int], least: int) -> Iterator[tuple[list, int]]:
+    """Group neighbours until they have the size `least`, and yield each group with its size; the last may be smaller.
+    """
+    group, total = [], 0
+    for item in items:
+        group.append(item)
+        total += size_of(item)
+        if total >= least:
+            yield group, total
+            group, total = [], 0
+    if group:
+        yield group, total
 
 
 def write_questions(path: Path, questions: Iterable[dict]) -> None:
