@@ -99,6 +99,17 @@ def test_every_number_is_the_plain_one(evaluated):
     assert metrics["policies"]["base"]["kl_k1"]["mean"] == 0 != comparison["kl_k1"]["mean"]
 
 
+def test_the_attainable_objective_is_that_of_the_training(evaluated):
+    """Baseline 9 and clip 0.1 make every reward -0.1, without EOS -1.1; beta is the setting's, for none was logged."""
+    _, metrics, _ = evaluated
+    measured, policies = metrics["attainable"]["policies"]["ppo"], metrics["policies"]
+    assert metrics["attainable"]["samples"] == 3 and measured["optimum"]["beta"] == SETTINGS.kl_coefficient
+    assert measured["objective"]["mean"] == pytest.approx(
+        -0.1 - (1 - policies["ppo"]["eos_rate"]) - SETTINGS.kl_coefficient * policies["ppo"]["kl_k1"]["mean"])
+    text = dict(metrics["table"])["share of the attainable objective at temperature 1, PPO"]
+    assert ("not defined" in text) == (measured["share"] is None)
+
+
 def test_temperatures_are_chosen_by_the_reward_on_other_held_out_prompts(evaluated):
     _, metrics, _ = evaluated
     assert metrics["temperature_selection"]["prompts"] == 2

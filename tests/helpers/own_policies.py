@@ -37,7 +37,8 @@ def save_trained(place: Path, prompts: Path, settings: Ppo, names: tuple[str, ..
     for seed, name in enumerate(names, 1):
         trained = write_manifest(place / name, "ppo", settings, {"policy": base, "prompts": prompts},
                                  prompts=12, iterations=2, best_iteration=1)
-        (trained / "history.jsonl").write_text('{"iteration": 1, "reward": 0.5, "kl": 0.1}\n')
+        (trained / "history.jsonl").write_text(
+            '{"iteration": 1, "reward": 0.5, "kl": 0.1, "validation_reward_scale": 2.0}\n')
         merged[name] = write_manifest(
             tiny_models.save_base(place / f"{name}-merged", seed), "merge", Merge(),
             {"base": base, "adapter": [trained], "prompts": prompts})
