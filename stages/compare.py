@@ -13,12 +13,13 @@ unfinished. Reads manifests, metrics and histories; loads no model. Not a stage:
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from stages.artifacts.artifact import artifact_folder
 from stages.artifacts.run_facts import Run, Table, compare_runs, is_evaluation, read_run
 from stages.command_line.option_parser import OptionParser
-from stages.command_line.tool import print_text
+from stages.command_line.tool import print_text, run_tool
 from stages.recipe.recipe import Recipe, list_defaults
 from stages.recipe.sections.evaluate import Report
 from stages.render.terminal import escape_controls, format_columns, format_value
@@ -103,24 +104,24 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def show_comparison(arguments: argparse.Namespace) -> None:
+    """Print the comparison or write the page; ValueError or OSError for a user's mistake."""
+    if arguments.out and arguments.out.suffix != ".html":
+        raise ValueError(f"--out {arguments.out}: give a name that ends in .html")
+    runs = read_runs(arguments.runs)
+    if arguments.csv:
+        print_text(format_curves(runs))
+    elif arguments.out:
+        write_text(arguments.out, render_page(runs))
+        print(f"compare: {len(runs)} runs are in {arguments.out}")
+    else:
+        print_text("\n".join(format_tables(compare_runs(runs))))
+
+
 def main(words: list[str] | None = None) -> int:
-    """Print the comparison or write the page; return 1, with one line on stderr, for a user's mistake."""
+    """Run the command; return 1, with one line on stderr, for a user's mistake."""
     arguments = build_parser().parse_args(words)
-    try:
-        if arguments.out and arguments.out.suffix != ".html":
-            raise ValueError(f"--out {arguments.out}: give a name that ends in .html")
-        runs = read_runs(arguments.runs)
-        if arguments.csv:
-            print_text(format_curves(runs))
-        elif arguments.out:
-            write_text(arguments.out, render_page(runs))
-            print(f"compare: {len(runs)} runs are in {arguments.out}")
-        else:
-            print_text("\n".join(format_tables(compare_runs(runs))))
-    except (ValueError, OSError) as error:
-        print(f"compare: error: {escape_controls(str(error))}", file=sys.stderr)
-        return 1
-    return 0
+    return run_tool("compare", arguments.out or Path(), partial(show_comparison, arguments))
 
 
 if __name__ == "__main__":

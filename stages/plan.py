@@ -23,6 +23,7 @@ from stages.artifacts.artifact import artifact_folder
 from stages.artifacts.finished import MANIFEST
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.precision import to_fp32
+from stages.command_line.tool import run_tool
 from stages.planning import data_size, pages
 from stages.planning.data_size import DataSize
 from stages.planning.hardware import Hardware, choose_hardware
@@ -154,12 +155,8 @@ def main(words: list[str] | None = None) -> int:
         with suppress(Exception):  # it is beside a run, which goes on without
             print_run(arguments)
         return 0
-    try:
-        print_plan(arguments, tuple(ALGORITHMS) if arguments.algorithm == ALL else (arguments.algorithm,))
-    except (ValueError, OSError) as error:
-        print(f"plan: error: {escape_controls(str(error))}", file=sys.stderr)
-        return 1
-    return 0
+    algorithms = tuple(ALGORITHMS) if arguments.algorithm == ALL else (arguments.algorithm,)
+    return run_tool("plan", arguments.out or Path(), partial(print_plan, arguments, algorithms))
 
 
 if __name__ == "__main__":
