@@ -6,8 +6,8 @@ LoRA adapters stay whole in each process.
 
 Gathering is collective: all processes must compute the same layers of the same model at the same time, although each
 has rows of its own, and not equally many. Before each forward pass, a process says of which model it is. One that has
-no rows left takes part with a pass of one token (`join_other_passes`). Backward passes are balanced by their callers
-(`count_missing_passes`).
+no rows left takes part with a pass of one token (`join_other_passes`). Backward passes are balanced by
+`units.sum_gradients`.
 """
 
 from collections.abc import Iterator
@@ -83,12 +83,6 @@ def join_other_passes() -> None:
                 backbone(input_ids=torch.zeros(1, 1, dtype=torch.long, device=backbone.device), use_cache=False)
         finally:
             _idle[0] = False
-
-
-def count_missing_passes(passes: int) -> int:
-    """Return how many forward and backward passes fewer this process has than the one with most; 0 if none is sharded.
-    """
-    return int(group.max_tensor(torch.tensor(passes))) - passes if is_active() else 0
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -62,11 +62,9 @@ def sum_gradients(
         owners = [_owner(number) for number in range(first, min(first + group.world_size(), len(units)))]
         if group.rank() in owners:
             number = first + owners.index(group.rank())
-            parts[number] = _agree_on_memory(backward, units[number], 1.0)
-        elif sharding.is_active():
-            backward(units[first], 0.0)
+            parts[number] = _agree_on_memory(lambda unit=units[number]: backward(unit, 1.0))
         else:
-            _agree_on_memory(lambda *_: None, None, 0.0)
+            _agree_on_memory(lambda unit=units[first]: backward(unit, 0.0) if sharding.is_active() else None)
         total.add(owners)
     total.finish()
     return sum_in_order(parts, len(units), width)
@@ -108,11 +106,11 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
-def _agree_on_memory(backward: Callable, unit, weight: float) -> torch.Tensor | None:
-    """Call backward(unit, weight); if memory runs out in one process, raise torch.OutOfMemoryError in all."""
+def _agree_on_memory(call: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
+    """Return call(); if memory runs out in one process, raise torch.OutOfMemoryError in all."""
     failure = result = None
     try:
-        result = backward(unit, weight)
+        result = call()
     except RuntimeError as error:
         if sharding.is_active() or not is_out_of_memory(error):
             raise

@@ -15,10 +15,9 @@ from stages.modeling.packed.token_logprobs import selective_log_softmax
 
 
 def collate_blocks(blocks: Iterable[list[PackedRow]]) -> dict:
-    """Join the rows of all blocks, and count their labels and each row's tokens."""
+    """Join the rows of all blocks, and count their labels."""
     rows = [row for block in blocks for row in block]
-    return {"content": rows, "items": sum(int(row.is_label.sum()) for row in rows),
-            "lengths": [len(row.token_ids) for row in rows]}
+    return {"content": rows, "items": sum(int(row.is_label.sum()) for row in rows)}
 
 
 def summed_lm_loss(model, rows: list[PackedRow], precision: str) -> torch.Tensor:

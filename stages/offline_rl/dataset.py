@@ -53,6 +53,5 @@ def normalise_rewards(answers: list[ScoredAnswer], scale: ScoreScale) -> list[Sc
 
 
 def collate_answers(rows: list[ScoredAnswer]) -> dict:
-    """Return the rows as they are, and count their actions and each one's tokens."""
-    return {"content": rows, "items": sum(len(row.answer) for row in rows),
-            "lengths": [len(row.prompt) + len(row.answer) for row in rows]}
+    """Return the rows as they are, and count their actions."""
+    return {"content": rows, "items": sum(len(row.answer) for row in rows)}

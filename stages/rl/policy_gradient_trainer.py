@@ -232,6 +232,7 @@ def backward_with_oom_retry(
     parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
 
     def backward(microbatch_rows: torch.Tensor, weight: float) -> torch.Tensor:
+        """Compute the gradients of a microbatch; return its summed STATISTICS."""
         loss, sums = policy_gradient_loss(policy, trajectory, microbatch_rows, size, settings, kl_coefficient)
         (weight * loss).backward()
         return sums

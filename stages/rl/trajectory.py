@@ -52,10 +52,6 @@ class Trajectory(RolloutScores):
                    returns=returns,
                    sampler_logprobs=None if reuse_rollout_logprobs else rollout.logprobs)
 
-    def length(self, row: int) -> int:
-        """Count the tokens of a row, prompt and response."""
-        return len(self.prompts[row]) + len(self.responses[row])
-
     def explained_variance(self) -> float:
         """Compute 1 - Var(returns - values) / Var(returns): 1 for perfect values, 0 for constant ones."""
         inside = self.mask.bool()

@@ -53,6 +53,7 @@ class StepTrainer(Trainer):
         gpus = [self.args.device] if self.args.device.type == "cuda" else []
 
         def backward(unit: tuple[int, dict], weight: float) -> torch.Tensor:
+            """Compute the gradients of a microbatch, of which `unit` is number and content; return its loss."""
             number, batch = unit
             with torch.random.fork_rng(gpus):  # dropout: a unit's masks do not depend on the process
                 torch.manual_seed(hash((self.args.seed, self.state.global_step, number)))

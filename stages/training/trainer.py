@@ -74,9 +74,8 @@ def train(
 
     Args:
         dataset: a map-style data set.
-        collate: maps a list of its items to {"content": a batch, "items": the count that the loss is a mean of}. With
-            several processes, each of which computes its rows of a step, the content is a list, and "lengths" are its
-            rows' tokens.
+        collate: maps a list of its items to {"content": a batch, "items": the count that the loss is a mean of}. The
+            processes share the batches of a step.
         loss_fn: maps a batch to the sum of its items' losses, a scalar computed with `model`.
         logger: left open; None: log to `out` and the terminal.
         after_step: called with the number of each step after its update, before it is evaluated or saved.
