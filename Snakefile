@@ -86,6 +86,11 @@ NEEDS_JUDGE = not RECIPE.prompts and {"always": True, "auto": RECIPE.evaluate.go
 JUDGE = [f"{RUN}/judge/manifest.json"] if NEEDS_JUDGE else []
 JUDGE_MERGED = [f"{RUN}/judge-merged/manifest.json"] if NEEDS_JUDGE else []
 
+# The reward model and the judge do not depend on each other: they train side by side where this machine trains both.
+REWARD_THREADS = {"reward": THREADS, "judge": THREADS}
+if NEEDS_JUDGE and RUNS_HERE:
+    REWARD_THREADS = placement.share_cores(RUN, THREADS, PLACEMENT.processes, lambda: workflow.dag_settings.targets)
+
 # Trainings that PPO's policy is compared with in its evaluation, if the recipe wants one.
 CONTROLS = [variants.LENGTH_CONTROL] if RECIPE.evaluate.length_control and not RECIPE.prompts else []
 

@@ -4,10 +4,12 @@ On one node the stage starts them itself (--processes). On several, srun starts 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from stages.recipe.schema import SettingsError
+from stages.runtime.processes import DRIVER
 
 GPUS = re.compile(r"gpu(?::[\w.]+)?:(\d+)")  # of a job's resource gres: gpu:8, gpu:a100:8
 FIRST_PORT, PORTS = 20_000, 10_000  # below those that Linux gives to outgoing connections; jobs of one node differ
@@ -61,6 +63,35 @@ class Placement:
         """Return the number of processes on each node; None: the stage chooses it."""
         gpus = GPUS.fullmatch(str(resources.get("gres", "")))
         return self.processes or (gpus and int(gpus[1])) or None
+
+
+def share_cores(run: str, threads: int, processes: int | None, targets: Callable) -> dict[str, Callable]:
+    """Return the threads of the reward model and of the judge, as functions of Snakemake's wildcards.
+
+    Each has half of the cores: a process that waits for no other does more in the same time. One has all of them if
+    the other one is made already or not wanted, and on a GPU, whose memory they would share. The number of processes
+    does not change what is made.
+
+    Args:
+        run: folder of the run, with the wildcard for the seed.
+        threads: of the machine.
+        processes: that a stage starts, each with a thread at least.
+        targets: returns those of the command line, which Snakemake knows once it has read its rules.
+    """
+    def count_threads(other: str, share: int) -> Callable:
+        def count(wildcards) -> int:
+            is_made = Path(f"{run}/{other}/manifest.json".format(**wildcards)).exists()
+            return threads if is_made or DRIVER.exists() or _names_one(targets()) else share
+        share = min(threads, max(share, processes or 1))
+        return count
+
+    return {"reward": count_threads("judge", (threads + 1) // 2),
+            "judge": count_threads("reward", max(1, threads // 2))}
+
+
+def _names_one(targets: Collection[str]) -> bool:
+    """Return whether the command line wants the reward model or the judge alone; without a target, it wants all."""
+    return any(targets and set(targets) <= {stage, f"{stage}_merged"} for stage in ("reward", "judge"))
 
 
 def parse_shares(config: dict) -> int:

@@ -17,7 +17,7 @@ import pytest
 
 from stages.recipe.algorithms import ALGORITHMS
 from stages.recipe.sections.evaluate import Frontier
-from stages.runs import own_prompts
+from stages.runs import own_prompts, placement
 from tests.helpers.library_forks import IMPORT_VARIABLES
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
@@ -188,6 +188,19 @@ def test_a_judge_is_trained_where_the_recipe_wants_one(dry_run, plan, checkout, 
     assert paths == {"evaluate": ["results/judged/judge-merged/manifest.json" * has_judge],
                      "report": ["results/judged/judge/manifest.json" * has_judge]}
     assert ("results/judged/judge-merged/manifest.json --evaluate" in text) == has_judge
+
+
+def test_reward_model_and_judge_train_side_by_side_on_half_of_the_cores_each(dry_run, checkout):
+    judged = ("name=judged", "evaluate={train_judge: always}")
+
+    def threads(*arguments):
+        jobs = re.findall(r"^rule (reward|judge|ppo_train):\n(?:    .*\n)*?    threads: (\d+)$",
+                          dry_run(checkout, *arguments, "--cores", "4", config=judged), re.MULTILINE)
+        return {stage: int(count) for stage, count in jobs}
+
+    share = 4 if placement.DRIVER.exists() else 2
+    assert threads("ppo") == {"reward": share, "judge": share, "ppo_train": 4}
+    assert threads("reward") == {"reward": 4}
 
 
 @pytest.mark.parametrize(("recipe", "has_judge"), [("demo", False), ("sites", True), ("stackllama", True)])

@@ -9,7 +9,8 @@ import yaml
 
 from stages.recipe.algorithms import ALGORITHMS
 from stages.recipe.schema import SettingsError
-from stages.runs.placement import GPUS, Placement, parse_placement
+from stages.runs import placement as placements
+from stages.runs.placement import GPUS, Placement, parse_placement, share_cores
 
 
 @pytest.mark.parametrize(("config", "resources", "options"), [
@@ -82,3 +83,41 @@ def test_the_gpus_of_the_profile_are_read_as_the_executor_reads_them():
     assert {"base", "sft", "reward", "judge"} | {f"{name}_train" for name in ALGORITHMS} | {
         algorithm.rule_name("evaluate") for algorithm in ALGORITHMS.values()} == values.keys()
     assert all(GPUS.fullmatch(value) for value in values.values())
+
+
+@pytest.fixture
+def without_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(placements, "DRIVER", tmp_path / "no driver")
+
+
+def count_threads(folder, cores, processes=None, targets=(), seed=3):
+    threads = share_cores(f"{folder}/seed-{{seed}}", cores, processes, lambda: targets)
+    return threads["reward"]({"seed": seed}), threads["judge"]({"seed": seed})
+
+
+@pytest.mark.parametrize(("targets", "threads"), [
+    ([], (4, 4)), (["ppo"], (4, 4)), (["reward", "judge"], (4, 4)), (["reward"], (8, 8)), (["judge_merged"], (8, 8)),
+    (["reward_merged", "reward"], (8, 8)),
+])
+def test_reward_model_and_judge_share_the_cores_only_where_both_are_wanted(without_gpu, tmp_path, targets, threads):
+    assert count_threads(tmp_path, 8, targets=targets) == threads
+
+
+@pytest.mark.parametrize(("cores", "processes", "threads"), [
+    (1, None, (1, 1)), (2, None, (1, 1)), (3, None, (2, 1)), (2, 2, (2, 2)), (2, 4, (2, 2)),
+])
+def test_a_share_is_a_thread_for_each_process_at_least(without_gpu, tmp_path, cores, processes, threads):
+    assert count_threads(tmp_path, cores, processes) == threads
+
+
+def test_on_a_gpu_they_train_one_after_the_other(monkeypatch, tmp_path):
+    monkeypatch.setattr(placements, "DRIVER", tmp_path)
+    assert count_threads(tmp_path, 8) == (8, 8)
+
+
+def test_the_judge_has_all_cores_once_the_reward_model_is_made(without_gpu, tmp_path):
+    made = tmp_path / "seed-3" / "reward" / "manifest.json"
+    made.parent.mkdir(parents=True)
+    made.write_text("{}")
+    assert count_threads(tmp_path, 8) == (4, 8)
+    assert count_threads(tmp_path, 8, seed=4) == (4, 4)

@@ -31,7 +31,7 @@ for STAGE, INPUTS in TRAININGS.items():
             program=STAGE,
             inputs=variants.format_inputs,
             **PLACEMENT.params,
-        threads: POLICY_THREADS if STAGE in ALGORITHMS else THREADS
+        threads: POLICY_THREADS if STAGE in ALGORITHMS else REWARD_THREADS.get(STAGE, THREADS)
         resources:
             **PLACEMENT.resources,
         conda:
