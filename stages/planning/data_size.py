@@ -23,36 +23,41 @@ class DataSize(NamedTuple):
     """How much text a run has; None: not known.
 
     finetune_tokens: of that split. reward_pairs, evaluation_pairs, rl_questions: numbers, of those splits.
-    question_tokens, answer_tokens: mean lengths. shared_pair_tokens: of a pair, with every text of the split once, as
-    batches by question have it.
+    question_lengths, answer_lengths: tokens of each text of a sample. shared_pair_tokens: of a pair, with every text of
+    the split once, as batches by question have it.
     """
 
     finetune_tokens: int | None = None
     reward_pairs: int | None = None
     rl_questions: int | None = None
     evaluation_pairs: int | None = None
-    question_tokens: float | None = None
-    answer_tokens: float | None = None
+    question_lengths: tuple[float, ...] = ()
+    answer_lengths: tuple[float, ...] = ()
     shared_pair_tokens: float | None = None
 
     def pair_tokens(self, max_length_tokens: int, batching: str) -> float:
         """Return the mean tokens that are computed of a pair, whose two texts have a limit."""
-        if self.question_tokens is None:
+        if not self.answer_lengths:
             return 2 * max_length_tokens * MEAN_LENGTH_SHARE
-        shared = self.shared_pair_tokens if batching == "question" else 2 * (self.question_tokens + self.answer_tokens)
-        return min(2 * max_length_tokens, shared)
+        separate = 2 * (_mean(self.question_lengths) + _mean(self.answer_lengths))
+        return min(2 * max_length_tokens, self.shared_pair_tokens if batching == "question" else separate)
 
     def sample_tokens(self, max_prompt_tokens: int, max_response_tokens: int) -> tuple[float, float]:
-        """Return the mean tokens of a prompt and of its response; responses are as long as answers, at most."""
-        if self.question_tokens is None:
+        """Return the mean tokens of a prompt and of its response.
+
+        Responses are as long as the answers of the data, each cut off at the limit. Longer prompts are left out.
+        """
+        if not self.answer_lengths:
             return max_prompt_tokens * MEAN_LENGTH_SHARE, max_response_tokens * MEAN_LENGTH_SHARE
-        return min(max_prompt_tokens, self.question_tokens), min(max_response_tokens, self.answer_tokens)
+        prompts = [length for length in self.question_lengths if length <= max_prompt_tokens] or [max_prompt_tokens]
+        return _mean(prompts), _mean([min(length, max_response_tokens) for length in self.answer_lengths])
 
     def describe_lengths(self) -> str:
         """Say what the lengths of texts rest on."""
-        if self.question_tokens is None:
+        if not self.answer_lengths:
             return f"texts of {MEAN_LENGTH_SHARE:.0%} of their limits"
-        return f"questions of {self.question_tokens:.0f} and answers of {self.answer_tokens:.0f} tokens, as in the data"
+        return (f"questions of {_mean(self.question_lengths):.0f} and answers of {_mean(self.answer_lengths):.0f} "
+                f"tokens in the data, cut off at their limits")
 
 
 def measure_pairs(pairs: Path, max_answer_tokens: int | None) -> DataSize:
@@ -70,7 +75,7 @@ def measure_pairs(pairs: Path, max_answer_tokens: int | None) -> DataSize:
     return DataSize(
         round(count_pairs(pairs, "finetune") * characters / CHARACTERS_PER_TOKEN / max(len(rows), 1)),
         count_pairs(pairs, "reward"), round(count_pairs(pairs, "rl") * len(set(keys)) / max(len(keys), 1)),
-        count_pairs(pairs, "evaluation"), *map(_mean_tokens, (questions, answers)),
+        count_pairs(pairs, "evaluation"), *map(_count_tokens, (questions, answers)),
         (sum(questions) + sum(answers)) / CHARACTERS_PER_TOKEN / max(count, 1))
 
 
@@ -87,8 +92,12 @@ def _measure_texts(pairs: Path) -> tuple[list[int], list[int], int]:
     return list(questions.values()), list(answers.values()), count
 
 
-def _mean_tokens(characters: list[int]) -> float | None:
-    return sum(characters) / len(characters) / CHARACTERS_PER_TOKEN if characters else None
+def _count_tokens(characters: list[int]) -> tuple[float, ...]:
+    return tuple(length / CHARACTERS_PER_TOKEN for length in characters)
+
+
+def _mean(lengths: Sequence[float]) -> float:
+    return sum(lengths) / len(lengths)
 
 
 def measure_dump(files: Sequence[str], shares: Any, max_answer_tokens: int | None) -> DataSize:
@@ -106,23 +115,23 @@ def measure_dump(files: Sequence[str], shares: Any, max_answer_tokens: int | Non
     if not posts or None in posts:
         text_bytes = sum(path.stat().st_size * COMPRESSION.get(path.suffix.lower(), 1) for path in paths)
         return DataSize(round(text_bytes * finetune / DUMP_BYTES_PER_TOKEN) or None)
-    counts, questions, answers = [], [], []
+    limit = math.inf if max_answer_tokens is None else max_answer_tokens * CHARACTERS_PER_TOKEN
+    counts, questions, answers, finetune_characters = [], [], [], 0.0
     for text in posts:
         for question, own in _group_posts(text):
-            pairs = sum(abs(one - other) >= shares.min_score_gap for (one, _), (other, _) in combinations(own, 2))
-            if pairs:
-                counts.append(min(pairs, shares.max_pairs_per_question))
+            better = [max(two)[1] for two in combinations(own, 2) if abs(two[0][0] - two[1][0]) >= shares.min_score_gap]
+            if better:
+                counts.append(min(len(better), shares.max_pairs_per_question))
                 questions.append(question)
                 answers += [length for _, length in own]
+                finetune_characters += counts[-1] * sum(
+                    question + length for length in better if length <= limit) / len(better)
     if not counts:
         return DataSize()
     pairs, texts = sum(counts), (sum(questions) + sum(answers)) / CHARACTERS_PER_TOKEN
-    question, answer = _mean_tokens(questions), _mean_tokens(answers)
-    limit = math.inf if max_answer_tokens is None else max_answer_tokens
-    short = [size / CHARACTERS_PER_TOKEN for size in answers if size / CHARACTERS_PER_TOKEN <= limit]
-    pair_tokens = sum(question + tokens for tokens in short) / len(answers)
-    return DataSize(round(pairs * finetune * pair_tokens), round(pairs * reward), round(len(counts) * rl),
-                    round(pairs * evaluation), question, answer, texts / pairs)
+    return DataSize(round(finetune * finetune_characters / CHARACTERS_PER_TOKEN), round(pairs * reward),
+                    round(len(counts) * rl), round(pairs * evaluation), _count_tokens(questions),
+                    _count_tokens(answers), texts / pairs)
 
 
 def _read_posts(path: Path) -> bytes | None:

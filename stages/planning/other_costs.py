@@ -55,7 +55,9 @@ def plan_evaluate(stage: str, run: Run, settings: Any) -> StagePlan:
     tokens = int(answers * answer_tokens)
     pairs = min(settings.max_pairs, size.evaluation_pairs or settings.max_pairs)
     pair_tokens = int(pairs * size.pair_tokens(length, "question"))
-    flops = 2 * shape.count_parameters() * (3 * tokens + 2 * pair_tokens)  # sampled, scored twice; pairs twice
+    scorer = shape.cut(run.reward.layers).count_parameters()
+    # Answers: sampled, and scored by two models. Pairs: scored by one, and their likelihood under SFT.
+    flops = 2 * shape.count_parameters() * (tokens + pair_tokens) + 2 * scorer * (2 * tokens + pair_tokens)
     seconds = hardware._replace(devices=1).compute_seconds(flops, precision) + _decode_seconds(
         memory, answers, settings.batch_prompts, settings.max_response_tokens, hardware, answer_tokens / length)
     return StagePlan(stage, shape.count_parameters(), 0, memory, tokens + pair_tokens, flops, seconds, 0,

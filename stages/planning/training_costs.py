@@ -142,9 +142,10 @@ def plan_policy_gradient(stage: str, run: Run, settings: Any) -> StagePlan:
         policy_gradient_cost(shape, settings, rows, value_model, reward),
         f"{samples:,} responses; {size.describe_lengths()}; a decoding step reads all weights once", own=own,
         others=others, rollout=rollout, frozen_copy=settings.tune == FULL, frozen_bytes=frozen_bytes)
-    models = 3 + (reward.members if reads_reward_model(settings) else 0) + (
-        value_model in ("adapter", "model"))  # rollout, old and reference log-probabilities; rewards; values
-    forward = 2 * shape.count_parameters() * int(samples * (prompt_mean / group + response_mean)) * models
+    scorers = (reward.members if reads_reward_model(settings) else 0) + (value_model in ("adapter", "model"))
+    # Rollout, old and reference log-probabilities; rewards, values.
+    computed = 3 * shape.count_parameters() + scorers * shape.cut(reward.layers).count_parameters()
+    forward = 2 * computed * int(samples * (prompt_mean / group + response_mean))
     weights = sum(row.bytes for row in plan.memory if row.name in ("frozen base", "trained parameters"))
     read_bytes = settings.iterations * response * MEAN_LENGTH_SHARE * (weights + rollout[0].bytes * share)
     seconds = hardware.compute_seconds(forward, settings.precision) + hardware.read_seconds(read_bytes)

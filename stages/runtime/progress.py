@@ -50,7 +50,7 @@ class Progress:
         if self.terminal and now - self.last_bar >= BAR_EVERY_SECONDS:
             self.last_bar = now
             self._draw_bar(note)
-        is_log = self.terminal is not sys.stderr
+        is_log = self.terminal is not sys.stderr and self.done != self.total  # `finish` prints the last line
         least = LOG_BESIDE_BAR_EVERY_SECONDS if self.terminal else LOG_EVERY_SECONDS
         every = max(least, (now - self.start) * LOG_EVERY_SHARE)
         if is_log and now - self.last_line >= min(every, LOG_EVERY_SECONDS_AT_MOST):

@@ -5,8 +5,13 @@ import pytest
 
 from stages.planning.data_size import DataSize, measure_dump, measure_pairs
 from stages.planning.hardware import Card, Hardware
+from stages.planning.other_costs import plan_stage
+from stages.planning.stage_plan import Run
 from stages.recipe.sections.data import Pairs
+from stages.recipe.sections.evaluate import Evaluate
+from stages.recipe.sections.reward import Reward
 from stages.stackexchange.pairs.table import SCHEMA, SPLITS, PairsWriter
+from tests.planning.small_model import HARDWARE, SECTIONS, small_shape
 
 ROWS = [("a" * 400, 1, 40, 2, 120), ("a" * 400, 1, 40, 3, 80), ("b" * 200, 4, 800, 5, 160)]  # of two questions
 
@@ -28,8 +33,8 @@ def pairs(tmp_path):
 def test_texts_have_the_lengths_of_the_pairs(pairs):
     size = measure_pairs(pairs, None)
     assert (size.reward_pairs, size.evaluation_pairs, size.rl_questions) == (3, 3, 2)
-    assert size.question_tokens == (400 + 200) / 2 / 4
-    assert size.answer_tokens == (40 + 120 + 80 + 800 + 160) / 5 / 4  # the better answer of two pairs is one
+    assert size.question_lengths == (100, 50)
+    assert size.answer_lengths == (10, 30, 20, 200, 40)  # the better answer of two pairs is one
     assert size.finetune_tokens == (400 + 40 + 400 + 40 + 200 + 800) / 4
     assert measure_pairs(pairs, 100).finetune_tokens == (400 + 40 + 400 + 40) / 4  # the long answer is left out
 
@@ -39,6 +44,7 @@ def test_a_batch_by_question_has_every_text_once(pairs):
     assert size.pair_tokens(512, "question") == (600 + 1200) / 4 / 3
     assert size.pair_tokens(512, "pair") == 2 * (75 + 60) and size.pair_tokens(50, "pair") == 100
     assert size.sample_tokens(32, 512) == (32, 60)
+    assert size.sample_tokens(60, 20) == (50, (10 + 4 * 20) / 5)  # a prompt left out, and four responses cut off
     assert DataSize().pair_tokens(512, "pair") == 512 and DataSize().sample_tokens(100, 50) == (50, 25)
 
 
@@ -59,8 +65,10 @@ def test_the_posts_of_a_small_dump_are_counted(tmp_path):
     shares = Pairs(finetune_share=1, reward_share=1, rl_share=1, evaluation_share=1)
     size = measure_dump([str(posts)], shares, None)
     assert (size.reward_pairs, size.rl_questions, size.evaluation_pairs) == (1, round(2 / 4), 1)  # a quarter of 4 and 2
-    assert (size.question_tokens, size.answer_tokens) == (75, 60) and size.shared_pair_tokens == (150 + 300) / 4
-    assert size.finetune_tokens == 135 and measure_dump([str(posts)], shares, 100).finetune_tokens == 80
+    assert size.question_lengths == (100, 50) and size.answer_lengths == (10, 20, 30, 40, 200)
+    assert size.shared_pair_tokens == (150 + 300) / 4
+    assert size.finetune_tokens == (3 * 400 + 80 + 120 + 80 + 200 + 160) / 4 / 4  # the better answers of four pairs
+    assert measure_dump([str(posts)], shares, 35).finetune_tokens == round((3 * 400 + 80 + 120 + 80) / 4 / 4)
 
 
 @pytest.mark.parametrize("name", ["Posts.xml", "demo.7z"])
@@ -68,3 +76,18 @@ def test_a_dump_that_cannot_be_read_is_measured_by_its_size(tmp_path, name):
     (tmp_path / name).write_bytes(b"x" * 1000)
     size = measure_dump([str(tmp_path / name)], Pairs(), None)
     assert size.reward_pairs is None
+
+
+@pytest.mark.parametrize(("settings", "scorings"), [
+    (SECTIONS["ppo"], lambda samples: samples * 80),  # half of 128 and of 32 tokens, by the reward model
+    (Evaluate(max_prompt_tokens=128, max_response_tokens=32, max_pairs=1), None)])
+def test_a_reward_model_of_the_first_layers_computes_less(settings, scorings):
+    shape = small_shape(4)
+    cut = Reward(precision="fp32", tune="head", pooling="mean", layers=1)
+    runs = [Run(shape, HARDWARE, DataSize(), reward) for reward in (Reward(precision="fp32"), cut)]
+    whole, part = (plan_stage("ppo" if scorings else "evaluate", run, settings).flops for run in runs)
+    saved = 2 * (shape.count_parameters() - shape.cut(1).count_parameters())
+    if scorings:
+        assert whole - part == saved * scorings(settings.iterations * settings.rollout_prompts)
+    else:
+        assert 0.2 * whole < whole - part < 0.6 * whole

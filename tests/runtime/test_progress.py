@@ -40,6 +40,12 @@ def test_a_log_has_a_line_every_so_often_and_one_at_the_end(clock, capsys):
     assert len(lines) == 100 // 15 + 1 and lines[-1].startswith("posts: 100/100 rows (100 %), 1 rows/s")
 
 
+def test_work_of_one_long_unit_has_one_line(clock, capsys):
+    for _ in progress.track(range(1), "answers", 1, "batches"):
+        clock[0] += 100.0
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(("number", "text"), [
     (0, "0"), (0.012, "0.012"), (0.5, "0.5"), (1, "1"), (3.14159, "3.1"), (512, "512"), (12_345, "12.3k"),
     (3.2e9, "3.2G")])
