@@ -32,8 +32,7 @@ from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.rejection_sampling import BestOfN
-from stages.rejection_sampling.candidates import Candidates, CandidateSettings
-from stages.rejection_sampling.sample_table import measure_best_of_n, write_samples
+from stages.rejection_sampling.candidates import Candidates, CandidateSettings, measure_best_of_n, write_samples
 from stages.rejection_sampling.scored_sampler import build_sampler
 from stages.rewards import checked_models
 from stages.rewards.shaping import ShapingSettings

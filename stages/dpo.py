@@ -27,8 +27,7 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.preference.logprobs import collate_rows
 from stages.preference.loss import PreferenceLoss
-from stages.preference.reference import compute_reference
-from stages.preference.startup import check_start
+from stages.preference.reference import check_start, compute_reference
 from stages.preference.validation import Validation
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.dpo import Dpo

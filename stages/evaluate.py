@@ -35,8 +35,7 @@ from pathlib import Path
 from stages.artifacts.artifact import RunContext
 from stages.evaluation import at_best, gold_score, summary
 from stages.evaluation.answer_sampler import AnswerSampler
-from stages.evaluation.attainable.objective import read_objective
-from stages.evaluation.attainable.share import measure_attainable
+from stages.evaluation.attainable import measure_attainable, read_objective
 from stages.evaluation.cached_results.tensors import CachedResults
 from stages.evaluation.length_control.words import list_length_numbers, list_length_rows
 from stages.evaluation.output_tables import check_output_space, write_pairs, write_question_scores, write_samples

@@ -41,10 +41,16 @@ from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.reporting.figures import FigureFolder
 from stages.reward_checks.diagnosis import diagnose
+from stages.reward_checks.measures import (
+    PARAPHRASES,
+    best_of_n_curve,
+    compare_policy,
+    estimate_noise_ceiling,
+    gold_above_other_answers,
+    measure_layout,
+)
 from stages.reward_checks.page import render_reward_page
-from stages.reward_checks.pair_measures import PARAPHRASES, estimate_noise_ceiling, measure_layout
 from stages.reward_checks.reward_under_test import RewardUnderTest
-from stages.reward_checks.sample_measures import best_of_n_curve, compare_policy, gold_above_other_answers
 from stages.runtime.files import write_json, write_text
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import read_pairs, sample_rows

@@ -45,8 +45,7 @@ def export(folder: Path, type_name: str, out: Path, run: Path | None) -> str:
     torch_setup.prepare()
     from stages.evaluation.llama_cpp.check import check_export
     from stages.evaluation.llama_cpp.client import check_installed
-    from stages.modeling.gguf.export import Kind, describe_report, draft_gguf, remove_drafts
-    from stages.modeling.gguf.modelfile import render_modelfile
+    from stages.modeling.gguf.export import Kind, describe_report, draft_gguf, remove_drafts, render_modelfile
     if run:
         check_installed()
     report_file, modelfile, page = out.with_suffix(REPORT_SUFFIX), out.with_name(MODELFILE), out.with_name(PAGE)

@@ -25,8 +25,7 @@ from stages.artifacts.manifest import Record, is_artifact, list_damage, read_rec
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import close_output, print_text
 from stages.inspection.artifact_facts import describe_artifact
-from stages.inspection.row_pages import format_questions
-from stages.inspection.text_pages import format_artifact, format_runs
+from stages.inspection.text_pages import format_artifact, format_questions, format_runs
 from stages.inspection.watch import watch
 from stages.render.terminal import escape_controls
 from stages.stackexchange.pairs.table import SPLITS, export_preferences

@@ -32,7 +32,7 @@ from stages.modeling.q_heads.files import has_q_heads
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Merge
 from stages.reward_modeling.dataset import Example, build_examples
-from stages.reward_modeling.merge_target import select_target
+from stages.reward_modeling.load import select_target
 from stages.reward_modeling.no_model import read_no_model, write_no_model
 from stages.reward_modeling.scoring_file import load_held_out, member_folder, member_folders
 from stages.runtime.files import write_text

@@ -1,9 +1,11 @@
 """Evaluate the reward model on held-out pairs, beside cheap baselines on the same pairs.
 
 A scorer gives every text a number. It is right on a pair when the better answer scores higher; ties count one half.
-Shapes: N pairs, M distinct texts.
+Shapes: N pairs, M distinct texts, K features of a text's surface.
 """
 
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,10 +14,9 @@ from functools import partial
 import numpy as np
 
 from stages.evaluation.statistics import pair_wins
-from stages.evaluation.surface_baseline import fit_surface_baseline
-from stages.generation.text_metrics import has_code
+from stages.generation.text_metrics import count_fences, has_code
 from stages.modeling.packed.token_logprobs import response_logprobs
-from stages.reward_modeling.lexical_scorer import fit_lexical_scorer
+from stages.reward_modeling.lexical_scorer import fit_bradley_terry, fit_lexical_scorer
 from stages.stackexchange.pairs.draw import better_is_later
 from stages.stackexchange.pairs.table import group_numbers, question_key, sample_rows
 from stages.stackexchange.prompt import answer_ids, prompt_ids
@@ -32,6 +33,22 @@ LENGTHS = {"much shorter": (-1.0, -0.5), "shorter": (-0.5, -EQUAL_LENGTH), "abou
            "longer": (EQUAL_LENGTH, 0.5), "much longer": (0.5, 1.01)}  # of the better answer, as a share of the longer
 CONFIDENCE_BINS = 10
 SCORE_GAPS = {"1": (1, 1), "2": (2, 2), "3+": (3, float("inf"))}
+# To add a feature: a line here, a function of the answer's text.
+FEATURES: dict[str, Callable[[str], float]] = {
+    "log characters": lambda text: math.log1p(len(text)),
+    "has code": has_code,
+    "log code fences": lambda text: math.log1p(count_fences(text)),
+    "log inline code": lambda text: math.log1p(len(re.findall(r"(?<!`)`[^`\n]+`", text))),
+    "log links": lambda text: math.log1p(len(re.findall(r"https?://", text))),
+    "log list items": lambda text: math.log1p(len(re.findall(r"^ *(?:[-*+]|\d+\.) ", text, re.MULTILINE))),
+    "log paragraphs": lambda text: math.log1p(text.strip().count("\n\n")),
+    "log headings": lambda text: math.log1p(len(re.findall(r"^#+ ", text, re.MULTILINE))),
+    "has emphasis": lambda text: "**" in text,
+    "question marks": lambda text: math.log1p(text.count("?")),
+    "exclamation marks": lambda text: math.log1p(text.count("!")),
+}
+# Times |w|^2 / 2, added to the sum over pairs: keeps w finite where one feature separates all pairs.
+SURFACE_PENALTY = 1.0
 
 
 @dataclass(frozen=True)
@@ -221,3 +238,36 @@ def _length_differences(pairs: HeldOutPairs) -> np.ndarray:
 
 def _gaps(pairs: HeldOutPairs) -> np.ndarray:
     return np.array([row["score_j"] - row["score_k"] for row in pairs.rows], dtype=float)
+
+
+@dataclass(frozen=True)
+class SurfaceBaseline:
+    """Weights of the features [K], each divided by its root mean square among the differences it was fitted on."""
+
+    weights: np.ndarray
+
+    def __call__(self, texts: Iterable[str]) -> np.ndarray:
+        """Score texts [M]: higher is better."""
+        return extract_features(texts) @ self.weights
+
+
+def extract_features(texts: Iterable[str]) -> np.ndarray:
+    """Compute the features [M, K] of answers."""
+    rows = [[float(feature(text)) for feature in FEATURES.values()] for text in texts]
+    return np.array(rows).reshape(-1, len(FEATURES))
+
+
+def fit_surface_baseline(rows: Iterable[dict]) -> SurfaceBaseline:
+    """Fit the baseline on rows of a pairs table; without rows it scores 0.
+
+    The probability that answer j is better than k is sigmoid(w . (x_j - x_k)), without an intercept, so that the order
+    of the two does not matter.
+    """
+    rows = list(rows)
+    if not rows:
+        return SurfaceBaseline(np.zeros(len(FEATURES)))
+    better, worse = (extract_features(row[name] for row in rows) for name in ("response_j", "response_k"))
+    scale = np.sqrt(((better - worse) ** 2).mean(0))
+    scale[scale == 0] = 1.0
+    weights = fit_bradley_terry((better - worse) / scale, SURFACE_PENALTY, solver="newton-cholesky")
+    return SurfaceBaseline(weights / scale)

@@ -1,5 +1,7 @@
 """Sample n responses to each prompt and score them, in parts: a part that is stored is not made again.
 
+Also write the table of best-of-n that people open.
+
 Each part has random numbers of its own, so that a resumed run equals the uninterrupted one bit for bit. Of several
 processes, which share the rows of every part, each stores all parts in a folder of its own. Shapes: P prompts.
 """
@@ -15,18 +17,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.evaluation.statistics import bootstrap_mean
+from stages.generation.best_of_n import best_of_kl, best_of_n_weights
+from stages.generation.prompts import Prompts
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample_in_batches
 from stages.rewards.shaping import RewardShaper
-from stages.runtime.files import check_free_space
+from stages.runtime.files import atomic_path, check_free_space
 from stages.runtime.progress import Progress
 from stages.runtime.stage_lines import print_line
+from stages.stackexchange.prompt import prompt_text
 from stages.training.checkpoint import SEAL, find_damage, seal_checkpoint
 
 PART, TABLE = "part-", "candidates.parquet"
 TOKENS = pa.list_(pa.list_(pa.int32()))
 SCHEMA = pa.schema([("responses", TOKENS), ("ended", pa.list_(pa.bool_())), ("rewards", pa.list_(pa.float32()))])
 TOKEN_BYTES, RESPONSE_BYTES = 4, 16  # of a part, uncompressed
+SAMPLE_SCHEMA = pa.schema([
+    ("site", pa.string()), ("qid", pa.int64()), ("question", pa.string()), ("url", pa.string()),
+    ("author", pa.string()), ("prompt", pa.string()), ("winner", pa.string()), ("ended", pa.bool_()),
+    ("reward", pa.float32()), ("rewards", pa.list_(pa.float32()))])
 
 
 @dataclass(frozen=True)
@@ -164,3 +174,34 @@ def list_winners(prompts: list[list[int]], parts: Iterable[Candidates], chosen: 
     for part in parts:
         for (prompt, marks), responses in zip(islice(rows, len(part.responses)), part.responses, strict=True):
             yield from ((prompt, responses[i]) for i in np.flatnonzero(marks))
+
+
+def write_samples(path: Path, prompts: Prompts, parts: Iterable[Candidates], tokenizer) -> None:
+    """Write a row a prompt, with the candidates of one part in memory at a time."""
+    rows = iter(prompts.rows)
+    with atomic_path(path) as draft, pq.ParquetWriter(draft, SAMPLE_SCHEMA, compression="zstd") as writer:
+        for part in parts:
+            writer.write_table(pa.Table.from_pylist(_rows(list(islice(rows, len(part.rewards))), part, tokenizer),
+                                                    SAMPLE_SCHEMA))
+
+
+def _rows(rows: list[dict], part: Candidates, tokenizer) -> list[dict]:
+    best = part.rewards.argmax(1)
+    texts = tokenizer.batch_decode([responses[i] for responses, i in zip(part.responses, best, strict=True)],
+                                   skip_special_tokens=True)
+    return [{"site": row["site"], "qid": row["qid"], "question": row["question"], "url": row["metadata"][0],
+             "author": row["authors"][0], "prompt": prompt_text(row["question"]), "winner": text,
+             "ended": ended[i], "reward": rewards[i], "rewards": rewards}
+            for row, text, ended, rewards, i in zip(rows, texts, part.ended, part.rewards.tolist(), best, strict=True)]
+
+
+def measure_best_of_n(rewards: np.ndarray, bootstrap_samples: int, seed: int) -> list[dict]:
+    """Compute, for n = 1, 2, 4, ... and S, the KL bound in nats and the unbiased mean reward with its 95 % interval.
+
+    The interval is by prompt. rewards: [P, S].
+    """
+    prompts, samples = rewards.shape
+    counts = [n for exponent in range(samples.bit_length()) if (n := 2**exponent) < samples] + [samples]
+    expected = {n: (best_of_n_weights(rewards, n) * rewards).sum(1) for n in counts}
+    return [{"n": n, "kl": best_of_kl(n), "reward": bootstrap_mean(
+        values, np.arange(prompts), samples=bootstrap_samples, seed=seed)} for n, values in expected.items()]

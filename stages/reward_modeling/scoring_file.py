@@ -35,7 +35,8 @@ def describe_scoring(
     """Return the content of scoring.json: the mean raw score [B] of the reference answers is zero (arXiv 2403.17031).
 
     Args:
-        reference: prompts and answers as token ids. The first are stored with their scores, for consistency.py.
+        reference: prompts and answers as token ids. The first are stored with their scores, to check by later
+            (rewards/checked_models.py).
         held_out: accuracy on held-out pairs, beside baselines; None: not measured. It stays with the merged model, so
             that PPO can refuse one that is no better than chance (evaluation/reward_model_check.py).
     """

@@ -38,8 +38,7 @@ from stages.modeling.packed.shared_prefix import pack_rows
 from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.modeling.pretrained import DIVERGED, save_adapter, save_adapters, save_model
 from stages.modeling.torch_setup import without_autocast
-from stages.reward_modeling.load import load_classifier
-from stages.reward_modeling.shared_base import RewardAdapter, SharedScorer, add_reward_adapter
+from stages.reward_modeling.load import RewardAdapter, SharedScorer, add_reward_adapter, load_classifier
 
 
 class TokenScores(NamedTuple):

@@ -11,12 +11,12 @@ import torch
 from stages.generation.rollout import Rollout
 from stages.rl import policy_gradient_trainer
 from stages.rl.advantages import gae_advantages
+from stages.rl.checks.memory_plan import estimate_memory
 from stages.rl.inputs import load_policy
 from stages.rl.policy_gradient_trainer import policy_gradient_loss, update_policy
 from stages.rl.training_loop import TrainingLoop
 from stages.rl.trajectory import Trajectory, score_rollout
 from stages.training import memory
-from stages.training.memory_estimate import estimate_memory
 from stages.training.optimizers import build_optimizer, optimizer_state_bytes
 from tests.helpers import tiny_models
 from tests.helpers.devices import GPU, computing_on, every_device, move_adapter

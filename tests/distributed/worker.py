@@ -27,8 +27,7 @@ from stages.offline_rl.validation import measure_answers
 from stages.ppo import PolicyGradientMethod
 from stages.preference.logprobs import all_answer_logprobs, collate_rows
 from stages.preference.loss import PreferenceLoss
-from stages.preference.reference import compute_reference
-from stages.preference.startup import check_start
+from stages.preference.reference import check_start, compute_reference
 from stages.recipe.sections.dpo import Dpo
 from stages.recipe.sections.policy_gradient import Grpo, Rloo
 from stages.recipe.sections.ppo import Ppo

@@ -12,8 +12,7 @@ import torch
 
 from stages import evaluate
 from stages.artifacts.artifact import digest
-from stages.evaluation.attainable.objective import Objective, read_objective
-from stages.evaluation.attainable.share import compare_with_optimum
+from stages.evaluation.attainable import Objective, compare_with_optimum, read_objective
 from stages.evaluation.statistics import bootstrap_mean
 from stages.generation.optimal_tilt import (
     BETAS,

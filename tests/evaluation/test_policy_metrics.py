@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages.evaluation import policy_metrics, surface_baseline
+from stages.evaluation import pair_accuracy, policy_metrics
 from stages.evaluation.policy_answers import Answers
 from stages.evaluation.statistics import bootstrap_statistic
 from stages.generation import best_of_n
@@ -119,27 +119,28 @@ def test_the_surface_baseline_is_the_regression_that_gradient_descent_finds(solv
 
     def loss():
         optimizer.zero_grad()
-        actual = torch.nn.functional.softplus(-x @ weights).sum() + surface_baseline.PENALTY * (weights**2).sum() / 2
+        penalty = pair_accuracy.SURFACE_PENALTY * (weights**2).sum() / 2
+        actual = torch.nn.functional.softplus(-x @ weights).sum() + penalty
         actual.backward()
         return actual
 
     optimizer.step(loss)
-    fitted = fit_bradley_terry(differences, surface_baseline.PENALTY, solver)
+    fitted = fit_bradley_terry(differences, pair_accuracy.SURFACE_PENALTY, solver)
     np.testing.assert_allclose(fitted, weights.detach().numpy(), atol=1e-6)
 
 
 def test_the_surface_baseline_learns_what_the_surface_tells_and_no_more():
     rows = [{"response_j": "see https://a.b " + "x" * (i % 7), "response_k": "y" * (i % 9 + 20)} for i in range(100)]
-    baseline = surface_baseline.fit_surface_baseline(rows)
+    baseline = pair_accuracy.fit_surface_baseline(rows)
     linked, plain = baseline(["z https://c.d", "zzzzzzzzzzzzz"])
     assert linked > plain
     assert baseline(["right", "wrong"]).tolist()[0] == baseline(["wrong"])[0]  # words it does not read
-    assert surface_baseline.fit_surface_baseline([])(["a", "b"]).tolist() == [0, 0]
+    assert pair_accuracy.fit_surface_baseline([])(["a", "b"]).tolist() == [0, 0]
 
 
 def test_features_on_literals():
     text = "# Head\n\n- one `a`\n- two\n\n**So?** see http://x.y!\n\n```\nls\n```"
-    actual = dict(zip(surface_baseline.FEATURES, surface_baseline.extract_features([text])[0], strict=True))
+    actual = dict(zip(pair_accuracy.FEATURES, pair_accuracy.extract_features([text])[0], strict=True))
     counts = {"code fences": 2, "inline code": 1, "links": 1, "list items": 2, "paragraphs": 3, "headings": 1}
     assert {name: round(math.expm1(actual[f"log {name}"])) for name in counts} == counts
     assert (actual["has code"], actual["has emphasis"]) == (1, 1)

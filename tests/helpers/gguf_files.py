@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from stages.modeling.gguf.pre_tokenizers import build_split
+from stages.modeling.gguf.vocabulary import build_split
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2}

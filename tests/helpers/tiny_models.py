@@ -12,7 +12,7 @@ from stages.modeling.merging import merge as modeling_merge
 from stages.modeling.tiny_llama import build_small_llama, train_tokenizer
 from stages.recipe.sections.models import Merge
 from stages.reward_modeling.dataset import Example
-from stages.reward_modeling.merge_target import select_target
+from stages.reward_modeling.load import select_target
 
 # What merged models are evaluated on: ids that every tiny model has.
 EXAMPLES = [

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from stages import inspect
 from stages.artifacts import lineage
 from stages.artifacts.artifact import MANIFEST, REQUEST, build, digest, publish
-from stages.inspection import artifact_facts, parquet_facts
+from stages.inspection import artifact_facts
 from stages.render.terminal import page_width
 from stages.runtime.files import write_json
 
@@ -260,7 +260,7 @@ def test_last_metrics_are_the_newest_of_each_and_the_sample_is_the_last(begun, c
 
 
 def test_tables_are_described_by_their_first_rows(begun, capsys, monkeypatch):
-    monkeypatch.setattr(parquet_facts, "SAMPLE_ROWS", 4)
+    monkeypatch.setattr(artifact_facts, "SAMPLE_ROWS", 4)
     table, = facts(capsys, begun)["tables"]
     assert (table["rows"], table["files"], table["sample_rows"], len(table["head"])) == (10, 2, 4, 2)
     qid, text, tags = table["columns"]
@@ -272,8 +272,8 @@ def test_tables_are_described_by_their_first_rows(begun, capsys, monkeypatch):
 
 def test_a_sample_is_bounded_by_its_bytes(tmp_path, monkeypatch):
     pq.write_table(pa.table({"text": ["x" * 100_000] * 200}), tmp_path / "part-0.parquet", use_dictionary=False)
-    monkeypatch.setattr(parquet_facts, "SAMPLE_BYTES", 1_000_000)
-    actual = parquet_facts.read_table_facts("t", {tmp_path / "part-0.parquet": 1}, [])
+    monkeypatch.setattr(artifact_facts, "SAMPLE_BYTES", 1_000_000)
+    actual = artifact_facts.read_table_facts("t", {tmp_path / "part-0.parquet": 1}, [])
     assert actual["rows"] == 200 and 10 <= actual["sample_rows"] < 20
     assert len(actual["head"][0]["text"]) == 300
 

@@ -21,12 +21,12 @@ from stages.recipe.sections.ppo import Ppo
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
+from stages.rl.checks.memory_plan import distinct_bytes, iter_tensors
 from stages.rl.inputs import load_policy, load_scorers
 from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
 from stages.rl.trajectory import score_rollout
 from stages.runtime import files
-from stages.training.memory_estimate import distinct_bytes, iter_tensors
 from tests.helpers import architectures, tiny_models
 from tests.helpers.settings import take_settings
 from tests.helpers.trajectories import build_trajectory

@@ -22,7 +22,7 @@ from stages.modeling.compatible_files import save_tokenizer
 from stages.modeling.gguf import export as export_module
 from stages.modeling.gguf import tensors as tensors_module
 from stages.modeling.gguf.convert import convert_gguf
-from stages.modeling.gguf.pre_tokenizers import build_split
+from stages.modeling.gguf.vocabulary import build_split
 from stages.modeling.tiny_llama import PAD, train_tokenizer
 from stages.modeling.tokenizer import load_tokenizer
 from stages.runtime.stopping import Stopped

@@ -10,7 +10,6 @@ from torch import nn
 from stages.modeling.q_heads.files import QHeads
 from stages.modeling.q_heads.shifted_output import ShiftedOutput
 from stages.offline_rl.dataset import ScoredAnswer, measure_scale, normalise_rewards
-from stages.offline_rl.heads import ILQLHeads
 from stages.offline_rl.losses import (
     LossSettings,
     TokenValues,
@@ -19,6 +18,7 @@ from stages.offline_rl.losses import (
     token_losses,
     total_loss,
 )
+from stages.offline_rl.model import ILQLHeads
 
 GOLDEN = json.loads((Path(__file__).parent / "golden/ilql.json").read_text())
 ROWS = GOLDEN["inputs"]["rows"]

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from stages import merge, reward
-from stages.evaluation.pair_accuracy import BAG_OF_WORDS, LONGER_ANSWER, SURFACE
+from stages.evaluation.pair_accuracy import BAG_OF_WORDS, LONGER_ANSWER, SURFACE, fit_surface_baseline
 from stages.evaluation.reward_model_check import check_reward_models
-from stages.evaluation.surface_baseline import fit_surface_baseline
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Lora, Merge

@@ -170,7 +170,7 @@ def _reward_models(config: PretrainedConfig, policy: Policy, settings: Any, valu
 
 
 def _add_role(policy: Policy, role: str, adapter: Any, learns: bool) -> None:
-    """Add an adapter to the policy's base, as reward_modeling/shared_base.py does with one from a folder."""
+    """Add an adapter to the policy's base, as reward_modeling/load.py does with one from a folder."""
     config = LoraConfig(task_type=TaskType.CAUSAL_LM, r=adapter.r, lora_alpha=adapter.alpha, lora_dropout=0.0,
                         target_modules=list(adapter.target_modules) or None)
     required = [(p, p.requires_grad) for p in policy.base.parameters()]

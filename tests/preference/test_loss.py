@@ -11,7 +11,7 @@ from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.preference import reference
 from stages.preference.logprobs import all_answer_logprobs, answer_logprobs, collate_rows
 from stages.preference.loss import PreferenceLoss, preference_losses
-from stages.preference.startup import check_start
+from stages.preference.reference import check_start
 from stages.reward_modeling.dataset import Example
 from tests.helpers import tiny_models
 

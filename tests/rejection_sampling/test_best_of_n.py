@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from stages.rejection_sampling.candidates import CandidateSampler
-from stages.rejection_sampling.sample_table import measure_best_of_n
+from stages.rejection_sampling.candidates import CandidateSampler, measure_best_of_n
 from tests.helpers import tiny_stages
 from tests.helpers.token_rewards import low_ids
 

@@ -22,13 +22,13 @@ from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
 from stages.recipe.sections.rewards import RewardSource
-from stages.reward_modeling import consistency
 from stages.reward_modeling.dataset import build_examples
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss, pairwise_losses
 from stages.reward_modeling.reward_model import initialise_head
 from stages.reward_modeling.scorer import Scorer, combine_scores
 from stages.reward_modeling.scoring_file import SCORING, Scoring, member_folder, member_folders
+from stages.rewards import checked_models
 from stages.rl.inputs import Inputs
 from tests.helpers import tiny_models
 from tests.helpers.settings import take_settings
@@ -196,22 +196,22 @@ def test_scores_of_several_models_are_combined(trained):
 def test_a_served_model_is_compared_with_its_scores_in_training(trained):
     folder, _, inputs = trained
     out = folder / "out"
-    actual = consistency.compare_with_training(loaded(out, inputs["base"]), out)
+    actual = checked_models.compare_with_training(loaded(out, inputs["base"]), out)
     assert actual.correlation == pytest.approx(1, abs=1e-5) and actual.max_difference_stds < 1e-3
-    assert "correlation 1.00000" in consistency.check_consistency(actual, out, 0.95)
+    assert "correlation 1.00000" in checked_models.check_consistency(actual, out, 0.95)
     second = loaded(member_folder(out, 1), inputs["base"])
-    other = consistency.compare_with_training(second, out)  # the file is of the first model
+    other = checked_models.compare_with_training(second, out)  # the file is of the first model
     assert other.correlation < 0.999
     with pytest.raises(ValueError, match="does not score as in training"):
-        consistency.check_consistency(other, out, 0.9999)
+        checked_models.check_consistency(other, out, 0.9999)
 
 
 def test_a_scoring_file_without_spread_says_so(trained, tmp_path):
     folder, _, inputs = trained
     known = json.loads((folder / "out" / SCORING).read_text())
     (tmp_path / SCORING).write_text(json.dumps(known | {"examples": known["examples"][:2]}))
-    actual = consistency.compare_with_training(loaded(folder / "out", inputs["base"]), tmp_path)
-    assert actual.correlation is None and "too few" in consistency.check_consistency(actual, tmp_path, 0.95)
+    actual = checked_models.compare_with_training(loaded(folder / "out", inputs["base"]), tmp_path)
+    assert actual.correlation is None and "too few" in checked_models.check_consistency(actual, tmp_path, 0.95)
 
 
 def test_a_killed_ensemble_goes_on_with_the_member_it_had_not_finished(trained, tmp_path):

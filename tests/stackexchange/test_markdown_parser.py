@@ -6,7 +6,7 @@ import pytest
 from bs4 import BeautifulSoup
 from lxml import etree
 
-from stages.stackexchange.markdown import parser
+from stages.stackexchange.markdown import limits
 from tests.helpers import stackexchange_dumps
 from tests.stackexchange.test_markdown import GOLDEN
 
@@ -28,7 +28,7 @@ def posts(pieces: list[str], number: int) -> list[str]:
 
 
 def tree(markup: str) -> BeautifulSoup:
-    return BeautifulSoup(markup, builder=parser.PostBuilder(store_line_numbers=False))
+    return BeautifulSoup(markup, builder=limits.PostBuilder(store_line_numbers=False))
 
 
 def shape(soup: BeautifulSoup) -> list[tuple]:
@@ -42,7 +42,7 @@ def check_alike(markups: list[str]) -> int:
     """How many of them were plain."""
     for markup in markups:
         assert shape(tree(markup)) == shape(BeautifulSoup(markup, "html.parser")), markup
-    return sum(parser._tokenize(markup) is not None for markup in markups)
+    return sum(limits._tokenize(markup) is not None for markup in markups)
 
 
 def test_plain_posts_have_the_tree_of_html_parser():

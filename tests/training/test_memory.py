@@ -11,7 +11,8 @@ from transformers import DynamicCache
 from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
-from stages.training import memory, memory_estimate
+from stages.rl.checks import memory_plan
+from stages.training import memory
 from tests.helpers import tiny_models
 
 MIB = 2**20
@@ -36,7 +37,7 @@ def adapted(folder, precision):
 
 def rows_of(policy, others=None, **changes):
     numbers = {"optimizer": "adam", "optimizer_bytes": 2 * LORA, "largest": {}, "costs": {}}
-    return {row.name: row for row in memory_estimate.estimate_memory(policy, others or {}, **numbers | changes)}
+    return {row.name: row for row in memory_plan.estimate_memory(policy, others or {}, **numbers | changes)}
 
 
 @pytest.mark.parametrize(
@@ -73,9 +74,9 @@ def test_a_copy_counts_and_what_is_shared_does_not(folder):
 
 def test_weights_in_one_place_count_once_whatever_objects_they_are_reached_by():
     one, other = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
-    assert memory_estimate.distinct_bytes([one.weight, other.weight]) == 2 * 256
+    assert memory_plan.distinct_bytes([one.weight, other.weight]) == 2 * 256
     other.weight = torch.nn.Parameter(one.weight.data)
-    assert memory_estimate.distinct_bytes([one.weight, other.weight, one.weight.detach()]) == 256
+    assert memory_plan.distinct_bytes([one.weight, other.weight, one.weight.detach()]) == 256
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -84,8 +85,8 @@ def test_kv_cache_bytes_are_those_of_the_real_cache(family):
     cache = DynamicCache()
     model(input_ids=torch.ones(3, 7).long(), past_key_values=cache, use_cache=True)
     real = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert memory_estimate.kv_cache_bytes(model.config, 3, 7, torch.float32) == real
-    assert memory_estimate.kv_cache_bytes(model.config, 3, 14, torch.bfloat16) == real
+    assert memory_plan.kv_cache_bytes(model.config, 3, 7, torch.float32) == real
+    assert memory_plan.kv_cache_bytes(model.config, 3, 14, torch.bfloat16) == real
 
 
 def test_kv_cache_of_grouped_heads():
@@ -93,16 +94,16 @@ def test_kv_cache_of_grouped_heads():
 
     config = LlamaConfig(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8)
     # Llama 3 8B: known 128 KiB a token
-    assert memory_estimate.kv_cache_bytes(config, 1, 1, torch.bfloat16) == 128 * 1024
+    assert memory_plan.kv_cache_bytes(config, 1, 1, torch.bfloat16) == 128 * 1024
 
 
 def test_the_table_is_aligned_and_in_units():
     cost = memory.PhaseCost(seconds=1.25, peak_bytes=13 * 2**30 + 2**29)
-    rows = memory_estimate.estimate_memory(
+    rows = memory_plan.estimate_memory(
         torch.nn.Linear(1024, 256, bias=False), {}, optimizer="adamw_8bit", optimizer_bytes=MIB // 2,
         largest={"logits": 2**30}, costs={"update": cost},
     )  # fmt: skip
-    assert memory_estimate.format_plan(rows) == [
+    assert memory_plan.format_plan(rows) == [
         "frozen base            0 bytes",
         "trained parameters     1.0 MiB  float32",
         "gradients              1.0 MiB",

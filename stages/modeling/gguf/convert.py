@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from stages.model_files.gguf_header import GgufHeader, read_gguf_header
 from stages.model_files.provenance import Provenance, write_provenance
 from stages.modeling.compatible_files import add_rope_of_transformers_4, save_chat_template
-from stages.modeling.gguf.pre_tokenizers import repair_splits
+from stages.modeling.gguf.vocabulary import repair_splits
 from stages.runtime.files import check_free_space, hash_file
 
 COARSE_BITS = 5  # weights of so few bits are coarser by far than bf16's rounding

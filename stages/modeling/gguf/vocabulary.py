@@ -1,4 +1,5 @@
-"""Read a byte-level BPE vocabulary as GGUF has it, and refuse one that llama.cpp would split or merge otherwise.
+"""Read a byte-level BPE vocabulary as GGUF has it, refuse one that llama.cpp would split or merge otherwise, and split
+texts as llama.cpp does.
 
 llama.cpp has no general tokenizer: `tokenizer.ggml.pre` names one of its own ways to split a text before the merges. A
 name is given only to the tokenizer whose way that is.
@@ -9,15 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gguf import TokenType
-from tokenizers import pre_tokenizers
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from stages.model_files.gguf_header import PRE_TOKENIZERS
-from stages.modeling.gguf.pre_tokenizers import build_split
 from stages.stackexchange.prompt import adds_bos
 
 COMPOSES = {"type": "NFC"}  # accents, of Qwen's tokenizers; llama.cpp leaves it out
 INSTEAD = "Ollama can import the folder itself: FROM the folder, in a Modelfile"
+LETTERS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{numbers}"
+           r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 
 class Vocabulary(NamedTuple):
@@ -76,7 +79,7 @@ def _check_nothing_else(state: dict, name: str, folder: Path) -> None:
     model = state["model"]
     normalizers = (None, COMPOSES) if name == "qwen2" else (None,)
     changes = [option for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if model[option]]
-    if not set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys() and model["unk_token"]:
+    if not set(ByteLevel.alphabet()) <= model["vocab"].keys() and model["unk_token"]:
         changes.append("unk_token")  # without one, llama.cpp too leaves out the bytes that have no token
     if state["normalizer"] not in normalizers or changes:
         words = ", ".join(changes or ["normalizer"])
@@ -88,3 +91,45 @@ def _list_steps(state: dict | None) -> list[dict]:
     steps = state["pretokenizers"] if state and state["type"] == "Sequence" else [state] if state else []
     steps = [{name: value for name, value in step.items() if name != "trim_offsets"} for step in steps]
     return steps if steps and steps[-1]["type"] == "ByteLevel" else []
+
+
+class VocabularySplit(NamedTuple):
+    """How a vocabulary splits texts.
+
+    takes_whole_words: whether a word that is a token is one, whatever the merges would give. adds_bos: whether a text
+    begins with BOS, if the file does not say.
+    """
+
+    pre_tokenizer: PreTokenizer
+    takes_whole_words: bool = False
+    adds_bos: bool = False
+
+
+def build_split(name: str) -> VocabularySplit:
+    """Build the split of `tokenizer.ggml.pre`; KeyError for one that is not tested (model_files.gguf_header).
+
+    Transformers has some of them, and takes GPT-2's for any other without a word: then "\\n\\n1." of SmolLM, whose
+    digits are split off first, is cut at another place than in the model's training. So all are set here, from one
+    table. llama.cpp's names and expressions: src/llama-vocab.cpp. tests/modeling/test_gguf.py compares the tokens.
+    """
+    return {
+        "gpt-2": lambda: VocabularySplit(ByteLevel(add_prefix_space=False, use_regex=True)),
+        "smollm": lambda: VocabularySplit(Sequence([
+            Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)])),
+        "llama-bpe": lambda: VocabularySplit(_split_by(LETTERS.format(numbers="{1,3}")), takes_whole_words=True,
+                                             adds_bos=True),
+        "qwen2": lambda: VocabularySplit(_split_by(LETTERS.format(numbers=""))),
+    }[name]()
+
+
+def _split_by(expression: str) -> PreTokenizer:
+    return Sequence([Split(Regex(expression), behavior="isolated"),
+                     ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def repair_splits(tokenizer: PreTrainedTokenizerFast, name: str) -> VocabularySplit:
+    """Make a tokenizer that Transformers read from GGUF split texts as llama.cpp does; return how."""
+    split = build_split(name)
+    tokenizer.backend_tokenizer.pre_tokenizer = split.pre_tokenizer
+    tokenizer.backend_tokenizer.model.ignore_merges = split.takes_whole_words
+    return split

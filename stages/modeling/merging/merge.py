@@ -47,7 +47,7 @@ REPORT = "merge.json"
 
 
 class CausalTarget:
-    """How a merge loads and evaluates a causal language model (for a reward model: reward_modeling.merge_target).
+    """How a merge loads and evaluates a causal language model (for a reward model: reward_modeling.load).
 
     Args:
         examples: with `prompt` and `answers` as token ids, and `pairs` of (better, worse) indices.

@@ -1,1 +1,0 @@
-"""Compare policies with the optimum of the objective that their training maximised."""
