@@ -17,10 +17,9 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 
 from pathlib import Path
 
-from stages.cards.export_card import render_export_card
 from stages.modeling import families, torch_setup
 from stages.recipe.sections.models import Merge
-from stages.reward_checks.export import export_reward_model
+from stages.reward_checks.export import export_reward_model, render_export_card
 from stages.reward_modeling.scoring_file import load_scoring
 from stages.runtime.files import write_text
 from stages.runtime.stage_lines import print_line

@@ -29,8 +29,7 @@ from stages.planning.data_size import DataSize
 from stages.planning.hardware import Hardware, choose_hardware
 from stages.planning.other_costs import plan_stage
 from stages.planning.shapes import find_shape
-from stages.planning.smallest_change import find_smallest_change
-from stages.planning.stage_plan import Run, StagePlan
+from stages.planning.stage_plan import Run, StagePlan, find_smallest_change
 from stages.recipe.algorithms import ALGORITHMS, FIRST
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.render.terminal import escape_controls

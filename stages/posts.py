@@ -22,7 +22,7 @@ from stages.runtime.files import hash_input, write_json, write_text
 from stages.runtime.process_pool import ProcessPool
 from stages.stackexchange.dump.sources import Source, find_sources, select_sources
 from stages.stackexchange.questions.counts import posts_metrics
-from stages.stackexchange.questions.duplicate_ids import check_ids
+from stages.stackexchange.questions.join import check_ids
 from stages.stackexchange.questions.parts import PartTask, QuestionFilter, build_parts, publish_parts
 from stages.stackexchange.questions.post_columns import ANSWER_BOT, WATERMARKS
 from stages.stackexchange.questions.scan import run_scans, write_quarantine

@@ -32,7 +32,7 @@ from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.recipe import recipe
 from stages.recipe.sections.evaluate import Report
 from stages.render.html import Html, element, fold, join_html, table
-from stages.reporting import at_best_section, data_funnel, pipeline_graph, policy_section, sections
+from stages.reporting import at_best_section, pipeline_graph, policy_section, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards
 from stages.reporting.curves import COLUMNS, build_curves, format_csv, list_points, split_constant
 from stages.reporting.document import render_page
@@ -171,10 +171,10 @@ def _heading(name: str) -> str:
 def _data(figures: FigureFolder, manifests: dict[str, dict]) -> Html:
     metrics = {stage: manifests[stage]["metrics"] for stage in ("posts", "pairs")}
     histograms = {name: bars for stage, counts in metrics.items()
-                  for name, bars in data_funnel.build_histograms(stage, counts).items()}
-    return join_html([data_funnel.render_funnel(**metrics), data_funnel.render_sites(**metrics),
+                  for name, bars in sections.build_histograms(stage, counts).items()}
+    return join_html([sections.render_funnel(**metrics), sections.render_sites(**metrics),
                       figures.draw(histograms),
-                      *(data_funnel.render_other_counts(stage, counts) for stage, counts in metrics.items())])
+                      *(sections.render_other_counts(stage, counts) for stage, counts in metrics.items())])
 
 
 def _learning_curves(figures: FigureFolder, curves: dict[str, dict[str, Curves]], trained: dict[str, Path],

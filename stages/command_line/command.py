@@ -1,6 +1,6 @@
 """Run a stage as a command: parse its flags, check them, build the artifact, publish it.
 
-The command line comes from the signature of the stage's `run` (command_signature.py). A program begins with
+The command line comes from the signature of the stage's `run` (option_parser.py). A program begins with
 
     if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
         main(__file__)
@@ -21,7 +21,8 @@ from stages.artifacts import artifact, finished
 from stages.artifacts.artifact import ArtifactError, artifact_folder
 from stages.artifacts.finished import MANIFEST
 from stages.artifacts.manifest import headline_metrics, list_input_sources, verify_artifacts
-from stages.command_line.command_signature import (
+from stages.command_line.failures import describe_failure, run_in_child_if_limited, save_traceback
+from stages.command_line.option_parser import (
     CONTEXT,
     OPTIONAL_FOLDERS,
     OPTIONAL_INPUT,
@@ -31,7 +32,6 @@ from stages.command_line.command_signature import (
     read_signature,
     settings_for_help,
 )
-from stages.command_line.failures import describe_failure, run_in_child_if_limited, save_traceback
 from stages.command_line.precision import fit_precision
 from stages.recipe import schema
 from stages.recipe.lookups import check_names

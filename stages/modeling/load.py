@@ -8,14 +8,16 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.gptj import modeling_gptj
 
 from stages.modeling.cpu_kernels.build import load_library
 from stages.modeling.cpu_kernels.layers import replace_layers
 from stages.modeling.families import backbone, caps_attention, check_positions, check_text_only, first_layers
 from stages.modeling.finite_weights import check_finite
 from stages.modeling.output_layer import check_logits
-from stages.modeling.packed import attention, gptj
+from stages.modeling.packed import attention
 from stages.modeling.packed.forward import check_packing
 from stages.modeling.q_heads.files import has_q_heads
 from stages.modeling.q_heads.shifted_output import shift_by_folder
@@ -128,10 +130,35 @@ def register_attention(config: PretrainedConfig) -> None:
     """Make packed attention known to Transformers, before a model of this family is built."""
     attention.register()
     if config.model_type == GPTJ:
-        gptj.register()
+        for name in (attention.PACKED, attention.PACKED_CPU_KERNELS):
+            modeling_gptj.GPTJ_ATTENTION_CLASSES[name] = PackedGPTJAttention
 
 
 def carry_batch(model: PreTrainedModel) -> None:
     """Make the model's forward passes carry their argument `batch` to the attention; most families' do."""
     if model.config.model_type == GPTJ:
-        gptj.carry_batch(backbone(model))
+        backbone(model).register_forward_pre_hook(_attach_batch, with_kwargs=True)
+
+
+class PackedGPTJAttention(modeling_gptj.GPTJAttention):
+    """GPT-J's attention by `attention.attend`: the family's code in Transformers has no attention interface.
+
+    Transformers makes a GPT-J layer's attention from a table of classes by the name of the implementation. Its layers
+    pass on no further arguments, so that the batch travels as an attribute of the attention mask.
+    """
+
+    def _attn(self, query, key, value, attention_mask=None):
+        """Attend, [B, H, T, W] to [B, H, T, W] and None (no attention weights)."""
+        kernels = self.config._attn_implementation == attention.PACKED_CPU_KERNELS
+        out, _ = attention.attend(
+            self, query.to(value.dtype), key.to(value.dtype), value, attention_mask, scaling=1 / float(self.scale_attn),
+            batch=getattr(attention_mask, "batch", None), cpu_kernels=kernels)
+        return out.transpose(1, 2), None
+
+
+def _attach_batch(inner: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    if kwargs.get("batch") is None:
+        return args, kwargs
+    mask = torch.empty_like(attention.NO_MASK)
+    mask.batch = kwargs["batch"]
+    return args, kwargs | {"attention_mask": mask}

@@ -6,7 +6,7 @@ from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_
 from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 
-from stages.modeling.cpu_kernels.lora import replace_lora_layers
+from stages.modeling.cpu_kernels.linear import replace_lora_layers
 from stages.modeling.families import check_lora_targets
 from stages.modeling.load import QUANTISED
 from stages.modeling.packed.forward import uses_cpu_kernels

@@ -25,7 +25,7 @@ from stages.modeling.q_heads.files import QHeads
 from stages.modeling.q_heads.shifted_output import shift_output
 from stages.offline_rl.dataset import ScoredAnswer
 from stages.offline_rl.losses import TokenValues, final_rewards, shift_to_next
-from stages.training.partial_state import PartialState
+from stages.training.step_trainer import PartialState
 
 TARGET = "target_q_heads."
 

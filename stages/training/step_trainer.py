@@ -1,14 +1,15 @@
 """A Trainer whose steps are shared among processes, and whose checkpoints hold the losses of an unfinished row.
 
-Layers may be sharded; checkpoints are those of a whole model.
+Layers may be sharded; checkpoints are those of a whole model, or hold some of its parameters only (PartialState).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from transformers import Trainer, TrainerCallback
 
 from stages.distributed import group, sharding
@@ -16,9 +17,33 @@ from stages.distributed.units import sum_gradients
 from stages.runtime.files import read_json_object, write_json
 from stages.training.checkpoint import PREFIX, check_checkpoint_space
 from stages.training.optimizers import clip_gradients
-from stages.training.partial_state import PartialState
 
 LOSS_SINCE_ROW = "loss_since_row.json"  # of a checkpoint between two rows of the history
+
+
+class PartialState(nn.Module):
+    """A module whose state is its parameters that are trained, and those that `is_updated` names.
+
+    Parameters that are tied are saved once.
+    """
+
+    def is_updated(self, name: str) -> bool:
+        """Check whether a parameter changes in training although it has no gradient."""
+        return False
+
+    def saved_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of a checkpoint by name."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad or self.is_updated(name)}
+
+    def state_dict(self, *args, **kwargs) -> dict[str, torch.Tensor]:
+        return {name: p.detach() for name, p in self.saved_parameters().items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, torch.Tensor], strict: bool = True, assign: bool = False):
+        """Load a state; KeyError or RuntimeError unless it is whole and fits, whatever `strict` is."""
+        with torch.no_grad():
+            for name, parameter in self.saved_parameters().items():
+                parameter.copy_(state_dict[name])
+        return nn.modules.module._IncompatibleKeys([], sorted(set(state_dict) - set(self.saved_parameters())))
 
 
 def saved_parameters(model) -> list[torch.nn.Parameter]:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.memory import run
 from benchmarks.memory.random_models import save_models, save_pairs
 from stages.command_line.command import build_parser
-from stages.command_line.command_signature import read_signature
+from stages.command_line.option_parser import read_signature
 from stages.modeling.adapters import is_adapter, is_reward_adapter
 from stages.reward_modeling.scoring_file import load_scoring
 from stages.stackexchange.pairs.table import SPLITS, read_pairs

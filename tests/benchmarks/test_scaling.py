@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from benchmarks.scaling import run as scaling
-from stages.command_line.command_signature import OPTIONAL_INPUT, read_signature
+from stages.command_line.option_parser import OPTIONAL_INPUT, read_signature
 from stages.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]

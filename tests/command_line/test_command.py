@@ -19,8 +19,7 @@ import pytest
 from stages.artifacts import artifact, lineage
 from stages.artifacts.manifest import read_record
 from stages.command_line import command, failures
-from stages.command_line.command_signature import read_signature
-from stages.command_line.option_parser import placeholder
+from stages.command_line.option_parser import placeholder, read_signature
 from stages.recipe import schema
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.sections.models import Merge

@@ -10,7 +10,7 @@ import pytest
 from stages import evaluate
 from stages.cards.evaluated_card import _policy_rows
 from stages.command_line.command import build_parser
-from stages.command_line.command_signature import read_signature
+from stages.command_line.option_parser import read_signature
 from stages.evaluation import summary
 from tests.helpers import finished_run
 from tests.helpers.tiny_evaluation import CONFIG, make_tokenizer, save_inputs

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from stages.generation import sampler
 from stages.modeling import lora
 from stages.modeling.cpu_kernels import build, linear
-from stages.modeling.cpu_kernels.lora import replace_lora_layers
+from stages.modeling.cpu_kernels.linear import replace_lora_layers
 from stages.modeling.load import load_causal
 from tests.helpers.architectures import GROUPED, save
 from tests.helpers.kernel_inputs import gaussian, is_close

@@ -9,7 +9,7 @@ from torch import nn
 
 from stages.modeling import lora
 from stages.modeling.cpu_kernels import bindings, build
-from stages.modeling.cpu_kernels import lora as kernel_lora
+from stages.modeling.cpu_kernels import linear as kernel_lora
 from stages.modeling.load import load_causal
 from stages.modeling.packed.forward import packed_hidden_states
 from stages.reward_modeling.load import load_classifier

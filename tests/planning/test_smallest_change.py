@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stages.planning import hardware
-from stages.planning.smallest_change import find_smallest_change
-from stages.planning.stage_plan import PlanRow, StagePlan
+from stages.planning.stage_plan import PlanRow, StagePlan, find_smallest_change
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.models import Merge
 from stages.recipe.sections.ppo import Ppo

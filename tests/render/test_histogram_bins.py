@@ -8,7 +8,7 @@ import pytest
 
 from stages.render.histogram_bins import bin_integers, bin_lengths, bin_start, clip_tails
 from stages.render.markdown_tables import format_histogram
-from stages.reporting.data_funnel import MAX_BARS, build_histograms
+from stages.reporting.sections import MAX_BARS, build_histograms
 
 
 def test_the_ends_of_a_bin_have_one_ratio():

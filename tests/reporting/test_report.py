@@ -17,9 +17,9 @@ from stages.render.html import element, link, pre_text
 from stages.reporting import first_look, headline, pipeline_graph
 from stages.reporting.answer_cards import render_attribution
 from stages.reporting.curves import CURVES, build_curves, split_constant
-from stages.reporting.data_funnel import render_funnel
 from stages.reporting.document import FOLDER, content_security_policy
 from stages.reporting.figures import Curves, draw_png
+from stages.reporting.sections import render_funnel
 from stages.reward_modeling.no_model import write_no_model
 from stages.runtime.series import read_history
 from tests.helpers import finished_run

@@ -18,8 +18,7 @@ from stages.runtime.files import atomic_path, link_or_copy, write_json
 from stages.runtime.process_pool import ProcessPool
 from stages.runtime.progress import Progress
 from stages.stackexchange.questions.counts import QuestionCounts
-from stages.stackexchange.questions.duplicate_ids import SourceInfo
-from stages.stackexchange.questions.join import join_posts, key_ranges, sorted_rows
+from stages.stackexchange.questions.join import SourceInfo, join_posts, key_ranges, sorted_rows
 from stages.stackexchange.questions.sorted_runs import RECORD_ORDER, read_part
 from stages.stackexchange.questions.table import SCHEMA, group_by_size, read_questions, write_questions
 

@@ -10,7 +10,7 @@ from stages.stackexchange.dump.archives import SCRATCH, Table, required_bytes, u
 from stages.stackexchange.dump.hub_tables import list_parquet_files, split_row_groups
 from stages.stackexchange.dump.sources import Source
 from stages.stackexchange.dump.xml_table import split_spans
-from stages.stackexchange.questions.duplicate_ids import SourceInfo
+from stages.stackexchange.questions.join import SourceInfo
 from stages.stackexchange.questions.scan import RecordScan, ScanTask, XmlScan
 
 SPAN_BYTES = 32 << 20
