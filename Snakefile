@@ -13,8 +13,8 @@ from snakemake.utils import min_version
 from stages.artifacts import staleness
 from stages.recipe import algorithms, variants
 from stages.recipe import recipe as recipes
+from stages.recipe.checks import check_stage_needs
 from stages.runs import console, default_recipe, dump_paths, own_prompts, placement, plan_target, run_folder, seeds, signals, snakemake_words
-from stages.runs.stage_needs import check_stage_needs
 
 min_version("9.0")
 

@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
-from stages.finetuning.packing import PackedBlocks
+from stages.finetuning.packing import PackedBlocks, collate_blocks, summed_lm_loss
 from stages.finetuning.token_store import write_documents
 from stages.modeling import torch_setup
 from stages.modeling.load import resolve_cpu_kernels

@@ -25,7 +25,7 @@ import numpy as np
 from stages.artifacts.artifact import RunContext
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.evaluation.statistics import bootstrap_mean
-from stages.generation.optimal_tilt import measure_optimum
+from stages.generation.best_of_n import measure_optimum
 from stages.generation.prompts import Prompts, draw_prompts
 from stages.modeling import families, torch_setup
 from stages.modeling.load import check_whole_model, load_causal

@@ -31,8 +31,7 @@ from stages.preference.reference import check_start, compute_reference
 from stages.preference.validation import Validation
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.dpo import Dpo
-from stages.reward_modeling.dataset import Example
-from stages.reward_modeling.pair_split import PairSplit
+from stages.reward_modeling.dataset import Example, PairSplit
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 from stages.training.loggers import TrainingLogger, open_logger

@@ -43,8 +43,7 @@ from stages.evaluation.policy_answers import AnswerScorer
 from stages.evaluation.policy_comparison import PolicyComparison
 from stages.evaluation.reward_hacking import detect_reward_hacking
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
-from stages.evaluation.tasks.dump import DumpTask, select_judge
-from stages.evaluation.tasks.own_prompts import OwnPromptsTask, check_unseen
+from stages.evaluation.tasks.held_out import DumpTask, OwnPromptsTask, check_unseen, select_judge
 from stages.evaluation.tasks.trained_policies import read_training
 from stages.evaluation.tasks.trained_reward import TrainedReward
 from stages.evaluation.tasks.wording import find_wording

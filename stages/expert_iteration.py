@@ -38,7 +38,7 @@ from stages.rewards.shaping import ShapingSettings
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import read_best_rows
 from stages.training import checkpoint
-from stages.training.disk_plan import check_training_space
+from stages.training.checkpoint_plan import check_training_space
 from stages.training.loggers import open_logger
 from stages.training.trainer import TrainerSettings
 

@@ -25,7 +25,7 @@ from stages.modeling import torch_setup
 from stages.modeling.finite_weights import check_finite
 from stages.modeling.load import check_whole_model
 from stages.modeling.pretrained import DIVERGED, save_adapter, save_model
-from stages.modeling.q_heads.files import save_q_heads
+from stages.modeling.q_heads import save_q_heads
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.offline_rl.dataset import (

@@ -28,7 +28,7 @@ from stages.modeling.adapters import check_base, is_adapter, is_reward_model
 from stages.modeling.compatible_files import save_chat_template
 from stages.modeling.families import max_positions
 from stages.modeling.merging.merge import check_order, merge
-from stages.modeling.q_heads.files import has_q_heads
+from stages.modeling.q_heads import has_q_heads
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Merge
 from stages.reward_modeling.dataset import Example, build_examples

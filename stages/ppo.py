@@ -55,7 +55,7 @@ from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import read_best_rows
 from stages.stackexchange.prompt_file import hold_out_prompts, read_own_prompts
 from stages.training import checkpoint, optimizers
-from stages.training.disk_plan import check_training_space, checkpoint_interval
+from stages.training.checkpoint_plan import check_training_space, checkpoint_interval
 from stages.training.loggers import open_logger
 
 STARTUP = "startup.json"

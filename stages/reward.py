@@ -43,11 +43,10 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import shard_layers
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.reward import Reward
-from stages.reward_modeling.dataset import Example, collate_examples, select_reference_answers
+from stages.reward_modeling.dataset import Example, PairSplit, collate_examples, select_reference_answers
 from stages.reward_modeling.head_fit import fit_head
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss
-from stages.reward_modeling.pair_split import PairSplit
 from stages.reward_modeling.reward_model import check_tied_embeddings, initialise_head
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import (

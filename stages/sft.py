@@ -23,8 +23,7 @@ import torch
 from stages.artifacts.artifact import RunContext
 from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
-from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
-from stages.finetuning.packing import PackedBlocks
+from stages.finetuning.packing import PackedBlocks, collate_blocks, summed_lm_loss
 from stages.finetuning.token_store import TokenizedDocuments, write_documents
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample

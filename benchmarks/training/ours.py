@@ -14,8 +14,7 @@ from torch.utils.data import Subset
 
 from benchmarks.ppo.workload import parse_worker_arguments, set_threads, write_results
 from benchmarks.training.workload import DOCUMENTS, MODEL, WARM_UP_STEPS, Meter, Work, attended_pairs
-from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
-from stages.finetuning.packing import PackedBlocks, PackedRow
+from stages.finetuning.packing import PackedBlocks, PackedRow, collate_blocks, summed_lm_loss
 from stages.finetuning.token_store import TokenizedDocuments
 from stages.modeling import lora
 from stages.modeling.adapters import active_adapter

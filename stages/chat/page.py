@@ -12,9 +12,9 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from stages.chat import views
-from stages.chat.answer import Answer
 from stages.chat.request_guard import RequestGuard, shorten_tracebacks
 from stages.chat.streaming import BEST_OF_N, ChatModels, SamplingSettings
+from stages.chat.views import Answer
 from stages.chat.votes import Comparison, Votes
 from stages.render.html import Html
 from stages.render.terminal import shorten

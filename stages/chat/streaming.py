@@ -8,7 +8,7 @@ from time import monotonic
 import torch
 
 from stages.artifacts.finished import MANIFEST
-from stages.chat.answer import Answer, TextPiece
+from stages.chat.views import Answer, TextPiece
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import GenerationState, generate_stepwise
 from stages.modeling.families import max_positions

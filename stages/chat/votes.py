@@ -20,7 +20,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.chat.answer import Answer
+from stages.chat.views import Answer
 from stages.runtime.files import atomic_path
 from stages.stackexchange.pairs.table import SCHEMA, question_key, read_pairs
 

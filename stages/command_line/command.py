@@ -34,7 +34,7 @@ from stages.command_line.option_parser import (
 )
 from stages.command_line.precision import fit_precision
 from stages.recipe import schema
-from stages.recipe.lookups import check_names
+from stages.recipe.checks import check_names
 from stages.recipe.recipe import load_recipe
 from stages.recipe.sections.shared import count_units
 from stages.runtime import processes, progress_file

@@ -19,7 +19,7 @@ from stages.artifacts.lineage import find_input
 from stages.evaluation.policy_comparison import PolicyComparison
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.evaluation.summary import SAMPLES
-from stages.generation.optimal_tilt import attainable_objective, measure_optimum, tilt_curve
+from stages.generation.best_of_n import attainable_objective, measure_optimum, tilt_curve
 from stages.rewards.reward_functions import MODEL
 from stages.rewards.shaping import ShapingSettings, shape_rewards
 from stages.runtime.series import read_history
@@ -118,8 +118,8 @@ def measure_attainable(comparison: PolicyComparison, objectives: dict[str, Objec
     samples, seed: of the bootstrap over questions.
 
     Returns: `samples`, a prompt. `curve`: gain and KL of the tilt by the unshaped reward, for falling beta
-        (optimal_tilt.tilt_curve). `policies`: of each policy with a known objective, `optimum`
-        (optimal_tilt.measure_optimum), its own `objective`, that of the `start`, and its `share` of the gain, a paired
+        (best_of_n.tilt_curve). `policies`: of each policy with a known objective, `optimum`
+        (best_of_n.measure_optimum), its own `objective`, that of the `start`, and its `share` of the gain, a paired
         ratio; None where no sample differs in reward from another.
     """
     if SAMPLES not in comparison.answers:

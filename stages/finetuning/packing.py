@@ -1,4 +1,6 @@
-"""Pack documents into blocks of a fixed number of tokens; token ids stay on disk until a block is read.
+"""Pack documents into blocks of a fixed number of tokens, and compute the language-modelling loss of these.
+
+Token ids stay on disk until a block is read. The loss is padding-free, with logits at labelled tokens only.
 
 'wrapped' concatenates and cuts (StackLLaMA's ConstantLengthDataset): a block is one row, and attention crosses
 documents. 'bfd' fits whole documents into blocks (best fit decreasing; Ding et al. 2024, arXiv 2404.10830): a block has
@@ -6,11 +8,19 @@ a row per document, and attention stays within each. No token is lost; documents
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from stages.finetuning.token_store import TokenizedDocuments
+from stages.modeling import lora
+from stages.modeling.load import autocast
+from stages.modeling.output_layer import output_layer
+from stages.modeling.packed import forward
+from stages.modeling.packed.sequences import pack
+from stages.modeling.packed.token_logprobs import selective_log_softmax
 
 
 @dataclass(frozen=True)
@@ -108,3 +118,25 @@ def _concatenate_and_cut(lengths: np.ndarray, block_tokens: int) -> tuple[np.nda
     document_starts = (ends - lengths)[owner]
     last = np.flatnonzero((cuts % block_tokens == 0) | (cuts == total))
     return owner, firsts - document_starts, cuts - document_starts, last + 1
+
+
+def collate_blocks(blocks: Iterable[list[PackedRow]]) -> dict:
+    """Join the rows of all blocks, and count their labels."""
+    rows = [row for block in blocks for row in block]
+    return {"content": rows, "items": sum(int(row.is_label.sum()) for row in rows)}
+
+
+def summed_lm_loss(model, rows: list[PackedRow], precision: str) -> torch.Tensor:
+    """Sum the negative log-probabilities of all labelled tokens, in nats, as fp32."""
+    model = lora.unwrap_peft(model)
+    batch = pack([row.token_ids.tolist() for row in rows], model.device)
+    columns = [np.flatnonzero(row.is_label) for row in rows]
+    starts = torch.repeat_interleave(batch.starts, torch.tensor([*map(len, columns)], device=model.device))
+    labels = starts + torch.from_numpy(np.concatenate(columns)).to(model.device)
+    with autocast(precision):
+        hidden = forward.packed_hidden_states(model, batch, labels - 1)
+        logprobs = selective_log_softmax(
+            output_layer(model), hidden, batch.input_ids[0, labels], 1.0,
+            cpu_kernels=forward.uses_cpu_kernels(model),
+        )
+        return -logprobs.sum()

@@ -149,7 +149,7 @@ class FrontierAnalysis:
 
 
 def _average_curves(attainable: list[dict | None]) -> dict | None:
-    """Average the seeds' curves of the optimal reward (optimal_tilt.tilt_curve); None unless each seed has one.
+    """Average the seeds' curves of the optimal reward (best_of_n.tilt_curve); None unless each seed has one.
 
     Returns: `samples`, the fewest a prompt of any seed; `curve`, (KL, gain) for falling beta.
     """

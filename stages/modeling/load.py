@@ -19,8 +19,7 @@ from stages.modeling.finite_weights import check_finite
 from stages.modeling.output_layer import check_logits
 from stages.modeling.packed import attention
 from stages.modeling.packed.forward import check_packing
-from stages.modeling.q_heads.files import has_q_heads
-from stages.modeling.q_heads.shifted_output import shift_by_folder
+from stages.modeling.q_heads import has_q_heads, shift_by_folder
 
 QUANTISED = ("int8", "nf4")
 ADAPTER_CONFIG = "adapter_config.json"  # PEFT's

@@ -18,7 +18,7 @@ from stages.modeling.load import device, precision_arguments
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.merging.checks import probe_ids
 from stages.modeling.output_layer import output_layer
-from stages.modeling.q_heads.files import has_q_heads
+from stages.modeling.q_heads import has_q_heads
 
 # Largest relative difference (2-norm). Measured on the bundled site's SFT model: 1e-6, bf16 0.013, int8 0.04, nf4 0.016
 # from rounding (quantised models are trained with norms in fp32); 0.39 between it and its base.

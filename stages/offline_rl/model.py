@@ -21,8 +21,7 @@ from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import pack_responses
 from stages.modeling.packed.token_logprobs import selective_log_softmax
-from stages.modeling.q_heads.files import QHeads
-from stages.modeling.q_heads.shifted_output import shift_output
+from stages.modeling.q_heads import QHeads, shift_output
 from stages.offline_rl.dataset import ScoredAnswer
 from stages.offline_rl.losses import TokenValues, final_rewards, shift_to_next
 from stages.training.step_trainer import PartialState

@@ -144,7 +144,7 @@ def shard(rows: list[PlanRow], shape: Shape, training: Training, count: int) -> 
 
 
 def disk_bytes(trained: list[Tensors], optimizer: str, saves: int, keep_checkpoints: int, keeps_best: bool) -> int:
-    """Return the most bytes that a training has on the disk at once, as training/disk_plan.py checks."""
+    """Return the most bytes that a training has on the disk at once, as training/checkpoint_plan.py checks."""
     weights = sum(tensors.bytes for tensors in trained) * (1 + keeps_best)
     state = sum(tensors.state_bytes(optimizer) for tensors in trained)
     return min(saves, keep_checkpoints + 1) * (weights + state) + weights

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
-from stages.finetuning.packing import PackedBlocks
+from stages.finetuning.packing import PackedBlocks, collate_blocks, summed_lm_loss
 from stages.finetuning.token_store import TokenizedDocuments, write_documents
 from stages.generation.prompts import Prompts
 from stages.modeling.adapters import merged_adapter

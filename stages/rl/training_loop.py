@@ -22,7 +22,7 @@ from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, StopRequest, deferred
 from stages.stackexchange.prompt import PROMPT_PREFIX, PROMPT_SUFFIX, Template, parse_question
 from stages.training import checkpoint
-from stages.training.checkpoint_timer import CheckpointTimer
+from stages.training.checkpoint_plan import CheckpointTimer
 from stages.training.loggers import TIMING, TrainingLogger
 
 LOGGED_SAMPLES = 8  # validation prompts whose answers are logged at every evaluation

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.recipe.lookups import SCRATCH
+from stages.recipe.checks import SCRATCH
 from stages.recipe.recipe import DEFAULT_RECIPE, PRETRAINED_RECIPE, REAL_SITES_RECIPE, Recipe, load_recipe
 from stages.runs.dump_paths import list_sources
 

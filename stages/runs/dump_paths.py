@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stages.recipe.lookups import HUB_ID
+from stages.recipe.checks import HUB_ID
 from stages.recipe.schema import SettingsError
 
 SUFFIX = r"\.(?:7z|xml|xml\.gz|xml\.zst)"  # of a dump's files, as in stages/stackexchange/dump/sources.py

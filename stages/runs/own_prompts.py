@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stages.recipe import algorithms
-from stages.recipe.lookups import SCRATCH
+from stages.recipe.checks import SCRATCH
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError
 from stages.runs.dump_paths import SNAKEMAKE_SYNTAX, normalize_source

@@ -19,7 +19,7 @@ from stages.artifacts import finished
 from stages.artifacts.staleness import LOCK, list_finished
 from stages.model_files.loadable import check_base_files
 from stages.recipe.algorithms import ALGORITHMS, REPORT, SEEDS
-from stages.recipe.lookups import SCRATCH, check_names
+from stages.recipe.checks import SCRATCH, check_names
 from stages.recipe.recipe import SHARED, Recipe, load_recipe, read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
 from stages.runs import own_prompts, seeds

@@ -13,7 +13,7 @@ from stages.runtime import processes
 from stages.runtime.files import atomic_path, link_or_copy
 from stages.runtime.stopping import StopRequest
 from stages.training.checkpoint import PREFIX, seal_checkpoint
-from stages.training.checkpoint_timer import CheckpointTimer
+from stages.training.checkpoint_plan import CheckpointTimer
 from stages.training.loggers import TrainingLogger
 
 RENAMED_METRICS = {"grad_norm": "gradient_norm"}  # as in PPO's history

@@ -22,8 +22,7 @@ from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, deferred
 from stages.training.callbacks import Evaluation, HistoryCallback, SaveCallback, StepCallback, load_trainable
 from stages.training.checkpoint import checkpoint_number, find_newest_intact
-from stages.training.checkpoint_timer import CheckpointTimer
-from stages.training.disk_plan import check_training_space, checkpoint_interval, count_saves
+from stages.training.checkpoint_plan import CheckpointTimer, check_training_space, checkpoint_interval, count_saves
 from stages.training.loggers import TrainingLogger
 from stages.training.optimizers import MuonWithAdamW
 from stages.training.step_trainer import RestoreLoss, ShardedStepTrainer, StepTrainer, saved_parameters

@@ -13,9 +13,9 @@ import torch
 gradio = pytest.importorskip("gradio", reason="the page needs gradio: make extras")
 
 from stages.chat import views  # noqa: E402
-from stages.chat.answer import TextPiece  # noqa: E402
 from stages.chat.page import BLIND, SIDE, ChatPage  # noqa: E402
 from stages.chat.streaming import BEST_OF_N, ChatModels, SamplingSettings  # noqa: E402
+from stages.chat.views import TextPiece  # noqa: E402
 from stages.chat.votes import Votes, parse_models  # noqa: E402
 from stages.generation.best_of_n import best_of_kl  # noqa: E402
 from stages.generation.sampler import sample  # noqa: E402

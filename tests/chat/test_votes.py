@@ -14,7 +14,7 @@ import pytest
 from stages import reward
 from stages.artifacts import artifact
 from stages.chat import votes as votes_module
-from stages.chat.answer import Answer
+from stages.chat.views import Answer
 from stages.chat.votes import TIES, TYPED, VOTES, Comparison, Votes, build_row, parse_models
 from stages.command_line import command
 from stages.recipe.recipe import load_recipe
@@ -74,7 +74,7 @@ def test_votes_of_older_versions_are_counted(tmp_path):
 
 ADD_MANY = """
 import sys
-from stages.chat.answer import Answer
+from stages.chat.views import Answer
 from stages.chat.votes import Comparison, Votes
 answers = [Answer("PPO", "", text="yes", rewards=[0.5]), Answer("SFT", "", text="no", rewards=[0.5])]
 for number in range(20):

@@ -13,8 +13,7 @@ import torch
 
 from stages import grpo, rloo
 from stages.distributed import group
-from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
-from stages.finetuning.packing import PackedRow
+from stages.finetuning.packing import PackedRow, collate_blocks, summed_lm_loss
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample, sample_in_batches
 from stages.modeling import lora

@@ -28,7 +28,7 @@ OF_THE_MACHINE = {  # what a test cannot type: words of the line, and the file t
     "Python 3.11 or newer is needed, and": "Makefile",
     "is neither 'scratch' nor a local folder, and cannot be downloaded from the hub; check its":
         "stages/modeling/pretrained.py",
-    "which is not installed: make extras": "stages/recipe/lookups.py",
+    "which is not installed: make extras": "stages/recipe/checks.py",
     "no space left on the disk of": "stages/command_line/failures.py",
     "out of memory: take smaller batches or microbatches, or a machine with more": "stages/command_line/failures.py",
     "out of memory, it seems: a library aborted (": "stages/command_line/failures.py",

@@ -14,14 +14,7 @@ from stages import evaluate
 from stages.artifacts.artifact import digest
 from stages.evaluation.attainable import Objective, compare_with_optimum, read_objective
 from stages.evaluation.statistics import bootstrap_mean
-from stages.generation.optimal_tilt import (
-    BETAS,
-    attainable_objective,
-    measure_optimum,
-    tilt_curve,
-    tilt_kl,
-    tilt_weights,
-)
+from stages.generation.best_of_n import BETAS, attainable_objective, measure_optimum, tilt_curve, tilt_kl, tilt_weights
 from stages.rewards.shaping import RewardShaper
 from tests.helpers.settings import shaping
 from tests.helpers.tiny_evaluation import CONFIG, make_tokenizer, save_inputs

@@ -10,8 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
-from stages.finetuning.packing import PackedBlocks, best_fit_decreasing
+from stages.finetuning.packing import PackedBlocks, best_fit_decreasing, collate_blocks, summed_lm_loss
 from stages.finetuning.token_store import BATCH_DOCUMENTS, TokenizedDocuments, write_documents
 from tests.helpers import tiny_models
 

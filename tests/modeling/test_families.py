@@ -7,8 +7,7 @@ import pytest
 import torch
 import transformers as hf
 
-from stages.finetuning.lm_loss import summed_lm_loss
-from stages.finetuning.packing import PackedRow
+from stages.finetuning.packing import PackedRow, summed_lm_loss
 from stages.generation import sampler
 from stages.modeling import lora
 from stages.modeling.adapters import load_score_head

@@ -13,8 +13,7 @@ from stages.generation.sampler import sample
 from stages.modeling.load import load_causal
 from stages.modeling.merging.checks import probe_ids
 from stages.modeling.packed.token_logprobs import response_logprobs
-from stages.modeling.q_heads.files import SETTINGS, WEIGHTS, load_q_heads
-from stages.modeling.q_heads.shifted_output import ShiftedOutput
+from stages.modeling.q_heads import SETTINGS, WEIGHTS, ShiftedOutput, load_q_heads
 from stages.recipe.sections.ilql import Ilql
 from stages.recipe.sections.models import Lora, Merge
 from tests.helpers import tiny_models

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from stages.modeling.q_heads.files import QHeads
-from stages.modeling.q_heads.shifted_output import ShiftedOutput
+from stages.modeling.q_heads import QHeads, ShiftedOutput
 from stages.offline_rl.dataset import ScoredAnswer, measure_scale, normalise_rewards
 from stages.offline_rl.losses import (
     LossSettings,

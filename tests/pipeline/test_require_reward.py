@@ -16,7 +16,7 @@ from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
 from stages.recipe.sections.rewards import RewardSource
-from stages.reward_modeling import pair_split
+from stages.reward_modeling import dataset
 from stages.reward_modeling.lexical_scorer import fit_lexical_scorer
 from stages.reward_modeling.scoring_file import SCORING, load_held_out
 from stages.rewards.checked_models import load_held_out_accuracies
@@ -46,7 +46,7 @@ def made(tmp_path_factory):
 
 def split_rows(pairs: Path) -> tuple[list[dict], list[dict]]:
     """Return the rows of the reward split that are trained on, and those held out."""
-    keys = first_question_keys(pairs, "reward", REWARD.validation_share, pair_split.VALIDATION_QUESTIONS)
+    keys = first_question_keys(pairs, "reward", REWARD.validation_share, dataset.VALIDATION_QUESTIONS)
     rows = list(read_pairs(pairs, "reward"))
     return [row for row in rows if question_key(row) not in keys], [row for row in rows if question_key(row) in keys]
 

@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import sft
-from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
-from stages.finetuning.packing import PackedRow
+from stages.finetuning.packing import PackedRow, collate_blocks, summed_lm_loss
 from stages.modeling import lora
 from stages.modeling.load import load_causal
 from stages.modeling.packed.forward import use_packed_attention
@@ -119,8 +118,7 @@ def test_only_the_adapter_learns_the_base_does_not_move(inputs, tmp_path):
 
 def learn(model, inputs, out, precision):
     """Two steps of the stage's own loss."""
-    from stages.finetuning.lm_loss import collate_blocks, summed_lm_loss
-    from stages.finetuning.packing import PackedRow
+    from stages.finetuning.packing import PackedRow, collate_blocks, summed_lm_loss
 
     ids = torch.arange(3, 60).numpy()
     blocks = [[PackedRow(ids, ids > 3)]] * 4

@@ -10,8 +10,7 @@ from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PretrainedConfig
 
-from stages.finetuning.lm_loss import summed_lm_loss
-from stages.finetuning.packing import PackedRow
+from stages.finetuning.packing import PackedRow, summed_lm_loss
 from stages.modeling import lora
 from stages.modeling.adapters import VALUE, adapter_parameters
 from stages.modeling.load import carry_batch, precision_arguments, register_attention

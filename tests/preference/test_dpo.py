@@ -17,7 +17,7 @@ from stages.recipe.schema import SettingsError, override
 from stages.recipe.sections.dpo import Dpo
 from stages.recipe.sections.models import Lora, Merge
 from stages.reporting.curves import CURVES, build_curves
-from stages.reward_modeling.pair_split import PairSplit, TooFewPairsError
+from stages.reward_modeling.dataset import PairSplit, TooFewPairsError
 from stages.runtime.series import read_history, read_rows
 from tests.helpers import tiny_evaluation, tiny_models
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages.recipe import lookups
+from stages.recipe import checks
 from stages.recipe import recipe as recipes
 from stages.recipe.recipe import Recipe, load_recipe, section_settings
 from stages.recipe.schema import SettingsError, flatten, to_dict
@@ -248,7 +248,7 @@ def test_every_value_of_a_reward_source_says_its_meaning_and_is_read():
     assert {field.name for field in fields} <= set(inspect.signature(load_reward_functions).parameters)  # (**entry)
     assert all(len(field.metadata["doc"]) > 3 for field in fields)
     measures = next(field.metadata["doc"] for field in fields if field.name == "source")
-    assert set(lookups.REWARD_NAMES) == {MODEL, LEXICAL, *MEASURES}
+    assert set(checks.REWARD_NAMES) == {MODEL, LEXICAL, *MEASURES}
     assert all(name in measures for name in MEASURES)
 
 

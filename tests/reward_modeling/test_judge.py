@@ -10,11 +10,11 @@ import pytest
 from stages import evaluate, judge, merge, reward
 from stages.artifacts.artifact import read_manifest
 from stages.command_line import command
-from stages.evaluation.tasks import dump
+from stages.evaluation.tasks import held_out
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.reward import Reward
-from stages.reward_modeling import pair_split
+from stages.reward_modeling import dataset
 from stages.reward_modeling.no_model import read_no_model
 from stages.stackexchange.pairs.table import SPLITS, question_key, read_pairs
 from tests.helpers import tiny_evaluation, tiny_models
@@ -67,8 +67,8 @@ def test_its_questions_are_neither_the_reward_models_nor_the_evaluations(inputs)
     for name, split in (("reward", reward.SPLIT), ("judge", judge.SPLIT)):
         data = reward.load_data(CONFIG, tokenizer, inputs["base"], inputs["pairs"], split)
         trained[name] = {example.question for example in data.training} | set(map(question_key, data.validation.rows))
-    evaluated = set(map(question_key, read_pairs(inputs["pairs"], dump.SPLIT)))
-    baselines = set(map(question_key, read_pairs(inputs["pairs"], dump.BASELINE_SPLIT)))
+    evaluated = set(map(question_key, read_pairs(inputs["pairs"], held_out.SPLIT)))
+    baselines = set(map(question_key, read_pairs(inputs["pairs"], held_out.BASELINE_SPLIT)))
     assert len(trained["judge"]) == len(trained["reward"]) == 20
     assert not trained["judge"] & (trained["reward"] | evaluated | baselines)
 
@@ -82,7 +82,7 @@ def test_a_site_with_too_few_pairs_gets_an_artifact_that_says_so(inputs, tmp_pat
     for name in ("judge", "judge-merged"):
         assert list(read_manifest(tmp_path / name)["files"]) == ["no_model.json"]
         assert "hardly a usable pair in its rl split" in read_no_model(tmp_path / name)
-    with pytest.raises(pair_split.TooFewPairsError, match="hardly a usable pair in its reward split"):
+    with pytest.raises(dataset.TooFewPairsError, match="hardly a usable pair in its reward split"):
         run(reward, short, tmp_path / "reward", inputs)
     (tmp_path / "evaluation").mkdir()
     evaluated = tiny_evaluation.save_inputs(tmp_path / "evaluation", tiny_evaluation.make_tokenizer())

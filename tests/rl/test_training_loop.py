@@ -8,7 +8,7 @@ from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ppo import Ppo
 from stages.rl.training_loop import LoopSettings, TrainingLoop
 from stages.runtime.stopping import StopRequest
-from stages.training import checkpoint_timer
+from stages.training import checkpoint_plan
 
 
 class Loop(TrainingLoop):
@@ -36,7 +36,7 @@ class Loop(TrainingLoop):
 @pytest.mark.parametrize(("minutes", "saved"), [(None, [5, 10]), (30.0, [3, 5, 8, 10]), (1.0, list(range(1, 13)))])
 def test_checkpoints_by_time_come_beside_the_others_and_evaluate_nothing(monkeypatch, minutes, saved):
     clock = [0.0]
-    monkeypatch.setattr(checkpoint_timer, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(checkpoint_plan, "monotonic", lambda: clock[0])
     loop = Loop(clock, iterations=12, save_every_iterations=5, evaluate_every_iterations=4, save_every_minutes=minutes)
     loop._iterate(StopRequest())
     assert loop.saved == saved and loop.evaluated == [4, 8, 12]

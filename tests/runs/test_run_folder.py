@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages.recipe import lookups
+from stages.recipe import checks
 from stages.recipe.recipe import load_recipe
 from stages.recipe.schema import SettingsError
 from stages.runs import run_folder, snakemake_words
@@ -392,7 +392,7 @@ def test_processes_and_nodes_change_how_and_not_what(tmp_path):
 def test_an_installed_scheduler_does_not_do_the_work_by_itself(site, monkeypatch):
     (site / "sbatch").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(site))
-    monkeypatch.setattr(lookups, "_has_gpu", lambda: False)
+    monkeypatch.setattr(checks, "_has_gpu", lambda: False)
     config = {"ppo": {"optimizer": "paged_adamw_8bit"}}
     with pytest.raises(SettingsError, match="needs a CUDA GPU to page from, and there is none here"):
         resolve_recipe(config)

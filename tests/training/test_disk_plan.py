@@ -16,7 +16,7 @@ from stages.recipe.sections.data import Pairs
 from stages.recipe.sections.evaluate import Report
 from stages.training import checkpoint
 from stages.training.callbacks import Evaluation
-from stages.training.disk_plan import checkpoint_interval, count_saves
+from stages.training.checkpoint_plan import checkpoint_interval, count_saves
 from stages.training.trainer import TrainerSettings, train
 from tests.helpers import finished_run, tiny_evaluation
 from tests.helpers.stackexchange_dumps import document, make_posts, qa_rows, write_dump

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from stages.training import checkpoint_timer
+from stages.training import checkpoint_plan
 from stages.training.callbacks import Evaluation
 from stages.training.checkpoint import find_damage, list_checkpoints
-from stages.training.checkpoint_timer import CheckpointTimer
+from stages.training.checkpoint_plan import CheckpointTimer
 from stages.training.trainer import CHECKPOINTS, TrainerSettings, train
 
 MINUTES = 30.0
@@ -21,7 +21,7 @@ class KillError(RuntimeError):
 @pytest.fixture
 def clock(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(checkpoint_timer, "monotonic", lambda: now[0])
+    monkeypatch.setattr(checkpoint_plan, "monotonic", lambda: now[0])
     return now
 
 
@@ -79,7 +79,7 @@ def test_only_the_first_process_reads_its_clock(clock, monkeypatch):
     timer = CheckpointTimer(MINUTES)
     clock[0] = 60 * MINUTES
     assert timer.is_due()
-    monkeypatch.setattr(checkpoint_timer, "is_main", lambda: False)
+    monkeypatch.setattr(checkpoint_plan, "is_main", lambda: False)
     assert not timer.is_due()
 
 

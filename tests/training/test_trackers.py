@@ -22,7 +22,7 @@ from stages.artifacts import lineage
 from stages.artifacts.artifact import RunContext, read_manifest
 from stages.artifacts.manifest import read_record
 from stages.command_line import command
-from stages.recipe import lookups
+from stages.recipe import checks
 from stages.recipe.recipe import Recipe, load_recipe, section_settings
 from stages.recipe.schema import SettingsError, to_dict
 from stages.recipe.sections.models import Merge
@@ -368,7 +368,7 @@ def test_given_once_it_is_for_all_three(tmp_path):
 
 
 def test_a_missing_package_is_refused_in_one_line_before_anything(made, monkeypatch, capsys):
-    monkeypatch.setattr(lookups, "find_spec", lambda name: None if name == "wandb" else object())
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "wandb" else object())
     with pytest.raises(SettingsError, match=r"^sft: log_to asks for wandb, which is not installed: make extras \(or p"):
         resolve_recipe({"recipe": str(made / "recipe.yaml"), "dump": [str(made)]})
     monkeypatch.setattr(sys, "argv", ["ppo", "--recipe", str(made / "recipe.yaml"), "--policy", "none", "--reward",

@@ -17,7 +17,7 @@ from stages.model_files.loadable import check_base_files
 from stages.modeling.adapters import is_reward_model
 from stages.modeling.gguf.tensors import ARCHITECTURES, EXACT, Kind, WrittenTensor, compare_tensor, list_tensors
 from stages.modeling.gguf.vocabulary import Vocabulary, read_vocabulary
-from stages.modeling.q_heads.files import has_q_heads
+from stages.modeling.q_heads import has_q_heads
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.render.units import format_bytes
 from stages.runtime.files import atomic_path, check_free_space, sync_to_disk

@@ -36,8 +36,7 @@ from stages.modeling.merging.shards import (
 )
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.pretrained import load_adapter
-from stages.modeling.q_heads.files import copy_q_heads, has_q_heads
-from stages.modeling.q_heads.shifted_output import shift_by_folder
+from stages.modeling.q_heads import copy_q_heads, has_q_heads, shift_by_folder
 from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
 from stages.runtime.environment import return_freed_memory
 from stages.runtime.files import check_free_space, write_json

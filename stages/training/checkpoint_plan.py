@@ -1,12 +1,14 @@
-"""Estimate what training writes to the disk, from its parameters and optimizer: tensors only, all else is small."""
+"""Plan checkpoints: how many there are, when one is due by time, and what they take on the disk."""
 
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from time import monotonic
 
 import torch
 
 from stages.runtime.files import check_free_space, used_bytes
+from stages.runtime.processes import is_main
 from stages.training.checkpoint import list_checkpoints
 from stages.training.optimizers import optimizer_state_bytes
 
@@ -51,3 +53,26 @@ def checkpoint_interval(every: int, every_minutes: float | None) -> int:
 def count_saves(items: int, batch: int, epochs: float, max_steps: int | None, every_steps: int) -> int:
     """Return the number of checkpoints of a training on so many items; the Trainer also writes one at the end."""
     return math.ceil((max_steps or items * epochs / batch) / every_steps)
+
+
+class CheckpointTimer:
+    """Measure the time since the last checkpoint.
+
+    Of several processes, the first one's clock counts: two clocks would decide differently about a step, and processes
+    that save would wait for others that do not. The caller tells all processes (group.any_process_each).
+
+    Args:
+        minutes: None: by time, none is ever due.
+    """
+
+    def __init__(self, minutes: float | None):
+        self.minutes = minutes
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew: a checkpoint was saved just now."""
+        self.saved_at = monotonic()
+
+    def is_due(self) -> bool:
+        """Check whether the time is over; never in other processes than the first one."""
+        return self.minutes is not None and is_main() and monotonic() - self.saved_at >= 60 * self.minutes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.recipe import lookups
+from stages.recipe import checks
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError, override
 from stages.runs.run_folder import resolve_recipe
@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
 def complaint(section: str, values: dict, **more) -> str | None:
     settings = override(getattr(Recipe(), section), values, section)
     try:
-        lookups.check_names(settings, section, **{"runs_here": True} | more)
+        checks.check_names(settings, section, **{"runs_here": True} | more)
     except SettingsError as error:
         assert "\n" not in str(error)
         return str(error)
@@ -84,10 +84,10 @@ def test_a_model_that_may_be_there(model):
 
 def test_an_optimizer_that_needs_a_gpu(monkeypatch):
     paged = {"optimizer": "paged_adamw_8bit"}
-    monkeypatch.setattr(lookups, "_has_gpu", lambda: False)
+    monkeypatch.setattr(checks, "_has_gpu", lambda: False)
     assert "needs a CUDA GPU to page from, and there is none here: set it to adamw_8bit" in complaint("ppo", paged)
     assert complaint("ppo", paged, runs_here=False) is None and complaint("ppo", {"optimizer": "adamw_8bit"}) is None
-    monkeypatch.setattr(lookups, "_has_gpu", lambda: True)
+    monkeypatch.setattr(checks, "_has_gpu", lambda: True)
     assert complaint("ppo", paged) is None
 
 
@@ -100,7 +100,7 @@ def test_a_run_is_refused_before_anything_is_made(folder):
 
 
 def test_looking_up_the_bundled_gold_loads_no_torch():
-    code = ("import sys; from stages.recipe.recipe import load_recipe; from stages.recipe.lookups import check_names; "
+    code = ("import sys; from stages.recipe.recipe import load_recipe; from stages.recipe.checks import check_names; "
             "r = load_recipe('configs/demo.yaml'); check_names(r.evaluate, 'evaluate', runs_here=True); "
             "sys.exit('torch' in sys.modules or 'data.demo.gold' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

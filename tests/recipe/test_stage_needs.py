@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from stages.recipe.checks import BASE_SPLITS, SPLITS, check_stage_needs
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.schema import SettingsError
-from stages.runs.stage_needs import BASE_SPLITS, SPLITS, check_stage_needs
 from tests.helpers.snakemake_runs import run_snakemake
 
 ROOT = Path(__file__).parents[2]

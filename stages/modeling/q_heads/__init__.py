@@ -1,1 +1,0 @@
-"""Q heads beside a causal model: their files, and the output layer that they shift."""
