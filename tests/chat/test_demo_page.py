@@ -144,6 +144,9 @@ def greedy(page, tokens: int) -> None:
     for control, value in (("temperature", 0), ("length", tokens)):
         page.fill(f"#{control} input[type=number]", str(value))
         page.press(f"#{control} input[type=number]", "Tab")
+        # The slider follows once the page has taken the value; a question asked before it has the old one.
+        page.wait_for_function("([id, value]) => document.querySelector(`#${id} input[type=range]`).value === value",
+                               arg=[control, str(value)])
 
 
 def vote_blind(page) -> None:
