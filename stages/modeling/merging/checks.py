@@ -110,7 +110,7 @@ def check_report(
                     f"merge.max_perplexity_change {max_perplexity_change:.2g}")
     else:
         before, after = report["pair_accuracy_before"], report["pair_accuracy_after"]
-        if not abs(after - before) <= max_accuracy_change:
+        if not round(abs(after - before), 9) <= max_accuracy_change:  # 13 of 20 pairs are 0.05 above 12, not more
             _refuse(f"pair accuracy goes from {before:.3f} to {after:.3f}",
                     f"merge.max_accuracy_change {max_accuracy_change:.2g}")
 
