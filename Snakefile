@@ -160,7 +160,7 @@ if not PLANS:
         ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno", "output"))]
         console.announce_run(RECIPE, ROOT, [str(file) for job in ordered for file in job.output], workflow.local_exec)
         if workflow.local_exec:
-            plan_target.start_plan(ROOT, folders)
+            plan_target.start_plan(ROOT, folders, min(THREADS, PLACEMENT.processes or THREADS))
         signals.forward_to_stages()
 
     onsuccess:

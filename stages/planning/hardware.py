@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from stages.runtime.environment import processor_has_bf16_products
+from stages.runtime.processes import stage_threads
 
 GIB = 1 << 30
 PUBLISHED_SHARE = 0.4  # of its published rates that a card reaches; an assumption
@@ -146,12 +147,13 @@ def list_cards() -> list[tuple[str, float]]:
 def measure_processor() -> Card:
     """Measure the rates of fp32 and bf16 matrix products, and of copies, whose rate the cores share.
 
+    A stage's threads are planned: OMP_NUM_THREADS, which Snakemake sets for each rule, or all cores.
     Without bf16 in hardware its rate is that of fp32, in which such a stage is computed (command_line/precision.py).
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read at the import
     import numpy as np
 
-    cores = len(os.sched_getaffinity(0))
+    cores = min(stage_threads(), len(os.sched_getaffinity(0)))
     matrix = np.ones((WIDTH, WIDTH), np.float32)
     fp32 = bf16 = cores * 2 * WIDTH**3 / _cpu_seconds(lambda: matrix @ matrix) / 1e12
     if processor_has_bf16_products():

@@ -1,5 +1,6 @@
 """Let `snakemake plan` run without a dump, without cores and without a run's folder: what --config takes for it."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -37,13 +38,14 @@ def write_recipe(recipe: Recipe) -> Path:
     return RECIPE_FILE
 
 
-def start_plan(run: str, folders: Iterable[Path]) -> None:
+def start_plan(run: str, folders: Iterable[Path], threads: int) -> None:
     """Print in the background what the stages of a run will take, by the same plan; nothing if that fails.
 
-    folders: of the artifacts that the run makes.
+    folders: of the artifacts that the run makes. threads: of a stage.
     """
     names = dict.fromkeys(folder.name for folder in folders if folder.parent == Path(run))
     if names:
         words = [sys.executable, "-m", "stages.plan", "--recipe", f"{run}/recipe.yaml", "--stages", *names]
         with suppress(OSError):
-            subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+            subprocess.Popen(words, env=os.environ | {"OMP_NUM_THREADS": str(threads)}, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.DEVNULL, start_new_session=True)

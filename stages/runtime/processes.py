@@ -105,7 +105,7 @@ def count_processes(stage: str, wanted: int | None, units: int, own: Place) -> i
         raise ValueError(f"--processes must be at least 1, not {wanted}")
     if own.count > 1:
         return own.count
-    return wanted or (1 if has_gpu() else max(1, min(_stage_threads(), units, _free_bytes() // MEMORY_BYTES)))
+    return wanted or (1 if has_gpu() else max(1, min(stage_threads(), units, _free_bytes() // MEMORY_BYTES)))
 
 
 def limit_threads(stage: str, units: int) -> None:
@@ -155,7 +155,7 @@ def launch(count: int, command: list[str], label: str, logs: list[Path]) -> int:
     """
     environment = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
                                 LAUNCHER: str(os.getpid())}
-    environment |= dict.fromkeys(THREADS, str(max(1, _stage_threads() // count)))
+    environment |= dict.fromkeys(THREADS, str(max(1, stage_threads() // count)))
     children = [subprocess.Popen([sys.executable, *command],
                                  env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                                  start_new_session=True)  # a terminal's Ctrl-C then reaches them once, from here
@@ -261,7 +261,7 @@ def _link_if_large(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _stage_threads() -> int:
+def stage_threads() -> int:
     """Return the threads that the stage may use: Snakemake sets the variable to those of the rule."""
     given = re.match(r"\d+", os.environ.get("OMP_NUM_THREADS", ""))  # OpenMP also takes a list, by level: 4,2
     if given:

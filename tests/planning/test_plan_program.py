@@ -9,6 +9,7 @@ import pytest
 
 from stages import plan
 from stages.planning import hardware, shapes
+from stages.runtime.processes import stage_threads
 
 TINY = ["--recipe", "configs/tiny.yaml"]
 
@@ -40,11 +41,21 @@ def test_without_a_card_this_machines_processor_is_measured(capsys, monkeypatch,
     monkeypatch.setattr(hardware, "list_cards", list)
     status, out, _ = run(capsys, *TINY, "--out", str(tmp_path))
     facts = json.loads((tmp_path / "plan.json").read_text())
-    cores = len(os.sched_getaffinity(0))
+    cores = stage_threads()
     assert status == 0 and f"({cores} cores, " in out and "; fp32: " in out
     assert 0 < facts["share"] <= 1 and facts["share"] != hardware.PUBLISHED_SHARE
     assert all(0.001 * cores < facts["device"][rate] < 10 * cores for rate in ("tflops", "fp32_tflops"))
     assert 1 < facts["device"]["bandwidth_gb_s"] < 2000 and facts["stages"]["ppo"]["seconds"] > 0
+
+
+def test_the_threads_of_a_stage_are_planned(capsys, monkeypatch):
+    monkeypatch.setattr(hardware, "list_cards", list)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr(hardware, "SECONDS", 0.01)
+    for threads in ("1", "3", "99"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        _, out, _ = run(capsys, *TINY)
+        assert f"({min(int(threads), 8)} cores, " in out
 
 
 @pytest.mark.parametrize(("words", "reason"), [

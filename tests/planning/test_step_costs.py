@@ -37,10 +37,11 @@ FUSED_ATTENTION = {
 def as_on_a_gpu(monkeypatch):
     """Let the CPU compute by the operations of a GPU: fused attention of one bucket, logits in large chunks.
 
-    One thread: each further one has buffers of its own in the backward pass of attention.
+    One thread: each further one has buffers of its own in the backward pass of attention. oneDNN has buffers too.
     """
-    threads = torch.get_num_threads()
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest")
     class Fused:
         @staticmethod
         def apply(*arguments):
@@ -50,6 +51,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setitem(token_logprobs.CHUNK_LOGITS, "cpu", token_logprobs.CHUNK_LOGITS["cuda"])
     yield
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
 
 
 def build(stage: str, settings) -> real_steps.Step:

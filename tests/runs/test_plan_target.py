@@ -38,10 +38,11 @@ def test_a_plan_needs_no_dump_and_a_run_does(tmp_path):
 
 def test_a_run_starts_its_plan_and_goes_on_without_one(monkeypatch):
     started = []
-    monkeypatch.setattr(plan_target.subprocess, "Popen", lambda words, **options: started.append(words))
-    plan_target.start_plan("results/demo", [Path("results/demo/sft"), Path("results/demo/pairs-shares/1-of-2")])
-    plan_target.start_plan("results/demo", [Path("results/demo/seed-0/sft")])
-    assert [words[1:] for words in started] == [
-        ["-m", "stages.plan", "--recipe", "results/demo/recipe.yaml", "--stages", "sft"]]
+    monkeypatch.setattr(plan_target.subprocess, "Popen",
+                        lambda words, env, **options: started.append((words, env["OMP_NUM_THREADS"])))
+    plan_target.start_plan("results/demo", [Path("results/demo/sft"), Path("results/demo/pairs-shares/1-of-2")], 3)
+    plan_target.start_plan("results/demo", [Path("results/demo/seed-0/sft")], 3)
+    assert [(words[1:], threads) for words, threads in started] == [
+        (["-m", "stages.plan", "--recipe", "results/demo/recipe.yaml", "--stages", "sft"], "3")]
     monkeypatch.setattr(plan_target.subprocess, "Popen", Mock(side_effect=OSError("no more processes")))
-    plan_target.start_plan("results/demo", [Path("results/demo/sft")])
+    plan_target.start_plan("results/demo", [Path("results/demo/sft")], 3)
