@@ -6,7 +6,8 @@
 The settings are those of the run, but with fewer steps. All counts run in turns; figures are medians over --rounds.
 seconds: of the whole stage, with its start. gain: seconds of the first count, divided by these. CPU: seconds of all
 processes. transfers: share of the first process's seconds in sums and gathers, which is transfers, and waiting for the
-other processes. A machine with other work makes all of them wait: see that it has none.
+other processes. imports: share of the seconds in which Python starts and imports the stage, which more processes do not
+shorten. A machine with other work makes all of them wait: see that it has none.
 """
 
 import argparse
@@ -68,6 +69,7 @@ def measure(stages: list[str], run: Path, counts: list[int], rounds: int) -> lis
     with tempfile.TemporaryDirectory() as folder:
         recipe, rows = write_recipe(run, Path(folder)), []
         for stage in stages:
+            imports = median(measured("-c", f"import stages.{stage}").wall for _ in range(rounds))
             runs: dict[int, list[dict]] = {count: [] for count in counts}
             for _ in range(rounds):
                 for count in counts:
@@ -75,8 +77,10 @@ def measure(stages: list[str], run: Path, counts: list[int], rounds: int) -> lis
             medians = {count: {name: median(run[name] for run in results) for name in results[0]}
                        for count, results in runs.items()}
             first = medians[counts[0]]["seconds"]
-            rows += [[stage, count, numbers["seconds"], first / numbers["seconds"], numbers["cpu"],
-                      f"{numbers['transfers'] / numbers['seconds']:.0%}"] for count, numbers in medians.items()]
+            for count, numbers in medians.items():
+                seconds = numbers["seconds"]
+                shares = [f"{part / seconds:.0%}" for part in (numbers["transfers"], imports)]
+                rows.append([stage, count, seconds, first / seconds, numbers["cpu"], *shares])
     return rows
 
 
@@ -90,7 +94,8 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # a process has at least one
     rows = measure(given.stages, given.run.resolve(), given.processes, given.rounds)
-    print(f"\n{table(['stage', 'processes', 'seconds', 'gain', 'CPU seconds', 'transfers'], rows)}")
+    names = ["stage", "processes", "seconds", "gain", "CPU seconds", "transfers", "imports"]
+    print(f"\n{table(names, rows)}")
 
 
 if __name__ == "__main__":

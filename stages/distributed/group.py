@@ -95,7 +95,7 @@ def gather_tensors(x: torch.Tensor) -> list[torch.Tensor]:
     if world_size() == 1:
         return [x]
     parts = [torch.empty_like(x) for _ in range(world_size())]
-    _call(dist.all_gather, parts, x)
+    _call(dist.all_gather if x.is_cuda else _send_to_all, parts, x)
     return parts
 
 
@@ -151,6 +151,15 @@ def _call(collective, *arguments) -> None:
         raise
     except RuntimeError as error:  # gloo: the connection is closed, or the limit is over
         raise LostProcessError(_describe_loss(" ".join(str(error).split()))) from None
+
+
+def _send_to_all(parts: list[torch.Tensor], x: torch.Tensor) -> None:
+    """Gather like dist.all_gather; gloo's takes twice as long, for it copies all parts once more."""
+    parts[rank()].copy_(x)
+    others = [other for other in range(world_size()) if other != rank()]
+    requests = [dist.irecv(parts[other], other) for other in others] + [dist.isend(x, other) for other in others]
+    for request in requests:
+        request.wait()
 
 
 def _describe_loss(cause: str) -> str:

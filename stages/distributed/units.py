@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.nn import Parameter
+from torch.nn import Parameter, functional
 
 from stages.distributed import group, sharding
 
@@ -24,6 +24,20 @@ OUT_OF_MEMORY = ("DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLO
 def own_units(units: Iterable[Unit]) -> list[Unit]:
     """Return the units of this process; of units that are sorted by size, each process has about as many tokens."""
     return [unit for number, unit in enumerate(units) if _owner(number) == group.rank()]
+
+
+def share_units(tensors: Sequence[torch.Tensor]) -> None:
+    """Overwrite each tensor, a unit, by that of the process that has it in `own_units`. All have one dtype."""
+    if group.world_size() == 1 or not tensors:
+        return
+    owned = [[unit for number, unit in enumerate(tensors) if _owner(number) == rank]
+             for rank in range(group.world_size())]
+    sizes = [sum(unit.numel() for unit in units) for units in owned]
+    flat = torch.cat([tensors[0].new_empty(0), *(unit.flatten() for unit in owned[group.rank()])])
+    parts = group.gather_tensors(functional.pad(flat, (0, max(sizes) - len(flat))))
+    for units, part, size in zip(owned, parts, sizes, strict=True):
+        for unit, values in zip(units, part[:size].split([unit.numel() for unit in units]), strict=True):
+            unit.copy_(values.view_as(unit))
 
 
 def sum_in_order(parts: dict[int, torch.Tensor], count: int, width: int) -> torch.Tensor:

@@ -17,7 +17,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.overrides import TorchFunctionMode
 from transformers.optimization import Adafactor
 
-from stages.distributed.sharding import whole
+from stages.distributed import sharding
+from stages.distributed.units import own_units, share_units
 from stages.runtime.environment import has_bf16_products
 
 BLOCK_ELEMENTS = 256  # elements that share a scale in bitsandbytes' 8-bit state
@@ -70,9 +71,29 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """Step both optimizers."""
         loss = closure() if closure else None
         with nullcontext() if has_bf16_products() else _StayInFp32():
-            self.muon.step()
+            self._step_muon()
         self.adamw.step()
         return loss
+
+    @torch.no_grad()
+    def _step_muon(self) -> None:
+        """Step Muon; the matrices are work units, and each process makes the momentum of its own ones orthogonal."""
+        if sharding.is_active():  # torch computes on the shards
+            self.muon.step()
+            return
+        settings, = self.muon.param_groups
+        matrices = [p for p in settings["params"] if p.grad is not None]
+        own = set(own_units(matrices))
+        gradients = {p: p.grad for p in matrices if p not in own}
+        for p in gradients:
+            p.grad = None  # torch leaves out what has none
+        self.muon.step()
+        for p, gradient in gradients.items():
+            p.grad, state = gradient, self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            state["momentum_buffer"].lerp_(gradient, 1 - settings["momentum"])
+        share_units(matrices)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Load a state that `state_dict` returned."""
@@ -128,7 +149,7 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], limit: float | None
     if not parameters:
         return 0.0
     kinds = [[p for p in parameters if isinstance(p.grad, DTensor) == sharded] for sharded in (False, True)]
-    norms = [whole(get_total_norm(_split_gradients(kind))) for kind in kinds if kind]
+    norms = [sharding.whole(get_total_norm(_split_gradients(kind))) for kind in kinds if kind]
     norm = norms[0] if len(norms) == 1 else get_total_norm(norms)
     if limit is not None:
         for kind in filter(None, kinds):

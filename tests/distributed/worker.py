@@ -44,6 +44,7 @@ from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer, UpdateSettings, update_policy
 from stages.rl.trajectory import Trajectory
 from stages.training.memory import retry_with_smaller_batches
+from stages.training.optimizers import MuonWithAdamW
 from stages.training.trainer import TrainerSettings, train
 from tests.distributed.forked_ranks import run_in_ranks
 from tests.helpers import tiny_models
@@ -166,6 +167,21 @@ def check_finetuning(out: Path, optimizer: str, dropout: float = 0.0) -> tuple[d
     return {"history": train_on_blocks(model, out, replace(TRAINING, optimizer=optimizer))}, weights(model)
 
 
+def check_muon(out: Path) -> tuple[dict, dict]:
+    """Train on blocks with Muon; and step with given gradients: of these steps the state is compared, too."""
+    facts, tensors = check_finetuning(out, "muon")
+    model = tiny_models.llama(tiny_models.tokenizer())
+    optimizer = MuonWithAdamW(model, learning_rate=0.01, weight_decay=0.1)
+    torch.manual_seed(0)
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    states = optimizer.state_dict()["state"]
+    return facts, tensors | {f"state.{number}.{name}": value for number, state in states.items()
+                             for name, value in state.items()} | weights(model)
+
+
 def train_on_blocks(model, out: Path, settings: TrainerSettings) -> list[dict]:
     numbers = np.random.default_rng(0)
     lengths = numbers.integers(3, 20, 22)  # the last step is ragged
@@ -238,7 +254,7 @@ def run_checks(own: Path) -> tuple[dict, dict]:
                         "grpo": partial(check_groups, grpo.make_method(Grpo(responses_per_prompt=2))),
                         "sft": partial(check_finetuning, own / "sft", "adamw"),
                         "dropout": partial(check_finetuning, own / "dropout", "adamw", dropout=0.5),
-                        "muon": partial(check_finetuning, own / "muon", "muon"),
+                        "muon": partial(check_muon, own / "muon"),
                         "reward": partial(check_reward, own / "reward"),
                         "dpo": partial(check_dpo, own / "dpo"),
                         "ilql": partial(check_ilql, own / "ilql")}.items():
