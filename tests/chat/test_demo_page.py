@@ -141,12 +141,20 @@ def choose(page, menu: str, name: str) -> None:
 def greedy(page, tokens: int) -> None:
     if not page.is_visible("#temperature"):
         page.click("#settings button")
-    for control, value in (("temperature", 0), ("length", tokens)):
+    set_number(page, "temperature", 0)
+    set_number(page, "length", tokens)
+
+
+def set_number(page, control: str, value: int) -> None:
+    """Fill in a number until the slider has it: a page that still loads sets its own values once more."""
+    deadline = time.monotonic() + SECONDS / 1000
+    while True:
         page.fill(f"#{control} input[type=number]", str(value))
         page.press(f"#{control} input[type=number]", "Tab")
-        # The slider follows once the page has taken the value; a question asked before it has the old one.
-        page.wait_for_function("([id, value]) => document.querySelector(`#${id} input[type=range]`).value === value",
-                               arg=[control, str(value)])
+        page.wait_for_timeout(200)
+        if page.input_value(f"#{control} input[type=range]") == str(value):
+            return
+        assert time.monotonic() < deadline, f"the slider of {control} does not take {value}"
 
 
 def vote_blind(page) -> None:
@@ -360,8 +368,7 @@ def test_it_stops_when_asked_to_and_lets_another_page_wait(opened, browser, chat
     monkeypatch.setattr(chat.models, "stream", slow)
     opened.fill("#question textarea", "which port")
     opened.click("#settings button")
-    opened.fill("#length input[type=number]", "200")
-    opened.press("#length input[type=number]", "Tab")
+    set_number(opened, "length", 200)
     opened.click("#ask")
     opened.wait_for_selector("#panel-0 .markdown")
     second = browser.new_page()
