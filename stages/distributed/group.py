@@ -99,17 +99,19 @@ def gather_tensors(x: torch.Tensor) -> list[torch.Tensor]:
     return parts
 
 
+def gather_vectors(x: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+    """Return the vector of every process, by rank: of one dtype, and of these lengths."""
+    parts = gather_tensors(torch.nn.functional.pad(x, (0, max(lengths) - len(x))))
+    return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+
+
 def gather(value) -> list:
     """Return the value of every process, by rank; values are what JSON can express (no pickle)."""
     if world_size() == 1:
         return [value]
     data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.long) for _ in range(world_size())]
-    _call(dist.all_gather, sizes, torch.tensor([len(data)]))
-    longest = max(int(size) for size in sizes)
-    buffers = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
-    _call(dist.all_gather, buffers, torch.nn.functional.pad(data, (0, longest - len(data))))
-    return [json.loads(bytes(buffer[: int(size)].tolist())) for buffer, size in zip(buffers, sizes, strict=True)]
+    lengths = [int(length) for length in gather_tensors(torch.tensor([len(data)]))]
+    return [json.loads(bytes(part.tolist())) for part in gather_vectors(data, lengths)]
 
 
 def from_main(value):

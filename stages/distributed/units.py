@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.nn import Parameter, functional
+from torch.nn import Parameter
 
 from stages.distributed import group, sharding
 
@@ -32,11 +32,10 @@ def share_units(tensors: Sequence[torch.Tensor]) -> None:
         return
     owned = [[unit for number, unit in enumerate(tensors) if _owner(number) == rank]
              for rank in range(group.world_size())]
-    sizes = [sum(unit.numel() for unit in units) for units in owned]
     flat = torch.cat([tensors[0].new_empty(0), *(unit.flatten() for unit in owned[group.rank()])])
-    parts = group.gather_tensors(functional.pad(flat, (0, max(sizes) - len(flat))))
-    for units, part, size in zip(owned, parts, sizes, strict=True):
-        for unit, values in zip(units, part[:size].split([unit.numel() for unit in units]), strict=True):
+    parts = group.gather_vectors(flat, [sum(unit.numel() for unit in units) for units in owned])
+    for units, part in zip(owned, parts, strict=True):
+        for unit, values in zip(units, part.split([unit.numel() for unit in units]), strict=True):
             unit.copy_(values.view_as(unit))
 
 

@@ -92,7 +92,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             p.grad, state = gradient, self.state[p]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(gradient)
-            state["momentum_buffer"].lerp_(gradient, 1 - settings["momentum"])
+            state["momentum_buffer"].lerp_(gradient, 1 - settings["momentum"])  # as torch's, whole in each checkpoint
         share_units(matrices)
 
     def load_state_dict(self, state_dict: dict) -> None:
