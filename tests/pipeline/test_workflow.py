@@ -18,6 +18,7 @@ import pytest
 from stages.recipe.algorithms import ALGORITHMS
 from stages.recipe.sections.evaluate import Frontier
 from stages.runs import own_prompts, placement
+from stages.runtime.processes import has_gpu
 from tests.helpers.library_forks import IMPORT_VARIABLES
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
@@ -248,6 +249,8 @@ def test_the_plan_is_printed_without_cores_and_leaves_no_folder(forks, checkout)
     assert outcome.code == 0 and "plan of planned, base scratch" in outcome.lines[0], outcome.text
     assert any(line.split()[:1] == ["evaluate"] for line in outcome.lines)
     assert not (checkout / "results/planned").exists()
+    own = forks.run(["plan", "--config", *config], checkout)
+    assert has_gpu() or f"({len(os.sched_getaffinity(0))} cores, " in own.text, own.text
     mistaken = forks.run(["plan", "--config", *config, "device_memory_gib=-8"], checkout)
     assert mistaken.code == 1 and "--device-memory-gib must be above 0, not -8" in mistaken.lines[-1], mistaken.text
 

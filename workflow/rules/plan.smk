@@ -1,6 +1,7 @@
 # What the run needs and takes, printed before it starts: nothing is downloaded but the base's config.json.
 rule plan:
     localrule: True
+    threads: workflow.cores  # the processor is planned with as many
     log:
         ".snakemake/plan/plan.log",
     params:
