@@ -17,6 +17,7 @@ from stages.planning.training_costs import (
     plan_policy_gradient,
     plan_sft,
 )
+from stages.recipe.sections.models import MERGE_TEXT_TOKENS, MERGE_TEXTS
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2}
 FORWARD_TOKENS = 8192  # in one forward pass (modeling/packed/token_logprobs.py)
@@ -34,12 +35,20 @@ def plan_stage(name: str, run: Run, settings: Any) -> StagePlan:
 
 
 def plan_merge(stage: str, run: Run, settings: Any) -> StagePlan:
-    """Plan a merge: weights are merged tensor by tensor; its checks load the models, one at a time."""
-    count = run.shape.count_parameters(scorer=stage.startswith(("reward", "judge")))
+    """Plan a merge: weights are merged tensor by tensor; its checks load the models, one at a time, and evaluate the
+    adapter and the merged model.
+    """
+    is_reward = stage.startswith(("reward", "judge"))
+    count = run.shape.cut(run.reward.layers if is_reward else None).count_parameters(scorer=is_reward)
     size = count * ITEM_BYTES[settings.check_precision]
-    return StagePlan(stage, count, 0, [PlanRow("frozen base", size, settings.check_precision)], 0, 0, 0,
+    text_tokens = (run.size.pair_tokens(MERGE_TEXT_TOKENS, "question") if is_reward else
+                   sum(run.size.sample_tokens(MERGE_TEXT_TOKENS, MERGE_TEXT_TOKENS)))
+    tokens = int(2 * MERGE_TEXTS * text_tokens)
+    flops = 2 * count * tokens
+    seconds = run.hardware._replace(devices=1).compute_seconds(flops, settings.check_precision)
+    return StagePlan(stage, count, 0, [PlanRow("frozen base", size, settings.check_precision)], tokens, flops, seconds,
                      count * ITEM_BYTES[settings.dtype], f"a model in {settings.check_precision} in the checks, one at "
-                     f"a time; minutes of reading and writing")
+                     f"a time; reading and writing come on top")
 
 
 def plan_evaluate(stage: str, run: Run, settings: Any) -> StagePlan:

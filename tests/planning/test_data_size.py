@@ -9,6 +9,7 @@ from stages.planning.other_costs import plan_stage
 from stages.planning.stage_plan import Run
 from stages.recipe.sections.data import Pairs
 from stages.recipe.sections.evaluate import Evaluate
+from stages.recipe.sections.models import Merge
 from stages.recipe.sections.reward import Reward
 from stages.stackexchange.pairs.table import SCHEMA, SPLITS, PairsWriter
 from tests.planning.small_model import HARDWARE, SECTIONS, small_shape
@@ -91,3 +92,13 @@ def test_a_reward_model_of_the_first_layers_computes_less(settings, scorings):
         assert whole - part == saved * scorings(settings.iterations * settings.rollout_prompts)
     else:
         assert 0.2 * whole < whole - part < 0.6 * whole
+
+
+@pytest.mark.parametrize(("stage", "layers", "scorer"), [("ppo-merged", 4, False), ("reward-merged", 1, True)])
+def test_a_merge_evaluates_the_adapter_and_the_merged_model(stage, layers, scorer):
+    """64 texts or pairs, of unknown length: 2,048 tokens each, half of the limit of a question and of an answer."""
+    shape, reward = small_shape(4), Reward(precision="fp32", tune="head", pooling="mean", layers=1)
+    plan = plan_stage(stage, Run(shape, HARDWARE, DataSize(), reward), Merge(check_precision="fp32"))
+    assert plan.parameters == small_shape(layers).count_parameters(scorer)
+    assert plan.flops == 2 * 64 * 2048 * 2 * plan.parameters
+    assert plan.seconds == HARDWARE._replace(devices=1).compute_seconds(plan.flops, "fp32") > 0
