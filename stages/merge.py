@@ -30,7 +30,7 @@ from stages.modeling.families import max_positions
 from stages.modeling.merging.merge import check_order, merge
 from stages.modeling.q_heads import has_q_heads
 from stages.modeling.tokenizer import load_tokenizer
-from stages.recipe.sections.models import MERGE_TEXT_TOKENS, MERGE_TEXTS, Merge
+from stages.recipe.sections.models import Merge
 from stages.reward_modeling.dataset import Example, build_examples
 from stages.reward_modeling.load import select_target
 from stages.reward_modeling.no_model import read_no_model, write_no_model
@@ -39,6 +39,9 @@ from stages.runtime.files import write_text
 from stages.stackexchange.pairs.table import question_key, read_pairs
 from stages.stackexchange.prompt import encode_prompt
 from stages.stackexchange.prompt_file import read_own_prompts
+
+MAX_PAIRS = 64  # that a merge is evaluated on
+MAX_TOKENS = 2048  # of a question and an answer, or fewer if the model has fewer positions; longer ones are skipped
 
 
 def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path | None = None,
@@ -98,13 +101,13 @@ def _describe(adapter: Path, base: Path, report: dict, pairs: Path | None) -> Me
 
 
 def _load_examples(base: Path, adapter: Path, pairs: Path) -> list[Example]:
-    is_reward, limit = is_reward_model(adapter), min(max_positions(base), MERGE_TEXT_TOKENS)
+    is_reward, limit = is_reward_model(adapter), min(max_positions(base), MAX_TOKENS)
     split = "reward" if is_reward else "finetune"
     rows = read_pairs(pairs, split)
     if not is_reward:
         rows = (next(group) for _, group in groupby(rows, key=question_key))
     tokenizer = load_tokenizer(adapter)
-    examples, _ = build_examples(rows, tokenizer, max_length_tokens=limit, by_question=True, max_pairs=MERGE_TEXTS)
+    examples, _ = build_examples(rows, tokenizer, max_length_tokens=limit, by_question=True, max_pairs=MAX_PAIRS)
     if not examples:
         raise ValueError(f"{pairs} has no pair of at most {limit} tokens in its {split} split, to evaluate the merged "
                          f"model on")
@@ -120,10 +123,10 @@ def _load_prompts(base: Path, adapter: Path, prompts: Path) -> list[Example]:
     if is_reward_model(adapter):
         raise ValueError(f"{adapter} is a reward model, which is evaluated on pairs: give --pairs FOLDER")
     config = _settings(adapter)
-    tokenizer, limit = load_tokenizer(adapter), min(max_positions(base), MERGE_TEXT_TOKENS)
+    tokenizer, limit = load_tokenizer(adapter), min(max_positions(base), MAX_TOKENS)
     encoded = (encode_prompt(tokenizer, text, config.get("prompt_template", "question"))
                for text in read_own_prompts(prompts, config.get("prompt_column")))
-    fitting = list(islice((ids for ids in encoded if 2 <= len(ids) <= limit), MERGE_TEXTS))
+    fitting = list(islice((ids for ids in encoded if 2 <= len(ids) <= limit), MAX_PAIRS))
     if not fitting:
         raise ValueError(f"{prompts} has no prompt of 2 to {limit} tokens, to evaluate the merged model on")
     return [Example(("prompt", number), ids[:1], [ids[1:]], [(0, 0)]) for number, ids in enumerate(fitting)]

@@ -17,10 +17,10 @@ from stages.planning.training_costs import (
     plan_policy_gradient,
     plan_sft,
 )
-from stages.recipe.sections.models import MERGE_TEXT_TOKENS, MERGE_TEXTS
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2}
 FORWARD_TOKENS = 8192  # in one forward pass (modeling/packed/token_logprobs.py)
+MERGE_TEXTS, MERGE_TEXT_TOKENS = 64, 2048  # that a merge is evaluated on, and their limit (stages/merge.py)
 SFT_ANSWERS = 4  # answers of base, SFT (sampled and greedy) and best policy to each prompt of an evaluation
 
 

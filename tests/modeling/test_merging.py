@@ -295,6 +295,6 @@ def test_an_adapter_is_merged_into_the_base_that_it_was_trained_on_alone(base, a
 
 
 def test_some_pairs_are_enough_to_judge_by(base, adapter, pairs, tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "MERGE_TEXTS", 7)
+    monkeypatch.setattr(stage, "MAX_PAIRS", 7)
     actual = stage.run(Merge(), tmp_path / "merged", base=base, adapter=[str(adapter)], pairs=pairs)
     assert actual["pairs"] == 7

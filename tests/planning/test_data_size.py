@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pytest
 
+from stages import merge
 from stages.planning.data_size import DataSize, measure_dump, measure_pairs
 from stages.planning.hardware import Card, Hardware
 from stages.planning.other_costs import plan_stage
@@ -96,9 +97,9 @@ def test_a_reward_model_of_the_first_layers_computes_less(settings, scorings):
 
 @pytest.mark.parametrize(("stage", "layers", "scorer"), [("ppo-merged", 4, False), ("reward-merged", 1, True)])
 def test_a_merge_evaluates_the_adapter_and_the_merged_model(stage, layers, scorer):
-    """64 texts or pairs, of unknown length: 2,048 tokens each, half of the limit of a question and of an answer."""
+    """Texts or pairs of unknown length: each text, a question and an answer, has half of its limits."""
     shape, reward = small_shape(4), Reward(precision="fp32", tune="head", pooling="mean", layers=1)
     plan = plan_stage(stage, Run(shape, HARDWARE, DataSize(), reward), Merge(check_precision="fp32"))
     assert plan.parameters == small_shape(layers).count_parameters(scorer)
-    assert plan.flops == 2 * 64 * 2048 * 2 * plan.parameters
+    assert plan.flops == 2 * merge.MAX_PAIRS * merge.MAX_TOKENS * 2 * plan.parameters
     assert plan.seconds == HARDWARE._replace(devices=1).compute_seconds(plan.flops, "fp32") > 0

@@ -7,7 +7,7 @@ from stages.recipe.sections.shared import UNLIMITED, count_units
 EXPECTED = {
     "demo": {"base": 2, "sft": 2, "reward": 2, "ppo": 2, "rloo": 2, "grpo": 2, "dpo": 2, "ilql": 2,
              "expert_iteration": 2, "best_of_n": UNLIMITED, "evaluate": UNLIMITED},
-    "smollm2": {"base": 1, "sft": 1, "reward": UNLIMITED, "ppo": 1, "evaluate": UNLIMITED},
+    "smollm2": {"base": 1, "sft": 1, "reward": UNLIMITED, "ppo": 2, "evaluate": UNLIMITED},
     "stackllama_8x24gb": {"sft": 32, "reward": 32, "ppo": 64},
 }
 

@@ -88,10 +88,6 @@ class Lora:
         (), "names of the linear layers with an adapter; empty: PEFT's default for the model family [script]")
 
 
-MERGE_TEXTS = 64  # answers, or pairs of a reward model, that a merge is evaluated on
-MERGE_TEXT_TOKENS = 2048  # of a question and an answer, or fewer if the model has fewer positions; longer: skipped
-
-
 @dataclass(frozen=True)
 class Merge:
     """Merging of adapters into the base weights, in fp32 on the unquantised base."""
