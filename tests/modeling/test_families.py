@@ -25,6 +25,7 @@ from stages.rl.policy import Policy
 from stages.rl.policy_gradient_trainer import UpdateSettings, update_policy
 from tests.helpers import tiny_models
 from tests.helpers.architectures import FAMILIES, GROUPED, POLICIES, POSITIONS, VOCABULARY, adapted, noisy, save
+from tests.helpers.padded_states import last_hidden_states
 from tests.helpers.settings import take_settings
 from tests.helpers.trajectories import build_trajectory
 
@@ -104,10 +105,10 @@ def test_log_probabilities_are_the_row_alones_whatever_the_padding_and_the_batch
         for i, log_p, mask in zip(rows, scored.logprobs, scored.mask, strict=True):
             assert torch.allclose(log_p[mask.bool()].double(), expected[i], atol=2e-5)
     base = policy.model.get_base_model()
-    alone = [forward.last_hidden_states(base, *forward.pad_batch([row]))[0] for row in ROWS]
+    alone = [last_hidden_states(base, *forward.pad_batch([row]))[0] for row in ROWS]
     for side in ("left", "right"):
         ids, mask = forward.pad_batch(ROWS, side)
-        states = real(forward.last_hidden_states(base, ids, mask), mask)
+        states = real(last_hidden_states(base, ids, mask), mask)
         assert all(torch.allclose(x, y, atol=2e-5) for x, y in zip(states, alone, strict=True))
 
 

@@ -82,7 +82,6 @@ def test_a_tokenizer_that_ends_texts_otherwise_than_the_model_is_refused(base):
 def test_filler_is_an_id_every_embedding_has_and_is_masked():
     ids, mask = forward.pad_batch([[5, 6, 7], [8]], side="left")
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert forward.compute_position_ids(mask).tolist() == [[0, 1, 2], [0, 0, 0]]
 
 
 def test_a_local_model_is_used_as_it_is(base, tmp_path):

@@ -24,6 +24,7 @@ from stages.reward_modeling.reward_model import (
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import Scoring, describe_scoring, save_scoring
 from tests.helpers import tiny_models
+from tests.helpers.padded_states import last_hidden_states
 
 TEXTS = [[1, 40, 50, 60, 2], [1, 45, 2], [1, 90, 2, 91, 92, 93, 2]]  # the last has an EOS inside
 
@@ -82,7 +83,7 @@ def test_transformers_own_head_gives_the_same_whatever_the_padding(scorer_model,
     ids, mask = forward.pad_batch(TEXTS, side)
     ids = torch.where(mask.bool(), ids, pad)
     with torch.no_grad():
-        states = forward.last_hidden_states(scorer_model, ids, mask)
+        states = last_hidden_states(scorer_model, ids, mask)
         last = (mask * torch.arange(ids.shape[1])).argmax(-1)
         theirs = scorer_model.score(states[range(len(TEXTS)), last]).squeeze(-1)
     assert torch.allclose(theirs, score(scorer_model, TEXTS), atol=1e-5)

@@ -1,4 +1,4 @@
-"""Forward passes of a model's backbone: on packed batches, and on padded ones for models that need them."""
+"""Forward passes of a model's backbone on packed batches; batches by length, packed or padded."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,18 +34,6 @@ def chunk_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     for start in range(0, len(order), size):
         yield order[start : start + size]
-
-
-def compute_position_ids(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Count the real tokens before each token, [rows, length]: positions that do not depend on the padding."""
-    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
-
-
-def last_hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Compute the backbone's last hidden states, [rows, length, width], of rows padded on either side."""
-    position_ids = compute_position_ids(attention_mask)
-    states = backbone(model)(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-    return states.last_hidden_state
 
 
 def packed_hidden_states(model: PreTrainedModel, batch: PackedBatch, positions: torch.Tensor, **cache) -> torch.Tensor:
