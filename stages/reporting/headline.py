@@ -16,6 +16,7 @@ from stages.evaluation.summary import (
     choose_measure,
     difference_at_best,
     display_name,
+    format_estimate,
     join_words,
     judged_policies,
     knows_gold,
@@ -117,9 +118,12 @@ def judge_warning(metrics: dict) -> list[Verdict]:
     if shortfall is None:
         return []
     words = describe_shortfall(metrics["reward_model"])
-    end = ("Only the gold score judged these answers; a rise of the learnt reward says nothing about them."
-           if knows_gold(metrics) else
-           "Nobody judged these answers, and no gold score is known: a rise of the learnt reward says nothing.")
+    judge = metrics.get("judge")
+    judges = ("gold score" if knows_gold(metrics) else
+              f"held-out reward model, which ranks {format_estimate(judge['accuracy'])} of the pairs right," if judge
+              else None)
+    end = (f"Only the {judges} judged these answers; a rise of the learnt reward says nothing about them." if judges
+           else "Nobody judged these answers, and no gold score is known: a rise of the learnt reward says nothing.")
     return [Verdict("no-judge", SHORTFALLS[shortfall], {
         "Who judged the answers?": f"{capitalise(words)}. {end}"})]
 

@@ -112,6 +112,12 @@ def test_the_page_says_it_first(shortfall, headline, gold):
                                else "PPO raised the learnt reward; nobody judged the answers")
 
 
+def test_the_page_names_a_held_out_reward_model_as_the_judge():
+    numbers = evaluated(None, **WEAK["baseline"]) | {"judge": {"accuracy": estimate(0.62, 0.68)}}
+    (words,) = build_verdicts(numbers, manifests(), ["ppo"])[0].answers.values()
+    assert "Only the held-out reward model, which ranks 0.650 [0.620, 0.680] of the pairs right, judged" in words
+
+
 def test_the_page_says_nothing_of_a_judge(tmp_path):
     assert [verdict.kind for verdict in build_verdicts(evaluated(None), manifests(), ["ppo"])] == ["unknown", "run"]
     folders = artifacts(tmp_path)
