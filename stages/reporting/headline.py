@@ -118,14 +118,20 @@ def judge_warning(metrics: dict) -> list[Verdict]:
     if shortfall is None:
         return []
     words = describe_shortfall(metrics["reward_model"])
-    judge = metrics.get("judge")
-    judges = ("gold score" if knows_gold(metrics) else
-              f"held-out reward model, which ranks {format_estimate(judge['accuracy'])} of the pairs right," if judge
-              else None)
-    end = (f"Only the {judges} judged these answers; a rise of the learnt reward says nothing about them." if judges
-           else "Nobody judged these answers, and no gold score is known: a rise of the learnt reward says nothing.")
     return [Verdict("no-judge", SHORTFALLS[shortfall], {
-        "Who judged the answers?": f"{capitalise(words)}. {end}"})]
+        "Who judged the answers?": f"{capitalise(words)}. {_describe_judge(metrics)}"})]
+
+
+def _describe_judge(metrics: dict) -> str:
+    """Say who judged the answers in place of a reward model that is no judge."""
+    if knows_gold(metrics):
+        judge = "gold score"
+    elif metrics.get("judge"):
+        accuracy = format_estimate(metrics["judge"]["accuracy"])
+        judge = f"held-out reward model, which ranks {accuracy} of the pairs right,"
+    else:
+        return "Nobody judged these answers, and no gold score is known: a rise of the learnt reward says nothing."
+    return f"Only the {judge} judged these answers; a rise of the learnt reward says nothing about them."
 
 
 def list_sites(manifests: dict[str, dict]) -> str:

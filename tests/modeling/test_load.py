@@ -16,6 +16,7 @@ from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.rl.policy import Policy
 from stages.runtime.files import hash_file
 from tests.helpers import tiny_models
+from tests.helpers.padded_states import compute_position_ids
 from tests.helpers.trajectories import build_trajectory
 
 
@@ -82,6 +83,7 @@ def test_a_tokenizer_that_ends_texts_otherwise_than_the_model_is_refused(base):
 def test_filler_is_an_id_every_embedding_has_and_is_masked():
     ids, mask = forward.pad_batch([[5, 6, 7], [8]], side="left")
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert compute_position_ids(mask).tolist() == [[0, 1, 2], [0, 0, 0]]
 
 
 def test_a_local_model_is_used_as_it_is(base, tmp_path):
