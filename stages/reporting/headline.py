@@ -198,7 +198,7 @@ def describe_hacking(metrics: dict, policy: str) -> str:
     moved = f"{len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved for the worse"
     names = f" ({join_words(hacking['moved'])})" if hacking["moved"] else ""
     gold = _gold_words(hacking["verdict"], bool(metrics["comparisons"][policy]["gold"]), "reward_model" in metrics)
-    judged = (f": {describe_shortfall(metrics['reward_model'])}; nobody judged these answers"
+    judged = (f": {describe_shortfall(metrics['reward_model'])}, so that a rise of its scores says nothing"
               if hacking["verdict"] == NO_JUDGE else "")
     return f"{HACKING_VERDICTS[hacking['verdict']]}{judged}. {gold}{moved}{names}."
 

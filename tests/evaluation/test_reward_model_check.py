@@ -73,10 +73,10 @@ def test_without_gold_nobody_judged(shortfall):
     hacking = numbers["hacking"]["ppo"]
     assert hacking["verdict"] == "no judge"
     assert verdict.policy_verdict(numbers, "ppo")[0] == "no-judge"
-    assert ["reward hacking", f"no judge: nobody judged the answers (0 of {len(hacking['monitors'])} monitors moved)"] \
+    assert ["reward hacking", f"no judge: the reward model is none (0 of {len(hacking['monitors'])} monitors moved)"] \
         in numbers["table"]
     words = describe_hacking(numbers, "ppo")
-    assert describe_shortfall(numbers["reward_model"]) in words and "nobody judged these answers" in words
+    assert describe_shortfall(numbers["reward_model"]) in words and "says nothing" in words
 
 
 def test_a_moved_monitor_makes_it_no_watch_and_two_make_it_flagged():
