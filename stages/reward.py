@@ -4,8 +4,10 @@
         --pairs results/demo/pairs --out results/demo/reward
 
 The loss of a pair is -log sigmoid(r_j - r_k), answer j being the better one. Some questions of the reward split are
-held out; the checkpoint that ranks their pairs best is the result. Its zero is the mean score of reference answers
-(reward = score - mean). With several `members`, the first model is in the artifact itself, others in member-1, ...
+held out; the checkpoint that ranks their pairs best is the result. With `sampled_questions`, the base answers some of
+the training questions, and its answers lose further pairs: sampled_pairs.jsonl. The zero is the mean score of reference
+answers (reward = score - mean). With several `members`, the first model is in the artifact itself, others in member-1,
+...
 """
 
 from stages.command_line.start import main
@@ -16,6 +18,7 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +37,7 @@ from stages.evaluation.pair_accuracy import (
     scored_pair_samples,
     validation_metrics,
 )
-from stages.evaluation.statistics import bootstrap_mean
+from stages.evaluation.statistics import bootstrap_mean, pair_wins
 from stages.modeling import families, lora, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.plain_load import PlainOutputs, check_trained_model, plain_outputs
@@ -43,11 +46,19 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import shard_layers
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.reward import Reward
-from stages.reward_modeling.dataset import Example, PairSplit, collate_examples, select_reference_answers
+from stages.reward_modeling.dataset import (
+    Example,
+    PairSplit,
+    build_examples,
+    collate_examples,
+    pair_indices,
+    select_reference_answers,
+)
 from stages.reward_modeling.head_fit import fit_head
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.reward_model import check_tied_embeddings, initialise_head
+from stages.reward_modeling.sampled_pairs import SAMPLED_PAIRS, sample_pairs, select_questions, write_sampled_pairs
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import (
     SCORING,
@@ -91,6 +102,8 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
     torch_setup.prepare()
     tokenizer = load_tokenizer(base)
     data = load_data(config, tokenizer, base, pairs, split)
+    if data.sampled:
+        write_sampled_pairs(out / SAMPLED_PAIRS, data.sampled, tokenizer)
     plain = plain_outputs(base, config.precision, config.layers)
     metrics = []
     for member in range(config.members):
@@ -106,6 +119,7 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
     return {
         "pairs": sum(len(e.pairs) for e in data.training),
         "answers": sum(len(e.answers) for e in data.training),
+        **({"sampled_pairs": len(data.all_training()) - len(data.training)} if data.sampled else {}),
         "dropped_over_length": data.dropped,
         "validation_pairs": len(data.validation.rows),
         **{name: float(np.mean([numbers[name] for numbers in metrics])) for name in metrics[0]},
@@ -117,12 +131,19 @@ class RewardData:
     """Training examples, pairs of the held-out questions, and the number of pairs dropped as too long.
 
     baselines: scores [M] of the held-out texts by the baselines that are fitted or need a model, by name.
+    sampled, held_out_sampled: pairs with a sampled answer, by temperature: see sampled_pairs.py.
     """
 
     training: list[Example]
     validation: HeldOutPairs
     baselines: dict[str, np.ndarray]
     dropped: int
+    sampled: dict[float, list[Example]]
+    held_out_sampled: dict[float, list[Example]]
+
+    def all_training(self) -> list[Example]:
+        """Return the training examples, those with sampled answers last."""
+        return [*self.training, *chain.from_iterable(self.sampled.values())]
 
 
 def load_data(config: Reward, tokenizer, base: Path, pairs: Path, split: str) -> RewardData:
@@ -134,7 +155,22 @@ def load_data(config: Reward, tokenizer, base: Path, pairs: Path, split: str) ->
     validation = draw_held_out_pairs(parts.validation_rows(), tokenizer, max_pairs=config.train_pairs,
                                      max_tokens=config.max_length_tokens, seed=config.seed)
     baselines = score_baselines(config, base, validation, parts.training_rows()) if validation.rows else {}
-    return RewardData(training, validation, baselines, dropped)
+    sampled = _sample_pairs(config, tokenizer, base, parts, training) if config.sampled_questions else ({}, {})
+    return RewardData(training, validation, baselines, dropped, *sampled)
+
+
+def _sample_pairs(config: Reward, tokenizer, base: Path, parts: PairSplit, training: list[Example]
+                  ) -> tuple[dict[float, list[Example]], dict[float, list[Example]]]:
+    """Sample answers of the base to training questions, and to a quarter as many held-out ones."""
+    held_out, _ = build_examples(parts.validation_rows(), tokenizer, max_length_tokens=config.max_length_tokens,
+                                 by_question=True, max_pairs=config.train_pairs)
+    model = load_causal(base, config.precision, config.cpu_kernels)
+    shard_layers(model, config.sharding)
+    longest_prompt, count = config.max_length_tokens - config.max_sampled_tokens, config.sampled_questions
+    sample = partial(sample_pairs, model, eos_id=tokenizer.eos_token_id, max_new_tokens=config.max_sampled_tokens,
+                     precision=config.precision, seed=config.seed)
+    return (sample(select_questions(training, count, longest_prompt), label="training"),
+            sample(select_questions(held_out, -(-count // 4), longest_prompt), label="held out"))
 
 
 def score_baselines(config: Reward, base: Path, validation: HeldOutPairs, rows: Iterable[dict]
@@ -182,7 +218,7 @@ def train_member(config: Reward, out: Path, base: Path, plain: PlainOutputs, tok
 def _fit_head(config: Reward, model, out: Path, data: RewardData, logs: TrainingLogger) -> Scorer:
     """Fit the head on the frozen model's states, and evaluate it once, as step 1."""
     scoring = fit_head(
-        model, data.training, precision=config.precision, penalty=config.head_penalty,
+        model, data.all_training(), precision=config.precision, penalty=config.head_penalty,
         with_logprobs=config.layers is None and model.config.tie_word_embeddings, label=f"{logs.stage}: states")
     scorer = Scorer(model, config.precision, scoring)
     truncate_after(out / VALIDATION, 0, "step")
@@ -202,7 +238,7 @@ def _train_by_steps(config: Reward, model, out: Path, data: RewardData, logs: Tr
                             lambda row: row["validation_accuracy"])
     settings = TrainerSettings.from_section(
         config, batch=config.batch_pairs, microbatch=config.microbatch_pairs, schedule="linear")
-    train(model, data.training, collate_examples,
+    train(model, data.all_training(), collate_examples,
           lambda items: loss_fn.summed_loss(model, items, scoring, config.precision), settings, out,
           f"{logs.stage}, seed {config.seed}", evaluation if data.validation.rows else None, logs)
     model.eval()
@@ -214,9 +250,20 @@ def _evaluate(scorer: Scorer, out: Path, data: RewardData, logs: TrainingLogger,
     scores = scorer(data.validation.prompts, data.validation.answers, f"{logs.stage}: validation").numpy()
     breakdown = accuracy_breakdown(data.validation, scores, ESTIMATE) | compare_with_baselines(
         data.validation, scores, data.baselines, ESTIMATE)
-    append_row(out / VALIDATION, {"step": step, **breakdown})
+    sampled = {f"{temperature:g}": _sampled_accuracy(scorer, items)
+               for temperature, items in data.held_out_sampled.items() if items}
+    append_row(out / VALIDATION, {"step": step, **breakdown, **({"sampled_pairs": sampled} if sampled else {})})
     logs.log_samples(step, scored_pair_samples(data.validation, scores, LOGGED_PAIRS))
-    return validation_metrics(data.validation, scores, breakdown)
+    return validation_metrics(data.validation, scores, breakdown) | {
+        f"validation_sampled_accuracy_at_{temperature}": accuracy["mean"] for temperature, accuracy in sampled.items()}
+
+
+def _sampled_accuracy(scorer: Scorer, items: list[Example]) -> dict:
+    """Estimate how often the human answer scores above the sampled one; each item has one pair."""
+    better, worse = pair_indices(items)
+    scores = scorer([item.prompt for item in items for _ in item.answers],
+                    [answer for item in items for answer in item.answers]).numpy()
+    return ESTIMATE(pair_wins(scores[better], scores[worse]), np.arange(len(items)))
 
 
 def reference_answers(model, training: list[Example]) -> tuple[list[list[int]], list[list[int]]]:
@@ -234,8 +281,8 @@ def best_held_out(out: Path, validation: HeldOutPairs) -> dict | None:
     if not validation.rows:
         return None
     best = max(read_rows(out / VALIDATION), key=lambda row: row["accuracy"]["mean"])
-    names = ("accuracy", "baselines", "best_cheap_baseline", "above_best_cheap_baseline")
-    return {"pairs": len(validation.rows), **{name: best[name] for name in names}}
+    names = ("accuracy", "baselines", "best_cheap_baseline", "above_best_cheap_baseline", "sampled_pairs")
+    return {"pairs": len(validation.rows), **{name: best[name] for name in names if name in best}}
 
 
 def best_validation(out: Path) -> dict[str, float]:

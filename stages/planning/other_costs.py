@@ -21,6 +21,7 @@ from stages.planning.training_costs import (
 ITEM_BYTES = {"fp32": 4, "bf16": 2}
 FORWARD_TOKENS = 8192  # in one forward pass (modeling/packed/token_logprobs.py)
 MERGE_TEXTS, MERGE_TEXT_TOKENS = 64, 2048  # that a merge is evaluated on, and their limit (stages/merge.py)
+SAMPLED_AT_ONCE, SAMPLES_PER_QUESTION = 16, 2.5  # two, and for a quarter as many held-out questions (sampled_pairs.py)
 SFT_ANSWERS = 4  # answers of base, SFT (sampled and greedy) and best policy to each prompt of an evaluation
 
 
@@ -28,10 +29,28 @@ def plan_stage(name: str, run: Run, settings: Any) -> StagePlan:
     """Plan a stage by its name; settings: its section of the recipe."""
     if name.endswith("-merged"):
         return plan_merge(name, run, settings)
-    planners = {"base": plan_base, "sft": plan_sft, "reward": plan_pairwise, "judge": plan_pairwise,
+    planners = {"base": plan_base, "sft": plan_sft, "reward": plan_reward, "judge": plan_reward,
                 "dpo": plan_pairwise, "ilql": plan_ilql, "best_of_n": plan_best_of_n,
                 "expert_iteration": plan_expert_iteration, "evaluate": plan_evaluate}
     return planners.get(name, plan_policy_gradient)(name, run, settings)
+
+
+def plan_reward(stage: str, run: Run, settings: Any) -> StagePlan:
+    """Plan a reward model or a judge: its training, and the samples that are drawn before it."""
+    plan, shape, hardware = plan_pairwise(stage, run, settings), run.shape, run.hardware
+    if not settings.sampled_questions:
+        return plan
+    precision, response = settings.precision, settings.max_sampled_tokens
+    memory = [PlanRow("frozen base", shape.stored_bytes(precision), precision),
+              *rollout_rows(shape, SAMPLED_AT_ONCE, settings.max_length_tokens, precision, False)]
+    answers = int(SAMPLES_PER_QUESTION * settings.sampled_questions)
+    tokens = int(answers * sum(run.size.sample_tokens(settings.max_length_tokens, response)))
+    flops = 2 * shape.count_parameters() * tokens
+    seconds = hardware.compute_seconds(flops, precision) + _decode_seconds(
+        memory, -(-answers // hardware.devices), SAMPLED_AT_ONCE, response, hardware)
+    return plan._replace(tokens=plan.tokens + tokens, flops=plan.flops + flops, seconds=plan.seconds + seconds,
+                         other_times=(*plan.other_times, tuple(memory)),
+                         assumption=f"{plan.assumption}; at most {answers:,} samples")
 
 
 def plan_merge(stage: str, run: Run, settings: Any) -> StagePlan:

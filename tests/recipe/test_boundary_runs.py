@@ -39,7 +39,7 @@ ALONE = {
 NOT_RUN = {
     "base": "scratch.hidden_size+ scratch.intermediate_size+ scratch.layers+",
     "sft": "lora.r+ max_steps+ epochs+",
-    "reward": "lora.r+ members+ epochs+",
+    "reward": "lora.r+ members+ epochs+ max_sampled_tokens+",
     "ppo": "lora.r+ iterations+ rollout_prompts+ minibatch_prompts+ microbatch_prompts+ epochs+ max_response_tokens+",
     "dpo": "lora.r+ max_steps+ epochs+",
     "best_of_n": "n+ max_response_tokens+ bootstrap_samples+",
@@ -56,6 +56,8 @@ BESIDE = {
     "dpo+": {"max_steps": 1},
     "ilql-": {"epochs": SMALL},
     "ilql+": {"max_steps": 1},
+    "reward-": {"sampled_questions": 1},
+    "reward+": {"max_sampled_tokens": 4},
     **{f"reward {name}": {"tune": "head", "pooling": "mean"}
        for name in ("layers-", "layers+", "head_penalty-", "head_penalty+")},
     **{f"expert_iteration keep_{keep}{end}": {"keep": keep} for keep in ("above", "share") for end in "-+"},

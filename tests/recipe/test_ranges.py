@@ -23,7 +23,7 @@ ZERO = {
     "pairs": "min_question_length min_answer_length finetune_share reward_share rl_share evaluation_share seed",
     "base": "scratch.weight_decay scratch.warmup_share seed",
     "sft": "lora.dropout warmup_steps weight_decay validation_questions seed",
-    "reward": "lora.dropout log_probability_weight margin_per_score label_smoothing centring_weight "
+    "reward": "sampled_questions lora.dropout log_probability_weight margin_per_score label_smoothing centring_weight "
               "language_model_weight weight_decay validation_share seed",
     "merge": "max_logit_difference max_perplexity_change max_accuracy_change",
     "ppo": f"{OF_POLICY_GRADIENTS} gamma gae_lambda critic_warmup_iterations value_coefficient",

@@ -7,6 +7,7 @@ from stages.recipe.ranges import (
     BATCH,
     COEFFICIENT,
     COUNT,
+    COUNT_OR_NONE,
     DECAY,
     EPOCHS,
     LEARNING_RATE,
@@ -79,6 +80,12 @@ class Reward:
         "[script]", within=Range(1, 1000))
     max_length_tokens: int = setting(512, "drop and count longer texts [script]", within=TOKENS)
     train_pairs: int = setting(100_000, "maximum pairs from the reward split [script]", within=COUNT)
+    sampled_questions: int = setting(
+        0, "training questions that the model which training starts from answers, greedily and at temperature 1: each "
+        "sample loses a pair against the best human answer, cut to its length; 0: none [cf. SPIN, Chen et al. 2024; "
+        "script: 0]", within=COUNT_OR_NONE, absent_means=0)
+    max_sampled_tokens: int = setting(
+        128, "maximum tokens of a sampled answer [script: 128 in ppo]", within=TOKENS, absent_means=128)
     batch_pairs: int = setting(
         32, "pairs (or questions) per optimizer step [script: 4 on each of 8 processes]", within=BATCH)
     microbatch_pairs: int = setting(4, "pairs (or questions) per forward pass [script]", within=BATCH)
@@ -104,6 +111,8 @@ class Reward:
         if self.layers is not None and self.tune == "lora":
             raise ValueError("layers makes a smaller model, which is saved whole: set tune to 'head' or 'full', or "
                              "layers to null")
+        if self.sampled_questions and self.max_sampled_tokens >= self.max_length_tokens:
+            raise ValueError("max_sampled_tokens must be below max_length_tokens, which holds the question, too")
         if self.tune == "head":
             self._check_fitted()
         check_training(self)
