@@ -169,8 +169,8 @@ def _sample_pairs(config: Reward, tokenizer, base: Path, parts: PairSplit, train
     longest_prompt, count = config.max_length_tokens - config.max_sampled_tokens, config.sampled_questions
     sample = partial(sample_pairs, model, eos_id=tokenizer.eos_token_id, max_new_tokens=config.max_sampled_tokens,
                      precision=config.precision, seed=config.seed)
-    return (sample(select_questions(training, count, longest_prompt), label="training"),
-            sample(select_questions(held_out, -(-count // 4), longest_prompt), label="held out"))
+    return (sample(select_questions(training, count, longest_prompt), label="reward: samples"),
+            sample(select_questions(held_out, -(-count // 4), longest_prompt), label="reward: held-out samples"))
 
 
 def score_baselines(config: Reward, base: Path, validation: HeldOutPairs, rows: Iterable[dict]

@@ -34,7 +34,7 @@ def sample_pairs(model, items: Sequence[Example], *, eos_id: int, max_new_tokens
     """Sample an answer to each question, and return an example with one pair for each, by temperature."""
     pairs = {}
     for temperature in TEMPERATURES:
-        progress = Progress(f"{label}: samples, temperature {temperature:g}", len(items), "answers")
+        progress = Progress(f"{label}, temperature {temperature:g}", len(items), "answers")
         rollout = sample_in_batches(
             model, [item.prompt for item in items], BATCH_PROMPTS, seed, progress.advance, temperature=temperature,
             max_new_tokens=max_new_tokens, stop_ids=[eos_id], precision=precision)
