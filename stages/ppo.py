@@ -250,20 +250,13 @@ def parameter_groups(config: PolicyGradient, method: PolicyGradientMethod, polic
 def load_checked_models(
     config: PolicyGradient, method: PolicyGradientMethod, policy: Policy, inputs: Inputs, source: str
 ) -> list[Scorer]:
-    """Load the reward models of a source, and check that they score as they did in training.
-
-    With score_length false, what their scores give for length is left out after the check.
-    """
+    """Load the reward models of a source, and check that they score as they did in training."""
     artifact = checked_models.reward_artifact(source, inputs.reward)
     load_shared_tokenizer(inputs.policy, artifact)
-    scorers = checked_models.check_scorers(
+    return checked_models.check_scorers(
         load_scorers(artifact, policy, inputs.policy, config.forward_prompts, config.cpu_kernels), artifact,
         longest_tokens=config.max_prompt_tokens + config.max_response_tokens, sharded=config.sharding == "fsdp",
         min_correlation=config.min_reward_correlation, say=method.say)
-    if not config.score_length:
-        for scorer in scorers:
-            scorer.scoring = replace(scorer.scoring, length_weight=0.0)
-    return scorers
 
 
 def check_startup(

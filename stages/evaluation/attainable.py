@@ -92,12 +92,9 @@ def _find_training(merged: Path) -> Path | None:
 def _has_same_reward(manifest: dict, reward: Path | None) -> bool:
     """Check whether the rewards of a training follow from those of the evaluation.
 
-    Not without the length's part of the score, nor with a mean of the start that a clip or a replaced reward depends
-    on.
+    Not with a mean of the start that a clip or a replaced reward depends on.
     """
     config = manifest["config"]
-    if not config.get("score_length", True):
-        return False
     if config["reward_scaling"] == "start" and (config["reward_clip"] or config["missing_eos"] == "replace"):
         return False
     return reward is None or ([entry["source"] for entry in config["rewards"]] == [MODEL]

@@ -19,6 +19,7 @@ class RemovedSetting(NamedTuple):
 
 NO_EVIDENCE = "no recipe set it, and no measurement was about it"
 REMOVED_SETTINGS = {
+    "score_length": RemovedSetting("give the reward model sampled pairs, reward.sampled_questions", True),
     "compile": RemovedSetting(NO_EVIDENCE, False),
     "top_k": RemovedSetting(f"{NO_EVIDENCE}; rollouts are sampled from the whole distribution", 0),
     "top_p": RemovedSetting(f"{NO_EVIDENCE}; rollouts are sampled from the whole distribution", 1.0),

@@ -165,7 +165,7 @@ def test_dpo_maximises_the_score_itself_with_its_own_beta(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [
-    {"kl_coefficient": 0.0}, {"temperature": 0.7}, {"score_length": False}, {"reward_combine": "min"},
+    {"kl_coefficient": 0.0}, {"temperature": 0.7}, {"reward_combine": "min"},
     {"reward_scaling": "start", "reward_clip": 5.0}, {"reward_scaling": "start", "missing_eos": "replace"},
     {"rewards": [{"source": "response_tokens", "weight": 1.0}]},
     {"inputs": {"reward": {"path": "reward-merged", "sha256": "of another model"}}}])

@@ -140,7 +140,7 @@ def test_days_with_and_without_quotes(written, day):
     ("best_of_n: {short_response_tokens: 8}", "it was removed; add a function or the measure response_tokens"),
     ("ppo: {response_length: fixed}", "response_length must be one of 'until_stop', 'sampled', not 'fixed'"),
     ("cuda_graphs: true", "mine.yaml: unknown key 'cuda_graphs': it was removed; leave it out, docs/gpu.md says"),
-    ("ppo: {score_length: false}", "score_length: false needs reward_scaling 'start', not 'none'"),
+    ("ppo: {score_length: false}", "it was removed; give the reward model sampled pairs"),
     ("ppo: {spread_penalty: 0.5}", "spread_penalty is the coefficient of reward_combine 'mean_minus_std'"),
     ("ppo: {rewards: [{sauce: model}]}", "rewards, entry 1: unknown key 'sauce'; did you mean 'source'"),
     ("pairs: {min_score_gap: 0}", "min_score_gap must be from 1 to"),

@@ -4,7 +4,6 @@ import json
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from stages import ppo
 from stages.recipe.sections.models import Lora
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
-from stages.reward_modeling.scoring_file import Scoring
 from stages.rewards.kl import KlController
 from stages.rewards.shaping import ShapedRewards
 from stages.rl import policy_gradient_trainer
@@ -212,20 +210,6 @@ def test_the_scale_of_the_start_centres_the_answers_before_training_and_weighs_t
     assert last["validation_reward_scale"] == first["validation_reward_scale"] and last["validation_kl"]
     objective = last["validation_reward"] - config.kl_coefficient * last["validation_kl"]
     assert last["validation_selection_score"] == pytest.approx(objective * last["validation_reward_scale"], abs=1e-6)
-
-
-@pytest.mark.parametrize("score_length", [True, False])
-def test_the_term_for_length_is_left_out_of_the_reward_after_the_check(score_length, monkeypatch):
-    scorer, checked = SimpleNamespace(scoring=Scoring("mean", length_weight=0.5)), []
-    monkeypatch.setattr(ppo, "load_shared_tokenizer", lambda *folders: None)
-    monkeypatch.setattr(ppo, "load_scorers", lambda *rest: [scorer])
-    monkeypatch.setattr(ppo.checked_models, "reward_artifact", lambda source, folder: folder)
-    monkeypatch.setattr(ppo.checked_models, "check_scorers", lambda scorers, *rest, **more: (
-        checked.append(scorer.scoring.length_weight), scorers)[1])
-    config = Ppo(score_length=score_length, reward_scaling="start")
-    sources = SimpleNamespace(policy=None, reward=None)
-    (loaded,) = ppo.load_checked_models(config, SimpleNamespace(say=None), None, sources, "model")
-    assert checked == [0.5] and loaded.scoring == Scoring("mean", length_weight=0.5 if score_length else 0.0)
 
 
 def test_a_run_that_matches_another_ends_at_its_kl(run, tmp_path):

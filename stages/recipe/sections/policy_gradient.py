@@ -104,9 +104,6 @@ class PolicyGradient(RewardSettings):
         "none", "divide rewards by a standard deviation: 'model', of the reward model's scores of reference answers; "
         "'running', of all rollouts so far; 'start', of the answers to the validation prompts before training, whose "
         "mean is subtracted, too [script: none; TRL, trlX: either of the first two]")
-    score_length: bool = setting(
-        True, "false: leave out of the reward what a reward model's score gives for length alone (reward.tune: head); "
-        "needs reward_scaling 'start', which centres the rest [Singhal et al. 2023]", absent_means=True)
     validation_prompts: int = setting(
         64, "prompts held out, of the rl split or of your own, at most a quarter, to select the best policy [ours]",
         within=COUNT)
@@ -136,9 +133,6 @@ class PolicyGradient(RewardSettings):
         check_training(self, self.trains_whole_model())
         if self.lora.dropout:
             raise ValueError("lora.dropout must be 0: old and new log-probabilities must come from one function")
-        if not self.score_length and self.reward_scaling != "start":
-            raise ValueError(f"score_length: false needs reward_scaling 'start', not {self.reward_scaling!r}: without "
-                             f"the term for length, the scores of ordinary answers are far from 0")
         if self.response_length == "sampled" and self.min_response_tokens > self.max_response_tokens:
             raise ValueError(f"min_response_tokens ({self.min_response_tokens}) must be at most max_response_tokens "
                              f"({self.max_response_tokens}) where response_length is 'sampled'")
