@@ -61,6 +61,8 @@ BANDS = {band.name: band for band in (
          "train it on more pairs or on another base."),
     Band("validation_loss", None, 0.69, "Worse than no opinion at all, which is 0.69: the reward model is too sure. "
          "Lower learning_rate or epochs, or set label_smoothing."),
+    *(Band(f"validation_sampled_accuracy_at_{temperature}", 0.5, None, "The reward model prefers samples to human "
+           "answers: raise reward.sampled_questions") for temperature in (0, 1)),
     Band("validation_calibration_error", None, 0.1, "The reward model's confidence is not its accuracy: lower epochs "
          "or learning_rate, or set label_smoothing."),
     Band("reward_std", 0, None, "All answers of a rollout have the same reward: there is nothing to learn from."),
