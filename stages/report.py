@@ -43,6 +43,7 @@ from stages.reporting.healthy_bands import mark_short_row, measure_evaluation, m
 from stages.reward_modeling.no_model import read_no_model
 from stages.runtime.files import check_free_space, used_bytes, write_json, write_text
 from stages.runtime.series import read_history
+from stages.stackexchange.pairs.table import space_evenly
 
 TOP_ANSWERS = 3  # answers of the highest reward that are shown of each policy
 FIGURES_BYTES = 1 << 20  # of a stage, as files and within the page: 0.4 MiB in the runs so far
@@ -80,7 +81,7 @@ def run(config: Report, out: Path, *, posts: Path | None = None, pairs: Path | N
     histories = {name: read_history(folder) for name, folder in trained.items()}
     samples = pq.read_table(evaluate / "samples.parquet").to_pylist()
     figures = FigureFolder(out / "figures", config.figure_width_inches)
-    examples = _space_evenly(samples, config.side_by_side)
+    examples = space_evenly(samples, config.side_by_side)
     graph = figures.draw({"pipeline": pipeline_graph.build_graph(manifests, digests)})
     origin = find_origin(base, None)
     verdicts = build_verdicts(metrics, manifests, list(policy), origin.describe_base() if origin.provenance else "")
@@ -257,9 +258,3 @@ def _recipe(manifests: dict[str, dict]) -> Html:
                 for name, manifest in stages.items()}
     return join_html([words, sections.render_recipe(
         {name: manifest["config"] for name, manifest in stages.items()}, defaults)])
-
-
-def _space_evenly(samples: list[dict], count: int) -> list[dict]:
-    """Select `count` rows, evenly spaced."""
-    count = min(count, len(samples))
-    return [samples[i * len(samples) // count] for i in range(count)]

@@ -6,8 +6,7 @@
 The loss of a pair is -log sigmoid(r_j - r_k), answer j being the better one. Some questions of the reward split are
 held out; the checkpoint that ranks their pairs best is the result. With `sampled_questions`, the base answers some of
 the training questions, and its answers lose further pairs: sampled_pairs.jsonl. The zero is the mean score of reference
-answers (reward = score - mean). With several `members`, the first model is in the artifact itself, others in member-1,
-...
+answers (reward = score - mean). Of several `members`, the first is in the artifact itself, others in member-1, ...
 """
 
 from stages.command_line.start import main
@@ -37,6 +36,7 @@ from stages.evaluation.pair_accuracy import (
     scored_pair_samples,
     validation_metrics,
 )
+from stages.evaluation.policy_answers import sample_answers
 from stages.evaluation.statistics import bootstrap_mean, pair_wins
 from stages.modeling import families, lora, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
@@ -46,6 +46,7 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import shard_layers
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.reward import Reward
+from stages.reward_modeling import sampled_pairs
 from stages.reward_modeling.dataset import (
     Example,
     PairSplit,
@@ -58,7 +59,6 @@ from stages.reward_modeling.head_fit import fit_head
 from stages.reward_modeling.load import load_classifier
 from stages.reward_modeling.loss import PairwiseLoss
 from stages.reward_modeling.reward_model import check_tied_embeddings, initialise_head
-from stages.reward_modeling.sampled_pairs import SAMPLED_PAIRS, sample_pairs, select_questions, write_sampled_pairs
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import (
     SCORING,
@@ -103,7 +103,7 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
     tokenizer = load_tokenizer(base)
     data = load_data(config, tokenizer, base, pairs, split)
     if data.sampled:
-        write_sampled_pairs(out / SAMPLED_PAIRS, data.sampled, tokenizer)
+        sampled_pairs.write_sampled_pairs(out / sampled_pairs.SAMPLED_PAIRS, data.sampled, tokenizer)
     plain = plain_outputs(base, config.precision, config.layers)
     metrics = []
     for member in range(config.members):
@@ -119,7 +119,7 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
     return {
         "pairs": sum(len(e.pairs) for e in data.training),
         "answers": sum(len(e.answers) for e in data.training),
-        **({"sampled_pairs": len(data.all_training()) - len(data.training)} if data.sampled else {}),
+        **({"sampled_pairs": sum(map(len, data.sampled.values()))} if data.sampled else {}),
         "dropped_over_length": data.dropped,
         "validation_pairs": len(data.validation.rows),
         **{name: float(np.mean([numbers[name] for numbers in metrics])) for name in metrics[0]},
@@ -152,33 +152,41 @@ def load_data(config: Reward, tokenizer, base: Path, pairs: Path, split: str) ->
     training, dropped = parts.training_examples(
         tokenizer, max_length_tokens=config.max_length_tokens, max_pairs=config.train_pairs,
         by_question=config.batching == "question")
-    validation = draw_held_out_pairs(parts.validation_rows(), tokenizer, max_pairs=config.train_pairs,
+    held_out = list(parts.validation_rows())
+    validation = draw_held_out_pairs(held_out, tokenizer, max_pairs=config.train_pairs,
                                      max_tokens=config.max_length_tokens, seed=config.seed)
-    baselines = score_baselines(config, base, validation, parts.training_rows()) if validation.rows else {}
-    sampled = _sample_pairs(config, tokenizer, base, parts, training) if config.sampled_questions else ({}, {})
-    return RewardData(training, validation, baselines, dropped, *sampled)
+    sampled = held_out_sampled = baselines = {}
+    if validation.rows or config.sampled_questions:
+        model = load_causal(base, config.precision, config.cpu_kernels)
+        shard_layers(model, config.sharding)
+    if validation.rows:
+        baselines = score_baselines(config, model, validation, parts.training_rows())
+    if config.sampled_questions:
+        others, _ = build_examples(held_out, tokenizer, max_length_tokens=config.max_length_tokens, by_question=True,
+                                   max_pairs=config.train_pairs)
+        sample = partial(sample_pairs, config, model, tokenizer)
+        sampled = sample(training, config.sampled_questions, "samples")
+        held_out_sampled = sample(others, -(-config.sampled_questions // 4), "held-out samples")
+    return RewardData(training, validation, baselines, dropped, sampled, held_out_sampled)
 
 
-def _sample_pairs(config: Reward, tokenizer, base: Path, parts: PairSplit, training: list[Example]
-                  ) -> tuple[dict[float, list[Example]], dict[float, list[Example]]]:
-    """Sample answers of the base to training questions, and to a quarter as many held-out ones."""
-    held_out, _ = build_examples(parts.validation_rows(), tokenizer, max_length_tokens=config.max_length_tokens,
-                                 by_question=True, max_pairs=config.train_pairs)
-    model = load_causal(base, config.precision, config.cpu_kernels)
-    shard_layers(model, config.sharding)
-    longest_prompt, count = config.max_length_tokens - config.max_sampled_tokens, config.sampled_questions
-    sample = partial(sample_pairs, model, eos_id=tokenizer.eos_token_id, max_new_tokens=config.max_sampled_tokens,
-                     precision=config.precision, seed=config.seed)
-    return (sample(select_questions(training, count, longest_prompt), label="reward: samples"),
-            sample(select_questions(held_out, -(-count // 4), longest_prompt), label="reward: held-out samples"))
+def sample_pairs(config: Reward, model, tokenizer, items: list[Example], count: int, label: str
+                 ) -> dict[float, list[Example]]:
+    """Sample an answer to each of `count` questions, and return an example of one pair for each, by temperature."""
+    items = sampled_pairs.select_questions(items, count, config.max_length_tokens - config.max_sampled_tokens)
+    pairs = {}
+    for temperature in sampled_pairs.TEMPERATURES:
+        answers = sample_answers(
+            model, tokenizer, [item.prompt for item in items], batch_prompts=sampled_pairs.BATCH_PROMPTS,
+            max_new_tokens=config.max_sampled_tokens, temperature=temperature, seed=config.seed,
+            precision=config.precision, label=f"reward: {label}, temperature {temperature:g}")
+        pairs[temperature] = list(map(sampled_pairs.pair_with_sample, items, answers.responses, answers.ended))
+    return pairs
 
 
-def score_baselines(config: Reward, base: Path, validation: HeldOutPairs, rows: Iterable[dict]
-                    ) -> dict[str, np.ndarray]:
-    """Score the held-out texts [M] with each baseline that is fitted, on a sample of `rows`, or needs a model."""
+def score_baselines(config: Reward, model, validation: HeldOutPairs, rows: Iterable[dict]) -> dict[str, np.ndarray]:
+    """Score the held-out texts [M] with each baseline that is fitted, on a sample of `rows`, or needs the base."""
     fitted = score_fitted_baselines(validation, sample_rows(rows, BASELINE_PAIRS, config.seed))
-    model = load_causal(base, config.precision, config.cpu_kernels)
-    shard_layers(model, config.sharding)
     return fitted | {START_LOG_PROBABILITY: mean_logprobs(validation, model, "reward: baselines")}
 
 

@@ -35,7 +35,7 @@ ROOMS = {
     "training": ("artifacts", "runtime", "render", "distributed", *PROMPTS),
     "generation": ("runtime", "render", "distributed", "modeling", *PROMPTS),
     "finetuning": ("runtime", "render", "modeling", *PROMPTS),
-    "reward_modeling": ("runtime", "render", "distributed", "modeling", "generation", *PROMPTS),
+    "reward_modeling": ("runtime", "render", "distributed", "modeling", *PROMPTS),
     "rewards": ("recipe.user_functions", "distributed", "modeling", "generation", "reward_modeling", *PROMPTS),
     "rl": ("runtime", "render", "distributed", "modeling", "training", "generation", "reward_modeling", "rewards",
            *PROMPTS),

@@ -9,7 +9,6 @@ temperature 1, and against the best answer to another question.
 """
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,17 +20,12 @@ from stages.evaluation.summary import format_estimate
 from stages.modeling import torch_setup
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import load_recipe
-from stages.recipe.sections.reward import Reward
 from stages.reward_modeling.dataset import Example, pair_indices
 from stages.reward_modeling.head_fit import compute_features, fit_weights
 from stages.reward_modeling.sampled_pairs import TEMPERATURES, best_answer
+from stages.stackexchange.pairs.table import space_evenly
 
 OTHER = "other question"
-
-
-def spread(items: Sequence, count: int) -> Sequence:
-    """Take at most `count` items, evenly spaced."""
-    return items[::max(1, len(items) // max(1, count))][:count]
 
 
 def pair_with_others(items: list[Example]) -> list[Example]:
@@ -57,7 +51,7 @@ def list_kinds(data: reward.RewardData, questions: int) -> dict[str, list[Exampl
     """List the examples of each kind of pair; of at most so many questions the pairs of human answers."""
     sampled = {f"temperature {temperature:g}": items for temperature, items in data.sampled.items()}
     others = pair_with_others(data.training[:len(data.sampled[0.0])])
-    return {"human": spread(data.training, questions), **sampled, OTHER: others}
+    return {"human": space_evenly(data.training, questions), **sampled, OTHER: others}
 
 
 def format_row(name: str, weights: np.ndarray, measured: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
@@ -78,14 +72,15 @@ def main() -> None:
     options = parser.parse_args()
     torch_setup.prepare()
     base, tokenizer = options.run / "sft-merged", load_tokenizer(options.run / "sft-merged")
-    config: Reward = replace(load_recipe(options.run / "recipe.yaml").reward, validation_share=0.0,
-                             sampled_questions=max(options.counts))
+    config = replace(load_recipe(options.run / "recipe.yaml").reward, validation_share=0.0,
+                     sampled_questions=max(options.counts))
     model = reward.load_untrained(config, base).eval()
     differences = {split: compute_differences(model, list_kinds(
         reward.load_data(config, tokenizer, base, options.run / "pairs", split), options.questions),
         config.precision, split) for split in (reward.SPLIT, judge.SPLIT)}
     fitted, measured = differences[reward.SPLIT], differences[judge.SPLIT]
-    further = {f"{count} questions": [spread(fitted[f"temperature {t:g}"][0], count) for t in TEMPERATURES]
+    sampled = [fitted[f"temperature {temperature:g}"][0] for temperature in TEMPERATURES]
+    further = {f"{count} questions": [rows[space_evenly(range(len(rows)), count)] for rows in sampled]
                for count in options.counts} | {OTHER: [fitted[OTHER][0]]}
     for name, rows in further.items():
         weights = fit_weights(np.concatenate([fitted["human"][0], *rows]), config.head_penalty, free=1)

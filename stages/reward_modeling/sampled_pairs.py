@@ -1,18 +1,16 @@
-"""Further pairs for a reward model: a human answer beats one that the model itself samples.
+"""Further pairs for a reward model: a human answer beats one that the model itself samples (SPIN, arXiv 2401.01335).
 
-A reward model that saw only human answers need not rank samples: that of docs/experiments/smollm2.md preferred 87 % of
-the greedy samples to the best human answers. The two answers of a pair here have the same number of tokens and end
-alike, so that neither length nor the EOS separates them (SPIN, arXiv 2401.01335, trains on such pairs without that).
+A reward model that saw only human answers need not rank samples (docs/experiments/smollm2.md). The two answers of a
+pair have the same number of tokens and end alike, so that neither length nor the EOS separates them.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.generation.sampler import sample_in_batches
 from stages.reward_modeling.dataset import Example
 from stages.runtime.files import write_text
-from stages.runtime.progress import Progress
 from stages.runtime.series import format_row
+from stages.stackexchange.pairs.table import space_evenly
 
 SAMPLED_PAIRS = "sampled_pairs.jsonl"
 TEMPERATURES = (0.0, 1.0)  # a head that saw only samples at 1 ranks greedy answers wrongly
@@ -24,26 +22,13 @@ def select_questions(items: Sequence[Example], count: int, max_prompt_tokens: in
     """Select at most `count` examples of different questions, evenly spaced, with prompts of at most that many tokens.
     """
     by_question = {item.question: item for item in reversed(items) if len(item.prompt) <= max_prompt_tokens}
-    distinct = list(by_question.values())[::-1]
-    count = min(count, len(distinct))
-    return [distinct[i * len(distinct) // count] for i in range(count)]
+    return space_evenly(list(by_question.values())[::-1], count)
 
 
-def sample_pairs(model, items: Sequence[Example], *, eos_id: int, max_new_tokens: int, precision: str, seed: int,
-                 label: str) -> dict[float, list[Example]]:
-    """Sample an answer to each question, and return an example with one pair for each, by temperature."""
-    pairs = {}
-    for temperature in TEMPERATURES:
-        progress = Progress(f"{label}, temperature {temperature:g}", len(items), "answers")
-        rollout = sample_in_batches(
-            model, [item.prompt for item in items], BATCH_PROMPTS, seed, progress.advance, temperature=temperature,
-            max_new_tokens=max_new_tokens, stop_ids=[eos_id], precision=precision)
-        progress.finish()
-        pairs[temperature] = [
-            Example(item.question, item.prompt, [cut_like(best_answer(item), sampled, ended), sampled], [(0, 1)],
-                    [SCORE_GAP])
-            for item, sampled, ended in zip(items, rollout.responses, rollout.ended, strict=True)]
-    return pairs
+def pair_with_sample(item: Example, sampled: list[int], ended: bool) -> Example:
+    """Return an example of one pair: the best answer of `item`, cut like the sample, beats the sample."""
+    return Example(item.question, item.prompt, [cut_like(best_answer(item), sampled, ended), sampled], [(0, 1)],
+                   [SCORE_GAP])
 
 
 def best_answer(item: Example) -> list[int]:

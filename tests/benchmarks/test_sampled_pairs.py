@@ -16,11 +16,6 @@ def test_every_question_is_paired_with_another():
     assert all(better != worse and pair.pairs == [(0, 1)] for pair in pairs for better, worse in [pair.answers])
 
 
-def test_items_are_spread_over_all():
-    assert sampled_pairs.spread(range(10), 3) == range(0, 9, 3) and list(sampled_pairs.spread(range(10), 0)) == []
-    assert list(sampled_pairs.spread(range(3), 9)) == [0, 1, 2]
-
-
 def test_the_table_has_a_row_for_every_count(tmp_path, monkeypatch, capsys):
     tiny_models.save_base(tmp_path / "sft-merged")
     tiny_models.save_pairs(tmp_path / "pairs", 12)

@@ -1,17 +1,20 @@
 """How much text a run has, and how long its texts are, from a pairs artifact."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
 from stages import merge
 from stages.planning.data_size import DataSize, measure_dump, measure_pairs
 from stages.planning.hardware import Card, Hardware
-from stages.planning.other_costs import plan_stage
+from stages.planning.other_costs import SAMPLED_AT_ONCE, plan_stage
 from stages.planning.stage_plan import Run
 from stages.recipe.sections.data import Pairs
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.models import Merge
 from stages.recipe.sections.reward import Reward
+from stages.reward_modeling import sampled_pairs
 from stages.stackexchange.pairs.table import SCHEMA, SPLITS, PairsWriter
 from tests.planning.small_model import HARDWARE, SECTIONS, small_shape
 
@@ -93,6 +96,20 @@ def test_a_reward_model_of_the_first_layers_computes_less(settings, scorings):
         assert whole - part == saved * scorings(settings.iterations * settings.rollout_prompts)
     else:
         assert 0.2 * whole < whole - part < 0.6 * whole
+
+
+@pytest.mark.parametrize("stage", ["reward", "judge"])
+def test_samples_take_their_time_before_a_reward_model_is_trained(stage):
+    """Two samples a question, and for a quarter as many held-out ones, each of half of its limits."""
+    reward = Reward(precision="fp32", max_length_tokens=64)
+    sampled = replace(reward, sampled_questions=8, max_sampled_tokens=32)
+    without, plan = (plan_stage(stage, Run(small_shape(4), HARDWARE, DataSize(), section), section)
+                     for section in (reward, sampled))
+    answers = len(sampled_pairs.TEMPERATURES) * (8 + 2)
+    assert f"at most {answers} samples" in plan.assumption
+    assert plan.tokens - without.tokens == answers * (32 + 16)
+    assert plan.flops - without.flops == 2 * small_shape(4).count_parameters() * answers * (32 + 16)
+    assert plan.seconds > without.seconds and SAMPLED_AT_ONCE == sampled_pairs.BATCH_PROMPTS
 
 
 @pytest.mark.parametrize(("stage", "layers", "scorer"), [("ppo-merged", 4, False), ("reward-merged", 1, True)])

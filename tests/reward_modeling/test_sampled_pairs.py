@@ -9,13 +9,13 @@ from stages import reward
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.reward import Reward
+from stages.reward import sample_pairs
 from stages.reward_modeling.dataset import Example, PairSplit
 from stages.reward_modeling.sampled_pairs import (
     SAMPLED_PAIRS,
     TEMPERATURES,
     best_answer,
     cut_like,
-    sample_pairs,
     select_questions,
 )
 from tests.helpers import tiny_models
@@ -66,8 +66,7 @@ def test_a_greedy_pair_holds_the_models_greedy_answer(inputs):
     tokenizer, model = load_tokenizer(inputs["base"]), load_causal(inputs["base"], "fp32")
     training, _ = PairSplit.open(inputs["pairs"], "reward", 0.25).training_examples(
         tokenizer, max_length_tokens=512, max_pairs=1000, by_question=True)
-    pairs = sample_pairs(model, training[:3], eos_id=tokenizer.eos_token_id, max_new_tokens=6, precision="fp32", seed=0,
-                         label="test")
+    pairs = sample_pairs(replace(CONFIG, max_sampled_tokens=6), model, tokenizer, training[:3], 3, "test")
     assert list(pairs) == list(TEMPERATURES)
     for item, pair in zip(training, pairs[0.0], strict=False):
         ids = []

@@ -13,7 +13,7 @@ from stages import gather, pairs
 from stages.command_line.command import make
 from stages.recipe.sections.data import Pairs, Posts
 from stages.stackexchange.pairs import build as pairs_build
-from stages.stackexchange.pairs.table import read_pairs
+from stages.stackexchange.pairs.table import read_pairs, space_evenly
 from tests.helpers import stackexchange_dumps
 from tests.helpers.stackexchange_dumps import answer, document, make_posts, qa_rows, question, write_dump
 
@@ -331,3 +331,8 @@ def test_what_cannot_be_used_is_said(tmp_path):
         make_pairs(tmp_path / "a", tmp_path)
     with pytest.raises(ValueError, match=r"no pair comes of its questions.*no two scores differ"):
         pairs_of(tmp_path / "b", question(1), answer(2, 1), answer(3, 1))
+
+
+def test_rows_are_spaced_evenly_over_all():
+    assert space_evenly(range(10), 3) == list(range(0, 9, 3)) and space_evenly(range(10), 0) == []
+    assert space_evenly(range(3), 9) == [0, 1, 2]

@@ -7,7 +7,7 @@ and the licences, each for [question, response_j, response_k].
 
 import json
 import random
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from operator import itemgetter
 from pathlib import Path
@@ -84,6 +84,12 @@ def sample_rows(rows: Iterable[dict], count: int, seed: int) -> list[dict]:
         elif (index := generator.randrange(number + 1)) < count:
             reservoir[index] = (number, row)
     return [row for _, row in sorted(reservoir, key=itemgetter(0))]
+
+
+def space_evenly(rows: Sequence, count: int) -> list:
+    """Select at most `count` of the rows, evenly spaced."""
+    count = min(count, len(rows))
+    return [rows[i * len(rows) // count] for i in range(count)]
 
 
 def read_answers(pairs: Path, split: str) -> Iterator[tuple[str, str]]:
