@@ -18,9 +18,7 @@ from stages.reward_modeling.scorer import Scorer, combine_scores
 from stages.reward_modeling.scoring_file import member_folders
 from stages.rewards.reward_functions import RewardFunction
 from stages.runtime.environment import return_freed_memory
-from stages.runtime.progress import Progress, track
-
-SCORED_AT_ONCE = 512  # texts
+from stages.runtime.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -151,9 +149,6 @@ class AnswerScorer:
         by_member = []
         for folder in member_folders(reward):
             scorer = None  # the model of another member
-            scorer = Scorer(model.get(folder), self.precision, batch_rows=self.batch_texts)
-            starts = range(0, len(texts), SCORED_AT_ONCE)
-            by_member.append(torch.cat([torch.zeros(0), *(
-                scorer(*zip(*texts[start:start + SCORED_AT_ONCE], strict=True))
-                for start in track(starts, "evaluate: rewards", len(starts), f"x {SCORED_AT_ONCE} texts"))]))
+            scorer = Scorer(model.get(folder), self.precision, batch_rows=self.batch_texts, share_prompts=True)
+            by_member.append(scorer(*zip(*texts, strict=True), label=f"evaluate: scores by {reward.name}"))
         return {"scores": combine_scores(by_member)}

@@ -19,7 +19,7 @@ from stages.planning.training_costs import (
 )
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2}
-FORWARD_TOKENS = 8192  # in one forward pass (modeling/packed/token_logprobs.py)
+FORWARD_TOKENS = 8192  # in one forward pass (modeling/packed/forward.py)
 MERGE_TEXTS, MERGE_TEXT_TOKENS = 64, 2048  # that a merge is evaluated on, and their limit (stages/merge.py)
 SAMPLED_AT_ONCE, SAMPLES_PER_QUESTION = 16, 2.5  # two, and for a quarter as many held-out questions (sampled_pairs.py)
 SFT_ANSWERS = 4  # answers of base, SFT (sampled and greedy) and best policy to each prompt of an evaluation

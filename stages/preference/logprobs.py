@@ -14,10 +14,10 @@ from stages.distributed.units import own_units
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.output_layer import output_layer
-from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
+from stages.modeling.packed.forward import FORWARD_TOKENS, chunk_by_length, packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import scatter_to_rows
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
-from stages.modeling.packed.token_logprobs import FORWARD_TOKENS, selective_log_softmax
+from stages.modeling.packed.token_logprobs import selective_log_softmax
 from stages.reward_modeling.dataset import Example, collate_examples
 from stages.runtime.progress import Progress
 
@@ -60,7 +60,7 @@ def all_answer_logprobs(
     lengths = collate_examples(list(examples))["lengths"]
     parts = [slice(*span) for span in pairwise([0, *accumulate(len(example.answers) for example in examples)])]
     logprobs = torch.zeros(parts[-1].stop)
-    for chunk in own_units(chunk_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths)))):
+    for chunk in own_units(chunk_by_length(lengths, max_tokens=FORWARD_TOKENS)):
         with autocast(precision):
             flat = answer_logprobs(model, [examples[i] for i in chunk]).cpu()
         for i, row in zip(chunk, flat.split([len(examples[i].answers) for i in chunk]), strict=True):

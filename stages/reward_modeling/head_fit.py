@@ -15,7 +15,7 @@ import torch
 from stages.distributed import group, sharding
 from stages.distributed.units import own_units
 from stages.modeling.load import autocast
-from stages.modeling.packed.forward import packed_hidden_states
+from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
 from stages.reward_modeling.dataset import Example, pair_indices
 from stages.reward_modeling.lexical_scorer import fit_bradley_terry
@@ -76,7 +76,7 @@ def compute_features(model, items: list[Example], precision: str, with_logprobs:
     answers = [len(item.answers) for item in items]
     firsts = np.concatenate([[0], np.cumsum(answers)])
     tokens = [len(item.prompt) + sum(map(len, item.answers)) for item in items]
-    own = own_units(_batch_by_tokens(tokens))
+    own = own_units(chunk_by_length(tokens, max_tokens=BATCH_TOKENS))
     columns = torch.zeros(int(firsts[-1]), model.score.in_features + 2)
     progress = Progress(label, sum(tokens[i] for batch in own for i in batch), "tokens")
     for batch in own:
@@ -99,15 +99,3 @@ def _features_of_batch(model, items: list[Example], precision: str, with_logprob
         lengths = log_lengths(packed)
         logprobs = mean_logprobs(model, hidden[count:], packed) if with_logprobs else torch.zeros_like(lengths)
     return torch.column_stack([mean_states(hidden[:count], packed), lengths, logprobs])
-
-
-def _batch_by_tokens(tokens: list[int]) -> list[list[int]]:
-    """Group the items, in order of their tokens, into batches of at most BATCH_TOKENS, or of one."""
-    batches, room = [], 0
-    for index in sorted(range(len(tokens)), key=lambda i: tokens[i]):
-        if tokens[index] > room:
-            batches.append([])
-            room = BATCH_TOKENS
-        batches[-1].append(index)
-        room -= tokens[index]
-    return batches

@@ -9,7 +9,7 @@ import torch
 from stages.distributed import group, sharding
 from stages.distributed.units import own_units
 from stages.modeling.load import autocast
-from stages.modeling.packed.forward import chunk_by_length
+from stages.modeling.packed.forward import FORWARD_TOKENS, chunk_by_length
 from stages.modeling.packed.shared_prefix import pack_rows, row_lengths
 from stages.reward_modeling.reward_model import score_packed
 from stages.reward_modeling.scoring_file import Scoring
@@ -43,7 +43,7 @@ class Scorer:
         """
         assert not self.model.training, "dropout would act on the scores"
         lengths = row_lengths(prompts, answers, self.share_prompts)
-        own = own_units(chunk_by_length(lengths, self.batch_rows))
+        own = own_units(chunk_by_length(lengths, self.batch_rows, FORWARD_TOKENS))
         progress = Progress(label, sum(lengths[i] for chunk in own for i in chunk), "tokens") if label else None
         scores = torch.zeros(len(prompts))
         for chunk in own:

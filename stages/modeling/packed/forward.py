@@ -11,6 +11,7 @@ from stages.modeling.families import backbone
 from stages.modeling.packed import attention
 from stages.modeling.packed.sequences import PackedBatch, pack, round_up_tokens
 
+FORWARD_TOKENS = 8192  # in one forward pass, unless one text has more: bounds its memory
 PACKING_ROWS = (20, 12)  # tokens: a few first ids, often special ones, round to any result in a deep model in bf16
 PACKING_LIMIT = 0.2  # relative difference (2-norm) of two computations of one text, as in plain_load.py for int8
 
@@ -29,11 +30,22 @@ def pad_batch(
     return input_ids.to(device), attention_mask.to(device)
 
 
-def chunk_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Yield indices in chunks of at most `size`, sorted by length. The order depends on the lengths only."""
-    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
+def chunk_by_length(
+    lengths: Sequence[int], max_rows: int | None = None, max_tokens: int | None = None
+) -> Iterator[list[int]]:
+    """Yield indices, sorted by length, in chunks of at most `max_rows` and at most `max_tokens` together, or of one.
+
+    The chunks depend on the lengths only.
+    """
+    chunk, tokens = [], 0
+    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if chunk and (len(chunk) == max_rows or (max_tokens and tokens + lengths[index] > max_tokens)):
+            yield chunk
+            chunk, tokens = [], 0
+        chunk.append(index)
+        tokens += lengths[index]
+    if chunk:
+        yield chunk
 
 
 def packed_hidden_states(model: PreTrainedModel, batch: PackedBatch, positions: torch.Tensor, **cache) -> torch.Tensor:

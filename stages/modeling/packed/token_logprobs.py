@@ -13,15 +13,15 @@ from stages.distributed.units import own_units
 from stages.modeling.cpu_kernels.bindings import call
 from stages.modeling.cpu_kernels.build import supports
 from stages.modeling.output_layer import output_layer
-from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
-from stages.modeling.packed.sequences import pack_responses, round_up_tokens
+from stages.modeling.packed.forward import FORWARD_TOKENS, chunk_by_length, packed_hidden_states, uses_cpu_kernels
+from stages.modeling.packed.sequences import round_up_tokens
+from stages.modeling.packed.shared_prefix import pack_with_repeated_prompts, row_lengths
 from stages.modeling.torch_setup import without_autocast
 from stages.runtime.progress import Progress
 
 # In memory at once; on a CPU what fits its cache.
 CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}
 MIN_CHUNK_TOKENS = 128
-FORWARD_TOKENS = 8192  # in one forward pass: bounds its memory
 
 
 def selective_log_softmax(
@@ -113,14 +113,16 @@ def response_logprobs(
 ) -> list[torch.Tensor]:
     """Compute the log-probability, in nats, of each response token: one fp32 tensor per response, on the CPU.
 
-    The rows are shared among the processes. label: name of the progress line; None shows none.
+    A prompt that comes several times in a forward pass is computed once. The rows are shared among the processes.
+    label: name of the progress line; None shows none.
     """
-    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-    own = own_units(chunk_by_length(lengths, max(1, FORWARD_TOKENS // max(lengths, default=1))))
+    lengths = row_lengths(prompts, responses, share_prompts=True)
+    own = own_units(chunk_by_length(lengths, max_tokens=FORWARD_TOKENS))
     progress = Progress(label, sum(map(len, own)), "texts") if label else None
     logprobs = [torch.zeros(len(response)) for response in responses]
     for chunk in own:
-        packed = pack_responses([prompts[i] for i in chunk], [responses[i] for i in chunk], model.device)
+        packed = pack_with_repeated_prompts(
+            [prompts[i] for i in chunk], [responses[i] for i in chunk], model.device)
         hidden = packed_hidden_states(model, packed.batch, packed.predictor_positions)
         flat = selective_log_softmax(
             output_layer(model), hidden, packed.token_ids, temperature, cpu_kernels=uses_cpu_kernels(model)
