@@ -69,6 +69,8 @@ def check_targets(words: Sequence[str], rules: Sequence[str], seeded: Sequence[s
         option = previous if previous.startswith("-") else option
         is_value = previous == option not in ("", *SWITCHES, *TARGET_OPTIONS)
         is_rule = word in rules or (word in seeded and option in TARGET_OPTIONS)
+        if re.match(r"[\w.]+=", word) and not is_value and option in ("", *SWITCHES, "--cores", "-c", "--jobs", "-j"):
+            raise SettingsError(f"{word!r} is a setting, not a target: give it after --config")
         if is_value or not re.fullmatch(r"[A-Za-z][\w-]*", word) or is_rule or os.path.exists(word):
             continue
         if word in seeded:

@@ -1,14 +1,14 @@
 """A whole run on the real base, from posts to the report, PPO included: very small, some minutes on two cores."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.documentation import ROOT
+from tests.helpers.library_forks import IMPORT_VARIABLES
 from tests.helpers.real_base import NEEDS_BASE
+from tests.helpers.snakemake_runs import SnakemakeForks
 from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
 
 LINKS = ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data", "tests")
@@ -23,12 +23,12 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-def test_a_very_small_whole_run_on_the_real_base(checkout):
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--cores", "all", "ppo", "--config",
-         "recipe=tests/pipeline/smollm2_tiny.yaml", "dump=dump", "name=real"],
-        cwd=checkout, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    assert not done.returncode, done.stderr[-3000:]
+def test_a_very_small_whole_run_on_the_real_base(checkout, library_forks):
+    environment = os.environ | IMPORT_VARIABLES | {"HF_HUB_OFFLINE": "1"}
+    with SnakemakeForks(checkout, environment, library_forks.shims) as forks:
+        done = forks.run(["--cores", "1", "ppo", "--config", "recipe=tests/pipeline/smollm2_tiny.yaml", "dump=dump",
+                          "name=real"], checkout)
+    assert not done.code, done.text[-3000:]
     run = checkout / "results/real"
     words = ("HuggingFaceTB/SmolLM2-135M-Instruct", "licence apache-2.0", "tuned for chat before", "rounded to 4 bits")
     for page in ("report/report.html", "ppo-merged/README.md", "ppo/README.md"):

@@ -270,7 +270,15 @@ def test_a_target_that_is_nearly_a_rule(words, says):
         snakemake_words.check_targets(words.split(), RULES)
 
 
+@pytest.mark.parametrize("words", ["--cores all ppo name=two", "name=two -n", "-n ppo.seed=1", "-c2 ppo -n name=two"])
+def test_a_setting_among_the_targets(words):
+    with pytest.raises(SettingsError, match="is a setting, not a target: give it after --config"):
+        snakemake_words.check_targets(words.split(), RULES)
+
+
 @pytest.mark.parametrize("words", [
+    "--cores all ppo --config name=two dump=x", "-n -C name=two ppo", "--set-threads sft=2 ppo=1",
+    "--cores=2 ppo", "-n results/lr=2/sft/manifest.json",
     "--cores all ppo -n", "--cores 1 results/x/sfd/manifest.json", "--jobname evalute", "--config name=repor ppo",
     "--report report.html", "--rerun-triggers mtime code", "--quiet rules progress -n",
     "-q rules", "--cores all ppo --forcerun sft", "-R sft reward", ""])
