@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from benchmarks.ppo.workload import LORA, Shape, set_threads, synchronise
 
 BEST_OF_SECONDS = 1.5
+SIDES = {"cpu": (2048, 4096), "cuda": (4096, 8192)}  # of the products that are timed
 PHASES = ("prefill", "decode", "reference", "reward", "optimise")
 
 
@@ -117,7 +118,7 @@ def measure_rates(precision: str) -> Rates:
     where, dtype = "cuda" if accelerated else "cpu", torch.float32 if precision == "fp32" else torch.bfloat16
     rates = {}
     with torch.no_grad():
-        for side in (4096, 8192) if accelerated else (2048, 4096):
+        for side in SIDES[where]:
             x, w = (torch.randn(side, side, device=where).to(dtype) for _ in range(2))
             for name, route in matmul_routes(precision).items():
                 rates[f"{name}, {side}"] = 2 * side ** 3 / best_seconds(lambda route=route, x=x, w=w: route(x, w))

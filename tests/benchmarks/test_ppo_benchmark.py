@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,6 +86,28 @@ def test_decoding_takes_the_longer_of_the_two(memory, bound):
              "flops": flop_floor.flops(TINY, [2, 5])["decode"] / 1e9}
     assert actual["decode"] == needs[bound]
     assert actual["reward"] == flop_floor.flops(TINY, [2, 5])["reward"] / 1e9
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_rates_are_work_by_time(monkeypatch, capsys, precision):
+    """Of products of 64 x 64 that take half a second each, and of a sum and a copy that do."""
+    monkeypatch.setattr(flop_floor, "SIDES", dict.fromkeys(flop_floor.SIDES, (32, 64)))
+    monkeypatch.setattr(flop_floor, "best_seconds", lambda work: (work(), 0.5)[1])
+    monkeypatch.setattr(sys, "argv", ["flop_floor", "--precision", precision])
+    flop_floor.main()
+    rates = Rates(**json.loads(capsys.readouterr().out))
+    assert rates.flops == 2 * 64**3 / 0.5 and rates.route.endswith(", 64") and rates.precision == precision
+    assert rates.bytes == 2 * 4 * (1 << 26) / 0.5
+
+
+def test_the_fastest_call_after_a_warm_up_counts(monkeypatch):
+    now, seconds = [0.0], iter([0.01, 0.5, 0.1, 0.5, 0.5])
+
+    def work():
+        now[0] += next(seconds)
+
+    monkeypatch.setattr(flop_floor, "time", SimpleNamespace(process_time=lambda: now[0], perf_counter=lambda: now[0]))
+    assert flop_floor.best_seconds(work) == pytest.approx(0.1) and next(seconds, None) is None
 
 
 def test_half_the_bytes_in_bf16():

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.common.tables import ROOT
 from benchmarks.ppo import processes
+from benchmarks.ppo.flop_floor import Rates
 from benchmarks.ppo.processes import OURS, RunSettings
 from benchmarks.training import dpo, floor, ours, reward, sft
 from benchmarks.training import processes as training_processes
@@ -32,6 +33,12 @@ from tests.helpers.tiny_models import save_base, save_pairs
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("training")
     return save_pairs(folder / "pairs"), save_base(folder / "base")
+
+
+@pytest.fixture(autouse=True)
+def known_rates(monkeypatch):
+    """Rates of the machine, which take ten seconds to measure (tests/benchmarks/test_ppo_benchmark.py does)."""
+    monkeypatch.setattr(floor, "measure_machine", lambda precision, setting: Rates(1e9, 1e9, "linear", precision))
 
 
 @pytest.fixture
