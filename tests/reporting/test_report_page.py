@@ -364,8 +364,10 @@ def test_the_page_of_exports_is_not_cut_on_a_desk(chromium, tmp_path):
 # --- size and time --------------------------------------------------------------------------------------------------
 
 
-def seven_sites(place: Path) -> dict:
-    """A run with as much to show as seven real sites give: every figure, long posts, each site, 20 tags."""
+@pytest.fixture(scope="module")
+def seven_sites(tmp_path_factory) -> Path:
+    """The report of a run with as much to show as seven real sites give: every figure, long posts, sites, 20 tags."""
+    place = tmp_path_factory.mktemp("seven")
     folders = finished_run.artifacts(place)
     numbers = metrics(gold=None)
     for kind, count in (("by_site", 7), ("by_tag", 20)):
@@ -385,27 +387,27 @@ def seven_sites(place: Path) -> dict:
         manifest = json.loads((folders[stage] / "manifest.json").read_text())
         manifest["metrics"] |= counted
         (folders[stage] / "manifest.json").write_text(json.dumps(manifest))
-    return folders
+    page_of(folders, place, evaluate.Report())
+    return place / "out" / "report.html"
 
 
-def test_the_report_of_seven_sites_is_small_and_opens_at_once(chromium, tmp_path):
-    page = page_of(seven_sites(tmp_path), tmp_path, evaluate.Report())
+def test_the_report_of_seven_sites_is_small_and_opens_at_once(chromium, seven_sites):
+    page = seven_sites.read_text(encoding="utf-8")
     assert page.count("<img") >= 32 and page.count('class="post"') == 40 * 6 + 3 * 4 + 3
     assert len(page.encode()) < 10_000_000
     seconds = []
     for _ in range(3):
         start = time.monotonic()
-        actual = Opened(chromium, tmp_path / "out" / "report.html")
+        actual = Opened(chromium, seven_sites)
         seconds.append(time.monotonic() - start)
         actual.context.close()
     assert statistics.median(seconds) < 5  # 0.2 on a quiet machine, 2 with five other busy processes on two cores
 
 
 @pytest.mark.parametrize("viewport", [{"width": 1280, "height": 900}, PHONE])
-def test_what_is_long_is_folded(chromium, tmp_path, viewport):
+def test_what_is_long_is_folded(chromium, seven_sites, viewport):
     """With as many answers as a real run: less than a quarter of what all of it takes."""
-    page_of(seven_sites(tmp_path), tmp_path, evaluate.Report())
-    actual = Opened(chromium, tmp_path / "out" / "report.html", viewport=viewport)
+    actual = Opened(chromium, seven_sites, viewport=viewport)
     folded = actual.page.evaluate("document.documentElement.scrollHeight")
     actual.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert folded < actual.page.evaluate("document.documentElement.scrollHeight") / 4

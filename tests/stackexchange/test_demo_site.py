@@ -150,7 +150,8 @@ def test_most_authors_repeat_the_popular_mistake_and_votes_know_better(site):
 
 
 def test_gold_reads_the_features_of_every_answer(site):
-    pairs = [(markdownify(question.html), answer) for question in site for answer in question.answers]
+    questions = [(markdownify(question.html), question.answers) for question in site]
+    pairs = [(text, answer) for text, answers in questions for answer in answers]
     scores = gold.score([text for text, _ in pairs], [markdownify(answer.html) for _, answer in pairs])
     for i, (text, answer) in enumerate(pairs):
         expected = {"gold": facts.quality(answer.features), **answer.features._asdict()}
