@@ -59,7 +59,8 @@ def compare_with_llama_cpp(model: PreTrainedModel, tokenizer: PreTrainedTokenize
 def _answer_logprobs(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> torch.Tensor:
     """Compute the log-probabilities [T, V] of every token at each place of an answer of T tokens."""
     ids = torch.tensor([prompt + answer], device=model.device)
-    return torch.log_softmax(model(input_ids=ids).logits[0, len(prompt) - 1:-1].double().cpu(), -1)
+    logits = model(input_ids=ids, logits_to_keep=len(answer) + 1).logits[0, :-1]
+    return torch.log_softmax(logits.double().cpu(), -1)
 
 
 def _compare_logprobs(logprobs: torch.Tensor, llama_cpp: LlamaCpp, prompt: list[int]) -> torch.Tensor:

@@ -27,7 +27,8 @@ class Evaluate:
     precision: Precision = setting(
         "fp32", "precision of the policies, the reward model and the judge, of which one is in memory at a time [ours]")
     batch_prompts: int = setting(64, "prompts per forward pass [ours]", within=BATCH)
-    batch_texts: int = setting(64, "texts per forward pass of a reward model [ours]", within=BATCH)
+    batch_texts: int = setting(
+        64, "maximum texts per forward pass of a reward model, beside 8,192 tokens [ours]", within=BATCH)
     max_prompt_tokens: int = setting(512, "as in ppo [script]", within=TOKENS)
     max_response_tokens: int = setting(128, "as in ppo [run]", within=TOKENS)
     temperature: float = setting(
