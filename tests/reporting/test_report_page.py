@@ -404,6 +404,17 @@ def test_the_report_of_seven_sites_is_small_and_opens_at_once(chromium, seven_si
     assert statistics.median(seconds) < 5  # 0.2 on a quiet machine, 2 with five other busy processes on two cores
 
 
+@pytest.mark.parametrize("width", [1280, 1160, 1060])
+def test_the_first_table_is_not_cut_on_a_desk(chromium, file, width):
+    actual = Opened(chromium, file, viewport={"width": width, "height": 900})
+    cells = "<td>-0.94 <small>[-1.01, -0.86]</small></td><td>+0.49 <small>[+0.41, +0.56]</small></td><td>1</td>"
+    row = f'<tr><th scope="row"><strong>PPO at temperature 0.7</strong></th>{cells}</tr>'
+    actual.page.locator(".first tbody").evaluate("(body, row) => body.innerHTML = row", row)  # as wide as they get
+    table = actual.page.locator(".first .scroll")
+    assert table.count() == 1 and table.evaluate_all(CUT) == []
+    actual.context.close()
+
+
 @pytest.mark.parametrize("viewport", [{"width": 1280, "height": 900}, PHONE])
 def test_what_is_long_is_folded(chromium, seven_sites, viewport):
     """With as many answers as a real run: less than a quarter of what all of it takes."""
