@@ -20,7 +20,8 @@ KEY, NAME = re.compile(r"[a-zA-Z_][\w-]*\w"), re.compile(r"[a-zA-Z_][\w-]*")  # 
 SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
             "--force", "--nolock", "--rerun-incomplete", "--ri", "--touch", "-t")  # of Snakemake: without a value
 TARGET_OPTIONS = ("-R", "--forcerun", "-U", "--until", "-O", "--omit-from")  # of Snakemake: their values are rules
-ONE_VALUE_OPTIONS = ("--cores", "-c", "--jobs", "-j", "--config", "-C")  # --config's values have an equals sign
+CORE_OPTIONS = ("--cores", "-c", "--jobs", "-j")
+ONE_VALUE_OPTIONS = (*CORE_OPTIONS, *OPTIONS)  # --config's values have an equals sign
 
 
 def check_config_words(words: Sequence[str]) -> None:
@@ -69,7 +70,7 @@ def check_targets(words: Sequence[str], rules: Sequence[str], seeded: Sequence[s
         option = previous if previous.startswith("-") else option
         is_value = previous == option not in ("", *SWITCHES, *TARGET_OPTIONS)
         is_rule = word in rules or (word in seeded and option in TARGET_OPTIONS)
-        if re.match(r"[\w.]+=", word) and not is_value and option in ("", *SWITCHES, "--cores", "-c", "--jobs", "-j"):
+        if re.match(r"[\w.]+=", word) and not is_value and option in ("", *SWITCHES, *CORE_OPTIONS):
             raise SettingsError(f"{word!r} is a setting, not a target: give it after --config")
         if is_value or not re.fullmatch(r"[A-Za-z][\w-]*", word) or is_rule or os.path.exists(word):
             continue

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.helpers.library_forks import IMPORT_VARIABLES
+
 FORKS = """
 import json, os, sys
 import snakemake.cli
@@ -62,14 +64,16 @@ class SnakemakeForks:
 
     Args:
         project: the folder whose stages it imports.
-        shims: a folder of `LibraryForks`, whose `python` runs the stages; None: this process's.
+        shims: a folder of `LibraryForks`, whose `python` runs the stages, with its IMPORT_VARIABLES; None: this
+            process's.
     """
 
     def __init__(self, project: Path, environment: dict[str, str] | None = None, shims: Path | None = None):
         python = shims / "python" if shims else sys.executable
         self._process = subprocess.Popen(
             [sys.executable, "-c", FORKS, str(python)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            cwd=project, env=(environment or os.environ) | {"PYTHONPATH": str(project)})
+            cwd=project,
+            env=(environment or os.environ) | (IMPORT_VARIABLES if shims else {}) | {"PYTHONPATH": str(project)})
 
     def __enter__(self) -> "SnakemakeForks":
         return self

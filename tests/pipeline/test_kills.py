@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.library_forks import IMPORT_VARIABLES
 from tests.helpers.snakemake_runs import SnakemakeForks
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +39,7 @@ def project(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def forks(project, library_forks):
-    with SnakemakeForks(project, os.environ | IMPORT_VARIABLES | {"HF_HUB_OFFLINE": "1"}, library_forks.shims) as forks:
+    with SnakemakeForks(project, os.environ | {"HF_HUB_OFFLINE": "1"}, library_forks.shims) as forks:
         yield forks
 
 

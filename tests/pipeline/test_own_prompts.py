@@ -1,7 +1,6 @@
 """Snakemake on the user's own prompts: what is planned, and one real tiny run."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 import yaml
 
 from tests.helpers import tiny_models
-from tests.helpers.library_forks import IMPORT_VARIABLES
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +34,7 @@ def project(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def snakemake(project, library_forks):
-    with SnakemakeForks(project, os.environ | IMPORT_VARIABLES, library_forks.shims) as forks:
+    with SnakemakeForks(project, shims=library_forks.shims) as forks:
         yield lambda *words: forks.run([*words, "--cores", "1", "--config", "recipe=r.yaml", "base=model",
                                         "prompts=p.txt", "name=x"], project)
 

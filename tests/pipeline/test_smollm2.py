@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.documentation import ROOT
-from tests.helpers.library_forks import IMPORT_VARIABLES
 from tests.helpers.real_base import NEEDS_BASE
 from tests.helpers.snakemake_runs import SnakemakeForks
 from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
@@ -24,8 +23,7 @@ def checkout(tmp_path) -> Path:
 
 
 def test_a_very_small_whole_run_on_the_real_base(checkout, library_forks):
-    environment = os.environ | IMPORT_VARIABLES | {"HF_HUB_OFFLINE": "1"}
-    with SnakemakeForks(checkout, environment, library_forks.shims) as forks:
+    with SnakemakeForks(checkout, os.environ | {"HF_HUB_OFFLINE": "1"}, library_forks.shims) as forks:
         done = forks.run(["--cores", "1", "ppo", "--config", "recipe=tests/pipeline/smollm2_tiny.yaml", "dump=dump",
                           "name=real"], checkout)
     assert not done.code, done.text[-3000:]

@@ -6,9 +6,10 @@ import pyarrow as pa
 import pytest
 
 from stages import merge
+from stages.modeling.packed import forward
 from stages.planning.data_size import DataSize, measure_dump, measure_pairs
 from stages.planning.hardware import Card, Hardware
-from stages.planning.other_costs import SAMPLED_AT_ONCE, plan_stage
+from stages.planning.other_costs import FORWARD_TOKENS, SAMPLED_AT_ONCE, plan_stage
 from stages.planning.stage_plan import Run
 from stages.recipe.sections.data import Pairs
 from stages.recipe.sections.evaluate import Evaluate
@@ -110,6 +111,10 @@ def test_samples_take_their_time_before_a_reward_model_is_trained(stage):
     assert plan.tokens - without.tokens == answers * (32 + 16)
     assert plan.flops - without.flops == 2 * small_shape(4).count_parameters() * answers * (32 + 16)
     assert plan.seconds > without.seconds and SAMPLED_AT_ONCE == sampled_pairs.BATCH_PROMPTS
+
+
+def test_a_forward_pass_is_planned_as_large_as_it_is():
+    assert FORWARD_TOKENS == forward.FORWARD_TOKENS
 
 
 @pytest.mark.parametrize(("stage", "layers", "scorer"), [("ppo-merged", 4, False), ("reward-merged", 1, True)])
