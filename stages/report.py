@@ -32,7 +32,7 @@ from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.recipe import recipe
 from stages.recipe.sections.evaluate import Report
 from stages.render.html import Html, element, fold, join_html, table
-from stages.reporting import at_best_section, pipeline_graph, policy_section, sections
+from stages.reporting import at_best_section, policy_section, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards
 from stages.reporting.curves import COLUMNS, build_curves, format_csv, list_points, split_constant
 from stages.reporting.document import render_page
@@ -40,6 +40,7 @@ from stages.reporting.figures import Curves, FigureFolder, Histogram
 from stages.reporting.first_look import render_first_look, select_first_curves
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, describe_origin, page_title
 from stages.reporting.healthy_bands import mark_short_row, measure_evaluation, measure_training, render_outside
+from stages.reporting.pipeline_section import render_pipeline, sort_by_ancestry
 from stages.reward_modeling.no_model import read_no_model
 from stages.runtime.files import check_free_space, used_bytes, write_json, write_text
 from stages.runtime.series import read_history
@@ -76,13 +77,12 @@ def run(config: Report, out: Path, *, posts: Path | None = None, pairs: Path | N
     check_free_space("the report", out, len(folders) * FIGURES_BYTES + EVALUATION_FACTOR * used_bytes(evaluate))
     digests = {name: digest(folder) for name, folder in folders.items()}
     manifests = {name: read_manifest(folder) for name, folder in folders.items()}
-    manifests = pipeline_graph.sort_by_ancestry(manifests, digests)
+    manifests = sort_by_ancestry(manifests, digests)
     metrics = _read_metrics(evaluate)
     histories = {name: read_history(folder) for name, folder in trained.items()}
     samples = pq.read_table(evaluate / "samples.parquet").to_pylist()
     figures = FigureFolder(out / "figures", config.figure_width_inches)
     examples = space_evenly(samples, config.side_by_side)
-    graph = figures.draw({"pipeline": pipeline_graph.build_graph(manifests, digests)})
     origin = find_origin(base, None)
     verdicts = build_verdicts(metrics, manifests, list(policy), origin.describe_base() if origin.provenance else "")
     curves = {name: build_curves(name, manifests[name]["stage"], history, find_wording(metrics["policies"]).start)
@@ -97,7 +97,7 @@ def run(config: Report, out: Path, *, posts: Path | None = None, pairs: Path | N
         **({"Reward model": sections.render_reward_model(figures, metrics["reward_model"])} if posts else {}),
         "Learning curves": _learning_curves(figures, curves, trained, first_curves),
         **({"Data": _data(figures, manifests)} if posts else {"Prompts": sections.render_prompts(manifests, metrics)}),
-        "Pipeline": pipeline_graph.render_pipeline(graph, manifests),
+        "Pipeline": render_pipeline(figures, manifests),
         "Recipe": _recipe(manifests),
         "Provenance": sections.render_provenance(manifests, digests)},
         origin=describe_origin(evaluate, manifests["evaluate"]), folded=FOLDED,

@@ -1,17 +1,22 @@
 """Render the page of the frontier: verdict in words, figures, fits, the table at equal KL, and costs."""
 
+import numpy as np
+
 from stages.evaluation.summary import capitalise, format_estimate
-from stages.kl_frontier.figure import FrontierFigure, FrontierPoint, TrainingPaths
-from stages.kl_frontier.fits import FORMS
+from stages.kl_frontier.fits import FORMS, evaluate_fit
 from stages.kl_frontier.wording import MEASURES, describe_headline, describe_paragraphs, list_curves
 from stages.pooling.page import FALSE_ALARMS, render_shares
 from stages.render.html import Html, element, join_html, sortable_text, stack_interval, table
 from stages.render.units import format_duration
 from stages.reporting.document import render_page
-from stages.reporting.figures import FigureFolder
+from stages.reporting.figures import Curves, FigureFolder
+from stages.reporting.frontier_figure import Frontier, FrontierPoint
 from stages.reporting.headline import Verdict
 
 NONE = "\u2013"
+SQRT_KL = "square root of the KL to SFT, in nats a response"
+ORIGIN = {"mean": 0.0, "low": None, "high": None}
+CURVE_POINTS = 200
 FAR = 2  # times the largest distance of the points: a peak beyond is no estimate
 SOURCE = ("Gao, Schulman, Hilton 2022, “Scaling laws for reward model overoptimization”, arXiv 2210.10760: with d the "
           "square root of the KL to SFT, best-of-n R(d) = d (a − b d), reinforcement learning R(d) = d (a − b log d).")
@@ -53,20 +58,25 @@ def _curves(metrics: dict, figures: FigureFolder) -> Html:
     return join_html([element("p", words, class_="faint"), figures.draw(drawn)])
 
 
-def _figure(metrics: dict, measure: str) -> FrontierFigure:
-    points: dict[str, list[FrontierPoint]] = {}
+def _figure(metrics: dict, measure: str) -> Frontier:
+    families, points, lines = metrics["families"], {}, {}
     for policy in metrics["policies"].values():
         gain = policy["gains"][measure]
         if gain and policy["sqrt_kl"] is not None:
             ends = {end: None if policy["kl"][end] is None else max(policy["kl"][end], 0.0) ** 0.5
                     for end in ("low", "high")}
-            points.setdefault(metrics["families"][policy["family"]], []).append(
+            points.setdefault(families[policy["family"]], []).append(
                 FrontierPoint({"mean": policy["sqrt_kl"]} | ends, gain, policy["mark"]))
-    fits = {metrics["families"][family]: (fit["form"], fit["a"], fit["b"])
-            for family, by_measure in metrics["fits"].items() if (fit := by_measure[measure])}
+    points["SFT"] = [FrontierPoint(ORIGIN, ORIGIN, "SFT")]
+    for family, by_measure in metrics["fits"].items():
+        if fit := by_measure[measure]:
+            distances = np.linspace(0, fit["largest_sqrt_kl"], CURVE_POINTS)[1:]
+            gains = evaluate_fit(fit["form"], fit["a"], fit["b"], distances)
+            lines[families[family]] = [(0.0, 0.0), *zip(distances, gains, strict=True)]
+    if metrics["optimum"] and measure == "reward":
+        lines["optimum"] = [(max(kl, 0.0) ** 0.5, gain) for kl, gain in metrics["optimum"]["curve"]]
     name = MEASURES[measure]
-    optimum = metrics["optimum"]["curve"] if metrics["optimum"] and measure == "reward" else ()
-    return FrontierFigure(f"{capitalise(name)} against KL", f"{name}, minus SFT's", points, fits, optimum)
+    return Frontier(f"{capitalise(name)} against KL", SQRT_KL, f"{name}, minus SFT's", points, lines)
 
 
 def _fits(metrics: dict) -> Html:
@@ -149,14 +159,15 @@ def _verdict(row: dict) -> Html | str:
 
 
 def _training(metrics: dict, figures: FigureFolder) -> Html:
-    lines = {metrics["policies"][name]["label"]: path for name, path in metrics["training_paths"].items()}
+    lines = {metrics["policies"][name]["label"]: [(max(kl, 0.0) ** 0.5, reward) for kl, reward in path]
+             for name, path in metrics["training_paths"].items()}
     if not lines:
         return element("p", "No training logged its reward and KL on validation prompts.")
     words = ("On the validation prompts of each training, which are not those above, and in the reward after scaling. "
-             "The last evaluation is marked; the published policy may be an earlier one."
+             "The published policy may be an earlier one than the last."
              + (f" Of seed {metrics['seeds'][0]}." if len(metrics["seeds"]) > 1 else ""))
-    return join_html([element("p", words, class_="faint"), figures.draw({"training-paths": TrainingPaths(
-        "Learnt reward along training", "reward after scaling", lines)})])
+    return join_html([element("p", words, class_="faint"), figures.draw({"training-paths": Curves(
+        "Learnt reward along training", SQRT_KL, lines, y_label="reward after scaling")})])
 
 
 def _costs(metrics: dict) -> Html:

@@ -18,7 +18,7 @@ from stages.evaluation.summary import (
 )
 from stages.evaluation.tasks.wording import find_wording, start_model
 from stages.render.html import Html, element, fold, join_html, stack_interval, table
-from stages.reporting.figures import FigureFolder, TemperatureCurves
+from stages.reporting.figures import Curves, FigureFolder
 from stages.reporting.policy_section import format_point
 
 
@@ -126,7 +126,7 @@ def _render_selection(metrics: dict) -> Html:
         ["policy", "temperature", "mean reward", "mean gold", "ended by EOS", "highest reward"], rows))
 
 
-def _build_curves(metrics: dict) -> dict[str, TemperatureCurves]:
+def _build_curves(metrics: dict) -> dict[str, Curves]:
     """Build the figures of reward and, where it is known, gold against temperature, with best-of-n as levels."""
     figures = {}
     for measure in ("reward", "gold"):
@@ -139,7 +139,8 @@ def _build_curves(metrics: dict) -> dict[str, TemperatureCurves]:
         if lines:
             what = find_wording(metrics["policies"]).reward if measure == "reward" else "gold"
             title = f"{capitalise(what)} against temperature"
-            figures[f"evaluate-temperature-{measure}"] = TemperatureCurves(title, f"mean {measure}", lines, levels)
+            figures[f"evaluate-temperature-{measure}"] = Curves(
+                title, "sampling temperature; 0: greedy", lines, None, f"mean {measure}", levels)
     return figures
 
 

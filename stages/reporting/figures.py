@@ -3,9 +3,10 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
+from typing import Protocol
 
 import matplotlib
 import numpy as np
@@ -14,7 +15,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from stages.render.html import Html, element, picture
-from stages.reporting.label_placement import PointLabel, place_labels
 
 ASPECT = 0.56
 DPI = 110
@@ -31,34 +31,36 @@ DARK = ("#1c1f24", "#d7dbe0", ("#56B4E9", "#E69F00", "#2FC79A", "#E5A3C7"))
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # one more than colours, so that pairs of them differ longer
 MAX_TICKS = 9
 FEW_LINES = 2  # more need room for their legend above them
-LABEL_SIZE = 12  # of the letters beside points
+LEGEND_COLUMNS, LEGEND_SIZE = 3, 12
+LEGEND_ROOM = 0.14  # of the axis, a row of a legend above the lines
 HISTOGRAM_BINS = 24
 HISTOGRAM_TAIL = 0.01  # share of the values on each side that the outermost bins take in
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines by label, each [(x, y), ...]."""
+    """Lines by label, each [(x, y), ...], and horizontal lines by label."""
 
     title: str
     x_label: str
     lines: dict[str, list[tuple[float, float]]]
     limits: tuple[float, float] | None = None  # of the y axis
+    y_label: str = ""
+    levels: dict[str, float] = field(default_factory=dict)
 
     def draw(self, axes, colours) -> None:
         for (label, points), colour, dash in zip(self.lines.items(), cycle(colours), cycle(DASHES), strict=False):
             axes.plot(*zip(*points, strict=True), linestyle=dash, color=colour, label=label,
                       marker="o" if len(points) < 30 else None, markersize=5)
+        for (label, level), dash in zip(self.levels.items(), cycle(DASHES), strict=False):
+            axes.axhline(level, linestyle=dash, linewidth=1.6, color="gray", label=label)
         axes.set_xlabel(self.x_label)
-        axes.xaxis.get_major_locator().set_params(integer=True)  # steps are whole
+        axes.set_ylabel(self.y_label)
+        is_whole = all(x == int(x) for points in self.lines.values() for x, _ in points)  # steps are
+        axes.xaxis.get_major_locator().set_params(integer=is_whole)
         if self.limits:
             axes.set_ylim(*self.limits)
-        if 1 < len(self.lines) <= FEW_LINES:
-            axes.legend()
-        elif len(self.lines) > FEW_LINES:
-            low, high = axes.get_ylim()
-            axes.set_ylim(low, high + 0.4 * (high - low))
-            axes.legend(loc="upper left", ncols=2)
+        add_legend(axes)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Intervals:
     def draw(self, axes, colours) -> None:
         for y, estimate in enumerate(self.rows.values()):
             colour = colours[0] if y == 0 else colours[1]
-            axes.plot(_ends(estimate), [y, y], color=colour)
+            axes.plot(interval_ends(estimate), [y, y], color=colour)
             axes.plot([estimate["mean"]], [y], "o", color=colour, markersize=9)
         axes.axvline(self.reference, linestyle=":", color="gray")
         axes.set_yticks(range(len(self.rows)), list(self.rows))
@@ -99,7 +101,7 @@ class Histogram:
                       linewidth=2.4, label=label)
         axes.set_xlabel(self.x_label)
         axes.set_ylabel("answers")
-        axes.legend()
+        add_legend(axes)
 
     def bin_edges(self) -> np.ndarray:
         """Compute the edges [HISTOGRAM_BINS + 1] of bins over the pooled values without both tails."""
@@ -127,104 +129,38 @@ class Bars:
         axes.set_ylabel(self.y_label)
 
 
-@dataclass(frozen=True)
-class Frontier:
-    """(x, estimate) by name: a reference as one line, and points compared with it; each with its interval."""
+class Drawable(Protocol):
+    """A figure that draws itself on Matplotlib axes, in the page's colours."""
 
     title: str
-    x_label: str
-    y_label: str
-    line: dict[str, tuple[float, dict]]
-    others: dict[str, tuple[float, dict]]
 
-    def draw(self, axes, colours) -> None:
-        axes.plot(*zip(*((x, estimate["mean"]) for x, estimate in self.line.values()), strict=True), color=colours[0])
-        for x, estimate in self.line.values():
-            self._point(axes, x, estimate, "o", colours[0])
-        for (name, (x, estimate)), marker, colour in zip(
-                self.others.items(), cycle("sD^"), cycle(colours[1:]), strict=False):
-            self._point(axes, x, estimate, marker, colour, name)  # in the legend: it may cover the start of the line
-        axes.margins(x=0.16, y=0.12)
-        axes.set_xlabel(self.x_label)
-        axes.set_ylabel(self.y_label)
-        if self.others:
-            axes.legend(loc="lower right")
-        points = [*self.line.values(), *self.others.values()]
-        place_labels(axes, [PointLabel(name, x, estimate["mean"]) for name, (x, estimate) in self.line.items()],
-                     [(x, y) for x, estimate in points for y in (*_ends(estimate), estimate["mean"])], LABEL_SIZE)
-
-    def _point(self, axes, x: float, estimate: dict, marker: str, colour: str, label: str | None = None) -> None:
-        axes.plot([x, x], _ends(estimate), color=colour)
-        axes.plot([x], [estimate["mean"]], marker, color=colour, markersize=9, label=label)
-
-
-@dataclass(frozen=True)
-class Reliability:
-    """Calibration of the reward model: bins of (confidence, accuracy, number of pairs)."""
-
-    title: str
-    bins: list[tuple[float, float, int]]
-
-    def draw(self, axes, colours) -> None:
-        confidence, accuracy, counts = zip(*self.bins, strict=True)
-        axes.plot([0.5, 1], [0.5, 1], ":", color="gray", label="perfectly calibrated")
-        axes.plot(confidence, accuracy, "-", color=colours[0], label="reward model")
-        axes.scatter(confidence, accuracy, [20 + 280 * count / max(counts) for count in counts], color=colours[0])
-        axes.set_xlabel("confidence: sigmoid of the difference in reward")
-        axes.set_ylabel("share right")
-        axes.legend()
-
-
-@dataclass(frozen=True)
-class TemperatureCurves:
-    """Lines by label, each [(temperature, mean), ...], and horizontal lines by label."""
-
-    title: str
-    y_label: str
-    lines: dict[str, list[tuple[float, float]]]
-    levels: dict[str, float]
-
-    def draw(self, axes, colours) -> None:
-        for (label, points), colour, marker in zip(self.lines.items(), cycle(colours), cycle("os^D"), strict=False):
-            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=label)
-        for (label, level), dash in zip(self.levels.items(), cycle((":", "--", "-.", (0, (1, 3)))), strict=False):
-            axes.axhline(level, linestyle=dash, linewidth=1.6, color="gray", label=label)
-        axes.set_xlabel("sampling temperature; 0: greedy")
-        axes.set_ylabel(self.y_label)
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high + 0.5 * (high - low))
-        axes.legend(loc="upper left", ncols=2, fontsize=12)
-
-
-AnyFigure = Curves | Intervals | Histogram | Bars | Frontier | Reliability | TemperatureCurves
+    def draw(self, axes, colours) -> None: ...
 
 
 @contextmanager
-def _drawn(figure: AnyFigure, width_inches: float, dark: bool) -> Iterator[FigureCanvasAgg]:
+def _drawn(figure: Drawable, width_inches: float, dark: bool) -> Iterator[FigureCanvasAgg]:
     """Yield a canvas with the figure, in whose colours and fonts the block runs."""
     ground, ink, colours = DARK if dark else LIGHT
     text_colours = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
     with matplotlib.rc_context({**BASE, **text_colours, "axes.facecolor": ground, "figure.facecolor": ground}):
-        canvas = FigureCanvasAgg(Figure(
-            figsize=(width_inches, getattr(figure, "aspect", ASPECT) * width_inches), dpi=DPI))
+        canvas = FigureCanvasAgg(Figure(figsize=(width_inches, ASPECT * width_inches), dpi=DPI))
         axes = canvas.figure.add_subplot()
         axes.set_title(figure.title)
         figure.draw(axes, colours)
         yield canvas
 
 
-def draw_png(figure: AnyFigure, width_inches: float, dark: bool) -> bytes:
+def draw_png(figure: Drawable, width_inches: float, dark: bool) -> bytes:
     """Draw a figure as a PNG file; the same figure gives the same bytes."""
     with _drawn(figure, width_inches, dark) as canvas:
         canvas.draw()
         pixels = Image.frombytes("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
     stream = io.BytesIO()
-    palette = getattr(figure, "palette", PALETTE)
-    pixels.convert("RGB").quantize(palette, dither=Image.Dither.NONE).save(stream, "png", optimize=True)
+    pixels.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(stream, "png", optimize=True)
     return stream.getvalue()
 
 
-def draw_svg(figure: AnyFigure, width_inches: float) -> bytes:
+def draw_svg(figure: Drawable, width_inches: float) -> bytes:
     """Draw a figure as an SVG file for print, light, with letters as paths; the same figure gives the same bytes."""
     stream = io.BytesIO()
     with _drawn(figure, width_inches, dark=False) as canvas:
@@ -239,11 +175,11 @@ class FigureFolder:
         self.folder, self.width_inches, self.count = folder, width_inches, 0
         folder.mkdir(exist_ok=True)
 
-    def draw(self, figures: dict[str, AnyFigure]) -> Html:
+    def draw(self, figures: dict[str, Drawable]) -> Html:
         """Draw figures by file name, side by side as far as the screen allows."""
         return element("div", *(self._draw(name, figure) for name, figure in figures.items()), class_="figures")
 
-    def _draw(self, name: str, figure: AnyFigure) -> Html:
+    def _draw(self, name: str, figure: Drawable) -> Html:
         light, dark = (draw_png(figure, self.width_inches, dark) for dark in (False, True))
         (self.folder / f"{name}.png").write_bytes(light)
         (self.folder / f"{name}-dark.png").write_bytes(dark)
@@ -252,6 +188,18 @@ class FigureFolder:
         return picture(light, dark, figure.title)
 
 
-def _ends(estimate: dict) -> list[float]:
-    """Return the ends of the interval; the mean twice where there is none."""
+def add_legend(axes) -> None:
+    """Add a legend where there are several lines; that of many lines is above them."""
+    count = len(axes.get_legend_handles_labels()[1])
+    if count > FEW_LINES:
+        low, high = axes.get_ylim()
+        rows = -(-count // LEGEND_COLUMNS)
+        axes.set_ylim(low, high + LEGEND_ROOM * rows * (high - low))
+        axes.legend(loc="upper left", ncols=LEGEND_COLUMNS, fontsize=LEGEND_SIZE, columnspacing=1.2)
+    elif count > 1:
+        axes.legend()
+
+
+def interval_ends(estimate: dict) -> list[float]:
+    """Return the ends of an interval; the mean twice where there is none."""
     return [estimate["mean"] if estimate[end] is None else estimate[end] for end in ("low", "high")]

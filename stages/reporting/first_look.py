@@ -17,7 +17,7 @@ from stages.evaluation.summary import (
 from stages.evaluation.tasks.wording import find_wording, start_model
 from stages.render.html import Html, element, join_html, stack_interval, table
 from stages.reporting.answer_cards import render_answer, render_attribution, render_post
-from stages.reporting.figures import AnyFigure, FigureFolder
+from stages.reporting.figures import Curves, FigureFolder
 
 SHORT_CHARACTERS = 500  # of the question and of each answer, so that a reader sees all three at once
 FIRST_CURVES = 2
@@ -25,7 +25,7 @@ MEASURES = {"gold": "Gold knows the truth; no training saw it.",
             "judge": "The judge is a reward model that nothing was trained on."}
 
 
-def render_first_look(figures: FigureFolder, metrics: dict, samples: list[dict], curves: dict[str, AnyFigure]) -> Html:
+def render_first_look(figures: FigureFolder, metrics: dict, samples: list[dict], curves: dict[str, Curves]) -> Html:
     """Render the three parts side by side, of the first policy; nothing without one.
 
     curves: of the policy's training, by file name.
@@ -40,7 +40,7 @@ def render_first_look(figures: FigureFolder, metrics: dict, samples: list[dict],
                    class_="first")
 
 
-def select_first_curves(metrics: dict, curves: dict[str, dict[str, AnyFigure]]) -> dict[str, AnyFigure]:
+def select_first_curves(metrics: dict, curves: dict[str, dict[str, Curves]]) -> dict[str, Curves]:
     """Select reward and KL of the first policy or, of a training without them, its first curves.
 
     curves: by artifact and file name.

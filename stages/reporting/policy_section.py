@@ -3,7 +3,7 @@
 from stages.evaluation.summary import best_of_n_policies, display_name, format_estimate, order_policies
 from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.render.html import Html, stack_interval, table
-from stages.reporting.figures import Frontier
+from stages.reporting.frontier_figure import Frontier, FrontierPoint
 from stages.reporting.healthy_bands import BANDS, mark_number
 
 # SFT stands for the model that the policies are compared with.
@@ -64,11 +64,14 @@ def build_frontier(policies: dict) -> Frontier:
     line = {name_start: (0.0, policies[start]["reward"])} | {
         display_name(name): (policy["kl_formula"], policy["reward"])
         for name, policy in best_of_n_policies(policies).items()}
-    others = {display_name(name): (policy["kl_k1"]["mean"], policy["reward"])
-              for name, policy in order_policies(policies).items()
-              if name != start and not name.startswith("best_of_")}
-    return Frontier(f"Reward against KL to {name_start}", f"KL to {name_start}, nats a response", "mean reward", line,
-                    others)
+    family = f"best-of-n of {name_start}"
+    points = {family: [FrontierPoint({"mean": kl, "low": None, "high": None}, reward, name)
+                       for name, (kl, reward) in line.items()]}
+    points |= {display_name(name): [FrontierPoint(policy["kl_k1"], policy["reward"])]
+               for name, policy in order_policies(policies).items()
+               if name != start and not name.startswith("best_of_")}
+    return Frontier(f"Reward against KL to {name_start}", f"KL to {name_start}, nats a response", "mean reward", points,
+                    {family: [(kl, reward["mean"]) for kl, reward in line.values()]})
 
 
 def _interval_cell(estimate: dict | None) -> Html | str:

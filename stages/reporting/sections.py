@@ -7,7 +7,7 @@ from stages.evaluation.summary import display_name
 from stages.render.histogram_bins import Bins, bin_integers, bin_lengths, clip_tails
 from stages.render.html import Html, element, fold, join_html, table
 from stages.render.terminal import format_setting
-from stages.reporting.figures import Bars, FigureFolder, Intervals, Reliability
+from stages.reporting.figures import Bars, Curves, FigureFolder, Intervals
 from stages.reporting.headline import is_policy
 from stages.reporting.healthy_bands import mark_number
 
@@ -137,9 +137,11 @@ def render_reward_model(figures: FigureFolder, reward: dict) -> Html:
     rows = {name: estimate for name, estimate in rows.items() if estimate}
     accuracy = {"evaluate-accuracy": Intervals("Held-out pairs ranked right", "share, 95 % interval", rows, 0.5)}
     if bins := reward["calibration"]["bins"]:
-        accuracy["evaluate-calibration"] = Reliability(
+        accuracy["evaluate-calibration"] = Curves(
             f"Calibration (expected error {reward['calibration']['expected_error']:.3f})",
-            [(b["confidence"], b["accuracy"], b["pairs"]) for b in bins])
+            "confidence: sigmoid of the difference in reward",
+            {"reward model": [(each["confidence"], each["accuracy"]) for each in bins],
+             "perfectly calibrated": [(0.5, 0.5), (1.0, 1.0)]}, y_label="share right")
     words = (f"{reward['pairs']:,} pairs of {reward['questions']:,} held-out questions; "
              f"{reward['dropped_over_length']:,} pairs were dropped as too long. Ties count one half.")
     return join_html([element("p", words, class_="faint"), render_accuracy(reward),

@@ -2,7 +2,8 @@
 
 from stages.render.html import Html, element, join_html, table
 from stages.reporting.document import render_page
-from stages.reporting.figures import FigureFolder, Frontier
+from stages.reporting.figures import FigureFolder
+from stages.reporting.frontier_figure import Frontier, FrontierPoint
 from stages.reporting.headline import Verdict
 from stages.reporting.sections import estimate_cells, render_reward_model
 from stages.reward_checks.diagnosis import Diagnosis
@@ -51,10 +52,12 @@ def _render_gold(curve: list[dict], figures: FigureFolder) -> Html:
              *estimate_cells(point["gold"])[:2], *estimate_cells(point["best_gold"])[:2]] for point in curve]
     head = ["n", "KL, nats", "learnt reward", "95 % interval", "gold", "95 % interval", "gold, chosen by gold",
             "95 % interval"]
-    chosen, reachable = ({f"best of {point['n']}": (point["kl"], point[key]) for point in curve if point[key]}
-                         for key in ("gold", "best_gold"))
-    last = {"chosen by gold itself": list(reachable.values())[-1]} if reachable else {}
-    figure = Frontier("Gold of best-of-n", "KL to SFT, nats", "gold", chosen, last)
+    chosen = [point for point in curve if point["gold"]]
+    points = {label: [FrontierPoint({"mean": point["kl"], "low": None, "high": None}, point[key], f"{point['n']}")
+                      for point in curve if point[key]]
+              for label, key in (("best of n", "gold"), ("chosen by gold itself", "best_gold"))}
+    line = {"best of n": [(point["kl"], point["gold"]["mean"]) for point in chosen]}
+    figure = Frontier("Gold of best-of-n", "KL to SFT, nats", "gold", points, line)
     return join_html([element("p", words, class_="faint"), table(head, rows),
                       figures.draw({"gold-best-of-n": figure} if chosen else {})])
 

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stages.reporting import figures
+from stages.reporting.frontier_figure import Frontier, FrontierPoint
 from tests.helpers.documentation import ROOT
 
 
@@ -53,6 +54,10 @@ def estimate(mean: float) -> dict:
     return {"mean": mean, "low": mean - 0.01, "high": mean + 0.01}
 
 
+def exact(mean: float) -> dict:
+    return {"mean": mean, "low": None, "high": None}
+
+
 def text_boxes(canvas: FigureCanvasAgg, axes, texts: list[str]) -> list:
     renderer = canvas.get_renderer()
     return [text.get_window_extent(renderer) for text in axes.texts if text.get_text() in texts]
@@ -62,14 +67,16 @@ def test_labels_lie_on_no_point_and_on_no_other_label():
     """Points of best-of-n get close to each other, and to the policies."""
     line = {f"best of {n}": (x, estimate(y)) for n, x, y in ((2, 0.2, 0.3), (4, 0.6, 0.6), (8, 0.7, 0.62))}
     others = {"PPO": (0.66, estimate(0.572)), "RLOO": (0.75, estimate(0.7))}
+    points = {"best of n": [FrontierPoint(exact(x), row, name) for name, (x, row) in line.items()]} | {
+        name: [FrontierPoint(exact(x), row)] for name, (x, row) in others.items()}
     with rc_context(figures.BASE):
         canvas = FigureCanvasAgg(Figure(figsize=(7, 4), dpi=figures.DPI))
         axes = canvas.figure.add_subplot()
         axes.set_title("t")
-        figures.Frontier("t", "x", "y", line, others).draw(axes, figures.LIGHT[2])
+        Frontier("t", "x", "y", points).draw(axes, figures.LIGHT[2])
         canvas.draw()
         boxes = text_boxes(canvas, axes, list(line))
-        points = [axes.transData.transform((x, row["mean"])) for x, row in (line | others).values()]
+        centres = [axes.transData.transform((x, row["mean"])) for x, row in (line | others).values()]
     assert len(boxes) == 3
-    assert not [box for box in boxes for x, y in points if box.x0 < x < box.x1 and box.y0 < y < box.y1]
+    assert not [box for box in boxes for x, y in centres if box.x0 < x < box.x1 and box.y0 < y < box.y1]
     assert sum(box.count_overlaps(boxes) for box in boxes) == 3, "each overlaps itself alone"
