@@ -32,14 +32,14 @@ from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.recipe import recipe
 from stages.recipe.sections.evaluate import Report
 from stages.render.html import Html, element, fold, join_html, table
-from stages.reporting import at_best_section, policy_section, sections
+from stages.reporting import policy_section, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards
 from stages.reporting.curves import COLUMNS, build_curves, format_csv, list_points, split_constant
 from stages.reporting.document import render_page
 from stages.reporting.figures import Curves, FigureFolder, Histogram
 from stages.reporting.first_look import render_first_look, select_first_curves
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, describe_origin, page_title
-from stages.reporting.healthy_bands import mark_short_row, measure_evaluation, measure_training, render_outside
+from stages.reporting.healthy_bands import measure_evaluation, measure_training, render_outside
 from stages.reporting.pipeline_section import render_pipeline, sort_by_ancestry
 from stages.reward_modeling.no_model import read_no_model
 from stages.runtime.files import check_free_space, used_bytes, write_json, write_text
@@ -146,9 +146,7 @@ def _read_metrics(evaluate: Path) -> dict:
 
 
 def _short_table(metrics: dict) -> Html:
-    measured = measure_evaluation(metrics)
-    rows = [[label.replace("->", "→"), mark_short_row(label, text.replace("->", "→"), measured)]
-            for label, text in metrics["table"]]
+    rows = [[cell.replace("->", "→") for cell in row] for row in metrics["table"]]
     head = f"measure, on held-out {find_wording(metrics['policies']).questions}"
     return table([head, "estimate, 95 % interval"], rows, numeric=False)
 
@@ -173,9 +171,7 @@ def _data(figures: FigureFolder, manifests: dict[str, dict]) -> Html:
     metrics = {stage: manifests[stage]["metrics"] for stage in ("posts", "pairs")}
     histograms = {name: bars for stage, counts in metrics.items()
                   for name, bars in sections.build_histograms(stage, counts).items()}
-    return join_html([sections.render_funnel(**metrics), sections.render_sites(**metrics),
-                      figures.draw(histograms),
-                      *(sections.render_other_counts(stage, counts) for stage, counts in metrics.items())])
+    return join_html([sections.render_funnel(**metrics), sections.render_sites(**metrics), figures.draw(histograms)])
 
 
 def _learning_curves(figures: FigureFolder, curves: dict[str, dict[str, Curves]], trained: dict[str, Path],
@@ -199,7 +195,7 @@ def _policies(figures: FigureFolder, metrics: dict) -> Html:
     if any(comparison["gold"] for comparison in metrics["comparisons"].values()):
         gold = fold("Gold score: what the truth says",
                     policy_section.render_gold_scores(metrics["comparisons"], start))
-    return join_html([at_best_section.render_at_best(figures, metrics), gold])
+    return join_html([policy_section.render_at_best(figures, metrics), gold])
 
 
 def _one_temperature(figures: FigureFolder, metrics: dict, samples: list[dict]) -> Html:

@@ -12,9 +12,6 @@ from stages.evaluation.tasks.wording import start_model
 from stages.render.html import Html, element, join_html, table
 
 END_SHARE = 0.1  # of the rows of a history: the last ones
-REWARD_MODEL = "Reward model"
-SHORT_ROWS = {"reward accuracy": "validation_accuracy_low", "reward above baseline": "validation_above_baseline_low",
-              "ended by EOS": "eos_rate"}  # rows of the short table, by what their label begins with, and their band
 
 
 @dataclass(frozen=True)
@@ -114,10 +111,10 @@ def measure_evaluation(metrics: dict) -> list[Measured]:
 def _list_evaluated_numbers(metrics: dict) -> Iterator[tuple[str, str, float | None]]:
     reward = metrics.get("reward_model") or {"accuracy": None, "above_best_cheap_baseline": None}
     if reward["accuracy"]:
-        yield REWARD_MODEL, "validation_accuracy_low", reward["accuracy"]["low"]
-        yield REWARD_MODEL, "validation_calibration_error", reward["calibration"]["expected_error"]
+        yield "Reward model", "validation_accuracy_low", reward["accuracy"]["low"]
+        yield "Reward model", "validation_calibration_error", reward["calibration"]["expected_error"]
     if reward["above_best_cheap_baseline"]:
-        yield REWARD_MODEL, "validation_above_baseline_low", reward["above_best_cheap_baseline"]["low"]
+        yield "Reward model", "validation_above_baseline_low", reward["above_best_cheap_baseline"]["low"]
     for policy in (start_model(metrics["policies"]), *metrics["comparisons"]):
         for name in ("eos_rate", "distinct_responses"):
             yield display_name(policy), name, metrics["policies"][policy][name]
@@ -131,28 +128,10 @@ def render_outside(measured: list[Measured], start: str = "SFT") -> Html:
     outside = [number for number in measured if number.is_outside]
     if not outside:
         return element("p", f"None: all {len(measured)} numbers that have a healthy band lie in it.")
-    rows = [[join_html([element("code", number.band.name), ", ", number.where]), mark(f"{number.value:.3g}"),
+    rows = [[join_html([element("code", number.band.name), ", ", number.where]), f"{number.value:.3g}",
              number.band.format(), number.band.words.replace("SFT", start)] for number in outside]
     words = (f"{len(outside)} of {len(measured)} numbers that have a healthy band. Those of training are means of the "
              f"last rows of the history or, where the manifest has them, of the state that was kept; those that end in "
              f"_low are the lower ends of 95 % intervals.")
     return join_html([element("p", words, class_="faint"),
                       table(["number", "value", "healthy", "what to do"], rows, numeric=False)])
-
-
-def mark_short_row(label: str, text: str, measured: list[Measured]) -> Html | str:
-    """Mark the text of a row of the short table that shows a number of the evaluation outside its band."""
-    name, _, policies = label.partition(", ")
-    outside = [number.where.partition(",")[0] for number in measured
-               if number.is_outside and number.band.name == SHORT_ROWS.get(name)]
-    return mark(text) if any(where == REWARD_MODEL or where in policies for where in outside) else text
-
-
-def mark_number(text: str, name: str, value: float | None) -> Html | str:
-    """Mark the text of a number that lies outside the band `name`."""
-    return text if value is None or BANDS[name].contains(value) else mark(text)
-
-
-def mark(text: str) -> Html:
-    """Mark a number as outside its band, by a word."""
-    return join_html([text, " ", element("strong", "outside", class_="outside")])

@@ -9,7 +9,6 @@ from stages.render.html import Html, element, fold, join_html, table
 from stages.render.terminal import format_setting
 from stages.reporting.figures import Bars, Curves, FigureFolder, Intervals
 from stages.reporting.headline import is_policy
-from stages.reporting.healthy_bands import mark_number
 
 MAX_BARS = 24
 HISTOGRAMS = {  # title, value, what is counted
@@ -17,9 +16,6 @@ HISTOGRAMS = {  # title, value, what is counted
     "years": ("questions by year", "year", "questions"),
     "question_characters": ("length of questions", "characters", "questions"),
     "answer_characters": ("length of answers", "characters", "answers")}
-FUNNEL_COUNTS = {"posts": ("rows_read", "rows_set_aside", "dropped", "questions", "answers"),
-                 "pairs": ("posts_in", "posts_out", "dropped_posts", "pairs_drawn", "dropped_pairs", "pairs",
-                           "pairs_by_split")}
 
 
 def render_funnel(posts: dict, pairs: dict) -> Html:
@@ -44,16 +40,6 @@ def render_sites(posts: dict, pairs: dict) -> Html:
     rows = [[element("bdi", site), *(f"{counts.get(site, {}).get(name, 0):,}" for counts, name in columns)]
             for site in dict.fromkeys([*both[0], *both[1]])]
     return table(["site", "questions", "answers", "questions with pairs", "pairs"], rows)
-
-
-def render_other_counts(stage: str, metrics: dict) -> Html:
-    """Render every other count of a stage, folded away; a mapping (licences) becomes several rows."""
-    others = {name: value for name, value in metrics.items()
-              if name not in HISTOGRAMS and name not in FUNNEL_COUNTS[stage] and name != "sites"}
-    rows = [row for name, value in others.items() for row in _counts(name.replace("_", " "), value)]
-    if not rows:
-        return join_html([])
-    return element("details", element("summary", f"{len(rows)} more counts of {stage}"), table(["what", "count"], rows))
 
 
 def build_histograms(stage: str, metrics: dict) -> dict[str, Bars]:
@@ -99,16 +85,6 @@ def _row(words: str, count: int, before: int | None, kind: str) -> list:
     return [element("span", words, class_=kind), f"{count:,}", join_html([f"{share:.1f} %", bar])]
 
 
-def _counts(name: str, value: object) -> list[list[str]]:
-    if isinstance(value, dict):
-        return [[f"{name}: {key}", f"{part:,}"] for key, part in value.items() if _is_count(part)]
-    return [[name, f"{value:,}"]] if _is_count(value) else []
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def list_sources(manifests: dict[str, dict]) -> list[str]:
     """List what the evaluation's questions are of: the sites of a dump, or the file of a user's own prompts."""
     if "posts" in manifests:
@@ -151,21 +127,18 @@ def render_reward_model(figures: FigureFolder, reward: dict) -> Html:
 
 def render_accuracy(reward: dict) -> Html:
     """Render the share of held-out pairs ranked right by the reward model and by its baselines."""
-    rows = [["reward model", *estimate_cells(reward["accuracy"], band="validation_accuracy_low")]]
-    rows += [[f"baseline: {name}", *estimate_cells(estimate)] for name, estimate in reward["baselines"].items()]
+    shares = {"reward model": reward["accuracy"],
+              **{f"baseline: {name}": estimate for name, estimate in reward["baselines"].items()},
+              "an oracle that knows the truth (ceiling)": reward["oracle"],
+              "reward model, both answers have code": reward["both_have_code"],
+              "the oracle, both answers have code": reward["oracle_both_have_code"],
+              "reward model, better answer written later": reward["better_is_later"]}
+    rows = [[label, *estimate_cells(estimate)] for label, estimate in shares.items() if estimate]
     if reward["best_cheap_baseline"]:
         rows.append([f"reward model minus “{reward['best_cheap_baseline']}”",
-                     *estimate_cells(reward["above_best_cheap_baseline"], signed=True,
-                                      band="validation_above_baseline_low")])
-    if reward["oracle"]:
-        rows.append(["an oracle that knows the truth (ceiling)", *estimate_cells(reward["oracle"])])
-    rows += [["reward model, both answers have code", *estimate_cells(reward["both_have_code"])]]
-    if reward["oracle_both_have_code"]:
-        rows.append(["the oracle, both answers have code", *estimate_cells(reward["oracle_both_have_code"])])
-    rows += [["reward model, better answer written later", *estimate_cells(reward["better_is_later"])]]
-    error = reward["calibration"]["expected_error"]
-    cell = mark_number(f"{error:.3f}", "validation_calibration_error", error if reward["pairs"] else None)
-    rows += [["calibration: expected error", cell, "–", f"{reward['pairs']:,}"]]
+                     *estimate_cells(reward["above_best_cheap_baseline"], signed=True)])
+    rows.append(["calibration: expected error", f"{reward['calibration']['expected_error']:.3f}", "–",
+                 f"{reward['pairs']:,}"])
     return table(["pairs ranked right", "share", "95 % interval", "pairs"], rows)
 
 
@@ -230,11 +203,10 @@ def _short(path: str) -> str:
     return path.removesuffix("/manifest.json").rstrip("/").rsplit("/", 1)[-1]
 
 
-def estimate_cells(estimate: dict | None, signed: bool = False, band: str | None = None) -> list[str]:
-    """Render the cells mean, interval and count of an estimate; band: that of the interval's lower end."""
+def estimate_cells(estimate: dict | None, signed: bool = False) -> list[str]:
+    """Render the cells mean, interval and count of an estimate."""
     if estimate is None:
         return ["–", "–", "0"]
     form = "+z.3f" if signed else "z.3f"
     interval = "–" if estimate["low"] is None else f"{estimate['low']:{form}} to {estimate['high']:{form}}"
-    interval = mark_number(interval, band, estimate["low"]) if band else interval
     return [f"{estimate['mean']:{form}}", interval, f"{estimate['count']:,}"]

@@ -127,9 +127,11 @@ def test_the_kl_has_moved_5_nats_above_that_of_best_of_n(low, moved):
 def test_the_frontier_goes_from_sft_over_best_of_n():
     metrics = compared([FENCES] * 120, -0.05, count_fences)
     drawn = build_frontier(metrics["policies"])
-    assert list(drawn.line) == ["SFT", "best of 2", "best of 4"] and list(drawn.others) == ["PPO"]
-    assert [x for x, _ in drawn.line.values()] == [0.0, best_of_kl(2), best_of_kl(4)]
-    assert drawn.others["PPO"] == (metrics["policies"]["ppo"]["kl_k1"]["mean"], metrics["policies"]["ppo"]["reward"])
+    line, others = drawn.points["best-of-n of SFT"], drawn.points["PPO"]
+    assert [point.label for point in line] == ["SFT", "best of 2", "best of 4"] and len(drawn.points) == 2
+    assert [point.x["mean"] for point in line] == [0.0, best_of_kl(2), best_of_kl(4)]
+    assert [point[:2] for point in others] == [
+        (metrics["policies"]["ppo"]["kl_k1"], metrics["policies"]["ppo"]["reward"])]
 
 
 # --- the whole stage, on models that were taught -------------------------------------------------------------------

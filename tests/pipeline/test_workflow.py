@@ -333,7 +333,7 @@ def test_snakemakes_own_report_holds_the_page_and_figures_with_captions_and_labe
     else:
         text = out.read_text(encoding="utf-8")
     for phrase in (*names, "A Stack Exchange dump to an aligned", "The data, how each model learnt",
-                  "The time and the peak memory of each artifact", "best-of-n of SFT:", "Distribution of the learnt reward",
+                  "The time and the peak memory", "best-of-n of SFT:", "Distribution of the learnt reward",
                   "the whole page", "reward against KL", "stages, time, memory", "rewards of the answers",
                   '"Figures"', '"Report"'):
         assert phrase in text, phrase

@@ -90,7 +90,7 @@ def test_the_page_says_all(artifacts, tmp_path):
     page = page_of(artifacts, tmp_path)
     for text in ("1 min 15 s", "1,234 MiB", "few answers", "3,456", "answers equal", "789", "longer answer wins",
                  "0.720", "+0.500 [+0.480, +0.520]", "SFT log-probability", "CC BY-SA", "2.13.0", "0.0123", "1.4e-05",
-                 "best of 4", "0.636", "Each at its best temperature", "PPO beats SFT", "How the temperatures were",
+                 "best of 4", "0.636", "Each at its best temperature", "PPO beats SFT",
                  "best-of-4 of SFT at temperature 0.1", "PPO at temperature 0.3, minus", "SFT with greedy decoding",
                  "calibration: expected error", "0.123", "falls by 0.05", "Not flagged"):
         assert text in page, text
