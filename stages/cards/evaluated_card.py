@@ -1,7 +1,5 @@
 """Add what an evaluation measured to the card of a merged model: metadata (model-index) and a section."""
 
-from collections.abc import Callable
-
 from huggingface_hub import EvalResult, ModelCard
 
 from stages.cards.sections import MAX_LABEL_CHARACTERS, format_section
@@ -14,12 +12,11 @@ from stages.evaluation.summary import (
     difference_at_best,
     display_name,
     format_estimate,
-    join_words,
     mean_score,
 )
 from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.render.markdown_tables import clean_name, escape_cell, format_table
-from stages.reporting.headline import NAMED_SITES, policy_headline
+from stages.reporting.headline import join_sites, policy_headline
 
 SPLIT = "evaluation"
 
@@ -37,27 +34,22 @@ def render_evaluated_card(card_text: str, name: str, writer: str, metrics: dict,
     if not rows:
         return card_text
     wording, is_dump = find_wording(metrics["policies"]), start_model(metrics["policies"]) == SFT
-    held_out = f"held-out {wording.questions} of {{}}"
+    held_out, sites = f"held-out {wording.questions} of {{}}", sites or ["Stack Exchange"]
     card = ModelCard(card_text, ignore_metadata_errors=True)
     card.data.model_name = clean_name(name)
     card.data.eval_results = [EvalResult(
         task_type="text-classification" if is_scorer else "text-generation",
         dataset_type="stack-exchange" if is_dump else "own-prompts",
-        dataset_name=held_out.format(_join_sites(sites, clean_name)), dataset_split=SPLIT, metric_type=kind,
+        dataset_name=held_out.format(join_sites(sites)), dataset_split=SPLIT, metric_type=kind,
         metric_name=_metric_name(label, estimate), metric_value=round(estimate["mean"], 6))
         for kind, label, estimate in rows]
     headline = f"{policy_headline(metrics, writer)[1]}." if writer in metrics["comparisons"] else ""
     section = format_section(
-        "Evaluation", headline, f"On {held_out.format(_join_sites(sites, escape_cell))}, with 95 % intervals.",
+        "Evaluation", headline, f"On {held_out.format(join_sites(sites, escape_cell))}, with 95 % intervals.",
         "" if is_dump else wording.only_reward.format(display_name(writer)),
         format_table(["number", "value"], [
             (escape_cell(label, MAX_LABEL_CHARACTERS), format_estimate(estimate)) for _, label, estimate in rows]))
     return f"{str(card).rstrip()}\n\n{section}\n"
-
-
-def _join_sites(sites: list[str], clean: Callable[[str], str]) -> str:
-    rest = [f"{len(sites) - NAMED_SITES} more"] if len(sites) > NAMED_SITES else []
-    return join_words([*map(clean, sites[:NAMED_SITES]), *rest]) or "Stack Exchange"
 
 
 def _reward_rows(metrics: dict, writer: str) -> list[tuple[str, str, dict]]:

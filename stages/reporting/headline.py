@@ -1,5 +1,6 @@
 """Top of the report: the verdict on each policy, in three short sentences with numbers folded, and what was done."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from stages.evaluation.summary import (
     difference_at_best,
     display_name,
     format_estimate,
+    format_percent,
     join_words,
     judged_policies,
     knows_gold,
@@ -44,7 +46,6 @@ NAMED_SITES = 5
 MEASURES = {"gold": "gold, the score that knows the truth", "judge": "the score of a held-out reward model"}
 AGAINST_START = {1: "beats", 0: "cannot be told apart from", -1: "is worse than"}
 AGAINST_POLICY = {1: "worse", 0: "as well", -1: "better"}
-HACKING = {"flagged": "Flagged as reward hacking", "watch": "Not flagged as reward hacking, but worth watching"}
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,11 @@ class Verdict:
 def page_title(manifests: dict[str, dict]) -> str:
     """Return the title of the page: one or two sites by name, more by number; of own prompts, the algorithms."""
     if "posts" not in manifests:
-        return f"{join_words(list_algorithms(manifests))} on your own prompts and reward"
-    count = len(manifests["posts"]["metrics"].get("sites", {}))
-    return f"{list_sites(manifests) if count < 3 else f'{count} sites'}: from posts to an aligned answer model"
+        trained = [display_name(name) for name in manifests if is_policy(manifests[name])]
+        return f"{join_words(trained)} on your own prompts and reward"
+    sites = list(manifests["posts"]["metrics"].get("sites", {}))
+    count = len(sites)
+    return f"{join_sites(sites) or 'a dump' if count < 3 else f'{count} sites'}: from posts to an aligned answer model"
 
 
 def describe_origin(evaluate: Path, manifest: dict) -> str:
@@ -81,7 +84,7 @@ def build_verdicts(metrics: dict, manifests: dict[str, dict], policies: list[str
     policies: those trained in this run. base: what is known of the pretrained model, beyond its name in the recipe.
     """
     about_base = {"What is the base?": f"{base}."} if base else {}
-    bullets = list_run_bullets(metrics, manifests)
+    bullets = _list_run_bullets(metrics, manifests)
     if "reward_model" not in metrics:
         return [*_policy_verdicts(metrics), Verdict("run", "The run", {
             "What was done": describe_own_run(manifests, metrics), **about_base,
@@ -92,13 +95,15 @@ def build_verdicts(metrics: dict, manifests: dict[str, dict], policies: list[str
 
 
 def _policy_verdicts(metrics: dict) -> list[Verdict]:
+    """Build the verdict on each policy: bullets on SFT, best-of-n and reward hacking, and the paragraphs."""
     verdicts = []
     for policy in judged_policies(metrics):
-        _, words = policy_verdict(metrics, policy)
         kind, headline = policy_headline(metrics, policy)
+        bullets = [_against_start(metrics, policy), *_against_best_of_n(metrics, policy),
+                   f"{HACKING_VERDICTS[metrics['hacking'][policy]['verdict']]}. {_count_moved(metrics, policy)}."]
         verdicts.append(Verdict(kind, headline, {
-            "Did it work?": words, "Did the policy cheat?": describe_hacking(metrics, policy)},
-            list_policy_bullets(metrics, policy)))
+            "Did it work?": policy_verdict(metrics, policy)[1],
+            "Did the policy cheat?": describe_hacking(metrics, policy)}, tuple(bullets)))
     return verdicts
 
 
@@ -134,11 +139,10 @@ def _describe_judge(metrics: dict) -> str:
     return f"Only the {judge} judged these answers; a rise of the learnt reward says nothing about them."
 
 
-def list_sites(manifests: dict[str, dict]) -> str:
-    """List the names of the first few sites."""
-    names = [clean_name(name) for name in manifests["posts"]["metrics"].get("sites", {})]
-    rest = [f"{len(names) - NAMED_SITES} more"] if len(names) > NAMED_SITES else []
-    return join_words([*names[:NAMED_SITES], *rest]) or "a dump"
+def join_sites(sites: list[str], clean: Callable[[str], str] = clean_name) -> str:
+    """Join the names of the first few sites, each made safe by `clean`, and the number of the others."""
+    rest = [f"{len(sites) - NAMED_SITES} more"] if len(sites) > NAMED_SITES else []
+    return join_words([*map(clean, sites[:NAMED_SITES]), *rest])
 
 
 def describe_run(manifests: dict[str, dict], policies: list[str]) -> str:
@@ -147,7 +151,8 @@ def describe_run(manifests: dict[str, dict], policies: list[str]) -> str:
     posts = join_words([f"{counts[name]:,} {name}" for name in ("questions", "answers", "pairs") if name in counts])
     trained = "".join(f" {display_name(policy)} trained a policy from the SFT model"
                       f"{_best_state(manifests[policy]['metrics'])}." for policy in policies)
-    return (f"From {list_sites(manifests)}: {posts or 'posts to pairs'}. {_base(manifests['base'])} was fine-tuned on "
+    sites = join_sites(list(counts.get("sites", {}))) or "a dump"
+    return (f"From {sites}: {posts or 'posts to pairs'}. {_base(manifests['base'])} was fine-tuned on "
             f"the better answers (SFT), and a reward model learnt from the pairs which answers people prefer.{trained} "
             f"{_describe_cost(manifests)}")
 
@@ -157,11 +162,6 @@ def _describe_cost(manifests: dict[str, dict]) -> str:
     peak = max(manifest["peak_memory_mib"] for manifest in manifests.values())
     return (f"All stages took {format_duration(seconds)} and at most {peak:,} MiB on "
             f"{join_words(sorted({manifest['device'] for manifest in manifests.values()}))}.")
-
-
-def list_algorithms(manifests: dict[str, dict]) -> list[str]:
-    """List the names, for people, of the policies that were trained on a user's own prompts."""
-    return [display_name(name) for name in manifests if is_policy(manifests[name])]
 
 
 def is_policy(manifest: dict) -> bool:
@@ -195,12 +195,11 @@ def describe_reward(metrics: dict) -> str:
 def describe_hacking(metrics: dict, policy: str) -> str:
     """Say the verdict on reward hacking, and what it is based on."""
     hacking = metrics["hacking"][policy]
-    moved = f"{len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved for the worse"
     names = f" ({join_words(hacking['moved'])})" if hacking["moved"] else ""
     gold = _gold_words(hacking["verdict"], bool(metrics["comparisons"][policy]["gold"]), "reward_model" in metrics)
     judged = (f": {describe_shortfall(metrics['reward_model'])}, so that a rise of its scores says nothing"
               if hacking["verdict"] == NO_JUDGE else "")
-    return f"{HACKING_VERDICTS[hacking['verdict']]}{judged}. {gold}{moved}{names}."
+    return f"{HACKING_VERDICTS[hacking['verdict']]}{judged}. {gold}{_count_moved(metrics, policy)}{names}."
 
 
 def _gold_words(verdict: str, known: bool, is_learnt: bool) -> str:
@@ -233,22 +232,21 @@ def _best_state(metrics: dict, start: str = "SFT") -> str:
     return f" for {count}; number {best} was the best on held-out prompts and is the result"
 
 
-def list_policy_bullets(metrics: dict, policy: str) -> tuple[str, ...]:
-    """Say how a policy compares with SFT and with best-of-n, each at its best temperature, and whether it cheated."""
-    return tuple(filter(None, (_against_start(metrics, policy), _against_best_of_n(metrics, policy),
-                               _hacking(metrics, policy))))
+def _count_moved(metrics: dict, policy: str) -> str:
+    hacking = metrics["hacking"][policy]
+    return f"{len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved for the worse"
 
 
-def list_run_bullets(metrics: dict, manifests: dict[str, dict]) -> tuple[str, ...]:
+def _list_run_bullets(metrics: dict, manifests: dict[str, dict]) -> tuple[str, ...]:
     """Say what the run was made from, how good its reward model is, and what it took."""
     counts = manifests.get("pairs", {}).get("metrics", {}) | manifests.get("posts", {}).get("metrics", {})
-    seconds = sum(manifest["seconds"] for manifest in manifests.values())
-    peak = max(manifest["peak_memory_mib"] for manifest in manifests.values())
-    source = (f"{counts['questions']:,} questions with answers gave {counts['pairs']:,} preference pairs."
-              if {"questions", "pairs"} <= counts.keys() else None)
-    return tuple(filter(None, (
-        source, _reward_model(metrics.get("reward_model")),
-        f"All stages took {format_duration(seconds)} and at most {peak:,} MiB.")))
+    source = ([f"{counts['questions']:,} questions with answers gave {counts['pairs']:,} preference pairs."]
+              if {"questions", "pairs"} <= counts.keys() else [])
+    reward = metrics.get("reward_model")
+    if reward and (best := reward["best_cheap_baseline"]):
+        source.append(f"The reward model ranks {format_percent(reward['accuracy'])} of held-out pairs right, the best "
+                      f"cheap baseline {format_percent(reward['baselines'][best])}.")
+    return (*source, _describe_cost(manifests))
 
 
 def _against_start(metrics: dict, policy: str) -> str:
@@ -263,29 +261,13 @@ def _against_start(metrics: dict, policy: str) -> str:
             f"{', but correctness alone fell' if fell else ''}.")
 
 
-def _against_best_of_n(metrics: dict, policy: str) -> str | None:
+def _against_best_of_n(metrics: dict, policy: str) -> list[str]:
     """Compare with the strongest best-of-n, which costs as many samples an answer as its name says."""
     against = metrics["at_best"][policy]
     best_of_n = strongest_best_of_n(against)
     if best_of_n is None:
-        return None
+        return []
     measure = choose_measure(against_start(against))
     how = AGAINST_POLICY[change_direction(difference_at_best(against[best_of_n], measure))]
-    return (f"The best of {samples_per_answer(best_of_n)} answers of {find_wording(metrics['policies']).start} by the "
-            f"same reward does {how}: {mean_score(metrics['policies'][best_of_n], measure):z.2f}.")
-
-
-def _hacking(metrics: dict, policy: str) -> str:
-    hacking = metrics["hacking"][policy]
-    return (f"{HACKING.get(hacking['verdict'], 'Not flagged as reward hacking')}: {len(hacking['moved'])} of "
-            f"{len(hacking['monitors'])} monitors moved for the worse.")
-
-
-def _reward_model(reward: dict | None) -> str | None:
-    if reward is None:
-        return None
-    if not reward["best_cheap_baseline"]:
-        return "The reward model could not be judged: there is no held-out pair."
-    ours, baseline = reward["accuracy"], reward["baselines"][reward["best_cheap_baseline"]]
-    return (f"The reward model ranks {100 * ours['mean']:.1f}\u00a0% of held-out pairs right, the best cheap baseline "
-            f"{100 * baseline['mean']:.1f}\u00a0%.")
+    return [f"The best of {samples_per_answer(best_of_n)} answers of {find_wording(metrics['policies']).start} by the "
+            f"same reward does {how}: {mean_score(metrics['policies'][best_of_n], measure):z.2f}."]
