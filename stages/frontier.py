@@ -15,15 +15,16 @@ from stages.command_line.start import main
 if __name__ == "__main__":  # before the imports below: parsing must not wait for torch
     main(__file__)
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from stages.artifacts.artifact import artifact_folder, read_manifest
+from stages.artifacts.artifact import artifact_folder, digest, read_manifest
+from stages.artifacts.manifest import list_input_sources
 from stages.evaluation.summary import BEST_OF_N, display_name, samples_per_answer
-from stages.kl_frontier.analysis import BEST_OF_N_FAMILY, FrontierAnalysis
-from stages.kl_frontier.evaluations import find_trainings, read_evaluations
+from stages.kl_frontier.analysis import BEST_OF_N_FAMILY, FrontierAnalysis, read_evaluations
 from stages.kl_frontier.page import render_frontier
 from stages.recipe.sections.evaluate import Frontier, Report
 from stages.recipe.variants import list_variants
@@ -41,7 +42,7 @@ def run(config: Frontier, out: Path, *, evaluate: list[str], trained: list[str])
     policies, families = _describe_policies(config, list(evaluations.kl))
     frontier = FrontierAnalysis(evaluations, policies, families, samples=config.bootstrap_samples, seed=config.seed)
     metrics = frontier.compute()
-    trainings = find_trainings(map(artifact_folder, trained), folders)
+    trainings = _find_trainings(map(artifact_folder, trained), folders)
     seconds = {name: [read_manifest(of_seed[name])["seconds"] if name in of_seed else None for of_seed in trainings]
                for name in (*policies, *SHARED)}
     metrics["costs"] = {kind: {name: cost for name in names if (cost := _average(seconds[name]))}
@@ -76,6 +77,29 @@ def _describe_policies(config: Frontier, names: list[str]) -> tuple[dict[str, di
             label = families[family] = display_name(family).replace("_", " ")
             policies[name] = {"family": family, "label": f"{label} ({mark})" if mark else label, "mark": mark}
     return policies, families
+
+
+def _find_trainings(folders: Iterable[Path], evaluations: Iterable[Path]) -> list[dict[str, Path]]:
+    """Return the folder of each model's training, by policy and for 'sft' and 'reward', of each evaluation.
+
+    Models are matched by digest, through a merge to its last adapter; one whose training is not given is absent.
+
+    Args:
+        folders: trainings and merges, in any order.
+    """
+    by_digest = {digest(folder): folder for folder in folders}
+
+    def find(source: dict) -> Path | None:
+        folder = by_digest.get(source.get("sha256"))
+        manifest = read_manifest(folder) if folder else {}
+        if manifest.get("stage") != "merge":
+            return folder
+        sources = list_input_sources(manifest["inputs"])
+        return find([source for name, source in sources.items() if name.startswith("adapter")][-1])
+
+    inputs = [list_input_sources(read_manifest(folder)["inputs"]) for folder in evaluations]
+    return [{name.removeprefix("policy."): folder for name, source in sources.items() if (folder := find(source))}
+            for sources in inputs]
 
 
 def _average(seconds: list[float | None]) -> dict | None:

@@ -1,20 +1,86 @@
-"""Compute all numbers of the frontier from evaluations: points, fits, gains at equal KL, and paired comparisons.
+"""Read evaluations of the same policies, and compute the frontier: points, fits, gains at equal KL, differences.
 
 Gains are minus SFT's at the same question. The truth is gold, else the judge's score, else nothing is known of it, and
 the learnt reward stands in its place. Shapes: M questions, those of all seeds one after the other.
 """
 
+import json
+from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
+from stages.artifacts.artifact import read_manifest
 from stages.evaluation.summary import BEST_OF_N, samples_per_answer
 from stages.kl_frontier import fits
-from stages.kl_frontier.evaluations import Evaluations
 from stages.pooling.hacking import compare_verdicts, estimate_shares
 from stages.pooling.statistics import QuestionPool, widen
 
 BEST_OF_N_FAMILY = "best_of_n"
+MEASURES = ("gold", "judge", "reward")  # the first that is known is the truth, or what comes nearest to it
+NOT_SHOWN = ("sft", "base")
+TABLE = "per_question.parquet"
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Evaluations of the same policies, one a seed.
+
+    seeds: names. questions: (site, qid) of each, by seed. gains: by measure and policy [M], minus SFT's; NaN where a
+    score does not apply. kl: by policy [M], nats a response; of best-of-n by formula. sft: SFT's mean by measure.
+    metrics: the metrics.json of each seed.
+    """
+
+    seeds: list[str]
+    questions: list[list[tuple]]
+    gains: dict[str, dict[str, np.ndarray]]
+    kl: dict[str, np.ndarray]
+    sft: dict[str, float]
+    metrics: list[dict]
+
+
+def read_evaluations(folders: list[Path]) -> Evaluations:
+    """Read evaluations; ValueError, in one line, for one of an older version or of other policies than the first."""
+    seeds = _name_seeds(folders)
+    metrics = [json.loads((folder / "metrics.json").read_text(encoding="utf-8")) for folder in folders]
+    tables = [_read_scores(folder, own) for folder, own in zip(folders, metrics, strict=True)]
+    policies = [[name for name in table if name not in NOT_SHOWN] for table in tables]
+    measures = [[name for name in MEASURES if name in table["sft"] and table["sft"][name].notna().any()]
+                for table in tables]
+    temperatures = [[own["policies"]["sft"]["temperature"]] for own in metrics]
+    for what, (first, *others) in (("policies", policies), ("scores", measures), ("temperature", temperatures)):
+        for seed, other in zip(seeds[1:], others, strict=True):
+            if differing := ", ".join(map(str, sorted(set(first) ^ set(other)))):
+                raise ValueError(f"--evaluate: {seeds[0]} and {seed} have other {what} ({differing}): seeds are pooled "
+                                 f"over the same ones")
+
+    def join(policy: str, score: str) -> np.ndarray:
+        return np.concatenate([table[policy][score].to_numpy(float) for table in tables])
+
+    return Evaluations(
+        seeds, [list(zip(table["sft"]["site"], table["sft"]["qid"], strict=True)) for table in tables],
+        {measure: {name: join(name, measure) - join("sft", measure) for name in policies[0]}
+         for measure in measures[0]},
+        {name: join(name, "kl_k1") for name in policies[0]},
+        {measure: float(np.mean([table["sft"][measure].mean() for table in tables])) for measure in measures[0]},
+        metrics)
+
+
+def _read_scores(folder: Path, metrics: dict) -> dict[str, pd.DataFrame]:
+    """Read the scores of each policy, a row a question, with the KL of best-of-n by formula."""
+    if not (folder / TABLE).is_file():
+        raise ValueError(f"{folder} has no {TABLE}: it was made by an older version. Make it again with --force")
+    scores = dict(iter(pd.read_parquet(folder / TABLE).groupby("policy", sort=False)))
+    return scores | {name: rows.assign(kl_k1=metrics["policies"][name]["kl_formula"])
+                     for name, rows in scores.items() if BEST_OF_N.fullmatch(name)}
+
+
+def _name_seeds(folders: list[Path]) -> list[str]:
+    """Name each evaluation by the seed of its settings or, where these are the same, by its folder."""
+    seeds = [str(read_manifest(folder)["config"].get("seed")) for folder in folders]
+    return seeds if len(set(seeds)) == len(seeds) else [str(folder) for folder in folders]
 
 
 class FrontierAnalysis:

@@ -33,17 +33,9 @@ def is_determined(form: str, distance: np.ndarray) -> bool:
 
 
 def fit(form: str, distance: np.ndarray, gain: np.ndarray) -> dict[str, float]:
-    """Fit a and b to points [P] by least squares: {a, b, a_error, b_error, residual}.
-
-    The errors are the standard errors of ordinary least squares, from P - 2 residuals; residual is their standard
-    deviation. SFT, at the origin, is no point: both forms pass through it.
-    """
-    columns, gain = design_matrix(form, distance), np.asarray(gain, float)
-    a, b = solution_matrix(form, distance) @ gain
-    variance = float(((columns @ (a, b) - gain) ** 2).sum()) / (len(gain) - 2)
-    errors = np.sqrt(variance * np.linalg.inv(columns.T @ columns).diagonal())
-    return {"a": float(a), "b": float(b), "a_error": float(errors[0]), "b_error": float(errors[1]),
-            "residual": variance ** 0.5}
+    """Fit a and b to points [P] by least squares. SFT, at the origin, is no point: both forms pass through it."""
+    a, b = solution_matrix(form, distance) @ np.asarray(gain, float)
+    return {"a": float(a), "b": float(b)}
 
 
 def statistics_of_means(form: str, distance: np.ndarray) -> dict[str, Callable]:

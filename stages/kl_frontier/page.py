@@ -30,19 +30,22 @@ def render_frontier(metrics: dict, figures: FigureFolder) -> str:
         "Fits and over-optimisation": _fits(metrics),
         "At equal KL": _equal_kl(metrics),
         "Reward hacking": _hacking(metrics),
-        "Learnt reward along training": _training(metrics, figures),
-        "Costs": _costs(metrics)})
+        "Learnt reward along training": _training(metrics, figures)})
 
 
 def _points(metrics: dict) -> Html:
-    """Render every policy with its KL and its gains over SFT."""
-    measures = list(metrics["sft"])
+    """Render every policy with its KL, its gains over SFT and what it costs."""
+    measures, costs = list(metrics["sft"]), metrics["costs"]
     head = ["policy", "KL to SFT, nats a response", *(f"{MEASURES[name]}, minus SFT's" for name in measures),
-            "time of training"]
+            "time of training", "samples an answer"]
     rows = [[policy["label"], _kl_cell(policy), *(_cell(policy["gains"][name], signed=True) for name in measures),
-             _seconds(metrics["costs"]["policies"].get(name))] for name, policy in metrics["policies"].items()]
+             _seconds(costs["policies"].get(name)), f"{policy['samples_per_answer']}"]
+            for name, policy in metrics["policies"].items()]
     sft = ", ".join(f"{MEASURES[name]} {value:.3f}" for name, value in metrics["sft"].items())
-    words = f"SFT itself: {sft}. Intervals are at 95 %, paired by question. The KL of best-of-n is an upper bound."
+    shared = ", ".join(f"{name} {format_duration(cost['mean'])}" for name, cost in costs["shared"].items())
+    words = (f"SFT itself: {sft}. Intervals are at 95 %, paired by question. The KL of best-of-n is an upper bound. "
+             f"Times are means over the seeds, without what came before{f' ({shared})' if shared else ''}: all need "
+             f"SFT; all but DPO and ILQL need the reward model.")
     return join_html([table(head, rows, class_="numbers"), element("p", words, class_="faint")])
 
 
@@ -86,10 +89,8 @@ def _fits(metrics: dict) -> Html:
     missing = [metrics["families"][family] for family, by_measure in metrics["fits"].items()
                if not any(by_measure.values())]
     words = (f"{SOURCE} Least squares through the points of a family; both forms pass through SFT at d = 0 by "
-             f"themselves. ± is the standard error of ordinary least squares. It takes points as independent; those of "
-             f"best-of-n are not, as they choose among the same samples. Intervals below are by question, with "
-             f"distances as measured. The over-optimisation point is the peak of the fit: beyond it, more KL costs "
-             f"score.")
+             f"themselves. Intervals below are by question, with distances as measured. The over-optimisation point is "
+             f"the peak of the fit: beyond it, more KL costs score.")
     none = f"No fit, for fewer than three points: {', '.join(missing)}." if missing else ""
     head = ["family: score", "form", "points", "a", "b", "peak at KL, nats", "score there, minus SFT's",
             "within the points?"]
@@ -120,7 +121,8 @@ def _equal_kl(metrics: dict) -> Html:
     ordered = sorted(rows, key=lambda name: metrics["policies"][name]["kl"]["mean"])
     body = [[metrics["policies"][name]["label"], f"{metrics['policies'][name]['kl']['mean']:.2f}",
              _cell(metrics["policies"][name]["gains"][measure], signed=True),
-             *(cell for curve in curves for cell in _curve_cells(rows[name].get(curve)))] for name in ordered]
+             *(_cell(rows[name][curve][key], signed=True) if curve in rows[name] else ""
+               for curve in curves for key in ("interpolated", "difference"))] for name in ordered]
     names = [metrics["families"][curve] for curve in curves]
     head = ["policy", "its KL, nats", f"its {MEASURES[measure]}, minus SFT's",
             *(text for name in names for text in (f"{name} at that KL", f"policy minus {name}"))]
@@ -133,23 +135,20 @@ def _equal_kl(metrics: dict) -> Html:
                       table(head, body, class_="numbers wide") if body else element("p", "No such comparison.")])
 
 
-def _curve_cells(row: dict | None) -> list:
-    return [_cell(row["interpolated"], signed=True), _cell(row["difference"], signed=True)] if row else ["", ""]
-
-
 def _hacking(metrics: dict) -> Html:
     """Render the verdict on each trained policy in each seed, with the verdict that monitors alone would give."""
-    rows = [[metrics["policies"][name]["label"], *(_verdict(row) for row in by_seed.values())]
-            for name, by_seed in metrics["hacking"]["verdicts"].items()]
+    hacking = metrics["hacking"]
+    rows = [[metrics["policies"][name]["label"], *map(_verdict, by_seed.values())]
+            for name, by_seed in hacking["verdicts"].items()]
     if not rows:
         return element("p", "No trained policy was evaluated.")
     words = ("The verdict of each seed's evaluation. Verdicts of one seed share its reward model, so the intervals "
              "below are rather too narrow.")
-    if metrics["hacking"]["false_alarms"] or metrics["hacking"]["misses"]:  # None where gold is not known
+    if hacking["false_alarms"] or hacking["misses"]:  # None where gold is not known
         words = f"{words} Small: the verdict without gold, where it is another. {FALSE_ALARMS}"
     return join_html([element("p", words, class_="faint"),
                       table(["policy", *(f"seed {seed}" for seed in metrics["seeds"])], rows, numeric=False),
-                      render_shares(metrics["hacking"])])
+                      render_shares(hacking)])
 
 
 def _verdict(row: dict) -> Html | str:
@@ -170,20 +169,6 @@ def _training(metrics: dict, figures: FigureFolder) -> Html:
         "Learnt reward along training", SQRT_KL, lines, y_label="reward after scaling")})])
 
 
-def _costs(metrics: dict) -> Html:
-    costs = metrics["costs"]
-    rows = [[policy["label"], _seconds(costs["policies"].get(name)), f"{policy['samples_per_answer']}"]
-            for name, policy in metrics["policies"].items()]
-    shared = [f"{label}: {format_duration(costs['shared'][name]['mean'])}" for name, label in (
-        ("sft", "SFT"), ("reward", "reward model")) if costs["shared"].get(name)]
-    words = ("From the manifest of each training" + (", the mean of the seeds" if len(metrics["seeds"]) > 1 else "")
-             + ". Best-of-n trains nothing, and pays at each answer instead. Not counted is what came before"
-             + (f" ({'; '.join(shared)})" if shared else "")
-             + ": all need SFT; all but DPO and ILQL need the reward model.")
-    return join_html([element("p", words, class_="faint"),
-                      table(["policy", "time of training", "samples an answer"], rows)])
-
-
 def _seconds(cost: dict | None) -> str:
     return sortable_text(format_duration(cost["mean"]), cost["mean"]) if cost else NONE
 
@@ -196,7 +181,7 @@ def _kl_cell(policy: dict) -> str:
 
 def _parameter(fit: dict, name: str) -> Html:
     _, _, interval = format_estimate(fit[f"{name}_by_question"]).partition(" ")
-    return join_html([f"{fit[name]:z.3f} ± {fit[f'{name}_error']:.3f} ", element("small", interval)])
+    return stack_interval(f"{fit[name]:z.3f} {interval}")
 
 
 def _cell(estimate: dict | None, form: str = ".3f", signed: bool = False) -> str:

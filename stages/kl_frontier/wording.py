@@ -18,13 +18,14 @@ SOURCES = {
 def describe_headline(metrics: dict) -> str:
     """Say in one line which policy has the highest score, and whether it is told apart from the other families."""
     first, *others = metrics["best"].values()
-    undecided = [row["against"] for row in _against_first(metrics) if change_direction(row["difference"]) <= 0]
+    undecided = [_label(metrics, row["against"]) for row in metrics["best_differences"]
+                 if row["policy"] == first and change_direction(row["difference"]) <= 0]
     start = f"{_label(metrics, first)} has the highest {MEASURES[metrics['measure']]}"
     if not others:
         return start
     if not undecided:
         return f"{start}, above each other method's best"
-    return f"{start}; it cannot be told apart from {_join(metrics, undecided)}"
+    return f"{start}; it cannot be told apart from {join_words(undecided)}"
 
 
 def describe_paragraphs(metrics: dict) -> dict[str, str]:
@@ -49,27 +50,24 @@ def _describe_data(metrics: dict) -> str:
 
 def _describe_against_sft(metrics: dict) -> str:
     gains = {name: policy["gains"][metrics["measure"]] for name, policy in metrics["policies"].items()}
-    directions = _split_by_direction({name: gain for name, gain in gains.items() if gain})
-    return _sentences(metrics, {"Better than SFT: {}.": directions[1], "Worse than SFT: {}.": directions[-1],
-                                "Not told apart from SFT: {}.": directions[0]})
+    return _compare(metrics, {name: gain for name, gain in gains.items() if gain}, "SFT")
 
 
 def _describe_best(metrics: dict) -> str:
+    """Compare the best policy of each method with the best of all, and name other pairs that are not told apart."""
     first, *others = metrics["best"].values()
     gain = metrics["policies"][first]["gains"][metrics["measure"]]
     words = (f"Of each method we take the policy with the highest {MEASURES[metrics['measure']]}. The highest of all "
              f"is {_label(metrics, first)}, {format_estimate(gain, signed=True)} above SFT.")
-    if not others:
-        return words
-    against = {row["against"]: row["difference"] for row in _against_first(metrics)}
-    directions = _split_by_direction(against)
-    undecided = [row for row in metrics["best_differences"]
-                 if row["policy"] != first and change_direction(row["difference"]) == 0]
-    pairs = [f"{_label(metrics, row['policy'])} from {_label(metrics, row['against'])}" for row in undecided]
-    return " ".join(filter(None, [
-        words, _sentences(metrics, {"It is told apart from {}.": directions[1],
-                                    "It cannot be told apart from {}.": directions[0] + directions[-1]}),
-        f"Of the others, these cannot be told apart either: {join_words(pairs)}." if pairs else ""]))
+    undecided = [row for row in metrics["best_differences"] if change_direction(row["difference"]) <= 0]
+    near = [row["against"] for row in undecided if row["policy"] == first]
+    far = [name for name in others if name not in near]
+    pairs = [f"{_label(metrics, row['policy'])} from {_label(metrics, row['against'])}" for row in undecided
+             if row["policy"] != first]
+    sentences = {"It is told apart from {}.": [_label(metrics, name) for name in far],
+                 "It cannot be told apart from {}.": [_label(metrics, name) for name in near],
+                 "Of the others, these cannot be told apart either: {}.": pairs}
+    return " ".join([words, *(sentence.format(join_words(names)) for sentence, names in sentences.items() if names)])
 
 
 def _describe_equal_kl(metrics: dict) -> str:
@@ -78,11 +76,7 @@ def _describe_equal_kl(metrics: dict) -> str:
     for family in list_curves(metrics):
         rows = {row["policy"]: row[metrics["measure"]]["difference"]
                 for row in metrics["equal_kl"] if row["against"] == family}
-        directions, curve = _split_by_direction(rows), _family_label(metrics, family)
-        parts.append(_sentences(metrics, {
-            f"Better than {curve} at the same KL: {{}}.": directions[1],
-            f"Worse than {curve} at the same KL: {{}}.": directions[-1],
-            f"Not told apart from {curve} at the same KL: {{}}.": directions[0]}))
+        parts.append(_compare(metrics, rows, f"{metrics['families'][family]} at the same KL"))
     return " ".join(parts) or "No policy has a KL within the range of another method's curve, so nothing can be said."
 
 
@@ -95,7 +89,7 @@ def _describe_declines(metrics: dict) -> str:
     measure, parts = metrics["measure"], []
     for family, decline in metrics["declines"].items():
         change, reward = decline[measure], decline["reward"]
-        name, where = _family_label(metrics, family), _label(metrics, decline["to"])
+        name, where = metrics["families"][family], _label(metrics, decline["to"])
         if change is None:
             parts.append(f"{capitalise(name)}: not seen, the {MEASURES[measure]} is highest at the largest KL, of "
                          f"{where}.")
@@ -121,31 +115,14 @@ def _describe_limits(metrics: dict) -> str:
             f"flatters methods with several policies.")
 
 
-def _split_by_direction(estimates: dict[str, dict | None]) -> dict[int, list[str]]:
-    """Sort names by what the interval of their difference says: 1 above 0, -1 below, 0 cannot be told apart."""
-    directions: dict[int, list[str]] = {1: [], 0: [], -1: []}
-    for name, estimate in estimates.items():
-        directions[change_direction(estimate)].append(name)
-    return directions
-
-
-def _against_first(metrics: dict) -> list[dict]:
-    first = next(iter(metrics["best"].values()))
-    return [row for row in metrics["best_differences"] if row["policy"] == first]
-
-
-def _sentences(metrics: dict, names: dict[str, list[str]]) -> str:
-    """Fill the policies' labels into the sentences; leave out those without a policy."""
-    return " ".join(sentence.format(_join(metrics, policies)) for sentence, policies in names.items() if policies)
-
-
-def _join(metrics: dict, names: list[str]) -> str:
-    return join_words([_label(metrics, name) for name in names])
+def _compare(metrics: dict, differences: dict[str, dict | None], reference: str) -> str:
+    """Say which policies are better and worse than the reference by their differences, and which not told apart."""
+    sentences = {1: "Better than", -1: "Worse than", 0: "Not told apart from"}
+    names = {direction: [_label(metrics, name) for name, difference in differences.items()
+                         if change_direction(difference) == direction] for direction in sentences}
+    return " ".join(f"{words} {reference}: {join_words(names[direction])}." for direction, words in sentences.items()
+                    if names[direction])
 
 
 def _label(metrics: dict, name: str) -> str:
     return metrics["policies"][name]["label"]
-
-
-def _family_label(metrics: dict, family: str) -> str:
-    return metrics["families"][family]

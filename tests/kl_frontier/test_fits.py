@@ -1,4 +1,4 @@
-"""Fits of Gao et al.'s forms: known parameters, standard errors, peaks."""
+"""Fits of Gao et al.'s forms: known parameters, peaks."""
 
 import numpy as np
 import pytest
@@ -13,22 +13,15 @@ def test_the_parameters_that_the_data_were_made_from_come_back(form):
     gain = {"best_of_n": DISTANCE * (1.5 - 0.4 * DISTANCE), "rl": DISTANCE * (1.5 - 0.4 * np.log(DISTANCE))}[form]
     fitted = fits.fit(form, DISTANCE, gain)
     assert (fitted["a"], fitted["b"]) == pytest.approx((1.5, 0.4))
-    assert fitted["a_error"] == pytest.approx(0, abs=1e-12)
     assert fits.evaluate_fit(form, 1.5, 0.4, DISTANCE) == pytest.approx(gain)
 
 
 @pytest.mark.parametrize("form", fits.FORMS)
-def test_parameters_and_standard_errors_are_those_of_least_squares(form):
-    """Against the closed form, by hand: sigma^2 (X'X)^-1 with n - 2 residuals, and numpy's lstsq."""
+def test_parameters_are_those_of_least_squares(form):
     bend = DISTANCE if form == "best_of_n" else np.log(DISTANCE)
     gain = DISTANCE * (1.5 - 0.4 * bend) + np.random.default_rng(0).normal(0, 0.05, len(DISTANCE))
-    columns = np.stack([DISTANCE, -DISTANCE * bend], 1)
-    solution, residuals, *_ = np.linalg.lstsq(columns, gain, rcond=None)
-    (xx, xy), (_, yy) = columns.T @ columns
-    variances = residuals[0] / (len(gain) - 2) * np.array([yy, xx]) / (xx * yy - xy ** 2)
-    fitted = fits.fit(form, DISTANCE, gain)
-    assert [fitted["a"], fitted["b"]] == pytest.approx(solution)
-    assert [fitted["a_error"], fitted["b_error"]] == pytest.approx(np.sqrt(variances))
+    solution, *_ = np.linalg.lstsq(np.stack([DISTANCE, -DISTANCE * bend], 1), gain, rcond=None)
+    assert list(fits.fit(form, DISTANCE, gain).values()) == pytest.approx(solution)
 
 
 @pytest.mark.parametrize("form", fits.FORMS)
