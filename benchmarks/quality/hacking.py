@@ -26,7 +26,7 @@ import yaml
 
 from stages.evaluation.reward_hacking import GOLD
 from stages.evaluation.summary import format_estimate
-from stages.pooling.hacking import FLAGGED, compare_verdicts, estimate_share
+from stages.pooling.pool import FLAGGED, compare_verdicts, estimate_share
 from stages.render import markdown_tables
 from stages.stackexchange.pairs.table import SPLITS, read_pairs
 

@@ -15,7 +15,7 @@ import pandas as pd
 from stages.artifacts.artifact import read_manifest
 from stages.evaluation.summary import BEST_OF_N, samples_per_answer
 from stages.kl_frontier import fits
-from stages.pooling.hacking import compare_verdicts, estimate_shares
+from stages.pooling.pool import compare_verdicts, estimate_shares
 from stages.pooling.statistics import QuestionPool, widen
 
 BEST_OF_N_FAMILY = "best_of_n"

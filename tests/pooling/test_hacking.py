@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.pooling.hacking import compare_verdicts, estimate_share
+from stages.pooling.pool import compare_verdicts, estimate_share
 from tests.helpers import finished_run
 
 
