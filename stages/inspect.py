@@ -39,7 +39,6 @@ from stages.stackexchange.row_lookup import (
 )
 
 MAX_QUESTIONS = 3
-MAX_EVERY_SECONDS = 86_400
 
 
 def inspect_path(path: Path) -> tuple[list[str], Any]:
@@ -131,8 +130,6 @@ def build_parser() -> argparse.ArgumentParser:
                         help=f"how many questions --id and --tag show at most (default: {MAX_QUESTIONS})")
     parser.add_argument("--split", choices=SPLITS, default="reward", help="that --export writes (default: reward)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="that --export writes: .parquet or .jsonl")
-    parser.add_argument("--every", type=float, metavar="SECONDS",
-                        help="time between two looks of --watch (default: 2 on a terminal, otherwise 60)")
     parser.add_argument("--json", action="store_true", help="print the same facts as JSON")
     return parser
 
@@ -145,8 +142,6 @@ def main(words: list[str] | None = None) -> int:
         parser.error("--id, --tag and --export need the folder of an artifact")
     if arguments.questions < 1:
         parser.error(f"--questions must be at least 1, not {arguments.questions}")
-    if arguments.every is not None and not (arguments.watch and 0 < arguments.every <= MAX_EVERY_SECONDS):
-        parser.error(f"--every belongs to --watch, and is above 0 and at most {MAX_EVERY_SECONDS} seconds")
     try:
         if arguments.watch:
             return _watch(arguments)
@@ -161,7 +156,7 @@ def main(words: list[str] | None = None) -> int:
 
 def _watch(arguments: argparse.Namespace) -> int:
     try:
-        return watch(arguments.watch, arguments.every, arguments.json)
+        return watch(arguments.watch, arguments.json)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -80,13 +80,14 @@ def _list_files(folder: Path) -> dict[Path, int]:
 
 
 def _drop_older_checkpoints(files: dict[Path, int]) -> dict[Path, int]:
-    """Keep all files but those of checkpoints other than the newest one of a training."""
-    checkpoints = {file: CHECKPOINT.match(file.as_posix()) for file in files}
-    newest: dict[str, int] = {}
-    for training, number in (match.groups() for match in checkpoints.values() if match):
-        newest[training] = max(int(number), newest.get(training, 0))
-    return {file: size_bytes for file, size_bytes in files.items()
-            if not (match := checkpoints[file]) or int(match[2]) == newest[match[1]]}
+    """Keep all files but those that a newer checkpoint of the same training has, too."""
+    newest = {CHECKPOINT.sub(r"\1/checkpoint/", path.as_posix()): path for path in sorted(files, key=_step)}
+    return {path: files[path] for path in newest.values()}
+
+
+def _step(path: Path) -> int:
+    match = CHECKPOINT.match(path.as_posix())
+    return int(match[2]) if match else 0
 
 
 def _group_tables(files: dict[Path, int]) -> dict[Path, dict[Path, int]]:

@@ -29,8 +29,8 @@ UP_AND_CLEAR = "\x1b[{}F\x1b[J"
 EXIT_CODES = {"finished": 0, "ended": 1}
 
 
-def watch(path: Path, every_seconds: float | None = None, as_json: bool = False, stream: TextIO | None = None,
-          sleep: Callable[[float], None] = time.sleep) -> int:
+def watch(path: Path, as_json: bool = False, stream: TextIO | None = None, sleep: Callable[[float], None] = time.sleep
+          ) -> int:
     """Show where a stage is until it is finished (0) or its process has ended without a result (1).
 
     On a terminal the lines are drawn in place, every two seconds; otherwise there is a line a minute.
@@ -39,7 +39,6 @@ def watch(path: Path, every_seconds: float | None = None, as_json: bool = False,
     """
     stream = stream or sys.stdout
     in_place = stream.isatty() and not as_json
-    every_seconds = every_seconds or (TERMINAL_EVERY_SECONDS if in_place else LOG_EVERY_SECONDS)
     drawn = 0
     while True:
         facts = observe(path, time.time())
@@ -55,7 +54,7 @@ def watch(path: Path, every_seconds: float | None = None, as_json: bool = False,
         stream.flush()
         if facts["state"] in EXIT_CODES:
             return EXIT_CODES[facts["state"]]
-        sleep(every_seconds)
+        sleep(TERMINAL_EVERY_SECONDS if in_place else LOG_EVERY_SECONDS)
 
 
 def observe(path: Path, now: float) -> dict:
@@ -129,15 +128,11 @@ def _observe_finished(out: Path) -> dict:
 
 def _find_checkpoint(partial: Path, now: float) -> str | None:
     """Return the name and the age of the newest checkpoint of the stage's training."""
-    seals = []
-    for pattern in ("", "*/", "*/*/"):
-        for seal in partial.glob(f"{pattern}checkpoint-*/complete.json"):
-            with suppress(OSError):  # a newer one has taken its place
-                seals.append((seal.stat().st_mtime, seal.parent.name))
-    if not seals:
-        return None
-    saved, name = max(seals)
-    return f"{name}, {format_duration(max(0.0, now - saved))} ago"
+    seals = [seal for pattern in ("", "*/", "*/*/") for seal in partial.glob(f"{pattern}checkpoint-*/complete.json")]
+    with suppress(OSError, ValueError):  # a newer one has just taken its place, or there is none yet
+        saved, name = max((seal.stat().st_mtime, seal.parent.name) for seal in seals)
+        return f"{name}, {format_duration(max(0.0, now - saved))} ago"
+    return None
 
 
 def _format_row(row: dict) -> str:

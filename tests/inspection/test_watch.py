@@ -183,10 +183,6 @@ def test_a_mistake_is_one_line(out, capsys):
     with progress_file.follow(out):
         assert inspect.main(["--watch", str(out.parent)]) == 1
     assert f"name one that is being made, as {out}" in capsys.readouterr().err
-    for words in (["--watch", str(out), "--every", "0"], [str(out), "--every", "5"]):
-        with pytest.raises(SystemExit):
-            inspect.main(words)
-        assert "--every belongs to --watch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"pid": "x", "at": 1, "started": 1}'])
