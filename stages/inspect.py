@@ -4,7 +4,7 @@
     python -m stages.inspect results/
     python -m stages.inspect --verify results/demo               # hash every file of every artifact
     python -m stages.inspect --watch results/demo/sft            # follow a stage that is at work
-    python -m stages.inspect results/demo/pairs --id 17          # or --tag TAG: questions with answers or pairs
+    python -m stages.inspect results/demo/pairs --id 17          # or, of posts, --tag TAG: questions with answers
     python -m stages.inspect results/demo/pairs --export trl --out pairs.parquet
 
 Reads only, but for --export: without --verify no weights, and of a table only its metadata and first rows, or those
@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.artifacts.artifact import MANIFEST, PARTIAL, ArtifactError, artifact_folder
-from stages.artifacts.lineage import locate_inputs
 from stages.artifacts.listing import list_artifacts, list_runs
-from stages.artifacts.manifest import Record, is_artifact, list_damage, read_record
+from stages.artifacts.manifest import is_artifact, list_damage, read_record
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.tool import close_output, print_text
 from stages.inspection.artifact_facts import describe_artifact
@@ -29,14 +28,7 @@ from stages.inspection.text_pages import format_artifact, format_questions, form
 from stages.inspection.watch import watch
 from stages.render.terminal import escape_controls
 from stages.stackexchange.pairs.table import SPLITS, export_preferences
-from stages.stackexchange.row_lookup import (
-    find_pairs,
-    find_question_keys,
-    find_questions,
-    match_id,
-    match_keys,
-    match_tag,
-)
+from stages.stackexchange.row_lookup import find_pairs, find_questions, match_id, match_tag
 
 MAX_QUESTIONS = 3
 
@@ -72,28 +64,16 @@ def verify_path(path: Path) -> dict[str, list[str]]:
 def find_rows(path: Path, question: str | None, tag: str | None, max_questions: int) -> tuple[list[str], list[dict]]:
     """Return the page and the rows of the questions with this id or tag, in a posts or pairs artifact."""
     folder = artifact_folder(path)
-    record = read_record(folder)
-    matches = match_id(question) if question else match_tag(tag)
-    if record.manifest.get("stage") == "posts":
-        rows = find_questions(folder, matches, max_questions)
-    elif record.manifest.get("stage") in ("pairs", "gather"):
-        if tag:  # pairs have no tags
-            matches = match_keys(find_question_keys(_find_posts(record), matches))
-        rows = find_pairs(folder, matches, max_questions)
-    else:
+    stage = read_record(folder).manifest.get("stage")
+    if stage not in ("posts", "pairs", "gather"):
         raise ArtifactError(f"{folder} holds no questions: give a posts or a pairs artifact")
+    if tag and stage != "posts":
+        raise ArtifactError(f"{folder} has no tags: give the posts artifact, and then an --id of its questions here")
+    find = find_questions if stage == "posts" else find_pairs
+    rows = find(folder, match_id(question) if question else match_tag(tag), max_questions)
     if not rows:
         raise ArtifactError(f"{folder} has no question {question or f'with the tag {tag}'}")
     return format_questions(rows), rows
-
-
-def _find_posts(record: Record) -> Path:
-    """Find the posts that pairs were made from, also those of shares."""
-    for folder in locate_inputs(record):
-        if is_artifact(folder):
-            source = read_record(folder)
-            return folder if source.manifest.get("stage") == "posts" else _find_posts(source)
-    raise ArtifactError(f"{record.folder}: its posts artifact, which has the tags, is gone")
 
 
 def export_pairs(path: Path, split: str, out: Path | None) -> tuple[list[str], dict]:
@@ -124,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
                        help="an artifact that is being made: show its progress until it is finished")
     actions = parser.add_mutually_exclusive_group()
     actions.add_argument("--id", metavar="[SITE/]NUMBER", help="of a posts or pairs artifact: show this question")
-    actions.add_argument("--tag", help="of a posts or pairs artifact: show the first questions with this tag")
+    actions.add_argument("--tag", help="of a posts artifact: show the first questions with this tag")
     actions.add_argument("--export", choices=("trl",), help="of a pairs artifact: write prompt, chosen and rejected")
     parser.add_argument("--questions", type=int, default=MAX_QUESTIONS, metavar="N",
                         help=f"how many questions --id and --tag show at most (default: {MAX_QUESTIONS})")

@@ -23,7 +23,7 @@ HISTORY, SAMPLES = "history.jsonl", "samples.jsonl"
 COUNTERS = ("iteration", "step", "epoch")
 TAIL_BYTES = 256 << 10
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-SAMPLE_ROWS, SAMPLE_BYTES, BATCH_ROWS = 1000, 16 << 20, 8
+SAMPLE_ROWS = 1000
 HEAD_ROWS = 2
 
 
@@ -161,14 +161,9 @@ def read_table_facts(name: str, files: dict[Path, int], problems: list[str]) -> 
 
 
 def _read_sample(table: pq.ParquetFile) -> list[dict]:
-    """Read at most SAMPLE_ROWS rows and about SAMPLE_BYTES: a question may be megabytes long."""
-    rows, size_bytes = [], 0
-    for batch in table.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
-        rows += batch.to_pylist()
-        size_bytes += batch.nbytes
-        if len(rows) >= SAMPLE_ROWS or size_bytes >= SAMPLE_BYTES:
-            break
-    return rows[:SAMPLE_ROWS]
+    """Read at most SAMPLE_ROWS rows."""
+    batches = table.iter_batches(batch_size=SAMPLE_ROWS, use_threads=False)
+    return next((batch.to_pylist() for batch in batches), [])
 
 
 def _describe_column(field: pa.Field, values: list) -> dict:

@@ -26,22 +26,10 @@ def match_tag(tag: str) -> Callable[[dict], bool]:
     return lambda row: tag in (row["tags"] or ())
 
 
-def match_keys(keys: set[tuple]) -> Callable[[dict], bool]:
-    """Build a test for questions by (site, id)."""
-    return lambda row: (row["site"], row["qid"]) in keys
-
-
 def find_questions(posts: Path, matches: Callable[[dict], bool], max_questions: int) -> list[dict]:
     """Return the first records of a posts artifact that match."""
     rows = _find_rows(list_parts(posts), POST_KEYS, matches)
     return [row for row, _ in zip(rows, range(max_questions), strict=False)]
-
-
-def find_question_keys(posts: Path, matches: Callable[[dict], bool]) -> set[tuple]:
-    """Return the (site, id) of all questions of a posts artifact that match."""
-    return {(row["site"], row["question_id"]) for part in list_parts(posts)
-            for batch in pq.ParquetFile(part).iter_batches(columns=POST_KEYS) for row in batch.to_pylist()
-            if matches(row)}
 
 
 def find_pairs(pairs: Path, matches: Callable[[dict], bool], max_questions: int) -> list[dict]:

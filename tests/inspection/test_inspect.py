@@ -270,14 +270,6 @@ def test_tables_are_described_by_their_first_rows(begun, capsys, monkeypatch):
     assert lines_with(printed(capsys, begun), "qid", "0 .. 3, mean 1.5")
 
 
-def test_a_sample_is_bounded_by_its_bytes(tmp_path, monkeypatch):
-    pq.write_table(pa.table({"text": ["x" * 100_000] * 200}), tmp_path / "part-0.parquet", use_dictionary=False)
-    monkeypatch.setattr(artifact_facts, "SAMPLE_BYTES", 1_000_000)
-    actual = artifact_facts.read_table_facts("t", {tmp_path / "part-0.parquet": 1}, [])
-    assert actual["rows"] == 200 and 10 <= actual["sample_rows"] < 20
-    assert len(actual["head"][0]["text"]) == 300
-
-
 def test_the_end_of_a_long_series_is_read_alone(tmp_path, monkeypatch):
     (tmp_path / "s.jsonl").write_text("not a row\n" + "".join(f'{{"step": {n}}}\n' for n in range(100)) + '{"step": 1')
     monkeypatch.setattr(artifact_facts, "TAIL_BYTES", 60)
