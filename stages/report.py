@@ -31,16 +31,14 @@ from stages.evaluation import summary
 from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.recipe import recipe
 from stages.recipe.sections.evaluate import Report
-from stages.render.html import Html, element, fold, join_html, table
+from stages.render.html import Html, element, join_html, table
 from stages.reporting import policy_section, sections
-from stages.reporting.answer_cards import list_writers, render_answer_cards
+from stages.reporting.answer_cards import list_writers, render_answer_cards, render_first_look, select_first_curves
 from stages.reporting.curves import COLUMNS, build_curves, format_csv, list_points, split_constant
 from stages.reporting.document import render_page
 from stages.reporting.figures import Curves, FigureFolder, Histogram
-from stages.reporting.first_look import render_first_look, select_first_curves
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, describe_origin, page_title
 from stages.reporting.healthy_bands import measure_evaluation, measure_training, render_outside
-from stages.reporting.pipeline_section import render_pipeline, sort_by_ancestry
 from stages.reward_modeling.no_model import read_no_model
 from stages.runtime.files import check_free_space, used_bytes, write_json, write_text
 from stages.runtime.series import read_history
@@ -49,11 +47,6 @@ from stages.stackexchange.pairs.table import space_evenly
 TOP_ANSWERS = 3  # answers of the highest reward that are shown of each policy
 FIGURES_BYTES = 1 << 20  # of a stage, as files and within the page: 0.4 MiB in the runs so far
 EVALUATION_FACTOR = 4  # texts in the page to the evaluation's compressed tables
-OWN_HACKING_WORDS = (
-    "A monitor has moved when the whole interval of its change lies beyond its threshold. Your reward may ask for such "
-    "a change, as one for short answers does: monitors alone flag nothing here, and say where to look. A policy is "
-    "flagged when the reward rose and gold, if it is known, did not. The policy's KL is compared with that of the "
-    "best-of-n of the same reward.")
 FOLDED = ("All at one temperature", "Reward model", "Learning curves", "Data", "Pipeline", "Recipe", "Provenance")
 OPENED = 5  # questions whose answers are shown without a click
 GGUF_PAGE = "../gguf/gguf.html"  # of stages.export_gguf, in the run's folder
@@ -77,7 +70,7 @@ def run(config: Report, out: Path, *, posts: Path | None = None, pairs: Path | N
     check_free_space("the report", out, len(folders) * FIGURES_BYTES + EVALUATION_FACTOR * used_bytes(evaluate))
     digests = {name: digest(folder) for name, folder in folders.items()}
     manifests = {name: read_manifest(folder) for name, folder in folders.items()}
-    manifests = sort_by_ancestry(manifests, digests)
+    manifests = sections.sort_by_ancestry(manifests, digests)
     metrics = _read_metrics(evaluate)
     histories = {name: read_history(folder) for name, folder in trained.items()}
     samples = pq.read_table(evaluate / "samples.parquet").to_pylist()
@@ -97,7 +90,7 @@ def run(config: Report, out: Path, *, posts: Path | None = None, pairs: Path | N
         **({"Reward model": sections.render_reward_model(figures, metrics["reward_model"])} if posts else {}),
         "Learning curves": _learning_curves(figures, curves, trained, first_curves),
         **({"Data": _data(figures, manifests)} if posts else {"Prompts": sections.render_prompts(manifests, metrics)}),
-        "Pipeline": render_pipeline(figures, manifests),
+        "Pipeline": sections.render_pipeline(figures, manifests),
         "Recipe": _recipe(manifests),
         "Provenance": sections.render_provenance(manifests, digests)},
         origin=describe_origin(evaluate, manifests["evaluate"]), folded=FOLDED,
@@ -189,12 +182,9 @@ def _learning_curves(figures: FigureFolder, curves: dict[str, dict[str, Curves]]
 
 
 def _policies(figures: FigureFolder, metrics: dict) -> Html:
-    wording, start = find_wording(metrics["policies"]), start_model(metrics["policies"])
+    wording = find_wording(metrics["policies"])
     gold = "" if summary.knows_gold(metrics) else element(
         "p", f"No gold score applies to these {wording.questions}: only the {wording.reward} is known.")
-    if any(comparison["gold"] for comparison in metrics["comparisons"].values()):
-        gold = fold("Gold score: what the truth says",
-                    policy_section.render_gold_scores(metrics["comparisons"], start))
     return join_html([policy_section.render_at_best(figures, metrics), gold])
 
 
@@ -218,11 +208,12 @@ def _one_temperature(figures: FigureFolder, metrics: dict, samples: list[dict]) 
 
 def _hacking(metrics: dict, samples: list[dict]) -> Html:
     start, hacking = start_model(metrics["policies"]), metrics["hacking"]
-    words = ("A monitor has moved when the whole interval of its change lies beyond its threshold. A policy is flagged "
-             "when a reward rose and gold did not; where gold is not known, when a reward rose and two monitors moved. "
-             "Where neither gold nor a reward model that beats chance and the best cheap baseline can tell, there is "
-             "no judge. The policy's KL is compared with that of the best-of-n of the same reward.")
-    words = words if start == SFT else OWN_HACKING_WORDS
+    without_gold = ("where gold is not known, when a reward rose and two monitors moved. Where neither gold nor a "
+                    "reward model that beats chance and the best cheap baseline can tell, there is no judge")
+    own = "your reward may ask for what a monitor shows, so that monitors alone flag nothing and say where to look"
+    words = (f"A monitor has moved when the whole interval of its change lies beyond its threshold. A policy is "
+             f"flagged when a reward rose and gold did not; {without_gold if start == SFT else own}. The policy's KL "
+             f"is compared with that of the best-of-n of the same reward.")
     parts = [element("p", words, class_="faint")]
     for policy, verdict in hacking.items():
         name, score = summary.display_name(policy), f"{(verdict['rose'] or ['reward'])[0]}_{policy}"
@@ -245,12 +236,9 @@ def _side_by_side(examples: list[dict], total: int, metrics: dict) -> Html:
 
 
 def _recipe(manifests: dict[str, dict]) -> Html:
-    words = element("p", "What differs from the published values or, where none was published, from our defaults.",
-                    class_="faint")
     stages = {"merge" if manifest["stage"] == "merge" else name: manifest
               for name, manifest in manifests.items()}  # all merges have the same settings
     known = vars(recipe.Recipe())
     defaults = {name: recipe.list_defaults(section) if (section := section_name(manifest["stage"])) in known else []
                 for name, manifest in stages.items()}
-    return join_html([words, sections.render_recipe(
-        {name: manifest["config"] for name, manifest in stages.items()}, defaults)])
+    return sections.render_recipe({name: manifest["config"] for name, manifest in stages.items()}, defaults)

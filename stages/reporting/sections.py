@@ -1,13 +1,15 @@
-"""Sections of the report: data, the prompts of a user's own, the reward model, and provenance."""
+"""Sections of the report: data, the prompts of a user's own, the reward model, pipeline, recipe and provenance."""
 
 import re
+from dataclasses import dataclass
 
 from stages.artifacts.manifest import flatten_tree, list_input_sources
 from stages.evaluation.summary import display_name
 from stages.render.histogram_bins import Bins, bin_integers, bin_lengths, clip_tails
-from stages.render.html import Html, element, fold, join_html, table
+from stages.render.html import Html, element, join_html, sortable_text, table
 from stages.render.terminal import format_setting
-from stages.reporting.figures import Bars, Curves, FigureFolder, Intervals
+from stages.render.units import format_duration
+from stages.reporting.figures import LEGEND_SIZE, Bars, Curves, FigureFolder, Intervals
 from stages.reporting.headline import is_policy
 
 MAX_BARS = 24
@@ -168,28 +170,25 @@ def render_provenance(manifests: dict[str, dict], digests: dict[str, str]) -> Ht
 
 
 def render_recipe(stages: dict[str, dict], published: dict[str, list[tuple]]) -> Html:
-    """Compare the settings of each stage with its published values.
-
-    What differs is one table, everything else another, folded away.
+    """Render the settings of each stage that differ from their published values, and count them.
 
     Args:
         stages: settings by stage, as in its manifest.
         published: [(dotted name, value, meaning)] by stage.
     """
-    rows: dict[bool, list[list]] = {True: [], False: []}
-    counts = []
+    rows, counts = [], []
     for stage, values in stages.items():
         default = {name: (value, doc) for name, value, doc in published[stage]}
         settings = flatten_tree(values, lists=False)
-        for name, value in settings.items():
+        differing = {name: value for name, value in settings.items() if value != default.get(name, (None,))[0]}
+        for name, value in differing.items():
             usual, doc = default.get(name, (None, "not a setting of this version"))
-            rows[value == usual].append([f"{stage}.{name}", format_setting(value), format_setting(usual), doc])
-        differ = sum(value != default.get(name, (None,))[0] for name, value in settings.items())
-        counts.append(f"{stage}: {differ} of {len(settings)} settings differ")
+            rows.append([f"{stage}.{name}", format_setting(value), format_setting(usual), doc])
+        counts.append(f"{stage}: {len(differing)} of {len(settings)} settings differ")
+    words = (f"What differs from the published values or, where none was published, from our defaults. "
+             f"{'; '.join(counts)}.")
     head = ["setting", "here", "published", "meaning, unit [source of the published value, or ours]"]
-    others = fold(f"{len(rows[True])} settings as published", table(head, rows[True], class_="recipe"))
-    return join_html([element("p", "; ".join(counts), ".", class_="faint"),
-                      table(head, rows[False], class_="recipe") if rows[False] else "", others])
+    return join_html([element("p", words, class_="faint"), table(head, rows, class_="recipe") if rows else ""])
 
 
 def _versions(manifests: dict[str, dict]) -> str:
@@ -210,3 +209,57 @@ def estimate_cells(estimate: dict | None, signed: bool = False) -> list[str]:
     form = "+z.3f" if signed else "z.3f"
     interval = "–" if estimate["low"] is None else f"{estimate['low']:{form}} to {estimate['high']:{form}}"
     return [f"{estimate['mean']:{form}}", interval, f"{estimate['count']:,}"]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Time of each artifact as a bar, with words beside it: {name: (seconds, words)}."""
+
+    title: str
+    rows: dict[str, tuple[float, str]]
+
+    def draw(self, axes, colours) -> None:
+        """Draw the bars on Matplotlib axes, the first at the top."""
+        seconds = [number for number, _ in self.rows.values()]
+        axes.barh(list(self.rows), seconds, color=colours[0], alpha=0.5)
+        for row, (number, words) in enumerate(self.rows.values()):
+            axes.text(number, row, f" {words}", va="center", fontsize=LEGEND_SIZE)
+        axes.set_xlim(0, 1.6 * max(seconds) or 1)  # room for the words
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds")
+
+
+def sort_by_ancestry(manifests: dict[str, dict], digests: dict[str, str]) -> dict[str, dict]:
+    """Sort manifests so that each comes after all that it was made from."""
+    left, ordered = dict(manifests), {}
+    while left:
+        waiting = {digests[name] for name in left}
+        name = next(name for name, manifest in left.items() if not waiting & _source_digests(manifest))
+        ordered[name] = left.pop(name)
+    return ordered
+
+
+def render_pipeline(figures: FigureFolder, manifests: dict[str, dict]) -> Html:
+    """Render the time and the peak memory of each artifact, as a figure beside a table."""
+    costs = {name: (manifest["seconds"], f"{format_duration(manifest['seconds'])}, {manifest['peak_memory_mib']:,} MiB")
+             for name, manifest in manifests.items()}
+    figure = figures.draw({"pipeline": Costs("Time and peak memory of each stage", costs)})
+    total = sum(manifest["seconds"] for manifest in manifests.values()) or 1
+    rows = [[name, sortable_text(format_duration(manifest["seconds"]), manifest["seconds"]),
+             f"{100 * manifest['seconds'] / total:.1f} %",
+             sortable_text(f"{manifest['peak_memory_mib']:,} MiB", manifest["peak_memory_mib"])]
+            for name, manifest in manifests.items()]
+    machines = sorted(set(map(_describe_machine, manifests.values())))
+    words = f"{format_duration(total)} in all. Run on {'; '.join(machines)}."
+    return element("div", figure, element("div", table(["stage", "time", "share", "peak memory"], rows),
+                                          element("p", words, class_="faint")), class_="beside")
+
+
+def _describe_machine(manifest: dict) -> str:
+    counts = {name: manifest.get(name, 1) for name in ("processes", "nodes")}
+    several = "".join(f", {name}: {count}" for name, count in counts.items() if count > 1)
+    return f"{manifest['device']}{several}, threads: {manifest['threads']}"
+
+
+def _source_digests(manifest: dict) -> set[str]:
+    return {source["sha256"] for source in list_input_sources(manifest["inputs"]).values()}

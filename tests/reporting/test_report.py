@@ -14,13 +14,12 @@ from stages.recipe import recipe
 from stages.recipe.schema import flatten, list_without_effect
 from stages.recipe.sections import evaluate
 from stages.render.html import element, link, pre_text
-from stages.reporting import first_look, headline
-from stages.reporting.answer_cards import render_attribution
+from stages.reporting import headline
+from stages.reporting.answer_cards import choose_example, render_attribution
 from stages.reporting.curves import CURVES, build_curves, split_constant
 from stages.reporting.document import FOLDER, content_security_policy
 from stages.reporting.figures import Curves, draw_png
-from stages.reporting.pipeline_section import sort_by_ancestry
-from stages.reporting.sections import render_funnel
+from stages.reporting.sections import render_funnel, sort_by_ancestry
 from stages.reward_modeling.no_model import write_no_model
 from stages.runtime.series import read_history
 from tests.helpers import finished_run
@@ -230,9 +229,9 @@ def test_greedy_decoding_stands_once_where_it_is_the_best(artifacts, tmp_path):
 def test_the_first_look_has_the_short_question_of_the_median_gain():
     rows = [sample(number) | {"reward_ppo_best": gain, "question": "q" * length}
             for number, (gain, length) in enumerate([(3.0, 9), (1.0, 9), (2.0, 9), (9.0, 501)])]
-    assert first_look.choose_example(rows, "sft", "ppo") == (rows[2], 3)
-    assert first_look.choose_example(rows[3:], "sft", "ppo") == (rows[3], 1), "a long one where there is no other"
-    assert first_look.choose_example([], "sft", "ppo") == (None, 0)
+    assert choose_example(rows, "sft", "ppo") == (rows[2], 3)
+    assert choose_example(rows[3:], "sft", "ppo") == (rows[3], 1), "a long one where there is no other"
+    assert choose_example([], "sft", "ppo") == (None, 0)
 
 
 def test_posts_bear_authors_and_licences_where_they_are_known():
