@@ -31,7 +31,7 @@ from stages.evaluation import summary
 from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.recipe import recipe
 from stages.recipe.sections.evaluate import Report
-from stages.render.html import Html, element, join_html, table
+from stages.render.html import Html, element, fold, join_html, table
 from stages.reporting import policy_section, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards, render_first_look, select_first_curves
 from stages.reporting.curves import COLUMNS, build_curves, format_csv, list_points, split_constant
@@ -185,6 +185,9 @@ def _policies(figures: FigureFolder, metrics: dict) -> Html:
     wording = find_wording(metrics["policies"])
     gold = "" if summary.knows_gold(metrics) else element(
         "p", f"No gold score applies to these {wording.questions}: only the {wording.reward} is known.")
+    if any(comparison["gold"] for comparison in metrics["comparisons"].values()):
+        gold = fold("Gold score: what the truth says",
+                    policy_section.render_gold_scores(metrics["comparisons"], start_model(metrics["policies"])))
     return join_html([policy_section.render_at_best(figures, metrics), gold])
 
 

@@ -17,7 +17,7 @@ from stages.evaluation.summary import (
     order_policies,
     samples_per_answer,
 )
-from stages.evaluation.tasks.wording import find_wording, start_model
+from stages.evaluation.tasks.wording import SFT, find_wording, start_model
 from stages.render.html import Html, element, join_html, stack_interval, table
 from stages.reporting.figures import Curves, FigureFolder
 from stages.reporting.frontier_figure import Frontier, FrontierPoint
@@ -47,13 +47,20 @@ def render_policies(metrics: dict) -> Html:
             for label, name in INTERVAL_ROWS]
     rows += [[scorer, *(_stack(column.get("scores", {}).get(scorer)) for column in columns.values())]
              for scorer in scorers]
-    rows += [[f"gold: {score}", *(_format_point(column.get("gold_scores", {}).get(score))
-                                  for column in columns.values())] for score in GOLD_ROWS[1:]]
     rows += [[label, *(_format_point(column.get(name), form) for column in columns.values())]
              for label, name, form in POINT_ROWS]
     rows = [[row[0].replace("SFT", start) if row[0] in OUR_LABELS else row[0], *row[1:]] for row in rows
             if set(row[1:]) != {NONE}]
     return table(["measure", *map(display_name, columns)], rows, class_="numbers wide")
+
+
+def render_gold_scores(comparisons: dict, start: str) -> Html:
+    """Render the gold scores of the start model, of each policy and, beside SFT, of the best human answers."""
+    sides = {start: display_name(start), "policy": "policy"} | ({"human": "best human answer"} if start == SFT else {})
+    rows = [[f"{display_name(policy)}: {score}", *(_format_point(gain[side]) for side in sides),
+             _stack(gain["difference"], signed=True)]
+            for policy, comparison in comparisons.items() for score, gain in (comparison["gold"] or {}).items()]
+    return table(["policy: score", *sides.values(), f"policy minus {display_name(start)}, paired"], rows)
 
 
 def render_monitors(hacking: dict, policy: str, start: str) -> Html:

@@ -15,7 +15,7 @@ from stages.evaluation.tasks.trained_policies import read_training
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
-from stages.reporting.policy_section import render_policies
+from stages.reporting.policy_section import render_gold_scores
 from tests.helpers import own_policies
 from tests.helpers.finished_run import EVIL
 
@@ -168,7 +168,7 @@ def test_gold_decides_where_it_is_known(inputs, tmp_path):
     assert "human" not in gain and "the gold score, which knows the truth" in verdict.policy_verdict(metrics, "ppo")[1]
     assert {"reward at best temperature, base (T 1) -> PPO (T 1)", "gold at best temperature, base -> PPO"} <= {
         label for label, _ in metrics["table"]}
-    assert ">base<" in render_policies(metrics) and not metrics["unseen_scores"]
+    assert ">base<" in render_gold_scores(metrics["comparisons"], "base") and not metrics["unseen_scores"]
 
 
 def edit(folder: Path, change) -> None:
