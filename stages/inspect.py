@@ -124,24 +124,19 @@ def main(words: list[str] | None = None) -> int:
         parser.error(f"--questions must be at least 1, not {arguments.questions}")
     try:
         if arguments.watch:
-            return _watch(arguments)
+            return watch(arguments.watch, arguments.json)
         lines, facts = _answer(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        close_output()
+        return 0
     except (ValueError, OSError) as error:  # ArtifactError is a ValueError
         print(f"inspect: error: {escape_controls(str(error))}", file=sys.stderr)
         return 1
     text = format_json(facts) if arguments.json else "\n".join(map(escape_controls, lines))
     print_text(text)
     return int(bool(arguments.verify) and any(facts.values()))
-
-
-def _watch(arguments: argparse.Namespace) -> int:
-    try:
-        return watch(arguments.watch, arguments.json)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        close_output()
-        return 0
 
 
 def _answer(arguments: argparse.Namespace) -> tuple[list[str], Any]:

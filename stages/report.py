@@ -34,7 +34,7 @@ from stages.recipe.sections.evaluate import Report
 from stages.render.html import Html, element, fold, join_html, table
 from stages.reporting import policy_section, sections
 from stages.reporting.answer_cards import list_writers, render_answer_cards, render_first_look, select_first_curves
-from stages.reporting.curves import COLUMNS, build_curves, format_csv, list_points, split_constant
+from stages.reporting.curves import COLUMNS, HEADINGS, build_curves, format_csv, list_points, split_constant
 from stages.reporting.document import render_page
 from stages.reporting.figures import Curves, FigureFolder, Histogram
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, describe_origin, page_title
@@ -50,7 +50,6 @@ EVALUATION_FACTOR = 4  # texts in the page to the evaluation's compressed tables
 FOLDED = ("All at one temperature", "Reward model", "Learning curves", "Data", "Pipeline", "Recipe", "Provenance")
 OPENED = 5  # questions whose answers are shown without a click
 GGUF_PAGE = "../gguf/gguf.html"  # of stages.export_gguf, in the run's folder
-HEADINGS = {"base": "Base", "sft": "SFT", "reward": "Reward model", "judge": "Judge"}
 
 
 def run(config: Report, out: Path, *, posts: Path | None = None, pairs: Path | None = None, base: Path,
@@ -151,13 +150,10 @@ def _export_words() -> Html:
 
 
 def _outside_bands(manifests: dict[str, dict], metrics: dict, histories: dict[str, list[dict]]) -> Html:
+    headings = {name: HEADINGS.get(name) or summary.display_name(name) for name in histories}
     training = [number for name, history in histories.items()
-                for number in measure_training(_heading(name), manifests[name]["metrics"], history)]
+                for number in measure_training(headings[name], manifests[name]["metrics"], history)]
     return render_outside([*training, *measure_evaluation(metrics)], find_wording(metrics["policies"]).start)
-
-
-def _heading(name: str) -> str:
-    return HEADINGS.get(name) or summary.display_name(name)
 
 
 def _data(figures: FigureFolder, manifests: dict[str, dict]) -> Html:

@@ -53,16 +53,14 @@ POLICY_LIMITS = [
     "It may be no better than the fine-tuned model at a lower sampling temperature: the run's report compares both, "
     "each at its best, and best-of-n.",
 ]
-CAUSAL_USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+LOAD_CAUSAL = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model, tokenizer = (kind.from_pretrained("THIS_FOLDER") for kind in (AutoModelForCausalLM, AutoTokenizer))
-prompt = tokenizer({prompt!r}, return_tensors="pt")
+"""
+CAUSAL_USE = LOAD_CAUSAL + """prompt = tokenizer({prompt!r}, return_tensors="pt")
 answer = model.generate(**prompt)
 print(tokenizer.decode(answer[0, prompt.input_ids.shape[1]:], skip_special_tokens=True))"""
-CHAT_USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model, tokenizer = (kind.from_pretrained("THIS_FOLDER") for kind in (AutoModelForCausalLM, AutoTokenizer))
-messages = [{"role": "user", "content": "How do I stop the server?"}]
+CHAT_USE = LOAD_CAUSAL + """messages = [{"role": "user", "content": "How do I stop the server?"}]
 prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False, return_dict=True,
                                        return_tensors="pt")
 answer = model.generate(**prompt)

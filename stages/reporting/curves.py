@@ -96,6 +96,7 @@ CURVES = {
 
 STEPS = {spec.x for specs in CURVES.values() for spec in specs}  # what numbers the rows of a series
 COLUMNS = ("stage", "step", "metric", "value")
+HEADINGS = {"base": "Base", "sft": "SFT", "reward": "Reward model", "judge": "Judge"}
 
 
 def build_curves(name: str, stage: str, history: list[dict], start: str = "SFT") -> dict[str, Curves]:
@@ -108,7 +109,7 @@ def build_curves(name: str, stage: str, history: list[dict], start: str = "SFT")
         start: what people call the model that it started from.
     """
     figures = {}
-    label = {"base": "Base", "reward": "Reward", "judge": "Judge"}.get(name) or display_name(name)
+    label = HEADINGS.get(name) or display_name(name)
     for spec in CURVES.get(stage, [LOSS]):
         if lines := select_lines({label: (history, key) for label, key in spec.lines.items()}, spec.x):
             title = spec.title.replace("SFT", start)

@@ -3,7 +3,6 @@
 To add a band: a line in BANDS, and the same words in the column `healthy` of docs/metrics.md.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,20 +103,16 @@ def measure_training(where: str, metrics: dict, history: list[dict]) -> list[Mea
 
 def measure_evaluation(metrics: dict) -> list[Measured]:
     """List the numbers of the evaluation: of the reward model, SFT and the trained policies."""
-    return [Measured(f"{where}, evaluation", BANDS[name], value)
-            for where, name, value in _list_evaluated_numbers(metrics) if value is not None]
-
-
-def _list_evaluated_numbers(metrics: dict) -> Iterator[tuple[str, str, float | None]]:
-    reward = metrics.get("reward_model") or {"accuracy": None, "above_best_cheap_baseline": None}
-    if reward["accuracy"]:
-        yield "Reward model", "validation_accuracy_low", reward["accuracy"]["low"]
-        yield "Reward model", "validation_calibration_error", reward["calibration"]["expected_error"]
-    if reward["above_best_cheap_baseline"]:
-        yield "Reward model", "validation_above_baseline_low", reward["above_best_cheap_baseline"]["low"]
-    for policy in (start_model(metrics["policies"]), *metrics["comparisons"]):
-        for name in ("eos_rate", "distinct_responses"):
-            yield display_name(policy), name, metrics["policies"][policy][name]
+    reward, numbers = metrics.get("reward_model", {}), []
+    if reward.get("accuracy"):
+        numbers += [("Reward model", "validation_accuracy_low", reward["accuracy"]["low"]),
+                    ("Reward model", "validation_calibration_error", reward["calibration"]["expected_error"])]
+    if reward.get("above_best_cheap_baseline"):
+        numbers.append(("Reward model", "validation_above_baseline_low", reward["above_best_cheap_baseline"]["low"]))
+    numbers += [(display_name(policy), name, metrics["policies"][policy][name])
+                for policy in (start_model(metrics["policies"]), *metrics["comparisons"])
+                for name in ("eos_rate", "distinct_responses")]
+    return [Measured(f"{where}, evaluation", BANDS[name], value) for where, name, value in numbers if value is not None]
 
 
 def render_outside(measured: list[Measured], start: str = "SFT") -> Html:
