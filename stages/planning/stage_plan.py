@@ -5,7 +5,7 @@ Of all changes of its section by which a stage fits a card, the smallest is the 
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -203,7 +203,7 @@ def _list_changes(settings: Any, devices: int) -> Iterator[dict[str, object]]:
         "gradient_checkpointing": [True],
     }
     named = {name: list(dict.fromkeys([getattr(settings, name), *values])) for name, values in others.items()
-             if hasattr(settings, name)}
+             if name in {field.name for field in fields(settings)}}  # some have sharding as a constant
     for values in product(*named.values()):
         change = dict(zip(named, values, strict=True))
         if "rollout_prompts" in change:

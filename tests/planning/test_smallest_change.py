@@ -9,6 +9,7 @@ from stages.planning.stage_plan import PlanRow, StagePlan, find_smallest_change
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.models import Merge
 from stages.recipe.sections.ppo import Ppo
+from stages.recipe.sections.rejection_sampling import ExpertIteration
 from stages.recipe.sections.sft import Sft
 
 CARD = hardware.CARDS[0]
@@ -65,3 +66,10 @@ def test_a_merge_is_checked_in_bf16():
 def test_an_evaluation_samples_fewer_prompts_at_once():
     change, _ = find_smallest_change(Evaluate(), lambda settings: as_plan(settings.batch_prompts), card_of(40), 1)
     assert change == {"batch_prompts": 32}
+
+
+def test_a_constant_of_a_section_is_not_changed():
+    """Expert iteration has sharding as a constant, and so no other value on several cards."""
+    change, _ = find_smallest_change(
+        ExpertIteration(), lambda settings: as_plan(4 * BYTES[settings.precision]), card_of(4.5), 8)
+    assert change == {"precision": "int8"}
