@@ -29,7 +29,7 @@ from stages.planning.data_size import DataSize
 from stages.planning.hardware import Hardware, choose_hardware
 from stages.planning.other_costs import plan_stage
 from stages.planning.shapes import find_shape
-from stages.planning.stage_plan import Run, StagePlan, find_smallest_change
+from stages.planning.stage_plan import Change, Run, StagePlan, find_smallest_change
 from stages.recipe.algorithms import ALGORITHMS, FIRST
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.render.terminal import escape_controls
@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def plan_recipe(recipe: Recipe, run: Run, algorithms: tuple[str, ...]
-                ) -> tuple[list[StagePlan], dict[str, pages.Change]]:
+                ) -> tuple[list[StagePlan], dict[str, Change]]:
     """Plan every stage with a model; return the plans, and the change that makes those fit that do not."""
     plans, changes = [], {}
     for name, section in _list_stages(recipe, algorithms):
@@ -73,9 +73,8 @@ def plan_recipe(recipe: Recipe, run: Run, algorithms: tuple[str, ...]
         seconds = None if plan.seconds is None else plan.seconds + run.hardware.start_seconds
         plans.append(plan._replace(seconds=seconds))
         if not plan.fits(run.hardware.card):
-            change = find_smallest_change(
+            changes[name] = find_smallest_change(
                 section, partial(plan_stage, name, run), run.hardware.card, run.hardware.devices)
-            changes[name] = pages.Change(change[0], change[1].peak_bytes) if change else pages.Change({}, 0)
     return plans, changes
 
 
@@ -103,7 +102,7 @@ def _data_size(recipe: Recipe, pairs: Path | None) -> DataSize:
 
 
 def plan_this_machine(recipe: Recipe, arguments: argparse.Namespace, algorithms: tuple[str, ...]
-                      ) -> tuple[Hardware, list[StagePlan], dict[str, pages.Change]]:
+                      ) -> tuple[Hardware, list[StagePlan], dict[str, Change]]:
     """Plan a recipe for the hardware of the command line, in the precisions that it really computes in."""
     hardware = choose_hardware(arguments.device, arguments.device_memory_gib, arguments.device_tflops,
                                arguments.devices, arguments.model_flops_share)

@@ -4,11 +4,9 @@ from typing import Any
 
 from stages.planning.data_size import MEAN_LENGTH_SHARE
 from stages.planning.hardware import Hardware
-from stages.planning.shapes import Shape
 from stages.planning.stage_plan import PlanRow, Run, StagePlan, reads_reward_model, rollout_rows
 from stages.planning.steps import Batch, forward_bytes
 from stages.planning.training_costs import (
-    Work,
     count_saves,
     plan_base,
     plan_blocks,
@@ -42,15 +40,14 @@ def plan_reward(stage: str, run: Run, settings: Any) -> StagePlan:
         return plan
     precision, response = settings.precision, settings.max_sampled_tokens
     memory = [PlanRow("frozen base", shape.stored_bytes(precision), precision),
-              *rollout_rows(shape, SAMPLED_AT_ONCE, settings.max_length_tokens, precision, False)]
+              *rollout_rows(shape, SAMPLED_AT_ONCE, settings.max_length_tokens, precision)]
     answers = int(SAMPLES_PER_QUESTION * settings.sampled_questions)
     tokens = int(answers * sum(run.size.sample_tokens(settings.max_length_tokens, response)))
     flops = 2 * shape.count_parameters() * tokens
     seconds = hardware.compute_seconds(flops, precision) + _decode_seconds(
         memory, -(-answers // hardware.devices), SAMPLED_AT_ONCE, response, hardware)
-    return plan._replace(tokens=plan.tokens + tokens, flops=plan.flops + flops, seconds=plan.seconds + seconds,
-                         other_times=(*plan.other_times, tuple(memory)),
-                         assumption=f"{plan.assumption}; at most {answers:,} samples")
+    return plan.after(memory, tokens, flops, seconds)._replace(
+        assumption=f"{plan.assumption}; at most {answers:,} samples")
 
 
 def plan_merge(stage: str, run: Run, settings: Any) -> StagePlan:
@@ -71,11 +68,10 @@ def plan_merge(stage: str, run: Run, settings: Any) -> StagePlan:
 
 
 def plan_evaluate(stage: str, run: Run, settings: Any) -> StagePlan:
-    """Plan an evaluation: all models in its precision, one at a time."""
-    shape, hardware, size, _, policies = run
+    """Plan an evaluation on one card: all models in its precision, one at a time."""
+    shape, hardware, size, _, policies = run._replace(hardware=run.hardware._replace(devices=1))
     precision, length = settings.precision, settings.max_prompt_tokens + settings.max_response_tokens
-    memory = [PlanRow("frozen base", shape.stored_bytes(precision), f"{precision}, one model at a time"),
-              *rollout_rows(shape, settings.batch_prompts, length, precision, False), _forward_row(shape, precision)]
+    memory = _sampling_memory(run, settings, settings.batch_prompts)
     sweeps = len(settings.temperatures) * settings.temperature_prompts
     answers = (settings.prompts * (policies + SFT_ANSWERS + 2 * max(settings.best_of, default=0))
                + sweeps * (policies + 1))
@@ -86,7 +82,7 @@ def plan_evaluate(stage: str, run: Run, settings: Any) -> StagePlan:
     scorer = shape.cut(run.reward.layers).count_parameters()
     # Answers: sampled, and scored by two models. Pairs: scored by one, and their likelihood under SFT.
     flops = 2 * shape.count_parameters() * (tokens + pair_tokens) + 2 * scorer * (2 * tokens + pair_tokens)
-    seconds = hardware._replace(devices=1).compute_seconds(flops, precision) + _decode_seconds(
+    seconds = hardware.compute_seconds(flops, precision) + _decode_seconds(
         memory, answers, settings.batch_prompts, settings.max_response_tokens, hardware, answer_tokens / length)
     return StagePlan(stage, shape.count_parameters(), 0, memory, tokens + pair_tokens, flops, seconds, 0,
                      f"{answers:,} answers and {pairs:,} pairs, on one card, at its bf16 rate"
@@ -95,49 +91,52 @@ def plan_evaluate(stage: str, run: Run, settings: Any) -> StagePlan:
 
 def plan_best_of_n(stage: str, run: Run, settings: Any) -> StagePlan:
     """Plan best-of-n: the SFT model beside the reward models."""
-    prompts = settings.prompts or run.size.rl_questions
-    memory, samples = _sampling_memory(run, settings), (prompts or 0) * settings.n
-    tokens, flops, seconds = _sampling_work(run, settings, samples, memory)
-    known = f"{samples:,} responses" if prompts else "how many prompts there are is not known: give --pairs"
-    return StagePlan(stage, run.shape.count_parameters(), 0, memory, tokens, flops, seconds if prompts else None, 0,
-                     known)
+    prompts = settings.prompts or run.size.rl_questions or 0
+    memory, tokens, flops, seconds = _plan_sampling(run, settings, prompts * settings.n)
+    return _if_known(prompts, StagePlan(stage, run.shape.count_parameters(), 0, memory, tokens, flops, seconds, 0,
+                                        f"{prompts * settings.n:,} responses"))
 
 
 def plan_expert_iteration(stage: str, run: Run, settings: Any) -> StagePlan:
     """Plan expert iteration: rounds of sampling, and of fine-tuning on one response to each prompt."""
     prompts = (settings.round_prompts or run.size.rl_questions or 0) * settings.rounds
-    memory = _sampling_memory(run, settings)
-    tokens, flops, seconds = _sampling_work(run, settings, prompts * settings.n, memory)
     length = (settings.max_prompt_tokens + settings.max_response_tokens) * MEAN_LENGTH_SHARE
     blocks = max(1, int(prompts * settings.epochs * length / settings.sequence_length_tokens))
-    work = Work(blocks, settings.sequence_length_tokens, 1.0, settings.batch_sequences,
-                count_saves(settings, blocks / settings.batch_sequences), False)
-    known = f"{prompts:,} prompts in {settings.rounds} rounds" if prompts else (
-        "how many prompts there are is not known: give --pairs")
-    tuning = plan_blocks(stage, run, settings, work, settings.microbatch_sequences, known)
-    larger, smaller = sorted([tuning.memory, memory], key=lambda rows: -sum(row.bytes for row in rows))
-    return tuning._replace(
-        memory=larger, other_times=(tuple(smaller),), tokens=tuning.tokens + tokens, flops=tuning.flops + flops,
-        seconds=tuning.seconds + seconds if prompts else None)
+    tuning = plan_blocks(stage, run, settings, blocks, settings.microbatch_sequences,
+                         count_saves(settings, blocks / settings.batch_sequences),
+                         f"{prompts:,} prompts in {settings.rounds} rounds")
+    return _if_known(prompts, tuning.after(*_plan_sampling(run, settings, prompts * settings.n)))
 
 
-def _sampling_memory(run: Run, settings: Any) -> list[PlanRow]:
-    shape, rows = run.shape, -(-settings.batch_prompts // run.hardware.devices) * settings.n
-    length, stored = settings.max_prompt_tokens + settings.max_response_tokens, shape.stored_bytes(settings.precision)
-    memory = [PlanRow("frozen base", stored, settings.precision)]
-    if reads_reward_model(settings):
-        memory.append(PlanRow("reward model", run.reward.members * stored, "at most"))
-    return [*memory, *rollout_rows(shape, rows, length, settings.precision, False),
-            _forward_row(shape, settings.precision)]
+def _if_known(prompts: int, plan: StagePlan) -> StagePlan:
+    """Return the plan of a stage on so many prompts, without seconds if their number is not known."""
+    return plan if prompts else plan._replace(
+        seconds=None, assumption="how many prompts there are is not known: give --pairs")
 
 
-def _sampling_work(run: Run, settings: Any, samples: int, memory: list[PlanRow]) -> tuple[int, float, float]:
-    """Return tokens, operations and seconds of sampling and scoring so many responses."""
+def _plan_sampling(run: Run, settings: Any, samples: int) -> tuple[list[PlanRow], int, float, float]:
+    """Return the memory, tokens, operations and seconds of sampling so many responses, n to a prompt, and scoring them.
+    """
+    hardware, members, n = run.hardware, run.reward.members, settings.n
+    rows = -(-settings.batch_prompts // hardware.devices) * n
+    memory = _sampling_memory(run, settings, rows, members if reads_reward_model(settings) else 0)
     tokens = int(samples * (settings.max_prompt_tokens + settings.max_response_tokens) * MEAN_LENGTH_SHARE)
-    flops, hardware = 2 * run.shape.count_parameters() * tokens * (1 + run.reward.members), run.hardware
-    return tokens, flops, hardware.compute_seconds(flops, settings.precision) + _decode_seconds(
-        memory, -(-samples // hardware.devices), settings.batch_prompts * settings.n, settings.max_response_tokens,
-        hardware)
+    flops = 2 * run.shape.count_parameters() * tokens * (1 + members)
+    seconds = hardware.compute_seconds(flops, settings.precision) + _decode_seconds(
+        memory, -(-samples // hardware.devices), settings.batch_prompts * n, settings.max_response_tokens, hardware)
+    return memory, tokens, flops, seconds
+
+
+def _sampling_memory(run: Run, settings: Any, rows: int, scorers: int = 0) -> list[PlanRow]:
+    """List the memory of sampling so many responses at once, beside the reward models that score them."""
+    shape, precision, stored = run.shape, settings.precision, run.shape.stored_bytes(settings.precision)
+    batch = Batch.build(FORWARD_TOKENS, FORWARD_TOKENS, 1, FORWARD_TOKENS)
+    state_bytes = 4 if precision in ("fp32", "mixed") else 2
+    models = [PlanRow("frozen base", stored, precision), PlanRow("reward model", scorers * stored, "at most")]
+    return [*models[:2 if scorers else 1],
+            *rollout_rows(shape, rows, settings.max_prompt_tokens + settings.max_response_tokens, precision),
+            PlanRow("forward pass", forward_bytes(shape, state_bytes, batch),
+                    f"{FORWARD_TOKENS} tokens without gradients")]
 
 
 def _decode_seconds(memory: list[PlanRow], answers: int, batch: int, response: int, hardware: Hardware,
@@ -145,9 +144,3 @@ def _decode_seconds(memory: list[PlanRow], answers: int, batch: int, response: i
     """Return the seconds in which a card reads weights, and a share of all keys and values, at every decoding step."""
     weights, kv_bytes = memory[0].bytes, next(row.bytes for row in memory if row.name == "keys and values")
     return hardware.read_seconds(-(-answers // batch) * response * (weights + kv_bytes * kv_share))
-
-
-def _forward_row(shape: Shape, precision: str) -> PlanRow:
-    batch = Batch.build(FORWARD_TOKENS, FORWARD_TOKENS, 1, FORWARD_TOKENS)
-    return PlanRow("forward pass", forward_bytes(shape, 4 if precision in ("fp32", "mixed") else 2, batch),
-                   f"{FORWARD_TOKENS} tokens without gradients")

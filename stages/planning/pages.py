@@ -1,16 +1,14 @@
 """Show a plan: as a table in the terminal, as JSON, and as a page."""
 
-from typing import NamedTuple
-
 from stages.planning.hardware import USABLE_SHARE, Hardware
-from stages.planning.stage_plan import PlanRow, StagePlan
+from stages.planning.stage_plan import Change, StagePlan
 from stages.render.html import Html, element, join_html, table
 from stages.render.terminal import format_columns
 from stages.render.units import format_bytes
 
 # Columns of the table for the parts of the memory.
 COLUMNS = {
-    "weights": ("frozen base", "reward model", "gathered layers", "merged weights"),
+    "weights": ("frozen base", "reward model", "reward adapters", "target heads", "gathered layers", "merged weights"),
     "adapter": ("trained parameters",),
     "grads": ("gradients",),
     "optim": ("optimizer state", "optimizer step"),
@@ -19,13 +17,6 @@ COLUMNS = {
     "logits": ("logits",),
 }
 HEAD = ("stage", "params", "trained", *COLUMNS, "peak", "fits", "hours", "PFLOP", "tokens", "disk")
-
-
-class Change(NamedTuple):
-    """The change of a stage's section that makes it fit, and its peak then; no settings: none is known."""
-
-    settings: dict[str, object]
-    peak_bytes: int
 
 
 def format_plans(title: str, plans: list[StagePlan], changes: dict[str, Change], hardware: Hardware) -> list[str]:
@@ -40,7 +31,7 @@ def format_plans(title: str, plans: list[StagePlan], changes: dict[str, Change],
                   *(f"  {stage}: {_describe_change(stage, change)}" for stage, change in changes.items())]
     notes: dict[str, list[str]] = {}
     for plan in plans:
-        notes.setdefault(_note(plan), []).append(plan.stage)
+        notes.setdefault(plan.assumption, []).append(plan.stage)
     return [*lines, "the numbers rest on:", *(f"  {', '.join(stages)}: {note}" for note, stages in notes.items())]
 
 
@@ -50,7 +41,6 @@ def plan_facts(plans: list[StagePlan], changes: dict[str, Change], hardware: Har
         "device": hardware.card._asdict(), "devices": hardware.devices, "share": hardware.share,
         "stages": {plan.stage: plan._asdict() | {
             "memory": {row.name: row.bytes for row in plan.memory}, "peak_bytes": plan.peak_bytes,
-            "other_times": [{row.name: row.bytes for row in phase} for phase in plan.other_times],
             "fits": plan.fits(hardware.card)} for plan in plans},
         "changes": {stage: change._asdict() for stage, change in changes.items()},
     }
@@ -58,7 +48,7 @@ def plan_facts(plans: list[StagePlan], changes: dict[str, Change], hardware: Har
 
 def render_page(title: str, plans: list[StagePlan], changes: dict[str, Change], hardware: Hardware) -> Html:
     """Build the page, without scripts and without anything loaded."""
-    parts = [join_html([element("h2", plan.stage), element("p", _note(plan)), table(
+    parts = [join_html([element("h2", plan.stage), element("p", plan.assumption), table(
         ("part", "memory", ""), [(row.name, format_bytes(row.bytes), row.note) for row in plan.memory])])
         for plan in plans if plan.memory]
     body = element(
@@ -76,16 +66,6 @@ def _row(plan: StagePlan, hardware: Hardware) -> tuple[str, ...]:
     return (plan.stage, _count(plan.parameters), _count(plan.trained), *map(_gib, sizes.values()),
             _gib(plan.peak_bytes), "yes" if plan.fits(hardware.card) else "NO", hours, _short(plan.flops / 1e15),
             _count(plan.tokens), _gib(plan.disk_bytes))
-
-
-def _note(plan: StagePlan) -> str:
-    """Say what the numbers rest on, and which further memory is needed at other times."""
-    phases = [" + ".join(_part(row) for row in phase if row.bytes >> 30) for phase in plan.other_times]
-    return "; ".join(filter(None, [plan.assumption, *(f"at other times {phase}" for phase in phases if phase)]))
-
-
-def _part(row: PlanRow) -> str:
-    return f"{row.name} {format_bytes(row.bytes)}"
 
 
 def _describe(hardware: Hardware) -> list[str]:

@@ -4,7 +4,7 @@ Of all changes of its section by which a stage fits a card, the smallest is the 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -29,6 +29,11 @@ class PlanRow(NamedTuple):
     note: str
 
 
+def total_bytes(rows: Iterable[PlanRow]) -> int:
+    """Add up parts of the memory."""
+    return sum(row.bytes for row in rows)
+
+
 class Run(NamedTuple):
     """What the plans of all stages rest on: the base, the hardware, and how much text there is.
 
@@ -45,8 +50,8 @@ class Run(NamedTuple):
 class StagePlan(NamedTuple):
     """One stage: parameters, memory of one card by part, and what the whole stage computes and writes.
 
-    trained: parameters that are trained. memory: parts that are there at once. other_times: those of phases that need
-    less. assumption: what tokens and seconds rest on. seconds: None if it is not known how much there is to do.
+    trained: parameters that are trained. memory: the parts of the phase that needs most. assumption: what tokens and
+    seconds rest on. seconds: None if it is not known how much there is to do.
     """
 
     stage: str
@@ -58,16 +63,27 @@ class StagePlan(NamedTuple):
     seconds: float | None
     disk_bytes: int
     assumption: str = ""
-    other_times: tuple[tuple[PlanRow, ...], ...] = ()
 
     @property
     def peak_bytes(self) -> int:
         """Return the peak memory of one card."""
-        return sum(row.bytes for row in self.memory)
+        return total_bytes(self.memory)
+
+    def after(self, memory: list[PlanRow], tokens: int, flops: float, seconds: float) -> "StagePlan":
+        """Return the plan with a phase before it."""
+        return self._replace(memory=max(self.memory, memory, key=total_bytes), tokens=self.tokens + tokens,
+                             flops=self.flops + flops, seconds=self.seconds + seconds)
 
     def fits(self, card: Card) -> bool:
         """Check whether the card has that much memory, beside what the allocator and CUDA need."""
         return self.peak_bytes <= USABLE_SHARE * card.memory_gib * GIB
+
+
+class Change(NamedTuple):
+    """The change of a stage's section that makes it fit, and its peak then; no settings: none is known."""
+
+    settings: dict[str, object]
+    peak_bytes: int
 
 
 class Tensors(NamedTuple):
@@ -114,44 +130,8 @@ def list_trained(shape: Shape, training: Training, scorer: bool = False) -> list
     return [Tensors(*size, training.state_bytes) for size in sizes]
 
 
-def list_weights(shape: Shape, training: Training, trained: list[Tensors], optimizer: str, scorer: bool = False,
-                 frozen_copy: bool = False) -> list[PlanRow]:
-    """List weights, gradients and optimizer state; frozen_copy: of a model that is trained whole, as the reference."""
-    is_frozen = training.tune != FULL or frozen_copy
-    frozen = shape.stored_bytes(training.precision, scorer, training.tune == LORA) if is_frozen else 0
-    size = sum(tensors.bytes for tensors in trained)
-    return [PlanRow("frozen base", frozen, training.precision), PlanRow("trained parameters", size, ""),
-            PlanRow("gradients", size, ""),
-            PlanRow("optimizer state", sum(tensors.state_bytes(optimizer) for tensors in trained), optimizer)]
-
-
-def shard(rows: list[PlanRow], shape: Shape, training: Training, count: int) -> list[PlanRow]:
-    """Divide what is in the layers, adapters apart, by the number of processes; add the layers that are gathered."""
-    layer = shape.layer_weights + shape.layer_vectors
-    layer_bytes = layer * training.state_bytes
-    if training.precision in QUANTISED:
-        layer_bytes = shape.stored_bytes(training.precision, adapted=True) // max(shape.layers, 1)
-    saved = shape.layers * layer_bytes * (count - 1) // count
-    sizes = {row.name: row.bytes for row in rows}
-    shares = {"reward model": saved if "reward model" in sizes else 0}
-    if training.tune == FULL:  # gradients and state are split with the weights
-        state = sizes["optimizer state"] / sizes["trained parameters"]
-        shares |= {"trained parameters": saved, "gradients": saved, "optimizer state": int(saved * state)}
-    else:
-        shares["frozen base"] = saved
-    return [row._replace(bytes=row.bytes - shares.get(row.name, 0)) for row in rows] + [
-        PlanRow("gathered layers", 2 * layer_bytes, "one at work, one on its way")]
-
-
-def disk_bytes(trained: list[Tensors], optimizer: str, saves: int, keep_checkpoints: int, keeps_best: bool) -> int:
-    """Return the most bytes that a training has on the disk at once, as training/checkpoint_plan.py checks."""
-    weights = sum(tensors.bytes for tensors in trained) * (1 + keeps_best)
-    state = sum(tensors.state_bytes(optimizer) for tensors in trained)
-    return min(saves, keep_checkpoints + 1) * (weights + state) + weights
-
-
-def rollout_rows(shape: Shape, rows: int, row_tokens: int, precision: str, adapted: bool, merges_adapter: bool = False
-                 ) -> list[PlanRow]:
+def rollout_rows(shape: Shape, rows: int, row_tokens: int, precision: str, adapted: bool = False,
+                 merges_adapter: bool = False) -> list[PlanRow]:
     """List the memory of sampling rows at once, of so many tokens each: keys and values first.
 
     adapted: with an adapter, quantised weights leave fp32 states. merges_adapter: weights with it are beside the base.
@@ -170,64 +150,44 @@ def reads_reward_model(settings: Any) -> bool:
     return any(source.source == "model" for source in settings.rewards)
 
 
-def find_smallest_change(
-    settings: Any, plan: Callable[[Any], StagePlan], card: Card, devices: int
-) -> tuple[dict[str, object], StagePlan] | None:
-    """Return the settings to change, with their new values, and the plan with them; None if nothing helps.
+def find_smallest_change(settings: Any, plan: Callable[[Any], StagePlan], card: Card, devices: int) -> Change:
+    """Return the settings to change so that a stage fits, with their new values, and its peak then.
 
     Tried in this order, alone and together: fewer rows at once, gradient_checkpointing, sharding over the cards, which
     change nothing but rounding; then a lower precision, a smaller critic and at last fewer prompts in a rollout, which
     change the result.
     """
     for change in _list_changes(settings, devices):
-        smallest = _valid(settings, _with_sizes(settings, change, 1))
-        if smallest is None or not plan(smallest).fits(card):
+        try:
+            changed = replace(settings, **change)
+        except ValueError:  # the recipe refuses the combination
             continue
-        for fraction in _divisors(max((getattr(settings, name) for name in _sizes(settings)), default=1)):
-            candidate = _valid(settings, _with_sizes(settings, change, fraction))
-            if candidate is not None and (changed := plan(candidate)).fits(card):
-                return {name: value for name, value in _with_sizes(settings, change, fraction).items()
-                        if getattr(settings, name) != value}, changed
-    return None
+        planned = plan(changed)
+        if planned.fits(card):
+            return Change({name: value for name, value in change.items() if getattr(settings, name) != value},
+                          planned.peak_bytes)
+    return Change({}, 0)
 
 
 def _list_changes(settings: Any, devices: int) -> Iterator[dict[str, object]]:
-    """Yield combinations of settings beside the rows at once, the least harmful first."""
-    rollouts = _divisors(getattr(settings, "rollout_prompts", 0))
+    """Yield settings of a section with new values, the least harmful first."""
+    own = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    sizes = {name: own[name] for name in SIZES if name in own}
     others = {
-        "rollout_prompts": [size for size in rollouts if size >= devices],
+        "rollout_prompts": [size for size in _divisors(own.get("rollout_prompts", 0)) if size >= devices],
         "value_model": ["head"],
-        "precision": SMALLER.get(getattr(settings, "precision", None), ()),
+        "precision": SMALLER.get(own.get("precision"), ()),
         "check_precision": ["bf16"],
         "sharding": ["fsdp"] if devices > 1 else [],
         "gradient_checkpointing": [True],
     }
-    named = {name: list(dict.fromkeys([getattr(settings, name), *values])) for name, values in others.items()
-             if name in {field.name for field in fields(settings)}}  # some have sharding as a constant
-    for values in product(*named.values()):
+    named = {name: dict.fromkeys([own[name], *values]) for name, values in others.items() if name in own}
+    for *values, limit in product(*named.values(), _divisors(max(sizes.values(), default=1))):
         change = dict(zip(named, values, strict=True))
         if "rollout_prompts" in change:
-            change["minibatch_prompts"] = min(settings.minibatch_prompts, change["rollout_prompts"])
-        yield change
-
-
-def _sizes(settings: Any) -> list[str]:
-    return [name for name in SIZES if hasattr(settings, name)]
-
-
-def _with_sizes(settings: Any, change: dict, limit: int) -> dict:
-    """Return the change with at most `limit` rows at once."""
-    batch = change.get("minibatch_prompts", limit)
-    return {name: min(getattr(settings, name), limit, batch if name == "microbatch_prompts" else limit)
-            for name in _sizes(settings)} | change
-
-
-def _valid(settings: Any, change: dict) -> Any | None:
-    """Return the section with the change, None if the recipe refuses the combination."""
-    try:
-        return replace(settings, **change)
-    except ValueError:
-        return None
+            change["minibatch_prompts"] = min(own["minibatch_prompts"], change["rollout_prompts"])
+        largest = min(limit, change.get("minibatch_prompts", limit))
+        yield {name: min(size, largest) for name, size in sizes.items()} | change
 
 
 def _divisors(size: int) -> list[int]:

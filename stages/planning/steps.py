@@ -48,18 +48,6 @@ class StepCost(NamedTuple):
         """Return the peak of the tensors that the step allocates."""
         return self.stored + max(self.logits, self.backward)
 
-    def followed_by(self, critic: "StepCost", states_bytes: int) -> "StepCost":
-        """Add a critic of its own, whose pass comes second, while the first one's hidden states are in memory."""
-        return StepCost(self.stored, self.logits, max(self.backward, critic.peak_bytes + states_bytes),
-                        self.flops + critic.flops)
-
-    def with_q_heads(self, shape: Shape, batch: Batch, heads: int) -> "StepCost":
-        """Add ILQL's heads on the hidden states: perceptrons of twice the width, two of them with a vocabulary."""
-        width, tokens = shape.width, batch.logit_tokens
-        logits = FP32 * shape.vocabulary * (3 * tokens + 2 * width) + 47 * width * (tokens + width)
-        flops = tokens * width * (heads * 16 * (width + shape.vocabulary) + 12 * width)
-        return self._replace(logits=max(self.logits, logits), flops=self.flops + flops)
-
 
 class Training(NamedTuple):
     """How a model is trained: whole or by an adapter, in which number format.
@@ -75,9 +63,9 @@ class Training(NamedTuple):
     recomputes: bool = False
 
     @classmethod
-    def read(cls, settings: Any, lora: Any = None) -> "Training":
-        """Return the training of a section of the recipe; lora: in place of the section's own adapter."""
-        lora = lora or getattr(settings, "lora", None)
+    def read(cls, settings: Any) -> "Training":
+        """Return the training of a section of the recipe."""
+        lora = getattr(settings, "lora", None)
         tune = getattr(settings, "tune", LORA if lora else FULL)
         adapter = (lora.r, lora.dropout, tuple(lora.target_modules)) if lora and tune == LORA else ()
         return cls(tune, settings.precision, *adapter, recomputes=getattr(settings, "gradient_checkpointing", False))

@@ -14,32 +14,29 @@ from stages.planning.stage_plan import (
     Run,
     StagePlan,
     Tensors,
-    disk_bytes,
     list_trained,
-    list_weights,
     reads_reward_model,
     rollout_rows,
-    shard,
+    total_bytes,
 )
-from stages.planning.steps import FULL, LORA, Batch, StepCost, Training, step_cost
+from stages.planning.steps import FP32, FULL, LORA, Batch, StepCost, Training, step_cost
 
 KEEP_CHECKPOINTS = 2  # of training/trainer.py
 FOREACH_OPTIMIZERS = ("adam", "adamw")  # torch's step over all tensors at once has a copy of them in memory
 
 
 class Work(NamedTuple):
-    """What a training does: its rows in total, the tokens of each at most, and the share of them on average.
+    """What a training does: its rows in total and of a forward pass on one card, and the tokens of each at most.
 
-    batch: rows of an optimizer step. saves: checkpoints that are written, at most.
+    saves: checkpoints that are written, at most. length_share: of a row's tokens that it has on average.
     """
 
     rows: int
+    rows_at_once: int
     row_tokens: int
-    length_share: float
-    batch: int
     saves: int
+    length_share: float = 1.0
     keeps_best: bool = True
-    keep_checkpoints: int = KEEP_CHECKPOINTS
 
 
 def plan_sft(stage: str, run: Run, settings: Any) -> StagePlan:
@@ -49,10 +46,8 @@ def plan_sft(stage: str, run: Run, settings: Any) -> StagePlan:
         raise ValueError("sft.max_steps is null, and how much text there is is not known: give a dump, --pairs or "
                          "sft.max_steps")
     steps = settings.max_steps or max(1, int(tokens / length * settings.epochs / batch))
-    work = Work(steps * batch, length, 1.0, batch, count_saves(settings, steps),
-                settings.patience_evaluations is not None)
-    return plan_blocks(stage, run, settings, work, settings.microbatch_sequences,
-                       f"{steps:,} steps of {batch} x {length} tokens")
+    return plan_blocks(stage, run, settings, steps * batch, settings.microbatch_sequences, count_saves(settings, steps),
+                       f"{steps:,} steps of {batch} x {length} tokens", settings.patience_evaluations is not None)
 
 
 def plan_base(stage: str, run: Run, settings: Any) -> StagePlan:
@@ -60,21 +55,22 @@ def plan_base(stage: str, run: Run, settings: Any) -> StagePlan:
     if settings.model != "scratch":
         count = run.shape.count_parameters()
         return StagePlan(stage, count, 0, [], 0, 0, 0, 2 * count, "16-bit weights; the time is the network's")
-    scratch, tokens = settings.scratch, run.size.finetune_tokens
-    step_tokens = scratch.batch_sequences * scratch.sequence_length_tokens
+    scratch, batch, tokens = settings.scratch, settings.scratch.batch_sequences, run.size.finetune_tokens
+    step_tokens = batch * scratch.sequence_length_tokens
     all_tokens = scratch.max_tokens if tokens is None else min(scratch.max_tokens, scratch.epochs * tokens)
     steps = max(1, int(all_tokens / step_tokens))
-    work = Work(steps * scratch.batch_sequences, scratch.sequence_length_tokens, 1.0, scratch.batch_sequences,
-                math.ceil(steps / (1 if settings.save_every_minutes else scratch.save_every_steps)), False)
-    return plan_blocks(stage, run, scratch, work, scratch.batch_sequences,
+    saves = math.ceil(steps / (1 if settings.save_every_minutes else scratch.save_every_steps))
+    return plan_blocks(stage, run, scratch, steps * batch, batch, saves,
                        f"at most {steps:,} steps of {step_tokens:,} tokens, from random weights")
 
 
-def plan_blocks(stage: str, run: Run, settings: Any, work: Work, microbatch: int, assumption: str) -> StagePlan:
+def plan_blocks(stage: str, run: Run, settings: Any, blocks: int, microbatch: int, saves: int, assumption: str,
+                keeps_best: bool = False) -> StagePlan:
     """Plan language modelling on packed blocks: sft, expert_iteration, and a base from scratch."""
-    rows, training = run.hardware.own_rows(microbatch, work.batch), Training.read(settings)
-    batch = Batch.build(rows * work.row_tokens, work.row_tokens, rows, rows * (work.row_tokens - 1))
-    return _plan_training(stage, run, training, settings, work, rows, step_cost(run.shape, training, batch), assumption)
+    length, rows = settings.sequence_length_tokens, run.hardware.own_rows(microbatch, settings.batch_sequences)
+    batch = Batch.build(rows * length, length, rows, rows * (length - 1))
+    return _plan_training(stage, run, settings, Work(blocks, rows, length, saves, keeps_best=keeps_best),
+                          step_cost(run.shape, Training.read(settings), batch), assumption)
 
 
 def plan_pairwise(stage: str, run: Run, settings: Any) -> StagePlan:
@@ -83,11 +79,11 @@ def plan_pairwise(stage: str, run: Run, settings: Any) -> StagePlan:
     is_scorer, max_steps, length = stage != "dpo", getattr(settings, "max_steps", None), settings.max_length_tokens
     count = int(min(settings.train_pairs, size.reward_pairs or settings.train_pairs) * settings.epochs)
     count = max_steps * settings.batch_pairs if max_steps else count * getattr(settings, "members", 1)
-    share = size.pair_tokens(length, settings.batching) / (2 * length)
-    work = Work(count, 2 * length, share, settings.batch_pairs, count_saves(settings, count / settings.batch_pairs))
-    rows, training = run.hardware.own_rows(settings.microbatch_pairs, settings.batch_pairs), Training.read(settings)
-    cost = step_cost(run.shape, training, pair_batch(settings, rows, is_scorer))
-    return _plan_training(stage, run, training, settings, work, rows, cost,
+    rows = run.hardware.own_rows(settings.microbatch_pairs, settings.batch_pairs)
+    work = Work(count, rows, 2 * length, count_saves(settings, count / settings.batch_pairs),
+                size.pair_tokens(length, settings.batching) / (2 * length))
+    cost = step_cost(run.shape, Training.read(settings), pair_batch(settings, rows, is_scorer))
+    return _plan_training(stage, run, settings, work, cost,
                           f"{'' if size.reward_pairs else 'at most '}{count:,} pairs; {size.describe_lengths()}",
                           is_scorer=is_scorer)
 
@@ -102,24 +98,30 @@ def pair_batch(settings: Any, rows: int, is_scorer: bool) -> Batch:
 
 
 def plan_ilql(stage: str, run: Run, settings: Any) -> StagePlan:
-    """Plan ILQL; the reward split has about as many answers as pairs."""
-    shape, pairs = run.shape, run.size.reward_pairs
+    """Plan ILQL; the reward split has about as many answers as pairs.
+
+    Its heads on the hidden states are perceptrons of twice the width, two or three of them with a vocabulary.
+    """
+    shape, width, pairs = run.shape, run.shape.width, run.size.reward_pairs
     if settings.max_steps is None and pairs is None:
         raise ValueError("ilql.max_steps is null, and how many answers there are is not known: give --pairs or "
                          "ilql.max_steps")
     count = settings.max_steps * settings.batch_answers if settings.max_steps else int(pairs * settings.epochs)
-    length, heads, wide = settings.max_length_tokens, 2 if settings.two_q_heads else 1, 2 * shape.width
-    work = Work(count, length, MEAN_LENGTH_SHARE, settings.batch_answers,
-                count_saves(settings, count / settings.batch_answers))
-    rows, training = run.hardware.own_rows(settings.microbatch_answers, settings.batch_answers), Training.read(settings)
+    length, heads = settings.max_length_tokens, 2 if settings.two_q_heads else 1
+    rows = run.hardware.own_rows(settings.microbatch_answers, settings.batch_answers)
     batch = Batch.build(rows * length, length, rows, rows * (length - 1))
-    cost = step_cost(shape, training, batch).with_q_heads(shape, batch, heads)
-    q_heads = [Tensors(heads, wide, shape.width), Tensors(heads, shape.vocabulary, wide),
-               Tensors(heads, 1, wide + shape.vocabulary)]
-    own = [*q_heads, Tensors(1, wide, shape.width), Tensors(1, 1, 2 * wide + 1)]
-    return _plan_training(stage, run, training, settings, work, rows, cost,
-                          f"{count:,} answers of {MEAN_LENGTH_SHARE:.0%} of {length} tokens", own=own,
-                          frozen_bytes=sum(tensors.bytes for tensors in q_heads))  # their targets
+    cost, tokens = step_cost(shape, Training.read(settings), batch), batch.logit_tokens
+    logits = FP32 * shape.vocabulary * (3 * tokens + 2 * width) + 47 * width * (tokens + width)
+    flops = tokens * width * (heads * 16 * (width + shape.vocabulary) + 12 * width)
+    q_heads = [Tensors(heads, 2 * width, width), Tensors(heads, shape.vocabulary, 2 * width),
+               Tensors(heads, 1, 2 * width + shape.vocabulary)]
+    return _plan_training(
+        stage, run, settings,
+        Work(count, rows, length, count_saves(settings, count / settings.batch_answers), MEAN_LENGTH_SHARE),
+        cost._replace(logits=max(cost.logits, logits), flops=cost.flops + flops),
+        f"{count:,} answers of {MEAN_LENGTH_SHARE:.0%} of {length} tokens",
+        own=[*q_heads, Tensors(1, 2 * width, width), Tensors(1, 1, 4 * width + 1)],
+        others=[PlanRow("target heads", sum(tensors.bytes for tensors in q_heads), "of the Q heads")])
 
 
 def plan_policy_gradient(stage: str, run: Run, settings: Any) -> StagePlan:
@@ -130,18 +132,16 @@ def plan_policy_gradient(stage: str, run: Run, settings: Any) -> StagePlan:
     samples = settings.iterations * settings.rollout_prompts * group
     prompt_mean, response_mean = size.sample_tokens(settings.max_prompt_tokens, response)
     share = (prompt_mean + response_mean) / length
-    work = Work(samples * settings.epochs, length, share, settings.minibatch_prompts * group,
-                settings.iterations // (1 if settings.save_every_minutes else settings.save_every_iterations), True,
-                settings.keep_checkpoints)
-    rows, training = hardware.own_rows(settings.microbatch_prompts * group, work.batch), Training.read(settings)
-    own, others, frozen_bytes = _list_models(shape, settings, reward, value_model)
+    rows = hardware.own_rows(settings.microbatch_prompts * group, settings.minibatch_prompts * group)
+    saves = settings.iterations // (1 if settings.save_every_minutes else settings.save_every_iterations)
+    own, others = _list_models(shape, settings, reward, value_model)
     rollout = rollout_rows(shape, -(-settings.rollout_prompts // hardware.devices) * group, length, settings.precision,
                            True, settings.tune == LORA and settings.sharding == "none")
     plan = _plan_training(
-        stage, run, training, settings, work, rows,
+        stage, run, settings, Work(samples * settings.epochs, rows, length, saves, share),
         policy_gradient_cost(shape, settings, rows, value_model, reward),
-        f"{samples:,} responses; {size.describe_lengths()}; a decoding step reads all weights once", own=own,
-        others=others, rollout=rollout, frozen_copy=settings.tune == FULL, frozen_bytes=frozen_bytes)
+        f"{samples:,} responses; {size.describe_lengths()}; a decoding step reads all weights once",
+        own=own, others=others, rollout=rollout)
     scorers = (reward.members if reads_reward_model(settings) else 0) + (value_model in ("adapter", "model"))
     # Rollout, old and reference log-probabilities; rewards, values.
     computed = 3 * shape.count_parameters() + scorers * shape.cut(reward.layers).count_parameters()
@@ -154,42 +154,40 @@ def plan_policy_gradient(stage: str, run: Run, settings: Any) -> StagePlan:
 
 
 def policy_gradient_cost(shape: Shape, settings: Any, rows: int, value_model: str | None, reward: Any) -> StepCost:
-    """Return the cost of an update on so many responses, their critic's included."""
+    """Return the cost of an update on so many responses; a critic that is no head has its own pass after the policy's.
+
+    A critic starts from the reward model, which has no dropout.
+    """
     group = getattr(settings, "responses_per_prompt", 1)
     # Dropout is off, so that old, new and reference log-probabilities come from the same function.
     prompts, responses = rows // group * settings.max_prompt_tokens, rows * settings.max_response_tokens
     row_tokens = settings.max_prompt_tokens + settings.max_response_tokens
     batch = Batch.build(prompts + responses, row_tokens, rows, responses, shares_prompts=group > 1)
-    cost = step_cost(shape, Training.read(settings)._replace(dropout=0.0), batch)
+    policy = step_cost(shape, Training.read(settings)._replace(dropout=0.0), batch)
     if value_model not in ("adapter", "model"):
-        return cost
-    critic = _read_critic(settings, value_model, reward)
-    return cost.followed_by(step_cost(shape, critic, batch._replace(logit_tokens=0)), 8 * shape.width * batch.tokens)
-
-
-def _read_critic(settings: Any, value_model: str, reward: Any) -> Training:
-    """Return the training of a critic that starts from the reward model, which has no dropout."""
-    training = Training.read(settings, reward.lora)
-    tune = LORA if value_model == "adapter" else FULL
-    return training._replace(tune=tune, rank=reward.lora.r, targets=tuple(reward.lora.target_modules), dropout=0.0)
+        return policy
+    training = Training(LORA if value_model == "adapter" else FULL, settings.precision, reward.lora.r,
+                        targets=tuple(reward.lora.target_modules), recomputes=settings.gradient_checkpointing)
+    critic = step_cost(shape, training, batch._replace(logit_tokens=0))
+    states = 8 * shape.width * batch.tokens  # of the policy
+    return policy._replace(backward=max(policy.backward, critic.peak_bytes + states), flops=policy.flops + critic.flops)
 
 
 def _list_models(shape: Shape, settings: Any, reward: Any, value_model: str | None
-                 ) -> tuple[list[Tensors], list[PlanRow], int]:
-    """Return the critic's trained tensors, the reward models, and the bytes of those that share the policy's base."""
+                 ) -> tuple[list[Tensors], list[PlanRow]]:
+    """Return the critic's trained tensors, and the reward models, which share the policy's base if the critic does."""
     own = [Tensors(1, 1, shape.width + 1)] if value_model else []
     adapter = Tensors(1, 1, shape.count_adapter(reward.lora.r, tuple(reward.lora.target_modules)))
     if value_model == "adapter":
         own.append(adapter)
     if value_model == "model":
-        whole = Training(FULL, settings.precision)
-        own += [tensors for tensors in list_trained(shape, whole, True) if tensors != Tensors(1, 1, shape.width)]
+        own += list_trained(shape, Training(FULL, settings.precision), True)
     if not reads_reward_model(settings):
-        return own, [], 0
+        return own, []
     if value_model == "adapter":
-        return own, [], reward.members * adapter.bytes
+        return own, [PlanRow("reward adapters", reward.members * adapter.bytes, "on the policy's base")]
     size = reward.members * shape.stored_bytes(settings.precision, True)
-    return own, [PlanRow("reward model", size, settings.precision)], 0
+    return own, [PlanRow("reward model", size, settings.precision)]
 
 
 def count_saves(settings: Any, steps: float) -> int:
@@ -197,34 +195,47 @@ def count_saves(settings: Any, steps: float) -> int:
     return math.ceil(steps / (1 if settings.save_every_minutes else settings.save_every_steps))
 
 
-def _plan_training(stage: str, run: Run, training: Training, settings: Any, work: Work, rows: int, cost: StepCost,
-                   assumption: str, *, is_scorer: bool = False, own: list[Tensors] = (),
-                   others: list[PlanRow] = (), rollout: list[PlanRow] = (), frozen_copy: bool = False,
-                   frozen_bytes: int = 0) -> StagePlan:
+def _plan_training(stage: str, run: Run, settings: Any, work: Work, cost: StepCost, assumption: str, *,
+                   is_scorer: bool = False, own: list[Tensors] = (), others: list[PlanRow] = (),
+                   rollout: list[PlanRow] = ()) -> StagePlan:
     """Plan a training; own: tensors beside the model's that are trained. others: models beside it.
 
-    frozen_bytes: of further tensors that are not trained.
+    rollout: of a policy; one that is trained whole has a frozen copy, as the reference.
     """
-    shape, hardware, optimizer = run.shape, run.hardware, getattr(settings, "optimizer", "adamw")
+    shape, hardware, training = run.shape, run.hardware, Training.read(settings)
+    optimizer, has_reference = getattr(settings, "optimizer", "adamw"), bool(rollout) and training.tune == FULL
     trained = [*list_trained(shape, training, is_scorer), *own]
-    weights = [*list_weights(shape, training, trained, optimizer, is_scorer, frozen_copy), *others]
-    weights[0] = weights[0]._replace(bytes=weights[0].bytes + frozen_bytes)
+    is_frozen, size = training.tune != FULL or has_reference, sum(tensors.bytes for tensors in trained)
+    frozen = shape.stored_bytes(training.precision, is_scorer, training.tune == LORA) if is_frozen else 0
+    state = sum(tensors.state_bytes(optimizer) for tensors in trained)
+    weights = [PlanRow("frozen base", frozen, training.precision), PlanRow("trained parameters", size, ""),
+               PlanRow("gradients", size, ""), PlanRow("optimizer state", state, optimizer), *others]
     if getattr(settings, "sharding", "none") == "fsdp" and hardware.devices > 1:
-        weights = shard(weights, shape, training, hardware.devices)
-    update = PlanRow("optimizer step", weights[1].bytes if optimizer in FOREACH_OPTIMIZERS else 0,
-                     "a copy of what is trained")
-    phases = sorted([_list_step(training, cost, shape, weights), [update], list(rollout)],
-                    key=lambda phase: -sum(row.bytes for row in phase))
-    parameters = shape.count_parameters(is_scorer) + sum(tensors.count for tensors in own)
-    parameters += shape.count_parameters() if frozen_copy else 0
-    parameters += sum(tensors.count for tensors in trained[:len(trained) - len(own)]) if training.tune == LORA else 0
-    flops = cost.flops / rows * work.rows * work.length_share
+        weights = _shard(weights, shape, training, hardware.devices)
+    copied = weights[1].bytes if optimizer in FOREACH_OPTIMIZERS else 0
+    phases = [_list_step(training, cost, shape, weights), rollout,
+              [PlanRow("optimizer step", copied, "a copy of what is trained")]]
+    parameters = shape.count_parameters(is_scorer) + shape.count_parameters() * has_reference
+    parameters += sum(tensors.count for tensors in (trained if training.tune == LORA else own))
+    flops = cost.flops / work.rows_at_once * work.rows * work.length_share
+    stored = size * (1 + work.keeps_best)
+    checkpoints = min(work.saves, getattr(settings, "keep_checkpoints", KEEP_CHECKPOINTS) + 1)
     return StagePlan(
-        stage, parameters, sum(tensors.count for tensors in trained), [*weights, *phases[0]],
+        stage, parameters, sum(tensors.count for tensors in trained), [*weights, *max(phases, key=total_bytes)],
         int(work.rows * work.row_tokens * work.length_share), flops,
-        hardware.compute_seconds(flops, settings.precision),
-        disk_bytes(trained, optimizer, work.saves, work.keep_checkpoints, work.keeps_best), assumption,
-        tuple(tuple(phase) for phase in phases[1:] if sum(row.bytes for row in phase)))
+        hardware.compute_seconds(flops, settings.precision), checkpoints * (stored + state) + stored, assumption)
+
+
+def _shard(rows: list[PlanRow], shape: Shape, training: Training, count: int) -> list[PlanRow]:
+    """Divide what is in the layers, adapters apart, by the number of processes; add the layers that are gathered."""
+    layer_bytes = (shape.layer_weights + shape.layer_vectors) * training.state_bytes
+    saved = shape.layers * layer_bytes * (count - 1) // count
+    factors = {"frozen base": 1, "reward model": 1}
+    if training.tune == FULL:  # gradients and state are split with the weights
+        factors = {"trained parameters": 1, "gradients": 1, "optimizer state": rows[3].bytes / rows[1].bytes,
+                   "reward model": 1}
+    return [row._replace(bytes=row.bytes - int(saved * factors.get(row.name, 0))) for row in rows] + [
+        PlanRow("gathered layers", 2 * layer_bytes, "one at work, one on its way")]
 
 
 def _list_step(training: Training, cost: StepCost, shape: Shape, weights: list[PlanRow]) -> list[PlanRow]:
