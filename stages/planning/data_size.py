@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from itertools import combinations, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, combinations, islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from stages.stackexchange.questions.scoring import answer_score
@@ -39,7 +40,7 @@ class DataSize(NamedTuple):
         """Return the mean tokens that are computed of a pair, whose two texts have a limit."""
         if not self.answer_lengths:
             return 2 * max_length_tokens * MEAN_LENGTH_SHARE
-        separate = 2 * (_mean(self.question_lengths) + _mean(self.answer_lengths))
+        separate = 2 * (fmean(self.question_lengths) + fmean(self.answer_lengths))
         return min(2 * max_length_tokens, self.shared_pair_tokens if batching == "question" else separate)
 
     def sample_tokens(self, max_prompt_tokens: int, max_response_tokens: int) -> tuple[float, float]:
@@ -50,13 +51,13 @@ class DataSize(NamedTuple):
         if not self.answer_lengths:
             return max_prompt_tokens * MEAN_LENGTH_SHARE, max_response_tokens * MEAN_LENGTH_SHARE
         prompts = [length for length in self.question_lengths if length <= max_prompt_tokens] or [max_prompt_tokens]
-        return _mean(prompts), _mean([min(length, max_response_tokens) for length in self.answer_lengths])
+        return fmean(prompts), fmean([min(length, max_response_tokens) for length in self.answer_lengths])
 
     def describe_lengths(self) -> str:
         """Say what the lengths of texts rest on."""
         if not self.answer_lengths:
             return f"texts of {MEAN_LENGTH_SHARE:.0%} of their limits"
-        return (f"questions of {_mean(self.question_lengths):.0f} and answers of {_mean(self.answer_lengths):.0f} "
+        return (f"questions of {fmean(self.question_lengths):.0f} and answers of {fmean(self.answer_lengths):.0f} "
                 f"tokens in the data, cut off at their limits")
 
 
@@ -67,37 +68,19 @@ def measure_pairs(pairs: Path, max_answer_tokens: int | None) -> DataSize:
     """
     from stages.stackexchange.pairs.table import count_pairs, question_key, read_pairs  # slow to import
 
-    rows = list(islice(read_pairs(pairs, "finetune", ["question", "response_j"]), SAMPLE_ROWS))
-    limit = math.inf if max_answer_tokens is None else max_answer_tokens * CHARACTERS_PER_TOKEN
-    characters = sum(len(row["question"]) + len(row["response_j"]) for row in rows if len(row["response_j"]) <= limit)
-    keys = [question_key(row) for row in islice(read_pairs(pairs, "rl", ["site", "qid"]), SAMPLE_ROWS)]
-    questions, answers, count = _measure_texts(pairs)
+    def read(split: str, *columns: str) -> list[dict]:
+        return list(islice(read_pairs(pairs, split, [*columns]), SAMPLE_ROWS))
+
+    limit, tuned = _limit_characters(max_answer_tokens), read("finetune", "question", "response_j")
+    characters = sum(len(row["question"]) + len(row["response_j"]) for row in tuned if len(row["response_j"]) <= limit)
+    keys = [question_key(row) for row in read("rl", "site", "qid")]
+    rows = read("reward", "site", "qid", "question", "response_j", "response_k", "answer_j", "answer_k")
+    questions = {question_key(row): len(row["question"]) for row in rows}
+    answers = {(row["site"], row[f"answer_{side}"]): len(row[f"response_{side}"]) for row in rows for side in "jk"}
     return DataSize(
-        round(count_pairs(pairs, "finetune") * characters / CHARACTERS_PER_TOKEN / max(len(rows), 1)),
+        round(count_pairs(pairs, "finetune") * characters / CHARACTERS_PER_TOKEN / max(len(tuned), 1)),
         count_pairs(pairs, "reward"), round(count_pairs(pairs, "rl") * len(set(keys)) / max(len(keys), 1)),
-        count_pairs(pairs, "evaluation"), *map(_count_tokens, (questions, answers)),
-        (sum(questions) + sum(answers)) / CHARACTERS_PER_TOKEN / max(count, 1))
-
-
-def _measure_texts(pairs: Path) -> tuple[list[int], list[int], int]:
-    """Return the characters of the questions and answers, each once, of a sample of reward pairs; and its pairs."""
-    from stages.stackexchange.pairs.table import question_key, read_pairs
-
-    columns = ["site", "qid", "question", "response_j", "response_k", "answer_j", "answer_k"]
-    questions, answers, count = {}, {}, 0
-    for row in islice(read_pairs(pairs, "reward", columns), SAMPLE_ROWS):
-        count += 1
-        questions[question_key(row)] = len(row["question"])
-        answers |= {(row["site"], row[f"answer_{side}"]): len(row[f"response_{side}"]) for side in "jk"}
-    return list(questions.values()), list(answers.values()), count
-
-
-def _count_tokens(characters: list[int]) -> tuple[float, ...]:
-    return tuple(length / CHARACTERS_PER_TOKEN for length in characters)
-
-
-def _mean(lengths: Sequence[float]) -> float:
-    return sum(lengths) / len(lengths)
+        count_pairs(pairs, "evaluation"), *_count_tokens(questions.values(), answers.values(), len(rows)))
 
 
 def measure_dump(files: Sequence[str], shares: Any, max_answer_tokens: int | None) -> DataSize:
@@ -105,51 +88,58 @@ def measure_dump(files: Sequence[str], shares: Any, max_answer_tokens: int | Non
 
     shares: the section pairs of the recipe. max_answer_tokens: as in measure_pairs. Nothing is known without a file.
     """
-    paths, parts = [path for path in map(Path, files) if path.is_file()], (
-        shares.finetune_share, shares.reward_share, shares.rl_share, shares.evaluation_share)
+    paths = [path for path in map(Path, files) if path.is_file()]
+    parts = shares.finetune_share, shares.reward_share, shares.rl_share, shares.evaluation_share
     finetune, reward, rl, evaluation = (part / sum(parts) for part in parts)
     try:
         posts = [_read_posts(path) for path in paths if "votes" not in path.name.lower()]
     except Exception:  # py7zr raises many kinds; the run says what is wrong with the dump
         posts = []
-    if not posts or None in posts:
+    if not posts:
         text_bytes = sum(path.stat().st_size * COMPRESSION.get(path.suffix.lower(), 1) for path in paths)
         return DataSize(round(text_bytes * finetune / DUMP_BYTES_PER_TOKEN) or None)
-    limit = math.inf if max_answer_tokens is None else max_answer_tokens * CHARACTERS_PER_TOKEN
-    counts, questions, answers, finetune_characters = [], [], [], 0.0
-    for text in posts:
-        for question, own in _group_posts(text):
-            better = [max(two)[1] for two in combinations(own, 2) if abs(two[0][0] - two[1][0]) >= shares.min_score_gap]
-            if better:
-                counts.append(min(len(better), shares.max_pairs_per_question))
-                questions.append(question)
-                answers += [length for _, length in own]
-                finetune_characters += counts[-1] * sum(
-                    question + length for length in better if length <= limit) / len(better)
+    limit, counts, questions, answers, characters = _limit_characters(max_answer_tokens), [], [], [], 0.0
+    for question, own in chain.from_iterable(map(_group_posts, posts)):
+        better = [max(two)[1] for two in combinations(own, 2) if abs(two[0][0] - two[1][0]) >= shares.min_score_gap]
+        if better:
+            counts.append(min(len(better), shares.max_pairs_per_question))
+            questions.append(question)
+            answers += [length for _, length in own]
+            characters += counts[-1] * sum(question + length for length in better if length <= limit) / len(better)
     if not counts:
         return DataSize()
-    pairs, texts = sum(counts), (sum(questions) + sum(answers)) / CHARACTERS_PER_TOKEN
-    return DataSize(round(finetune * finetune_characters / CHARACTERS_PER_TOKEN), round(pairs * reward),
-                    round(len(counts) * rl), round(pairs * evaluation), _count_tokens(questions),
-                    _count_tokens(answers), texts / pairs)
+    pairs = sum(counts)
+    return DataSize(round(finetune * characters / CHARACTERS_PER_TOKEN), round(pairs * reward), round(len(counts) * rl),
+                    round(pairs * evaluation), *_count_tokens(questions, answers, pairs))
 
 
-def _read_posts(path: Path) -> bytes | None:
-    """Return Posts.xml of a small file of a dump; None: of another one."""
+def _limit_characters(max_answer_tokens: int | None) -> float:
+    return (max_answer_tokens or math.inf) * CHARACTERS_PER_TOKEN
+
+
+def _count_tokens(questions: Iterable[int], answers: Iterable[int], pairs: int
+                  ) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+    """Return the tokens of texts that have so many characters, and their sum by pair."""
+    lengths = [tuple(length / CHARACTERS_PER_TOKEN for length in texts) for texts in (questions, answers)]
+    return *lengths, sum(map(sum, lengths)) / max(pairs, 1)
+
+
+def _read_posts(path: Path) -> bytes:
+    """Return Posts.xml of a small file of a dump; ValueError for another one."""
     if path.suffix.lower() == ".xml" and path.stat().st_size <= READ_BYTES:
         return path.read_bytes()
     if path.suffix.lower() != ".7z" or path.stat().st_size > ARCHIVE_BYTES:
-        return None
-    import py7zr.io  # slow, too
+        raise ValueError(f"{path} is not read within seconds")
+    from py7zr.io import BytesIOFactory
 
-    with py7zr.SevenZipFile(path) as archive:
-        names = [file.filename for file in archive.list()
-                 if re.split(r"[/\\]", file.filename)[-1].lower() == "posts.xml" and file.uncompressed <= READ_BYTES]
-        if not names:
-            return None
-        memory = py7zr.io.BytesIOFactory(READ_BYTES)
-        archive.extract(targets=names[:1], factory=memory)
-        return memory.get(names[0]).read()
+    from stages.stackexchange.dump.seven_zip import find_table, open_7z  # slow, too
+
+    with open_7z(path) as archive:
+        posts, memory = find_table(archive, path, "Posts"), BytesIOFactory(READ_BYTES)
+        if posts.uncompressed > READ_BYTES:
+            raise ValueError(f"{path} is not read within seconds")
+        archive.extract(targets=[posts.filename], factory=memory)
+        return memory.get(posts.filename).read()
 
 
 def _group_posts(text: bytes) -> Iterator[tuple[int, list[tuple[int, int]]]]:
