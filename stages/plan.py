@@ -26,10 +26,11 @@ from stages.command_line.precision import to_fp32
 from stages.command_line.tool import run_tool
 from stages.planning import data_size, pages
 from stages.planning.data_size import DataSize
-from stages.planning.hardware import Hardware, choose_hardware
+from stages.planning.hardware import choose_hardware
 from stages.planning.other_costs import plan_stage
+from stages.planning.pages import RecipePlan
 from stages.planning.shapes import find_shape
-from stages.planning.stage_plan import Change, Run, StagePlan, find_smallest_change
+from stages.planning.stage_plan import Run, find_smallest_change
 from stages.recipe.algorithms import ALGORITHMS, FIRST
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.render.terminal import escape_controls
@@ -42,6 +43,8 @@ from stages.runtime.stage_lines import print_line
 ALL = "all"
 PAIRS_SECONDS = 60  # to wait for a run's pairs, which say how much there is to do
 WITHOUT_MODEL = ("posts", "pairs", "report")
+START_SECONDS = 12.0  # in which a stage imports and loads on a processor, which matters for its small models
+PROCESS_BYTES = 600 << 20  # of Python and torch, which is the memory of a processor's models
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -64,31 +67,37 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def plan_recipe(recipe: Recipe, run: Run, algorithms: tuple[str, ...]
-                ) -> tuple[list[StagePlan], dict[str, Change]]:
-    """Plan every stage with a model; return the plans, and the change that makes those fit that do not."""
+def plan_recipe(recipe: Recipe, arguments: argparse.Namespace, algorithms: tuple[str, ...]
+                ) -> RecipePlan:
+    """Plan every stage with a model for the hardware of the command line, in the precisions that it really computes in.
+    """
+    hardware = choose_hardware(arguments.device, arguments.device_memory_gib, arguments.device_tflops,
+                               arguments.devices, arguments.model_flops_share)
+    if hardware.is_processor and not processor_has_bf16_products():
+        recipe = to_fp32(recipe)
+    shape = find_shape(recipe.base.model, recipe.base.revision, recipe.base.scratch)
+    run = Run(shape, hardware, _data_size(recipe, arguments.pairs), recipe.reward, len(algorithms))
     plans, changes = [], {}
     for name, section in _list_stages(recipe, algorithms):
         plan = plan_stage(name, run, section)
-        seconds = None if plan.seconds is None else plan.seconds + run.hardware.start_seconds
-        plans.append(plan._replace(seconds=seconds))
-        if not plan.fits(run.hardware.card):
-            changes[name] = find_smallest_change(
-                section, partial(plan_stage, name, run), run.hardware.card, run.hardware.devices)
-    return plans, changes
+        if not plan.fits(hardware.card):
+            changes[name] = find_smallest_change(section, partial(plan_stage, name, run), hardware)
+        if hardware.is_processor and plan.seconds is not None:
+            plan = plan._replace(seconds=plan.seconds + START_SECONDS)
+        plans.append(plan)
+    return RecipePlan(f"plan of {recipe.name}, base {recipe.base.model}", hardware, plans, changes)
 
 
 def _list_stages(recipe: Recipe, algorithms: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     """Yield name and section of the stages with a model, in the order of the run."""
     yield "base", recipe.base
+    names = list(algorithms)
     if recipe.prompts is None:
         judge = {"always": True, "auto": recipe.evaluate.gold is None, "none": False}[recipe.evaluate.train_judge]
-        for name in ("sft", "reward", "judge") if judge else ("sft", "reward"):
-            yield name, getattr(recipe, "reward" if name == "judge" else name)
-            yield f"{name}-merged", recipe.merge
-    for name in algorithms:
-        yield name, getattr(recipe, name)
-        if ALGORITHMS[name].trains_model:
+        names = ["sft", "reward", *["judge"] * judge, *names]
+    for name in names:
+        yield name, getattr(recipe, "reward" if name == "judge" else name)
+        if name not in ALGORITHMS or ALGORITHMS[name].trains_model:
             yield f"{name}-merged", recipe.merge
     if recipe.prompts is None:
         yield "evaluate", recipe.evaluate
@@ -101,28 +110,14 @@ def _data_size(recipe: Recipe, pairs: Path | None) -> DataSize:
     return data_size.measure_dump(list_dump_files(recipe.dump), recipe.pairs, recipe.sft.max_answer_tokens)
 
 
-def plan_this_machine(recipe: Recipe, arguments: argparse.Namespace, algorithms: tuple[str, ...]
-                      ) -> tuple[Hardware, list[StagePlan], dict[str, Change]]:
-    """Plan a recipe for the hardware of the command line, in the precisions that it really computes in."""
-    hardware = choose_hardware(arguments.device, arguments.device_memory_gib, arguments.device_tflops,
-                               arguments.devices, arguments.model_flops_share)
-    if hardware.is_processor and not processor_has_bf16_products():
-        recipe = to_fp32(recipe)
-    shape = find_shape(recipe.base.model, recipe.base.revision, recipe.base.scratch)
-    run = Run(shape, hardware, _data_size(recipe, arguments.pairs), recipe.reward, len(algorithms))
-    return hardware, *plan_recipe(recipe, run, algorithms)
-
-
 def print_plan(arguments: argparse.Namespace, algorithms: tuple[str, ...]) -> None:
     """Print the plan of a recipe, and write it to a folder if wanted; ValueError or OSError for a user's mistake."""
-    recipe = load_recipe(arguments.recipe)
-    hardware, *plans = plan_this_machine(recipe, arguments, algorithms)
-    title = f"plan of {recipe.name}, base {recipe.base.model}"
+    plan = plan_recipe(load_recipe(arguments.recipe), arguments, algorithms)
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        write_json(arguments.out / "plan.json", pages.plan_facts(*plans, hardware))
-        write_text(arguments.out / "plan.html", pages.render_page(title, *plans, hardware))
-    print("\n".join(map(escape_controls, pages.format_plans(title, *plans, hardware))))
+        write_json(arguments.out / "plan.json", pages.plan_facts(plan))
+        write_text(arguments.out / "plan.html", pages.render_page(plan))
+    print("\n".join(map(escape_controls, pages.format_plan(plan))))
 
 
 def print_run(arguments: argparse.Namespace) -> None:
@@ -134,16 +129,17 @@ def print_run(arguments: argparse.Namespace) -> None:
         time.sleep(0.5)
     if (pairs / MANIFEST).is_file():
         arguments.pairs = pairs
-    hardware, plans, _ = plan_this_machine(recipe, arguments, tuple(
-        name for name in ALGORITHMS if name in arguments.stages) or (FIRST,))
+    algorithms = tuple(name for name in ALGORITHMS if name in arguments.stages) or (FIRST,)
+    plan = plan_recipe(recipe, arguments, algorithms)
     names = [name.partition("-")[0] if name.startswith(("evaluate-", "report-")) else name for name in arguments.stages]
-    planned = [plan for plan in plans if plan.stage in names and plan.seconds is not None]
+    planned = [stage for stage in plan.stages if stage.stage in names and stage.seconds is not None]
     if planned and os.getppid() == parent:  # the run has not ended
-        seconds = sum(plan.seconds for plan in planned)
-        seconds += sum(hardware.start_seconds for name in names if name in WITHOUT_MODEL)
-        peak = max(plan.peak_bytes for plan in planned) + hardware.process_bytes
+        seconds, peak = sum(stage.seconds for stage in planned), max(stage.peak_bytes for stage in planned)
+        if plan.hardware.is_processor:
+            seconds += START_SECONDS * sum(name in WITHOUT_MODEL for name in names)
+            peak += PROCESS_BYTES
         print_line(f"the plan: about {format_duration(seconds)} and at most {format_bytes(peak)} of memory, if nothing "
-                   f"else runs on {hardware.describe()}")
+                   f"else runs on this machine ({plan.hardware.card.name})")
 
 
 def main(words: list[str] | None = None) -> int:

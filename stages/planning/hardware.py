@@ -17,7 +17,6 @@ GIB = 1 << 30
 PUBLISHED_SHARE = 0.4  # of its published rates that a card reaches; an assumption
 MEASURED_SHARE = 0.5  # of measured rates that the trainings of the bundled site reached, 0.33 to 0.71 by stage
 USABLE_SHARE = 0.9  # of a card's memory: the rest is for CUDA's context and the allocator's fragments
-START_SECONDS, PROCESS_BYTES = 12.0, 600 << 20  # of a stage on a processor
 SECONDS = 0.3  # of each measurement
 WIDTH, COPIED_BYTES = 1024, 1 << 26  # of square matrices; of a tensor that no cache holds
 
@@ -62,20 +61,6 @@ class Hardware(NamedTuple):
         """Tell whether it is a machine without a card."""
         return self.card.fp32_tflops is not None
 
-    @property
-    def start_seconds(self) -> float:
-        """Return the seconds in which a stage imports and loads, which matter for the small models of a processor."""
-        return START_SECONDS if self.is_processor else 0
-
-    @property
-    def process_bytes(self) -> int:
-        """Return the memory of Python and torch, which is that of the models on a processor."""
-        return PROCESS_BYTES if self.is_processor else 0
-
-    def describe(self) -> str:
-        """Name the card or the processor."""
-        return f"{self.devices} x {self.card.name}" if not self.is_processor else f"this machine ({self.card.name})"
-
     def compute_seconds(self, flops: float, precision: str | None) -> float:
         """Return the seconds of so many operations, shared among the cards; precision: of the stage, None: fp32."""
         is_fp32 = precision in (None, "fp32")
@@ -103,35 +88,33 @@ def choose_hardware(name: str | None, memory_gib: float | None, tflops: float | 
     if share is not None and not 0 < share <= 1:
         raise ValueError(f"--model-flops-share must be above 0 and at most 1, not {share:g}")
     here = list_cards() if name is None and memory_gib is None else []
-    card = choose_card(name, memory_gib, tflops, here)
+    card = choose_card(name, memory_gib, here)
+    card = card._replace(memory_gib=memory_gib or card.memory_gib, tflops=tflops or card.tflops)
     return Hardware(card, devices or max(1, len(here)),
                     share or (MEASURED_SHARE if card.fp32_tflops else PUBLISHED_SHARE))
 
 
-def choose_card(name: str | None, memory_gib: float | None, tflops: float | None, here: list[tuple[str, float]]
-                ) -> Card:
-    """Return the named card, or the first in CARDS of at least that memory, with what is given in its place.
+def choose_card(name: str | None, memory_gib: float | None, here: list[tuple[str, float]]) -> Card:
+    """Return the named card, the first in CARDS of at least that memory or, with nothing given, this machine's.
 
-    here: name and GiB of this machine's cards; nothing given: the first of them or, without one, the processor.
-    Raises ValueError for an unknown name.
+    here: name and GiB of this machine's cards; without one, the processor is measured. ValueError for an unknown name.
     """
     if name is not None:
-        card = next((card for card in CARDS if card.name.lower() == name.lower()), None)
-        if card is None:
+        named = [card for card in CARDS if card.name.lower() == name.lower()]
+        if not named:
             raise ValueError(f"--device {name}: unknown; choose one of {', '.join(card.name for card in CARDS)}, or "
                              f"give --device-memory-gib and --device-tflops")
-    elif memory_gib is not None:
+        return named[0]
+    if memory_gib is not None:
         fitting = [card for card in CARDS if card.memory_gib >= memory_gib]
-        card = min(fitting or CARDS[:1], key=lambda card: (card.memory_gib, -card.tflops))
-    elif here:
-        own_name, own_gib = here[0]
-        card = next((card for card in CARDS if card.name.split("-")[0].lower() in own_name.lower()), None)
-        if card is None:
-            raise ValueError(f"the rates of {own_name} are not known: give --device with the name of one like it")
-        card = card._replace(name=own_name, memory_gib=own_gib)
-    else:
-        card = measure_processor()
-    return card._replace(memory_gib=memory_gib or card.memory_gib, tflops=tflops or card.tflops)
+        return min(fitting or CARDS[:1], key=lambda card: (card.memory_gib, -card.tflops))
+    if not here:
+        return measure_processor()
+    own_name, own_gib = here[0]
+    alike = [card for card in CARDS if card.name.split("-")[0].lower() in own_name.lower()]
+    if not alike:
+        raise ValueError(f"the rates of {own_name} are not known: give --device with the name of one like it")
+    return alike[0]._replace(name=own_name, memory_gib=own_gib)
 
 
 def list_cards() -> list[tuple[str, float]]:

@@ -1,5 +1,10 @@
 """Show a plan: as a table in the terminal, as JSON, and as a page."""
 
+import math
+from typing import NamedTuple
+
+import yaml
+
 from stages.planning.hardware import USABLE_SHARE, Hardware
 from stages.planning.stage_plan import Change, StagePlan
 from stages.render.html import Html, element, join_html, table
@@ -19,70 +24,84 @@ COLUMNS = {
 HEAD = ("stage", "params", "trained", *COLUMNS, "peak", "fits", "hours", "PFLOP", "tokens", "disk")
 
 
-def format_plans(title: str, plans: list[StagePlan], changes: dict[str, Change], hardware: Hardware) -> list[str]:
-    """Format the plan of a recipe: a line a stage, what does not fit, and what the numbers rest on."""
-    hours = sum(plan.seconds or 0 for plan in plans) / 3600
-    rows = [_row(plan, hardware) for plan in plans]
-    lines = [title, *_describe(hardware), *format_columns([HEAD, *rows]),
+class RecipePlan(NamedTuple):
+    """The plan of a recipe: its stages, and the changes of those that do not fit."""
+
+    title: str
+    hardware: Hardware
+    stages: list[StagePlan]
+    changes: dict[str, Change]
+
+    def describe_hardware(self) -> list[str]:
+        """Say which cards are planned, at which rates, and what fits them."""
+        card, share = self.hardware.card, self.hardware.share
+        fp32 = f"; fp32: {card.fp32_tflops:.3g}" if card.fp32_tflops else ""
+        return [f"{self.hardware.devices} x {card.memory_gib:.3g} GiB ({card.name}), at {share:.0%} of "
+                f"{card.tflops:.3g} TFLOP/s (bf16{fp32}) and of {card.bandwidth_gb_s:,.0f} GB/s",
+                f"memory in GiB, of one card; a stage fits if it needs at most {USABLE_SHARE:.0%} of it: CUDA and its "
+                f"allocator need the rest"]
+
+    def list_rows(self) -> list[tuple[str, ...]]:
+        """List the head of the table, and a row for each stage."""
+        return [HEAD, *(_row(plan, "yes" if plan.fits(self.hardware.card) else "NO") for plan in self.stages)]
+
+    def describe_changes(self) -> list[str]:
+        """Say of each stage that does not fit what makes it fit."""
+        return [f"{stage}: {_describe_change(stage, change)}" for stage, change in self.changes.items()]
+
+
+def format_plan(plan: RecipePlan) -> list[str]:
+    """Format the plan: a line a stage, what does not fit, and what the numbers rest on."""
+    hours = sum(stage.seconds or 0 for stage in plan.stages) / 3600
+    lines = [plan.title, *plan.describe_hardware(), *format_columns(plan.list_rows()),
              f"in all {_short(hours)} hours, one stage after the other, and "
-             f"{_gib(sum(plan.disk_bytes for plan in plans))} GiB of disk beside the data"]
-    if changes:
+             f"{_gib(sum(stage.disk_bytes for stage in plan.stages))} GiB of disk beside the data"]
+    if plan.changes:
         lines += ["does not fit, and the smallest change that makes it fit:",
-                  *(f"  {stage}: {_describe_change(stage, change)}" for stage, change in changes.items())]
+                  *(f"  {change}" for change in plan.describe_changes())]
     notes: dict[str, list[str]] = {}
-    for plan in plans:
-        notes.setdefault(plan.assumption, []).append(plan.stage)
+    for stage in plan.stages:
+        notes.setdefault(stage.assumption, []).append(stage.stage)
     return [*lines, "the numbers rest on:", *(f"  {', '.join(stages)}: {note}" for note, stages in notes.items())]
 
 
-def plan_facts(plans: list[StagePlan], changes: dict[str, Change], hardware: Hardware) -> dict:
+def plan_facts(plan: RecipePlan) -> dict:
     """Return the plan as JSON."""
+    hardware = plan.hardware
     return {
         "device": hardware.card._asdict(), "devices": hardware.devices, "share": hardware.share,
-        "stages": {plan.stage: plan._asdict() | {
-            "memory": {row.name: row.bytes for row in plan.memory}, "peak_bytes": plan.peak_bytes,
-            "fits": plan.fits(hardware.card)} for plan in plans},
-        "changes": {stage: change._asdict() for stage, change in changes.items()},
+        "stages": {stage.stage: stage._asdict() | {
+            "memory": {row.name: row.bytes for row in stage.memory}, "peak_bytes": stage.peak_bytes,
+            "fits": stage.fits(hardware.card)} for stage in plan.stages},
+        "changes": {stage: change._asdict() for stage, change in plan.changes.items()},
     }
 
 
-def render_page(title: str, plans: list[StagePlan], changes: dict[str, Change], hardware: Hardware) -> Html:
+def render_page(plan: RecipePlan) -> Html:
     """Build the page, without scripts and without anything loaded."""
-    parts = [join_html([element("h2", plan.stage), element("p", plan.assumption), table(
-        ("part", "memory", ""), [(row.name, format_bytes(row.bytes), row.note) for row in plan.memory])])
-        for plan in plans if plan.memory]
-    body = element(
-        "body", element("h1", title), *(element("p", line) for line in _describe(hardware)),
-        table(HEAD, [_row(plan, hardware) for plan in plans]),
-        element("ul", *(element("li", f"{stage}: {_describe_change(stage, change)}")
-                        for stage, change in changes.items())), *parts)
-    return join_html([Html("<!doctype html>"), element(
-        "html", element("head", element("meta", charset="utf-8"), element("title", title)), body, lang="en")])
+    head, *rows = plan.list_rows()
+    parts = [part for stage in plan.stages if stage.memory for part in (
+        element("h2", stage.stage), element("p", stage.assumption), table(
+            ("part", "memory", ""), [(row.name, format_bytes(row.bytes), row.note) for row in stage.memory]))]
+    body = element("body", element("h1", plan.title), *(element("p", line) for line in plan.describe_hardware()),
+                   table(head, rows), element("ul", *(element("li", line) for line in plan.describe_changes())), *parts)
+    page_head = element("head", element("meta", charset="utf-8"), element("title", plan.title))
+    return join_html([Html("<!doctype html>"), element("html", page_head, body, lang="en")])
 
 
-def _row(plan: StagePlan, hardware: Hardware) -> tuple[str, ...]:
+def _row(plan: StagePlan, fits: str) -> tuple[str, ...]:
     sizes = {name: sum(row.bytes for row in plan.memory if row.name in parts) for name, parts in COLUMNS.items()}
     hours = "?" if plan.seconds is None else _short(plan.seconds / 3600)
     return (plan.stage, _count(plan.parameters), _count(plan.trained), *map(_gib, sizes.values()),
-            _gib(plan.peak_bytes), "yes" if plan.fits(hardware.card) else "NO", hours, _short(plan.flops / 1e15),
-            _count(plan.tokens), _gib(plan.disk_bytes))
-
-
-def _describe(hardware: Hardware) -> list[str]:
-    card = hardware.card
-    fp32 = f"; fp32: {card.fp32_tflops:.3g}" if card.fp32_tflops else ""
-    return [f"{hardware.devices} x {card.memory_gib:.3g} GiB ({card.name}), at {hardware.share:.0%} of "
-            f"{card.tflops:.3g} TFLOP/s (bf16{fp32}) and of {card.bandwidth_gb_s:,.0f} GB/s",
-            f"memory in GiB, of one card; a stage fits if it needs at most {USABLE_SHARE:.0%} of it: CUDA and its "
-            f"allocator need the rest"]
+            _gib(plan.peak_bytes), fits, hours, _short(plan.flops / 1e15), _count(plan.tokens), _gib(plan.disk_bytes))
 
 
 def _describe_change(stage: str, change: Change) -> str:
     if not change.settings:
         return "none of the settings that the plan tries makes it fit"
-    settings = ", ".join(f"{name}: {_plain(value)}" for name, value in change.settings.items())
+    settings = yaml.safe_dump(change.settings, default_flow_style=True, sort_keys=False, width=math.inf).strip()
     section = "merge" if stage.endswith("-merged") else {"judge": "reward"}.get(stage, stage)
-    return f"{section}={{{settings}}} needs {_gib(change.peak_bytes)} GiB"
+    return f"{section}={settings} needs {_gib(change.peak_bytes)} GiB"
 
 
 def _gib(size: int) -> str:
@@ -102,7 +121,3 @@ def _count(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return str(number) if number else "-"
-
-
-def _plain(value: object) -> object:
-    return str(value).lower() if isinstance(value, bool) else value

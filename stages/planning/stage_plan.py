@@ -150,20 +150,20 @@ def reads_reward_model(settings: Any) -> bool:
     return any(source.source == "model" for source in settings.rewards)
 
 
-def find_smallest_change(settings: Any, plan: Callable[[Any], StagePlan], card: Card, devices: int) -> Change:
+def find_smallest_change(settings: Any, plan: Callable[[Any], StagePlan], hardware: Hardware) -> Change:
     """Return the settings to change so that a stage fits, with their new values, and its peak then.
 
     Tried in this order, alone and together: fewer rows at once, gradient_checkpointing, sharding over the cards, which
     change nothing but rounding; then a lower precision, a smaller critic and at last fewer prompts in a rollout, which
     change the result.
     """
-    for change in _list_changes(settings, devices):
+    for change in _list_changes(settings, hardware.devices):
         try:
             changed = replace(settings, **change)
         except ValueError:  # the recipe refuses the combination
             continue
         planned = plan(changed)
-        if planned.fits(card):
+        if planned.fits(hardware.card):
             return Change({name: value for name, value in change.items() if getattr(settings, name) != value},
                           planned.peak_bytes)
     return Change({}, 0)

@@ -55,5 +55,5 @@ def test_a_card_that_cannot_be_is_one_line(arguments, reason):
 
 
 def test_a_memory_alone_takes_the_rates_of_a_card_of_that_size():
-    assert hardware.choose_card(None, 24, None, []).name == "4090"
-    assert hardware.choose_card(None, 80, 500, [])[1:3] == (80, 500)
+    assert hardware.choose_hardware(None, 24, None, None, None).card.name == "4090"
+    assert hardware.choose_hardware(None, 80, 500, None, None).card[1:3] == (80, 500)

@@ -31,8 +31,8 @@ def as_plan(gib: float) -> StagePlan:
     return StagePlan("stage", 0, 0, [PlanRow("activations, logits", int(gib * (1 << 30)), "")], 0, 0, 0, 0)
 
 
-def card_of(usable_gib: float) -> hardware.Card:
-    return CARD._replace(memory_gib=usable_gib / hardware.USABLE_SHARE + 1e-6)
+def cards_of(usable_gib: float, devices: int) -> hardware.Hardware:
+    return hardware.Hardware(CARD._replace(memory_gib=usable_gib / hardware.USABLE_SHARE + 1e-6), devices, 0.4)
 
 
 @pytest.mark.parametrize(("gib", "devices", "change"), [
@@ -44,12 +44,12 @@ def card_of(usable_gib: float) -> hardware.Card:
     (1.0, 2, {})])
 def test_the_first_that_fits_is_taken(gib, devices, change):
     settings = Sft(precision="fp32")
-    assert find_smallest_change(settings, plan_sft, card_of(gib), devices).settings == change
+    assert find_smallest_change(settings, plan_sft, cards_of(gib, devices)).settings == change
 
 
 def test_a_smaller_rollout_comes_last_and_its_sizes_divide_each_other():
     settings = Ppo(precision="nf4", rollout_prompts=64, minibatch_prompts=32, microbatch_prompts=8)
-    change, peak_bytes = find_smallest_change(settings, plan_ppo, card_of(4.5), 1)
+    change, peak_bytes = find_smallest_change(settings, plan_ppo, cards_of(4.5, 1))
     assert change == {"rollout_prompts": 16, "minibatch_prompts": 16, "microbatch_prompts": 4}
     assert peak_bytes == plan_ppo(replace(settings, **change)).peak_bytes
 
@@ -58,17 +58,17 @@ def test_a_merge_is_checked_in_bf16():
     def plan_merge(settings) -> StagePlan:
         return as_plan(4 * BYTES[settings.check_precision])
 
-    assert find_smallest_change(Merge(), plan_merge, card_of(8.5), 1)[0] == {"check_precision": "bf16"}
-    assert find_smallest_change(Merge(), plan_merge, card_of(7.5), 1) == ({}, 0)
+    assert find_smallest_change(Merge(), plan_merge, cards_of(8.5, 1))[0] == {"check_precision": "bf16"}
+    assert find_smallest_change(Merge(), plan_merge, cards_of(7.5, 1)) == ({}, 0)
 
 
 def test_an_evaluation_samples_fewer_prompts_at_once():
-    change, _ = find_smallest_change(Evaluate(), lambda settings: as_plan(settings.batch_prompts), card_of(40), 1)
+    change, _ = find_smallest_change(Evaluate(), lambda settings: as_plan(settings.batch_prompts), cards_of(40, 1))
     assert change == {"batch_prompts": 32}
 
 
 def test_a_constant_of_a_section_is_not_changed():
     """Expert iteration has sharding as a constant, and so no other value on several cards."""
     change, _ = find_smallest_change(
-        ExpertIteration(), lambda settings: as_plan(4 * BYTES[settings.precision]), card_of(4.5), 8)
+        ExpertIteration(), lambda settings: as_plan(4 * BYTES[settings.precision]), cards_of(4.5, 8))
     assert change == {"precision": "int8"}
