@@ -2,19 +2,11 @@
 
 from typing import Any
 
+from stages.planning import training_costs
 from stages.planning.data_size import MEAN_LENGTH_SHARE
 from stages.planning.hardware import Hardware
 from stages.planning.stage_plan import PlanRow, Run, StagePlan, reads_reward_model, rollout_rows
 from stages.planning.steps import Batch, forward_bytes
-from stages.planning.training_costs import (
-    count_saves,
-    plan_base,
-    plan_blocks,
-    plan_ilql,
-    plan_pairwise,
-    plan_policy_gradient,
-    plan_sft,
-)
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2}
 FORWARD_TOKENS = 8192  # in one forward pass (modeling/packed/forward.py)
@@ -27,15 +19,15 @@ def plan_stage(name: str, run: Run, settings: Any) -> StagePlan:
     """Plan a stage by its name; settings: its section of the recipe."""
     if name.endswith("-merged"):
         return plan_merge(name, run, settings)
-    planners = {"base": plan_base, "sft": plan_sft, "reward": plan_reward, "judge": plan_reward,
-                "dpo": plan_pairwise, "ilql": plan_ilql, "best_of_n": plan_best_of_n,
-                "expert_iteration": plan_expert_iteration, "evaluate": plan_evaluate}
-    return planners.get(name, plan_policy_gradient)(name, run, settings)
+    planners = {"base": training_costs.plan_base, "sft": training_costs.plan_sft, "dpo": training_costs.plan_pairwise,
+                "ilql": training_costs.plan_ilql, "reward": plan_reward, "judge": plan_reward,
+                "best_of_n": plan_best_of_n, "expert_iteration": plan_expert_iteration, "evaluate": plan_evaluate}
+    return planners.get(name, training_costs.plan_policy_gradient)(name, run, settings)
 
 
 def plan_reward(stage: str, run: Run, settings: Any) -> StagePlan:
     """Plan a reward model or a judge: its training, and the samples that are drawn before it."""
-    plan, shape, hardware = plan_pairwise(stage, run, settings), run.shape, run.hardware
+    plan, shape, hardware = training_costs.plan_pairwise(stage, run, settings), run.shape, run.hardware
     if not settings.sampled_questions:
         return plan
     precision, response = settings.precision, settings.max_sampled_tokens
@@ -102,9 +94,9 @@ def plan_expert_iteration(stage: str, run: Run, settings: Any) -> StagePlan:
     prompts = (settings.round_prompts or run.size.rl_questions or 0) * settings.rounds
     length = (settings.max_prompt_tokens + settings.max_response_tokens) * MEAN_LENGTH_SHARE
     blocks = max(1, int(prompts * settings.epochs * length / settings.sequence_length_tokens))
-    tuning = plan_blocks(stage, run, settings, blocks, settings.microbatch_sequences,
-                         count_saves(settings, blocks / settings.batch_sequences),
-                         f"{prompts:,} prompts in {settings.rounds} rounds")
+    saves = training_costs.count_saves(settings, blocks / settings.batch_sequences)
+    tuning = training_costs.plan_blocks(stage, run, settings, blocks, settings.microbatch_sequences, saves,
+                                        f"{prompts:,} prompts in {settings.rounds} rounds")
     return _if_known(prompts, tuning.after(*_plan_sampling(run, settings, prompts * settings.n)))
 
 

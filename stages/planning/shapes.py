@@ -128,10 +128,6 @@ class Shape(NamedTuple):
         stored = quantised + 4 * scales if precision == "int8" else quantised // 2 + 4 * (quantised // NF4_BLOCK)
         return stored + (count - quantised) * (4 if adapted else 2)
 
-    def kv_bytes(self, tokens: int, state_bytes: int) -> int:
-        """Return the bytes of the keys and values of so many tokens."""
-        return 2 * self.layers * self.kv_width * tokens * state_bytes
-
 
 def find_shape(model: str, revision: str | None, scratch: Any) -> Shape:
     """Return the shape of a folder, a GGUF file, a bundled shape, a hub model or 'scratch'.
@@ -163,12 +159,12 @@ def read_shape(config: dict[str, Any]) -> Shape:
     family = FAMILIES.get(config.get("model_type"), Family())
 
     def read(*names: str) -> Any:
-        return next(config[name] for name in names if config.get(name) is not None)
+        return next((config[name] for name in names if config.get(name) is not None), None) or config[names[0]]
 
     width, heads = read("hidden_size", "n_embd"), read("num_attention_heads", "n_head")
     vocabulary, layers = config["vocab_size"], read("num_hidden_layers", "n_layer")
     head_width = config.get("head_dim") or width // heads
-    mlp = next(filter(None, (config.get(name) for name in ("intermediate_size", "ffn_dim", "n_inner"))), 4 * width)
+    mlp = config.get("intermediate_size") or config.get("ffn_dim") or config.get("n_inner") or 4 * width
     kv_heads = config.get("num_key_value_heads") or heads
     attention, kv = heads * head_width, kv_heads * head_width
     sizes = {"query": (attention, width), "key": (kv, width), "value": (kv, width), "fused": (3 * width, width),

@@ -3,7 +3,6 @@
 Of all changes of its section by which a stage fits a card, the smallest is the one that does least harm.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from itertools import product
@@ -12,9 +11,8 @@ from typing import Any, NamedTuple
 from stages.planning.data_size import DataSize
 from stages.planning.hardware import GIB, USABLE_SHARE, Card, Hardware
 from stages.planning.shapes import QUANTISED, Shape
-from stages.planning.steps import FP32, FULL, LORA, Training
+from stages.planning.steps import FP32
 
-BLOCK_ELEMENTS, MIN_8BIT_ELEMENTS = 256, 4096  # of bitsandbytes' 8-bit state (training/optimizers.py)
 SMALLER = {"fp32": ("bf16", "int8", "nf4"), "mixed": ("bf16", "int8", "nf4"), "bf16": ("int8", "nf4"),
            "int8": ("nf4",), "nf4": ()}
 # Rows that are computed at once: fewer of them give the same result.
@@ -86,50 +84,6 @@ class Change(NamedTuple):
     peak_bytes: int
 
 
-class Tensors(NamedTuple):
-    """A number of trained tensors of one size, each a matrix; a vector has one row."""
-
-    number: int
-    rows: int
-    columns: int
-    item_bytes: int = FP32
-
-    @property
-    def count(self) -> int:
-        """Return the number of parameters."""
-        return self.number * self.rows * self.columns
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of the weights."""
-        return self.count * self.item_bytes
-
-    def state_bytes(self, optimizer: str) -> int:
-        """Return the bytes of the optimizer's state, as training/optimizers.py predicts them of real tensors."""
-        size = self.rows * self.columns
-        if optimizer == "adafactor":
-            return FP32 * self.number * (self.rows + self.columns if self.rows > 1 else size)
-        if not optimizer.endswith("8bit"):
-            return 2 * self.bytes
-        return self.number * (2 * size + 8 * math.ceil(size / BLOCK_ELEMENTS) if size >= MIN_8BIT_ELEMENTS
-                              else 8 * size)
-
-
-def list_trained(shape: Shape, training: Training, scorer: bool = False) -> list[Tensors]:
-    """List the tensors that are trained; scorer: of a classifier, whose score head is trained, too."""
-    head = [Tensors(1, 1, shape.width)] if scorer else []
-    if training.tune == LORA:
-        return head + [Tensors(shape.layers, *size) for matrix in training.adapted(shape)
-                       for size in ((training.rank, matrix.inputs), (matrix.outputs, training.rank))]
-    if training.tune != FULL:
-        return head
-    tables = [shape.embedding_weights] + [shape.output_weights] * bool(shape.output_weights and not scorer)
-    others = shape.count_parameters() - shape.output_weights - shape.layers * shape.layer_weights - tables[0]
-    sizes = [(shape.layers, matrix.outputs, matrix.inputs) for matrix in shape.matrices]
-    sizes += [(1, size // shape.width, shape.width) for size in tables] + [(1, 1, others)]
-    return [Tensors(*size, training.state_bytes) for size in sizes]
-
-
 def rollout_rows(shape: Shape, rows: int, row_tokens: int, precision: str, adapted: bool = False,
                  merges_adapter: bool = False) -> list[PlanRow]:
     """List the memory of sampling rows at once, of so many tokens each: keys and values first.
@@ -137,7 +91,7 @@ def rollout_rows(shape: Shape, rows: int, row_tokens: int, precision: str, adapt
     adapted: with an adapter, quantised weights leave fp32 states. merges_adapter: weights with it are beside the base.
     """
     state = FP32 if precision in ("fp32", "mixed") or (adapted and precision in QUANTISED) else 2
-    parts = [PlanRow("keys and values", shape.kv_bytes(rows * row_tokens, state),
+    parts = [PlanRow("keys and values", 2 * shape.layers * shape.kv_width * rows * row_tokens * state,
                      f"{rows} rows of {row_tokens} tokens, {'float32' if state == FP32 else 'bfloat16'}"),
              PlanRow("logits", 3 * FP32 * rows * shape.vocabulary, "of one token a row")]
     if merges_adapter and precision == "fp32":  # other precisions are not merged (adapters.py)

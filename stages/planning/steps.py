@@ -83,40 +83,34 @@ class Training(NamedTuple):
 def step_cost(shape: Shape, training: Training, batch: Batch) -> StepCost:
     """Return the cost of a step: forward and backward."""
     if training.tune == "head":  # nothing under the head has gradients
-        return StepCost(0, forward_bytes(shape, training.state_bytes, batch), 0, forward_flops(shape, batch))
+        return StepCost(0, forward_bytes(shape, training.state_bytes, batch), 0, step_flops(shape, training, batch))
     if training.recomputes:  # Transformers recomputes whole layers
         batch = batch._replace(output_tokens=batch.tokens)
+    width, tokens, state_bytes = shape.width, batch.tokens, training.state_bytes
     everywhere, at_outputs = _layer_bytes(shape, training, batch)
-    adapts_down = any(matrix.role == "down" for matrix in training.adapted(shape))  # an adapter's gradients are fp32
-    transient = (FP32 if adapts_down else training.state_bytes) * shape.mlp_width
+    adapted = training.adapted(shape)
+    adapts_down = any(matrix.role == "down" for matrix in adapted)  # an adapter's gradients are fp32
+    transient = (FP32 if adapts_down else state_bytes) * shape.mlp_width
     transient *= 2 if training.tune == FULL or adapts_down else 3
-    states = 6 * shape.width * batch.tokens
-    backward = 27 * shape.width * batch.tokens  # of attention and norms in the last layer
+    states = 6 * width * tokens
+    backward = 27 * width * tokens  # of attention and norms in the last layer
     if training.recomputes:  # a layer at a time, whose input is stored already
-        layer = everywhere + at_outputs - training.state_bytes * shape.width
-        backward = max(backward, (layer + transient) * batch.tokens + states)
+        stored = shape.layers * width * state_bytes * tokens
+        layer = everywhere + at_outputs - state_bytes * width
+        backward = max(backward, (layer + transient) * tokens + states)
         if training.tune == FULL and batch.logit_tokens and not shape.output_weights:
             backward += FP32 * shape.embedding_weights  # tied embeddings get a gradient from either end
-    else:  # of the last MLP, and of the one before it, when the last layer's tensors are gone
-        before = (transient - everywhere) * batch.tokens - at_outputs * batch.output_tokens
+    else:
+        # The last MLP is computed where its output is read.
+        stored = shape.layers * everywhere * tokens
+        stored += at_outputs * ((shape.layers - 1) * tokens + batch.output_tokens)
+        if training.tune == LORA:  # without trained embeddings, no gradient leaves the first layer
+            noises = sum(matrix.role in ATTENTION_INPUTS for matrix in adapted) * bool(training.dropout)
+            stored -= FP32 * width * (1 + noises) * tokens
+        # Of the last MLP, and of the one before it, when the last layer's tensors are gone.
+        before = (transient - everywhere) * tokens - at_outputs * batch.output_tokens
         backward = max(backward, transient * batch.output_tokens + states, before + states)
-    return StepCost(stored_bytes(shape, training, batch), _logits_bytes(shape, training, batch), backward,
-                    step_flops(shape, training, batch))
-
-
-def stored_bytes(shape: Shape, training: Training, batch: Batch) -> int:
-    """Return the bytes that the layers store in the forward pass."""
-    width = shape.width
-    if training.recomputes:
-        return shape.layers * width * training.state_bytes * batch.tokens
-    everywhere, at_outputs = _layer_bytes(shape, training, batch)
-    # The last MLP is computed where its output is read; without trained embeddings, no gradient leaves the first layer.
-    size = shape.layers * everywhere * batch.tokens
-    size += at_outputs * ((shape.layers - 1) * batch.tokens + batch.output_tokens)
-    if training.tune == LORA:
-        noises = sum(matrix.role in ATTENTION_INPUTS for matrix in training.adapted(shape)) * bool(training.dropout)
-        size -= FP32 * width * (1 + noises) * batch.tokens
-    return size
+    return StepCost(stored, _logits_bytes(shape, training, batch), backward, step_flops(shape, training, batch))
 
 
 def _layer_bytes(shape: Shape, training: Training, batch: Batch) -> tuple[int, int]:
@@ -154,37 +148,28 @@ def _logits_bytes(shape: Shape, training: Training, batch: Batch) -> int:
 
 def step_flops(shape: Shape, training: Training, batch: Batch) -> int:
     """Return the operations of a step: forward, gradients of inputs, and of weights where they are trained."""
-    forward = _layers_flops(shape, batch)
+    mlp = sum(matrix.count for matrix in shape.matrices if matrix.role in (*MLP_INPUTS, "down"))
+    # The last MLP is computed where its output is read.
+    forward = 2 * (shape.layers * shape.layer_weights * batch.tokens - mlp * (batch.tokens - batch.output_tokens))
     attention = 4 * shape.layers * batch.rows * batch.row_tokens**2 * shape.attention_width
-    adapters = 2 * training.rank * sum(matrix.outputs + matrix.inputs for matrix in training.adapted(shape))
-    adapters *= shape.layers * batch.tokens
     output = shape.vocabulary * shape.width * batch.logit_tokens
+    if training.tune == "head":
+        return forward + attention + 2 * output
+    adapted = training.adapted(shape)
+    adapters = 2 * training.rank * sum(matrix.outputs + matrix.inputs for matrix in adapted)
+    adapters *= shape.layers * batch.tokens
     if training.tune == FULL:
         total = 3 * forward + 3.5 * attention + 8 * output
     else:
         total = 2 * forward + 3.5 * attention + 3 * adapters + 4 * output
         if not training.recomputes:  # no gradient leaves the first layer
             first = sum(matrix.count for matrix in shape.matrices if matrix.role in ATTENTION_INPUTS)
-            first += training.rank * sum(
-                matrix.inputs for matrix in training.adapted(shape) if matrix.role in ATTENTION_INPUTS)
+            first += training.rank * sum(matrix.inputs for matrix in adapted if matrix.role in ATTENTION_INPUTS)
             total -= 2 * first * batch.tokens
     if training.recomputes:  # up to the last product, which nothing needs but an adapter after it
-        last = sum(matrix.count for matrix in shape.matrices if matrix.role == "down"
-                   and matrix not in training.adapted(shape))
+        last = sum(matrix.count for matrix in shape.matrices if matrix.role == "down" and matrix not in adapted)
         total += forward + attention + adapters - 2 * shape.layers * last * batch.tokens
     return int(total)
-
-
-def forward_flops(shape: Shape, batch: Batch) -> int:
-    """Return the operations of a forward pass without gradients."""
-    attention = 4 * shape.layers * batch.rows * batch.row_tokens**2 * shape.attention_width
-    return _layers_flops(shape, batch) + attention + 2 * shape.vocabulary * shape.width * batch.logit_tokens
-
-
-def _layers_flops(shape: Shape, batch: Batch) -> int:
-    """Return the operations of all layers' matrices, the last MLP's where its output is read."""
-    mlp = sum(matrix.count for matrix in shape.matrices if matrix.role in (*MLP_INPUTS, "down"))
-    return 2 * (shape.layers * shape.layer_weights * batch.tokens - mlp * (batch.tokens - batch.output_tokens))
 
 
 def forward_bytes(shape: Shape, state_bytes: int, batch: Batch) -> int:

@@ -9,20 +9,36 @@ from typing import Any, NamedTuple
 
 from stages.planning.data_size import MEAN_LENGTH_SHARE
 from stages.planning.shapes import QUANTISED, Shape
-from stages.planning.stage_plan import (
-    PlanRow,
-    Run,
-    StagePlan,
-    Tensors,
-    list_trained,
-    reads_reward_model,
-    rollout_rows,
-    total_bytes,
-)
+from stages.planning.stage_plan import PlanRow, Run, StagePlan, reads_reward_model, rollout_rows, total_bytes
 from stages.planning.steps import FP32, FULL, LORA, Batch, StepCost, Training, step_cost
 
 KEEP_CHECKPOINTS = 2  # of training/trainer.py
 FOREACH_OPTIMIZERS = ("adam", "adamw")  # torch's step over all tensors at once has a copy of them in memory
+
+
+class Tensors(NamedTuple):
+    """A number of trained tensors of one size, each a matrix; a vector has one row."""
+
+    number: int
+    rows: int
+    columns: int
+    item_bytes: int = FP32
+
+    @property
+    def count(self) -> int:
+        """Return the number of parameters."""
+        return self.number * self.rows * self.columns
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the weights."""
+        return self.count * self.item_bytes
+
+    def state_bytes(self, optimizer: str) -> int:
+        """Return the bytes of the optimizer's state: two numbers a parameter; of adafactor, one a row and column."""
+        if optimizer == "adafactor" and self.rows > 1:
+            return FP32 * self.number * (self.rows + self.columns)
+        return 2 * self.count if optimizer.endswith("8bit") else 2 * self.bytes
 
 
 class Work(NamedTuple):
@@ -181,7 +197,7 @@ def _list_models(shape: Shape, settings: Any, reward: Any, value_model: str | No
     if value_model == "adapter":
         own.append(adapter)
     if value_model == "model":
-        own += list_trained(shape, Training(FULL, settings.precision), True)
+        own += _list_trained(shape, Training(FULL, settings.precision), True)
     if not reads_reward_model(settings):
         return own, []
     if value_model == "adapter":
@@ -195,6 +211,21 @@ def count_saves(settings: Any, steps: float) -> int:
     return math.ceil(steps / (1 if settings.save_every_minutes else settings.save_every_steps))
 
 
+def _list_trained(shape: Shape, training: Training, scorer: bool = False) -> list[Tensors]:
+    """List the tensors that are trained; scorer: of a classifier, whose score head is trained, too."""
+    head = [Tensors(1, 1, shape.width)] if scorer else []
+    if training.tune == LORA:
+        return head + [Tensors(shape.layers, *size) for matrix in training.adapted(shape)
+                       for size in ((training.rank, matrix.inputs), (matrix.outputs, training.rank))]
+    if training.tune != FULL:
+        return head
+    tables = [shape.embedding_weights] + [shape.output_weights] * bool(shape.output_weights and not scorer)
+    others = shape.count_parameters() - shape.output_weights - shape.layers * shape.layer_weights - tables[0]
+    sizes = [(shape.layers, matrix.outputs, matrix.inputs) for matrix in shape.matrices]
+    sizes += [(1, size // shape.width, shape.width) for size in tables] + [(1, 1, others)]
+    return [Tensors(*size, training.state_bytes) for size in sizes]
+
+
 def _plan_training(stage: str, run: Run, settings: Any, work: Work, cost: StepCost, assumption: str, *,
                    is_scorer: bool = False, own: list[Tensors] = (), others: list[PlanRow] = (),
                    rollout: list[PlanRow] = ()) -> StagePlan:
@@ -204,7 +235,7 @@ def _plan_training(stage: str, run: Run, settings: Any, work: Work, cost: StepCo
     """
     shape, hardware, training = run.shape, run.hardware, Training.read(settings)
     optimizer, has_reference = getattr(settings, "optimizer", "adamw"), bool(rollout) and training.tune == FULL
-    trained = [*list_trained(shape, training, is_scorer), *own]
+    trained = [*_list_trained(shape, training, is_scorer), *own]
     is_frozen, size = training.tune != FULL or has_reference, sum(tensors.bytes for tensors in trained)
     frozen = shape.stored_bytes(training.precision, is_scorer, training.tune == LORA) if is_frozen else 0
     state = sum(tensors.state_bytes(optimizer) for tensors in trained)
