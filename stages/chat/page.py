@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import gradio as gr
 from starlette.middleware import Middleware
 
 from stages.chat import views
-from stages.chat.request_guard import RequestGuard, shorten_tracebacks
+from stages.chat.request_guard import RequestGuard
 from stages.chat.streaming import BEST_OF_N, ChatModels, SamplingSettings
 from stages.chat.views import Answer
 from stages.chat.votes import Comparison, Votes
@@ -40,17 +39,6 @@ VOTING = (
     "Two answers of the first two models, in random order and without names: which is better? Votes are saved as "
     "preference pairs, from which `python -m stages.reward` can train the next reward model. Outside text fields, the "
     "keys **A** and **B** choose the better answer, **T** calls it a tie.")
-
-
-class Inputs(NamedTuple):
-    """Components that an answer depends on."""
-
-    mode: gr.Radio
-    question: gr.Textbox
-    temperature: gr.Slider
-    most_tokens: gr.Slider
-    samples: gr.Slider
-    names: list[gr.Dropdown]
 
 
 class ChatPage:
@@ -82,13 +70,15 @@ class ChatPage:
     def answer(self, mode: str, question: str, temperature: float, most_tokens: float, samples: float, *names: str
                ) -> Iterator[list]:
         """Yield the panels, the comparison to vote on (or None) and the buttons to vote, while the answers grow."""
-        sampling = {"temperature": float(temperature), "most_tokens": int(most_tokens), "samples": int(samples)}
-        chosen, show = list(names), self._show_side_by_side
-        if mode == BLIND:
-            chosen, show = RANDOM.sample(names[:2], 2), partial(self._show_blind, question, sampling)
+        sampling = SamplingSettings(float(temperature), int(most_tokens), int(samples))
+        is_blind, shown = mode == BLIND, 0.0
+        chosen = RANDOM.sample(names[:2], 2) if is_blind else list(names)
         try:
-            for answers in self._stream(chosen, question, sampling):
-                yield show(answers)
+            for answers in self.models.stream_side_by_side(chosen, question, sampling, RANDOM.randrange(2**31)):
+                if time.monotonic() - shown >= SHOW_EVERY_SECONDS or all(answer.done for answer in answers):
+                    shown = time.monotonic()
+                    yield self._show_blind(question, sampling, answers) if is_blind else _fill_outputs([
+                        views.render_answer(answer, self.models.reference, answer.policy) for answer in answers])
         except USER_ERRORS as error:
             gr.Warning(html.escape(str(error)))
             yield _fill_outputs([views.render_waiting("No answer.")] * PANELS)
@@ -98,13 +88,13 @@ class ChatPage:
 
         If it cannot be saved nothing is revealed, and the vote can be repeated, when the disk has room again.
         """
-        if comparison is None:
-            raise ValueError("There is nothing to vote on: ask a question first.")
         try:
+            if comparison is None:
+                raise ValueError("there is nothing to vote on, ask a question first")
             gr.Info(html.escape(f"Saved in {self.votes.add(comparison, choice)}."))
         except (ValueError, OSError) as error:
             gr.Warning(html.escape(f"The vote is not saved: {error}"))
-            return [*[gr.skip()] * PANELS, comparison, *_enable_votes(True), gr.skip()]
+            return [*[gr.skip()] * PANELS, comparison, *_enable_votes(comparison is not None), gr.skip()]
         verdicts = [("tie" if choice is None else "chosen" if i == choice else "not chosen") for i in (0, 1)]
         panels = [views.render_answer(answer, self.models.reference, f"{answer.policy}: {verdict}")
                   for answer, verdict in zip(comparison.answers, verdicts, strict=True)]
@@ -119,18 +109,7 @@ class ChatPage:
         except ValueError as error:
             return views.render_waiting(str(error))
 
-    def _stream(self, names: list[str], question: str, sampling: dict) -> Iterator[list[Answer]]:
-        """Yield the answers every SHOW_EVERY_SECONDS and at the end."""
-        shown, settings, seed = 0.0, SamplingSettings(**sampling), RANDOM.randrange(2**31)
-        for answers in self.models.stream_side_by_side(names, question, settings, seed):
-            if time.monotonic() - shown >= SHOW_EVERY_SECONDS or all(answer.done for answer in answers):
-                shown = time.monotonic()
-                yield answers
-
-    def _show_side_by_side(self, answers: list[Answer]) -> list:
-        return _fill_outputs([views.render_answer(answer, self.models.reference, answer.policy) for answer in answers])
-
-    def _show_blind(self, question: str, sampling: dict, answers: list[Answer]) -> list:
+    def _show_blind(self, question: str, sampling: SamplingSettings, answers: list[Answer]) -> list:
         """Show two answers once both are done: best-of-n could be recognised by the way it grows."""
         if not all(answer.done for answer in answers):
             tokens = sum(answer.sampled_tokens for answer in answers)
@@ -139,7 +118,8 @@ class ChatPage:
         if answers[0].text.strip() == answers[1].text.strip():
             gr.Info("Both wrote the very same: there is nothing to choose. Ask again, or something else.")
             return _fill_outputs(panels)
-        return _fill_outputs(panels, Comparison(question, self.rows.get(question.strip()), answers, sampling))
+        row = self.rows.get(question.strip())
+        return _fill_outputs(panels, Comparison(question, row, answers, sampling._asdict()))
 
 
 def build_page(chat: ChatPage, run: Path, defaults: dict) -> gr.Blocks:
@@ -151,7 +131,7 @@ def build_page(chat: ChatPage, run: Path, defaults: dict) -> gr.Blocks:
             ask = gr.Button("Ask", variant="primary", scale=4, min_width=100, elem_id="ask")
             following = gr.Button("Next question", scale=2, min_width=110, elem_id="next")
             stop = gr.Button("Stop", scale=1, min_width=70, elem_id="stop")
-        inputs = _add_settings(chat, question, defaults)
+        mode, sliders, names = _add_settings(chat, defaults)
         gr.Checkbox(label="Show answers as they were written, each word with its colour", elem_id="colours")
         panels, columns = [], []
         with gr.Row():
@@ -172,18 +152,18 @@ def build_page(chat: ChatPage, run: Path, defaults: dict) -> gr.Blocks:
         outputs, asking = [*panels, comparison, *buttons], [ask.click, question.submit]
         answers = gr.on(asking, lambda: _fill_outputs([views.render_waiting("Waiting…")] * PANELS), None, outputs,
                         js="() => document.activeElement.blur()", queue=False, **NO_PROGRESS).then(
-            chat.answer, [*inputs[:-1], *inputs.names], outputs, concurrency_limit=1, concurrency_id="models",
+            chat.answer, [mode, question, *sliders, *names], outputs, concurrency_limit=1, concurrency_id="models",
             show_progress="minimal", show_progress_on=picked, api_visibility="private", trigger_mode="multiple")
         gr.on([*asking, stop.click], None, cancels=[answers])
         following.click(chat.choose_question, None, [picked, question], queue=False, **NO_PROGRESS).then(
             None, js="() => document.querySelector('#ask').click()")
         for button, choice in zip(buttons, (0, None, 1), strict=True):
-            button.click(partial(chat.vote, choice), [comparison, inputs.samples, *inputs.names], [*outputs, tally],
+            button.click(partial(chat.vote, choice), [comparison, sliders[-1], *names], [*outputs, tally],
                          concurrency_limit=1, concurrency_id="votes", api_name="vote", **NO_PROGRESS)
-        gr.on([inputs.mode.change, *(name.change for name in inputs.names)], chat.tally,
-              [inputs.samples, *inputs.names], tally, queue=False, **NO_PROGRESS)
-        inputs.mode.change(lambda mode: [gr.update(visible=mode == SIDE)] * 2 + [gr.update(visible=mode == BLIND)],
-                           inputs.mode, [columns[-1], inputs.names[-1], voting], queue=False, **NO_PROGRESS)
+        gr.on([mode.change, *(name.change for name in names)], chat.tally,
+              [sliders[-1], *names], tally, queue=False, **NO_PROGRESS)
+        mode.change(lambda mode: [gr.update(visible=mode == SIDE)] * 2 + [gr.update(visible=mode == BLIND)],
+                    mode, [columns[-1], names[-1], voting], queue=False, **NO_PROGRESS)
     return blocks.queue(max_size=32, api_open=False)
 
 
@@ -194,7 +174,6 @@ def serve_page(blocks: gr.Blocks, host: str, port: int | None, wait: bool = True
         server_name=host, server_port=port, share=False, theme=theme, css_paths=STYLE, js=SCRIPT.read_text("utf-8"),
         footer_links=[], run_history=False, quiet=True, ssr_mode=False, enable_monitoring=False, pwa=False,
         mcp_server=False, prevent_thread_lock=True, app_kwargs={"middleware": [Middleware(RequestGuard, host=host)]})
-    shorten_tracebacks()
     if wait:
         print(f"demo: {address} (Ctrl-C ends it)", flush=True)
         blocks.block_thread()
@@ -218,8 +197,8 @@ def _add_question(chat: ChatPage) -> tuple[gr.Textbox, gr.Dropdown]:
     return question, picked
 
 
-def _add_settings(chat: ChatPage, question: gr.Textbox, defaults: dict) -> Inputs:
-    """Add the mode, the models and the sampling settings."""
+def _add_settings(chat: ChatPage, defaults: dict) -> tuple[gr.Radio, list[gr.Slider], list[gr.Dropdown]]:
+    """Add the mode, the settings of sampling (temperature, length, n) and the models."""
     mode = gr.Radio([SIDE, BLIND], value=SIDE, show_label=False, container=False, elem_id="mode")
     models = list(chat.models.policies)
     with gr.Row():
@@ -227,13 +206,13 @@ def _add_settings(chat: ChatPage, question: gr.Textbox, defaults: dict) -> Input
                  for index, name in enumerate((models[0], models[1], BEST_OF_N))]
     max_tokens = max(1, min(max(MAX_TOKENS, defaults["most_tokens"]), chat.models.max_positions - 1))
     with gr.Accordion("Settings", open=False, elem_id="settings"), gr.Row():
-        return Inputs(
-            mode, question,
+        sliders = [
             gr.Slider(0, max(MAX_TEMPERATURE, defaults["temperature"]), defaults["temperature"], step=0.05,
                       label="Temperature (0: greedy)", min_width=220, elem_id="temperature"),
             gr.Slider(1, max_tokens, min(defaults["most_tokens"], max_tokens), step=1,
                       label="Longest answer, tokens", min_width=220, elem_id="length"),
-            gr.Slider(2, MAX_SAMPLES, 4, step=1, label="n of best-of-n", min_width=220, elem_id="samples"), names)
+            gr.Slider(2, MAX_SAMPLES, 4, step=1, label="n of best-of-n", min_width=220, elem_id="samples")]
+    return mode, sliders, names
 
 
 def _fill_outputs(panels: list[Html], comparison: Comparison | None = None) -> list:

@@ -1,16 +1,16 @@
 """Stream answers of several policies side by side, and measure each finished one: rewards, log-ratio of each word."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 import torch
 
 from stages.artifacts.finished import MANIFEST
 from stages.chat.views import Answer, TextPiece
 from stages.generation.best_of_n import best_of_kl
-from stages.generation.sampler import GenerationState, generate_stepwise
+from stages.generation.sampler import generate_stepwise
 from stages.modeling.families import max_positions
 from stages.modeling.load import load_causal
 from stages.modeling.packed.token_logprobs import response_logprobs
@@ -20,30 +20,16 @@ from stages.reward_modeling.scorer import combine_scores
 from stages.runtime.files import DIGEST_CHARACTERS, hash_file
 from stages.stackexchange.prompt import prompt_ids
 
-MAX_QUESTION_CHARACTERS = 100_000
 BEST_OF_N = "best of n"
-MAX_SAMPLES = 64
 REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
 
 
-@dataclass(frozen=True)
-class SamplingSettings:
-    """Settings of one answer; raises ValueError for values that make no sense.
-
-    temperature: 0 is greedy. most_tokens: length limit. samples: the n of best-of-n.
-    """
+class SamplingSettings(NamedTuple):
+    """Settings of one answer: temperature (0: greedy), length limit, and the n of best-of-n."""
 
     temperature: float = 1.0
     most_tokens: int = 128
     samples: int = 4
-
-    def __post_init__(self):
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"the temperature must be 0 or more, not {self.temperature}")
-        if self.most_tokens < 1:
-            raise ValueError(f"an answer needs at least one token, not {self.most_tokens}")
-        if not 1 <= self.samples <= MAX_SAMPLES:
-            raise ValueError(f"best-of-n draws 1 to {MAX_SAMPLES} answers, not {self.samples}")
 
 
 class ChatModels:
@@ -72,11 +58,7 @@ class ChatModels:
         """Return the prompt's token ids; ValueError, in one sentence, for a question that is empty or too long."""
         if not (question or "").strip():
             raise ValueError("Type a question, or pick one.")
-        if len(question) > MAX_QUESTION_CHARACTERS:  # before it is tokenized, which may take long
-            raise ValueError(f"The question has {len(question):,} characters; at most {MAX_QUESTION_CHARACTERS:,} are "
-                             f"read: shorten it.")
-        ids = prompt_ids(self.tokenizer, question)
-        room = self.max_positions - most_tokens
+        ids, room = prompt_ids(self.tokenizer, question), self.max_positions - most_tokens
         if len(ids) > room:
             raise ValueError(
                 f"The question has {len(ids):,} tokens, and an answer of {most_tokens:,} leaves room for "
@@ -104,18 +86,19 @@ class ChatModels:
         """Yield the answer of one policy after each token, and once more when it is done and measured."""
         count = sampling.samples if name == BEST_OF_N else 1
         answer = Answer(f"best of {count}" if name == BEST_OF_N else name, self.digests[name], count)
-        states = generate_stepwise(
-            self.policies[name], [prompt] * count, max_new_tokens=sampling.most_tokens,
-            temperature=sampling.temperature, stop_ids=[self.tokenizer.eos_token_id],
-            generator=torch.Generator().manual_seed(seed))
-        for state in _count_cost(states, answer):
+        start = monotonic()
+        for state in generate_stepwise(
+                self.policies[name], [prompt] * count, max_new_tokens=sampling.most_tokens,
+                temperature=sampling.temperature, stop_ids=[self.tokenizer.eos_token_id],
+                generator=torch.Generator().manual_seed(seed)):
+            answer.seconds += monotonic() - start
+            answer.sampled_tokens, answer.finished_samples = sum(map(len, state.responses)), sum(state.done)
             if count == 1:
-                answer.tokens = list(state.responses[0])
-                answer.text = self._decode(answer.tokens).rstrip(REPLACEMENT)
+                self._set_tokens(answer, state.responses[0])
             yield answer
+            start = monotonic()
         rewards = combine_scores([scorer([prompt] * count, state.responses) for scorer in self.scorers])
-        answer.tokens = list(state.responses[int(rewards.argmax())])
-        answer.text = self._decode(answer.tokens).rstrip(REPLACEMENT)
+        self._set_tokens(answer, state.responses[int(rewards.argmax())])
         answer.ended = answer.tokens[-1] == self.tokenizer.eos_token_id
         ratios = self._log_ratios(name, prompt, answer.tokens, sampling.temperature or 1.0)
         answer.pieces, answer.rewards = self.split_text(answer.tokens, ratios), sorted(rewards.tolist(), reverse=True)
@@ -133,6 +116,10 @@ class ChatModels:
                 length, log_ratio = len(text), 0.0
         return pieces
 
+    def _set_tokens(self, answer: Answer, tokens: Sequence[int]) -> None:
+        answer.tokens = list(tokens)
+        answer.text = self._decode(answer.tokens).rstrip(REPLACEMENT)
+
     def _decode(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
@@ -146,15 +133,3 @@ def digest_model(folder: Path) -> str:
     """Return the start of the manifest's SHA-256, which identifies a model in a vote; '' if no stage made it."""
     manifest = folder / MANIFEST
     return hash_file(manifest)[:DIGEST_CHARACTERS] if manifest.is_file() else ""
-
-
-def _count_cost(states: Iterator[GenerationState], answer: Answer) -> Iterator[GenerationState]:
-    """Yield the states, and count their tokens, seconds and finished samples on the answer."""
-    while True:
-        start = monotonic()
-        state = next(states, None)
-        answer.seconds += monotonic() - start
-        if state is None:
-            return
-        answer.sampled_tokens, answer.finished_samples = sum(map(len, state.responses)), sum(state.done)
-        yield state

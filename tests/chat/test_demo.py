@@ -3,7 +3,6 @@
 The page itself, in a browser, is in test_demo_page.py, votes in test_votes.py, the command in test_demo_command.py.
 """
 
-import math
 import random
 from pathlib import Path
 
@@ -175,8 +174,7 @@ def test_any_bytes_at_all_come_out_as_the_whole_text_would(models):
 
 
 @pytest.mark.parametrize(("question", "says"), [
-    ("  \n", "Type a question"), ("port " * 300, r"The question has [\d,]+ tokens, .* of the 256 that the models"),
-    ("x" * 100_001, "The question has 100,001 characters; at most 100,000 are read: shorten it")])
+    ("  \n", "Type a question"), ("port " * 300, r"The question has [\d,]+ tokens, .* of the 256 that the models")])
 @pytest.mark.parametrize("mode", [SIDE, BLIND])
 def test_a_question_that_cannot_be_asked_is_refused_in_one_sentence(chat, question, says, mode):
     with pytest.raises(ValueError, match=says):
@@ -184,13 +182,6 @@ def test_a_question_that_cannot_be_asked_is_refused_in_one_sentence(chat, questi
     with pytest.warns(match=says):  # where there is no page, Gradio's notice is Python's warning
         [outputs] = chat.answer(mode, question, *HOW, "SFT", "PPO", "PPO")
     assert ["No answer." in panel for panel in outputs[:3]] == [True] * 3 and outputs[3] is None
-
-
-@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"temperature": math.nan}, {"temperature": math.inf},
-                                   {"most_tokens": 0}, {"samples": 0}, {"samples": 1000}])
-def test_settings_that_mean_nothing_are_refused(wrong):
-    with pytest.raises(ValueError):
-        SamplingSettings(**wrong)
 
 
 def test_a_model_that_is_not_chosen_is_one_sentence(chat):
@@ -236,7 +227,7 @@ def test_a_blind_vote_is_saved_as_it_was_meant(chat):
         assert recorded["authors"][1:] == [answers[choice].policy, answers[1 - choice].policy]
         assert answers[0].policy in panels[0] and "not chosen" in panels[1 - choice]
         assert closed is None and not button["interactive"], "a second click votes on nothing"
-    with pytest.raises(ValueError, match="nothing to vote on"):
+    with pytest.warns(match="nothing to vote on"):
         chat.vote(0, None, 4, "SFT", "PPO", "PPO")
     assert len(saved(chat)) == 4 and not saved(chat, "ties")
 

@@ -4,16 +4,11 @@ Every page that a test opens is watched: no request leaves this machine or fails
 an error, no dialog opens. The server's own connections are watched as well.
 """
 
-import json
-import logging
 import re
 import shutil
 import socket
-import sys
 import time
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 import pyarrow.parquet as pq
 import pytest
@@ -27,7 +22,6 @@ playwright = pytest.importorskip("playwright.sync_api", reason="a browser is dri
 
 from stages import demo  # noqa: E402
 from stages.chat import page as chat_page  # noqa: E402
-from stages.chat import request_guard  # noqa: E402
 from stages.chat.streaming import ChatModels  # noqa: E402
 from stages.chat.votes import Votes  # noqa: E402
 from stages.generation.sampler import sample  # noqa: E402
@@ -435,45 +429,3 @@ def luminance(rgb: list[int]) -> float:
     shares = [value / 255 for value in rgb]
     linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-NAN = float("nan")
-
-
-@pytest.mark.parametrize(("path", "handler", "data"), [
-    ("queue/join", "answer", [[]] * 8), ("queue/join", "answer", [chat_page.SIDE, None, 1, 8, 2, "SFT", "PPO", "PPO"]),
-    ("queue/join", "answer", [chat_page.SIDE, "q", NAN, NAN, 2, "SFT", "PPO", "PPO"]),
-    ("queue/join", "answer", [chat_page.BLIND, "q", 1, 8, 2, [], "PPO", None]),
-    ("run/predict", "vote", []), ("run/predict", "question_text", [[]]), ("run/predict", "tally", []),
-    ("run/predict", "best_human_answer", [None]), ("queue/join", "vote", [None, 4, "SFT", "PPO", "PPO"])])
-def test_a_request_made_by_hand_leaves_no_traceback_in_the_terminal(address, capfd, path, handler, data):
-    handlers = json.loads(urlopen(f"{address}config").read())["dependencies"]
-    numbers = [row["id"] for row in handlers if str(row["api_name"]).startswith(handler)]
-    body = {"data": data, "fn_index": numbers[0], "session_hash": "by-hand"}
-    request = Request(f"{address}gradio_api/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    try:
-        urlopen(request, timeout=10).read()
-        if path == "queue/join":
-            urlopen(f"{address}gradio_api/queue/data?session_hash=by-hand", timeout=10).read()
-    except HTTPError as error:
-        assert error.code in (400, 403, 404, 500)
-    said = capfd.readouterr().err.splitlines()
-    assert all(line.startswith("demo: refused a request that the page does not make: ") for line in said)
-
-
-def test_a_mistake_of_our_own_keeps_its_traceback(capsys):
-    for faulty, says in ((lambda: chat_page._fill_outputs(None), "Traceback"), (lambda: {}["x"], "demo: refused")):
-        try:
-            faulty()
-        except Exception:
-            request_guard.print_error()
-        assert capsys.readouterr().err.startswith(says)
-
-
-def test_the_servers_log_has_one_line_for_a_request_that_is_refused():
-    try:
-        raise KeyError(999)
-    except KeyError as error:
-        record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, "Exception in %s", ("x",), sys.exc_info())
-        assert request_guard.shorten_record(record) and str(error) in record.getMessage()
-    assert record.exc_info is None and record.getMessage().startswith("refused a request")
