@@ -56,7 +56,8 @@ ROOMS = {
     "reward_checks": ("runtime", "render", "modeling", "generation", "reward_modeling", "rewards", "evaluation",
                       "reporting", *PROMPTS),
     "kl_frontier": ("evaluation.summary", "pooling", "reporting", "artifacts", "runtime", "render"),
-    "planning": ("render", "runtime", "model_files", "stackexchange.pairs", "stackexchange.questions.scoring"),
+    "planning": ("render", "runtime", "model_files", "stackexchange.pairs", "stackexchange.questions.scoring",
+                 "stackexchange.dump.seven_zip"),
     "chat": ("artifacts", "runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics",
              *PROMPTS),
 }
