@@ -5,7 +5,7 @@ from typing import Any
 from stages.planning import training_costs
 from stages.planning.data_size import MEAN_LENGTH_SHARE
 from stages.planning.hardware import Hardware
-from stages.planning.stage_plan import PlanRow, Run, StagePlan, reads_reward_model, rollout_rows
+from stages.planning.stage_plan import Memory, Run, StagePlan, reads_reward_model, rollout_memory
 from stages.planning.steps import Batch, forward_bytes
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2}
@@ -31,8 +31,8 @@ def plan_reward(stage: str, run: Run, settings: Any) -> StagePlan:
     if not settings.sampled_questions:
         return plan
     precision, response = settings.precision, settings.max_sampled_tokens
-    memory = [PlanRow("frozen base", shape.stored_bytes(precision), precision),
-              *rollout_rows(shape, SAMPLED_AT_ONCE, settings.max_length_tokens, precision)]
+    memory = {"frozen base": shape.stored_bytes(precision),
+              **rollout_memory(shape, SAMPLED_AT_ONCE, settings.max_length_tokens, precision)}
     answers = int(SAMPLES_PER_QUESTION * settings.sampled_questions)
     tokens = int(answers * sum(run.size.sample_tokens(settings.max_length_tokens, response)))
     flops = 2 * shape.count_parameters() * tokens
@@ -54,7 +54,7 @@ def plan_merge(stage: str, run: Run, settings: Any) -> StagePlan:
     tokens = int(2 * MERGE_TEXTS * text_tokens)
     flops = 2 * count * tokens
     seconds = run.hardware._replace(devices=1).compute_seconds(flops, settings.check_precision)
-    return StagePlan(stage, count, 0, [PlanRow("frozen base", size, settings.check_precision)], tokens, flops, seconds,
+    return StagePlan(stage, count, 0, {"frozen base": size}, tokens, flops, seconds,
                      count * ITEM_BYTES[settings.dtype], f"a model in {settings.check_precision} in the checks, one at "
                      f"a time; reading and writing come on top")
 
@@ -106,7 +106,7 @@ def _if_known(prompts: int, plan: StagePlan) -> StagePlan:
         seconds=None, assumption="how many prompts there are is not known: give --pairs")
 
 
-def _plan_sampling(run: Run, settings: Any, samples: int) -> tuple[list[PlanRow], int, float, float]:
+def _plan_sampling(run: Run, settings: Any, samples: int) -> tuple[Memory, int, float, float]:
     """Return the memory, tokens, operations and seconds of sampling so many responses, n to a prompt, and scoring them.
     """
     hardware, members, n = run.hardware, run.reward.members, settings.n
@@ -119,20 +119,18 @@ def _plan_sampling(run: Run, settings: Any, samples: int) -> tuple[list[PlanRow]
     return memory, tokens, flops, seconds
 
 
-def _sampling_memory(run: Run, settings: Any, rows: int, scorers: int = 0) -> list[PlanRow]:
-    """List the memory of sampling so many responses at once, beside the reward models that score them."""
+def _sampling_memory(run: Run, settings: Any, rows: int, scorers: int = 0) -> Memory:
+    """Return the memory of sampling so many responses at once, beside the reward models that score them."""
     shape, precision, stored = run.shape, settings.precision, run.shape.stored_bytes(settings.precision)
     batch = Batch.build(FORWARD_TOKENS, FORWARD_TOKENS, 1, FORWARD_TOKENS)
     state_bytes = 4 if precision in ("fp32", "mixed") else 2
-    models = [PlanRow("frozen base", stored, precision), PlanRow("reward model", scorers * stored, "at most")]
-    return [*models[:2 if scorers else 1],
-            *rollout_rows(shape, rows, settings.max_prompt_tokens + settings.max_response_tokens, precision),
-            PlanRow("forward pass", forward_bytes(shape, state_bytes, batch),
-                    f"{FORWARD_TOKENS} tokens without gradients")]
+    return {"frozen base": stored, **({"reward model": scorers * stored} if scorers else {}),
+            **rollout_memory(shape, rows, settings.max_prompt_tokens + settings.max_response_tokens, precision),
+            "forward pass": forward_bytes(shape, state_bytes, batch)}
 
 
-def _decode_seconds(memory: list[PlanRow], answers: int, batch: int, response: int, hardware: Hardware,
+def _decode_seconds(memory: Memory, answers: int, batch: int, response: int, hardware: Hardware,
                     kv_share: float = MEAN_LENGTH_SHARE) -> float:
     """Return the seconds in which a card reads weights, and a share of all keys and values, at every decoding step."""
-    weights, kv_bytes = memory[0].bytes, next(row.bytes for row in memory if row.name == "keys and values")
-    return hardware.read_seconds(-(-answers // batch) * response * (weights + kv_bytes * kv_share))
+    step_bytes = memory["frozen base"] + memory["keys and values"] * kv_share
+    return hardware.read_seconds(-(-answers // batch) * response * step_bytes)

@@ -71,8 +71,7 @@ def plan_facts(plan: RecipePlan) -> dict:
     return {
         "device": hardware.card._asdict(), "devices": hardware.devices, "share": hardware.share,
         "stages": {stage.stage: stage._asdict() | {
-            "memory": {row.name: row.bytes for row in stage.memory}, "peak_bytes": stage.peak_bytes,
-            "fits": stage.fits(hardware.card)} for stage in plan.stages},
+            "peak_bytes": stage.peak_bytes, "fits": stage.fits(hardware.card)} for stage in plan.stages},
         "changes": {stage: change._asdict() for stage, change in plan.changes.items()},
     }
 
@@ -81,8 +80,8 @@ def render_page(plan: RecipePlan) -> Html:
     """Build the page, without scripts and without anything loaded."""
     head, *rows = plan.list_rows()
     parts = [part for stage in plan.stages if stage.memory for part in (
-        element("h2", stage.stage), element("p", stage.assumption), table(
-            ("part", "memory", ""), [(row.name, format_bytes(row.bytes), row.note) for row in stage.memory]))]
+        element("h2", stage.stage), element("p", stage.assumption),
+        table(("part", "memory"), [(name, format_bytes(size)) for name, size in stage.memory.items()]))]
     body = element("body", element("h1", plan.title), *(element("p", line) for line in plan.describe_hardware()),
                    table(head, rows), element("ul", *(element("li", line) for line in plan.describe_changes())), *parts)
     page_head = element("head", element("meta", charset="utf-8"), element("title", plan.title))
@@ -90,7 +89,7 @@ def render_page(plan: RecipePlan) -> Html:
 
 
 def _row(plan: StagePlan, fits: str) -> tuple[str, ...]:
-    sizes = {name: sum(row.bytes for row in plan.memory if row.name in parts) for name, parts in COLUMNS.items()}
+    sizes = {name: sum(plan.memory.get(part, 0) for part in parts) for name, parts in COLUMNS.items()}
     hours = "?" if plan.seconds is None else _short(plan.seconds / 3600)
     return (plan.stage, _count(plan.parameters), _count(plan.trained), *map(_gib, sizes.values()),
             _gib(plan.peak_bytes), fits, hours, _short(plan.flops / 1e15), _count(plan.tokens), _gib(plan.disk_bytes))

@@ -3,7 +3,7 @@
 Of all changes of its section by which a stage fits a card, the smallest is the one that does least harm.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -19,17 +19,7 @@ SMALLER = {"fp32": ("bf16", "int8", "nf4"), "mixed": ("bf16", "int8", "nf4"), "b
 SIZES = ("microbatch_sequences", "microbatch_pairs", "microbatch_answers", "microbatch_prompts", "batch_prompts")
 
 
-class PlanRow(NamedTuple):
-    """A part of the memory, in bytes."""
-
-    name: str
-    bytes: int
-    note: str
-
-
-def total_bytes(rows: Iterable[PlanRow]) -> int:
-    """Add up parts of the memory."""
-    return sum(row.bytes for row in rows)
+Memory = dict[str, int]  # bytes of each part
 
 
 class Run(NamedTuple):
@@ -55,7 +45,7 @@ class StagePlan(NamedTuple):
     stage: str
     parameters: int
     trained: int
-    memory: list[PlanRow]
+    memory: Memory
     tokens: int
     flops: float
     seconds: float | None
@@ -65,11 +55,11 @@ class StagePlan(NamedTuple):
     @property
     def peak_bytes(self) -> int:
         """Return the peak memory of one card."""
-        return total_bytes(self.memory)
+        return sum(self.memory.values())
 
-    def after(self, memory: list[PlanRow], tokens: int, flops: float, seconds: float) -> "StagePlan":
+    def after(self, memory: Memory, tokens: int, flops: float, seconds: float) -> "StagePlan":
         """Return the plan with a phase before it."""
-        return self._replace(memory=max(self.memory, memory, key=total_bytes), tokens=self.tokens + tokens,
+        return self._replace(memory=largest(self.memory, memory), tokens=self.tokens + tokens,
                              flops=self.flops + flops, seconds=self.seconds + seconds)
 
     def fits(self, card: Card) -> bool:
@@ -84,19 +74,23 @@ class Change(NamedTuple):
     peak_bytes: int
 
 
-def rollout_rows(shape: Shape, rows: int, row_tokens: int, precision: str, adapted: bool = False,
-                 merges_adapter: bool = False) -> list[PlanRow]:
-    """List the memory of sampling rows at once, of so many tokens each: keys and values first.
+def largest(*phases: Memory) -> Memory:
+    """Return the memory of the phase that needs most."""
+    return max(phases, key=lambda memory: sum(memory.values()))
+
+
+def rollout_memory(shape: Shape, rows: int, row_tokens: int, precision: str, adapted: bool = False,
+                   merges_adapter: bool = False) -> Memory:
+    """Return the memory of sampling rows at once, of so many tokens each.
 
     adapted: with an adapter, quantised weights leave fp32 states. merges_adapter: weights with it are beside the base.
     """
-    state = FP32 if precision in ("fp32", "mixed") or (adapted and precision in QUANTISED) else 2
-    parts = [PlanRow("keys and values", 2 * shape.layers * shape.kv_width * rows * row_tokens * state,
-                     f"{rows} rows of {row_tokens} tokens, {'float32' if state == FP32 else 'bfloat16'}"),
-             PlanRow("logits", 3 * FP32 * rows * shape.vocabulary, "of one token a row")]
+    state_bytes = FP32 if precision in ("fp32", "mixed") or (adapted and precision in QUANTISED) else 2
+    memory = {"keys and values": 2 * shape.layers * shape.kv_width * rows * row_tokens * state_bytes,
+              "logits": 3 * FP32 * rows * shape.vocabulary}  # of one token a row
     if merges_adapter and precision == "fp32":  # other precisions are not merged (adapters.py)
-        parts.append(PlanRow("merged weights", FP32 * shape.layers * shape.layer_weights, "at most"))
-    return parts
+        memory["merged weights"] = FP32 * shape.layers * shape.layer_weights
+    return memory
 
 
 def reads_reward_model(settings: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stages.planning.data_size import MEAN_LENGTH_SHARE
 from stages.planning.shapes import QUANTISED, Shape
-from stages.planning.stage_plan import PlanRow, Run, StagePlan, reads_reward_model, rollout_rows, total_bytes
+from stages.planning.stage_plan import Memory, Run, StagePlan, largest, reads_reward_model, rollout_memory
 from stages.planning.steps import FP32, FULL, LORA, Batch, StepCost, Training, step_cost
 
 KEEP_CHECKPOINTS = 2  # of training/trainer.py
@@ -70,7 +70,7 @@ def plan_base(stage: str, run: Run, settings: Any) -> StagePlan:
     """Plan the base: its training from scratch, or the copy of a model that is there already."""
     if settings.model != "scratch":
         count = run.shape.count_parameters()
-        return StagePlan(stage, count, 0, [], 0, 0, 0, 2 * count, "16-bit weights; the time is the network's")
+        return StagePlan(stage, count, 0, {}, 0, 0, 0, 2 * count, "16-bit weights; the time is the network's")
     scratch, batch, tokens = settings.scratch, settings.scratch.batch_sequences, run.size.finetune_tokens
     step_tokens = batch * scratch.sequence_length_tokens
     all_tokens = scratch.max_tokens if tokens is None else min(scratch.max_tokens, scratch.epochs * tokens)
@@ -137,7 +137,7 @@ def plan_ilql(stage: str, run: Run, settings: Any) -> StagePlan:
         cost._replace(logits=max(cost.logits, logits), flops=cost.flops + flops),
         f"{count:,} answers of {MEAN_LENGTH_SHARE:.0%} of {length} tokens",
         own=[*q_heads, Tensors(1, 2 * width, width), Tensors(1, 1, 4 * width + 1)],
-        others=[PlanRow("target heads", sum(tensors.bytes for tensors in q_heads), "of the Q heads")])
+        others={"target heads": sum(tensors.bytes for tensors in q_heads)})
 
 
 def plan_policy_gradient(stage: str, run: Run, settings: Any) -> StagePlan:
@@ -151,8 +151,8 @@ def plan_policy_gradient(stage: str, run: Run, settings: Any) -> StagePlan:
     rows = hardware.own_rows(settings.microbatch_prompts * group, settings.minibatch_prompts * group)
     saves = settings.iterations // (1 if settings.save_every_minutes else settings.save_every_iterations)
     own, others = _list_models(shape, settings, reward, value_model)
-    rollout = rollout_rows(shape, -(-settings.rollout_prompts // hardware.devices) * group, length, settings.precision,
-                           True, settings.tune == LORA and settings.sharding == "none")
+    rollout = rollout_memory(shape, -(-settings.rollout_prompts // hardware.devices) * group, length,
+                             settings.precision, True, settings.tune == LORA and settings.sharding == "none")
     plan = _plan_training(
         stage, run, settings, Work(samples * settings.epochs, rows, length, saves, share),
         policy_gradient_cost(shape, settings, rows, value_model, reward),
@@ -162,8 +162,8 @@ def plan_policy_gradient(stage: str, run: Run, settings: Any) -> StagePlan:
     # Rollout, old and reference log-probabilities; rewards, values.
     computed = 3 * shape.count_parameters() + scorers * shape.cut(reward.layers).count_parameters()
     forward = 2 * computed * int(samples * (prompt_mean / group + response_mean))
-    weights = sum(row.bytes for row in plan.memory if row.name in ("frozen base", "trained parameters"))
-    read_bytes = settings.iterations * response * MEAN_LENGTH_SHARE * (weights + rollout[0].bytes * share)
+    weights = plan.memory["frozen base"] + plan.memory["trained parameters"]
+    read_bytes = settings.iterations * response * MEAN_LENGTH_SHARE * (weights + rollout["keys and values"] * share)
     seconds = hardware.compute_seconds(forward, settings.precision) + hardware.read_seconds(read_bytes)
     return plan._replace(tokens=int(samples * length * share), flops=plan.flops + forward,
                          seconds=plan.seconds + seconds)
@@ -190,7 +190,7 @@ def policy_gradient_cost(shape: Shape, settings: Any, rows: int, value_model: st
 
 
 def _list_models(shape: Shape, settings: Any, reward: Any, value_model: str | None
-                 ) -> tuple[list[Tensors], list[PlanRow]]:
+                 ) -> tuple[list[Tensors], Memory]:
     """Return the critic's trained tensors, and the reward models, which share the policy's base if the critic does."""
     own = [Tensors(1, 1, shape.width + 1)] if value_model else []
     adapter = Tensors(1, 1, shape.count_adapter(reward.lora.r, tuple(reward.lora.target_modules)))
@@ -199,11 +199,10 @@ def _list_models(shape: Shape, settings: Any, reward: Any, value_model: str | No
     if value_model == "model":
         own += _list_trained(shape, Training(FULL, settings.precision), True)
     if not reads_reward_model(settings):
-        return own, []
+        return own, {}
     if value_model == "adapter":
-        return own, [PlanRow("reward adapters", reward.members * adapter.bytes, "on the policy's base")]
-    size = reward.members * shape.stored_bytes(settings.precision, True)
-    return own, [PlanRow("reward model", size, settings.precision)]
+        return own, {"reward adapters": reward.members * adapter.bytes}
+    return own, {"reward model": reward.members * shape.stored_bytes(settings.precision, True)}
 
 
 def count_saves(settings: Any, steps: float) -> int:
@@ -227,8 +226,8 @@ def _list_trained(shape: Shape, training: Training, scorer: bool = False) -> lis
 
 
 def _plan_training(stage: str, run: Run, settings: Any, work: Work, cost: StepCost, assumption: str, *,
-                   is_scorer: bool = False, own: list[Tensors] = (), others: list[PlanRow] = (),
-                   rollout: list[PlanRow] = ()) -> StagePlan:
+                   is_scorer: bool = False, own: list[Tensors] = (), others: Memory | None = None,
+                   rollout: Memory | None = None) -> StagePlan:
     """Plan a training; own: tensors beside the model's that are trained. others: models beside it.
 
     rollout: of a policy; one that is trained whole has a frozen copy, as the reference.
@@ -239,43 +238,40 @@ def _plan_training(stage: str, run: Run, settings: Any, work: Work, cost: StepCo
     is_frozen, size = training.tune != FULL or has_reference, sum(tensors.bytes for tensors in trained)
     frozen = shape.stored_bytes(training.precision, is_scorer, training.tune == LORA) if is_frozen else 0
     state = sum(tensors.state_bytes(optimizer) for tensors in trained)
-    weights = [PlanRow("frozen base", frozen, training.precision), PlanRow("trained parameters", size, ""),
-               PlanRow("gradients", size, ""), PlanRow("optimizer state", state, optimizer), *others]
+    weights = {"frozen base": frozen, "trained parameters": size, "gradients": size, "optimizer state": state,
+               **(others or {})}
     if getattr(settings, "sharding", "none") == "fsdp" and hardware.devices > 1:
         weights = _shard(weights, shape, training, hardware.devices)
-    copied = weights[1].bytes if optimizer in FOREACH_OPTIMIZERS else 0
-    phases = [_list_step(training, cost, shape, weights), rollout,
-              [PlanRow("optimizer step", copied, "a copy of what is trained")]]
+    copied = weights["trained parameters"] if optimizer in FOREACH_OPTIMIZERS else 0
+    phase = largest(_step_memory(training, cost, shape, weights), rollout or {}, {"optimizer step": copied})
     parameters = shape.count_parameters(is_scorer) + shape.count_parameters() * has_reference
     parameters += sum(tensors.count for tensors in (trained if training.tune == LORA else own))
     flops = cost.flops / work.rows_at_once * work.rows * work.length_share
     stored = size * (1 + work.keeps_best)
     checkpoints = min(work.saves, getattr(settings, "keep_checkpoints", KEEP_CHECKPOINTS) + 1)
     return StagePlan(
-        stage, parameters, sum(tensors.count for tensors in trained), [*weights, *max(phases, key=total_bytes)],
+        stage, parameters, sum(tensors.count for tensors in trained), weights | phase,
         int(work.rows * work.row_tokens * work.length_share), flops,
         hardware.compute_seconds(flops, settings.precision), checkpoints * (stored + state) + stored, assumption)
 
 
-def _shard(rows: list[PlanRow], shape: Shape, training: Training, count: int) -> list[PlanRow]:
+def _shard(weights: Memory, shape: Shape, training: Training, count: int) -> Memory:
     """Divide what is in the layers, adapters apart, by the number of processes; add the layers that are gathered."""
     layer_bytes = (shape.layer_weights + shape.layer_vectors) * training.state_bytes
     saved = shape.layers * layer_bytes * (count - 1) // count
     factors = {"frozen base": 1, "reward model": 1}
     if training.tune == FULL:  # gradients and state are split with the weights
-        factors = {"trained parameters": 1, "gradients": 1, "optimizer state": rows[3].bytes / rows[1].bytes,
-                   "reward model": 1}
-    return [row._replace(bytes=row.bytes - int(saved * factors.get(row.name, 0))) for row in rows] + [
-        PlanRow("gathered layers", 2 * layer_bytes, "one at work, one on its way")]
+        factors = {"trained parameters": 1, "gradients": 1, "reward model": 1,
+                   "optimizer state": weights["optimizer state"] / weights["trained parameters"]}
+    sharded = {name: size - int(saved * factors.get(name, 0)) for name, size in weights.items()}
+    return sharded | {"gathered layers": 2 * layer_bytes}  # one at work, one on its way
 
 
-def _list_step(training: Training, cost: StepCost, shape: Shape, weights: list[PlanRow]) -> list[PlanRow]:
-    """List what a step needs beside the weights. Activations contain the logits: they are computed a part at a time."""
-    rows = [PlanRow("activations, logits", cost.peak_bytes,
-                    "recomputed by layer" if training.recomputes else "all stored")]
-    if training.precision == "mixed":
-        rows.append(PlanRow("bf16 copies", sum(row.bytes for row in weights[:2]) // 2, "of weights, at most"))
+def _step_memory(training: Training, cost: StepCost, shape: Shape, weights: Memory) -> Memory:
+    """Return what a step needs beside the weights. Activations contain the logits, computed a part at a time."""
+    memory = {"activations, logits": cost.peak_bytes}
+    if training.precision == "mixed":  # of weights, at most
+        memory["bf16 copies"] = (weights["frozen base"] + weights["trained parameters"]) // 2
     if training.precision in QUANTISED:
-        largest = max(matrix.count for matrix in shape.matrices)
-        rows.append(PlanRow("dequantised matrix", 2 * largest, "bfloat16"))
-    return rows
+        memory["dequantised matrix"] = 2 * max(matrix.count for matrix in shape.matrices)
+    return memory

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stages.planning import hardware
-from stages.planning.stage_plan import PlanRow, StagePlan, find_smallest_change
+from stages.planning.stage_plan import StagePlan, find_smallest_change
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.models import Merge
 from stages.recipe.sections.ppo import Ppo
@@ -28,7 +28,7 @@ def plan_ppo(settings) -> StagePlan:
 
 
 def as_plan(gib: float) -> StagePlan:
-    return StagePlan("stage", 0, 0, [PlanRow("activations, logits", int(gib * (1 << 30)), "")], 0, 0, 0, 0)
+    return StagePlan("stage", 0, 0, {"activations, logits": int(gib * (1 << 30))}, 0, 0, 0, 0)
 
 
 def cards_of(usable_gib: float, devices: int) -> hardware.Hardware:

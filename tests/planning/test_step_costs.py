@@ -74,7 +74,7 @@ def planned_peak(stage: str, settings) -> int:
     if stage in ("ppo", "grpo"):  # its plan may have the memory of the rollout
         return policy_gradient_cost(small_shape(), settings, ROWS.get(stage, 2),
                                     getattr(settings, "value_model", None), REWARD).peak_bytes
-    return next(row.bytes for row in plan(stage, settings).memory if row.name == "activations, logits")
+    return plan(stage, settings).memory["activations, logits"]
 
 
 @pytest.mark.parametrize(("stage", "change"), [
