@@ -67,10 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def plan_recipe(recipe: Recipe, arguments: argparse.Namespace, algorithms: tuple[str, ...]
-                ) -> RecipePlan:
-    """Plan every stage with a model for the hardware of the command line, in the precisions that it really computes in.
-    """
+def plan_recipe(recipe: Recipe, arguments: argparse.Namespace, algorithms: tuple[str, ...]) -> RecipePlan:
+    """Plan every stage with a model for the hardware that is named, in the precisions that it really computes in."""
     hardware = choose_hardware(arguments.device, arguments.device_memory_gib, arguments.device_tflops,
                                arguments.devices, arguments.model_flops_share)
     if hardware.is_processor and not processor_has_bf16_products():

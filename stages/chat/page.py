@@ -88,13 +88,13 @@ class ChatPage:
 
         If it cannot be saved nothing is revealed, and the vote can be repeated, when the disk has room again.
         """
+        if comparison is None:  # a second click
+            return [gr.skip()] * (PANELS + 5)
         try:
-            if comparison is None:
-                raise ValueError("there is nothing to vote on, ask a question first")
             gr.Info(html.escape(f"Saved in {self.votes.add(comparison, choice)}."))
         except (ValueError, OSError) as error:
             gr.Warning(html.escape(f"The vote is not saved: {error}"))
-            return [*[gr.skip()] * PANELS, comparison, *_enable_votes(comparison is not None), gr.skip()]
+            return [*[gr.skip()] * PANELS, comparison, *_enable_votes(True), gr.skip()]
         verdicts = [("tie" if choice is None else "chosen" if i == choice else "not chosen") for i in (0, 1)]
         panels = [views.render_answer(answer, self.models.reference, f"{answer.policy}: {verdict}")
                   for answer, verdict in zip(comparison.answers, verdicts, strict=True)]
