@@ -7,7 +7,7 @@ from stages.cards.model_card import MergedModel, render_model_card
 from stages.evaluation import verdict
 from stages.evaluation.reward_model_check import check_reward_model, describe_shortfall, find_shortfall
 from stages.reporting.headline import build_verdicts, describe_hacking
-from tests.helpers.finished_run import artifacts, metrics, page_of, sample, with_summary, write
+from tests.helpers.finished_run import artifacts, draw_dots, metrics, page_of, sample, with_summary, write
 
 LONGER = "longer answer wins"
 
@@ -118,7 +118,8 @@ def test_the_page_names_a_held_out_reward_model_as_the_judge():
     assert "Only the held-out reward model, which ranks 0.650 [0.620, 0.680] of the pairs right, judged" in words
 
 
-def test_the_page_says_nothing_of_a_judge(tmp_path):
+def test_the_page_says_nothing_of_a_judge(tmp_path, monkeypatch):
+    draw_dots(monkeypatch)
     assert [verdict.kind for verdict in build_verdicts(evaluated(None), manifests(), ["ppo"])] == ["unknown", "run"]
     folders = artifacts(tmp_path)
     assert "nobody judged" not in page_of(folders, tmp_path)

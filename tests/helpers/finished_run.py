@@ -1,18 +1,23 @@
 """Small finished artifacts for the report, with every kind of number that it shows."""
 
+import base64
 import copy
 import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from stages import report
 from stages.evaluation import summary
 from stages.evaluation.reward_hacking import MONITORS, detect_reward_hacking
 from stages.recipe import recipe, schema
 from stages.recipe.sections import evaluate
+from stages.reporting import figures
 
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
 EVIL = '<script>alert(1)</script> "quoted" \'single\' & <img src=x onerror=alert(2)> مرحبا \x08 </pre>'
 STAGES = ("posts", "pairs", "base", "sft", "sft-merged", "reward", "ppo", "evaluate")
 
@@ -133,6 +138,12 @@ def artifacts(place: Path) -> dict[str, Path | list[str]]:
 def write(folders, numbers: dict, samples: list[dict]) -> None:
     (folders["evaluate"] / "metrics.json").write_text(json.dumps(numbers))
     pq.write_table(pa.Table.from_pylist(samples), folders["evaluate"] / "samples.parquet")
+
+
+def draw_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every figure of a page be a dot: drawing is most of what a page costs, and other tests draw each kind."""
+    monkeypatch.setattr(figures, "draw_png", lambda *_: DOT)
+    monkeypatch.setattr(figures, "draw_svg", lambda *_: b"<svg/>")
 
 
 def page_of(folders, tmp_path, config=evaluate.Report(figure_width_inches=3.0)) -> str:

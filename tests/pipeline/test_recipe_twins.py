@@ -4,7 +4,6 @@ Each has the family of the recipe's base, with random weights of two layers, and
 precision, targets of the adapter, packing, checkpointing, what the stages give to each other.
 """
 
-import base64
 import json
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from stages import base as base_stage
 from stages import evaluate, judge, merge, pairs, posts, ppo, report, reward, sft
 from stages.command_line.command import make
 from stages.recipe.recipe import load_recipe
-from stages.reporting import figures
-from tests.helpers import tiny_models
+from tests.helpers import finished_run, tiny_models
 from tests.helpers.architectures import LLAMA3_ROPE
 from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
 
@@ -25,8 +23,6 @@ SCRATCH = {"demo", "sites", "tiny", "own_prompts"}  # recipes without a pretrain
 SHAPE = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2,
          "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
-DOT = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
 BASES = {
     "stackllama": hf.LlamaConfig(**SHAPE, tie_word_embeddings=False),
     "stackllama_8x24gb": hf.LlamaConfig(**SHAPE, tie_word_embeddings=False),
@@ -76,7 +72,7 @@ def test_every_recipe_for_a_pretrained_base_has_a_twin():
 
 @pytest.mark.parametrize("name", BASES)
 def test_a_twin_runs_from_posts_to_report(dump, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(figures, "draw_png", lambda *_: DOT)  # half of the time: tests/reporting draws them
+    finished_run.draw_dots(monkeypatch)
     recipe = load_recipe(ROOT / f"configs/{name}.yaml", SIZES | {
         "reward": SIZES["reward"] | FITTED_HEAD.get(name, {}), "merge": MERGE.get(name, {}), "dump": [dump],
         "base": {"model": str(save_base(BASES[name], tmp_path / "hub"))}})

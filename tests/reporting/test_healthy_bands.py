@@ -14,7 +14,7 @@ from stages.reporting.healthy_bands import (
     measure_training,
     render_outside,
 )
-from tests.helpers.finished_run import around, artifacts, metrics, page_of, sample, with_summary, write
+from tests.helpers.finished_run import around, artifacts, draw_dots, metrics, page_of, sample, with_summary, write
 
 DOCS = Path(__file__).parents[2] / "docs/metrics.md"
 BAND = re.compile(r"\b(?:above|below) \d+(?:\.\d+)?(?:, below \d+(?:\.\d+)?)?")
@@ -122,7 +122,8 @@ def test_without_held_out_pairs_only_policies_are_measured():
     assert {number.where for number in measure_evaluation(made)} == {"SFT, evaluation", "PPO, evaluation"}
 
 
-def test_the_page_lists_what_is_outside(tmp_path):
+def test_the_page_lists_what_is_outside(tmp_path, monkeypatch):
+    draw_dots(monkeypatch)
     folders = artifacts(tmp_path)
     write(folders, numbers(), [sample(1)])
     assert re.search(r"None: all \d+ numbers", page_of(folders, tmp_path))

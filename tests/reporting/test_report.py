@@ -34,6 +34,18 @@ def artifacts(tmp_path):
     return finished_run.artifacts(tmp_path)
 
 
+@pytest.fixture
+def dots(monkeypatch):
+    finished_run.draw_dots(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> tuple[str, Path]:
+    """The page with its figures, and its folder."""
+    place = tmp_path_factory.mktemp("drawn")
+    return page_of(finished_run.artifacts(place), place), place / "out"
+
+
 class Reader(HTMLParser):
     """What a browser would see: elements, attributes and scripts; complains about what does not close."""
 
@@ -57,7 +69,7 @@ class Reader(HTMLParser):
             self.scripts.append(data)
 
 
-def test_foreign_text_is_only_ever_text(artifacts, tmp_path):
+def test_foreign_text_is_only_ever_text(artifacts, tmp_path, dots):
     write(artifacts, metrics(), [sample(1, EVIL, "javascript:alert(3)"), sample(2, EVIL)])
     page = page_of(artifacts, tmp_path)
     seen = Reader(page)
@@ -72,8 +84,8 @@ def test_foreign_text_is_only_ever_text(artifacts, tmp_path):
     assert ("div", "dir", "auto") in seen.attributes and "مرحبا" in page
 
 
-def test_nothing_is_fetched(artifacts, tmp_path):
-    page = page_of(artifacts, tmp_path)
+def test_nothing_is_fetched(drawn):
+    page, _ = drawn
     sources = [value for tag, name, value in Reader(page).attributes if name in ("src", "srcset", "data", "poster")]
     assert len(sources) >= 20 and all(value.startswith("data:image/png;base64,") for value in sources)
     style = page.partition("<style>")[2].partition("</style>")[0]
@@ -85,8 +97,8 @@ def test_nothing_is_fetched(artifacts, tmp_path):
     assert not re.findall(r"fetch|XMLHttp|import|src=|https?:|eval|innerHTML", SCRIPT)
 
 
-def test_the_page_says_all(artifacts, tmp_path):
-    page = page_of(artifacts, tmp_path)
+def test_the_page_says_all(drawn):
+    page, out = drawn
     for text in ("1 min 15 s", "1,234 MiB", "few answers", "3,456", "answers equal", "789", "longer answer wins",
                  "0.720", "+0.500 [+0.480, +0.520]", "SFT log-probability", "CC BY-SA", "2.13.0", "0.0123", "1.4e-05",
                  "best of 4", "0.636", "Each at its best temperature", "PPO beats SFT",
@@ -98,15 +110,15 @@ def test_the_page_says_all(artifacts, tmp_path):
     settings = {name: len(flatten(values)) - len(list_without_effect(values)) for name, values in sections.items()}
     assert f"ppo: 1 of {settings['ppo']} settings differ" in page
     assert f"sft: 0 of {settings['sft']} settings differ" in page
-    assert json.loads((tmp_path / "out/metrics.json").read_text()) == metrics()
-    names = {path.stem for path in (tmp_path / "out/figures").iterdir()}
+    assert json.loads((out / "metrics.json").read_text()) == metrics()
+    names = {path.stem for path in (out / "figures").iterdir()}
     assert {"sft-loss", "sft-perplexity", "reward-accuracy", "ppo-reward", "ppo-kl", "evaluate-rewards",
             "evaluate-frontier", "evaluate-calibration", "evaluate-temperature-reward",
             "evaluate-temperature-gold"} <= names
     assert "base-loss" not in names  # this base was not trained here
 
 
-def test_the_curves_have_every_number_that_a_training_logged(artifacts, tmp_path):
+def test_the_curves_have_every_number_that_a_training_logged(artifacts, tmp_path, dots):
     with open(artifacts["policy"]["ppo"] / "timing.jsonl", "w") as stream:
         stream.write('{"iteration": 1, "rollout_seconds": 2.5, "note": "text", "nothing": null}\n')
     page_of(artifacts, tmp_path)
@@ -126,7 +138,7 @@ ppo,1,rollout_seconds,2.5
 """
 
 
-def test_a_run_without_a_judge_for_lack_of_pairs_says_so(artifacts, tmp_path):
+def test_a_run_without_a_judge_for_lack_of_pairs_says_so(artifacts, tmp_path, dots):
     judge = tmp_path / "judge"
     shutil.copytree(artifacts["reward"], judge)
     page = page_of(artifacts | {"judge": judge}, tmp_path)
@@ -171,8 +183,8 @@ def test_the_funnel_adds_up_or_says_what_is_missing():
         ["pairs", "40", "100.0 %"], ["for rl", "10", "25.0 %"]]
 
 
-def test_the_top_says_what_was_done_and_whether_it_cheated(artifacts, tmp_path):
-    top = page_of(artifacts, tmp_path).partition("<nav>")[0]
+def test_the_top_says_what_was_done_and_whether_it_cheated(drawn):
+    top = drawn[0].partition("<nav>")[0]
     for text in ("What was done", "12 questions and 40 pairs", "10 min 00 s", "at most 1,234 MiB on cpu (x)",
                  "Did it work?", "Did the policy cheat?", "the policy never saw, rose, too. 0 of 11 monitors"):
         assert text in top, text
@@ -216,7 +228,7 @@ def test_curves_that_never_move_become_words():
     assert constant == ["clipped share of the tokens: update 0", "weight of the KL: beta 0.1"]
 
 
-def test_greedy_decoding_stands_once_where_it_is_the_best(artifacts, tmp_path):
+def test_greedy_decoding_stands_once_where_it_is_the_best(artifacts, tmp_path, dots):
     numbers = metrics()
     numbers["policies"]["sft_best"]["temperature"] = 0.0
     write(artifacts, with_summary(numbers), [sample(1)])
@@ -260,7 +272,7 @@ def test_every_number_that_is_drawn_of_ppo_is_one_that_it_writes():
     assert [key for key in sorted(keys) if f'"{key}"' not in source_text] == []
 
 
-def test_no_more_answers_than_asked_for(artifacts, tmp_path):
+def test_no_more_answers_than_asked_for(artifacts, tmp_path, dots):
     write(artifacts, metrics(), [sample(number) | {"reward_ppo": 0.1 * number} for number in range(10)])
     page = page_of(artifacts, tmp_path, evaluate.Report(side_by_side=4, figure_width_inches=3.0))
     assert re.findall(r"question (\d+)</a>", page) == ["5", "0", "2", "5", "7", "9", "8", "7"]

@@ -219,7 +219,8 @@ def test_hostile_text_is_text(opened):
     assert shown.count(HOSTILE.replace("\x08", "␈").rstrip()) == 6
 
 
-def test_text_from_right_to_left_stays_in_its_place(chromium, tmp_path):
+def test_text_from_right_to_left_stays_in_its_place(chromium, tmp_path, monkeypatch):
+    finished_run.draw_dots(monkeypatch)
     folders = finished_run.artifacts(tmp_path)
     write(folders, metrics(), [sample(1, "שלום עולם \u202e"), sample(2, "plain")])
     page_of(folders, tmp_path)
@@ -315,7 +316,8 @@ def test_the_verdict_is_short(opened):
     assert not opened.page.get_by_text("It cost a KL of").is_visible()
 
 
-def test_markdown_of_posts_is_rendered(chromium, tmp_path):
+def test_markdown_of_posts_is_rendered(chromium, tmp_path, monkeypatch):
+    finished_run.draw_dots(monkeypatch)
     folders = finished_run.artifacts(tmp_path)
     write(folders, metrics(), [sample(1, "**bold** and `code`\n\n- one\n- two")])
     page_of(folders, tmp_path)
