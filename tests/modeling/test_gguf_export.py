@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import gguf
@@ -27,7 +25,6 @@ from stages.modeling.tiny_llama import PAD, train_tokenizer
 from stages.modeling.tokenizer import load_tokenizer
 from stages.runtime.stopping import Stopped
 from tests.helpers import tiny_models
-from tests.helpers.documentation import ROOT
 from tests.helpers.gguf_answers import count_differences
 from tests.helpers.gguf_files import CONFIGS, ODD, SHAPE, SPECIAL, TEXTS, train_vocabulary
 
@@ -274,26 +271,12 @@ def test_a_full_disk_or_a_signal_leaves_nothing(error, folder, tmp_path, capsys,
     assert re.search("no space left on the disk|stopped by SIGTERM", errors) and not list((tmp_path / "gguf").iterdir())
 
 
-KILLED = """
-import os, sys
-import gguf
-from stages import export_gguf
-from stages.modeling.gguf import export as module
-
-def kill(*_, **__):
-    os.kill(os.getpid(), 9)
-
-setattr(eval(sys.argv[1]), sys.argv[2], kill)
-export_gguf.main(sys.argv[3:])
-"""
-
-
 @pytest.mark.parametrize("moment", ["gguf.GGUFWriter write_kv_data_to_file", "gguf.GGUFWriter write_tensor_data",
-                                    "module _compare", "export_gguf write_text", "export_gguf write_json",
+                                    "export _compare", "export_gguf write_text", "export_gguf write_json",
                                     "os replace"])
-def test_a_kill_leaves_no_file_of_its_name_and_the_next_export_clears_up(moment, folder, tmp_path, capsys):
+def test_a_kill_leaves_no_file_of_its_name_and_the_next_export_clears_up(moment, folder, tmp_path, library_forks):
     words = [str(folder), "--out", str(tmp_path / "a.gguf")]
-    killed = subprocess.run([sys.executable, "-c", KILLED, *moment.split(), *words], cwd=ROOT, capture_output=True)
+    killed = library_forks.run(["tests.modeling.killed_export", *moment.split(), *words])
     assert killed.returncode == -9, killed.stderr
     left = [path.name for path in tmp_path.iterdir()]
     assert "a.gguf" not in left and len(left) > 0
