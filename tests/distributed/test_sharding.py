@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.distributed.forked_ranks import start_worker
-from tests.distributed.test_world_sizes import SEVERAL
 
+SEVERAL = (2, 4)
 ALWAYS, IN_TWO = {"ppo full", "sft full"}, {"ppo lora", "ppo lora bf16", "sft lora", "sft resumed"}
 
 

@@ -31,15 +31,18 @@ LIBRARIES = (
     "sklearn.linear_model", "matplotlib.figure")
 IMPORT_VARIABLES = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 MAX_REQUEST_BYTES = 1 << 17
-# Runs a stage in a fork if the libraries would be imported the same, and everything else as Python.
+# Runs a stage in a fork if the libraries would be imported the same and files may grow, and everything else as Python.
+# A fork ends with its shim, but is no child of the process that launched that.
 SHIM = f"""#!{sys.executable} -SE
-import os, signal, sys
+import os, resource, signal, sys
 words, variables = sys.argv[1:], {IMPORT_VARIABLES!r}
-if words[0] != "-m" or not words[1].startswith("stages.") or any(os.environ.get(n) != v for n, v in variables.items()):
+if (words[0] != "-m" or not words[1].startswith("stages.") or any(os.environ.get(n) != v for n, v in variables.items())
+        or resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY):
     os.execv({sys.executable!r}, [{sys.executable!r}, *words])
 sys.path.insert(0, {str(ROOT)!r})
 from tests.helpers.library_forks import request_fork
-connection, pid = request_fork(ADDRESS, words[1:], os.getcwd(), dict(os.environ), (0, 1, 2))
+environment = {{name: value for name, value in os.environ.items() if name != "STAGE_LAUNCHER_PID"}}
+connection, pid = request_fork(ADDRESS, words[1:], os.getcwd(), environment, (0, 1, 2))
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, lambda number, _: os.kill(pid, number))
 code = int(connection.recv(64))
