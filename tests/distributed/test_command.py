@@ -1,27 +1,32 @@
 """A stage in two processes by its command line: one writes, all learn of a failure, nothing is left behind.
 
-The stage is a small one of its own, so that only torch is loaded.
+The stage is a small one of its own, and its processes are forks of one that has imported torch; test_resume.py starts
+Python's own.
 """
 
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.library_forks import IMPORT_VARIABLES
+
 ROOT = Path(__file__).parents[2]
 STAGE = '''"""A stage that sums rows."""
+
+import os
+import sys
+
+sys.executable = os.environ["SHIM"]  # starts the processes
 
 from stages.command_line.start import main
 
 if __name__ == "__main__":
     main(__file__)
 
-import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -53,18 +58,21 @@ def run(config: Sft, out: Path, *, base: Path) -> dict[str, float]:
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, library_forks):
     """Return a function that runs the stage in two processes."""
-    (tmp_path / "sft.py").write_text(STAGE)
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes/sft.py").write_text(STAGE)
+    shim = str(library_forks.shims / "python")
     (tmp_path / "recipe.yaml").write_text("{}")
 
     def run(accident: str, *options: str) -> subprocess.CompletedProcess:
         (tmp_path / "base").write_text(accident)
-        command = [sys.executable, str(tmp_path / "sft.py"), "--recipe", str(tmp_path / "recipe.yaml"), "--base",
+        command = [shim, "-m", "probes.sft", "--recipe", str(tmp_path / "recipe.yaml"), "--base",
                    str(tmp_path / "base"), "--out", str(tmp_path / "out"), *options]
-        limit = "10" if accident == "hang" else "20"  # the first process waits so long for one that hangs
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "STAGE_LIMIT_SECONDS": limit}
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+        limit = "6" if accident == "hang" else "20"  # the first process waits so long for one that hangs
+        environment = os.environ | IMPORT_VARIABLES | {
+            "PYTHONPATH": f"{tmp_path}/probes:{ROOT}", "STAGE_LIMIT_SECONDS": limit, "SHIM": shim}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
 
     return run
 

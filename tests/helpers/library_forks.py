@@ -36,7 +36,8 @@ MAX_REQUEST_BYTES = 1 << 17
 SHIM = f"""#!{sys.executable} -SE
 import os, resource, signal, sys
 words, variables = sys.argv[1:], {IMPORT_VARIABLES!r}
-if (words[0] != "-m" or not words[1].startswith("stages.") or any(os.environ.get(n) != v for n, v in variables.items())
+if (words[0] != "-m" or not words[1].startswith(("stages.", "probes."))
+        or any(os.environ.get(n) != v for n, v in variables.items())
         or resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY):
     os.execv({sys.executable!r}, [{sys.executable!r}, *words])
 sys.path.insert(0, {str(ROOT)!r})
