@@ -12,16 +12,23 @@ from stages.runtime.environment import let_idle_threads_sleep
 let_idle_threads_sleep()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script, also by children
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
-# Files that take longest: last, one of them would keep one worker busy while the others have nothing to do.
-LONG_FILES = ("pipeline/test_slurm.py", "pipeline/test_workflow.py", "pipeline/test_soak.py", "pipeline/test_resume.py",
-              "training/test_trackers.py")
+# Files of 20 s or more, the longest first: last, one of them would keep one worker busy while the others have nothing
+# to do.
+LONG_FILES = (
+    "pipeline/test_workflow.py", "pipeline/test_resume.py", "pipeline/test_kills.py", "pipeline/test_slurm.py",
+    "pipeline/test_smollm2.py", "pipeline/test_soak.py", "training/test_trackers.py", "modeling/test_smollm2.py",
+    "distributed/test_world_sizes.py", "pipeline/test_recipe_twins.py", "reporting/test_report_page.py",
+    "recipe/test_boundary_runs.py", "pipeline/test_sft.py", "distributed/test_sharding.py",
+    "stackexchange/test_posts_scale.py", "rl/test_ppo_learns_bandit.py", "modeling/test_families.py",
+    "chat/test_demo_page.py", "command_line/test_command.py", "rl/test_precision.py")
 if "PYTEST_XDIST_WORKER" in os.environ:  # one test process a core: more threads would only wait for each other
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the long files before all others."""
-    items.sort(key=lambda item: "/".join(item.path.parts[-2:]) not in LONG_FILES)
+    places = {file: place for place, file in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)

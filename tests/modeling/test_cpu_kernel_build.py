@@ -154,7 +154,7 @@ def test_every_section_of_a_stage_with_a_model_has_the_setting():
     assert chosen["sft"] == "auto" and section_settings(recipe, "ppo")["cpu_kernels"] == "off"
 
 
-def test_a_processor_with_shorter_vectors_and_zen_s_rounding_passes_the_tests_of_the_kernels(tmp_path):
+def test_a_processor_with_shorter_vectors_and_zen_s_rounding_passes_the_tests_of_the_kernels(tmp_path, library_forks):
     """GCC compiles other sums for Zen 3: decoding once differed from the packed pass there, and only there."""
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     if not (" avx2 " in flags and " fma " in flags):
@@ -163,6 +163,7 @@ def test_a_processor_with_shorter_vectors_and_zen_s_rounding_passes_the_tests_of
     compiler.write_text('#!/bin/sh\nexec g++ "$@" -march=znver3\n')
     compiler.chmod(0o700)
     env = os.environ | {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    tests = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/modeling/test_cpu_kernels.py"]
-    done = subprocess.run(tests, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and re.search(r"\d\d passed", done.stdout), done.stdout[-3000:]
+    tests = library_forks.start(["pytest", "-p", "no:cacheprovider", "tests/modeling/test_cpu_kernels.py"],
+                                environment=env)
+    said, _ = tests.communicate()
+    assert tests.returncode == 0 and re.search(r"\d\d passed", said), said[-3000:]
