@@ -1,8 +1,7 @@
 """Packing: nothing lost, nothing leaks, EOS labelled (CORRECTNESS S1, S3, S4)."""
 
+import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from datasets import Dataset
 from stages.finetuning.packing import PackedBlocks, best_fit_decreasing, collate_blocks, summed_lm_loss
 from stages.finetuning.token_store import BATCH_DOCUMENTS, TokenizedDocuments, write_documents
 from tests.helpers import tiny_models
+from tests.helpers.library_forks import ROOT
 
 PROMPT = 3  # tokens of every prompt here
 
@@ -165,7 +165,7 @@ def test_documents_stop_when_there_are_enough_and_are_written_once(tmp_path):
     assert len(write_documents(tmp_path / "d.arrow", read_documents(5), None)) == len(written)  # as written before
 
 
-def test_memory_is_not_that_of_the_text(tmp_path):
+def test_memory_is_not_that_of_the_text(tmp_path, library_forks):
     """25 M tokens more, 100 MB of ids, may add 15 MB (lengths, offsets and the order of packing)."""
     program = """
 import numpy as np, sys
@@ -181,6 +181,7 @@ def read(count):
     return sum(len(row.token_ids) for i in range(0, len(blocks), 50) for row in blocks[i]), held()
 print(-read(5_000)[1], *read(30_000))
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
-    before, read, after = map(int, done.stdout.split())
+    (tmp_path / "probe.py").write_text(program)
+    probe = library_forks.start(["probe", str(tmp_path)], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
+    before, read, after = map(int, probe.communicate()[0].split())
     assert read > 500_000 and after + before < 15_000, after + before
