@@ -44,7 +44,8 @@ def forks(project, library_forks):
 
 
 def words(*options: str) -> list[str]:
-    return ["--cores", "1", "reward", *options, "--config", "recipe=configs/tiny.yaml", "dump=dump", "name=tiny"]
+    return ["--cores", "1", "reward", *options, "--config", "recipe=configs/tiny.yaml", "dump=dump", "name=tiny",
+            "reward={train_pairs: 16}"]
 
 
 def kill(forks: SnakemakeForks, project: Path, stage: str | None, begun: bool, seconds: float, all_of_them: bool
