@@ -19,7 +19,7 @@ from pathlib import Path
 from stages.artifacts.artifact import artifact_folder
 from stages.artifacts.run_facts import Run, Table, compare_runs, is_evaluation, read_run
 from stages.command_line.option_parser import OptionParser
-from stages.command_line.tool import print_text, run_tool
+from stages.command_line.start import print_text, run_tool
 from stages.recipe.recipe import Recipe, list_defaults
 from stages.recipe.sections.evaluate import Report
 from stages.render.terminal import escape_controls, format_columns, format_value

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stages.artifacts.artifact import MANIFEST
 from stages.command_line.option_parser import OptionParser
-from stages.command_line.tool import run_tool
+from stages.command_line.start import run_tool
 from stages.recipe.recipe import read_mapping
 from stages.recipe.schema import override
 from stages.recipe.sections.evaluate import Evaluate

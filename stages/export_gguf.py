@@ -20,7 +20,7 @@ from pathlib import Path
 from stages.artifacts.artifact import artifact_folder
 from stages.artifacts.lineage import find_pretrained
 from stages.command_line.option_parser import OptionParser
-from stages.command_line.tool import run_tool
+from stages.command_line.start import run_tool
 from stages.model_files.provenance import read_provenance
 from stages.runtime import stopping
 from stages.runtime.environment import let_idle_threads_sleep, silence_missing_kernel

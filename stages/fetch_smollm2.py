@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from stages.command_line.option_parser import OptionParser
-from stages.command_line.tool import run_tool
+from stages.command_line.start import run_tool
 from stages.model_files.loadable import check_base_files
 from stages.runtime import stopping
 from stages.runtime.environment import silence_missing_kernel

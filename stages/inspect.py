@@ -22,7 +22,7 @@ from stages.artifacts.artifact import MANIFEST, PARTIAL, ArtifactError, artifact
 from stages.artifacts.listing import list_artifacts, list_runs
 from stages.artifacts.manifest import is_artifact, list_damage, read_record
 from stages.command_line.option_parser import OptionParser
-from stages.command_line.tool import close_output, print_text
+from stages.command_line.start import close_output, print_text
 from stages.inspection.artifact_facts import describe_artifact
 from stages.inspection.text_pages import format_artifact, format_questions, format_runs
 from stages.inspection.watch import watch

@@ -22,8 +22,7 @@ from typing import Any
 from stages.artifacts.artifact import artifact_folder
 from stages.artifacts.finished import MANIFEST
 from stages.command_line.option_parser import OptionParser
-from stages.command_line.precision import to_fp32
-from stages.command_line.tool import run_tool
+from stages.command_line.start import run_tool
 from stages.planning import data_size, pages
 from stages.planning.data_size import DataSize
 from stages.planning.hardware import choose_hardware
@@ -36,7 +35,7 @@ from stages.recipe.recipe import Recipe, load_recipe
 from stages.render.terminal import escape_controls
 from stages.render.units import format_bytes, format_duration
 from stages.runs.dump_paths import list_dump_files
-from stages.runtime.environment import processor_has_bf16_products
+from stages.runtime.environment import processor_has_bf16_products, to_fp32
 from stages.runtime.files import write_json, write_text
 from stages.runtime.stage_lines import print_line
 

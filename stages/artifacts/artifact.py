@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.artifacts import finished
-from stages.artifacts.finished import MANIFEST, MANIFEST_COPY, OLD_REQUEST, REQUEST, digest_request, request_file
+from stages.artifacts.finished import MANIFEST, MANIFEST_COPY, REQUEST, digest_request
 from stages.runtime.files import (
     PARTIAL,
     hash_file,
@@ -67,7 +67,7 @@ def digest(source: str | Path) -> str:
         return hash_input(path)
     if not path.is_dir():
         raise ArtifactError(f"there is no {path}: make it first")
-    if request_file(path).exists():
+    if (path / REQUEST).exists():
         raise ArtifactError(f"{path} is not finished (it has no {MANIFEST}): run its stage again")
     lines = [f"{file.relative_to(path)} {sha256}" for file, sha256 in hash_files(list_files(path), hash_input)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -122,11 +122,12 @@ def build(out: Path, request: dict, code_digest: str | None = None) -> Iterator[
         if partial.exists() and finished.read_request(partial) != request:
             _set_aside(partial, out)
         partial.mkdir(exist_ok=True)
-        if (before := finished.read_code_digest(partial)) not in (None, code_digest):
+        before = (read_json_object(partial / REQUEST) or {}).get(finished.CODE)
+        if before not in (None, code_digest):
             print_line(f"{partial}: the code has changed since the last attempt (it was {before}, it is "
                        f"{code_digest}): the result may be of neither; delete this folder to begin anew")
         write_json(partial / REQUEST, request | ({finished.CODE: code_digest} if code_digest else {}))
-        for stray in (partial / TRACEBACK, partial / OLD_REQUEST, partial / MANIFEST_COPY, *partial.rglob("*.tmp")):
+        for stray in (partial / TRACEBACK, partial / MANIFEST_COPY, *partial.rglob("*.tmp")):
             if stray.is_file():  # drafts of a killed process, among others
                 stray.unlink()
         yield partial
@@ -134,7 +135,7 @@ def build(out: Path, request: dict, code_digest: str | None = None) -> Iterator[
 
 def _set_aside(partial: Path, out: Path) -> None:
     """Rename the unfinished artifact of another request; delete one without any work in it, as a mistake leaves it."""
-    if {file.name for file in list_files(partial)} <= {REQUEST, OLD_REQUEST, TRACEBACK}:
+    if {file.name for file in list_files(partial)} <= {REQUEST, TRACEBACK}:
         shutil.rmtree(partial)
     else:
         partial.rename(finished.free_name(out, "set-aside"))
@@ -160,8 +161,8 @@ def publish(partial: Path, out: Path, manifest: dict) -> Path | None:
     files = [file for file in list_files(partial) if file.name not in (MANIFEST, REQUEST, RESULT)]
     listed = {str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": sha256}
               for file, sha256 in hash_files(files)}
-    write_json(partial / MANIFEST, manifest | {"files": listed})
-    finished.copy_manifest(partial)
+    for name in (MANIFEST_COPY, MANIFEST):
+        write_json(partial / name, manifest | {"files": listed})
     old = finished.replace(out, partial)
     (out / RESULT).unlink(missing_ok=True)
     return old
@@ -173,7 +174,7 @@ def check_replaceable(out: Path) -> None:
     Snakemake deletes the manifest before it runs a stage again, so a request marks the folder as ours. It also creates
     the folders of a rule's outputs, so folders without files are fine.
     """
-    if not out.exists() or (out.is_dir() and request_file(out).exists()):
+    if not out.exists() or (out / REQUEST).exists():
         return
     if not out.is_dir() or any(not path.is_dir() for path in out.rglob("*")):
         raise ArtifactError(f"{out} is in the way and is not an artifact of this project: give another --out")

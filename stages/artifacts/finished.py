@@ -5,41 +5,28 @@ A finished artifact that one of other settings or inputs replaces moves to `.old
 when its request does: nothing is trained twice. The last `MAX_OLD` of each name stay there.
 """
 
+import glob
 import hashlib
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
-from stages.runtime.files import DIGEST_CHARACTERS, atomic_path, read_json_object
+from stages.runtime.files import DIGEST_CHARACTERS, read_json_object, write_text
 
 MANIFEST = "manifest.json"
 MANIFEST_COPY = ".manifest.json"
 REQUEST = "request.json"
-OLD_REQUEST = "order.json"  # its name in artifacts of older versions
 CODE = "code"  # in the file of a request: the digest of the code at work, which is no part of the request
 FORCED = ".forced"  # marks a finished artifact that is to be made anew although its request is the same
 OLD = ".old"  # folder of the artifacts that were replaced
 MAX_OLD = 3  # artifacts in .old/ of one name
-DELETED = ".deleted"  # end of the name of a folder in .old/ that is being deleted
-
-
-def request_file(folder: Path) -> Path:
-    """Return the path of an artifact's request, which older versions called order.json."""
-    old = folder / OLD_REQUEST
-    return old if old.exists() else folder / REQUEST
 
 
 def read_request(folder: Path) -> dict | None:
     """Read an artifact's request, without the digest of the code; None if there is none that can be read."""
-    request = read_json_object(request_file(folder))
+    request = read_json_object(folder / REQUEST)
     return request and {name: value for name, value in request.items() if name != CODE}
-
-
-def read_code_digest(folder: Path) -> str | None:
-    """Read the digest of the code that last worked on an artifact; None if its request names none."""
-    return (read_json_object(request_file(folder)) or {}).get(CODE)
 
 
 def digest_request(request: dict) -> str:
@@ -53,16 +40,10 @@ def has_manifest(folder: Path) -> bool:
     return "stage" in (read_json_object(folder / MANIFEST) or {})
 
 
-def copy_manifest(folder: Path) -> None:
-    """Write the copy of the manifest, unless there is one; artifacts of older versions lack it."""
-    if has_manifest(folder) and not (folder / MANIFEST_COPY).exists():
-        _copy(folder / MANIFEST, folder / MANIFEST_COPY)
-
-
 def recover_manifest(folder: Path) -> bool:
     """Write a lost or damaged manifest again from its copy, if all files are there; return whether there is one now."""
     if not has_manifest(folder) and is_whole(folder) and not (folder / FORCED).exists():
-        _copy(folder / MANIFEST_COPY, folder / MANIFEST)
+        write_text(folder / MANIFEST, (folder / MANIFEST_COPY).read_text(encoding="utf-8"))
     return has_manifest(folder)
 
 
@@ -81,24 +62,22 @@ def replace(out: Path, new: Path) -> Path | None:
     A finished artifact of another request that is there moves to .old/, and its new path is returned. An unfinished
     one, and one of the same request, is deleted.
     """
-    old = unneeded = None
+    request = read_request(out)
+    stays = request is not None and request != read_request(new) and is_whole(out)
+    old = old_folder(out, request) if stays else free_name(out, "replaced")
+    if stays:
+        (out / FORCED).unlink(missing_ok=True)
+        recover_manifest(out)
+        shutil.rmtree(old, ignore_errors=True)  # an earlier one of the same request
+        old.parent.mkdir(exist_ok=True)
     if out.exists():
-        request = read_request(out)
-        if request is not None and request != read_request(new) and is_whole(out):
-            (out / FORCED).unlink(missing_ok=True)
-            recover_manifest(out)
-            old = old_folder(out, request)
-            shutil.rmtree(old, ignore_errors=True)  # an earlier one of the same request
-            old.parent.mkdir(exist_ok=True)
-        else:
-            unneeded = free_name(out, "replaced")
-        out.rename(old or unneeded)
-    if old:
-        os.utime(old)  # list_excess goes by when an artifact was replaced
+        out.rename(old)
+        os.utime(old)  # list_old goes by when an artifact was replaced
     new.rename(out)
-    if unneeded:
-        shutil.rmtree(unneeded)
-    return old
+    if stays:
+        return old
+    shutil.rmtree(old, ignore_errors=True)
+    return None
 
 
 def restore(out: Path, request: dict) -> bool:
@@ -121,22 +100,14 @@ def old_folder(out: Path, request: dict) -> Path:
     return out.parent / OLD / f"{out.name}-{digest_request(request)}"
 
 
-def list_excess(out: Path, last: Path) -> list[Path]:
-    """List the artifacts of this name in .old/ that are more than MAX_OLD, those that were replaced first.
+def list_old(out: Path, last: Path | None = None) -> list[Path]:
+    """List the artifacts of this name in .old/, those first that a kill has cut short, then as they were replaced.
 
     Args:
         last: the one that was replaced last, whatever the clock says.
     """
-    name = re.compile(re.escape(out.name) + rf"-[0-9a-f]{{{DIGEST_CHARACTERS}}}")
-    others = [path for path in last.parent.iterdir() if name.fullmatch(path.name) and path != last and path.is_dir()]
-    return sorted(others, key=lambda path: path.stat().st_mtime_ns)[:max(0, len(others) + 1 - MAX_OLD)]
-
-
-def delete_old(folder: Path) -> None:
-    """Delete an artifact in .old/, and what a kill has left of others; none is ever there in part under its name."""
-    folder.rename(folder.with_name(folder.name + DELETED))
-    for rest in folder.parent.glob(f"*{DELETED}"):
-        shutil.rmtree(rest, ignore_errors=True)
+    paths = (out.parent / OLD).glob(f"{glob.escape(out.name)}-{'[0-9a-f]' * DIGEST_CHARACTERS}")
+    return sorted(paths, key=lambda path: (path == last, is_whole(path), path.stat().st_mtime_ns))
 
 
 def free_name(out: Path, suffix: str) -> Path:
@@ -145,8 +116,3 @@ def free_name(out: Path, suffix: str) -> Path:
     while (name := out.with_name(f"{out.name}.{suffix}-{number}")).exists():
         number += 1
     return name
-
-
-def _copy(source: Path, target: Path) -> None:
-    with atomic_path(target) as draft:
-        shutil.copyfile(source, draft)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from stages.artifacts.artifact import ArtifactError, artifact_folder, digest, read_manifest
-from stages.artifacts.finished import MANIFEST, request_file
+from stages.artifacts.finished import MANIFEST, REQUEST
 from stages.artifacts.manifest import Record, diff_trees, is_artifact, list_input_sources, read_record
 from stages.model_files.provenance import Provenance, read_provenance
 from stages.recipe.recipe import Recipe, read_mapping
@@ -141,7 +141,7 @@ def _compare(path: Path, sha256: str | None, artifact: Path) -> str:
 
 
 def _time_made_ns(artifact: Path) -> int:
-    return max(map(newest_time_ns, (artifact / MANIFEST, request_file(artifact))))
+    return max(map(newest_time_ns, (artifact / MANIFEST, artifact / REQUEST)))
 
 
 def _describe(verdict: str) -> str:

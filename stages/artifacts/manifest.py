@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.artifacts.artifact import PARTIAL, TRACEBACK, ArtifactError
-from stages.artifacts.finished import MANIFEST, OLD, REQUEST, request_file
+from stages.artifacts.finished import MANIFEST, OLD, REQUEST
 from stages.runtime.files import hash_files, read_json_object, write_json
 
 VERIFIED = "verified.json"  # in the run's logs/
@@ -38,7 +38,7 @@ class Record:
 
 def is_artifact(folder: Path) -> bool:
     """Check whether a stage has built this folder, or started to."""
-    has_file = (folder / MANIFEST).is_file() or request_file(folder).is_file()
+    has_file = (folder / MANIFEST).is_file() or (folder / REQUEST).is_file()
     return has_file or (folder.name.endswith(PARTIAL) and folder.is_dir())
 
 
@@ -51,7 +51,7 @@ def read_record(folder: Path) -> Record:
     manifest = read_json_object(folder / MANIFEST, problems) if finished else None
     state = _state(folder, finished, manifest is not None)
     if manifest is None:
-        manifest = read_json_object(request_file(folder), problems) or {}
+        manifest = read_json_object(folder / REQUEST, problems) or {}
     for key, kind in TYPES.items():
         if key in manifest and not isinstance(manifest[key], kind):
             problems.append(f"{key} has the wrong type for a manifest: {manifest.pop(key)!r}")

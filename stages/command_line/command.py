@@ -12,6 +12,7 @@ module, and never returns.
 import importlib
 import inspect
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -32,13 +33,18 @@ from stages.command_line.option_parser import (
     read_signature,
     settings_for_help,
 )
-from stages.command_line.precision import fit_precision
 from stages.recipe import schema
 from stages.recipe.checks import check_names
 from stages.recipe.recipe import load_recipe
 from stages.recipe.sections.shared import count_units
 from stages.runtime import processes, progress_file
-from stages.runtime.environment import describe_environment, digest_code, let_idle_threads_sleep, silence_missing_kernel
+from stages.runtime.environment import (
+    describe_environment,
+    digest_code,
+    fit_precision,
+    let_idle_threads_sleep,
+    silence_missing_kernel,
+)
 from stages.runtime.files import read_json_object
 from stages.runtime.stage_lines import begin_stage, print_line
 
@@ -109,7 +115,6 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         return
     if force:
         artifact.check_replaceable(out)
-        finished.copy_manifest(out)
     elif artifact.is_complete(out, request):
         print_line(f"{stage}: {out} is already made")
         processes.share_folder(None)
@@ -143,10 +148,10 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
 def _report_old(stage: str, out: Path, old: Path) -> None:
     """Say where the replaced artifact is, and delete those that are too many there."""
     print_line(f"{stage}: the finished one of other settings or inputs is now {old}; it comes back with its settings")
-    for excess in finished.list_excess(out, old):
+    for excess in finished.list_old(out, old)[:-finished.MAX_OLD]:
         print_line(f"{stage}: deleting {excess}: {finished.OLD}/ holds the last {finished.MAX_OLD} of {out.name} (give "
                f"another name= to keep all)")
-        finished.delete_old(excess)
+        shutil.rmtree(excess, ignore_errors=True)
 
 
 def _run(load_run: Callable[[], Callable], config: object, folder: Path, out: Path, inputs: dict, options: dict,

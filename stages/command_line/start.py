@@ -1,7 +1,12 @@
-"""Begin the program of a stage: handle signals first of all, then load what parses and runs its command."""
+"""Begin the program of a stage: handle signals first of all, then load what parses and runs its command.
+
+A tool writes one file or folder, and makes no artifact; its failures are one line, too.
+"""
 
 import importlib
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from stages.runtime import stopping
@@ -29,3 +34,34 @@ def main(file: str) -> None:
         sys.exit(f"{Path(file).stem}: error: {sys.executable} has no package {error.name!r}: activate the environment "
                  f"that has the pipeline's packages (source .venv/bin/activate), or make it (make install)")
     sys.exit(0)
+
+
+def run_tool(name: str, out: Path, work: Callable[[], None]) -> int:
+    """Do the work that writes `out`; return the exit code, with one line on stderr for what the user can mend."""
+    from stages.command_line.failures import describe_failure
+    from stages.render.terminal import escape_controls
+
+    try:
+        work()
+    except stopping.Stopped as stop:
+        print(f"{name}: stopped by {stop.signal.name}: nothing is left half-written", file=sys.stderr)
+        return stop.exit_code
+    except Exception as error:
+        if (message := describe_failure(error, out)) is None:
+            raise
+        print(f"{name}: error: {escape_controls(' '.join(message.split()))}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def print_text(text: str) -> None:
+    """Print a text; drop the rest if the reader has closed the pipe, as `| head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        close_output()
+
+
+def close_output() -> None:
+    """Drop what is still to be printed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -131,7 +131,7 @@ def measure_processor() -> Card:
     """Measure the rates of fp32 and bf16 matrix products, and of copies, whose rate the cores share.
 
     A stage's threads are planned: OMP_NUM_THREADS, which Snakemake sets for each rule, or all cores.
-    Without bf16 in hardware its rate is that of fp32, in which such a stage is computed (command_line/precision.py).
+    Without bf16 in hardware its rate is that of fp32, in which such a stage is computed (runtime/environment.py).
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read at the import
     import numpy as np

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import yaml
 
 from stages.artifacts import finished
-from stages.artifacts.staleness import LOCK, list_finished
+from stages.artifacts.staleness import LOCK
 from stages.model_files.loadable import check_base_files
 from stages.recipe.algorithms import ALGORITHMS, REPORT, SEEDS
 from stages.recipe.checks import SCRATCH, check_names
@@ -131,8 +131,6 @@ def _start_run(recipe: Recipe, forced: Sequence[str], seeded: Mapping[Path, Reci
     _open_locks.append(lock)
     for run, resolved in {folder: recipe, **seeded}.items():
         _write_recipe(run / "recipe.yaml", resolved)
-        for artifact in list_finished(run):
-            finished.copy_manifest(artifact)
     for manifest in (path for path in map(Path, forced) if path.name == finished.MANIFEST):
         finished.force(manifest.parent)
 

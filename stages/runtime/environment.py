@@ -1,6 +1,7 @@
-"""Describe what a stage runs on, for its manifest: memory, device, threads, package versions, commit."""
+"""What a stage runs on: its description for the manifest, and what fits a computation to it."""
 
 import ctypes
+import dataclasses
 import gc
 import hashlib
 import importlib.metadata
@@ -13,12 +14,15 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from stages.recipe import schema
 from stages.runtime import processes
 from stages.runtime.files import DIGEST_CHARACTERS
+from stages.runtime.stage_lines import print_line
 
 SOURCES = (".py", ".cpp", ".h")
 KERNEL_LOGGER, KERNEL_RECOMMENDATION = "bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward from"
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16", "bf16")  # torch's names, and the kernel's: x86 twice, Arm
+PRECISIONS = ("precision", "check_precision")  # settings
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "bitsandbytes", "accelerate", "snakemake",
             "markdownify", "tokenizers", "pyarrow", "lxml", "numpy")
 
@@ -48,6 +52,32 @@ def processor_has_bf16_products() -> bool:
     except OSError:  # another system
         return False
     return not set(BF16_PRODUCTS).isdisjoint(words)
+
+
+def fit_precision(config: object) -> object:
+    """Return a section with fp32 in place of 'mixed' and 'bf16' where bf16 is emulated, and print what is replaced.
+
+    The recipe, and with it the request of the artifact, keep the precision that was asked for, as for any other
+    rounding of a processor.
+    """
+    emulated = list_bf16(config) if dataclasses.is_dataclass(config) else {}
+    if not emulated or has_bf16_products():
+        return config
+    for name, precision in emulated.items():
+        print_line(f"{name} {precision} is computed in fp32: this processor emulates bf16 products, which takes some "
+                   f"50 times as long")
+    return to_fp32(config)
+
+
+def list_bf16(config: object) -> dict[str, str]:
+    """Return the precisions of a section, or of a recipe, that multiply in bf16, by their dotted names."""
+    return {name: value for name, field, value in schema.list_fields(config)
+            if field.name in PRECISIONS and value in ("mixed", "bf16")}
+
+
+def to_fp32(config: object) -> object:
+    """Return a section, or a recipe, with fp32 in place of 'mixed' and 'bf16'."""
+    return schema.override(config, schema.nest(dict.fromkeys(list_bf16(config), "fp32")), "processor")
 
 
 def return_freed_memory() -> None:

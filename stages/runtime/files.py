@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from stages.render.units import format_bytes
 PARTIAL = ".partial"  # end of the name of the folder of an unfinished artifact
 HASHING_THREADS = 4
 DIGEST_CHARACTERS = 12  # of a SHA-256, where it is abbreviated
-JUST_CHANGED_NS = 2_000_000_000  # more than the resolution of a file system's times
 
 
 @contextmanager
@@ -116,9 +114,7 @@ def hash_files(files: list[Path], hash_one: Callable[[Path], str] = hash_file) -
 def hash_input(path: Path) -> str:
     """Compute the SHA-256 of a file of a dump, which may be large: a process reads it again only if it has changed."""
     status = path.stat()
-    if time.time_ns() - status.st_ctime_ns < JUST_CHANGED_NS:  # it may change again and keep its times
-        return hash_file(path)
-    return _hash_state(path.resolve(), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    return _hash_state(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @cache

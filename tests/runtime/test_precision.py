@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.command_line import command, precision
+from stages.command_line import command
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.models import Base, Merge, Scratch
 from stages.recipe.sections.sft import Sft
@@ -15,14 +15,14 @@ from stages.runtime import environment
 
 @pytest.fixture
 def without_bf16(monkeypatch):
-    monkeypatch.setattr(precision, "has_bf16_products", lambda: False)
+    monkeypatch.setattr(environment, "has_bf16_products", lambda: False)
 
 
 @pytest.mark.parametrize("wanted", ["mixed", "bf16"])
 def test_emulated_products_are_computed_in_fp32(wanted, without_bf16, capsys):
     config = Sft(precision=wanted)
 
-    fitted = precision.fit_precision(config)
+    fitted = environment.fit_precision(config)
 
     assert fitted == Sft(precision="fp32")
     line, = capsys.readouterr().err.splitlines()
@@ -32,25 +32,25 @@ def test_emulated_products_are_computed_in_fp32(wanted, without_bf16, capsys):
 @pytest.mark.parametrize("config", [Sft(precision="fp32"), Sft(precision="int8"), Evaluate(precision="fp32"),
                                     Merge(dtype="bf16"), None])
 def test_other_settings_stay(config, without_bf16, capsys):
-    assert precision.fit_precision(config) is config
+    assert environment.fit_precision(config) is config
     assert not capsys.readouterr().err
 
 
 def test_the_checks_of_a_merge_are_fitted_and_its_dtype_is_not(without_bf16):
-    assert precision.fit_precision(Merge(dtype="bf16", check_precision="bf16")) == Merge(
+    assert environment.fit_precision(Merge(dtype="bf16", check_precision="bf16")) == Merge(
         dtype="bf16", check_precision="fp32")
 
 
 def test_a_setting_of_a_nested_section_is_fitted(without_bf16, capsys):
-    fitted = precision.fit_precision(Base(model="scratch", scratch=Scratch(precision="mixed")))
+    fitted = environment.fit_precision(Base(model="scratch", scratch=Scratch(precision="mixed")))
     assert fitted == Base(model="scratch", scratch=Scratch(precision="fp32"))
     assert "scratch.precision mixed is computed in fp32" in capsys.readouterr().err
 
 
 def test_a_processor_with_the_products_computes_what_the_recipe_says(monkeypatch):
-    monkeypatch.setattr(precision, "has_bf16_products", lambda: True)
+    monkeypatch.setattr(environment, "has_bf16_products", lambda: True)
     config = Sft(precision="bf16")
-    assert precision.fit_precision(config) is config
+    assert environment.fit_precision(config) is config
 
 
 @pytest.mark.parametrize("capability", environment.BF16_PRODUCTS)
