@@ -37,7 +37,7 @@ from stages.recipe import schema
 from stages.recipe.checks import check_names
 from stages.recipe.recipe import load_recipe
 from stages.recipe.sections.shared import count_units
-from stages.runtime import processes, progress_file
+from stages.runtime import processes
 from stages.runtime.environment import (
     describe_environment,
     digest_code,
@@ -46,6 +46,7 @@ from stages.runtime.environment import (
     silence_missing_kernel,
 )
 from stages.runtime.files import read_json_object
+from stages.runtime.progress import follow
 from stages.runtime.stage_lines import begin_stage, print_line
 
 # Input -> stages that make it. Every other input is a model.
@@ -126,7 +127,7 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     sources = list_input_sources(request["inputs"])
     check_input_kinds(sources)
     verify_artifacts([Path(source["path"]) for source in sources.values()], out.parent / "logs", always=verify)
-    with artifact.build(out, request, digest_code()) as partial, progress_file.follow(out):
+    with artifact.build(out, request, digest_code()) as partial, follow(out):
         result = artifact.load_result(partial)
         if result is None:
             start = time.monotonic()  # imports, of torch above all, are part of what a stage costs

@@ -1,6 +1,6 @@
 """Follow a stage that another process makes: what it shows of its progress, its last metrics, whether it still runs.
 
-It reads the file that the stage writes beside its artifact (progress_file.py), and the series in NAME.partial.
+It reads the file that the stage writes beside its artifact (runtime/progress.py), and the series in NAME.partial.
 """
 
 import json
@@ -19,7 +19,7 @@ from stages.artifacts.manifest import headline_metrics, read_record
 from stages.inspection.artifact_facts import read_last_rows
 from stages.render.terminal import escape_controls, format_value
 from stages.render.units import format_duration
-from stages.runtime.progress_file import ENDING, is_running, read_progress
+from stages.runtime.progress import ENDING, is_running, read_progress
 from stages.runtime.series import HISTORY_FILES
 
 TERMINAL_EVERY_SECONDS, LOG_EVERY_SECONDS = 2.0, 60.0

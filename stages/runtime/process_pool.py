@@ -3,17 +3,15 @@
 import multiprocessing
 import os
 import signal
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
 from stages.runtime import stopping
+from stages.runtime.processes import end_with_parent
 
 QUEUED_PER_PROCESS = 2  # items: enough to keep a process busy, few enough that results do not pile up
-PARENT_CHECK_SECONDS = 0.5
 
 
 class ProcessPool:
@@ -76,10 +74,4 @@ def _prepare_worker() -> None:
     """Leave signals to the whole process group to the parent, and exit when it has ended, for whatever reason."""
     for number in stopping.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
-
-
-def _exit_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_SECONDS)
-    os._exit(1)
+    end_with_parent(os.getppid())

@@ -34,13 +34,11 @@ IN_SEVERAL_PROCESSES = ("base", "sft", "reward", "judge", *ALGORITHMS, "evaluate
 GROUP = "stages.distributed.group"  # imported by name, where there are several processes: it loads torch
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 MEMORY_BYTES = 2 << 30  # that must be free for each process, if their number is not given
-MEMORY, DRIVER = Path("/proc/meminfo"), Path("/proc/driver/nvidia/version")
+DRIVER = Path("/proc/driver/nvidia/version")
 GRACE_SECONDS = 15.0  # for the first process to say what went wrong, after another one has ended
 POLL_SECONDS = 0.05
 LINK_FROM_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
-MEMORY_CAUSES = {"SIGKILL": " (the kernel sends it when memory runs out)",
-                 "SIGABRT": " (libraries abort when memory runs out)"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,8 @@ def take_place() -> Place:
             int(os.environ["RANK"]) == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
             int(os.environ.get("GROUP_WORLD_SIZE", "1"))))
         _see_one_gpu(int(os.environ.get("LOCAL_RANK", "0")))
-        _end_with_launcher()
+        if launcher := os.environ.pop(LAUNCHER, None):  # it would keep a core for nothing
+            end_with_parent(int(launcher))
     for name in VARIABLES:
         os.environ.pop(name, None)
     return place()
@@ -164,7 +163,8 @@ def launch(count: int, command: list[str], label: str, logs: list[Path]) -> int:
     try:
         first = _wait_for_end(children)
     except stopping.Stopped as stop:  # the stage may save a checkpoint first
-        _signal_all(children, stop.signal)
+        for child in children:
+            child.send_signal(stop.signal)
         children[0].wait()
     finally:
         _end_all(children)
@@ -227,14 +227,9 @@ def _wait_for_end(children: list[subprocess.Popen]) -> int | None:
         time.sleep(POLL_SECONDS)
 
 
-def _signal_all(children: list[subprocess.Popen], number: signal.Signals) -> None:
-    for child in children:
-        if child.poll() is None:
-            child.send_signal(number)
-
-
 def _end_all(children: list[subprocess.Popen]) -> None:
-    _signal_all(children, signal.SIGTERM)
+    for child in children:
+        child.terminate()
     for child in children:
         try:
             child.wait(GRACE_SECONDS)
@@ -244,11 +239,10 @@ def _end_all(children: list[subprocess.Popen]) -> None:
 
 
 def _describe_end(rank: int, status: int, count: int, log: Path) -> str:
-    resumes = "the same command continues"
     if status < 0:
         name = signal.Signals(-status).name
-        cause = MEMORY_CAUSES.get(name, "")
-        return f"the process of rank {rank}, one of {count}, was ended by {name}{cause}; {resumes}"
+        cause = " (as happens when memory runs out)" if name in ("SIGKILL", "SIGABRT") else ""
+        return f"the process of rank {rank}, one of {count}, was ended by {name}{cause}; the same command continues"
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     said = next((line for line in reversed(lines) if line.strip()), f"exit status {status}")
     return f"the process of rank {rank}, one of {count}, failed: {said} ({log})"
@@ -270,26 +264,18 @@ def stage_threads() -> int:
 
 
 def _free_bytes() -> int:
-    """Return the memory that new processes can use; without Linux's account, more than any limit."""
-    with suppress(OSError, StopIteration):
-        lines = MEMORY.read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    return sys.maxsize
+    """Return the memory that new processes can use."""
+    import psutil  # only where the number of processes is not given
+
+    return psutil.virtual_memory().available
 
 
 def _see_one_gpu(local_rank: int) -> None:
     """Let this process see its own GPU alone: libraries take the first one that they see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible is not None else None
-    if names is None or local_rank < len(names):
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(local_rank) if names is None else names[local_rank]
-
-
-def _end_with_launcher() -> None:
-    """Have the kernel end this process when its launcher ends, however it ends: it would keep a core for nothing."""
-    launcher = os.environ.pop(LAUNCHER, None)
-    if launcher is not None:
-        end_with_parent(int(launcher))
+    names = visible.split(",") if visible is not None else list(map(str, range(local_rank + 1)))
+    if local_rank < len(names):
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[local_rank]
 
 
 def end_with_parent(parent: int) -> None:

@@ -19,7 +19,6 @@ from stages.runtime.files import PARTIAL
 
 PLAN = "STAGES_PLAN"  # JSON: [folder, seconds or null] of each artifact that this run makes
 TERMINAL = "STAGES_TERMINAL"  # path of the terminal that shows the run
-PLACE = "STAGES_PLACE"  # "3/9" or "3/9 seed-0", of this process
 SCHEDULE = "STAGES_SCHEDULE"  # JSON of the Schedule of this process
 SEED = "seed-"  # begins the name of the folder of one of several seeds
 CLEAR_LINE = "\r\x1b[K"
@@ -27,28 +26,27 @@ CLEAR_LINE = "\r\x1b[K"
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long the rest of a run will take, as far as earlier runs tell.
+    """The place of a stage in the run, and how long the rest of it will take, as far as earlier runs tell.
 
-    out: the artifact that is made. started: when, in seconds since the epoch. stage_seconds: of this stage; None:
-    unknown. later_seconds: of the stages after it, without those of unknown time. unknown: names of these.
+    place: "3/9" or "3/9 seed-0". out: the artifact that is made. started: when, in seconds since the epoch.
+    stage_seconds: of this stage; None: unknown. later_seconds: of the stages after it, without those of unknown time.
+    has_unknown: whether there are any of these.
     """
 
+    place: str
     out: str
     started: float
     stage_seconds: float | None
     later_seconds: float
-    unknown: list[str]
+    has_unknown: bool
 
     def describe_start(self) -> str:
         """Say how long the run will take from the start of this stage on."""
-        unknown = [Path(self.out).name] * (self.stage_seconds is None) + self.unknown
         known_seconds = (self.stage_seconds or 0) + self.later_seconds
         if not known_seconds:
             return "no estimate for the whole run"
-        if unknown:
-            return (f"over {format_duration(known_seconds)} left for the whole run (no estimate for "
-                    f"{', '.join(unknown)})")
-        return f"about {format_duration(known_seconds)} left for the whole run"
+        bound = "over" if self.has_unknown or self.stage_seconds is None else "about"
+        return f"{bound} {format_duration(known_seconds)} left for the whole run"
 
     def run_seconds_left(self, bar_seconds: float, is_stage: bool) -> float | None:
         """Estimate how long the run will take from now on, stages of unknown time left out; None: no estimate.
@@ -77,17 +75,16 @@ def export_plan(seconds: dict[str, float | None], terminal: str | None) -> None:
 
 def begin_stage(out: Path) -> None:
     """Look up the place of the artifact `out` in the run, and print that it starts."""
-    plan = _read_plan()
+    plan = json.loads(os.environ.get(PLAN, "[]"))
     folders = [folder for folder, _ in plan]
     folder = next((str(path) for path in (out, out.parent) if str(path) in folders), None)  # a share's is its parent
     if folder is None:
         return
     index = folders.index(folder)
     run = Path(folder).parent.name  # of several seeds, whose stages run side by side, a line says which
-    os.environ[PLACE] = f"{index + 1}/{len(plan)}{f' {run}' if run.startswith(SEED) else ''}"
-    later = dict(plan[index + 1:])
-    schedule = Schedule(str(out), time.time(), plan[index][1], sum(filter(None, later.values())),
-                        [Path(path).name for path, seconds in later.items() if seconds is None])
+    place = f"{index + 1}/{len(plan)}{f' {run}' if run.startswith(SEED) else ''}"
+    later = [seconds for _, seconds in plan[index + 1:]]
+    schedule = Schedule(place, str(out), time.time(), plan[index][1], sum(filter(None, later)), None in later)
     os.environ[SCHEDULE] = json.dumps(asdict(schedule))
     print_line(f"{out.relative_to(Path(folder).parent)}: started at {time.strftime('%H:%M:%S')}, "
                f"{schedule.describe_start()}")
@@ -95,7 +92,8 @@ def begin_stage(out: Path) -> None:
 
 def add_place(text: str) -> str:
     """Put the stage's place before a line."""
-    return f"[{os.environ[PLACE]}] {text}" if PLACE in os.environ else text
+    schedule = _read_schedule()
+    return f"[{schedule.place}] {text}" if schedule else text
 
 
 def format_run_left(bar_seconds: float, is_stage: bool) -> str:
@@ -107,7 +105,7 @@ def format_run_left(bar_seconds: float, is_stage: bool) -> str:
     seconds = schedule and schedule.run_seconds_left(bar_seconds, is_stage)
     if not seconds:
         return ""
-    return f", {'over ' * bool(schedule.unknown)}{format_duration(seconds)} for the whole run"
+    return f", {'over ' * schedule.has_unknown}{format_duration(seconds)} for the whole run"
 
 
 def is_stage_folder(folder: Path) -> bool:
@@ -150,14 +148,4 @@ def open_terminal() -> TextIO | None:
 
 
 def _read_schedule() -> Schedule | None:
-    try:
-        return Schedule(**json.loads(os.environ[SCHEDULE]))
-    except (KeyError, ValueError, TypeError):
-        return None
-
-
-def _read_plan() -> list[tuple[str, float | None]]:
-    try:
-        return [(folder, seconds) for folder, seconds in json.loads(os.environ[PLAN])]
-    except (KeyError, ValueError, TypeError):
-        return []
+    return Schedule(**json.loads(os.environ[SCHEDULE])) if SCHEDULE in os.environ else None

@@ -15,7 +15,7 @@ from stages import inspect
 from stages.inspection import watch as watching
 from stages.inspection.watch import format_line, format_page, observe, watch
 from stages.recipe.sections.models import Merge
-from stages.runtime import progress, progress_file
+from stages.runtime import progress
 from stages.runtime.progress import Progress
 from stages.runtime.stopping import Stopped
 
@@ -50,7 +50,7 @@ def test_the_page_shows_progress_checkpoint_and_metrics(out, monkeypatch):
     (partial / "checkpoints" / "checkpoint-40" / "complete.json").touch()
     (partial / "history.jsonl").write_text("".join(json.dumps({"step": n, "loss": n / 8}) + "\n" for n in range(9))
                                            + '{"step": 9, "lo')
-    with progress_file.follow(out):
+    with progress.follow(out):
         first = observe(out, time.time())
         assert first["state"] == "running" and format_line(first).endswith(", no progress to show yet")
         report_steps(monkeypatch)
@@ -64,23 +64,23 @@ def test_the_page_shows_progress_checkpoint_and_metrics(out, monkeypatch):
 
 
 def test_without_progress_for_longer_than_ever_it_is_stale(out, monkeypatch):
-    with progress_file.follow(out):
+    with progress.follow(out):
         report_steps(monkeypatch, seconds=200.0)
         assert observe(out, time.time() + 590)["state"] == "running", "three times the longest wait before"
         facts = observe(out, time.time() + 610)
         assert facts["state"] == "stale" and re.search(
             r"no progress for 10 min 1\d s, the longest wait before was 3 min 20 s; process \d+ on .*: it still runs$",
             format_line(facts))
-        written = json.loads(progress_file.progress_path(out).read_text())
-        progress_file.progress_path(out).write_text(json.dumps(written | {"host": "elsewhere"}))
+        written = json.loads(progress.progress_path(out).read_text())
+        progress.progress_path(out).write_text(json.dumps(written | {"host": "elsewhere"}))
         facts = observe(out, time.time() + 610)
         assert facts["state"] == "stale" and "on elsewhere: whether it still runs cannot be seen" in format_line(facts)
         assert observe(out, time.time())["state"] == "running"
 
 
 def test_a_process_that_was_killed_is_gone(out):
-    killed = ("import os, signal, sys; from pathlib import Path; from stages.runtime import progress_file\n"
-              "with progress_file.follow(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)")
+    killed = ("import os, signal, sys; from pathlib import Path; from stages.runtime import progress\n"
+              "with progress.follow(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)")
     subprocess.run([sys.executable, "-c", killed, str(out)], cwd=Path(__file__).parents[2])
     stream = io.StringIO()
     assert watch(out, stream=stream, sleep=lambda _: pytest.fail("it waits")) == 1
@@ -90,10 +90,10 @@ def test_a_process_that_was_killed_is_gone(out):
 
 
 def test_another_process_of_the_same_id_is_another_one(out):
-    with progress_file.follow(out):
-        facts = progress_file.read_progress(out)
-        assert progress_file.is_running(facts) and not progress_file.is_running(facts | {"process_start": "1"})
-    own, parent = (int(progress_file.read_process_start(pid)) for pid in (os.getpid(), os.getppid()))
+    with progress.follow(out):
+        facts = progress.read_progress(out)
+        assert progress.is_running(facts) and not progress.is_running(facts | {"process_start": 1.0})
+    own, parent = (progress._process_start(pid) for pid in (os.getpid(), os.getppid()))
     assert own >= parent > 0, "when they began tells processes apart"
 
 
@@ -102,7 +102,7 @@ def test_another_process_of_the_same_id_is_another_one(out):
     (ValueError("the disk\nis \x1b[2J full"), r"failed: the disk is \x1b[2J full"),
     (MemoryError(), "failed: MemoryError")])
 def test_the_cause_of_an_end_is_said(out, error, says):
-    with pytest.raises(type(error)), progress_file.follow(out):
+    with pytest.raises(type(error)), progress.follow(out):
         raise error
     stream = io.StringIO()
     assert watch(out, stream=stream) == 1
@@ -112,7 +112,7 @@ def test_the_cause_of_an_end_is_said(out, error, says):
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_in_a_log_there_is_a_line_each_time_until_the_stage_is_finished(out, monkeypatch, as_json):
-    following, waits, stream = progress_file.follow(out), [], io.StringIO()
+    following, waits, stream = progress.follow(out), [], io.StringIO()
     following.__enter__()
     report_steps(monkeypatch)
 
@@ -136,7 +136,7 @@ def test_on_a_terminal_the_lines_are_drawn_in_place(out, monkeypatch):
         def isatty(self) -> bool:
             return True
 
-    following, stream = progress_file.follow(out), Terminal()
+    following, stream = progress.follow(out), Terminal()
     following.__enter__()
     report_steps(monkeypatch)
 
@@ -180,12 +180,12 @@ def test_a_mistake_is_one_line(out, capsys):
         assert inspect.main(["--watch", str(path)]) == 1
         error = capsys.readouterr().err
         assert error.startswith("inspect: error: ") and says in error and error.count("\n") == 1
-    with progress_file.follow(out):
+    with progress.follow(out):
         assert inspect.main(["--watch", str(out.parent)]) == 1
     assert f"name one that is being made, as {out}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"pid": "x", "at": 1, "started": 1}'])
 def test_a_damaged_file_raises_nothing(out, content):
-    progress_file.progress_path(out).write_text(content)
-    assert progress_file.read_progress(out) is None
+    progress.progress_path(out).write_text(content)
+    assert progress.read_progress(out) is None

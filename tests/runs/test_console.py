@@ -113,7 +113,7 @@ def make_artifact(folder, stage: str, seconds: float, config: dict) -> None:
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in (stage_lines.PLAN, stage_lines.TERMINAL, stage_lines.PLACE, stage_lines.SCHEDULE):
+    for name in (stage_lines.PLAN, stage_lines.TERMINAL, stage_lines.SCHEDULE):
         monkeypatch.setenv(name, "")  # so that it is removed again after the test
         monkeypatch.delenv(name)
     recipe = Recipe(name="new", dump=("a.7z",))
@@ -165,4 +165,4 @@ def test_a_stage_without_an_earlier_time_is_named_and_the_others_are_counted(res
     assert capsys.readouterr().err.endswith(
         "; it took about 1 min 30 s before without ppo, for which there is no estimate\n")
     stage_lines.begin_stage(Path("results/new/sft"))
-    assert capsys.readouterr().err.endswith(", over 1 min 30 s left for the whole run (no estimate for ppo)\n")
+    assert capsys.readouterr().err.endswith(", over 1 min 30 s left for the whole run\n")

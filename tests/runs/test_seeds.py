@@ -21,7 +21,7 @@ from stages.runtime import stage_lines
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in (stage_lines.PLAN, stage_lines.TERMINAL, stage_lines.PLACE, stage_lines.SCHEDULE):
+    for name in (stage_lines.PLAN, stage_lines.TERMINAL, stage_lines.SCHEDULE):
         monkeypatch.setenv(name, "")  # so that it is removed again after the test
         monkeypatch.delenv(name)
     (tmp_path / "configs").mkdir()

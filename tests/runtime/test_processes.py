@@ -6,7 +6,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from stages.runtime import processes
@@ -161,10 +163,8 @@ def test_what_runs_in_one_process_is_refused_in_several():
     ("6", 8, 100, True, 1)])
 def test_the_number_of_processes_follows_cores_units_and_memory(
         cores, units, free_gib, driver, expected, monkeypatch, tmp_path):
-    memory = tmp_path / "meminfo"
-    memory.write_text(f"MemTotal: 999999999 kB\nMemAvailable: {free_gib << 20} kB\n")
-    monkeypatch.setattr(processes, "MEMORY", memory)
-    monkeypatch.setattr(processes, "DRIVER", memory if driver else tmp_path / "none")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free_gib << 30))
+    monkeypatch.setattr(processes, "DRIVER", tmp_path if driver else tmp_path / "none")
     monkeypatch.setenv("OMP_NUM_THREADS", cores)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert processes.count_processes("ppo", None, units, processes.Place()) == expected

@@ -58,7 +58,8 @@ def terminal(monkeypatch):
     """A terminal behind the pipe that stderr is; returns what is on it."""
     screen, end = pty.openpty()
     monkeypatch.setenv(stage_lines.TERMINAL, os.ttyname(end))
-    monkeypatch.setenv(stage_lines.PLACE, "3/9")
+    schedule = Schedule("3/9", "results/demo/sft", time.time(), None, 0.0, False)
+    monkeypatch.setenv(stage_lines.SCHEDULE, json.dumps(asdict(schedule)))
 
     def read() -> str:
         """Read until nothing more comes: the kernel hands a terminal's text on in pieces."""
@@ -101,13 +102,13 @@ def test_what_is_no_terminal_gets_lines(path, monkeypatch, clock, capsys):
 
 def test_the_time_left_of_the_whole_run_is_shown_where_it_is_known(clock, monkeypatch, capsys):
     """A stage's own bar counts more than earlier runs; one of another work lasts as long as the stage did before."""
-    for is_stage, stage_seconds, unknown, ends in (
-            (True, None, [], ", 1 h 33 min for the whole run"),
-            (True, 7200.4, ["report"], ", over 1 h 33 min for the whole run"),
-            (False, 7200.4, [], ", (3 h 00 min|2 h 59 min) for the whole run"),
-            (False, 60.0, [], ", 1 h 33 min for the whole run"),
-            (False, None, [], "")):
-        schedule = Schedule("results/demo/sft", time.time(), stage_seconds, 3600.0, unknown)
+    for is_stage, stage_seconds, has_unknown, ends in (
+            (True, None, False, ", 1 h 33 min for the whole run"),
+            (True, 7200.4, True, ", over 1 h 33 min for the whole run"),
+            (False, 7200.4, False, ", (3 h 00 min|2 h 59 min) for the whole run"),
+            (False, 60.0, False, ", 1 h 33 min for the whole run"),
+            (False, None, False, "")):
+        schedule = Schedule("3/9", "results/demo/sft", time.time(), stage_seconds, 3600.0, has_unknown)
         monkeypatch.setenv(stage_lines.SCHEDULE, json.dumps(asdict(schedule)))
         clock[0] = 0.0
         shown = Progress("sft", 100, "steps", is_stage=is_stage)
@@ -117,7 +118,7 @@ def test_the_time_left_of_the_whole_run_is_shown_where_it_is_known(clock, monkey
 
 
 def test_the_training_of_the_artifact_is_the_stage_and_that_of_a_part_is_not(monkeypatch):
-    schedule = Schedule("results/demo/reward", 0.0, None, 0.0, [])
+    schedule = Schedule("3/9", "results/demo/reward", 0.0, None, 0.0, False)
     monkeypatch.setenv(stage_lines.SCHEDULE, json.dumps(asdict(schedule)))
     assert stage_lines.is_stage_folder(Path("results/demo/reward.partial"))
     assert not stage_lines.is_stage_folder(Path("results/demo/reward.partial/member-1"))
