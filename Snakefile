@@ -14,7 +14,7 @@ from stages.artifacts import staleness
 from stages.recipe import algorithms, variants
 from stages.recipe import recipe as recipes
 from stages.recipe.checks import check_stage_needs
-from stages.runs import console, default_recipe, dump_paths, own_prompts, placement, plan_target, run_folder, seeds, signals, snakemake_words
+from stages.runs import console, default_recipe, dump_paths, placement, run_folder, signals, snakemake_words
 
 min_version("9.0")
 
@@ -30,8 +30,8 @@ CONSOLE = console.quieten_snakemake() if IS_QUIET else None
 SETTINGS = dict(workflow.config_settings.config)
 
 # `snakemake plan` alone needs no dump, no cores and no folder; its options are in --config, too.
-PLANS = plan_target.plans_only(sys.argv[1:])
-PLAN_OPTIONS = plan_target.take_options(SETTINGS) if PLANS else []
+PLANS = snakemake_words.plans_only(sys.argv[1:])
+PLAN_OPTIONS = snakemake_words.take_options(SETTINGS) if PLANS else []
 
 COMPUTE = workflow.resource_settings
 if COMPUTE.cores is None and COMPUTE.nodes is None and workflow.is_main_process:
@@ -72,14 +72,14 @@ for reason in STALE:
 
 # Merged models, and the model that each stage starts from: its adapter is merged into that one.
 BASE = f"{RUN}/base/manifest.json"
-ALGORITHMS = own_prompts.ALGORITHMS if RECIPE.prompts else algorithms.ALGORITHMS
+ALGORITHMS = snakemake_words.PROMPT_ALGORITHMS if RECIPE.prompts else algorithms.ALGORITHMS
 POLICIES = [name for name, algorithm in ALGORITHMS.items() if algorithm.trains_model]
 MERGED = {stage: f"{RUN}/{stage}-merged/manifest.json" for stage in ("sft", "reward", *POLICIES)}
 START = {name: BASE for name in POLICIES}
 if not RECIPE.prompts:
     START = {"sft": BASE, "reward": MERGED["sft"] if RECIPE.reward.start_from == "sft" else BASE}
     START |= {name: MERGED["sft"] for name in POLICIES} | {"judge": START["reward"]}
-STARTS = seeds.StartModels(START)
+STARTS = placement.find_start_models(START)
 
 # The judge, trained and merged, if the recipe wants one.
 NEEDS_JUDGE = not RECIPE.prompts and {"always": True, "auto": RECIPE.evaluate.gold is None, "none": False}[RECIPE.evaluate.train_judge]
@@ -160,7 +160,7 @@ if not PLANS:
         ordered = [job for layer in layers for job in sorted(layer, key=attrgetter("rule.lineno", "output"))]
         console.announce_run(RECIPE, ROOT, [str(file) for job in ordered for file in job.output], workflow.local_exec)
         if workflow.local_exec:
-            plan_target.start_plan(ROOT, folders, min(THREADS, PLACEMENT.processes or THREADS))
+            console.start_plan(ROOT, folders, min(THREADS, PLACEMENT.processes or THREADS))
         signals.forward_to_stages()
 
     onsuccess:
@@ -178,7 +178,7 @@ if workflow.is_main_process and Path(sys.argv[0]).name in ("snakemake", "__main_
         targets = [rule.name for rule in workflow.rules if not rule.has_wildcards()]
         seeded = [rule.name for rule in workflow.rules if rule.wildcard_names == {"seed"}]
         if RECIPE.prompts:
-            own_prompts.check_targets(RECIPE, sys.argv[1:], targets, algorithms.list_targets())
+            snakemake_words.check_prompt_targets(RECIPE, sys.argv[1:], targets, algorithms.list_targets())
         snakemake_words.check_targets(sys.argv[1:], targets, seeded)
     except run_folder.SettingsError as error:
         sys.exit(f"snakemake: error: {error}")

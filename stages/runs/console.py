@@ -6,8 +6,10 @@ Snakemake's own log, in .snakemake/log/, still has everything.
 import logging
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from stages.artifacts.finished import MANIFEST, MANIFEST_COPY, OLD
@@ -107,6 +109,19 @@ def announce_run(recipe: Recipe, run: str, outputs: Iterable[str], is_local: boo
     export_plan(seconds, _find_terminal() if is_local else None)
     if seconds:
         print(describe_plan(run, seconds), file=sys.stderr)
+
+
+def start_plan(run: str, folders: Iterable[Path], threads: int) -> None:
+    """Print in the background what the stages of a run will take, by the same plan; nothing if that fails.
+
+    folders: of the artifacts that the run makes. threads: of a stage.
+    """
+    names = dict.fromkeys(folder.name for folder in folders if folder.parent == Path(run))
+    if names:
+        words = [sys.executable, "-m", "stages.plan", "--recipe", f"{run}/recipe.yaml", "--stages", *names]
+        with suppress(OSError):
+            subprocess.Popen(words, env=os.environ | {"OMP_NUM_THREADS": str(threads)}, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 def _find_terminal() -> str | None:

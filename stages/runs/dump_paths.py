@@ -1,13 +1,15 @@
-"""Spell the paths of a dump in one way, name a run after them, and list the files that are read."""
+"""Spell the paths of a dump or of own prompts in one way, name a run after them, and list the files that are read."""
 
 import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from stages.recipe.checks import HUB_ID
+from stages.recipe.checks import HUB_ID, SCRATCH
+from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError
 
 SUFFIX = r"\.(?:7z|xml|xml\.gz|xml\.zst)"  # of a dump's files, as in stages/stackexchange/dump/sources.py
@@ -27,26 +29,46 @@ def list_sources(dump: str | Sequence[str]) -> list[str]:
     return [str(source) for source in (dump if isinstance(dump, list | tuple) else [dump])]
 
 
-def normalize_source(source: str) -> str:
-    """Return the one spelling of a dump's path: relative inside the working directory, absolute outside.
+def normalize_source(source: str, key: str = "dump") -> str:
+    """Return the one spelling of a path: relative inside the working directory, absolute outside.
 
     A hub id is returned as it is.
+
+    Args:
+        key: of --config, for error messages.
     """
     try:
         path = Path(source).expanduser()
     except RuntimeError:  # ~nobody
-        raise SettingsError(f"dump: there is no home folder for {source!r}: give the whole path") from None
+        raise SettingsError(f"{key}: there is no home folder for {source!r}: give the whole path") from None
     if not os.path.exists(path):  # unlike Path.exists, it accepts names that no file system allows
         if HUB_ID.fullmatch(source) and not DUMP_FILE.fullmatch(source):
             return source
-        raise SettingsError(f"dump: there is no {source!r} (a hub id would look like owner/name)")
+        raise SettingsError(f"{key}: there is no {source!r} (a hub id would look like owner/name)")
     if SNAKEMAKE_SYNTAX & set(source):
-        raise SettingsError(f"dump: Snakemake reads braces and < > in a path as variables: rename {source!r}")
+        raise SettingsError(f"{key}: Snakemake reads braces and < > in a path as variables: rename {source!r}")
     full, here = os.path.abspath(path), os.path.abspath("")
     if os.path.commonpath([full, here]) != here:
         return full
     relative = os.path.relpath(full, here)
     return f"./{relative}" if relative.startswith("-") else relative  # -x.xml would be a flag of `posts`
+
+
+def resolve_prompts(recipe: Recipe, dump: object) -> Recipe:
+    """Return a recipe with prompts with their path in its one spelling, and without a dump.
+
+    Args:
+        dump: of --config.
+    """
+    if dump is not None:
+        raise SettingsError(f"--config: a run has a dump or prompts, not both: give dump=... or prompts=..., and a "
+                            f"recipe without the other (prompts: {recipe.prompts})")
+    if not os.path.exists(os.path.expanduser(recipe.prompts)):
+        raise SettingsError(f"prompts: there is no {recipe.prompts!r}")
+    if recipe.base.model == SCRATCH:
+        raise SettingsError("prompts: a run on them starts from a pretrained model: add base=FOLDER-OR-HUB-ID "
+                            "('scratch' would be trained on a dump)")
+    return replace(recipe, prompts=normalize_source(recipe.prompts, "prompts"), dump=())
 
 
 def check_are_dumps(sources: Iterable[str]) -> None:

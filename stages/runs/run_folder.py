@@ -18,19 +18,19 @@ import yaml
 from stages.artifacts import finished
 from stages.artifacts.staleness import LOCK
 from stages.model_files.loadable import check_base_files
-from stages.recipe.algorithms import ALGORITHMS, REPORT, SEEDS
+from stages.recipe import algorithms
 from stages.recipe.checks import SCRATCH, check_names
 from stages.recipe.recipe import SHARED, Recipe, load_recipe, read_mapping
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
-from stages.runs import own_prompts, seeds
 from stages.runs.default_recipe import choose_default_recipe, named_model
-from stages.runs.dump_paths import check_are_dumps, dump_label, normalize_sources
+from stages.runs.dump_paths import check_are_dumps, dump_label, normalize_sources, resolve_prompts
+from stages.runs.placement import SEEDS, SeededRuns, parse_seeds, recipe_of_seed
 from stages.runtime.files import write_text
 
 RESULTS = Path("results")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 PLACE_KEYS = ("shares", "processes", "nodes")  # change how and where the work is done, not the result
-CONFIG_KEYS = ("recipe", seeds.KEY, *PLACE_KEYS, *SHARED, *(field.name for field in fields(Recipe)))
+CONFIG_KEYS = ("recipe", SEEDS, *PLACE_KEYS, *SHARED, *(field.name for field in fields(Recipe)))
 FRONTIER_PAGE = "frontier.html"
 _open_locks = []  # lock files of this process; the kernel releases the locks when it ends, however it ends
 
@@ -50,8 +50,8 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
             raise SettingsError(f"--config: unknown key {key!r}{suggest_setting(key, value)}")
     if config.get("dump", "given") in (None, "", []):
         raise SettingsError("--config: dump= is empty: give dump=FOLDER-OR-ARCHIVE, or leave it out for the recipe's")
-    values = own_prompts.expand_base(config)
-    for key in (*PLACE_KEYS, seeds.KEY):
+    values = _expand_base(config)
+    for key in (*PLACE_KEYS, SEEDS):
         values.pop(key, None)
     dump, name = values.pop("dump", None), values.pop("name", None)
     named = _named_recipes(values, config_files)
@@ -62,7 +62,7 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
     if runs_here and not plans:
         _check_base(recipe)
     if recipe.prompts is not None:
-        recipe = own_prompts.resolve_prompts(recipe, dump)
+        recipe = resolve_prompts(recipe, dump)
         dump = (recipe.prompts,) if "prompts" in values else None  # it names the run
     dumps = normalize_sources(recipe.dump if dump is None else dump)
     if not dumps and recipe.prompts is None and not plans:
@@ -79,11 +79,11 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
 
 
 def resolve_seeds(recipe: Recipe, config: dict, config_files: Sequence[Path] = (), runs_here: bool = True,
-                  plans: bool = False) -> seeds.SeededRuns:
+                  plans: bool = False) -> SeededRuns:
     """Build the recipe of each seed of --config, beneath the folder of the run; arguments as of resolve_recipe."""
-    numbers = seeds.parse_seeds(config)
-    return seeds.SeededRuns(f"{RESULTS}/{recipe.name}", {
-        seed: seeds.recipe_of_seed(recipe, resolve_recipe(config | {"seed": seed, "name": recipe.name}, config_files,
+    numbers = parse_seeds(config)
+    return SeededRuns(f"{RESULTS}/{recipe.name}", {
+        seed: recipe_of_seed(recipe, resolve_recipe(config | {"seed": seed, "name": recipe.name}, config_files,
                                                           runs_here, plans), seed) for seed in numbers})
 
 
@@ -130,17 +130,18 @@ def _start_run(recipe: Recipe, forced: Sequence[str], seeded: Mapping[Path, Reci
         raise SettingsError(f"another snakemake is at work in {folder}") from None
     _open_locks.append(lock)
     for run, resolved in {folder: recipe, **seeded}.items():
-        _write_recipe(run / "recipe.yaml", resolved)
+        write_recipe(run / "recipe.yaml", resolved)
     for manifest in (path for path in map(Path, forced) if path.name == finished.MANIFEST):
         finished.force(manifest.parent)
 
 
-def _write_recipe(path: Path, recipe: Recipe) -> None:
-    """Write a resolved recipe, unless the file already says the same."""
+def write_recipe(path: Path, recipe: Recipe) -> Path:
+    """Write a resolved recipe, unless the file already says the same; return its path."""
     text = yaml.safe_dump(to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
+    return path
 
 
 def format_summary(recipe: Recipe) -> str:
@@ -155,13 +156,19 @@ def format_summary(recipe: Recipe) -> str:
     if (page := report / FRONTIER_PAGE).exists():
         return f"Frontier: {page}"
     metrics = report / "metrics.json"
-    if report.name not in {algorithm.folder(stage) for algorithm in ALGORITHMS.values()
-                           for stage in (REPORT, SEEDS)} or not metrics.exists():
+    if report.name not in {algorithm.folder(stage) for algorithm in algorithms.ALGORITHMS.values()
+                           for stage in (algorithms.REPORT, algorithms.SEEDS)} or not metrics.exists():
         return f"Results are in {folder}/"
     rows = json.loads(metrics.read_text(encoding="utf-8")).get("table", [])
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]
     return "\n".join(["", *lines, "", f"Report: {report / 'report.html'}"])
+
+
+def _expand_base(values: dict) -> dict:
+    """Return --config's values with base=MODEL, which means base={model: MODEL}, written out."""
+    base = values.get("base")
+    return values | ({"base": {"model": base}} if isinstance(base, str) and "=" not in base else {})
 
 
 def _named_recipes(values: dict, config_files: Sequence[Path]) -> list:

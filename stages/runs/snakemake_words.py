@@ -1,6 +1,7 @@
-"""Check Snakemake's command line: refuse in one line what it refuses with a traceback or takes for a file.
+"""Read Snakemake's command line: refuse in one line what it refuses with a traceback or takes for a file.
 
-profiles/default/config.yaml calls check_config_words: Snakemake reads that file before it parses --config.
+profiles/default/config.yaml calls check_config_words and plans_only: Snakemake reads that file before it parses
+--config. `snakemake plan` runs without a dump, without cores and without a run's folder.
 """
 
 import difflib
@@ -12,9 +13,17 @@ from itertools import pairwise
 
 import yaml
 
-from stages.recipe.recipe import find_repeated_key
+from stages.recipe import algorithms
+from stages.recipe.recipe import Recipe, find_repeated_key
 from stages.recipe.schema import SettingsError
 
+PLAN = "plan"
+PLAN_KEYS = ("algorithm", "device", "device_memory_gib", "device_tflops", "devices", "model_flops_share",
+             "pairs_artifact")
+PLAN_FLAGS = {"pairs_artifact": "--pairs"}  # `pairs` is a section of the recipe
+PROMPT_ALGORITHMS = {name: algorithm for name, algorithm in algorithms.ALGORITHMS.items()
+                     if algorithm.is_policy_gradient}  # of runs on own prompts
+NEED_PAIRS = ("model", "lexical")  # sources of rewards
 OPTIONS = ("--config", "-C")
 KEY, NAME = re.compile(r"[a-zA-Z_][\w-]*\w"), re.compile(r"[a-zA-Z_][\w-]*")  # of an entry, as Snakemake has it; within
 SWITCHES = ("-n", "--dry-run", "--dryrun", "-p", "--printshellcmds", "-k", "--keep-going", "-F", "--forceall", "-f",
@@ -82,6 +91,44 @@ def check_targets(words: Sequence[str], rules: Sequence[str], seeded: Sequence[s
             raise SettingsError(f"there is no target {word!r}; did you mean {close[0]!r}?")
         if option in ("", *SWITCHES, *TARGET_OPTIONS, *ONE_VALUE_OPTIONS):  # others may have several values
             raise SettingsError(f"there is no target {word!r}; there are: {', '.join(rules)}")
+
+
+def check_prompt_targets(recipe: Recipe, words: Sequence[str], rules: Sequence[str], others: Sequence[str]) -> None:
+    """Raise SettingsError for a target that needs pairs, or an algorithm whose settings do, in a run on own prompts.
+
+    Args:
+        words: Snakemake's command line.
+        rules: the targets of this run.
+        others: targets that runs on a dump have.
+    """
+    refused = next((word for word in words if word in others and word not in rules), None)
+    if refused:
+        raise SettingsError(f"{refused!r} needs pairs of answers, which a run on your own prompts "
+                            f"({recipe.prompts}) has not; its targets are {', '.join(rules)}")
+    stages = {algorithm.rule_name(stage): name for name, algorithm in PROMPT_ALGORITHMS.items()
+              for stage in (algorithms.EVALUATE, algorithms.REPORT)}
+    named = [name for name in rules if name in words] or [algorithms.FIRST]
+    for name in {stages.get(word, word.removesuffix("_merged")) for word in named} & set(PROMPT_ALGORITHMS):
+        section = getattr(recipe, name)
+        source = next((entry.source for entry in section.rewards if entry.source in NEED_PAIRS), None)
+        if source:
+            raise SettingsError(f"{name}.rewards names {source!r}, which learns from pairs, and a run on your own "
+                                f"prompts has none: set it, as '{name}={{rewards: \"[{{source: "
+                                f"package.module:function}}]\"}}'")
+        if getattr(section, "value_model", "head") != "head":
+            raise SettingsError(f"{name}.value_model {section.value_model!r} starts from a reward model, and a run on "
+                                f"your own prompts has none: set it to 'head'")
+
+
+def plans_only(words: Sequence[str]) -> bool:
+    """Tell whether Snakemake's command line asks for the plan and for no other target."""
+    return PLAN in words and not {word.removesuffix("_train") for word in words} & set(algorithms.list_targets())
+
+
+def take_options(config: dict) -> list[str]:
+    """Take the options of stages/plan.py out of the values of --config, and return them as its command line."""
+    named = [(key, config.pop(key)) for key in PLAN_KEYS if key in config]
+    return [f"{PLAN_FLAGS.get(key, '--' + key.replace('_', '-'))}={value}" for key, value in named]
 
 
 def _list_entries(words: Sequence[str]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from stages import plan as plan_program
 from stages.recipe.algorithms import ALGORITHMS, EVALUATE, REPORT, SEEDS
 from stages.recipe.schema import SettingsError
 from stages.recipe.sections.data import Pairs
-from stages.runs import plan_target
+from stages.runs import snakemake_words
 from stages.runs.run_folder import resolve_recipe
 from tests.helpers.base_files import write_base
 from tests.helpers.documentation import ROOT, Command, read_blocks, read_code_spans, read_commands
@@ -95,8 +95,8 @@ def config_of(words) -> dict:
 
 def take_plan_options(words: list[str], config: dict) -> bool:
     """Tell whether the command is `snakemake plan`; then its program parses its options, and they leave `config`."""
-    if plans := plan_target.plans_only(words):
-        plan_program.build_parser().parse_args(["--recipe", "demo", *plan_target.take_options(config)])
+    if plans := snakemake_words.plans_only(words):
+        plan_program.build_parser().parse_args(["--recipe", "demo", *snakemake_words.take_options(config)])
     return plans
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from stages.recipe.algorithms import ALGORITHMS
 from stages.recipe.sections.evaluate import Frontier
-from stages.runs import own_prompts, placement
+from stages.runs import placement, snakemake_words
 from stages.runtime.processes import has_gpu
 from tests.helpers.library_forks import IMPORT_VARIABLES
 from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
@@ -109,7 +109,7 @@ def manifest(folder: Path, stage: str) -> dict:
 def inputs_of_trainings(prompts: str | None) -> list[tuple[str, list[str]]]:
     """List (program, names of its inputs) of the trainings and of the merge in train.smk, which computes them."""
     recipe = SimpleNamespace(prompts=prompts, ppo=SimpleNamespace(value_model="head"))
-    algorithms = own_prompts.ALGORITHMS if prompts else ALGORITHMS
+    algorithms = snakemake_words.PROMPT_ALGORITHMS if prompts else ALGORITHMS
     names = {"RECIPE": recipe, "ALGORITHMS": algorithms, "BASE": "PATH", "RUN": "RUN",
              "START": dict.fromkeys(("sft", "reward", "judge"), "PATH"), "MERGED": {"sft": "PATH", "reward": "PATH"},
              "rules": SimpleNamespace(pairs=SimpleNamespace(output="PATH"))}
@@ -151,7 +151,7 @@ def test_every_program_of_a_rule_was_checked():
     assert sorted(programs) == sorted([
         "posts", "pairs", "pairs", "gather", "base", "sft", "reward", "judge", "merge", "evaluate", "report",
         "pool_seeds", "merge", "evaluate", "frontier", *ALGORITHMS, *VARIANTS,
-        "base", *own_prompts.ALGORITHMS, "merge"])
+        "base", *snakemake_words.PROMPT_ALGORITHMS, "merge"])
 
 
 @pytest.mark.parametrize(("command", "status"), [("echo made", 0), ("exit 3", 3)])

@@ -5,8 +5,8 @@ import yaml
 
 from stages.recipe.algorithms import list_targets
 from stages.recipe.schema import SettingsError
-from stages.runs import own_prompts
 from stages.runs.run_folder import resolve_recipe, start_run
+from stages.runs.snakemake_words import check_prompt_targets
 from tests.helpers.base_files import write_base
 
 RULES = ["base", "ppo", "rloo", "grpo", "evaluate", "report", "evaluate_grpo", "report_grpo", "evaluate_rloo",
@@ -54,9 +54,9 @@ def test_targets_that_need_pairs_are_refused(here):
     recipe = resolve_recipe({"recipe": "r.yaml", "base": "model", "prompts": "p.jsonl"})
     for target in set(list_targets()) - set(RULES):
         with pytest.raises(SettingsError, match=f"^'{target}' needs pairs of answers"):
-            own_prompts.check_targets(recipe, ["--cores", "1", target], RULES, list_targets())
+            check_prompt_targets(recipe, ["--cores", "1", target], RULES, list_targets())
     for words in ([], ["ppo"], ["base"], ["report"]):
-        own_prompts.check_targets(recipe, words, RULES, list_targets())
+        check_prompt_targets(recipe, words, RULES, list_targets())
     for target in ("grpo", "evaluate_grpo", "report_grpo"):
         with pytest.raises(SettingsError, match=r"grpo.rewards names 'model', which learns from pairs"):
-            own_prompts.check_targets(recipe, [target], RULES, list_targets())
+            check_prompt_targets(recipe, [target], RULES, list_targets())

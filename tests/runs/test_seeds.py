@@ -14,7 +14,7 @@ from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError
 from stages.runs import run_folder, snakemake_words
 from stages.runs.console import announce_run
-from stages.runs.seeds import SeededRuns, StartModels, parse_seeds
+from stages.runs.placement import SeededRuns, find_start_models, parse_seeds
 from stages.runtime import stage_lines
 
 
@@ -69,7 +69,7 @@ def test_paths_of_every_seed():
     assert runs.every(f"{runs.folder}/sft", f"{runs.root}/posts") == [
         "results/x/seed-0/sft", "results/x/seed-7/sft", "results/x/posts"]
     assert runs.pattern == "0|7"
-    find = StartModels({"ppo": f"{runs.folder}/sft-merged/manifest.json", "sft": "a"}).find
+    find = find_start_models({"ppo": f"{runs.folder}/sft-merged/manifest.json", "sft": "a"})
     wildcards = {"stage": "ppo", "seed": "7"}
     assert find(SimpleNamespace(**wildcards, get=wildcards.get)) == "results/x/seed-7/sft-merged/manifest.json"
     assert find(SimpleNamespace(stage="sft", get={}.get)) == "a"

@@ -5,7 +5,7 @@ rule plan:
     log:
         ".snakemake/plan/plan.log",
     params:
-        recipe=plan_target.write_recipe(RECIPE) if PLANS else f"{ROOT}/recipe.yaml",
+        recipe=run_folder.write_recipe(Path(".snakemake/plan/recipe.yaml"), RECIPE) if PLANS else f"{ROOT}/recipe.yaml",
         options=PLAN_OPTIONS,
     conda:
         "../../environment.yml"

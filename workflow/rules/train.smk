@@ -45,7 +45,7 @@ for STAGE, INPUTS in TRAININGS.items():
 # The adapter that a stage has trained, merged into the weights that it was trained on.
 rule merge:
     input:
-        base=STARTS.find,
+        base=STARTS,
         adapter=f"{RUN}/{{stage}}/manifest.json",
         **TEXTS,
     output:
