@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.artifacts.artifact import MANIFEST, PARTIAL, ArtifactError, artifact_folder
-from stages.artifacts.listing import list_artifacts, list_runs
 from stages.artifacts.manifest import is_artifact, list_damage, read_record
+from stages.artifacts.run_facts import list_artifacts, list_runs
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.start import close_output, print_text
 from stages.inspection.artifact_facts import describe_artifact

@@ -7,6 +7,7 @@ verifies a whole ancestry. Paths in it are relative to the folder that the stage
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -56,7 +57,11 @@ def locate_inputs(record: Record) -> list[Path]:
 
 def newest_time_ns(path: Path) -> int:
     """Return the time of a file, or of the newest one in a folder, in ns since the epoch; 0 if there is none."""
-    return max((file.stat().st_mtime_ns for file in list_files(path)), default=0)
+    times_ns = [0]
+    for file in list_files(path):
+        with suppress(OSError):  # a running stage deletes files
+            times_ns.append(file.stat().st_mtime_ns)
+    return max(times_ns)
 
 
 def find_input(artifact: Path, path: str) -> Path:

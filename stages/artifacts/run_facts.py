@@ -1,22 +1,34 @@
-"""Compare runs, or artifacts alone, by their manifests: settings, numbers with intervals, digests of files."""
+"""List the runs under a folder with the state of their stages; compare runs, or artifacts alone, by their manifests.
 
-import hashlib
+A stage is finished, partial or stale. Compared are settings, numbers with intervals, and digests of files.
+"""
+
 import os
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from stages.artifacts.artifact import ArtifactError
-from stages.artifacts.lineage import RECIPE, check_inputs, find_run_folder, section_name
-from stages.artifacts.listing import list_artifacts, sort_by_lineage
-from stages.artifacts.manifest import Record, flatten_tree, is_artifact, read_record
+from stages.artifacts.finished import OLD, digest_request
+from stages.artifacts.lineage import (
+    RECIPE,
+    check_inputs,
+    find_run_folder,
+    find_stale_reasons,
+    locate_inputs,
+    newest_time_ns,
+    section_name,
+)
+from stages.artifacts.manifest import Record, flatten_tree, headline_metrics, is_artifact, read_record
 from stages.recipe.algorithms import EVALUATE
 from stages.recipe.recipe import Recipe, read_mapping
 from stages.recipe.schema import list_without_effect
 from stages.render.terminal import format_setting
 from stages.render.units import format_duration
-from stages.runtime.files import DIGEST_CHARACTERS
+from stages.runtime.files import DIGEST_CHARACTERS, PARTIAL
 
+DEPTH = 4  # of folders below the root: results/NAME/seed-0/pairs-shares/1-of-50
 WITHOUT_HEADLINES = ("merge", "report")
 LOW, HIGH = "_low", "_high"  # ends of the names of an interval's ends
 CODE_KEYS = ("commit", "python", "device", "versions")
@@ -33,6 +45,51 @@ class Run:
 
     folder: Path
     artifacts: dict[str, Record]
+
+
+def list_runs(root: Path) -> list[dict]:
+    """Describe each run under `root`, with its stages in their order: each after those that it was made from.
+
+    A run is the folder of a recipe.yaml or, for artifacts made by hand, the folder around them.
+    """
+    runs: dict[Path, list[Path]] = {}
+    for folder in list_artifacts(root):
+        runs.setdefault(find_run_folder(folder) or folder.parent, []).append(folder)
+    return [{"run": str(run), "stages": [_describe_stage(run, record) for record in sort_by_lineage(folders)]}
+            for run, folders in sorted(runs.items())]
+
+
+def list_artifacts(root: Path, depth: int = DEPTH) -> list[Path]:
+    """List the artifacts under `root`, finished or not."""
+    if is_artifact(root):
+        return [root]
+    try:
+        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir()) if depth else []
+    except OSError:  # no permission
+        folders = []
+    return [artifact for name in folders if name == OLD or not name.startswith(".")
+            for artifact in list_artifacts(root / name, depth - 1)]
+
+
+def last_write_time(folder: Path) -> str:
+    """Return the local time of the newest file, to the minute: it shows whether a partial folder is being written."""
+    time_ns = newest_time_ns(folder) or folder.stat().st_mtime_ns
+    return datetime.fromtimestamp(time_ns / 1e9).isoformat(" ", "minutes")
+
+
+def sort_by_lineage(folders: list[Path]) -> list[Record]:
+    """Read the artifacts, and sort them by how many steps their longest line of ancestors has, then by name."""
+    records = {os.path.realpath(folder): read_record(folder) for folder in sorted(folders)}
+    inputs = {folder: [os.path.realpath(path) for path in locate_inputs(record)] for folder, record in records.items()}
+    depths: dict[str, int] = {}
+
+    def depth(folder: str) -> int:
+        if folder not in depths:
+            depths[folder] = 0  # ends a circle, which only damaged manifests have
+            depths[folder] = 1 + max((depth(path) for path in inputs[folder] if path in inputs), default=0)
+        return depths[folder]
+
+    return sorted(records.values(), key=lambda record: depth(os.path.realpath(record.folder)))
 
 
 def compare_runs(runs: dict[str, Run]) -> dict[str, Table]:
@@ -61,17 +118,21 @@ def read_run(folder: Path) -> Run:
     if not finished:
         raise ArtifactError(f"{folder} has no finished artifact: run a stage first")
     if all("/" in name for name in finished) and not (folder / RECIPE).exists():
-        raise ArtifactError(f"{folder} holds several runs: give one of {', '.join(_list_runs(finished))}")
+        raise ArtifactError(f"{folder} holds several runs: give one of "
+                            f"{', '.join(sorted({name.partition('/')[0] for name in finished}))}")
     return Run(folder, finished)
 
 
 def list_settings(run: Run) -> dict[str, Any]:
     """Return the dump and the settings by section: of the artifacts or, where a stage has none, of the recipe."""
     recipe = read_mapping(run.folder / RECIPE) if (run.folder / RECIPE).is_file() else {}
-    planned = {name: _drop_logging(name, values) for name, values in recipe.items() if isinstance(values, dict)}
-    dump = {"dump": recipe["dump"]} if "dump" in recipe else {}
-    return dump | planned | {section_name(record.manifest.get("stage", name)): record.manifest.get("config", {})
-                             for name, record in run.artifacts.items()}
+    settings = {"dump": recipe["dump"]} if "dump" in recipe else {}
+    for section, values in recipe.items():
+        if isinstance(values, dict):
+            ignored = list_without_effect(getattr(Recipe(), section, None))  # manifests do not have them either
+            settings[section] = {name: value for name, value in values.items() if name not in ignored}
+    return settings | {section_name(record.manifest.get("stage", name)): record.manifest.get("config", {})
+                       for name, record in run.artifacts.items()}
 
 
 def common_settings(runs: list[Run]) -> list[dict[str, Any]]:
@@ -81,29 +142,35 @@ def common_settings(runs: list[Run]) -> list[dict[str, Any]]:
     return [{name: values[name] for name in names} for values in settings]
 
 
-def list_numbers(run: Run) -> dict[tuple[str, str], dict]:
-    """Return {mean, low, high} of each artifact's numbers by (artifact, name), those of evaluations first.
+def list_numbers(run: Run) -> dict[tuple[str, str], tuple]:
+    """Return (value, low, high) of each artifact's numbers by (artifact, name), those of evaluations first.
 
     low and high are None where there is no interval.
     """
-    manifests = {name: run.artifacts[name].manifest for name in sorted(
-        run.artifacts, key=lambda name: not is_evaluation(name))}
-    return {(artifact, name): estimate for artifact, manifest in manifests.items()
-            if manifest.get("stage") not in WITHOUT_HEADLINES
-            for name, estimate in fold_intervals(manifest.get("metrics", {})).items()}
+    numbers = {}
+    for artifact in sorted(run.artifacts, key=lambda name: not is_evaluation(name)):
+        manifest = run.artifacts[artifact].manifest
+        metrics = {} if manifest.get("stage") in WITHOUT_HEADLINES else manifest.get("metrics", {})
+        values = {name: value for name, value in metrics.items()
+                  if isinstance(value, int | float) and not isinstance(value, bool)}
+        ends = {name + end for name in values for end in (LOW, HIGH)}
+        numbers |= {(artifact, name): (value, values.get(name + LOW), values.get(name + HIGH))
+                    for name, value in values.items() if name not in ends}
+    return numbers
+
+
+def _describe_stage(run: Path, record: Record) -> dict:
+    folder, manifest, reasons = record.folder, record.manifest, find_stale_reasons(record)
+    return {"name": os.path.relpath(folder, run).removesuffix(PARTIAL), "stage": manifest.get("stage"),
+            "state": "stale" if reasons and record.state == "finished" else record.state,
+            "last_written": last_write_time(folder), "seconds": manifest.get("seconds"),
+            "metrics": dict(headline_metrics(manifest.get("metrics", {}))), "stale": reasons,
+            "problems": record.problems}
 
 
 def is_evaluation(name: str) -> bool:
     """Check whether an artifact's folder is called as the evaluation of an algorithm: evaluate, evaluate-dpo."""
     return name.partition("-")[0] == EVALUATE
-
-
-def fold_intervals(metrics: dict) -> dict[str, dict]:
-    """Fold {x, x_low, x_high} into {x: {mean, low, high}}; what is no number is left out."""
-    numbers = {name: value for name, value in metrics.items()
-               if isinstance(value, int | float) and not isinstance(value, bool)}
-    return {name: {"mean": value, "low": numbers.get(name + LOW), "high": numbers.get(name + HIGH)}
-            for name, value in numbers.items() if not _is_end(name, numbers)}
 
 
 def _describe_runs(runs: list[Run]) -> Table:
@@ -151,16 +218,16 @@ def _compare_numbers(runs: list[Run]) -> Table:
             rows.append([f"{artifact}: {name.replace('_', ' ')}", *map(_format_estimate, estimates)])
             if len(runs) == 2:
                 a, b = estimates
-                rows[-1].append(f"{b['mean'] - a['mean']:.4g}" if a and b else MISSING)
+                rows[-1].append(f"{b[0] - a[0]:.4g}" if a and b else MISSING)
     return rows
 
 
-def _format_estimate(estimate: dict | None) -> str:
+def _format_estimate(estimate: tuple | None) -> str:
     if estimate is None:
         return MISSING
-    mean, *ends = (f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-                   for value in estimate.values() if value is not None)
-    return f"{mean} [{', '.join(ends)}]" if ends else mean
+    value, *ends = (f"{number:,}" if isinstance(number, int) else f"{number:.4g}"
+                    for number in estimate if number is not None)
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def _compare_files(runs: list[Run]) -> Table:
@@ -169,32 +236,12 @@ def _compare_files(runs: list[Run]) -> Table:
     for name in dict.fromkeys(name for run in runs for name in run.artifacts):
         files = [_list_digests(run.artifacts[name]) if name in run.artifacts else None for run in runs]
         present = [digests for digests in files if digests is not None]
-        differing = sorted(file for file in set().union(*present)
-                           if any(digests.get(file) != present[0].get(file) for digests in present))
-        rows.append([name, *(MISSING if digests is None else _digest_files(digests) for digests in files),
-                     ", ".join(differing)])
+        differing = {file for digests in present for file, _ in digests.items() ^ present[0].items()}
+        rows.append([name, *(MISSING if digests is None else digest_request(digests) for digests in files),
+                     ", ".join(sorted(differing))])
     return rows
 
 
 def _list_digests(record: Record) -> dict[str, str]:
     return {file: str(entry.get("sha256")) for file, entry in record.manifest.get("files", {}).items()
             if isinstance(entry, dict)}
-
-
-def _digest_files(digests: dict[str, str]) -> str:
-    lines = sorted(f"{name} {digest}" for name, digest in digests.items())
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:DIGEST_CHARACTERS]
-
-
-def _drop_logging(section: str, settings: dict) -> dict:
-    """Drop the settings that change no result, which manifests do not have either."""
-    ignored = list_without_effect(getattr(Recipe(), section, None))
-    return {name: value for name, value in settings.items() if name not in ignored}
-
-
-def _is_end(name: str, numbers: dict) -> bool:
-    return any(name.endswith(end) and name.removesuffix(end) in numbers for end in (LOW, HIGH))
-
-
-def _list_runs(names: dict) -> list[str]:
-    return sorted({name.partition("/")[0] for name in names})

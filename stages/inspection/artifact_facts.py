@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.artifacts.lineage import diff_from_defaults, find_stale_reasons, trace_ancestry
-from stages.artifacts.listing import last_write_time
 from stages.artifacts.manifest import find_damaged_files, read_record
+from stages.artifacts.run_facts import last_write_time
 from stages.model_files.safetensors_header import read_header
 from stages.render.terminal import truncate_value
 

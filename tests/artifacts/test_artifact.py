@@ -13,8 +13,8 @@ import pytest
 
 from stages.artifacts import artifact, finished
 from stages.artifacts.artifact import ArtifactError, artifact_folder, build, digest, is_complete, publish
-from stages.artifacts.listing import list_runs
 from stages.artifacts.manifest import read_record
+from stages.artifacts.run_facts import list_runs
 from stages.command_line import command
 from stages.recipe.sections.models import Merge
 from stages.runtime import files

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from stages.artifacts import staleness
-from stages.artifacts.listing import list_runs
+from stages.artifacts.run_facts import list_runs
 from stages.recipe.recipe import Recipe
 from stages.recipe.schema import SettingsError
 from stages.runs import run_folder, snakemake_words
