@@ -19,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.artifacts.artifact import artifact_folder
-from stages.artifacts.finished import MANIFEST
+from stages.artifacts.artifact import MANIFEST, artifact_folder
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.start import run_tool
 from stages.planning import data_size, pages

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from stages.artifacts.artifact import ArtifactError, artifact_folder, digest, read_manifest
-from stages.artifacts.finished import MANIFEST, REQUEST
+from stages.artifacts.artifact import MANIFEST, REQUEST, ArtifactError, artifact_folder, digest, read_manifest
 from stages.artifacts.manifest import Record, diff_trees, is_artifact, list_input_sources, read_record
 from stages.model_files.provenance import Provenance, read_provenance
 from stages.recipe.recipe import Recipe, read_mapping

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.artifacts.artifact import PARTIAL, TRACEBACK, ArtifactError
-from stages.artifacts.finished import MANIFEST, OLD, REQUEST
+from stages.artifacts.artifact import MANIFEST, OLD, PARTIAL, REQUEST, TRACEBACK, ArtifactError
 from stages.runtime.files import hash_files, read_json_object, write_json
 
 VERIFIED = "verified.json"  # in the run's logs/

@@ -9,8 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from stages.artifacts.artifact import ArtifactError
-from stages.artifacts.finished import OLD, digest_request
+from stages.artifacts.artifact import OLD, ArtifactError, digest_request
 from stages.artifacts.lineage import (
     RECIPE,
     check_inputs,

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from stages.artifacts.artifact import artifact_folder
-from stages.artifacts.finished import MANIFEST
+from stages.artifacts.artifact import MANIFEST, artifact_folder
 from stages.artifacts.lineage import RECIPE, SEED_FOLDER, find_stale_reasons, locate_inputs, newest_time_ns
 from stages.artifacts.manifest import Record, read_record
 from stages.recipe.recipe import Recipe

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from stages.artifacts.finished import MANIFEST
+from stages.artifacts.artifact import MANIFEST
 from stages.chat.views import Answer, TextPiece
 from stages.generation.best_of_n import best_of_kl
 from stages.generation.sampler import generate_stepwise

@@ -16,11 +16,11 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from stages.artifacts import artifact, finished
-from stages.artifacts.artifact import ArtifactError, artifact_folder
-from stages.artifacts.finished import MANIFEST
+from stages.artifacts import artifact
+from stages.artifacts.artifact import MANIFEST, ArtifactError, RunContext, artifact_folder
 from stages.artifacts.manifest import headline_metrics, list_input_sources, verify_artifacts
 from stages.command_line.failures import describe_failure, run_in_child_if_limited, save_traceback
 from stages.command_line.option_parser import (
@@ -111,8 +111,12 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     request = {"stage": stage, "config": schema.result_settings(config),
                "inputs": {name: _identify(source) for name, source in inputs.items() if source is not None},
                **{name: value for name, value in options.items() if isinstance(value, str)}}
-    if not processes.is_main():
-        _assist(load_run, config, out, inputs, options, request)
+    context = RunContext(out.parent / "logs", out.name, artifact.digest_request(request))
+    fill = partial(_run, load_run, config, inputs | options, context)
+    if not processes.is_main():  # it computes a share of the rows for the process that builds the artifact
+        if folder := processes.share_folder(None):
+            with processes.private_copy(folder, processes.place().rank) as copy:
+                fill(copy)
         return
     if force:
         artifact.check_replaceable(out)
@@ -121,25 +125,25 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
         processes.share_folder(None)
         return
     elif artifact.restore(out, request):
-        print_line(f"{stage}: {out} was made with these settings and inputs before: restored from {finished.OLD}/")
+        print_line(f"{stage}: {out} was made with these settings and inputs before: restored from {artifact.OLD}/")
         processes.share_folder(None)
         return
     sources = list_input_sources(request["inputs"])
     check_input_kinds(sources)
     verify_artifacts([Path(source["path"]) for source in sources.values()], out.parent / "logs", always=verify)
-    with artifact.build(out, request, digest_code()) as partial, follow(out):
-        result = artifact.load_result(partial)
+    with artifact.build(out, request, digest_code()) as folder, follow(out):
+        result = artifact.load_result(folder)
         if result is None:
             start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
-            processes.remove_private_copies(partial)
-            processes.share_folder(partial)
-            metrics = _run(load_run, config, partial, out, inputs, options, request)
+            processes.remove_private_copies(folder)
+            processes.share_folder(folder)
+            metrics = fill(folder)
             seconds = round(time.monotonic() - start, 2)
             result = {"metrics": metrics, "seconds": seconds} | describe_environment()
-            artifact.save_result(partial, result)
+            artifact.save_result(folder, result)
         else:
             processes.share_folder(None)
-        old = artifact.publish(partial, out, request | result)
+        old = artifact.publish(folder, out, request | result)
     numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(result["metrics"]))
     print_line(f"{stage}: {out} made in {result['seconds']:.0f} s{numbers}")
     if old:
@@ -149,28 +153,18 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
 def _report_old(stage: str, out: Path, old: Path) -> None:
     """Say where the replaced artifact is, and delete those that are too many there."""
     print_line(f"{stage}: the finished one of other settings or inputs is now {old}; it comes back with its settings")
-    for excess in finished.list_old(out, old)[:-finished.MAX_OLD]:
-        print_line(f"{stage}: deleting {excess}: {finished.OLD}/ holds the last {finished.MAX_OLD} of {out.name} (give "
+    for excess in artifact.list_old(out, old)[:-artifact.MAX_OLD]:
+        print_line(f"{stage}: deleting {excess}: {artifact.OLD}/ holds the last {artifact.MAX_OLD} of {out.name} (give "
                f"another name= to keep all)")
         shutil.rmtree(excess, ignore_errors=True)
 
 
-def _run(load_run: Callable[[], Callable], config: object, folder: Path, out: Path, inputs: dict, options: dict,
-         request: dict) -> dict:
+def _run(load_run: Callable[[], Callable], config: object, arguments: dict, context: RunContext, folder: Path) -> dict:
     """Let the stage fill `folder`; return its metrics."""
     processes.wait_for_all()  # all have their folder: from here on it changes
     run = load_run()
     takes_context = CONTEXT in inspect.signature(run).parameters
-    context = {CONTEXT: artifact.RunContext.for_artifact(out, request)} if takes_context else {}
-    return run(fit_precision(config), folder, **inputs, **options, **context)
-
-
-def _assist(load_run: Callable[[], Callable], config: object, out: Path, inputs: dict, options: dict, request: dict
-            ) -> None:
-    """Compute a share of the rows for the process that builds the artifact; nothing if it is already made."""
-    if folder := processes.share_folder(None):
-        with processes.private_copy(folder, processes.place().rank) as copy:
-            _run(load_run, config, copy, out, inputs, options, request)
+    return run(fit_precision(config), folder, **arguments, **({CONTEXT: context} if takes_context else {}))
 
 
 def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Path, dict, dict, bool, bool]:

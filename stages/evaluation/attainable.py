@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.artifacts.artifact import digest, read_manifest
-from stages.artifacts.finished import has_manifest
+from stages.artifacts.artifact import digest, has_manifest, read_manifest
 from stages.artifacts.lineage import find_input
 from stages.evaluation.policy_comparison import PolicyComparison
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic

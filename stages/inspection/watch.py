@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from stages.artifacts.artifact import PARTIAL, ArtifactError, artifact_folder
-from stages.artifacts.finished import MANIFEST
+from stages.artifacts.artifact import MANIFEST, PARTIAL, ArtifactError, artifact_folder
 from stages.artifacts.manifest import headline_metrics, read_record
 from stages.inspection.artifact_facts import read_last_rows
 from stages.render.terminal import escape_controls, format_value

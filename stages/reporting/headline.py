@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stages.artifacts.finished import MANIFEST
+from stages.artifacts.artifact import MANIFEST
 from stages.evaluation.length_control.words import only_length_headline
 from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall
 from stages.evaluation.summary import (

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from stages.artifacts.finished import MANIFEST, MANIFEST_COPY, OLD
+from stages.artifacts.artifact import MANIFEST, MANIFEST_COPY, OLD
 from stages.artifacts.lineage import RECIPE, SEED_FOLDER, section_name
 from stages.recipe.recipe import Recipe, read_mapping
 from stages.recipe.schema import SettingsError, complete_settings, result_settings

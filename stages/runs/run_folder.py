@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import yaml
 
-from stages.artifacts import finished
+from stages.artifacts import artifact
 from stages.artifacts.staleness import LOCK
 from stages.model_files.loadable import check_base_files
 from stages.recipe import algorithms
@@ -131,8 +131,8 @@ def _start_run(recipe: Recipe, forced: Sequence[str], seeded: Mapping[Path, Reci
     _open_locks.append(lock)
     for run, resolved in {folder: recipe, **seeded}.items():
         write_recipe(run / "recipe.yaml", resolved)
-    for manifest in (path for path in map(Path, forced) if path.name == finished.MANIFEST):
-        finished.force(manifest.parent)
+    for manifest in (path for path in map(Path, forced) if path.name == artifact.MANIFEST):
+        artifact.force(manifest.parent)
 
 
 def write_recipe(path: Path, recipe: Recipe) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.artifacts import artifact, finished
+from stages.artifacts import artifact
 from stages.artifacts.artifact import ArtifactError, artifact_folder, build, digest, is_complete, publish
 from stages.artifacts.manifest import read_record
 from stages.artifacts.run_facts import list_runs
@@ -95,7 +95,7 @@ def test_without_its_manifest_an_artifact_that_is_not_whole_or_not_wanted_is_mad
     {"data.txt is gone": lambda: (tmp_path / "a/data.txt").unlink(),
      "data.txt is cut": lambda: (tmp_path / "a/data.txt").write_text("o"),
      "no copy": lambda: (tmp_path / "a/.manifest.json").unlink(),  # as of older versions
-     "another request": lambda: None, "forced": lambda: finished.force(tmp_path / "a")}[damage]()
+     "another request": lambda: None, "forced": lambda: artifact.force(tmp_path / "a")}[damage]()
     request = OTHER if damage == "another request" else REQUEST
     assert not is_complete(tmp_path / "a", request)
     make(tmp_path / "a", request, text="new")
@@ -164,7 +164,7 @@ def test_the_last_few_of_a_name_stay_in_old_whatever_the_clock(tmp_path, capsys)
     assert capsys.readouterr().err.count(f"deleting {tmp_path}/.old/a-") == 1
     cut = tmp_path / ".old" / "a-0123456789ab"  # as a kill in the midst of deleting leaves it
     (cut / "sub").mkdir(parents=True)
-    assert finished.list_old(tmp_path / "a")[0] == cut, "the next one to go"
+    assert artifact.list_old(tmp_path / "a")[0] == cut, "the next one to go"
     shutil.rmtree(cut)
     (tmp_path / "a" / "manifest.json").unlink()  # as Snakemake does
     command.make(run, Merge(max_perplexity_change=0.1), tmp_path / "a", {})
