@@ -14,7 +14,7 @@ from stages.artifacts import staleness
 from stages.recipe import algorithms, variants
 from stages.recipe import recipe as recipes
 from stages.recipe.checks import check_stage_needs
-from stages.runs import console, default_recipe, dump_paths, placement, run_folder, signals, snakemake_words
+from stages.runs import console, dump_paths, placement, run_folder, signals, snakemake_words
 
 min_version("9.0")
 
@@ -46,7 +46,7 @@ try:
     SHARES = placement.parse_shares(SETTINGS)
     PLACEMENT = placement.parse_placement(SETTINGS, RUNS_HERE)
     DUMP_FILES = dump_paths.list_dump_files(RECIPE.dump)
-    INTRODUCTION = default_recipe.introduce_default_recipe(SETTINGS, workflow.config_settings.configfiles, RECIPE)
+    INTRODUCTION = run_folder.introduce_default_recipe(SETTINGS, workflow.config_settings.configfiles, RECIPE)
 except run_folder.SettingsError as error:
     sys.exit(f"snakemake: error: {error}")
 

@@ -27,6 +27,7 @@ SECTIONS = {"gather": "pairs", "judge": "reward", "pool_seeds": "evaluate", "eva
             "evaluate_reward": "evaluate", "export_reward": "merge"}
 MAX_HASHED_BYTES = 256 << 20  # a larger plain input (a dump) is hashed only if it is newer than the artifact
 BROKEN = ("changed", "gone", "not finished", "cannot be read")
+DESCRIPTIONS = {"changed": "has changed", "gone": "is gone", "not finished": f"has no {MANIFEST}"}
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,13 @@ class InputLink:
 
 def check_inputs(record: Record) -> list[InputLink]:
     """Compare every input with its digest in the manifest; a list or mapping of sources gives a link for each."""
-    links = []
-    for label, source in _list_sources(record).items():
-        path, sha256 = str(source.get("path", "?")), source.get("sha256")
-        sha256 = None if sha256 is None else str(sha256)
-        links.append(InputLink(label, path, sha256, _compare(find_input(record.folder, path), sha256, record.folder)))
-    return links
+    return [InputLink(label, path, sha256, _compare(find_input(record.folder, path), sha256, record.folder))
+            for label, path, sha256 in _list_sources(record)]
 
 
 def locate_inputs(record: Record) -> list[Path]:
     """Locate every input that the manifest names, without reading it."""
-    return [find_input(record.folder, str(source.get("path", "?"))) for source in _list_sources(record).values()]
+    return [find_input(record.folder, path) for _, path, _ in _list_sources(record)]
 
 
 def newest_time_ns(path: Path) -> int:
@@ -97,7 +94,7 @@ def find_stale_reasons(record: Record, recipe: dict | None = None) -> list[str]:
     """
     if record.state == "replaced":
         return []
-    reasons = [f"its input {link.name}, {link.path}, {_describe(link.verdict)}"
+    reasons = [f"its input {link.name}, {link.path}, {DESCRIPTIONS.get(link.verdict, link.verdict)}"
                for link in check_inputs(record) if link.verdict in BROKEN]
     return reasons + _changed_settings(record, recipe)
 
@@ -107,7 +104,7 @@ def diff_from_defaults(record: Record) -> list[dict]:
     defaults = getattr(Recipe(), section_name(record.manifest.get("stage", "")), None)
     if defaults is None or "config" not in record.manifest:
         return []
-    return diff_trees(_read_settings(record, defaults), result_settings(defaults))
+    return diff_trees(complete_settings(defaults, record.manifest["config"]), result_settings(defaults))
 
 
 def find_run_folder(artifact: Path) -> Path | None:
@@ -121,9 +118,11 @@ def section_name(stage: str) -> str:
     return SECTIONS.get(stage, stage)
 
 
-def _list_sources(record: Record) -> dict[str, dict]:
-    sources = list_input_sources(record.manifest.get("inputs", {}))
-    return {label: source if isinstance(source, dict) else {} for label, source in sources.items()}
+def _list_sources(record: Record) -> list[tuple[str, str, str | None]]:
+    """List label, path and SHA-256 of each input."""
+    sources = list_input_sources(record.manifest.get("inputs", {})).items()
+    return [(label, str(source.get("path", "?")), source.get("sha256") and str(source["sha256"]))
+            for label, source in sources if isinstance(source, dict)]
 
 
 def _compare(path: Path, sha256: str | None, artifact: Path) -> str:
@@ -148,17 +147,15 @@ def _time_made_ns(artifact: Path) -> int:
     return max(map(newest_time_ns, (artifact / MANIFEST, artifact / REQUEST)))
 
 
-def _describe(verdict: str) -> str:
-    return {"changed": "has changed", "gone": "is gone", "not finished": f"has no {MANIFEST}"}.get(verdict, verdict)
-
-
 def _changed_settings(record: Record, recipe: dict | None) -> list[str]:
     run, section = find_run_folder(record.folder), section_name(record.manifest.get("stage", ""))
     if (run is None and recipe is None) or "config" not in record.manifest:
         return []
     try:
         recipe = read_mapping(run / RECIPE) if recipe is None else recipe
-        settings, overrides = recipe.get(section), _variant_overrides(record.folder, run, recipe)
+        settings, frontier = recipe.get(section), recipe.get(FOLDER)
+        is_variant = isinstance(frontier, dict) and run and (run / FOLDER).resolve() == record.folder.resolve().parent
+        overrides = overrides_of_folder(record.folder.name, frontier) if is_variant else {}
     except SettingsError as error:
         return [str(error)]
     if not isinstance(settings, dict):
@@ -167,22 +164,8 @@ def _changed_settings(record: Record, recipe: dict | None) -> list[str]:
     ignored = list_without_effect(kind)
     settings = {name: value for name, value in complete_settings(kind, settings | overrides).items()
                 if name not in ignored}
-    rows = diff_trees(_read_settings(record, kind), settings)
     return [f"{section}.{row['name']} is {row.get('a', 'absent')!r}, {RECIPE} says {row.get('b', 'absent')!r}"
-            for row in rows]
-
-
-def _read_settings(record: Record, kind: object) -> object:
-    """Return an artifact's settings as this version has them."""
-    config = record.manifest["config"]
-    return complete_settings(kind, config) if isinstance(config, dict) else config
-
-
-def _variant_overrides(folder: Path, run: Path | None, recipe: dict) -> dict:
-    """Return the settings in which an artifact of the run's frontier differs from the recipe's section."""
-    frontier = recipe.get(FOLDER)
-    is_variant = run is not None and (run / FOLDER).resolve() == folder.resolve().parent
-    return overrides_of_folder(folder.name, frontier) if is_variant and isinstance(frontier, dict) else {}
+            for row in diff_trees(complete_settings(kind, record.manifest["config"]), settings)]
 
 
 @dataclass(frozen=True)

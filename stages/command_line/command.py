@@ -22,17 +22,9 @@ from pathlib import Path
 from stages.artifacts import artifact
 from stages.artifacts.artifact import MANIFEST, ArtifactError, RunContext, artifact_folder
 from stages.artifacts.manifest import headline_metrics, list_input_sources, verify_artifacts
+from stages.command_line import option_parser
 from stages.command_line.failures import describe_failure, run_in_child_if_limited, save_traceback
-from stages.command_line.option_parser import (
-    CONTEXT,
-    OPTIONAL_FOLDERS,
-    OPTIONAL_INPUT,
-    SETTING,
-    Signature,
-    build_parser,
-    read_signature,
-    settings_for_help,
-)
+from stages.command_line.option_parser import CONTEXT, SETTING, Signature, build_parser, read_signature
 from stages.recipe import schema
 from stages.recipe.checks import check_names
 from stages.recipe.recipe import load_recipe
@@ -60,10 +52,10 @@ NO_MODELS = ("posts", "pairs", "gather", "evaluate", "evaluate_prompts", "evalua
 def run_command(file: Path) -> None:
     """Run the command of the program `file`; exit with 1 and one line for a user's mistake."""
     signature = read_signature(file)
-    arguments = vars(build_parser(signature, settings_for_help(signature, sys.argv[1:])).parse_args())
+    arguments = vars(build_parser(signature, option_parser.settings_for_help(signature, sys.argv[1:])).parse_args())
     let_idle_threads_sleep()
     silence_missing_kernel()
-    out = artifact.artifact_folder(arguments["out"])
+    out = artifact_folder(arguments["out"])
     place = processes.take_place()
     try:
         parsed = _parse_arguments(signature, arguments)
@@ -174,12 +166,11 @@ def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Pat
     config = getattr(load_recipe(arguments["recipe"]), signature.section)
     config = schema.override(config, schema.nest(settings), "command line", from_text=True)
     check_names(config, signature.section, runs_here=True)
-    parse = {"Path": artifact.artifact_folder, OPTIONAL_INPUT: artifact.artifact_folder, "list[str]": list,
-             "dict[str, Path]": parse_named_folders, OPTIONAL_FOLDERS: parse_named_folders}
-    inputs = {name: parse[hint](arguments[name]) for name, hint in signature.inputs.items()
+    parse = {"Path": artifact_folder, "list": list, "dict": parse_named_folders}
+    inputs = {name: parse[re.match(r"\w+", hint)[0]](arguments[name]) for name, hint in signature.inputs.items()
               if arguments[name] is not None}
     options = {name: arguments[name] for name in signature.options}
-    return config, artifact.artifact_folder(arguments["out"]), inputs, options, arguments["force"], arguments["verify"]
+    return config, artifact_folder(arguments["out"]), inputs, options, arguments["force"], arguments["verify"]
 
 
 def _identify(source: Path | list[str] | dict[str, Path]) -> dict | list[dict]:

@@ -97,8 +97,8 @@ def address_space_limit() -> int | None:
     return None if limit_bytes == resource.RLIM_INFINITY else limit_bytes
 
 
-def near_memory_limit(share: float = 0.5) -> int | None:
-    """Return the limit of this process's address space in bytes, if there is one and `share` of it was in use."""
+def near_memory_limit() -> int | None:
+    """Return the limit of this process's address space in bytes, if there is one and half of it was in use."""
     limit_bytes = address_space_limit()
     if limit_bytes is None:
         return None
@@ -107,4 +107,4 @@ def near_memory_limit(share: float = 0.5) -> int | None:
         peak_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmPeak"))
     except (OSError, StopIteration):  # not Linux
         return limit_bytes
-    return limit_bytes if 1024 * peak_kib >= share * limit_bytes else None
+    return limit_bytes if 2 * 1024 * peak_kib >= limit_bytes else None

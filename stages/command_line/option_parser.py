@@ -24,18 +24,7 @@ KINDS = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
 ALIKE = 0.75  # of 1: with their hyphens, short options are nearly all alike
 CONTEXT = "context"
-OPTIONAL_INPUT = "Path | None"
-OPTIONAL_FOLDERS = "dict[str, Path] | None"
-OPTIONAL_TYPES = (OPTIONAL_INPUT, OPTIONAL_FOLDERS)
-INPUT_FLAGS = {
-    "Path": {"metavar": "FOLDER", "help": "input artifact"},
-    "list[str]": {"metavar": "FOLDER", "nargs": "+", "help": "sources"},
-    "dict[str, Path]": {"metavar": "NAME=FOLDER", "action": "append",
-                        "help": "input artifact and its name; can be repeated"},
-    OPTIONAL_FOLDERS: {"metavar": "NAME=FOLDER", "action": "append",
-                       "help": "input artifact and its name; can be repeated, or left out"},
-    OPTIONAL_INPUT: {"metavar": "FOLDER", "nargs": "?", "help": "input artifact; may be left out, or its folder"},
-}
+OPTIONAL = " | None"  # end of the type of an input that can be left out
 SETTING = "set "  # prefix of the settings among the parsed arguments
 
 
@@ -114,7 +103,7 @@ class Signature:
     module: str  # the name to import it by
     description: str  # the module's docstring
     section: str  # of the recipe
-    inputs: dict[str, str]  # name: type, a key of INPUT_FLAGS
+    inputs: dict[str, str]  # name: type
     options: dict[str, int | str]  # name: default
 
 
@@ -131,9 +120,9 @@ def read_signature(path: Path) -> Signature:
         module=_module_name(path),
         description=ast.get_docstring(tree) or "",
         section=next(field.name for field in fields(Recipe) if getattr(field.type, "__name__", "") == config),
-        inputs={name: hint for name, (hint, default) in keywords.items() if default is None or hint in OPTIONAL_TYPES},
+        inputs={name: hint for name, (hint, default) in keywords.items() if default is None or hint.endswith(OPTIONAL)},
         options={name: ast.literal_eval(default) for name, (hint, default) in keywords.items()
-                 if default is not None and hint not in OPTIONAL_TYPES},
+                 if default is not None and not hint.endswith(OPTIONAL)},
     )
 
 
@@ -151,7 +140,7 @@ def build_parser(signature: Signature, here: object | None = None) -> argparse.A
     parser = OptionParser(signature.stage, signature.description)
     parser.add_argument("--recipe", default=DEFAULT_RECIPE, help=f"recipe file (default: {DEFAULT_RECIPE})")
     for name, hint in signature.inputs.items():
-        parser.add_argument(f"--{name}", required=hint not in OPTIONAL_TYPES, **INPUT_FLAGS[hint])
+        parser.add_argument(f"--{name}", required=not hint.endswith(OPTIONAL), **_input_form(hint))
     for name, default in signature.options.items():
         parser.add_argument(f"--{name}", default=default, type=type(default), help=f"option (default: {default})")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the artifact to make")
@@ -171,6 +160,17 @@ def build_parser(signature: Signature, here: object | None = None) -> argparse.A
         group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", default=None, **form,
                            help=_describe_setting(field, published[name], own[name]).replace("%", "%%"))
     return parser
+
+
+def _input_form(hint: str) -> dict:
+    """Return what argparse needs for an input of this type."""
+    left_out = ", or left out" * hint.endswith(OPTIONAL)
+    if hint.startswith("dict"):
+        return {"metavar": "NAME=FOLDER", "action": "append",
+                "help": f"input artifact and its name; can be repeated{left_out}"}
+    if hint.startswith("list"):
+        return {"metavar": "FOLDER", "nargs": "+", "help": "sources"}
+    return {"metavar": "FOLDER", "nargs": "?" if left_out else None, "help": f"input artifact{left_out}"}
 
 
 def settings_for_help(signature: Signature, words: list[str]) -> object | None:

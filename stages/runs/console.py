@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from stages.artifacts.artifact import MANIFEST, MANIFEST_COPY, OLD
+from stages.artifacts.artifact import MANIFEST, MANIFEST_COPY, list_old
 from stages.artifacts.lineage import RECIPE, SEED_FOLDER, section_name
 from stages.recipe.recipe import Recipe, read_mapping
 from stages.recipe.schema import SettingsError, complete_settings, result_settings
@@ -163,15 +163,11 @@ def estimate_seconds(recipe: Recipe, folders: Iterable[Path]) -> dict[str, float
 
 def describe_plan(run: str, seconds: dict[str, float | None]) -> str:
     """Return the first line of a run: what is made, and how long that took before, as far as that is known."""
-    stages, seeds = {}, {}
-    for folder in map(Path, seconds):
-        is_seeded = SEED_FOLDER.fullmatch(folder.parent.name)
-        (seeds.setdefault(folder.parent.name, {}) if is_seeded else stages)[folder.name] = None
-    per_seed = {}  # seeds of which the same stages are run, in one piece of text
-    for seed, names in seeds.items():
-        per_seed.setdefault(", ".join(names), []).append(seed)
-    parts = [", ".join(stages), *(f"in {', '.join(folders)}: {names}" for names, folders in per_seed.items())]
-    return f"{run}: {len(seconds)} stages to run: {'; '.join(filter(None, parts))}; {_describe_time(seconds)}"
+    stages = ", ".join(dict.fromkeys(Path(folder).name for folder in seconds))
+    seeds = dict.fromkeys(name for name in (Path(folder).parent.name for folder in seconds)
+                          if SEED_FOLDER.fullmatch(name))
+    places = f" in {', '.join(seeds)}" if seeds else ""
+    return f"{run}: {len(seconds)} stages to run{places}: {stages}; {_describe_time(seconds)}"
 
 
 def _describe_time(seconds: dict[str, float | None]) -> str:
@@ -186,17 +182,13 @@ def _describe_time(seconds: dict[str, float | None]) -> str:
 
 def _list_seconds(name: str, runs: list[Path], recipe: Recipe) -> list[float]:
     """List the seconds of the finished artifacts of this name in these runs, replaced ones too."""
-    seconds, replaced = [], re.compile(rf"{re.escape(name)}-[0-9a-f]+")  # sft-1a2b, not sft-merged-1a2b
-    for artifact in (path for run in runs for path in (run / name, *run.glob(f"{OLD}/{name}-*"))):
-        if artifact.parent.name == OLD and not replaced.fullmatch(artifact.name):
-            continue
-        manifest = read_json_object(artifact / MANIFEST_COPY) or read_json_object(artifact / MANIFEST) or {}
-        took, stage = manifest.get("seconds"), section_name(str(manifest.get("stage")))
-        config = manifest.get("config")
-        if not (isinstance(took, int | float) and hasattr(recipe, stage) and isinstance(config, dict)):
-            continue
-        section = getattr(recipe, stage)
-        if complete_settings(section, config) | {"seed": None} == result_settings(section) | {"seed": None}:
+    seconds = []
+    for artifact in (path for run in runs for path in (run / name, *list_old(run / name))):
+        manifest = read_json_object(artifact / MANIFEST_COPY) or {}
+        section = getattr(recipe, section_name(str(manifest.get("stage"))), None)
+        config, took = manifest.get("config"), manifest.get("seconds")
+        if section and isinstance(config, dict) and isinstance(took, int | float) and (
+                complete_settings(section, config) | {"seed": None} == result_settings(section) | {"seed": None}):
             seconds.append(took)
     return seconds
 

@@ -20,10 +20,17 @@ from stages.artifacts.staleness import LOCK
 from stages.model_files.loadable import check_base_files
 from stages.recipe import algorithms
 from stages.recipe.checks import SCRATCH, check_names
-from stages.recipe.recipe import SHARED, Recipe, load_recipe, read_mapping
+from stages.recipe.recipe import (
+    DEFAULT_RECIPE,
+    PRETRAINED_RECIPE,
+    REAL_SITES_RECIPE,
+    SHARED,
+    Recipe,
+    load_recipe,
+    read_mapping,
+)
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
-from stages.runs.default_recipe import choose_default_recipe, named_model
-from stages.runs.dump_paths import check_are_dumps, dump_label, normalize_sources, resolve_prompts
+from stages.runs.dump_paths import check_are_dumps, dump_label, list_sources, normalize_sources, resolve_prompts
 from stages.runs.placement import SEEDS, SeededRuns, parse_seeds, recipe_of_seed
 from stages.runtime.files import write_text
 
@@ -32,6 +39,19 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 PLACE_KEYS = ("shares", "processes", "nodes")  # change how and where the work is done, not the result
 CONFIG_KEYS = ("recipe", SEEDS, *PLACE_KEYS, *SHARED, *(field.name for field in fields(Recipe)))
 FRONTIER_PAGE = "frontier.html"
+# What a run without a named recipe says first; docs/results.md has the measurements.
+FETCH = "A real base is one command away, and this dump then takes it: make smollm2 (93 MB, once)."
+SCRATCH_BASE = (
+    "What to expect: the base model is trained from scratch on this dump alone. Its answers have the site's style, "
+    "not its knowledge.",
+    "What it costs: 26 minutes of CPU time on one core for a site of 1,000 questions (measured on beer). "
+    "More text takes longer, up to base.scratch.max_tokens.",
+    "Any other pretrained model is an option: --config 'base={model: FOLDER-OR-HUB-ID}', "
+    "for example HuggingFaceTB/SmolLM2-135M.",
+)
+PRETRAINED_BASE = (
+    "Its learning rates suit models below a billion parameters: for a larger one, see configs/stackllama.yaml.",
+)
 _open_locks = []  # lock files of this process; the kernel releases the locks when it ends, however it ends
 
 
@@ -55,7 +75,7 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
         values.pop(key, None)
     dump, name = values.pop("dump", None), values.pop("name", None)
     named = _named_recipes(values, config_files)
-    path = named[0] if named else choose_default_recipe(dump, named_model(values))
+    path = named[0] if named else _choose_default_recipe(dump, _named_model(values))
     recipe = load_recipe(path, values)
     for field in fields(recipe):
         check_names(getattr(recipe, field.name), field.name, runs_here=runs_here and not plans)
@@ -76,6 +96,41 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
         _check_folders(recipe.name)
         _check_same_dump(recipe)
     return recipe
+
+
+def _choose_default_recipe(dump: str | Sequence[str] | None, model: str | None = None) -> str:
+    """Return the recipe of a run that names none. The settings of the bundled site suit no other dump.
+
+    Args:
+        model: base.model, if the command line names one; None: the real base of PRETRAINED_RECIPE if it is there.
+    """
+    if dump is None or _absolute_paths(dump) == _absolute_paths(load_recipe(DEFAULT_RECIPE).dump):
+        return DEFAULT_RECIPE
+    is_pretrained = model != SCRATCH if model else Path(load_recipe(PRETRAINED_RECIPE).base.model).is_dir()
+    return PRETRAINED_RECIPE if is_pretrained else REAL_SITES_RECIPE
+
+
+def _named_model(values: dict) -> str | None:
+    """Return base.model of --config's values, None if they name none."""
+    base = values.get("base")
+    return base.get("model") if isinstance(base, dict) else base
+
+
+def introduce_default_recipe(config: dict, config_files: Sequence[Path], recipe: Recipe) -> str:
+    """Say which recipe was chosen for a dump without one, what it costs and what to expect; empty if one was named.
+
+    The first line is the command that fetches a real base, if the base is trained from scratch for want of one.
+    """
+    if "recipe" in config or config_files or "dump" not in config:
+        return ""
+    is_scratch = recipe.base.model == SCRATCH
+    path = _choose_default_recipe(config["dump"], recipe.base.model)
+    if path == DEFAULT_RECIPE:
+        return ""
+    fetch = [FETCH] if is_scratch and _named_model(config) is None else []
+    words = f"No recipe is named: {path} is taken, for small real sites, with the base {recipe.base.model}."
+    first, *rest = [*fetch, words, *(SCRATCH_BASE if is_scratch else PRETRAINED_BASE)]
+    return "\n  ".join([first, *rest])
 
 
 def resolve_seeds(recipe: Recipe, config: dict, config_files: Sequence[Path] = (), runs_here: bool = True,
@@ -169,6 +224,10 @@ def _expand_base(values: dict) -> dict:
     """Return --config's values with base=MODEL, which means base={model: MODEL}, written out."""
     base = values.get("base")
     return values | ({"base": {"model": base}} if isinstance(base, str) and "=" not in base else {})
+
+
+def _absolute_paths(dump: str | Sequence[str]) -> set[str]:
+    return {os.path.abspath(source) for source in list_sources(dump)}
 
 
 def _named_recipes(values: dict, config_files: Sequence[Path]) -> list:

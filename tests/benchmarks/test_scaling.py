@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from benchmarks.scaling import run as scaling
-from stages.command_line.option_parser import OPTIONAL_INPUT, read_signature
+from stages.command_line.option_parser import read_signature
 from stages.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -27,5 +27,5 @@ def test_the_recipe_is_the_runs_with_fewer_steps(tmp_path):
 @pytest.mark.parametrize("stage", scaling.INPUTS)
 def test_the_inputs_are_those_of_the_stage(stage):
     inputs = read_signature(ROOT / f"stages/{stage}.py").inputs
-    required = {name for name, kind in inputs.items() if kind != OPTIONAL_INPUT}
+    required = {name for name, kind in inputs.items() if kind != "Path | None"}
     assert required <= set(scaling.INPUTS[stage]) <= set(inputs)

@@ -19,7 +19,7 @@ import pytest
 from stages.artifacts import artifact, lineage
 from stages.artifacts.manifest import read_record
 from stages.command_line import command, failures
-from stages.command_line.option_parser import placeholder, read_signature
+from stages.command_line.option_parser import placeholder, read_signature, settings_for_help
 from stages.recipe import schema
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.sections.models import Merge
@@ -247,13 +247,13 @@ def test_help_has_types_choices_and_the_values_of_the_recipe(monkeypatch):
     monkeypatch.chdir(ROOT)
     signature = read_signature(ROOT / "stages/ppo.py")
     for words, note in ((["--help", "--recipe", "configs/tiny.yaml"], ", in this recipe: "), (["--recipe", "x"], "")):
-        here = command.settings_for_help(signature, words)
+        here = settings_for_help(signature, words)
         text = " ".join(command.build_parser(signature, here).format_help().split())
         own = f"(from 1 to 1,000,000; published: 4{note}{load_recipe('configs/tiny.yaml').ppo.epochs if note else ''})"
         assert f"--epochs INTEGER passes over each rollout [run] {own}" in text
     for form in ("--tune {lora,full}", "--critic-learning-rate NUMBER|null", "--stop-ids INTEGER,...|null"):
         assert form in text
-    assert command.settings_for_help(signature, ["--help", "--recipe", "nowhere"]) is None
+    assert settings_for_help(signature, ["--help", "--recipe", "nowhere"]) is None
 
 
 def test_an_optional_input_is_part_of_the_request_only_where_it_is_given(probe):

@@ -107,7 +107,7 @@ def test_only_the_handler_that_prints_is_quiet():
 
 def make_artifact(folder, stage: str, seconds: float, config: dict) -> None:
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"stage": stage, "seconds": seconds, "config": config}))
+    (folder / ".manifest.json").write_text(json.dumps({"stage": stage, "seconds": seconds, "config": config}))
 
 
 @pytest.fixture
@@ -126,9 +126,9 @@ def results(tmp_path, monkeypatch):
 
 
 def test_earlier_times_count_with_the_same_settings_and_dump_only(results, tmp_path):
-    make_artifact(tmp_path / "results/old/.old/sft-1", "sft", 50, section_settings(results, "sft"))
+    make_artifact(tmp_path / "results/old/.old/sft-111111111111", "sft", 50, section_settings(results, "sft"))
     make_artifact(tmp_path / "results/old/ppo", "ppo", 10, section_settings(results, "ppo") | {"epochs": 99})
-    make_artifact(tmp_path / "results/old/.old/sft-merged-1", "sft", 500, section_settings(results, "sft"))
+    make_artifact(tmp_path / "results/old/.old/sft-merged-111111111111", "sft", 500, section_settings(results, "sft"))
     folders = [tmp_path / "results/new" / name for name in ("sft", "reward-merged", "ppo", "report")]
     assert list(estimate_seconds(results, folders).values()) == [60, 30, None, None]
     make_artifact(tmp_path / "results/old/pairs", "pairs", 20, section_settings(results, "pairs"))

@@ -13,11 +13,11 @@ from stages.recipe import checks
 from stages.recipe.recipe import load_recipe
 from stages.recipe.schema import SettingsError
 from stages.runs import run_folder, snakemake_words
-from stages.runs.default_recipe import introduce_default_recipe
 from stages.runs.dump_paths import dump_label, list_dump_files, normalize_source
 from stages.runs.run_folder import (
     check_name,
     format_summary,
+    introduce_default_recipe,
     resolve_recipe,
     start_run,
 )

@@ -105,8 +105,8 @@ def test_the_lines_of_a_run_name_the_seed_and_invent_no_time(site, capsys):
         "posts", "seed-4/pairs-shares/1-of-2", "seed-4/pairs", "seed-6/pairs", "seed-4/sft", "seeds")]
     announce_run(Recipe(name="demo", dump=("dump.7z",)), "results/demo", outputs, is_local=False)
     assert capsys.readouterr().err == (
-        "results/demo: 6 stages to run: posts, seeds; in seed-4: pairs-shares, pairs, sft; in seed-6: pairs; no "
-        "estimate of the time\n")
+        "results/demo: 6 stages to run in seed-4, seed-6: posts, pairs-shares, pairs, sft, seeds; no estimate of the "
+        "time\n")
     stage_lines.begin_stage(Path("results/demo/seed-6/pairs"))
     assert capsys.readouterr().err.startswith("[4/6 seed-6] pairs: started at ")
     stage_lines.begin_stage(Path("results/demo/posts"))
