@@ -84,7 +84,9 @@ class _Aligner:
             record = read_record(folder)
             inputs = [path for path in locate_inputs(record) if os.path.exists(path)]
             newest_ns = max(map(self._time_of_input, inputs), default=0)
-            reasons = _find_reasons(record, self._settings_of(folder)) + self._other_seeds(record)
+            # Of the innermost run that the artifact is in; None: those that its recipe.yaml has.
+            run = next(parent for parent in folder.parents if parent in self.settings or (parent / RECIPE).exists())
+            reasons = _find_reasons(record, self.settings.get(run)) + self._other_seeds(record)
             self.reasons += [f"{folder.relative_to(self.run)}: {reason}" for reason in reasons]
             if not reasons:
                 for file in folder.rglob("*"):  # of the report, Snakemake knows more than the manifest
@@ -92,11 +94,6 @@ class _Aligner:
             earliest_ns, latest_ns = (STALE_NS, STALE_NS) if reasons else (newest_ns, self.now_ns)
             self.times_ns[folder] = _set_time(folder / MANIFEST, earliest_ns, latest_ns)
         return self.times_ns[folder]
-
-    def _settings_of(self, folder: Path) -> dict | None:
-        """Return the settings of the innermost run that an artifact is in; None: those that its recipe.yaml has."""
-        runs = [parent for parent in folder.parents if parent in self.settings or (parent / RECIPE).exists()]
-        return self.settings.get(runs[0])
 
     def _other_seeds(self, record: Record) -> list[str]:
         """Say which seeds a report on several is on, if they are not those that are asked for."""
@@ -142,11 +139,10 @@ def _set_time(path: Path, earliest_ns: int, latest_ns: int) -> int:
 
 
 def _is_locked(run: Path) -> bool:
+    """Check whether another process is at work on a run, or may be: a lock that cannot be opened counts."""
     try:
         with open(run / LOCK, "r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
     return False

@@ -168,26 +168,21 @@ def start_run(recipe: Recipe, forced: Sequence[str] = (), seeded: Mapping[Path, 
         forced: outputs of the jobs of --forcerun, --force and --forceall.
         seeded: of several seeds, the recipe of each by its folder.
     """
-    try:
-        _start_run(recipe, forced, seeded)
-    except OSError as error:
-        raise SettingsError(f"{error.filename or RESULTS / recipe.name} cannot be written ({error.strerror}): make "
-                            f"{RESULTS}/ writable, or a link to a folder that is") from None
-
-
-def _start_run(recipe: Recipe, forced: Sequence[str], seeded: Mapping[Path, Recipe]) -> None:
     folder = RESULTS / recipe.name
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / LOCK, "w")  # noqa: SIM115
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / LOCK, "w")  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _open_locks.append(lock)
+        for run, resolved in {folder: recipe, **seeded}.items():
+            write_recipe(run / "recipe.yaml", resolved)
+        for manifest in (path for path in map(Path, forced) if path.name == artifact.MANIFEST):
+            artifact.force(manifest.parent)
     except BlockingIOError:
         raise SettingsError(f"another snakemake is at work in {folder}") from None
-    _open_locks.append(lock)
-    for run, resolved in {folder: recipe, **seeded}.items():
-        write_recipe(run / "recipe.yaml", resolved)
-    for manifest in (path for path in map(Path, forced) if path.name == artifact.MANIFEST):
-        artifact.force(manifest.parent)
+    except OSError as error:
+        raise SettingsError(f"{error.filename or folder} cannot be written ({error.strerror}): make {RESULTS}/ "
+                            f"writable, or a link to a folder that is") from None
 
 
 def write_recipe(path: Path, recipe: Recipe) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stages.recipe import schema
 from stages.runtime import processes
-from stages.runtime.files import DIGEST_CHARACTERS
+from stages.runtime.files import DIGEST_CHARACTERS, hash_files
 from stages.runtime.stage_lines import print_line
 
 SOURCES = (".py", ".cpp", ".h")
@@ -129,10 +129,8 @@ def digest_code() -> str:
     """Compute the abbreviated SHA-256 of this project's sources, with their names."""
     root = Path(__file__).parents[1]
     sources = sorted(path for path in root.rglob("*") if path.suffix in SOURCES)
-    digest = hashlib.sha256()
-    for path in sources:
-        digest.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:DIGEST_CHARACTERS]
+    lines = [f"{path.relative_to(root)} {sha256}" for path, sha256 in hash_files(sources)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def _version(package: str) -> str | None:

@@ -66,16 +66,15 @@ def read_json_object(path: Path, problems: list[str] | None = None) -> dict | No
     """Read the JSON object in a file; None if there is no such file, with the reason as a line in `problems`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        problem = f"{path.name} is missing"
-    except (OSError, ValueError, RecursionError) as error:
-        problem = f"{path.name} cannot be read: {error}"
-    else:
         if isinstance(value, dict):
             return value
-        problem = f"{path.name} holds no JSON object"
+        problem = "holds no JSON object"
+    except FileNotFoundError:
+        problem = "is missing"
+    except (OSError, ValueError, RecursionError) as error:
+        problem = f"cannot be read: {error}"
     if problems is not None:
-        problems.append(problem)
+        problems.append(f"{path.name} {problem}")
     return None
 
 
