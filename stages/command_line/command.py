@@ -23,7 +23,7 @@ from stages.artifacts import artifact
 from stages.artifacts.artifact import MANIFEST, ArtifactError, RunContext, artifact_folder
 from stages.artifacts.manifest import headline_metrics, list_input_sources, verify_artifacts
 from stages.command_line import option_parser
-from stages.command_line.failures import describe_failure, run_in_child_if_limited, save_traceback
+from stages.command_line.failures import describe_failure, save_traceback
 from stages.command_line.option_parser import CONTEXT, SETTING, Signature, build_parser, read_signature
 from stages.recipe import schema
 from stages.recipe.checks import check_names
@@ -61,12 +61,10 @@ def run_command(file: Path) -> None:
         parsed = _parse_arguments(signature, arguments)
         units = count_units(parsed[0])
         count = processes.count_processes(signature.stage, arguments.get("processes"), units, place)
-        if count > place.count:
+        if count > place.count or (processes.address_space_limit() and not place.is_launched):
             logs = [processes.rank_log(out, rank) for rank in range(count)]
             sys.exit(processes.launch(count, sys.orig_argv[1:], signature.stage, logs))
         processes.limit_threads(signature.stage, units)
-        if count == 1:
-            run_in_child_if_limited(signature.stage)
         if processes.is_main():
             begin_stage(out)
         else:

@@ -1,28 +1,16 @@
-"""Describe, in one line, a failure that the user or the machine is the cause of; save the traceback of any.
-
-At a limit on the memory of a process (`ulimit -v`) most libraries raise an error. Others abort the process: Rust
-(tokenizers, safetensors) always, C++ in threads of its own. So the program then runs in a child process, and the
-parent, which needs hardly any memory, says why the child ended.
-"""
+"""Describe, in one line, a failure that the user or the machine is the cause of; save the traceback of any."""
 
 import errno
-import os
 import re
-import resource
 import shutil
-import signal
-import sys
 import traceback
 from pathlib import Path
 
 from stages.artifacts import artifact
 from stages.render.units import format_bytes
-from stages.runtime import stopping
 from stages.runtime.files import nearest_folder
-from stages.runtime.processes import end_with_parent
-from stages.runtime.stage_lines import print_line
+from stages.runtime.processes import address_space_limit
 
-ABORTS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # a thread without room for its stack is a SIGSEGV
 MEMORY_WORDS = ("(?i)out of memory|not enough memory|(can't|cannot|unable to) allocate|bad_alloc|failed to map segment"
                 "|can't start new thread|could not create a primitive")  # of torch, numpy, C++
 # Without an errno: of Rust, as a bare Exception (tokenizers), and of numpy, as an OSError.
@@ -63,38 +51,6 @@ def save_traceback(out: Path) -> str:
     except OSError:  # there is no such folder yet, or the disk is full
         return ""
     return f" (details: {file})"
-
-
-def run_in_child_if_limited(label: str) -> None:
-    """Go on in a child process if memory is limited; the parent waits for its end and exits with its status.
-
-    Call it before a thread is started. A child that its libraries aborted is one line and status 1.
-    """
-    limit_bytes = address_space_limit()
-    if limit_bytes is None:
-        return
-    parent, child = os.getpid(), os.fork()
-    if not child:
-        os.setsid()  # a terminal's Ctrl-C then reaches it once, from the parent
-        os.environ["RUST_BACKTRACE"] = "0"
-        end_with_parent(parent)
-        return
-    for number in stopping.SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: os.kill(child, number))
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if -status in ABORTS:
-        print_line(f"{label}: error: out of memory, it seems: a library aborted ({signal.Signals(-status).name}), and "
-                   f"this process may have {format_bytes(limit_bytes)} (ulimit -v): raise that limit, or take smaller "
-                   f"batches; the same command continues")
-        sys.exit(1)
-    sys.exit(status if status >= 0 else 128 - status)
-
-
-def address_space_limit() -> int | None:
-    """Return the limit of this process's address space in bytes; None if there is none."""
-    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit_bytes == resource.RLIM_INFINITY else limit_bytes
 
 
 def near_memory_limit() -> int | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stages.recipe import schema
 from stages.runtime import processes
-from stages.runtime.files import DIGEST_CHARACTERS, hash_files
+from stages.runtime.files import DIGEST_CHARACTERS, hash_file
 from stages.runtime.stage_lines import print_line
 
 SOURCES = (".py", ".cpp", ".h")
@@ -129,7 +129,7 @@ def digest_code() -> str:
     """Compute the abbreviated SHA-256 of this project's sources, with their names."""
     root = Path(__file__).parents[1]
     sources = sorted(path for path in root.rglob("*") if path.suffix in SOURCES)
-    lines = [f"{path.relative_to(root)} {sha256}" for path, sha256 in hash_files(sources)]
+    lines = [f"{path.relative_to(root)} {hash_file(path)}" for path in sources]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 

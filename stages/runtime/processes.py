@@ -3,12 +3,17 @@
 The first process (rank 0) builds the artifact, as the only process does otherwise. The others compute their share of
 the rows (stages/distributed) in a private copy of its folder, and log to files of their own. Started by `--processes N`
 or by torchrun; this module never loads torch.
+
+At a limit on the memory of a process (`ulimit -v`) most libraries raise an error. Others abort the process: Rust
+(tokenizers, safetensors) always, C++ in threads of its own. So the only process is then started in the same way, and
+its launcher, which needs hardly any memory, says why it ended.
 """
 
 import ctypes
 import importlib
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -21,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.recipe.algorithms import ALGORITHMS
+from stages.render.units import format_bytes
 from stages.runtime import stopping
 from stages.runtime.files import link_or_copy
 
@@ -39,6 +45,7 @@ GRACE_SECONDS = 15.0  # for the first process to say what went wrong, after anot
 POLL_SECONDS = 0.05
 LINK_FROM_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
+ABORTS = ("SIGABRT", "SIGSEGV", "SIGBUS")  # a thread without room for its stack is a SIGSEGV
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class Place:
     port: int = 0
     hosts_store: bool = True  # otherwise torchrun does
     nodes: int = 1
+    is_launched: bool = False  # by `launch`
 
 
 _places = [Place()]
@@ -72,15 +80,16 @@ def take_place() -> Place:
     Call it before torch is imported.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
+    if launcher := os.environ.pop(LAUNCHER, None):
+        _places.append(Place(is_launched=True))
+        end_with_parent(int(launcher))  # it would keep a core for nothing
     if count > 1:
         _places.append(Place(
             int(os.environ["RANK"]), count, os.environ.get("MASTER_ADDR", "127.0.0.1"),
             int(os.environ.get("MASTER_PORT", "29500")),
             int(os.environ["RANK"]) == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-            int(os.environ.get("GROUP_WORLD_SIZE", "1"))))
+            int(os.environ.get("GROUP_WORLD_SIZE", "1")), is_launched=launcher is not None))
         _see_one_gpu(int(os.environ.get("LOCAL_RANK", "0")))
-        if launcher := os.environ.pop(LAUNCHER, None):  # it would keep a core for nothing
-            end_with_parent(int(launcher))
     for name in VARIABLES:
         os.environ.pop(name, None)
     return place()
@@ -104,7 +113,11 @@ def count_processes(stage: str, wanted: int | None, units: int, own: Place) -> i
         raise ValueError(f"--processes must be at least 1, not {wanted}")
     if own.count > 1:
         return own.count
-    return wanted or (1 if has_gpu() else max(1, min(stage_threads(), units, _free_bytes() // MEMORY_BYTES)))
+    if wanted or has_gpu():
+        return wanted or 1
+    import psutil  # not where the number is given
+
+    return max(1, min(stage_threads(), units, psutil.virtual_memory().available // MEMORY_BYTES))
 
 
 def limit_threads(stage: str, units: int) -> None:
@@ -152,9 +165,12 @@ def launch(count: int, command: list[str], label: str, logs: list[Path]) -> int:
 
     If one ends with an error, all end, and one line says which. logs: of every process, for its error.
     """
-    environment = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
-                                LAUNCHER: str(os.getpid())}
-    environment |= dict.fromkeys(THREADS, str(max(1, stage_threads() // count)))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]  # a free one
+    environment = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                                LAUNCHER: str(os.getpid()), "RUST_BACKTRACE": "0"}
+    if count > 1:
+        environment |= dict.fromkeys(THREADS, str(max(1, stage_threads() // count)))
     children = [subprocess.Popen([sys.executable, *command],
                                  env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                                  start_new_session=True)  # a terminal's Ctrl-C then reaches them once, from here
@@ -182,9 +198,12 @@ def private_copy(folder: Path, rank: int) -> Iterator[Path]:
 
     Large files and checkpoints are hard links: nobody changes them, and deleting a link deletes no file.
     """
+    def copy_or_link(source: str, target: str) -> None:
+        (link_or_copy if os.path.getsize(source) >= LINK_FROM_BYTES else shutil.copy2)(Path(source), Path(target))
+
     copy = folder.with_name(f".{folder.name}.rank-{rank}")
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(folder, copy, copy_function=_link_if_large)
+    shutil.copytree(folder, copy, copy_function=copy_or_link)
     try:
         yield copy
     finally:
@@ -231,28 +250,24 @@ def _end_all(children: list[subprocess.Popen]) -> None:
     for child in children:
         child.terminate()
     for child in children:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             child.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        child.kill()  # nothing, if it has ended
+        child.wait()
 
 
 def _describe_end(rank: int, status: int, count: int, log: Path) -> str:
     if status < 0:
-        name = signal.Signals(-status).name
+        name, limit_bytes = signal.Signals(-status).name, address_space_limit()
+        if limit_bytes and name in ABORTS:
+            return (f"out of memory, it seems: a library aborted ({name}), and this process may have "
+                    f"{format_bytes(limit_bytes)} (ulimit -v): raise that limit, or take smaller batches; the same "
+                    f"command continues")
         cause = " (as happens when memory runs out)" if name in ("SIGKILL", "SIGABRT") else ""
         return f"the process of rank {rank}, one of {count}, was ended by {name}{cause}; the same command continues"
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     said = next((line for line in reversed(lines) if line.strip()), f"exit status {status}")
     return f"the process of rank {rank}, one of {count}, failed: {said} ({log})"
-
-
-def _link_if_large(source: str, target: str) -> None:
-    if os.path.getsize(source) >= LINK_FROM_BYTES:
-        link_or_copy(Path(source), Path(target))
-    else:
-        shutil.copy2(source, target)
 
 
 def stage_threads() -> int:
@@ -263,13 +278,6 @@ def stage_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _free_bytes() -> int:
-    """Return the memory that new processes can use."""
-    import psutil  # only where the number of processes is not given
-
-    return psutil.virtual_memory().available
-
-
 def _see_one_gpu(local_rank: int) -> None:
     """Let this process see its own GPU alone: libraries take the first one that they see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -278,15 +286,15 @@ def _see_one_gpu(local_rank: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[local_rank]
 
 
+def address_space_limit() -> int | None:
+    """Return the limit of this process's address space in bytes; None if there is none."""
+    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit_bytes == resource.RLIM_INFINITY else limit_bytes
+
+
 def end_with_parent(parent: int) -> None:
     """Have the kernel end this process when its parent, of this id, ends; end it now if that has happened already."""
     with suppress(OSError, AttributeError, TypeError):  # not Linux
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
