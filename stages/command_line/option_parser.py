@@ -57,28 +57,23 @@ def _hyphenate(word: str) -> str:
     return f"{option.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
 
 
-def type_name(hint: Any) -> str:
-    """Name a type in words: 'integer or null', 'list of text', the values of a Literal."""
+def type_name(hint: Any, short: bool = False) -> str:
+    """Name a type in words: 'integer or null', 'list of text', the values of a Literal.
+
+    Args:
+        short: as argparse does: INTEGER|null, TEXT,... for a list, {lora,full}.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
-        return " or ".join("null" if part is type(None) else type_name(part) for part in arguments)
+        names = ("null" if part is type(None) else type_name(part, short) for part in arguments)
+        return ("|" if short else " or ").join(names)
     if origin is Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
+        return f"{{{','.join(map(str, arguments))}}}" if short else ", ".join(f"`{value}`" for value in arguments)
+    if origin is tuple and dataclasses.is_dataclass(arguments[0]):
+        return "YAML" if short else "list of mappings"
     if origin is tuple:
-        return f"list of {'mappings' if dataclasses.is_dataclass(arguments[0]) else type_name(arguments[0])}"
-    return KINDS[hint]
-
-
-def placeholder(hint: Any) -> str:
-    """Name a type as argparse does: NUMBER, INTEGER|null, {lora,full}, TEXT,... for a list."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, UnionType):
-        return "|".join("null" if part is type(None) else placeholder(part) for part in arguments)
-    if origin is Literal:
-        return f"{{{','.join(map(str, arguments))}}}"
-    if origin is tuple:
-        return "YAML" if dataclasses.is_dataclass(arguments[0]) else f"{placeholder(arguments[0])},..."
-    return KINDS[hint].upper()
+        return f"{type_name(arguments[0], short)},..." if short else f"list of {type_name(arguments[0])}"
+    return KINDS[hint].upper() if short else KINDS[hint]
 
 
 @dataclass(frozen=True)
@@ -156,7 +151,7 @@ def build_parser(signature: Signature, here: object | None = None) -> argparse.A
     published, own = ({name: value for name, value, _ in schema.flatten(x)} for x in (section, here or section))
     for name, field, _ in schema.list_fields(section):
         switch = {"action": argparse.BooleanOptionalAction}
-        form = switch if field.type is bool else {"metavar": placeholder(field.type)}
+        form = switch if field.type is bool else {"metavar": type_name(field.type, short=True)}
         group.add_argument(f"--{name.replace('_', '-')}", dest=f"{SETTING}{name}", default=None, **form,
                            help=_describe_setting(field, published[name], own[name]).replace("%", "%%"))
     return parser

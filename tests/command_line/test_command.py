@@ -19,7 +19,7 @@ import pytest
 from stages.artifacts import artifact, lineage
 from stages.artifacts.manifest import read_record
 from stages.command_line import command, failures
-from stages.command_line.option_parser import placeholder, read_signature, settings_for_help
+from stages.command_line.option_parser import read_signature, settings_for_help, type_name
 from stages.recipe import schema
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.sections.models import Merge
@@ -196,7 +196,7 @@ def test_help_lists_every_setting_with_its_meaning(name):
     stage = read_signature(ROOT / f"stages/{name}.py")
     text = "".join(command.build_parser(stage).format_help().split())  # lines may break at any hyphen
     for flag, field, _ in schema.list_fields(getattr(Recipe(), stage.section)):
-        words, kind = flag.replace("_", "-"), placeholder(field.type)
+        words, kind = flag.replace("_", "-"), type_name(field.type, short=True)
         assert (f"--{words},--no-{words}" if field.type is bool else f"--{words}{kind}") in text, flag
         assert "".join(field.metadata["doc"].split()) in text, flag
     for flag, within in list_ranges(getattr(Recipe(), stage.section)).items():
