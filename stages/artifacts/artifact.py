@@ -121,9 +121,19 @@ def recover_manifest(folder: Path) -> bool:
 def is_whole(folder: Path) -> bool:
     """Check that the copy of the manifest and all files that it lists are there, with their sizes."""
     files = (read_json_object(folder / MANIFEST_COPY) or {}).get("files")
-    return isinstance(files, dict) and all(
-        (folder / name).is_file() and entry.get("bytes") == (folder / name).stat().st_size
-        for name, entry in files.items())
+    return isinstance(files, dict) and not find_damaged_files(folder, files)
+
+
+def find_damaged_files(folder: Path, files: dict) -> list[str]:
+    """List files of a manifest that are missing or of another size (their SHA-256 is not computed)."""
+    problems = []
+    for name, entry in files.items():
+        path, size_bytes = folder / name, entry.get("bytes") if isinstance(entry, dict) else None
+        if not path.is_file():
+            problems.append(f"{name} is gone")
+        elif path.stat().st_size != size_bytes:
+            problems.append(f"{name} has {path.stat().st_size} bytes, {MANIFEST} says {size_bytes}")
+    return problems
 
 
 def is_complete(out: Path, request: dict) -> bool:

@@ -18,7 +18,7 @@ from stages.recipe.recipe import Recipe, read_mapping
 from stages.recipe.schema import SettingsError, complete_settings, list_without_effect, result_settings
 from stages.recipe.variants import FOLDER, overrides_of_folder
 from stages.render.units import format_bytes
-from stages.runtime.files import list_files
+from stages.runtime.files import list_files, used_bytes
 
 RECIPE = "recipe.yaml"
 SEED_FOLDER = re.compile(r"seed-\d+")  # of the run of one of several seeds
@@ -133,7 +133,7 @@ def _compare(path: Path, sha256: str | None, artifact: Path) -> str:
         return "gone"
     try:
         if not is_artifact(path):
-            size_bytes = sum(file.stat().st_size for file in list_files(path))
+            size_bytes = used_bytes(path)
             if size_bytes > MAX_HASHED_BYTES and newest_time_ns(path) <= _time_made_ns(artifact):
                 return f"not checked ({format_bytes(size_bytes)}, not newer)"
         return "same" if digest(path) == sha256 else "changed"

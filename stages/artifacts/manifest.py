@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.artifacts.artifact import MANIFEST, OLD, PARTIAL, REQUEST, TRACEBACK, ArtifactError
+from stages.artifacts.artifact import MANIFEST, OLD, PARTIAL, REQUEST, TRACEBACK, ArtifactError, find_damaged_files
 from stages.runtime.files import hash_files, read_json_object, write_json
 
 VERIFIED = "verified.json"  # in the run's logs/
@@ -57,18 +57,6 @@ def read_record(folder: Path) -> Record:
     if "stage" not in manifest and not problems:
         problems.append("it names no stage: was it made by this project?")
     return Record(folder, state, manifest, [*problems, *_last_error(folder)])
-
-
-def find_damaged_files(record: Record) -> list[str]:
-    """List files of the manifest that are missing or of another size (their SHA-256 is not computed)."""
-    problems = []
-    for name, entry in record.manifest.get("files", {}).items():
-        path, size_bytes = record.folder / name, entry.get("bytes") if isinstance(entry, dict) else None
-        if not path.is_file():
-            problems.append(f"{name} is gone")
-        elif path.stat().st_size != size_bytes:
-            problems.append(f"{name} has {path.stat().st_size} bytes, {MANIFEST} says {size_bytes}")
-    return problems
 
 
 def list_input_sources(inputs: dict) -> dict[str, dict]:
@@ -159,7 +147,7 @@ def _list_problems(record: Record, verified: dict) -> list[str]:
     files = record.manifest.get("files")
     if not isinstance(files, dict):
         return record.problems or [f"{MANIFEST} lists no files"]
-    return [*find_damaged_files(record), *_find_changed(record.folder, files, verified)]
+    return [*find_damaged_files(record.folder, files), *_find_changed(record.folder, files, verified)]
 
 
 def _find_changed(folder: Path, files: dict[str, dict], verified: dict) -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.artifacts.artifact import find_damaged_files
 from stages.artifacts.lineage import diff_from_defaults, find_stale_reasons, trace_ancestry
-from stages.artifacts.manifest import find_damaged_files, read_record
+from stages.artifacts.manifest import read_record
 from stages.artifacts.run_facts import last_write_time
 from stages.model_files.safetensors_header import read_header
 from stages.render.terminal import truncate_value
@@ -30,7 +31,7 @@ HEAD_ROWS = 2
 def describe_artifact(folder: Path) -> dict[str, Any]:
     """Collect everything there is to say about an artifact, finished or not; ArtifactError if it is not one."""
     record = read_record(folder)
-    problems = [*record.problems, *find_damaged_files(record)]
+    problems = [*record.problems, *find_damaged_files(folder, record.manifest.get("files", {}))]
     manifest = {key: value for key, value in record.manifest.items() if key != "files"}
     return {"artifact": str(folder), "state": record.state, "stale": find_stale_reasons(record), "problems": problems,
             "last_written": last_write_time(folder), "manifest": manifest, "settings": diff_from_defaults(record),
