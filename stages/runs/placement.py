@@ -10,7 +10,7 @@ torchrun once on each.
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stages.recipe.ranges import SEED
@@ -90,16 +90,6 @@ def parse_seeds(config: dict) -> list[int]:
     if "seed" in config:
         raise SettingsError("--config: give seed=N for one run, or seeds=[...] for several, not both")
     return sorted(seeds)  # the order changes nothing
-
-
-def recipe_of_seed(recipe: Recipe, seeded: Recipe, seed: int) -> Recipe:
-    """Return the recipe of one seed: the questions and the names are those of the run.
-
-    Args:
-        recipe: of the run.
-        seeded: the same with the seed in every section.
-    """
-    return replace(seeded, name=f"{recipe.name}-seed-{seed}", dump=recipe.dump, posts=recipe.posts)
 
 
 @dataclass(frozen=True)

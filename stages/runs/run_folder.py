@@ -31,7 +31,7 @@ from stages.recipe.recipe import (
 )
 from stages.recipe.schema import SettingsError, flatten, suggest, to_dict
 from stages.runs.dump_paths import check_are_dumps, dump_label, list_sources, normalize_sources, resolve_prompts
-from stages.runs.placement import SEEDS, SeededRuns, parse_seeds, recipe_of_seed
+from stages.runs.placement import SEEDS, SeededRuns, parse_seeds
 from stages.runtime.files import write_text
 
 RESULTS = Path("results")
@@ -98,7 +98,7 @@ def resolve_recipe(config: dict, config_files: Sequence[Path] = (), runs_here: b
     return recipe
 
 
-def _choose_default_recipe(dump: str | Sequence[str] | None, model: str | None = None) -> str:
+def _choose_default_recipe(dump: str | Sequence[str] | None, model: str | None) -> str:
     """Return the recipe of a run that names none. The settings of the bundled site suit no other dump.
 
     Args:
@@ -129,17 +129,18 @@ def introduce_default_recipe(config: dict, config_files: Sequence[Path], recipe:
         return ""
     fetch = [FETCH] if is_scratch and _named_model(config) is None else []
     words = f"No recipe is named: {path} is taken, for small real sites, with the base {recipe.base.model}."
-    first, *rest = [*fetch, words, *(SCRATCH_BASE if is_scratch else PRETRAINED_BASE)]
-    return "\n  ".join([first, *rest])
+    return "\n  ".join([*fetch, words, *(SCRATCH_BASE if is_scratch else PRETRAINED_BASE)])
 
 
 def resolve_seeds(recipe: Recipe, config: dict, config_files: Sequence[Path] = (), runs_here: bool = True,
                   plans: bool = False) -> SeededRuns:
     """Build the recipe of each seed of --config, beneath the folder of the run; arguments as of resolve_recipe."""
-    numbers = parse_seeds(config)
-    return SeededRuns(f"{RESULTS}/{recipe.name}", {
-        seed: recipe_of_seed(recipe, resolve_recipe(config | {"seed": seed, "name": recipe.name}, config_files,
-                                                          runs_here, plans), seed) for seed in numbers})
+    recipes = {}
+    for seed in parse_seeds(config):
+        seeded = resolve_recipe(config | {"seed": seed, "name": recipe.name}, config_files, runs_here, plans)
+        # The questions are those of the run.
+        recipes[seed] = replace(seeded, name=f"{recipe.name}-seed-{seed}", dump=recipe.dump, posts=recipe.posts)
+    return SeededRuns(f"{RESULTS}/{recipe.name}", recipes)
 
 
 def suggest_setting(key: str, value: object) -> str:
