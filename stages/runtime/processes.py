@@ -273,9 +273,7 @@ def _describe_end(rank: int, status: int, count: int, log: Path) -> str:
 def stage_threads() -> int:
     """Return the threads that the stage may use: Snakemake sets the variable to those of the rule."""
     given = re.match(r"\d+", os.environ.get("OMP_NUM_THREADS", ""))  # OpenMP also takes a list, by level: 4,2
-    if given:
-        return int(given[0])
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(given[0]) if given else len(os.sched_getaffinity(0))
 
 
 def _see_one_gpu(local_rank: int) -> None:
