@@ -9,8 +9,8 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import LlamaConfig, modeling_llama
 
-from stages.modeling.cpu_kernels import bindings, build, layers
-from stages.modeling.cpu_kernels.equivalence import subclass
+from stages.modeling.cpu_kernels import build, layers
+from stages.modeling.cpu_kernels.layers import subclass
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
 from tests.helpers.architectures import FAMILIES, save
@@ -38,7 +38,7 @@ def rotary():
 def called(monkeypatch):
     """Names of the kernels that layers call, in order."""
     names = []
-    monkeypatch.setattr(layers, "call", lambda name, *rest: (names.append(name), bindings.call(name, *rest)))
+    monkeypatch.setattr(layers, "call", lambda name, *rest: (names.append(name), build.call(name, *rest)))
     return names
 
 

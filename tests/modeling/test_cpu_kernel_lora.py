@@ -8,7 +8,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 
 from stages.modeling import lora
-from stages.modeling.cpu_kernels import bindings, build
+from stages.modeling.cpu_kernels import build
 from stages.modeling.cpu_kernels import linear as kernel_lora
 from stages.modeling.load import load_causal
 from stages.modeling.packed.forward import packed_hidden_states
@@ -98,7 +98,7 @@ def test_the_backward_pass_has_the_forwards_mask(adapted):
 
 def drop(x, seed, probability=1 - KEEP_SHARE, added_to=None):
     out = torch.empty_like(x) if added_to is None else added_to
-    bindings.call("dropout", x, x, out, x.numel(), seed, probability, int(added_to is not None))
+    build.call("dropout", x, x, out, x.numel(), seed, probability, int(added_to is not None))
     return out
 
 

@@ -8,8 +8,7 @@ from ctypes import Structure, addressof, c_float, c_int64, c_void_p
 
 import torch
 
-from stages.modeling.cpu_kernels.bindings import call, views
-from stages.modeling.cpu_kernels.build import load_library
+from stages.modeling.cpu_kernels.build import call, load_library, views
 
 NO_WINDOW = 1 << 40
 

@@ -19,9 +19,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from stages.modeling.cpu_kernels.bindings import apply, call
-from stages.modeling.cpu_kernels.build import load_library, supports
-from stages.modeling.cpu_kernels.equivalence import subclass
+from stages.modeling.cpu_kernels.build import apply, call, load_library, supports
+from stages.modeling.cpu_kernels.layers import subclass
 
 MAX_ROWS = 64  # more rows are as fast by torch
 MULTIPLE = 16  # outputs of a vector

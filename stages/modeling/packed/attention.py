@@ -18,8 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from stages.modeling.cpu_kernels import attention as kernels
-from stages.modeling.cpu_kernels.bindings import apply
-from stages.modeling.cpu_kernels.build import supports
+from stages.modeling.cpu_kernels.build import apply, supports
 from stages.modeling.packed import varlen
 from stages.modeling.packed.sequences import PackedBatch
 

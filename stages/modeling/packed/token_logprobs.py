@@ -10,8 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stages.distributed import group, sharding
 from stages.distributed.units import own_units
-from stages.modeling.cpu_kernels.bindings import call
-from stages.modeling.cpu_kernels.build import supports
+from stages.modeling.cpu_kernels.build import call, supports
 from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import FORWARD_TOKENS, chunk_by_length, packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import round_up_tokens
