@@ -86,7 +86,7 @@ def test_rows_lie_end_to_end_and_keep_their_places():
         assert batch.input_ids[0, start : start + len(row)].tolist() == row
         assert batch.position_ids[0, start : start + len(row)].tolist() == list(range(len(row)))
     assert batch.num_tokens == sum(LENGTHS) and batch.input_ids[0, batch.num_tokens :].eq(0).all()
-    assert sum(bucket.num_tokens for bucket in batch.buckets) == batch.num_tokens
+    assert sum(bucket.mask.sum() for bucket in batch.buckets) == batch.num_tokens
 
 
 def test_response_tokens_point_at_the_token_before():

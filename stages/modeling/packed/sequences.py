@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from stages.modeling.packed.varlen import VarlenIndex, index_rows
@@ -24,45 +25,60 @@ BUCKET_SCORES = {"cpu": 1 << 15, "cuda": 1 << 62}
 class LengthBucket:
     """Rows of similar length, to be padded to one length for attention.
 
-    Its `num_tokens` tokens begin at `start` in the batch. gather_index [num_rows * num_columns]: the token in each
-    column of each row, and an arbitrary one beyond the row's end. unpad_index [num_tokens]: the inverse. mask
-    [num_rows, 1, num_columns, 1]: 1.0 within a row, 0.0 beyond its end.
+    A token that several rows share is a key in all of them, and a query in the first one. gather_index [num_rows *
+    num_columns]: the token in each column of each row, and an arbitrary one beyond the row's end. query_positions [Q]:
+    positions in the batch of the tokens that are queries here, and query_index [Q], where these are in the padded rows.
+    key_positions, key_index: those of all tokens of all rows, with repetition; None if no token is shared. mask
+    [num_rows, 1, num_columns, 1]: 1.0 at queries, else 0.0. Consecutive positions are a slice, which copies nothing.
     """
 
-    start: int
-    num_tokens: int
     num_rows: int
     num_columns: int
-    gather_index: torch.Tensor
-    unpad_index: torch.Tensor
+    gather_index: torch.Tensor | slice
+    query_positions: torch.Tensor | slice
+    query_index: torch.Tensor | slice
+    key_positions: torch.Tensor | None
+    key_index: torch.Tensor | None
     mask: torch.Tensor
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:
         """Pad [N, H, W] to [num_rows * H, num_columns, W]."""
-        if self.num_rows == 1:
-            return values[self.start : self.start + self.num_columns].transpose(0, 1).contiguous()
-        return self.gather(values)
+        padded = _select(values, self.gather_index).unflatten(0, (self.num_rows, self.num_columns))
+        padded = padded.transpose(1, 2).flatten(0, 1)
+        return padded.contiguous() if isinstance(self.gather_index, slice) else padded
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Pad like `pad`, for rows whose tokens are not contiguous in the batch."""
-        padded = values.index_select(0, self.gather_index).view(self.num_rows, self.num_columns, *values.shape[1:])
-        return padded.transpose(1, 2).flatten(0, 1)
+    def write(self, values: torch.Tensor, padded: torch.Tensor) -> None:
+        """Write the results of the bucket's queries, padded, into `values` [N, H, W]."""
+        values[self.query_positions] = _select(self._flatten_columns(padded), self.query_index)
 
-    def unpad(self, padded: torch.Tensor) -> torch.Tensor:
-        """Concatenate the rows of [num_rows * H, num_columns, W] to [num_tokens, H, W]."""
-        if self.num_rows == 1:
-            return padded.transpose(0, 1)[: self.num_tokens]
-        return self.flatten_columns(padded).index_select(0, self.unpad_index)
+    def add_gradients(self, values: torch.Tensor, padded: torch.Tensor) -> None:
+        """Write each token's gradient into `values` [N, H, W]; add it, of a token that several rows may share."""
+        if self.key_positions is None:
+            self.write(values, padded)
+        else:
+            values.index_add_(0, self.key_positions, self._flatten_columns(padded).index_select(0, self.key_index))
 
-    def flatten_columns(self, padded: torch.Tensor) -> torch.Tensor:
+    def _flatten_columns(self, padded: torch.Tensor) -> torch.Tensor:
         """Rearrange [num_rows * H, num_columns, W] to [num_rows * num_columns, H, W]."""
         return padded.unflatten(0, (self.num_rows, -1)).transpose(1, 2).flatten(0, 1)
 
-    def write(self, values: torch.Tensor, padded: torch.Tensor) -> None:
-        """Write the bucket's padded results into `values` [N, H, W]."""
-        values[self.start : self.start + self.num_tokens] = self.unpad(padded)
 
-    add_gradients = write  # a token is in one row only: there is nothing to sum
+def _select(values: torch.Tensor, index: torch.Tensor | slice) -> torch.Tensor:
+    return values[index] if isinstance(index, slice) else values.index_select(0, index)
+
+
+class RowSpans(NamedTuple):
+    """A row as spans of the packed batch: a prefix, which other rows may share, and the rest; first positions."""
+
+    prefix: int
+    prefix_tokens: int
+    rest: int
+    rest_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of the row's tokens."""
+        return self.prefix_tokens + self.rest_tokens
 
 
 class RowIndex(NamedTuple):
@@ -124,29 +140,52 @@ def distinct_rows(rows: list[list[int]]) -> tuple[list[list[int]], list[int]]:
 
 def pack(rows: list[list[int]], device: torch.device | None = None) -> PackedBatch:
     """Concatenate rows of token ids, none of them empty, into one batch."""
-    device = torch.device("cpu") if device is None else device
-    order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-    lengths = [len(rows[row]) for row in order]
-    firsts = [0, *accumulate(lengths)]
-    num_tokens = firsts.pop()
-    size = round_up_tokens(firsts[-1] + round_up_columns(lengths[-1]))  # room for the last row's columns
+    token_ids, position_ids, spans = [], [], {}
+    for row in sorted(range(len(rows)), key=lambda row: len(rows[row])):
+        spans[row] = RowSpans(len(token_ids), 0, len(token_ids), len(rows[row]))
+        token_ids += rows[row]
+        position_ids += range(len(rows[row]))
+    longest = max(map(len, rows))
+    size = round_up_tokens(len(token_ids) - longest + round_up_columns(longest))  # room for the last row's columns
+    return build_batch(token_ids, position_ids, [spans[row] for row in range(len(rows))], size,
+                       torch.device("cpu") if device is None else device, shares_prefixes=False)
 
+
+def build_batch(token_ids: list[int], position_ids: list[int], rows: list[RowSpans], size: int, device: torch.device,
+                shares_prefixes: bool) -> PackedBatch:
+    """Build a batch of `size` tokens, with filler; rows: in the caller's order."""
     def fill(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values + [0] * (size - num_tokens)).to(device)[None]
+        return torch.tensor(values + [0] * (size - len(values))).to(device)[None]
 
-    starts = torch.empty(len(rows), dtype=torch.long)
-    starts[torch.tensor(order)] = torch.tensor(firsts)
-    spans = split_by_length(lengths, BUCKET_SCORES[device.type])
-    no_shared_tokens = torch.zeros(len(rows), dtype=torch.long)
+    in_order = sorted(rows, key=lambda row: row.rest)
+    by_length = sorted(in_order, key=lambda row: row.tokens)
+    repeated = _count_repeated(by_length)
     return PackedBatch(
-        input_ids=fill([token for row in order for token in rows[row]]),
-        position_ids=fill([position for length in lengths for position in range(length)]),
-        num_tokens=num_tokens,
-        starts=starts.to(device),
-        lengths=torch.tensor([len(row) for row in rows], device=device),
-        buckets=[_bucket(firsts[span], lengths[span], device) for span in spans],
-        row_index=RowIndex(torch.arange(num_tokens), torch.tensor([*firsts, num_tokens]), no_shared_tokens),
+        input_ids=fill(token_ids),
+        position_ids=fill(position_ids),
+        num_tokens=len(token_ids),
+        starts=torch.tensor([row.prefix for row in rows], device=device),
+        lengths=torch.tensor([row.tokens for row in rows], device=device),
+        buckets=[_bucket(by_length[span], repeated[span], device, shares_prefixes)
+                 for span in split_by_length([row.tokens for row in by_length], BUCKET_SCORES[device.type])],
+        row_index=_row_index(in_order),
+        shares_prefixes=shares_prefixes,
     )
+
+
+def _count_repeated(rows: list[RowSpans]) -> list[int]:
+    """Return how many of each row's first tokens are queries in an earlier one of these rows."""
+    seen, counts = set(), []
+    for row in rows:
+        counts.append(row.prefix_tokens if row.prefix in seen else 0)
+        seen.add(row.prefix)
+    return counts
+
+
+def _row_index(rows: list[RowSpans]) -> RowIndex:
+    tokens = np.concatenate([np.arange(first, first + count) for row in rows for first, count in (row[:2], row[2:])])
+    starts = [0, *accumulate(row.tokens for row in rows)]
+    return RowIndex(torch.from_numpy(tokens), torch.tensor(starts), torch.tensor(_count_repeated(rows)))
 
 
 def split_by_length(lengths: list[int], max_scores: int) -> list[slice]:
@@ -159,17 +198,30 @@ def split_by_length(lengths: list[int], max_scores: int) -> list[slice]:
     return [*spans, slice(first, len(lengths))]
 
 
-def _bucket(firsts: list[int], lengths: list[int], device: torch.device) -> LengthBucket:
-    column = torch.arange(round_up_columns(lengths[-1]))
-    inside = column < torch.tensor(lengths)[:, None]
+def _bucket(rows: list[RowSpans], repeated: list[int], device: torch.device, shares_prefixes: bool) -> LengthBucket:
+    """Build one bucket; repeated: how many of each row's first tokens are queries in an earlier row."""
+    column = np.arange(round_up_columns(rows[-1].tokens))
+    prefix, prefix_tokens, rest, rest_tokens = np.array(rows).T[..., None]
+    is_key = column < prefix_tokens + rest_tokens
+    is_query = is_key & (column >= np.array(repeated)[:, None])
+    positions = np.where(column < prefix_tokens, prefix + column, rest + column - prefix_tokens)
+    positions = np.where(is_key, positions, 0).reshape(-1)
+    queries, keys = np.flatnonzero(is_query), np.flatnonzero(is_key)
+    first, count = rows[0].rest, len(queries)
+    is_one_span = not shares_prefixes and len(rows) == 1
+
+    def index(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(device)
+
     return LengthBucket(
-        start=firsts[0],
-        num_tokens=sum(lengths),
-        num_rows=len(lengths),
+        num_rows=len(rows),
         num_columns=len(column),
-        gather_index=torch.where(inside, torch.tensor(firsts)[:, None] + column, firsts[0]).flatten().to(device),
-        unpad_index=inside.flatten().nonzero().squeeze(-1).to(device),
-        mask=inside[:, None, :, None].float().to(device),
+        gather_index=slice(first, first + len(column)) if is_one_span else index(positions),
+        query_positions=index(positions[queries]) if shares_prefixes else slice(first, first + count),
+        query_index=slice(count) if is_one_span else index(queries),
+        key_positions=index(positions[keys]) if shares_prefixes else None,
+        key_index=index(keys) if shares_prefixes else None,
+        mask=index(is_query[:, None, :, None].astype(np.float32)),
     )
 
 
